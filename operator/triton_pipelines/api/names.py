@@ -1,0 +1,105 @@
+"""Every object name, label, annotation, path, port and environment name of the product, in one place.
+
+Labels follow ``app.kubernetes.io/*`` plus our own group. Nothing else in the code base spells these strings.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+GROUP: Final = "tritonpipelines.io"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+KIND: Final = "InferencePipeline"
+PLURAL: Final = "inferencepipelines"
+SINGULAR: Final = "inferencepipeline"
+SHORT_NAME: Final = "ipl"
+CATEGORY: Final = "inference"
+APP: Final = "triton-pipelines"
+
+# --- labels and annotations ------------------------------------------------------------------------------------------
+LABEL_NAME: Final = "app.kubernetes.io/name"
+LABEL_INSTANCE: Final = "app.kubernetes.io/instance"
+LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+LABEL_COMPONENT: Final = "app.kubernetes.io/component"
+LABEL_PIPELINE: Final = f"{GROUP}/pipeline"
+LABEL_REVISION: Final = f"{GROUP}/revision"
+MANAGED_BY: Final = APP
+COMPONENT_SERVER: Final = "server"
+MANAGED_SELECTOR: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
+ANNOTATION_PAUSED: Final = f"{GROUP}/paused"
+
+# --- field managers (one per concern) --------------------------------------------------------------------------------
+MANAGER_CHILDREN: Final = "triton-pipelines"
+MANAGER_STATUS: Final = "triton-pipelines-status"
+
+# --- ports of a Triton pod -------------------------------------------------------------------------------------------
+PORT_HTTP: Final = 8000
+PORT_GRPC: Final = 8001
+PORT_METRICS: Final = 8002
+
+# --- containers, volumes and paths of a Triton pod ---------------------------------------------------------------------
+CONTAINER_SERVER: Final = "triton"
+CONTAINER_LOADER: Final = "load"
+VOLUME_DATA: Final = "tritonpipe"
+VOLUME_REVISION: Final = "revision"
+VOLUME_LIVE: Final = "live"
+VOLUME_SHM: Final = "dshm"
+VOLUME_TMP: Final = "tmp"
+PATH_ROOT: Final = "/tritonpipe"
+PATH_MODELS: Final = f"{PATH_ROOT}/models"
+PATH_SITE: Final = f"{PATH_ROOT}/site"
+PATH_CONFIG: Final = "/etc/tritonpipe"
+PATH_REVISION: Final = f"{PATH_CONFIG}/revision"
+PATH_LIVE: Final = f"{PATH_CONFIG}/live"
+PATH_CREDENTIALS: Final = f"{PATH_CONFIG}/credentials"
+PATH_CA: Final = f"{PATH_CONFIG}/ca"
+PATH_CONFIGMAPS: Final = f"{PATH_CONFIG}/configmaps"
+PATH_CLAIMS: Final = f"{PATH_CONFIG}/claims"
+
+# --- environment -----------------------------------------------------------------------------------------------------
+ENV_SITE: Final = "TRITONPIPE_SITE"
+ENV_SOURCE_MAP: Final = "TRITONPIPE_SOURCE_MAP"
+ENV_CONTROL_KEY: Final = "TRITONPIPE_CONTROL_KEY"
+
+# --- ConfigMap and Secret keys -----------------------------------------------------------------------------------------
+KEY_PLAN: Final = "plan.json"
+KEY_TEMPLATE: Final = "deployment.json"
+KEY_COUNTS: Final = "counts.json"
+KEY_RESOLVED: Final = "resolved.json"
+KEY_MEMORY: Final = "memory.json"
+KEY_CONTROL: Final = "admin-key"
+
+# Header (HTTP) that carries the control key; over gRPC Triton wants it with the prefix below (measured, Triton 24.10).
+CONTROL_HEADER: Final = "admin-key"
+CONTROL_GRPC_METADATA: Final = f"triton-grpc-protocol-{CONTROL_HEADER}"
+# API groups of Triton closed by the key; model-config and statistics stay open, clients and perf_analyzer read them first.
+CONTROL_GROUPS: Final = "model-repository,shared-memory,trace,logging"
+
+RUNTIME_PARAMETER_PREFIX: Final = "tritonpipe."
+
+
+def revision_name(pipeline: str, revision: str) -> str:
+    """Name of a pipeline revision's ConfigMap and Secret (at most 40 + 1 + 10 characters)."""
+    return f"{pipeline}-{revision}"
+
+
+def live_name(pipeline: str) -> str:
+    """Name of the ConfigMap that outlives pods and revisions: desired counts, resolved sources, the controller's memory."""
+    return f"{pipeline}-live"
+
+
+def selector(pipeline: str) -> dict[str, str]:
+    """The immutable label selector of a pipeline's pods."""
+    return {LABEL_PIPELINE: pipeline, LABEL_COMPONENT: COMPONENT_SERVER}
+
+
+def labels(pipeline: str) -> dict[str, str]:
+    """Labels of every child object of a pipeline."""
+    return {
+        LABEL_NAME: APP,
+        LABEL_INSTANCE: pipeline,
+        LABEL_MANAGED_BY: MANAGED_BY,
+        LABEL_COMPONENT: COMPONENT_SERVER,
+        LABEL_PIPELINE: pipeline,
+    }
