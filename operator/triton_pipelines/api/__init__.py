@@ -1,0 +1,7 @@
+"""The resource ``InferencePipeline``: models, rules, names, conditions. Lowest layer; does no I/O."""
+
+from .base import Finding, Severity, Switch
+from .parse import parse
+from .v1alpha1 import InferencePipeline, Spec
+
+__all__ = ["Finding", "InferencePipeline", "Severity", "Spec", "Switch", "parse"]

@@ -183,21 +183,19 @@ class ResolvedSources(RootModel[dict[str, dict[str, ResolvedSource]]]):
 
 
 class Reason(StrEnum):
-    """Why a load failed, or what it noticed (the last two never fail a load)."""
+    """Why a load failed, or what it noticed (:data:`INFORMATIVE` ones never fail a load)."""
 
     SOURCE_UNAVAILABLE = "SourceUnavailable"
     SOURCE_CHANGED = "SourceChanged"
     CHECKSUM_MISMATCH = "ChecksumMismatch"
     MODEL_MISMATCH = "ModelMismatch"
     INVALID_TOKENIZER = "InvalidTokenizer"
-    INVALID_SOURCE = "InvalidSource"
     NO_SPACE = "NoSpace"
     INTERNAL_ERROR = "InternalError"
     TOKENIZER_SETTINGS_IGNORED = "TokenizerSettingsIgnored"
-    TOKENIZER_CONVERTED = "TokenizerConverted"
 
 
-INFORMATIVE: Final = frozenset({Reason.TOKENIZER_SETTINGS_IGNORED, Reason.TOKENIZER_CONVERTED})
+INFORMATIVE: Final = frozenset({Reason.TOKENIZER_SETTINGS_IGNORED})
 """Reasons that inform and do not fail a load."""
 
 

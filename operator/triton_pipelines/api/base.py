@@ -1,0 +1,95 @@
+"""What every model of the resource shares: strictness, cross-field rules said twice (CEL and Python), findings.
+
+A rule is written once with both of its forms, so the API server (CEL in the CRD) and the command line (Python) judge alike;
+a corpus of good and bad resources in the tests holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+
+class Severity(StrEnum):
+    """How much a finding weighs: errors stop a revision, warnings only teach."""
+
+    ERROR = "Error"
+    WARNING = "Warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing wrong or doubtful in a resource: where (a path such as ``spec.tokenizer.buckets``), and what to write instead."""
+
+    path: str
+    message: str
+    severity: Severity = Severity.ERROR
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A cross-field rule of one model.
+
+    ``cel`` goes into the CRD as ``x-kubernetes-validations`` of that object; ``holds`` is the same rule over the parsed model;
+    ``field`` names the field (camelCase) that the message is about, if one.
+    """
+
+    cel: str
+    message: str
+    holds: Callable[[Any], bool]
+    field: str | None = None
+
+
+class ApiModel(BaseModel):
+    """Base of all models: camelCase on the wire, unknown fields refused, immutable once parsed."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, use_enum_values=False)
+
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+    def broken_rules(self, path: str) -> Iterator[Finding]:
+        """All broken rules of this model and of those below it, with their paths."""
+        for rule in self.rules:
+            if not rule.holds(self):
+                yield Finding(f"{path}.{rule.field}" if rule.field else path, rule.message)
+        for name, info in type(self).model_fields.items():
+            value, key = getattr(self, name), info.alias or name
+            if isinstance(value, ApiModel):
+                yield from value.broken_rules(f"{path}.{key}")
+            elif isinstance(value, tuple):
+                for index, item in enumerate(value):
+                    if isinstance(item, ApiModel):
+                        yield from item.broken_rules(f"{path}.{key}[{index}]")
+
+
+class Switch(StrEnum):
+    """A choice with two sides, never a boolean: a third side can be added without a new field."""
+
+    ENABLED = "Enabled"
+    DISABLED = "Disabled"
+
+
+# Names of models: any that is one folder name to Triton ("must not contain path traversal characters") and needs no quoting in a URL.
+TRITON_NAME_PATTERN = r"^[A-Za-z0-9_+=@~-]+(\.[A-Za-z0-9_+=@~-]+)*$"
+TritonName = Annotated[str, Field(min_length=1, max_length=128, pattern=TRITON_NAME_PATTERN)]
+# Names of tensors: any that Triton takes (854, input.1, a/b:0); only control characters are out.
+TensorName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
+# STEP.OUTPUT or pipeline.INPUT, split at the first dot.
+TensorReference = Annotated[str, Field(min_length=3, max_length=320, pattern=r"^[a-z][a-z0-9-]*\.[^\x00-\x1f\x7f]+$")]
+Dimension = Annotated[int, Field(ge=-1, le=2**31 - 1)]
+Text = Annotated[str, Field(max_length=1024)]
+ShortText = Annotated[str, Field(max_length=253)]
+# The pattern of Kubernetes' own Quantity (apimachinery), without exponents.
+QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]{1,9})?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"
+Quantity = Annotated[str, Field(max_length=32, pattern=QUANTITY_PATTERN)]
+LabelKey = Annotated[str, Field(max_length=317)]
+# A part of the Kubernetes API passed on as written; the API server judges it when the child object is applied.
+Passthrough = dict[str, Any]

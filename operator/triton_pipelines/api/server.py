@@ -1,0 +1,153 @@
+"""How and where Triton runs: image, GPUs, placement, network, rollout."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from .base import ApiModel, LabelKey, Passthrough, Quantity, Rule, ShortText, Switch, Text
+
+PRESERVE = {"x-kubernetes-preserve-unknown-fields": True}
+ATOMIC = {"x-kubernetes-list-type": "atomic"}
+
+
+class ImagePullPolicy(StrEnum):
+    """Kubernetes' image pull policies."""
+
+    ALWAYS = "Always"
+    IF_NOT_PRESENT = "IfNotPresent"
+    NEVER = "Never"
+
+
+class LocalReference(ApiModel):
+    """An object of the pipeline's namespace, by name."""
+
+    name: Annotated[ShortText, Field(description="Name of the object.")]
+
+
+class EnvVar(ApiModel):
+    """An environment variable of the Triton container."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", description="Name of the variable.")]
+    value: Annotated[Text | None, Field(description="Its value.")] = None
+    value_from: Annotated[Passthrough | None, Field(description="A reference as in a Pod: secretKeyRef, configMapKeyRef, fieldRef or resourceFieldRef.", json_schema_extra=PRESERVE)] = None
+
+
+class Gpu(ApiModel):
+    """GPUs of one pod."""
+
+    count: Annotated[int, Field(ge=0, le=64, description="GPUs per pod; 0: CPU only.")] = 1
+    resource_name: Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$", description="Extended resource that is asked for, such as a MIG slice.")] = "nvidia.com/gpu"
+    products: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=63)], ...], Field(max_length=32, description="GPU models that will do: values of the node label nvidia.com/gpu.product.", json_schema_extra={"x-kubernetes-list-type": "set"})] = ()
+
+
+class ResourceList(ApiModel):
+    """Compute resources of the Triton container; GPUs come from server.gpu."""
+
+    cpu: Annotated[Quantity | None, Field(description="CPU.")] = None
+    memory: Annotated[Quantity | None, Field(description="Memory; the shared memory counts into the limit.")] = None
+
+
+class Resources(ApiModel):
+    """Requests and limits; what is left out is computed from instances."""
+
+    requests: Annotated[ResourceList, Field(description="What the scheduler reserves.")] = ResourceList()
+    limits: Annotated[ResourceList, Field(description="What the container may use at most.")] = ResourceList()
+
+
+class ServiceType(StrEnum):
+    """Kinds of Service that make sense in front of Triton."""
+
+    CLUSTER_IP = "ClusterIP"
+    NODE_PORT = "NodePort"
+    LOAD_BALANCER = "LoadBalancer"
+
+
+class Service(ApiModel):
+    """The Service in front of the pods."""
+
+    type: Annotated[ServiceType, Field(description="Kind of Service.")] = ServiceType.CLUSTER_IP
+    annotations: Annotated[dict[LabelKey, Text], Field(max_length=64, description="Annotations of the Service, for load balancers and the like.")] = {}
+
+
+class NetworkPolicy(ApiModel):
+    """Who may reach the ports. What they may do there is the control key's business."""
+
+    mode: Annotated[Switch, Field(description="Disabled: no NetworkPolicy is made.")] = Switch.ENABLED
+    inference_from: Annotated[tuple[Passthrough, ...], Field(max_length=32, description="NetworkPolicy peers that may infer; empty: everyone.", json_schema_extra={**ATOMIC, "items-preserve": True})] = ()
+    metrics_from: Annotated[tuple[Passthrough, ...], Field(max_length=32, description="NetworkPolicy peers that may read metrics; empty: everyone.", json_schema_extra={**ATOMIC, "items-preserve": True})] = ()
+
+
+class DisruptionBudget(StrEnum):
+    """Whether a PodDisruptionBudget is made."""
+
+    AUTO = "Auto"
+    DISABLED = "Disabled"
+
+
+class Server(ApiModel):
+    """The Triton pods."""
+
+    image: Annotated[str | None, Field(min_length=1, max_length=512, pattern=r"^[^\s]+$", description="Triton image. Default: the operator's.")] = None
+    version: Annotated[str | None, Field(max_length=5, pattern=r"^[0-9]{2}\.[0-9]{2}$", description="Triton release such as 24.10. Default: read from the image's tag; needed where the tag does not say. It decides flags and features.")] = None
+    image_pull_policy: Annotated[ImagePullPolicy | None, Field(description="As in a Pod.")] = None
+    image_pull_secrets: Annotated[tuple[LocalReference, ...], Field(max_length=16, description="As in a Pod.", json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]})] = ()
+    service_account_name: Annotated[ShortText | None, Field(description="Service account of the pods (for workload identity); its token is not mounted into Triton.")] = None
+    env: Annotated[tuple[EnvVar, ...], Field(max_length=64, description="Further environment variables of Triton.", json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]})] = ()
+    args: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...], Field(max_length=64, description="Further arguments of tritonserver; one that the operator owns is refused.", json_schema_extra=ATOMIC)] = ()
+    gpu: Annotated[Gpu, Field(description="GPUs of one pod.")] = Gpu()
+    node_selector: Annotated[dict[LabelKey, Annotated[str, Field(max_length=63)]], Field(max_length=32, description="As in a Pod.")] = {}
+    tolerations: Annotated[tuple[Passthrough, ...], Field(max_length=32, description="As in a Pod; those for nvidia.com/gpu and for the GPU resource's own name are always added.", json_schema_extra={**ATOMIC, "items-preserve": True})] = ()
+    affinity: Annotated[Passthrough | None, Field(description="As in a Pod.", json_schema_extra=PRESERVE)] = None
+    topology_spread_constraints: Annotated[tuple[Passthrough, ...], Field(max_length=16, description="As in a Pod. Default: spread over nodes where possible.", json_schema_extra={**ATOMIC, "items-preserve": True})] = ()
+    runtime_class_name: Annotated[ShortText | None, Field(description="As in a Pod.")] = None
+    priority_class_name: Annotated[ShortText | None, Field(description="As in a Pod.")] = None
+    resources: Annotated[Resources, Field(description="CPU and memory of the Triton container. Default: its own need and initial (requests) or max (limits) times resourcesPerInstance.")] = Resources()
+    shared_memory: Annotated[Quantity | None, Field(description="Size of /dev/shm. Default: computed from the number of python instances.")] = None
+    service: Annotated[Service, Field(description="The Service in front of the pods.")] = Service()
+    network_policy: Annotated[NetworkPolicy, Field(description="Who may reach the ports.")] = NetworkPolicy()
+    disruption_budget: Annotated[DisruptionBudget, Field(description="Auto: none with one replica (it would block drains), else at most one pod away; unhealthy pods can always be evicted.")] = DisruptionBudget.AUTO
+
+
+class RolloutStrategy(StrEnum):
+    """How a new revision takes over."""
+
+    AUTO = "Auto"
+    SURGE = "Surge"
+    NO_SURGE = "NoSurge"
+    RECREATE = "Recreate"
+
+
+class Rollout(ApiModel):
+    """How a new revision takes over, and how long pods may take to go."""
+
+    strategy: Annotated[RolloutStrategy, Field(description="Surge starts a new pod first; NoSurge takes one old pod away first; Recreate takes all; Auto tries a surge pod and falls back to NoSurge where the scheduler finds no room.")] = RolloutStrategy.AUTO
+    progress_deadline_seconds: Annotated[int, Field(ge=10, le=86400, description="After this long without progress the rollout has failed.")] = 900
+    drain_seconds: Annotated[int, Field(ge=0, le=3600, description="Wait of a leaving pod before Triton is told to stop; then Triton's exit timeout is as long again.")] = 30
+    revision_history_limit: Annotated[int, Field(ge=1, le=20, description="Old revisions whose ConfigMaps and ReplicaSets are kept.")] = 3
+
+
+class InferenceHealth(StrEnum):
+    """Whether pods are asked with a real inference."""
+
+    AUTO = "Auto"
+    DISABLED = "Disabled"
+
+
+class Health(ApiModel):
+    """A real inference per pod, beside Triton's own readiness: a dead process keeps looking ready to Triton."""
+
+    inference: Annotated[InferenceHealth, Field(description="Auto: each ready pod is asked with an example text.")] = InferenceHealth.AUTO
+    text: Annotated[Text | None, Field(description="The example text. Default: a short sentence.")] = None
+    period_seconds: Annotated[int, Field(ge=5, le=3600, description="Time between two inferences.")] = 30
+
+    rules = (
+        Rule(
+            cel="!has(self.text) || !has(self.inference) || self.inference != 'Disabled'",
+            message="text has no effect with inference Disabled; remove one of them",
+            holds=lambda h: h.text is None or h.inference is not InferenceHealth.DISABLED,
+            field="text",
+        ),
+    )

@@ -1,0 +1,114 @@
+"""Status of the resource, as a schema; the controller writes plain dictionaries of this shape."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .base import ApiModel
+
+MAP_BY_NAME = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+ATOMIC = {"x-kubernetes-list-type": "atomic"}
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Short = Annotated[str, Field(max_length=512)]
+Long = Annotated[str, Field(max_length=4096)]
+
+
+class ConditionStatus(ApiModel):
+    """One condition."""
+
+    type: Annotated[str, Field(max_length=64, description="Ready, Available, Reconciling, Stalled or ModelsReady.")]
+    status: Annotated[Literal["True", "False", "Unknown"], Field(description="True, False or Unknown.")]
+    reason: Annotated[str, Field(max_length=128, description="One CamelCase word for the cause.")]
+    message: Annotated[Long, Field(description="What it is, in words and numbers, and what to do.")]
+    observed_generation: Annotated[int, Field(ge=0, le=2**63 - 1, description="Generation of the spec that it speaks of.", json_schema_extra={"format": "int64"})] = 0
+    last_transition_time: Annotated[str, Field(max_length=64, description="When the status value last changed.", json_schema_extra={"format": "date-time"})]
+
+
+class Endpoints(ApiModel):
+    """Where clients find the pipeline, inside the cluster."""
+
+    http: Annotated[Short, Field(description="HTTP address.")] = ""
+    grpc: Annotated[Short, Field(description="gRPC address.")] = ""
+    metrics: Annotated[Short, Field(description="Address of Triton's metrics.")] = ""
+
+
+class TensorStatus(ApiModel):
+    """A tensor of the public interface."""
+
+    name: Annotated[Short, Field(description="Name.")]
+    data_type: Annotated[Short, Field(description="Element type as clients send it (BYTES for text).")]
+    shape: Annotated[tuple[Annotated[int, Field(ge=-1, le=2**31 - 1)], ...], Field(max_length=16, description="Shape with the batch axis; -1: any length.", json_schema_extra=ATOMIC)]
+
+
+class EnsembleStatus(ApiModel):
+    """What a client needs to know."""
+
+    model_name: Annotated[Short, Field(description="Model that clients call.")] = ""
+    inputs: Annotated[tuple[TensorStatus, ...], Field(max_length=64, description="Inputs, in order.", json_schema_extra=ATOMIC)] = ()
+    outputs: Annotated[tuple[TensorStatus, ...], Field(max_length=64, description="Outputs, in order.", json_schema_extra=ATOMIC)] = ()
+
+
+class StepStatus(ApiModel):
+    """One step over all pods."""
+
+    name: Annotated[Short, Field(description="Name of the step.")]
+    model_name: Annotated[Short, Field(description="Its name in the model repository.")]
+    role: Annotated[Short, Field(description="Tokenizer, Model or Postprocess.")]
+    ready_pods: Annotated[Count, Field(description="Pods in which Triton says READY.")] = 0
+    pods: Annotated[Count, Field(description="Pods asked.")] = 0
+    reason: Annotated[Long, Field(description="Triton's own reason, where one is not ready.")] = ""
+    instances: Annotated[Count, Field(description="Instances in a pod.")] = 0
+    desired_instances: Annotated[Count, Field(description="Instances that a pod should run.")] = 0
+
+
+class TokenizerStatus(ApiModel):
+    """The tokenizer's count, for people."""
+
+    instances: Annotated[Count, Field(description="Instances in a pod.")] = 0
+    desired_instances: Annotated[Count, Field(description="Instances that a pod should run.")] = 0
+    summary: Annotated[Short, Field(description="Instances of the most that are allowed.")] = ""
+
+
+class SourceStatus(ApiModel):
+    """What a source resolved to."""
+
+    step: Annotated[Short, Field(description="Name of the step.")]
+    uri: Annotated[Annotated[str, Field(max_length=1024)], Field(description="The URI as written.")]
+    resolved_revision: Annotated[Short, Field(description="Commit, object version or ETag.")] = ""
+    sha256: Annotated[Short, Field(description="SHA-256 of the file.")] = ""
+
+
+class PaddingStatus(ApiModel):
+    """How tokens are padded."""
+
+    chosen: Annotated[Short, Field(description="The padding in force.")] = ""
+    reason: Annotated[Short, Field(description="Why it was chosen.")] = ""
+
+
+class WarningStatus(ApiModel):
+    """Something that works but is probably not meant."""
+
+    path: Annotated[Short, Field(description="The field.")]
+    message: Annotated[Long, Field(description="What is doubtful, and what to write instead.")]
+
+
+class Status(ApiModel):
+    """What is."""
+
+    observed_generation: Annotated[int, Field(ge=0, le=2**63 - 1, description="Generation of the spec that was last judged to the end.", json_schema_extra={"format": "int64"})] = 0
+    conditions: Annotated[tuple[ConditionStatus, ...], Field(max_length=16, description="Conditions.", json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]})] = ()
+    revision: Annotated[Short, Field(description="Revision that the latest spec asks for.")] = ""
+    serving_revision: Annotated[Short, Field(description="Revision that answers requests.")] = ""
+    replicas: Annotated[Count, Field(description="Pods.")] = 0
+    ready_replicas: Annotated[Count, Field(description="Pods whose ensemble is ready.")] = 0
+    updated_replicas: Annotated[Count, Field(description="Pods of the latest revision.")] = 0
+    selector: Annotated[Short, Field(description="Label selector of the pods, for the scale subresource.")] = ""
+    endpoints: Annotated[Endpoints, Field(description="Where clients find the pipeline, inside the cluster.")] = Endpoints()
+    ensemble: Annotated[EnsembleStatus, Field(description="What a client needs to know.")] = EnsembleStatus()
+    steps: Annotated[tuple[StepStatus, ...], Field(max_length=64, description="Each step over all pods.", json_schema_extra=MAP_BY_NAME)] = ()
+    tokenizer: Annotated[TokenizerStatus, Field(description="The tokenizer's count, for people.")] = TokenizerStatus()
+    sources: Annotated[tuple[SourceStatus, ...], Field(max_length=64, description="What the sources resolved to.", json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["step"]})] = ()
+    padding: Annotated[PaddingStatus, Field(description="How tokens are padded.")] = PaddingStatus()
+    warnings: Annotated[tuple[WarningStatus, ...], Field(max_length=20, description="What works but is probably not meant.", json_schema_extra=ATOMIC)] = ()
