@@ -1,0 +1,376 @@
+"""A thin asynchronous client of the API server on raw dicts, over ``kubernetes.aio``'s connection pool.
+
+Time-out, concurrency bound, retries and measuring are here and nowhere else. Typed models are not used: parsing 500 Deployments into
+them takes 222 ms, into dicts 17 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Protocol
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio.client import ApiClient, Configuration
+
+from triton_pipelines.api import names
+from triton_pipelines.cluster.errors import ClusterError, Gone, NotFound, TooMany, Unauthorized, Unavailable, from_response
+from triton_pipelines.cluster.resources import Resource, resource_of
+
+Object = dict[str, Any]
+Login = Callable[[], Awaitable[Configuration]]
+Propagation = Literal["Background", "Foreground", "Orphan"]
+
+_JSON: Final = "application/json"
+_APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
+_CONNECT_TIMEOUT_SECONDS: Final = 10.0
+# A page of a LIST: client-go's default.
+PAGE_SIZE: Final = 500
+
+
+class Observe(Protocol):
+    """Told of every answered or failed attempt. ``code`` is the HTTP status or ``Timeout`` / ``ConnectionFailed``."""
+
+    def __call__(self, *, verb: str, resource: str, code: str, seconds: float) -> None: ...
+
+
+def _observe_nothing(*, verb: str, resource: str, code: str, seconds: float) -> None:
+    """Default hook."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All objects of a LIST over all its pages, and the resourceVersion at which the list was read."""
+
+    items: list[Object]
+    resource_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """Limits of the client.
+
+    Attributes:
+        timeout_seconds: for one attempt, answer read to its end.
+        max_in_flight: requests at a time; the API server's own fairness sheds load above its share.
+        attempts: tries per call in all, for calls that may be repeated.
+        backoff_seconds: first wait; doubles, with full jitter, up to ``max_backoff_seconds``.
+        max_retry_after_seconds: longest ``Retry-After`` that is waited for inside a call; a longer one is handed to the caller.
+    """
+
+    timeout_seconds: float = 30.0
+    max_in_flight: int = 32
+    attempts: int = 4
+    backoff_seconds: float = 0.2
+    max_backoff_seconds: float = 5.0
+    max_retry_after_seconds: float = 10.0
+
+
+@dataclass(slots=True)
+class _Session:
+    """One ``ApiClient`` and how many requests use it, so that one with old credentials is closed only when unused."""
+
+    api: ApiClient
+    users: int = 0
+    retired: bool = False
+
+
+@dataclass(slots=True)
+class Client:
+    """Client of one API server. Create it inside a running event loop and ``close()`` it.
+
+    Args:
+        login: gives address and credentials; called at the first request and again after a 401.
+        options: limits.
+        observe: measuring hook, called once per attempt.
+        sleep, uniform: waiting and jitter, replaced in tests.
+    """
+
+    login: Login
+    options: ClientOptions = field(default_factory=ClientOptions)
+    observe: Observe = _observe_nothing
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    uniform: Callable[[float, float], float] = random.uniform
+    _session: _Session | None = field(default=None, init=False)
+    _login_lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _slots: asyncio.Semaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._slots = asyncio.Semaphore(self.options.max_in_flight)
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connections. A later call opens new ones."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.retired = True
+            await session.api.close()  # type: ignore[no-untyped-call]
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> Object:
+        """One object.
+
+        Raises:
+            NotFound: it is not there.
+        """
+        return await self._call("get", "GET", resource, resource.path(namespace, name), repeatable=True)
+
+    async def list(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        label_selector: str | None = None,
+        field_selector: str | None = None,
+    ) -> Listing:
+        """All objects of a kind (in one namespace, or in all), read in pages and returned with ``apiVersion`` and ``kind`` filled in.
+
+        A continue token that runs out between two pages (410) restarts the list once.
+        """
+        selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
+        query = {key: value for key, value in selectors.items() if value}
+        try:
+            return await self._list_pages(resource, namespace, query)
+        except Gone:
+            return await self._list_pages(resource, namespace, query)
+
+    async def _list_pages(self, resource: Resource, namespace: str | None, query: Mapping[str, str]) -> Listing:
+        items: list[Object] = []
+        token = ""
+        while True:
+            page_query = {**query, "limit": str(PAGE_SIZE), **({"continue": token} if token else {})}
+            page = await self._call("list", "GET", resource, resource.path(namespace), query=page_query, repeatable=True)
+            for item in page.get("items") or ():
+                # Items of a typed list carry neither; everything downstream relies on both.
+                item.setdefault("apiVersion", resource.api_version)
+                item.setdefault("kind", resource.kind)
+                items.append(item)
+            metadata = page.get("metadata") or {}
+            token = metadata.get("continue") or ""
+            if not token:
+                return Listing(items, str(metadata.get("resourceVersion", "")))
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    async def apply(
+        self,
+        obj: Object,
+        *,
+        manager: str = names.MANAGER_CHILDREN,
+        force: bool = True,
+        dry_run: bool = False,
+        subresource: str | None = None,
+    ) -> Object:
+        """Server-side apply of a full set of the manager's fields; creates the object where it is missing.
+
+        ``metadata.resourceVersion`` in ``obj`` makes the call conditional, ``metadata.uid`` keeps it from creating a second object.
+
+        Raises:
+            Conflict: a precondition failed, or another manager owns a field and ``force`` is off.
+            Invalid: the API server refuses the content.
+        """
+        resource = resource_of(obj)
+        namespace, name = _key(obj)
+        query = {"fieldManager": manager, "force": "true" if force else "false"}
+        if dry_run:
+            query["dryRun"] = "All"
+        verb = f"apply {subresource}" if subresource else "apply"
+        path = resource.path(namespace, name, subresource)
+        return await self._call(verb, "PATCH", resource, path, query=query, body=obj, content_type=_APPLY, repeatable=True)
+
+    async def apply_status(self, obj: Object, *, manager: str = names.MANAGER_STATUS) -> Object:
+        """Server-side apply of the ``status`` subresource. With ``metadata.resourceVersion`` it is conditional.
+
+        Raises:
+            Conflict: the object changed since.
+            NotFound: the object is gone (apply never creates through a subresource).
+        """
+        return await self.apply(obj, manager=manager, subresource="status")
+
+    async def create(self, obj: Object) -> Object:
+        """POST. Never repeated once the request may have reached the server; a 429 was not processed and is.
+
+        Raises:
+            Conflict: ``already_exists`` when there is one of that name.
+        """
+        resource = resource_of(obj)
+        namespace = (obj.get("metadata") or {}).get("namespace")
+        return await self._call("create", "POST", resource, resource.path(namespace), body=obj, repeatable=False)
+
+    async def delete(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        *,
+        uid: str | None = None,
+        resource_version: str | None = None,
+        propagation: Propagation = "Background",
+        grace_seconds: int | None = None,
+    ) -> bool:
+        """Deletes one object under preconditions.
+
+        Returns:
+            False when it was gone already.
+
+        Raises:
+            Conflict: another object bears the name now (uid), or it changed (resourceVersion).
+        """
+        body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
+        conditions = {"uid": uid, "resourceVersion": resource_version}
+        if preconditions := {key: value for key, value in conditions.items() if value}:
+            body["preconditions"] = preconditions
+        if grace_seconds is not None:
+            body["gracePeriodSeconds"] = grace_seconds
+        try:
+            await self._call("delete", "DELETE", resource, resource.path(namespace, name), body=body, repeatable=True)
+        except NotFound:
+            return False
+        return True
+
+    # --- the one way out ---------------------------------------------------------------------------------------------
+
+    async def _call(
+        self,
+        verb: str,
+        method: str,
+        resource: Resource,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        content_type: str = _JSON,
+        repeatable: bool,
+    ) -> Object:
+        target = f"{path}?{urlencode(query)}" if query else path
+        renewed = False
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                async with self._slots:
+                    session = await self._current_session()
+                    return await self._attempt(session, verb, method, resource, target, body, content_type)
+            except Unauthorized:
+                if renewed:
+                    raise
+                renewed = True
+                await self._renew(session)
+            except (TooMany, Unavailable) as error:
+                delay = self._delay(error, attempt, repeatable)
+                if delay is None:
+                    raise
+                await self.sleep(delay)
+
+    def _delay(self, error: ClusterError, attempt: int, repeatable: bool) -> float | None:
+        """Seconds until the next attempt, or None when the caller has to know."""
+        # A call that timed out took its whole share of time: the caller's own back-off decides, not we.
+        if attempt >= self.options.attempts or error.reason == "Timeout":
+            return None
+        # Shed load (429) was not processed, and where no connection came about nothing was sent: both may be said again, creates included.
+        if not (repeatable or isinstance(error, TooMany) or error.reason == "ConnectFailed"):
+            return None
+        ceiling = min(self.options.max_backoff_seconds, self.options.backoff_seconds * 2 ** (attempt - 1))
+        jittered = self.uniform(0.0, ceiling)
+        if error.retry_after is None:
+            return jittered
+        if error.retry_after > self.options.max_retry_after_seconds:
+            return None
+        return error.retry_after + jittered
+
+    async def _attempt(
+        self,
+        session: _Session,
+        verb: str,
+        method: str,
+        resource: Resource,
+        target: str,
+        body: Object | None,
+        content_type: str,
+    ) -> Object:
+        started = time.perf_counter()
+        code = "Cancelled"
+        try:
+            async with _in_use(session) as api:
+                status, reason, raw, retry_after = await self._exchange(api, method, target, body, content_type)
+            code = str(status)
+        except TimeoutError as error:
+            code = "Timeout"
+            seconds = self.options.timeout_seconds
+            raise Unavailable(0, code, f"{method} {target}: no answer within {seconds:g} s") from error
+        except aiohttp.ClientConnectorError as error:
+            code = "ConnectFailed"
+            raise Unavailable(0, code, f"{method} {target}: cannot connect: {error}") from error
+        except (aiohttp.ClientError, ConnectionError) as error:
+            code = "ConnectionLost"
+            raise Unavailable(0, code, f"{method} {target}: connection broke: {type(error).__name__}") from error
+        finally:
+            self.observe(verb=verb, resource=resource.plural, code=code, seconds=time.perf_counter() - started)
+        parsed = _parse(raw)
+        if 200 <= status < 300:
+            if not isinstance(parsed, dict):
+                raise Unavailable(status, "BadAnswer", f"{method} {target}: the answer is no JSON object")
+            return parsed
+        raise from_response(status, reason, parsed, retry_after)
+
+    async def _exchange(
+        self, api: ApiClient, method: str, target: str, body: Object | None, content_type: str
+    ) -> tuple[int, str, bytes, str | None]:
+        headers = {"Accept": _JSON, "Content-Type": content_type, "User-Agent": names.APP}
+        await api.update_params_for_auth(headers, None, ["BearerToken"], target, method, None)
+        # `connect` bounds waiting for the pool as well, hence sock_connect.
+        timeout = aiohttp.ClientTimeout(total=self.options.timeout_seconds, sock_connect=_CONNECT_TIMEOUT_SECONDS)
+        response = await api.call_api(method, api.configuration.host + target, headers, body, _request_timeout=timeout)
+        raw = await response.read()  # type: ignore[no-untyped-call]
+        return response.status, response.reason or "", raw, response.headers.get("Retry-After")
+
+    async def _current_session(self) -> _Session:
+        async with self._login_lock:
+            if self._session is None:
+                self._session = _Session(ApiClient(await self.login()))
+            return self._session
+
+    async def _renew(self, stale: _Session) -> None:
+        """Reads the credentials anew after a 401 with those of ``stale``; once for all requests that used them."""
+        async with self._login_lock:
+            if self._session is not stale:
+                return
+            self._session = _Session(ApiClient(await self.login()))
+        stale.retired = True
+        if not stale.users:
+            await stale.api.close()  # type: ignore[no-untyped-call]
+
+
+@asynccontextmanager
+async def _in_use(session: _Session) -> AsyncIterator[ApiClient]:
+    session.users += 1
+    try:
+        yield session.api
+    finally:
+        session.users -= 1
+        if session.retired and not session.users:
+            await session.api.close()  # type: ignore[no-untyped-call]
+
+
+def _key(obj: Mapping[str, Any]) -> tuple[str | None, str]:
+    metadata = obj.get("metadata") or {}
+    return metadata.get("namespace"), metadata.get("name") or ""
+
+
+def _parse(raw: bytes) -> Any:
+    try:
+        return json.loads(raw) if raw else {}
+    except ValueError:
+        return None

@@ -1,0 +1,128 @@
+"""What the API server answered when it did not do what was asked, in the few kinds that callers tell apart."""
+
+# The kinds bear the API's own words (NotFound, Conflict, Gone), as in client-go's apierrors.
+# ruff: noqa: N818
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+class ClusterError(Exception):
+    """Base of all errors of the Kubernetes client.
+
+    Attributes:
+        status: HTTP status; 0 when no complete answer arrived.
+        reason: the API's machine-readable reason (``AlreadyExists``), or ours (``Timeout``, ``ConnectionFailed``).
+        message: what the API server said, for people.
+        retry_after: seconds that the server asked us to wait, if it did.
+        causes: field-level findings of a 422, in the server's order.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        message: str,
+        *,
+        retry_after: float | None = None,
+        causes: tuple[Cause, ...] = (),
+    ) -> None:
+        super().__init__(status, reason, message)
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.retry_after = retry_after
+        self.causes = causes
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.status or 'no answer'} {self.reason})"
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One field-level finding of the API server: where and what."""
+
+    field: str
+    message: str
+
+
+class NotFound(ClusterError):
+    """404: the object, its namespace or its kind is not there."""
+
+
+class Conflict(ClusterError):
+    """409: it exists already, or a precondition (uid, resourceVersion) or the server's own optimistic lock did not hold."""
+
+    @property
+    def already_exists(self) -> bool:
+        """Whether a create met an object of that name."""
+        return self.reason == "AlreadyExists"
+
+
+class Invalid(ClusterError):
+    """400 or 422: the server refuses this content; only other content helps. ``message`` is the server's own."""
+
+
+class Unauthorized(ClusterError):
+    """401: the credentials are not (or no longer) accepted."""
+
+
+class Forbidden(ClusterError):
+    """403: RBAC or admission refuses; the message names the missing right or the policy."""
+
+
+class Gone(ClusterError):
+    """410: a resourceVersion or continue token is too old."""
+
+
+class TooMany(ClusterError):
+    """429: the server sheds load, or (evictions) a disruption budget holds; ``retry_after`` when it said how long."""
+
+
+class Unavailable(ClusterError):
+    """5xx, time-out or broken connection. The effect of a write may or may not have taken place."""
+
+
+_BY_STATUS: Mapping[int, type[ClusterError]] = {
+    400: Invalid,
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    410: Gone,
+    422: Invalid,
+    429: TooMany,
+}
+
+
+def from_response(status: int, reason_phrase: str, body: Any, retry_after: str | None) -> ClusterError:
+    """Builds the error for an HTTP answer.
+
+    Args:
+        status: HTTP status, 400 or above (a 3xx is treated as unavailable).
+        reason_phrase: HTTP reason phrase, used where the body is no ``Status`` object (proxies answer in HTML).
+        body: parsed JSON body, or None.
+        retry_after: the ``Retry-After`` header; seconds only, dates are ignored as the API server never sends them.
+    """
+    kind = _BY_STATUS.get(status, Unavailable if status >= 500 or status < 400 else ClusterError)
+    content: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
+    details = content.get("details")
+    found = details.get("causes") if isinstance(details, Mapping) else None
+    causes = tuple(
+        Cause(field=str(cause.get("field", "")), message=str(cause.get("message", "")))
+        for cause in (found or ())
+        if isinstance(cause, Mapping)
+    )
+    seconds: float | None = None
+    if retry_after is not None and retry_after.strip().isdigit():
+        seconds = float(retry_after)
+    return kind(
+        status,
+        str(content.get("reason") or reason_phrase or "Unknown"),
+        str(content.get("message") or f"the API server answered {status} {reason_phrase}"),
+        retry_after=seconds,
+        causes=causes,
+    )

@@ -1,0 +1,54 @@
+"""Credentials of the API server, the same for our own client and for Kopf, which only watches.
+
+In a cluster the service account's token file is read again every minute (bound tokens rotate). Outside, the usual kubeconfig rules hold:
+``KUBECONFIG``, else ``~/.kube/config``, with an optional context.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kubernetes.aio import config as kube_config
+from kubernetes.aio.client import Configuration
+from kubernetes.aio.config import ConfigException
+
+from triton_pipelines.cluster.errors import Unavailable
+
+
+class LoginError(Unavailable):
+    """No usable credentials; the message says where they were looked for. Files may be in mid-rotation, so it is worth a retry."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(0, "LoginFailed", message)
+
+
+async def load_configuration(context: str | None = None) -> Configuration:
+    """Reads the API server's address and credentials anew.
+
+    Args:
+        context: a kubeconfig context. When given, the kubeconfig is used even inside a pod.
+
+    Returns:
+        A fresh configuration of ``kubernetes.aio``; nothing global is changed.
+
+    Raises:
+        LoginError: neither a service account nor a usable kubeconfig was found.
+    """
+    configuration = Configuration()
+    if context is None and not os.environ.get("KUBECONFIG"):
+        try:
+            kube_config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        except ConfigException:
+            pass
+        else:
+            return configuration
+    try:
+        await kube_config.load_kube_config(  # type: ignore[no-untyped-call]
+            context=context, client_configuration=configuration, persist_config=False
+        )
+    except (ConfigException, OSError) as error:
+        where = os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
+        chosen = f", context {context!r}" if context else ""
+        raise LoginError(f"no service account, and the kubeconfig {where}{chosen} cannot be used: {error}") from error
+    return configuration

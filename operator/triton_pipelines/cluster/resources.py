@@ -1,0 +1,100 @@
+"""The kinds of objects that the operator touches, with their API paths. No discovery: a kind we do not know is one we must not touch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote
+
+from triton_pipelines.api import names
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One served kind. ``group`` is empty for the core group."""
+
+    group: str
+    version: str
+    kind: str
+    plural: str
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        """``v1`` or ``apps/v1``: what stands in an object's ``apiVersion``."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
+        """The URL path of the collection, of one object, or of its subresource.
+
+        Raises:
+            ValueError: a namespace for a cluster-scoped kind, an object of a namespaced kind without one, or a subresource of nothing.
+        """
+        if namespace and not self.namespaced:
+            raise ValueError(f"{self.plural} are cluster-scoped: no namespace, got {namespace!r}")
+        if name is not None and not name:
+            raise ValueError(f"empty name of an object of {self.plural}")
+        if name and self.namespaced and not namespace:
+            raise ValueError(f"{self.plural} are namespaced: namespace of {name!r} is missing")
+        if subresource and not name:
+            raise ValueError(f"subresource {subresource!r} needs an object's name")
+        parts = ["/apis", self.group, self.version] if self.group else ["/api", self.version]
+        if namespace:
+            parts += ["namespaces", quote(namespace, safe="")]
+        parts.append(self.plural)
+        if name:
+            parts.append(quote(name, safe=""))
+        if subresource:
+            parts.append(subresource)
+        return "/".join(parts)
+
+
+INFERENCE_PIPELINES: Final = Resource(names.GROUP, names.VERSION, names.KIND, names.PLURAL)
+DEPLOYMENTS: Final = Resource("apps", "v1", "Deployment", "deployments")
+REPLICA_SETS: Final = Resource("apps", "v1", "ReplicaSet", "replicasets")
+PODS: Final = Resource("", "v1", "Pod", "pods")
+SERVICES: Final = Resource("", "v1", "Service", "services")
+CONFIG_MAPS: Final = Resource("", "v1", "ConfigMap", "configmaps")
+SECRETS: Final = Resource("", "v1", "Secret", "secrets")
+NETWORK_POLICIES: Final = Resource("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
+POD_DISRUPTION_BUDGETS: Final = Resource("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
+NODES: Final = Resource("", "v1", "Node", "nodes", namespaced=False)
+EVENTS: Final = Resource("events.k8s.io", "v1", "Event", "events")
+
+ALL: Final[tuple[Resource, ...]] = (
+    INFERENCE_PIPELINES,
+    DEPLOYMENTS,
+    REPLICA_SETS,
+    PODS,
+    SERVICES,
+    CONFIG_MAPS,
+    SECRETS,
+    NETWORK_POLICIES,
+    POD_DISRUPTION_BUDGETS,
+    NODES,
+    EVENTS,
+)
+# Child kinds that are watched. Secrets are not: the operator writes them and never reads one.
+WATCHED_CHILDREN: Final[tuple[Resource, ...]] = (
+    DEPLOYMENTS,
+    PODS,
+    CONFIG_MAPS,
+    SERVICES,
+    NETWORK_POLICIES,
+    POD_DISRUPTION_BUDGETS,
+)
+_BY_GVK: Final[Mapping[tuple[str, str], Resource]] = {(r.api_version, r.kind): r for r in ALL}
+
+
+def resource_of(obj: Mapping[str, Any]) -> Resource:
+    """The resource of a raw object by its ``apiVersion`` and ``kind``.
+
+    Raises:
+        LookupError: the object is of a kind that the operator does not handle.
+    """
+    key = (str(obj.get("apiVersion", "")), str(obj.get("kind", "")))
+    try:
+        return _BY_GVK[key]
+    except KeyError:
+        raise LookupError(f"no known resource for apiVersion {key[0]!r}, kind {key[1]!r}") from None
