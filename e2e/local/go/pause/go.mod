@@ -1,0 +1,3 @@
+module triton-pipelines.local/pause
+
+go 1.26.0

@@ -1,0 +1,105 @@
+"""Child processes with log files: started, watched for an early death, ended for certain."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+GRACE = 5.0
+"""Seconds between SIGTERM and SIGKILL. An API server whose etcd is gone never ends by itself."""
+
+LOG_TAIL = 15
+"""Lines of a dead process's log that go into the error message."""
+
+
+class ProcessDiedError(RuntimeError):
+    """A process ended that should be running; the message ends with the last lines of its log."""
+
+
+class Process:
+    """One running child whose output goes to a file.
+
+    The child dies with the thread that started it (Linux parent-death signal), so a killed test run leaves nothing
+    behind: start it from a thread that outlives it, normally the main one.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        setpriv = shutil.which("setpriv")
+        prefix = [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
+        with log.open("ab") as output:
+            self._child = subprocess.Popen(
+                [*prefix, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=None if env is None else {**os.environ, **env},
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._child.pid
+
+    def check(self) -> None:
+        """Raise `ProcessDiedError` if the process has ended."""
+        code = self._child.poll()
+        if code is not None:
+            raise ProcessDiedError(f"{self.name} ended with exit code {code}; {self.log} ends with:\n{tail(self.log)}")
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for the end."""
+        self._child.kill()
+        self._child.wait()
+
+    def stop(self, grace: float = GRACE) -> None:
+        """SIGTERM, and SIGKILL after `grace` seconds; returns when it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self._child.send_signal(signal.SIGTERM)
+        try:
+            self._child.wait(grace)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+def stop_all(processes: Sequence[Process], grace: float = GRACE) -> None:
+    """End processes in the order given, each for certain, whatever happens to the others."""
+    with contextlib.ExitStack() as stack:
+        for process in reversed(processes):
+            stack.callback(process.stop, grace)
+
+
+def tail(log: Path, lines: int = LOG_TAIL) -> str:
+    """Last lines of a log file."""
+    with contextlib.suppress(FileNotFoundError):
+        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    return "(no log)"
+
+
+@contextlib.contextmanager
+def reserved_ports(count: int) -> Iterator[list[int]]:
+    """Free TCP ports on loopback, kept bound (so that parallel callers get others) until the block is left."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for handle in sockets:
+            handle.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            handle.bind(("127.0.0.1", 0))
+        yield [handle.getsockname()[1] for handle in sockets]
+
+
+def wait_gone(pids: Sequence[int], deadline: float) -> list[int]:
+    """Wait until none of the process ids exists any more; returns those that still do after `deadline` seconds."""
+    end = time.monotonic() + deadline
+    left = list(pids)
+    while left and time.monotonic() < end:
+        left = [pid for pid in left if Path(f"/proc/{pid}").exists()]
+        time.sleep(0.02 if left else 0)
+    return left
