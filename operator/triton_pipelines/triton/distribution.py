@@ -1,0 +1,249 @@
+"""Obtains a real Triton server for this machine without a container engine or a GPU.
+
+The Python package ``nvidia-pytriton`` carries tritonserver with the python backend, ensembles and the local cache (no ONNX Runtime,
+TensorRT or PyTorch backend). Its files are laid out once in the cache folder in the shape tritonserver wants.
+
+How the backend's Python is found (measured with Triton 2.51.0). The stub process embeds libpython and starts it isolated: PYTHONPATH and
+PYTHONHOME are ignored, the *first ``python3`` on PATH* is taken for its own executable, and when a ``pyvenv.cfg`` lies above it the stub
+becomes part of that virtual environment, numpy included. So ``Distribution.environment`` puts the running interpreter's folder first on
+PATH; nothing is written into any Python installation.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from triton_pipelines.api import names
+
+PACKAGE: Final = "nvidia-pytriton"
+_LIBPYTHON: Final = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
+_DEBIAN_PACKAGE: Final = f"libpython{sys.version_info.major}.{sys.version_info.minor}"
+_PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
+# Minors whose libpython is bundled with the package, so that none of the machine's is needed.
+_BUNDLED: Final = frozenset({"3.13"})
+_DOWNLOAD_TIMEOUT_S: Final = 120.0
+_EXECUTABLE: Final = 0o755
+
+
+class DistributionError(RuntimeError):
+    """No Triton server can be had on this machine; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A tritonserver laid out on disk, ready to run.
+
+    Attributes:
+        root: folder with ``bin``, ``backends`` and ``caches``.
+        library_path: folders for LD_LIBRARY_PATH (the package's bundled libraries, libpython where the loader would not find it).
+        interpreter: folder of the running interpreter, which goes first on PATH.
+        site: site-packages folders of the running interpreter.
+    """
+
+    root: Path
+    library_path: tuple[Path, ...]
+    interpreter: Path
+    site: tuple[Path, ...]
+
+    @property
+    def executable(self) -> Path:
+        """The tritonserver program."""
+        return self.root / "bin" / "tritonserver"
+
+    @property
+    def backends(self) -> Path:
+        """Folder for ``--backend-directory``."""
+        return self.root / "backends"
+
+    @property
+    def caches(self) -> Path:
+        """Folder for ``--cache-directory``."""
+        return self.root / "caches"
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """Environment of the server: ``base`` with the paths it needs and the same tokenizer settings as in a pod."""
+        libraries = [str(folder) for folder in self.library_path]
+        if base.get("LD_LIBRARY_PATH"):
+            libraries.append(base["LD_LIBRARY_PATH"])
+        return {
+            **base,
+            "PATH": os.pathsep.join([str(self.interpreter), base.get("PATH", os.defpath)]),
+            "LD_LIBRARY_PATH": os.pathsep.join(libraries),
+            names.ENV_SITE: os.pathsep.join(str(folder) for folder in self.site),
+            "TOKENIZERS_PARALLELISM": "false",
+            "RAYON_NUM_THREADS": "1",
+        }
+
+
+def cache_folder() -> Path:
+    """The project's cache: $TRITONPIPE_CACHE, else $XDG_CACHE_HOME/triton-pipelines, else ~/.cache/triton-pipelines."""
+    explicit = os.environ.get("TRITONPIPE_CACHE")
+    if explicit:
+        return Path(explicit)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "triton-pipelines"
+
+
+def obtain(cache: Path | None = None) -> Distribution:
+    """Lay out the packaged tritonserver in ``cache`` (default: ``cache_folder()``) unless it is there already.
+
+    Raises:
+        DistributionError: the package is missing, does not fit this machine or interpreter, or libpython cannot be had.
+    """
+    cache = cache_folder() if cache is None else cache
+    package, version = _package()
+    _check_numpy()
+    stub = package / "tritonserver" / "python_backend_stubs" / _PYTHON / "triton_python_backend_stub"
+    if not stub.is_file():
+        offered = sorted(path.name for path in stub.parent.parent.glob("*"))
+        raise DistributionError(
+            f"{PACKAGE} {version} has no python backend for Python {_PYTHON} (it has {', '.join(offered)}); use one of these"
+        )
+    root = _lay_out(package / "tritonserver", stub, cache / f"tritonserver-{_key(package, version)}")
+    interpreter = _interpreter()
+    libraries = [package.parent / "nvidia_pytriton.libs"]
+    if _PYTHON not in _BUNDLED:
+        libraries.extend(_libpython(cache))
+    return Distribution(
+        root=root,
+        library_path=tuple(libraries),
+        interpreter=interpreter,
+        site=tuple(dict.fromkeys(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib"))),
+    )
+
+
+def _package() -> tuple[Path, str]:
+    """Folder and version of the installed package, found without importing it (importing starts its own machinery)."""
+    spec = importlib.util.find_spec("pytriton")
+    if spec is None or not spec.submodule_search_locations:
+        raise DistributionError(
+            f"the Python package {PACKAGE} is not installed, and it holds the Triton server that runs here; "
+            "install triton-pipelines with its extra 'serve' (Linux x86-64, glibc 2.35 or newer)"
+        )
+    folder = Path(spec.submodule_search_locations[0])
+    if not (folder / "tritonserver" / "bin" / "tritonserver").is_file():
+        raise DistributionError(f"{folder} holds no tritonserver: reinstall {PACKAGE} for Linux x86-64")
+    return folder, importlib.metadata.version(PACKAGE)
+
+
+def _check_numpy() -> None:
+    """NumPy 2 garbles BYTES tensors in this server's python backend and the stub dies at the first request (measured)."""
+    version = importlib.metadata.version("numpy")
+    if int(version.split(".", 1)[0]) >= 2:
+        raise DistributionError(
+            f"numpy {version} is installed, but this Triton's python backend works with numpy 1 only: install 'numpy<2'"
+        )
+
+
+def _key(package: Path, version: str) -> str:
+    """Cache key: what was copied (the install record lists a hash per file) and for which Python."""
+    record = importlib.metadata.distribution(PACKAGE).read_text("RECORD") or str(package)
+    return hashlib.sha256(f"{version}\n{_PYTHON}\n{record}".encode()).hexdigest()[:16]
+
+
+def _interpreter() -> Path:
+    """Folder to put first on PATH: its ``python3`` must be this interpreter, or the stub would join another Python."""
+    folder = Path(sys.executable).parent
+    python3 = folder / "python3"
+    if not python3.exists() or python3.resolve() != Path(sys.executable).resolve():
+        raise DistributionError(
+            f"{python3} is not the interpreter that runs this program ({sys.executable}); run it from a virtual environment"
+        )
+    return folder
+
+
+@contextmanager
+def _atomic_folder(target: Path) -> Iterator[Path]:
+    """A new folder that becomes ``target`` when the body succeeds; when another process was faster, its result stays."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        yield temporary
+        temporary.chmod(_EXECUTABLE)
+        try:
+            temporary.rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _lay_out(source: Path, stub: Path, target: Path) -> Path:
+    if not target.is_dir():
+        with _atomic_folder(target) as folder:
+            for part in ("bin", "backends", "caches"):
+                shutil.copytree(source / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+            copied = folder / "backends" / "python" / stub.name
+            shutil.copy(stub, copied)
+            for program in (copied, folder / "bin" / "tritonserver"):
+                program.chmod(_EXECUTABLE)
+    return target
+
+
+def _libpython(cache: Path) -> list[Path]:
+    """Folders where the loader finds libpython: the interpreter's own; none where the system has it; else Debian's package unpacked."""
+    own = _own_libpython()
+    if own is not None:
+        return [own]
+    if ctypes.util.find_library(f"python{_PYTHON}") is not None:
+        return []
+    return [_download_libpython(cache)]
+
+
+def _own_libpython() -> Path | None:
+    """Folder of the running interpreter's shared library (built with --enable-shared), which matches its standard library exactly."""
+    candidates = [sysconfig.get_config_var("LIBDIR"), Path(sys.base_prefix) / "lib"]
+    for folder in candidates:
+        if folder and (Path(folder) / _LIBPYTHON).is_file():
+            return Path(folder)
+    return None
+
+
+def _download_libpython(cache: Path) -> Path:
+    """Fetch Debian's libpython package and unpack it into the cache; needs no root and installs nothing."""
+    target = cache / f"libpython-{_PYTHON}-{sysconfig.get_config_var('MULTIARCH') or 'unknown'}"
+    hint = f"install {_DEBIAN_PACKAGE} (or use a Python built with --enable-shared)"
+    if not target.is_dir():
+        for tool in ("apt-get", "dpkg-deb"):
+            if shutil.which(tool) is None:
+                raise DistributionError(
+                    f"{_LIBPYTHON} is not on this machine and {tool} is missing, so it cannot be fetched either: {hint}"
+                )
+        with _atomic_folder(target) as folder:
+            _run(["apt-get", "download", _DEBIAN_PACKAGE], folder, hint)
+            packages = list(folder.glob("*.deb"))
+            if len(packages) != 1:
+                raise DistributionError(f"apt-get download {_DEBIAN_PACKAGE} left {len(packages)} packages instead of one: {hint}")
+            _run(["dpkg-deb", "-x", str(packages[0]), str(folder)], folder, hint)
+            packages[0].unlink()
+    found = next(target.rglob(_LIBPYTHON), None)
+    if found is None:
+        raise DistributionError(f"Debian's package {_DEBIAN_PACKAGE} holds no {_LIBPYTHON}: {hint}")
+    return found.parent
+
+
+def _run(command: list[str], folder: Path, hint: str) -> None:
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_DOWNLOAD_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise DistributionError(f"'{' '.join(command[:3])}' did not end within {_DOWNLOAD_TIMEOUT_S:.0f} s: {hint}") from error
+    if done.returncode != 0:
+        reason = (done.stderr or done.stdout).strip().splitlines()
+        detail = reason[-1] if reason else f"exit code {done.returncode}"
+        raise DistributionError(
+            f"{_LIBPYTHON} is not on this machine and '{' '.join(command[:3])}' failed ({detail}); run apt-get update, or {hint}"
+        )

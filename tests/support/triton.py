@@ -1,0 +1,41 @@
+"""A real local Triton for tests, and small model repositories written by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.resources
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from triton_pipelines.triton.local import LocalTriton
+
+
+@contextlib.contextmanager
+def triton_server(repository: Path, load: Sequence[str], **options: Any) -> Iterator[LocalTriton]:
+    """A real tritonserver on free loopback ports, ready; options as of ``LocalTriton``. Its log is shown when the test fails."""
+    options.setdefault("stop_s", 2)
+    with LocalTriton(repository, load, **options) as server:
+        try:
+            yield server
+        except BaseException:
+            print("--- tail of the tritonserver log ---", *server.log().splitlines()[-40:], sep="\n")  # pytest shows it with the failure
+            raise
+
+
+def runtime_source(name: str) -> str:
+    """Text of ``runtime/<name>/model.py``: the file that is copied into a model's version folder."""
+    return importlib.resources.files("triton_pipelines").joinpath("runtime", name, "model.py").read_text()
+
+
+def write_model(repository: Path, name: str, config: str, files: dict[str, str | bytes] | None = None) -> Path:
+    """Write ``<repository>/<name>/config.pbtxt`` and the files of version 1; returns the version folder."""
+    version = repository / name / "1"
+    version.mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(config)
+    for path, content in (files or {}).items():
+        if isinstance(content, str):
+            (version / path).write_text(content)
+        else:
+            (version / path).write_bytes(content)
+    return version
