@@ -1,0 +1,5 @@
+"""The init container: fetches a pipeline revision's sources, writes its model repository, checks it and reports."""
+
+from triton_pipelines.loader.main import LoadOptions, exit_on_sigterm, load, run
+
+__all__ = ["LoadOptions", "exit_on_sigterm", "load", "run"]

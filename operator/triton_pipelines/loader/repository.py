@@ -1,0 +1,101 @@
+"""The model repository on disk: files of the revision verbatim, empty folders, current instance counts."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Final
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from triton_pipelines.api.loadplan import LoadPlan, PlanCount, Reason
+from triton_pipelines.loader.download import write_atomically
+from triton_pipelines.loader.errors import LoadError
+
+_COUNT: Final = re.compile(r"(\binstance_group\b[^#]*?\bcount\s*:\s*)(\d+)", re.DOTALL)
+
+
+def below(root: Path, path: str) -> Path:
+    """``root / path``, refused when it, or a link on its way, leaves ``root``."""
+    target = root / path
+    if not target.resolve().is_relative_to(root.resolve()) or target.resolve() == root.resolve():
+        raise LoadError(Reason.INTERNAL_ERROR, f"the plan names {path!r}, which leaves the model repository")
+    return target
+
+
+def prepare(root: Path, keep: Collection[Path], marker: Path) -> None:
+    """Empty ``root`` except for ``keep`` (verified files of an earlier attempt).
+
+    ``marker`` exists in folders that the loader has filled before; one that holds something else is not touched.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    if not marker.exists() and any(root.iterdir()):
+        raise LoadError(Reason.INTERNAL_ERROR, f"{root} holds files that the loader did not write: give it an empty folder")
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.touch()
+    kept = {path.absolute() for path in keep}
+    _empty(root.absolute(), kept, {parent for path in kept for parent in path.parents})
+
+
+def _empty(folder: Path, kept: set[Path], parents: set[Path]) -> None:
+    for path in folder.iterdir():
+        if path.is_symlink() or path.is_file():
+            if path not in kept:
+                path.unlink()
+        elif path in parents:
+            _empty(path, kept, parents)
+        else:
+            shutil.rmtree(path)
+
+
+def write_files(plan: LoadPlan, revision: Path, root: Path, counts: dict[str, int]) -> list[str]:
+    """Write the plan's files and folders; a config whose step has a live count gets it. Returns what was changed, in words."""
+    wanted = {item.path: item for item in plan.counts}
+    changes = []
+    for item in plan.files:
+        try:
+            data = (revision / item.key).read_bytes()
+        except OSError as error:
+            raise LoadError(Reason.INTERNAL_ERROR, f"the revision's ConfigMap lacks key {item.key}: {error.strerror}") from error
+        if (count := wanted.get(item.path)) is not None:
+            number = count.clamp(counts.get(count.step))
+            text = data.decode()
+            changed = with_count(text, number, item.path)
+            if changed != text:
+                changes.append(f"{item.path}: {number} instances")
+                data = changed.encode()
+        write_atomically(below(root, item.path), data)
+    for folder in plan.empty_dirs:
+        below(root, folder).mkdir(parents=True, exist_ok=True)
+    return changes
+
+
+def with_count(config: str, count: int, path: str) -> str:
+    """``config`` (text format ModelConfig) with ``instance_group.count`` set and nothing else changed, byte for byte where equal.
+
+    A config with several instance groups, or none, has no one live count and is refused.
+    """
+    message = _parse(config, path)
+    if len(message.instance_group) != 1:
+        raise LoadError(Reason.INTERNAL_ERROR, f"{path} has {len(message.instance_group)} instance groups; a live count needs exactly one")
+    if message.instance_group[0].count == count:
+        return config
+    message.instance_group[0].count = count
+    changed = _COUNT.sub(lambda match: f"{match[1]}{count}", config, count=1)
+    # The pattern is a guess about layout; the parsed message is the judge.
+    return changed if _parse(changed, path) == message else str(text_format.MessageToString(message, as_utf8=True))
+
+
+def _parse(config: str, path: str) -> model_config_pb2.ModelConfig:
+    try:
+        return text_format.Parse(config, model_config_pb2.ModelConfig())
+    except text_format.ParseError as error:
+        raise LoadError(Reason.INTERNAL_ERROR, f"{path} is no model configuration: {error}") from error
+
+
+def starting_counts(counts: Iterable[PlanCount], live: dict[str, int]) -> dict[str, int]:
+    """The instances each scaled step starts with."""
+    return {item.step: item.clamp(live.get(item.step)) for item in counts}

@@ -1,0 +1,52 @@
+"""Sources that are folders of the container: mounted ConfigMaps and claims, and ``file://`` through a source map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from triton_pipelines.loader.download import BLOCK, Body
+from triton_pipelines.loader.errors import SourceError
+
+
+class FolderSource:
+    """Files below ``folder``. ``fence`` is the mount that no symbolic link may lead out of; None allows any link."""
+
+    def __init__(self, folder: Path, fence: Path | None, missing: str) -> None:
+        self._folder, self._fence, self._missing = folder, fence, missing
+
+    def resolve(self) -> str | None:
+        """None: a folder has no revision, its files' digests stand for it."""
+        return None
+
+    @contextmanager
+    def open(self, name: str, *, offset: int = 0, validator: str | None = None) -> Iterator[Body]:
+        """Read ``name`` below the folder, going on at ``offset`` while size and time stamp are unchanged."""
+        path = self._folder / name
+        if self._fence is not None and not path.resolve().is_relative_to(self._fence.resolve()):
+            raise SourceError(f"{name} leads out of its volume through a link or ..: copy the file into the volume")
+        try:
+            file = path.open("rb")
+        except (FileNotFoundError, NotADirectoryError):
+            raise SourceError(f"has no file {name}: {self._missing}", missing=True) from None
+        except IsADirectoryError:
+            raise SourceError(f"{name} is a folder: name the file in source.path", missing=True) from None
+        except PermissionError:
+            raise SourceError(f"{name} is not readable for the pod's user: mend its mode, or set a fsGroup") from None
+        except OSError as error:
+            raise SourceError(f"{name} cannot be opened: {error.strerror}", retryable=True) from error
+        with file:
+            status = path.stat()
+            current = f"{status.st_size}-{status.st_mtime_ns}"
+            start = offset if validator == current and offset < status.st_size else 0
+            file.seek(start)
+
+            def chunks() -> Iterator[bytes]:
+                try:
+                    while block := file.read(BLOCK):
+                        yield block
+                except OSError as error:
+                    raise SourceError(f"{name} cannot be read: {error.strerror}", retryable=True) from error
+
+            yield Body(chunks(), offset=start, size=status.st_size, validator=current)

@@ -1,0 +1,100 @@
+"""Model hub repositories: huggingface_hub resolves them, the loader's own downloader fetches the few files that are needed.
+
+``hf_hub_download`` is not used: it keeps a cache of its own layout and has no place for our resuming, hashing and space checks.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import httpx
+import huggingface_hub
+from huggingface_hub import get_session
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+
+from triton_pipelines.loader.download import Body
+from triton_pipelines.loader.errors import SourceError
+from triton_pipelines.loader.sources.web import TIMEOUT, WebSource
+
+DEFAULT_ENDPOINT: Final = "https://huggingface.co"
+_RETRYABLE_FROM: Final = 500
+
+
+class HubSource:
+    """Files of ``repo`` below ``folder`` at the commit that ``revision`` (branch, tag, commit; None: the default branch) names."""
+
+    def __init__(
+        self,
+        client: httpx.Client,
+        repo: str,
+        revision: str | None,
+        folder: str,
+        *,
+        endpoint: str | None,
+        token: str | None,
+        context: ssl.SSLContext,
+    ) -> None:
+        self._client, self._repo, self._revision, self._context = client, repo, revision, context
+        self._folder = f"{folder.strip('/')}/" if folder.strip("/") else ""
+        self._endpoint = (endpoint or DEFAULT_ENDPOINT).rstrip("/")
+        # False: never a token that happens to lie in the environment.
+        self._token: str | bool = token or False
+        self._commit: str | None = None
+        self._files: frozenset[str] = frozenset()
+
+    def resolve(self) -> str | None:
+        """The commit, asked for once."""
+        if self._commit is None:
+            info = self._info()
+            self._commit = info.sha
+            self._files = frozenset(item.rfilename for item in info.siblings or ())
+            if self._commit is None:
+                raise SourceError("the hub names no commit for it")
+        return self._commit
+
+    @contextmanager
+    def open(self, name: str, *, offset: int = 0, validator: str | None = None) -> Iterator[Body]:
+        """Read ``name`` at the resolved commit."""
+        commit = self.resolve()
+        path = self._folder + name
+        if path not in self._files:
+            raise SourceError(f"has no file {path} at {commit}", missing=True)
+        url = huggingface_hub.hf_hub_url(self._repo, path, revision=commit, endpoint=self._endpoint)
+        base, _, last = url.rpartition("/")
+        source = WebSource(self._client, f"{base}/", self._headers(), {last: url})
+        with source.open(last, offset=offset, validator=validator) as body:
+            # The ETag is the blob's; the commit is what can be fetched again.
+            yield Body(body.chunks, body.offset, body.size, body.validator, commit)
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._token}"} if self._token else {}
+
+    def _info(self) -> huggingface_hub.ModelInfo:
+        client_type = type(get_session())
+        huggingface_hub.set_client_factory(lambda: client_type(verify=self._context, follow_redirects=True))
+        api = huggingface_hub.HfApi(endpoint=self._endpoint, token=self._token, library_name="triton-pipelines")
+        try:
+            return api.model_info(self._repo, revision=self._revision, timeout=TIMEOUT.read)
+        except GatedRepoError as error:
+            raise SourceError(f"{self._repo} is gated: accept its terms and name a token with access in source.secretRef") from error
+        except RevisionNotFoundError as error:
+            raise SourceError(f"{self._repo} has no revision {self._revision}", missing=True) from error
+        except RepositoryNotFoundError as error:
+            advice = "check the name, and what the token may read" if self._token else "check the name; a private one needs source.secretRef"
+            raise SourceError(f"the hub shows no repository {self._repo}: {advice}") from error
+        except HfHubHTTPError as error:
+            status = error.response.status_code if error.response is not None else 0
+            if status in (401, 403):
+                raise SourceError(f"the hub refused the token ({status}): check the secret of source.secretRef") from error
+            raise SourceError(f"the hub answered {status}", retryable=status >= _RETRYABLE_FROM or status in (0, 408, 429)) from error
+        except SourceError:
+            raise
+        except Exception as error:
+            # Whichever HTTP client huggingface_hub is built on (requests, httpx …), its transport errors end here.
+            text = f"{type(error).__name__}: {error}"
+            if "CERTIFICATE_VERIFY_FAILED" in text:
+                raise SourceError("the hub's certificate is not trusted: name its CA in source.caRef") from error
+            raise SourceError(f"the hub cannot be asked ({text})", retryable=True) from error

@@ -1,0 +1,160 @@
+"""Files over HTTP: own CA, bearer or basic credentials, ranges, redirects that take no credentials to another host."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Final
+from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
+
+import httpx
+
+from triton_pipelines.loader.download import Body
+from triton_pipelines.loader.errors import SourceError
+
+_RETRYABLE: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_MAX_REDIRECTS: Final = 10
+TIMEOUT: Final = httpx.Timeout(60.0, connect=10.0)
+"""Seconds without a byte before an attempt counts as failed; no bound on a whole download."""
+
+
+class WebSource:
+    """Files below the URL ``base`` (ends with ``/``); ``exact`` maps a name to a URL of its own (signed queries)."""
+
+    def __init__(self, client: httpx.Client, base: str, headers: Mapping[str, str], exact: Mapping[str, str] | None = None) -> None:
+        self._client, self._base, self._headers, self._exact = client, base, dict(headers), dict(exact or {})
+
+    def resolve(self) -> str | None:
+        """None: each file has its own ETag."""
+        return None
+
+    @contextmanager
+    def open(self, name: str, *, offset: int = 0, validator: str | None = None) -> Iterator[Body]:
+        """GET ``name``; with ``offset`` and ``validator`` as a range that the server only honours for the same version."""
+        url = self._exact.get(name) or self._base + quote(name)
+        headers = {**self._headers, "Accept-Encoding": "identity"}
+        if offset and validator:
+            headers |= {"Range": f"bytes={offset}-", "If-Range": validator}
+        with web_errors(), stream(self._client, url, headers) as response:
+            start, size = _range(response, offset if offset and validator else 0)
+            encoded = response.headers.get("content-encoding", "identity").lower() != "identity"
+            yield Body(
+                _chunks(response),
+                offset=start,
+                size=None if encoded else size,
+                validator=None if encoded else _validator(response),
+                revision=response.headers.get("etag") or response.headers.get("last-modified"),
+            )
+
+
+@contextmanager
+def web_errors() -> Iterator[None]:
+    """Turn what httpx raises into :class:`SourceError`."""
+    try:
+        yield
+    except httpx.TimeoutException as error:
+        raise SourceError(f"timed out ({type(error).__name__})", retryable=True) from error
+    except httpx.TransportError as error:
+        raise SourceError(*_transport(error)[:1], retryable=_transport(error)[1]) from error
+    except (httpx.InvalidURL, httpx.HTTPError) as error:
+        raise SourceError(f"not a usable URL: {error}") from error
+
+
+def _transport(error: httpx.TransportError) -> tuple[str, bool]:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"the server's certificate is not trusted ({cause.verify_message}): name its CA in source.caRef", False
+        cause = cause.__cause__ or cause.__context__
+    return f"{type(error).__name__}: {error}", not isinstance(error, httpx.UnsupportedProtocol)
+
+
+@contextmanager
+def stream(client: httpx.Client, url: str, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
+    """GET with redirects followed by hand: Authorization stays with its origin, and https never becomes http."""
+    send = dict(headers)
+    for _ in range(_MAX_REDIRECTS):
+        with client.stream("GET", url, headers=send, follow_redirects=False) as response:
+            if response.status_code not in _REDIRECTS:
+                _check_status(response, url, "Authorization" in headers)
+                yield response
+                return
+            following = urljoin(url, response.headers.get("location", ""))
+        if urlsplit(url).scheme == "https" and urlsplit(following).scheme != "https":
+            raise SourceError(f"redirects from https to {urlsplit(following).scheme}://: refused")
+        if _origin(following) != _origin(url):
+            send.pop("Authorization", None)
+        url = following
+    raise SourceError(f"redirects more than {_MAX_REDIRECTS} times")
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"https": 443, "http": 80}.get(parts.scheme)
+
+
+def _check_status(response: httpx.Response, url: str, presented: bool) -> None:
+    status = response.status_code
+    if status in (200, 206):
+        return
+    where = urlsplit(url).hostname
+    if status in (401, 403):
+        advice = "check the secret of source.secretRef" if presented else "name its credentials in source.secretRef"
+        raise SourceError(f"{where} answered {status} {response.reason_phrase}: {advice}")
+    if status in (404, 410):
+        raise SourceError(f"{where} has no file {urlsplit(url).path} ({status}): check uri, path and revision", missing=True)
+    if status == 416:
+        # What lies here is longer than, or not part of, the file: the next attempt starts anew.
+        raise SourceError(f"{where} refuses to go on where the last attempt ended", retryable=True, restart=True)
+    raise SourceError(f"{where} answered {status} {response.reason_phrase}", retryable=status in _RETRYABLE, retry_after=_retry_after(response))
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    value = response.headers.get("retry-after", "").strip()
+    if value.isdigit():
+        return float(value)
+    try:
+        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()) if value else None
+    except (ValueError, TypeError):
+        return None
+
+
+def _range(response: httpx.Response, asked: int) -> tuple[int, int | None]:
+    """First byte of the body and size of the whole file."""
+    if response.status_code == 206:
+        unit, _, rest = response.headers.get("content-range", "").partition(" ")
+        span, _, total = rest.partition("/")
+        start = span.partition("-")[0]
+        if unit.lower() != "bytes" or not start.isdigit() or int(start) != asked:
+            raise SourceError(
+                f"answered with the range {response.headers.get('content-range')!r}, not from byte {asked}", retryable=True, restart=True
+            )
+        return asked, int(total) if total.isdigit() else None
+    length = response.headers.get("content-length", "")
+    return 0, int(length) if length.isdigit() else None
+
+
+def _validator(response: httpx.Response) -> str | None:
+    """What If-Range takes: a strong ETag, else a date (RFC 9110, 13.1.5)."""
+    etag = response.headers.get("etag")
+    if etag and not etag.startswith("W/"):
+        return str(etag)
+    return response.headers.get("last-modified") if response.headers.get("accept-ranges", "").lower() == "bytes" else None
+
+
+def _chunks(response: httpx.Response) -> Iterator[bytes]:
+    with web_errors():
+        yield from response.iter_bytes()
+
+
+def split_userinfo(url: str) -> tuple[str, tuple[str, str] | None]:
+    """``url`` without user information, and user and password when it had them."""
+    parts = urlsplit(url)
+    if parts.username is None:
+        return url, None
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=host)), (unquote(parts.username), unquote(parts.password or ""))

@@ -1,0 +1,133 @@
+"""Tokenizer sources: which files they need, building tokenizer.json from a BERT vocabulary, and proof that it loads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers import Tokenizer
+from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
+from tokenizers.models import WordPiece
+
+from triton_pipelines.api.loadplan import Finding, Reason
+from triton_pipelines.loader.errors import LoadError
+
+TOKENIZER_JSON: Final = "tokenizer.json"
+VOCABULARY: Final = "vocab.txt"
+CONFIGURATION: Final = "tokenizer_config.json"
+SPECIAL_TOKENS: Final = "special_tokens_map.json"
+
+_WORDPIECE_CLASSES: Final = frozenset(
+    f"{name}Tokenizer{suffix}" for name in ("Bert", "DistilBert", "Electra", "MobileBert", "ConvBert", "RetriBert") for suffix in ("", "Fast")
+)
+"""Classes whose vocab.txt is a WordPiece vocabulary under BERT's normalizer and template ([CLS] A [SEP] B [SEP])."""
+
+
+def build_from_vocabulary(vocabulary: Path, configuration: Mapping[str, Any], special: Mapping[str, Any]) -> str:
+    """tokenizer.json of a BERT WordPiece vocabulary under its tokenizer_config.json and special_tokens_map.json.
+
+    Raises :class:`ValueError` when they describe something else.
+    """
+    name = configuration.get("tokenizer_class")
+    if name is not None and name not in _WORDPIECE_CLASSES:
+        raise ValueError(f"{CONFIGURATION} says tokenizer_class {name}, of which no tokenizer.json can be built from {VOCABULARY}")
+    if configuration.get("do_basic_tokenize", True) is not True:
+        raise ValueError(f"{CONFIGURATION} switches do_basic_tokenize off, which has no equal in tokenizer.json")
+    tokens = {role: _token(role, configuration, special) for role in ("unk", "sep", "cls", "pad", "mask")}
+    try:
+        words = WordPiece.read_file(str(vocabulary))
+    except Exception as error:
+        raise ValueError(f"{VOCABULARY} cannot be read: {error}") from error
+    absent = [token for role, token in tokens.items() if role in ("unk", "sep", "cls") and token not in words]
+    if absent:
+        raise ValueError(f"{VOCABULARY} has no {', '.join(absent)}")
+    built = BertWordPieceTokenizer(
+        vocab=words,
+        unk_token=tokens["unk"],
+        sep_token=tokens["sep"],
+        cls_token=tokens["cls"],
+        pad_token=tokens["pad"],
+        mask_token=tokens["mask"],
+        handle_chinese_chars=_flag(configuration, "tokenize_chinese_chars") is not False,
+        # null: BERT strips accents where it lowers case, which is the library's rule too.
+        strip_accents=_flag(configuration, "strip_accents"),
+        lowercase=_flag(configuration, "do_lower_case") is not False,
+    )
+    return str(built.to_str())
+
+
+def _token(role: str, configuration: Mapping[str, Any], special: Mapping[str, Any]) -> str:
+    """A special token's text: from the configuration, the map beside it, or BERT's default."""
+    key = f"{role}_token"
+    for value in (configuration.get(key), special.get(key)):
+        text = value.get("content") if isinstance(value, Mapping) else value
+        if isinstance(text, str) and text:
+            return text
+    return f"[{role.upper()}]"
+
+
+def _flag(configuration: Mapping[str, Any], key: str) -> bool | None:
+    value = configuration.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{CONFIGURATION}: {key} must be true, false or null, not {value!r}")
+    return value
+
+
+def convert(files: Mapping[str, Path]) -> str:
+    """tokenizer.json built from fetched ``files`` (by name). Raises :class:`ValueError`."""
+    return build_from_vocabulary(files[VOCABULARY], _object(files[CONFIGURATION]), _object(files.get(SPECIAL_TOKENS)))
+
+
+def _object(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path.name} is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path.name} must hold a JSON object")
+    return value
+
+
+def check(path: Path) -> str | None:
+    """Load ``path`` as the runtime will. Returns what of its own settings is ignored, in words, or None.
+
+    Raises :class:`ValueError` with the reason when it does not load or cannot encode.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError("it is not UTF-8 text") from error
+    if text.startswith("version https://git-lfs"):
+        raise ValueError("it is a Git LFS pointer, not the file: fetch it with git lfs pull before mirroring")
+    if text.lstrip()[:1] == "<":
+        raise ValueError("it is an HTML or XML page: the URI leads to a web page or a login, not to the file")
+    try:
+        tokenizer = Tokenizer.from_str(text)
+        tokenizer.encode("a")
+    except Exception as error:
+        raise ValueError(str(error)) from error
+    ignored = []
+    if (truncation := tokenizer.truncation) is not None:
+        ignored.append(f"truncation to {truncation['max_length']} tokens")
+    if (padding := tokenizer.padding) is not None:
+        ignored.append(f"padding to {padding['length']} tokens" if padding.get("length") else "padding to the longest text")
+    return " and ".join(ignored) or None
+
+
+def finding_of_settings(ignored: str, step: str, field: str) -> Finding:
+    """The note that settings of tokenizer.json do not count."""
+    return Finding(
+        step=step,
+        reason=Reason.TOKENIZER_SETTINGS_IGNORED,
+        field=field,
+        message=f"tokenizer.json has {ignored} of its own; these are switched off: maxLength, truncation and padding of the step decide.",
+    )
+
+
+def invalid(message: str, step: str, field: str) -> LoadError:
+    """The error for a tokenizer that cannot be used."""
+    return LoadError(Reason.INVALID_TOKENIZER, message, step=step, field=field)

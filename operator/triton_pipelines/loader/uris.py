@@ -1,0 +1,126 @@
+"""Source URIs and the source map that rewrites them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from triton_pipelines.loader.errors import SourceError
+
+SCHEMES: Final = ("hf", "s3", "https", "pvc", "configmap")
+"""Schemes of ``source.uri`` in a resource."""
+MAPPED_SCHEMES: Final = (*SCHEMES, "http", "file")
+"""Schemes that a source map may lead to."""
+_ENDPOINT_SCHEMES: Final = ("hf", "s3")
+"""Protocols over HTTP whose server a source map may replace: ``hf://=http://mirror`` names an endpoint, not another URI."""
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where a source is fetched from: ``uri`` after mapping, ``endpoint`` of a mapped hf or s3, ``mapped`` when a rule applied."""
+
+    uri: str
+    endpoint: str | None = None
+    mapped: bool = False
+
+    @property
+    def scheme(self) -> str:
+        """The scheme in lower case."""
+        return scheme_of(self.uri)
+
+
+@dataclass(frozen=True)
+class SourceMap:
+    """Rules ``PREFIX=TARGET``; the longest prefix that fits wins."""
+
+    rules: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, rules: Iterable[str]) -> SourceMap:
+        """Read rules as given by ``--source-map``; :class:`ValueError` names the one that is wrong."""
+        parsed: dict[str, str] = {}
+        for rule in (item.strip() for item in rules):
+            if not rule:
+                continue
+            prefix, separator, target = rule.partition("=")
+            if not separator or "://" not in prefix:
+                raise ValueError(f"source map {rule!r}: must be PREFIX=TARGET with a prefix such as hf:// or https://host/")
+            if scheme_of(target) not in MAPPED_SCHEMES:
+                raise ValueError(f"source map {rule!r}: the target must start with one of {', '.join(f'{s}://' for s in MAPPED_SCHEMES)}")
+            parsed[prefix] = target
+        return cls(tuple(sorted(parsed.items(), key=lambda rule: -len(rule[0]))))
+
+    def apply(self, uri: str) -> Located:
+        """Where ``uri`` is fetched from."""
+        for prefix, target in self.rules:
+            if not uri.startswith(prefix):
+                continue
+            if scheme_of(uri) in _ENDPOINT_SCHEMES and scheme_of(target) in ("http", "https"):
+                return Located(uri, endpoint=target.rstrip("/"), mapped=True)
+            return Located(target + uri[len(prefix) :], mapped=True)
+        return Located(uri)
+
+
+def scheme_of(uri: str) -> str:
+    """The scheme of ``uri`` in lower case; empty without one."""
+    scheme, separator, _ = uri.partition("://")
+    return scheme.lower() if separator else ""
+
+
+def check_scheme(located: Located) -> None:
+    """Raise :class:`SourceError` for a URI that a resource may not use; ``http`` and ``file`` need a source map (http: or loopback)."""
+    scheme = located.scheme
+    if scheme in SCHEMES or (located.mapped and scheme in MAPPED_SCHEMES):
+        return
+    if scheme == "http":
+        if (urlsplit(located.uri).hostname or "") in LOOPBACK:
+            return
+        raise SourceError("http:// sends credentials and models in the clear: use https://, or map it with --source-map")
+    if scheme == "file":
+        raise SourceError("file:// is only read through --source-map: a resource cannot name files of the loader's container")
+    raise SourceError(f"the URI must start with one of {', '.join(f'{s}://' for s in SCHEMES)}")
+
+
+@dataclass(frozen=True)
+class HubUri:
+    """``hf://org/name[/path][@revision]``."""
+
+    repo: str
+    path: str
+    revision: str | None
+
+
+def parse_hub(uri: str) -> HubUri:
+    """Split a model hub URI; :class:`SourceError` when it names no repository."""
+    rest, _, revision = uri.partition("://")[2].partition("@")
+    parts = [part for part in rest.split("/") if part]
+    if not parts or ".." in parts:
+        raise SourceError("names no repository: write hf://org/name or hf://org/name@revision")
+    return HubUri("/".join(parts[:2]), "/".join(parts[2:]), revision or None)
+
+
+def parse_bucket(uri: str) -> tuple[str, str]:
+    """Bucket and key of an ``s3://bucket/key`` URI; a key that ends with ``/``, or an empty one, is a folder."""
+    bucket, _, key = uri.partition("://")[2].partition("/")
+    if not bucket:
+        raise SourceError("names no bucket: write s3://bucket/key")
+    return bucket, key
+
+
+def parse_folder(uri: str) -> tuple[str, str]:
+    """First part (claim, ConfigMap) and path of a ``pvc://`` or ``configmap://`` URI."""
+    name, _, path = uri.partition("://")[2].partition("/")
+    if not name:
+        raise SourceError("names no object: write pvc://claim/path or configmap://name/key")
+    return name, path.strip("/")
+
+
+def file_path(uri: str) -> str:
+    """The path of a ``file:///path`` URI."""
+    parts = urlsplit(uri)
+    if parts.netloc not in ("", "localhost"):
+        raise SourceError("file:// takes an absolute path: file:///path")
+    return unquote(parts.path)
