@@ -32,15 +32,27 @@ class EnvVar(ApiModel):
 
     name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", description="Name of the variable.")]
     value: Annotated[Text | None, Field(description="Its value.")] = None
-    value_from: Annotated[Passthrough | None, Field(description="A reference as in a Pod: secretKeyRef, configMapKeyRef, fieldRef or resourceFieldRef.", json_schema_extra=PRESERVE)] = None
+    value_from: Annotated[
+        Passthrough | None,
+        Field(description="A reference as in a Pod: secretKeyRef, configMapKeyRef, fieldRef or resourceFieldRef.", json_schema_extra=PRESERVE),
+    ] = None
 
 
 class Gpu(ApiModel):
     """GPUs of one pod."""
 
     count: Annotated[int, Field(ge=0, le=64, description="GPUs per pod; 0: CPU only.")] = 1
-    resource_name: Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$", description="Extended resource that is asked for, such as a MIG slice.")] = "nvidia.com/gpu"
-    products: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=63)], ...], Field(max_length=32, description="GPU models that will do: values of the node label nvidia.com/gpu.product.", json_schema_extra={"x-kubernetes-list-type": "set"})] = ()
+    resource_name: Annotated[
+        str, Field(max_length=253, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$", description="Extended resource that is asked for, such as a MIG slice.")
+    ] = "nvidia.com/gpu"
+    products: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=63)], ...],
+        Field(
+            max_length=32,
+            description="GPU models that will do: values of the node label nvidia.com/gpu.product.",
+            json_schema_extra={"x-kubernetes-list-type": "set"},
+        ),
+    ] = ()
 
 
 class ResourceList(ApiModel):
@@ -69,15 +81,29 @@ class Service(ApiModel):
     """The Service in front of the pods."""
 
     type: Annotated[ServiceType, Field(description="Kind of Service.")] = ServiceType.CLUSTER_IP
-    annotations: Annotated[dict[LabelKey, Text], Field(max_length=64, description="Annotations of the Service, for load balancers and the like.")] = {}
+    annotations: Annotated[
+        dict[LabelKey, Text], Field(max_length=64, description="Annotations of the Service, for load balancers and the like.")
+    ] = {}
 
 
 class NetworkPolicy(ApiModel):
     """Who may reach the ports. What they may do there is the control key's business."""
 
     mode: Annotated[Switch, Field(description="Disabled: no NetworkPolicy is made.")] = Switch.ENABLED
-    inference_from: Annotated[tuple[Passthrough, ...], Field(max_length=32, description="NetworkPolicy peers that may infer; empty: everyone.", json_schema_extra={**ATOMIC, "items-preserve": True})] = ()
-    metrics_from: Annotated[tuple[Passthrough, ...], Field(max_length=32, description="NetworkPolicy peers that may read metrics; empty: everyone.", json_schema_extra={**ATOMIC, "items-preserve": True})] = ()
+    inference_from: Annotated[
+        tuple[Passthrough, ...],
+        Field(
+            max_length=32, description="NetworkPolicy peers that may infer; empty: everyone.", json_schema_extra={**ATOMIC, "items-preserve": True}
+        ),
+    ] = ()
+    metrics_from: Annotated[
+        tuple[Passthrough, ...],
+        Field(
+            max_length=32,
+            description="NetworkPolicy peers that may read metrics; empty: everyone.",
+            json_schema_extra={**ATOMIC, "items-preserve": True},
+        ),
+    ] = ()
 
 
 class DisruptionBudget(StrEnum):
@@ -90,25 +116,69 @@ class DisruptionBudget(StrEnum):
 class Server(ApiModel):
     """The Triton pods."""
 
-    image: Annotated[str | None, Field(min_length=1, max_length=512, pattern=r"^[^\s]+$", description="Triton image. Default: the operator's.")] = None
-    version: Annotated[str | None, Field(max_length=5, pattern=r"^[0-9]{2}\.[0-9]{2}$", description="Triton release such as 24.10. Default: read from the image's tag; needed where the tag does not say. It decides flags and features.")] = None
+    image: Annotated[str | None, Field(min_length=1, max_length=512, pattern=r"^[^\s]+$", description="Triton image. Default: the operator's.")] = (
+        None
+    )
+    version: Annotated[
+        str | None,
+        Field(
+            max_length=5,
+            pattern=r"^[0-9]{2}\.[0-9]{2}$",
+            description="Triton release such as 24.10. Default: read from the image's tag; needed where the tag does not say. It decides flags and features.",
+        ),
+    ] = None
     image_pull_policy: Annotated[ImagePullPolicy | None, Field(description="As in a Pod.")] = None
-    image_pull_secrets: Annotated[tuple[LocalReference, ...], Field(max_length=16, description="As in a Pod.", json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]})] = ()
-    service_account_name: Annotated[ShortText | None, Field(description="Service account of the pods (for workload identity); its token is not mounted into Triton.")] = None
-    env: Annotated[tuple[EnvVar, ...], Field(max_length=64, description="Further environment variables of Triton.", json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]})] = ()
-    args: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...], Field(max_length=64, description="Further arguments of tritonserver; one that the operator owns is refused.", json_schema_extra=ATOMIC)] = ()
+    image_pull_secrets: Annotated[
+        tuple[LocalReference, ...],
+        Field(max_length=16, description="As in a Pod.", json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+    ] = ()
+    service_account_name: Annotated[
+        ShortText | None, Field(description="Service account of the pods (for workload identity); its token is not mounted into Triton.")
+    ] = None
+    env: Annotated[
+        tuple[EnvVar, ...],
+        Field(
+            max_length=64,
+            description="Further environment variables of Triton.",
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = ()
+    args: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...],
+        Field(max_length=64, description="Further arguments of tritonserver; one that the operator owns is refused.", json_schema_extra=ATOMIC),
+    ] = ()
     gpu: Annotated[Gpu, Field(description="GPUs of one pod.")] = Gpu()
     node_selector: Annotated[dict[LabelKey, Annotated[str, Field(max_length=63)]], Field(max_length=32, description="As in a Pod.")] = {}
-    tolerations: Annotated[tuple[Passthrough, ...], Field(max_length=32, description="As in a Pod; those for nvidia.com/gpu and for the GPU resource's own name are always added.", json_schema_extra={**ATOMIC, "items-preserve": True})] = ()
+    tolerations: Annotated[
+        tuple[Passthrough, ...],
+        Field(
+            max_length=32,
+            description="As in a Pod; those for nvidia.com/gpu and for the GPU resource's own name are always added.",
+            json_schema_extra={**ATOMIC, "items-preserve": True},
+        ),
+    ] = ()
     affinity: Annotated[Passthrough | None, Field(description="As in a Pod.", json_schema_extra=PRESERVE)] = None
-    topology_spread_constraints: Annotated[tuple[Passthrough, ...], Field(max_length=16, description="As in a Pod. Default: spread over nodes where possible.", json_schema_extra={**ATOMIC, "items-preserve": True})] = ()
+    topology_spread_constraints: Annotated[
+        tuple[Passthrough, ...],
+        Field(
+            max_length=16, description="As in a Pod. Default: spread over nodes where possible.", json_schema_extra={**ATOMIC, "items-preserve": True}
+        ),
+    ] = ()
     runtime_class_name: Annotated[ShortText | None, Field(description="As in a Pod.")] = None
     priority_class_name: Annotated[ShortText | None, Field(description="As in a Pod.")] = None
-    resources: Annotated[Resources, Field(description="CPU and memory of the Triton container. Default: its own need and initial (requests) or max (limits) times resourcesPerInstance.")] = Resources()
+    resources: Annotated[
+        Resources,
+        Field(
+            description="CPU and memory of the Triton container. Default: its own need and initial (requests) or max (limits) times resourcesPerInstance."
+        ),
+    ] = Resources()
     shared_memory: Annotated[Quantity | None, Field(description="Size of /dev/shm. Default: computed from the number of python instances.")] = None
     service: Annotated[Service, Field(description="The Service in front of the pods.")] = Service()
     network_policy: Annotated[NetworkPolicy, Field(description="Who may reach the ports.")] = NetworkPolicy()
-    disruption_budget: Annotated[DisruptionBudget, Field(description="Auto: none with one replica (it would block drains), else at most one pod away; unhealthy pods can always be evicted.")] = DisruptionBudget.AUTO
+    disruption_budget: Annotated[
+        DisruptionBudget,
+        Field(description="Auto: none with one replica (it would block drains), else at most one pod away; unhealthy pods can always be evicted."),
+    ] = DisruptionBudget.AUTO
 
 
 class RolloutStrategy(StrEnum):
@@ -123,9 +193,16 @@ class RolloutStrategy(StrEnum):
 class Rollout(ApiModel):
     """How a new revision takes over, and how long pods may take to go."""
 
-    strategy: Annotated[RolloutStrategy, Field(description="Surge starts a new pod first; NoSurge takes one old pod away first; Recreate takes all; Auto tries a surge pod and falls back to NoSurge where the scheduler finds no room.")] = RolloutStrategy.AUTO
+    strategy: Annotated[
+        RolloutStrategy,
+        Field(
+            description="Surge starts a new pod first; NoSurge takes one old pod away first; Recreate takes all; Auto tries a surge pod and falls back to NoSurge where the scheduler finds no room."
+        ),
+    ] = RolloutStrategy.AUTO
     progress_deadline_seconds: Annotated[int, Field(ge=10, le=86400, description="After this long without progress the rollout has failed.")] = 900
-    drain_seconds: Annotated[int, Field(ge=0, le=3600, description="Wait of a leaving pod before Triton is told to stop; then Triton's exit timeout is as long again.")] = 30
+    drain_seconds: Annotated[
+        int, Field(ge=0, le=3600, description="Wait of a leaving pod before Triton is told to stop; then Triton's exit timeout is as long again.")
+    ] = 30
     revision_history_limit: Annotated[int, Field(ge=1, le=20, description="Old revisions whose ConfigMaps and ReplicaSets are kept.")] = 3
 
 

@@ -16,7 +16,12 @@ URI_PATTERN = rf"^({'|'.join(SCHEMES)})://[^\s\x00-\x1f\x7f]+$"
 class SecretReference(ApiModel):
     """A Secret of the pipeline's namespace; it is mounted into the init container alone, never into Triton."""
 
-    name: Annotated[ShortText, Field(description="Name of the Secret. Keys: hf `token`; s3 `accessKeyId`, `secretAccessKey`, `sessionToken`; https `token`, or `username` and `password`.")]
+    name: Annotated[
+        ShortText,
+        Field(
+            description="Name of the Secret. Keys: hf `token`; s3 `accessKeyId`, `secretAccessKey`, `sessionToken`; https `token`, or `username` and `password`."
+        ),
+    ]
 
 
 class CertificateReference(ApiModel):
@@ -42,10 +47,27 @@ class Source(ApiModel):
             description="hf://org/name, s3://bucket/key, https://host/file, pvc://claim/path or configmap://name/key.",
         ),
     ]
-    revision: Annotated[str | None, Field(max_length=128, description="Commit, tag or branch (hf) or object version (s3). Left out: the newest, recorded at the first load and kept for the pipeline's revision.")] = None
-    path: Annotated[str | None, Field(max_length=512, pattern=r"^[^/\x00-\x1f][^\x00-\x1f]*$", description="File inside the folder or repository that the URI names. Left out: the file's usual name.")] = None
-    sha256: Annotated[str | None, Field(pattern=r"^[0-9a-f]{64}$", max_length=64, description="SHA-256 that the file must have, in lower-case hex.")] = None
-    endpoint: Annotated[str | None, Field(max_length=512, pattern=r"^https?://[^\s]+$", description="Address of an S3-compatible store or of a model hub mirror.")] = None
+    revision: Annotated[
+        str | None,
+        Field(
+            max_length=128,
+            description="Commit, tag or branch (hf) or object version (s3). Left out: the newest, recorded at the first load and kept for the pipeline's revision.",
+        ),
+    ] = None
+    path: Annotated[
+        str | None,
+        Field(
+            max_length=512,
+            pattern=r"^[^/\x00-\x1f][^\x00-\x1f]*$",
+            description="File inside the folder or repository that the URI names. Left out: the file's usual name.",
+        ),
+    ] = None
+    sha256: Annotated[
+        str | None, Field(pattern=r"^[0-9a-f]{64}$", max_length=64, description="SHA-256 that the file must have, in lower-case hex.")
+    ] = None
+    endpoint: Annotated[
+        str | None, Field(max_length=512, pattern=r"^https?://[^\s]+$", description="Address of an S3-compatible store or of a model hub mirror.")
+    ] = None
     region: Annotated[str | None, Field(max_length=64, description="Region of the bucket.")] = None
     secret_ref: Annotated[SecretReference | None, Field(description="Credentials. Left out: none, or the pod's workload identity.")] = None
     ca_ref: Annotated[CertificateReference | None, Field(description="CA bundle for the source's server, beside the system's.")] = None

@@ -22,8 +22,12 @@ class ConditionStatus(ApiModel):
     status: Annotated[Literal["True", "False", "Unknown"], Field(description="True, False or Unknown.")]
     reason: Annotated[str, Field(max_length=128, description="One CamelCase word for the cause.")]
     message: Annotated[Long, Field(description="What it is, in words and numbers, and what to do.")]
-    observed_generation: Annotated[int, Field(ge=0, le=2**63 - 1, description="Generation of the spec that it speaks of.", json_schema_extra={"format": "int64"})] = 0
-    last_transition_time: Annotated[str, Field(max_length=64, description="When the status value last changed.", json_schema_extra={"format": "date-time"})]
+    observed_generation: Annotated[
+        int, Field(ge=0, le=2**63 - 1, description="Generation of the spec that it speaks of.", json_schema_extra={"format": "int64"})
+    ] = 0
+    last_transition_time: Annotated[
+        str, Field(max_length=64, description="When the status value last changed.", json_schema_extra={"format": "date-time"})
+    ]
 
 
 class Endpoints(ApiModel):
@@ -39,7 +43,10 @@ class TensorStatus(ApiModel):
 
     name: Annotated[Short, Field(description="Name.")]
     data_type: Annotated[Short, Field(description="Element type as clients send it (BYTES for text).")]
-    shape: Annotated[tuple[Annotated[int, Field(ge=-1, le=2**31 - 1)], ...], Field(max_length=16, description="Shape with the batch axis; -1: any length.", json_schema_extra=ATOMIC)]
+    shape: Annotated[
+        tuple[Annotated[int, Field(ge=-1, le=2**31 - 1)], ...],
+        Field(max_length=16, description="Shape with the batch axis; -1: any length.", json_schema_extra=ATOMIC),
+    ]
 
 
 class EnsembleStatus(ApiModel):
@@ -97,8 +104,13 @@ class WarningStatus(ApiModel):
 class Status(ApiModel):
     """What is."""
 
-    observed_generation: Annotated[int, Field(ge=0, le=2**63 - 1, description="Generation of the spec that was last judged to the end.", json_schema_extra={"format": "int64"})] = 0
-    conditions: Annotated[tuple[ConditionStatus, ...], Field(max_length=16, description="Conditions.", json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]})] = ()
+    observed_generation: Annotated[
+        int, Field(ge=0, le=2**63 - 1, description="Generation of the spec that was last judged to the end.", json_schema_extra={"format": "int64"})
+    ] = 0
+    conditions: Annotated[
+        tuple[ConditionStatus, ...],
+        Field(max_length=16, description="Conditions.", json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
+    ] = ()
     revision: Annotated[Short, Field(description="Revision that the latest spec asks for.")] = ""
     serving_revision: Annotated[Short, Field(description="Revision that answers requests.")] = ""
     replicas: Annotated[Count, Field(description="Pods.")] = 0
@@ -109,6 +121,15 @@ class Status(ApiModel):
     ensemble: Annotated[EnsembleStatus, Field(description="What a client needs to know.")] = EnsembleStatus()
     steps: Annotated[tuple[StepStatus, ...], Field(max_length=64, description="Each step over all pods.", json_schema_extra=MAP_BY_NAME)] = ()
     tokenizer: Annotated[TokenizerStatus, Field(description="The tokenizer's count, for people.")] = TokenizerStatus()
-    sources: Annotated[tuple[SourceStatus, ...], Field(max_length=64, description="What the sources resolved to.", json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["step"]})] = ()
+    sources: Annotated[
+        tuple[SourceStatus, ...],
+        Field(
+            max_length=64,
+            description="What the sources resolved to.",
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["step"]},
+        ),
+    ] = ()
     padding: Annotated[PaddingStatus, Field(description="How tokens are padded.")] = PaddingStatus()
-    warnings: Annotated[tuple[WarningStatus, ...], Field(max_length=20, description="What works but is probably not meant.", json_schema_extra=ATOMIC)] = ()
+    warnings: Annotated[
+        tuple[WarningStatus, ...], Field(max_length=20, description="What works but is probably not meant.", json_schema_extra=ATOMIC)
+    ] = ()

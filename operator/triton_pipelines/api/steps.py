@@ -72,9 +72,13 @@ class TimeoutAction(StrEnum):
 class QueuePolicy(ApiModel):
     """Bounds of a step's queue. Without them Triton's queue is unbounded."""
 
-    max_queue_size: Annotated[int | None, Field(ge=0, le=2**31 - 1, description="Requests that may wait; more are refused with 503. 0: no limit.")] = None
+    max_queue_size: Annotated[
+        int | None, Field(ge=0, le=2**31 - 1, description="Requests that may wait; more are refused with 503. 0: no limit.")
+    ] = None
     timeout_action: Annotated[TimeoutAction | None, Field(description="REJECT a request that waited too long, or DELAY it behind all others.")] = None
-    default_timeout_microseconds: Annotated[int | None, Field(ge=0, le=2**31 - 1, description="Longest wait in the queue, in microseconds. 0: no limit.")] = None
+    default_timeout_microseconds: Annotated[
+        int | None, Field(ge=0, le=2**31 - 1, description="Longest wait in the queue, in microseconds. 0: no limit.")
+    ] = None
     allow_timeout_override: Annotated[Switch | None, Field(description="Enabled: a request may ask for a shorter timeout.")] = None
 
 
@@ -82,8 +86,13 @@ class DynamicBatching(ApiModel):
     """Triton's dynamic batcher of one step. Left out, it is on with Triton's defaults."""
 
     mode: Annotated[Switch, Field(description="Disabled: the step runs request by request.")] = Switch.ENABLED
-    preferred_batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1, le=MAX_BATCH)], ...], Field(max_length=16, description="Sizes at which a batch is sent at once.", json_schema_extra={"x-kubernetes-list-type": "set"})] = ()
-    max_queue_delay_microseconds: Annotated[int | None, Field(ge=0, le=60_000_000, description="Longest time that a request waits for company, in microseconds.")] = None
+    preferred_batch_sizes: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=MAX_BATCH)], ...],
+        Field(max_length=16, description="Sizes at which a batch is sent at once.", json_schema_extra={"x-kubernetes-list-type": "set"}),
+    ] = ()
+    max_queue_delay_microseconds: Annotated[
+        int | None, Field(ge=0, le=60_000_000, description="Longest time that a request waits for company, in microseconds.")
+    ] = None
     preserve_ordering: Annotated[Switch | None, Field(description="Enabled: answers leave in the order in which requests came.")] = None
     queue_policy: Annotated[QueuePolicy | None, Field(description="Bounds of the queue.")] = None
 
@@ -91,19 +100,23 @@ class DynamicBatching(ApiModel):
         Rule(
             cel="!has(self.mode) || self.mode != 'Disabled' || !(has(self.preferredBatchSizes) || has(self.maxQueueDelayMicroseconds) || has(self.preserveOrdering) || has(self.queuePolicy))",
             message="mode Disabled takes no further settings: without a batcher Triton has no queue policy; remove them or set mode to Enabled",
-            holds=lambda b: b.mode is Switch.ENABLED
-            or not (b.preferred_batch_sizes or b.max_queue_delay_microseconds is not None or b.preserve_ordering or b.queue_policy),
+            holds=lambda b: (
+                b.mode is Switch.ENABLED
+                or not (b.preferred_batch_sizes or b.max_queue_delay_microseconds is not None or b.preserve_ordering or b.queue_policy)
+            ),
             field="mode",
         ),
         Rule(
             cel="!(has(self.preserveOrdering) && self.preserveOrdering == 'Enabled' && has(self.queuePolicy) && has(self.queuePolicy.timeoutAction)"
             " && self.queuePolicy.timeoutAction == 'DELAY' && has(self.queuePolicy.defaultTimeoutMicroseconds) && self.queuePolicy.defaultTimeoutMicroseconds > 0)",
             message="preserveOrdering cannot go with timeoutAction DELAY and a timeout: a delayed request would break the order; use REJECT",
-            holds=lambda b: not (
-                b.preserve_ordering is Switch.ENABLED
-                and b.queue_policy is not None
-                and b.queue_policy.timeout_action is TimeoutAction.DELAY
-                and (b.queue_policy.default_timeout_microseconds or 0) > 0
+            holds=lambda b: (
+                not (
+                    b.preserve_ordering is Switch.ENABLED
+                    and b.queue_policy is not None
+                    and b.queue_policy.timeout_action is TimeoutAction.DELAY
+                    and (b.queue_policy.default_timeout_microseconds or 0) > 0
+                )
             ),
             field="preserveOrdering",
         ),
@@ -136,15 +149,25 @@ class TokenizerOutput(ApiModel):
 
     name: Annotated[TensorName, Field(description="Name of the tensor in Triton.")]
     tensor: Annotated[TokenTensor | None, Field(description="What it carries. Left out: told by a usual name such as input_ids, in any case.")] = None
-    data_type: Annotated[DataType | None, Field(description="INT64 or INT32. Left out: that of the input that reads it, else INT64.", json_schema_extra={"enum": ["INT32", "INT64"]})] = None
+    data_type: Annotated[
+        DataType | None,
+        Field(description="INT64 or INT32. Left out: that of the input that reads it, else INT64.", json_schema_extra={"enum": ["INT32", "INT64"]}),
+    ] = None
 
 
 class ScaledInstances(ApiModel):
     """Instance count of a CPU step: where it starts, and the bounds within which it may move."""
 
-    initial: Annotated[int | None, Field(ge=1, le=MAX_INSTANCES, description="Count that a new pipeline starts with. Default 1, or min where that is higher.")] = None
+    initial: Annotated[
+        int | None, Field(ge=1, le=MAX_INSTANCES, description="Count that a new pipeline starts with. Default 1, or min where that is higher.")
+    ] = None
     min: Annotated[int | None, Field(ge=1, le=MAX_INSTANCES, description="Lowest count. Default 1.")] = None
-    max: Annotated[int | None, Field(ge=1, le=MAX_INSTANCES, description="Highest count; CPU and memory limits are sized for it. Default 4, or initial where that is higher.")] = None
+    max: Annotated[
+        int | None,
+        Field(
+            ge=1, le=MAX_INSTANCES, description="Highest count; CPU and memory limits are sized for it. Default 4, or initial where that is higher."
+        ),
+    ] = None
 
     rules = (
         Rule(
@@ -188,18 +211,43 @@ class Tokenizer(ApiModel):
     """The CPU step that turns text into tokens, with the Rust tokenizers library."""
 
     model_name: Annotated[TritonName, Field(description="Name in the model repository.")] = "tokenizer"
-    source: Annotated[Source | None, Field(description="A folder with tokenizer.json (or vocab.txt with its configuration), or the file. Default: spec.source.")] = None
+    source: Annotated[
+        Source | None, Field(description="A folder with tokenizer.json (or vocab.txt with its configuration), or the file. Default: spec.source.")
+    ] = None
     inputs: Annotated[TokenizerInputs, Field(description="Pipeline inputs that it reads.")] = TokenizerInputs()
-    outputs: Annotated[tuple[TokenizerOutput, ...], Field(max_length=16, description="Its output tensors. Default: those that later steps read, by their usual names.", json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]})] = ()
+    outputs: Annotated[
+        tuple[TokenizerOutput, ...],
+        Field(
+            max_length=16,
+            description="Its output tensors. Default: those that later steps read, by their usual names.",
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = ()
     max_length: Annotated[int | None, Field(ge=1, le=MAX_TOKENS, description="Longest row, in tokens. Default 512.")] = None
-    truncation: Annotated[Truncation, Field(description="LongestFirst cuts a longer text; Refuse answers that request with an error.")] = Truncation.LONGEST_FIRST
+    truncation: Annotated[Truncation, Field(description="LongestFirst cuts a longer text; Refuse answers that request with an error.")] = (
+        Truncation.LONGEST_FIRST
+    )
     special_tokens: Annotated[Switch, Field(description="Enabled: the tokenizer's own special tokens are added.")] = Switch.ENABLED
-    padding: Annotated[Padding | None, Field(description="Ragged (each request keeps its own length), Fixed (to maxLength), Bucketed (to the next bucket), Longest (to the longest of the tokenizer's batch), or Auto, the default.")] = None
-    buckets: Annotated[tuple[Annotated[int, Field(ge=1, le=MAX_TOKENS)], ...], Field(max_length=32, description="Lengths of padding Bucketed, ascending; maxLength is always the last.", json_schema_extra={"x-kubernetes-list-type": "atomic"})] = ()
+    padding: Annotated[
+        Padding | None,
+        Field(
+            description="Ragged (each request keeps its own length), Fixed (to maxLength), Bucketed (to the next bucket), Longest (to the longest of the tokenizer's batch), or Auto, the default."
+        ),
+    ] = None
+    buckets: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=MAX_TOKENS)], ...],
+        Field(
+            max_length=32,
+            description="Lengths of padding Bucketed, ascending; maxLength is always the last.",
+            json_schema_extra={"x-kubernetes-list-type": "atomic"},
+        ),
+    ] = ()
     max_batch_size: Annotated[int | None, Field(ge=1, le=MAX_BATCH, description="Most rows in a batch. Default: the model's.")] = None
     dynamic_batching: Annotated[DynamicBatching | None, Field(description="Batching of this step. Default: on.")] = None
     instances: Annotated[ScaledInstances, Field(description="How many tokenizer processes a pod runs.")] = ScaledInstances()
-    resources_per_instance: Annotated[InstanceResources, Field(description="What one more instance may use; sizes the pod's requests and limits.")] = InstanceResources()
+    resources_per_instance: Annotated[
+        InstanceResources, Field(description="What one more instance may use; sizes the pod's requests and limits.")
+    ] = InstanceResources()
 
     rules = (
         _PREFERRED_RULE,
@@ -242,7 +290,10 @@ class Runner(StrEnum):
 class InlineCode(ApiModel):
     """Own code of a python step."""
 
-    inline: Annotated[str, Field(min_length=1, max_length=65536, description="A full Triton model.py. It runs with the rights of the pod; the operator can forbid it.")]
+    inline: Annotated[
+        str,
+        Field(min_length=1, max_length=65536, description="A full Triton model.py. It runs with the rights of the pod; the operator can forbid it."),
+    ]
 
 
 class Python(ApiModel):
@@ -265,8 +316,19 @@ class ModelInput(ApiModel):
 
     name: Annotated[TensorName, Field(description="Name of the tensor in the model's file.")]
     data_type: Annotated[DataType, Field(description="Element type.")]
-    dims: Annotated[tuple[Dimension, ...], Field(min_length=1, max_length=16, description="Shape of one row, without the batch axis; -1: any length.", json_schema_extra={"x-kubernetes-list-type": "atomic"})]
-    from_: Annotated[TensorReference | None, Field(alias="from", description="The tensor it reads: STEP.OUTPUT or pipeline.INPUT. A tokenizer's usual name needs none.")] = None
+    dims: Annotated[
+        tuple[Dimension, ...],
+        Field(
+            min_length=1,
+            max_length=16,
+            description="Shape of one row, without the batch axis; -1: any length.",
+            json_schema_extra={"x-kubernetes-list-type": "atomic"},
+        ),
+    ]
+    from_: Annotated[
+        TensorReference | None,
+        Field(alias="from", description="The tensor it reads: STEP.OUTPUT or pipeline.INPUT. A tokenizer's usual name needs none."),
+    ] = None
 
 
 class ModelOutput(ApiModel):
@@ -274,7 +336,15 @@ class ModelOutput(ApiModel):
 
     name: Annotated[TensorName, Field(description="Name of the tensor in the model's file.")]
     data_type: Annotated[DataType, Field(description="Element type.")]
-    dims: Annotated[tuple[Dimension, ...], Field(min_length=1, max_length=16, description="Shape of one row, without the batch axis; -1: any length.", json_schema_extra={"x-kubernetes-list-type": "atomic"})]
+    dims: Annotated[
+        tuple[Dimension, ...],
+        Field(
+            min_length=1,
+            max_length=16,
+            description="Shape of one row, without the batch axis; -1: any length.",
+            json_schema_extra={"x-kubernetes-list-type": "atomic"},
+        ),
+    ]
 
 
 class InstanceKind(StrEnum):
@@ -298,12 +368,29 @@ class Model(ApiModel):
     platform: Annotated[Platform, Field(description="What runs the file.")]
     source: Annotated[Source | None, Field(description="The model's file, or a folder that holds it. Default: spec.source.")] = None
     python: Annotated[Python | None, Field(description="Needed for platform python, forbidden otherwise.")] = None
-    inputs: Annotated[tuple[ModelInput, ...], Field(max_length=64, description="Input tensors. Default: the tokenizer's outputs.", json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]})] = ()
-    outputs: Annotated[tuple[ModelOutput, ...], Field(min_length=1, max_length=64, description="Output tensors.", json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]})]
+    inputs: Annotated[
+        tuple[ModelInput, ...],
+        Field(
+            max_length=64,
+            description="Input tensors. Default: the tokenizer's outputs.",
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = ()
+    outputs: Annotated[
+        tuple[ModelOutput, ...],
+        Field(
+            min_length=1,
+            max_length=64,
+            description="Output tensors.",
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ]
     max_batch_size: Annotated[int | None, Field(ge=1, le=MAX_BATCH, description="Most rows in a batch. Default 64.")] = None
     dynamic_batching: Annotated[DynamicBatching | None, Field(description="Batching of this step. Default: on.")] = None
     instances: Annotated[ModelInstances, Field(description="Copies of the model.")] = ModelInstances()
-    parameters: Annotated[dict[Annotated[str, Field(max_length=128)], Text], Field(max_length=64, description="Triton model parameters, passed on as written.")] = {}
+    parameters: Annotated[
+        dict[Annotated[str, Field(max_length=128)], Text], Field(max_length=64, description="Triton model parameters, passed on as written.")
+    ] = {}
 
     rules = (
         _PREFERRED_RULE,
@@ -340,10 +427,18 @@ class Postprocess(ApiModel):
     """The step after the model."""
 
     model_name: Annotated[TritonName, Field(description="Name in the model repository.")] = "postprocess"
-    type: Annotated[PostprocessType | None, Field(description="None (the default): the model's outputs are the pipeline's. Softmax, Sigmoid: probabilities and labels. MeanPooling, FirstToken: an embedding.")] = None
+    type: Annotated[
+        PostprocessType | None,
+        Field(
+            description="None (the default): the model's outputs are the pipeline's. Softmax, Sigmoid: probabilities and labels. MeanPooling, FirstToken: an embedding."
+        ),
+    ] = None
     from_: Annotated[TensorReference | None, Field(alias="from", description="The tensor it reads. Default: the model's first output.")] = None
     mask_from: Annotated[TensorReference | None, Field(description="Mask for MeanPooling. Default: the tokenizer's AttentionMask.")] = None
-    labels: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=256)], ...], Field(max_length=4096, description="Names of the classes, in the model's order.", json_schema_extra={"x-kubernetes-list-type": "atomic"})] = ()
+    labels: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=256)], ...],
+        Field(max_length=4096, description="Names of the classes, in the model's order.", json_schema_extra={"x-kubernetes-list-type": "atomic"}),
+    ] = ()
     top_k: Annotated[int | None, Field(ge=1, le=4096, description="How many labels and scores are answered, best first. Default 1.")] = None
     normalize: Annotated[Switch | None, Field(description="Enabled (the default): embeddings have unit length.")] = None
     instances: Annotated[PostprocessInstances, Field(description="How many processes a pod runs.")] = PostprocessInstances()

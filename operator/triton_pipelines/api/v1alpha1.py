@@ -19,7 +19,9 @@ class Ensemble(ApiModel):
     """The public face of the pipeline."""
 
     model_name: Annotated[TritonName | None, Field(description="Name that clients call. Default: metadata.name.")] = None
-    max_batch_size: Annotated[int | None, Field(ge=1, le=MAX_BATCH, description="Most rows in a request. Default: the smallest of the steps'.")] = None
+    max_batch_size: Annotated[int | None, Field(ge=1, le=MAX_BATCH, description="Most rows in a request. Default: the smallest of the steps'.")] = (
+        None
+    )
 
 
 def _distinct_names(spec: Spec) -> bool:
@@ -55,9 +57,7 @@ class Spec(ApiModel):
         Rule(
             cel="has(self.model.source) || has(self.source) || has(self.model.python) && has(self.model.python.code)",
             message="model.source is needed, or a source for the whole pipeline",
-            holds=lambda s: s.model.source is not None
-            or s.source is not None
-            or (s.model.python is not None and s.model.python.code is not None),
+            holds=lambda s: s.model.source is not None or s.source is not None or (s.model.python is not None and s.model.python.code is not None),
             field="model.source",
         ),
         Rule(

@@ -1,0 +1,110 @@
+"""What follows from the Triton release and the number of python instances: flags, shared memory, CPU and memory."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+
+from triton_pipelines.api import names
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+
+from .graph import Graph, Role
+
+# Arguments that the operator writes itself; a second one would end Triton or open the control API.
+OWNED_ARGUMENTS = frozenset(
+    {
+        "--model-repository", "--model-store", "--model-control-mode", "--load-model", "--disable-auto-complete-config", "--strict-model-config",
+        "--exit-on-error", "--http-port", "--grpc-port", "--metrics-port", "--http-restricted-api", "--grpc-restricted-protocol",
+        "--exit-timeout-secs", "--grpc-max-connection-age", "--allow-http", "--allow-grpc", "--allow-metrics", "--model-config-name",
+        "--repository-poll-secs", "--http-address", "--grpc-address",
+    }
+)  # fmt: skip
+OWNED_ENVIRONMENT = frozenset({names.ENV_SITE, names.ENV_CONTROL_KEY, "TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS"})
+RESERVED_GPU_ENVIRONMENT = frozenset({"NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"})
+
+# Need of the server itself, before any python instance: host memory for the model while it loads, CUDA contexts, Triton.
+BASE_CPU_MILLIS = 500
+BASE_MEMORY = 2 * 1024**3
+# A postprocess or runner process: interpreter, numpy (38 MB measured for numpy only) and its library.
+OTHER_INSTANCE_MEMORY = 256 * 1024**2
+OTHER_INSTANCE_CPU_MILLIS = 250
+# One shared-memory region per python instance: 1 MB growing in 1 MB steps from 24.10, 64 MB in older ones (python_backend).
+SHARED_MEMORY_BASE = 64 * 1024**2
+SHARED_MEMORY_PER_INSTANCE = 64 * 1024**2
+
+_SUFFIX = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_TAG = re.compile(r":v?(\d{2})\.(\d{2})(?:[.\-_+]|$)")
+
+
+def server_version(version: str | None, image: str) -> tuple[int, int] | None:
+    """The Triton release as (year, month): the one given, else read from the image's tag (``…:24.10-py3``), else ``None``."""
+    if version is not None:
+        year, month = version.split(".")
+        return int(year), int(month)
+    match = _TAG.search(image.split("@", 1)[0])
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def millis(quantity: str) -> int:
+    """A CPU quantity in thousandths of a core."""
+    if quantity.endswith("m"):
+        return int(Decimal(quantity[:-1]).to_integral_value())
+    return int((_number(quantity) * 1000).to_integral_value())
+
+
+def bytes_of(quantity: str) -> int:
+    """A memory quantity in bytes."""
+    if quantity.endswith("m"):
+        return int((Decimal(quantity[:-1]) / 1000).to_integral_value(rounding="ROUND_CEILING"))
+    return int(_number(quantity).to_integral_value())
+
+
+def _number(quantity: str) -> Decimal:
+    match = re.match(r"^([0-9.]+)([A-Za-z]*)$", quantity)
+    if match is None or match[2] not in _SUFFIX:
+        raise ValueError(f"{quantity!r} is no quantity")
+    return Decimal(match[1]) * _SUFFIX[match[2]]
+
+
+def cpu(thousandths: int) -> str:
+    """The canonical spelling of a CPU quantity, as the API server stores it."""
+    return str(thousandths // 1000) if thousandths % 1000 == 0 else f"{thousandths}m"
+
+
+def memory(count: int) -> str:
+    """The canonical spelling of a memory quantity in bytes."""
+    for suffix in ("Ti", "Gi", "Mi", "Ki"):
+        if count % _SUFFIX[suffix] == 0 and count:
+            return f"{count // _SUFFIX[suffix]}{suffix}"
+    return str(count)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Resources of the Triton container, in canonical spelling. ``shared_memory`` counts into the memory limit."""
+
+    cpu_request: str
+    cpu_limit: str
+    memory_request: str
+    memory_limit: str
+    shared_memory: str
+
+
+def sizes(pipeline: InferencePipeline, graph: Graph) -> Sizes:
+    """Own need plus initial (requests) or max (limits) times ``resourcesPerInstance``; what the user wrote wins."""
+    spec, server = pipeline.spec, pipeline.spec.server
+    each_cpu = millis(spec.tokenizer.resources_per_instance.cpu)
+    each_memory = bytes_of(spec.tokenizer.resources_per_instance.memory)
+    tokenizer = next(step for step in graph.steps if step.role is Role.TOKENIZER)
+    others = sum(step.instances.count for step in graph.steps if step.python and step.role is not Role.TOKENIZER)
+    low, high = tokenizer.instances.count, tokenizer.instances.high
+    shared = bytes_of(server.shared_memory) if server.shared_memory else SHARED_MEMORY_BASE + SHARED_MEMORY_PER_INSTANCE * (high + others)
+    own_cpu = BASE_CPU_MILLIS + OTHER_INSTANCE_CPU_MILLIS * others
+    own_memory = BASE_MEMORY + OTHER_INSTANCE_MEMORY * others
+    asked, capped = server.resources.requests, server.resources.limits
+    request_cpu = millis(asked.cpu) if asked.cpu else own_cpu + low * each_cpu
+    request_memory = bytes_of(asked.memory) if asked.memory else own_memory + low * each_memory
+    limit_cpu = millis(capped.cpu) if capped.cpu else max(request_cpu, own_cpu + high * each_cpu)
+    limit_memory = bytes_of(capped.memory) if capped.memory else max(request_memory, own_memory + high * each_memory) + shared
+    return Sizes(cpu(request_cpu), cpu(limit_cpu), memory(request_memory), memory(limit_memory), memory(shared))

@@ -1,0 +1,274 @@
+"""The pod: an init container that lays out the repository, and Triton that reads it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from triton_pipelines.api import names
+from triton_pipelines.api.server import Server
+from triton_pipelines.api.source import Source
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.pipeline.graph import Graph
+from triton_pipelines.pipeline.options import Options
+from triton_pipelines.pipeline.server import sizes
+
+UID = 1000  # of the stock Triton image's unprivileged user
+GRACE_MARGIN_SECONDS = 10
+GPU_RESOURCE = "nvidia.com/gpu"
+GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
+
+
+def server_arguments(
+    repository: str,
+    load: Sequence[str],
+    *,
+    exit_timeout_seconds: int,
+    connection_age_milliseconds: int | None,
+    control_key: str | None,
+    extra: Sequence[str] = (),
+) -> list[str]:
+    """Arguments of ``tritonserver``, the same in a pod and in ``tritonpipe serve``.
+
+    ``--exit-on-error=false``: the index can be asked why a model failed; readiness hangs on the ensemble, not on the server.
+    ``control_key`` is the text put behind ``admin-key=`` (in a pod an environment reference, so that no secret stands in the pod).
+    """
+    arguments = [
+        f"--model-repository={repository}",
+        "--model-control-mode=explicit",
+        *(f"--load-model={name}" for name in load),
+        "--disable-auto-complete-config",
+        "--exit-on-error=false",
+        f"--exit-timeout-secs={exit_timeout_seconds}",
+    ]
+    if connection_age_milliseconds is not None:
+        # gRPC clients stick to one connection; its end makes them look for another pod.
+        arguments.append(f"--grpc-max-connection-age={connection_age_milliseconds}")
+    if control_key is not None:
+        restriction = f"{names.CONTROL_GROUPS}:{names.CONTROL_HEADER}={control_key}"
+        arguments += [f"--http-restricted-api={restriction}", f"--grpc-restricted-protocol={restriction}"]
+    return [*arguments, *extra]
+
+
+def connection_age(drain_seconds: int) -> int:
+    """Milliseconds after which a gRPC connection is told to move: a third of the drain, so that all move while a pod drains."""
+    return max(1000, drain_seconds * 1000 // 3)
+
+
+def template(pipeline: InferencePipeline, graph: Graph, options: Options, revision: str, server_image: str) -> dict[str, Any]:
+    """The pod template of a revision."""
+    spec, server = pipeline.spec, pipeline.spec.server
+    drain = spec.rollout.drain_seconds
+    pod: dict[str, Any] = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": drain + max(drain, 1) + GRACE_MARGIN_SECONDS,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": UID,
+            "runAsGroup": UID,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "initContainers": [_loader(pipeline, graph, options, revision)],
+        "containers": [_triton(pipeline, graph, options, revision, server_image)],
+        "volumes": _volumes(pipeline, graph, revision),
+        "tolerations": _tolerations(server),
+        "topologySpreadConstraints": _spread(pipeline),
+    }
+    optional = {
+        "nodeSelector": dict(server.node_selector),
+        "affinity": affinity(server),
+        "serviceAccountName": server.service_account_name,
+        "runtimeClassName": server.runtime_class_name,
+        "priorityClassName": server.priority_class_name,
+        "imagePullSecrets": [{"name": item.name} for item in server.image_pull_secrets],
+    }
+    pod |= {key: value for key, value in optional.items() if value}
+    return {
+        "metadata": {"labels": {**names.labels(pipeline.name), names.LABEL_REVISION: revision}},
+        "spec": pod,
+    }
+
+
+def _hardened() -> dict[str, Any]:
+    return {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+
+
+def step_sources(graph: Graph) -> dict[str, Source]:
+    """Step → its source, for those that have one."""
+    return {step.name: step.source for step in graph.steps if step.source is not None}
+
+
+def _loader(pipeline: InferencePipeline, graph: Graph, options: Options, revision: str) -> dict[str, Any]:
+    mounts = [
+        {"name": names.VOLUME_DATA, "mountPath": names.PATH_ROOT},
+        {"name": names.VOLUME_TMP, "mountPath": "/tmp"},  # noqa: S108 - an emptyDir of the pod
+        {"name": names.VOLUME_REVISION, "mountPath": names.PATH_REVISION, "readOnly": True},
+        {"name": names.VOLUME_LIVE, "mountPath": names.PATH_LIVE, "readOnly": True},
+    ]
+    claims: set[str] = set()
+    for step, source in step_sources(graph).items():
+        scheme, _, rest = source.uri.partition("://")
+        if source.secret_ref:
+            mounts.append({"name": f"credentials-{step}", "mountPath": f"{names.PATH_CREDENTIALS}/{step}", "readOnly": True})
+        if source.ca_ref:
+            mounts.append({"name": f"ca-{step}", "mountPath": f"{names.PATH_CA}/{step}", "readOnly": True})
+        if scheme == "configmap":
+            mounts.append({"name": f"configmap-{step}", "mountPath": f"{names.PATH_CONFIGMAPS}/{step}", "readOnly": True})
+        if scheme == "pvc" and (claim := rest.split("/", 1)[0]) not in claims:
+            claims.add(claim)
+            mounts.append({"name": f"claim-{len(claims)}", "mountPath": f"{names.PATH_CLAIMS}/{claim}", "readOnly": True})
+    mapped = relevant_source_map(options.source_map, [source.uri for source in step_sources(graph).values()])
+    container: dict[str, Any] = {
+        "name": names.CONTAINER_LOADER,
+        "image": options.loader_image,
+        "imagePullPolicy": options.image_pull_policy,
+        "command": ["tritonpipe"],
+        "args": ["load", *(f"--source-map={entry}" for entry in mapped)],
+        "env": [{"name": "HOME", "value": "/tmp"}, {"name": "HF_HOME", "value": "/tmp/hf"}],  # noqa: S108
+        "volumeMounts": mounts,
+        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}},
+        "securityContext": _hardened(),
+        "terminationMessagePolicy": "File",
+    }
+    return container
+
+
+def relevant_source_map(entries: Sequence[str], uris: Sequence[str]) -> list[str]:
+    """The entries that touch one of these URIs: a mirror added for others rolls no pod of this pipeline."""
+    return sorted(entry for entry in entries if any(uri.startswith(entry.partition("=")[0]) for uri in uris))
+
+
+def _triton(pipeline: InferencePipeline, graph: Graph, options: Options, revision: str, image: str) -> dict[str, Any]:
+    spec, server = pipeline.spec, pipeline.spec.server
+    size = sizes(pipeline, graph)
+    drain = spec.rollout.drain_seconds
+    limits: dict[str, str] = {"cpu": size.cpu_limit, "memory": size.memory_limit}
+    requests: dict[str, str] = {"cpu": size.cpu_request, "memory": size.memory_request}
+    if server.gpu.count:
+        limits[server.gpu.resource_name] = str(server.gpu.count)
+        requests[server.gpu.resource_name] = str(server.gpu.count)
+    environment: list[dict[str, Any]] = [
+        {"name": names.ENV_SITE, "value": names.PATH_SITE},
+        # One thread per instance: tokenizer libraries would else count the node's cores, not the container's share.
+        {"name": "TOKENIZERS_PARALLELISM", "value": "false"},
+        {"name": "RAYON_NUM_THREADS", "value": "1"},
+        {
+            "name": names.ENV_CONTROL_KEY,
+            "valueFrom": {"secretKeyRef": {"name": names.revision_name(pipeline.name, revision), "key": names.KEY_CONTROL}},
+        },
+    ]
+    if not any(variable.name == "HOME" for variable in server.env):
+        environment.append({"name": "HOME", "value": "/tmp"})  # noqa: S108
+    environment += [variable.model_dump(by_alias=True, exclude_none=True) for variable in server.env]
+    return {
+        "name": names.CONTAINER_SERVER,
+        "image": image,
+        "imagePullPolicy": server.image_pull_policy.value if server.image_pull_policy else options.image_pull_policy,
+        "command": ["tritonserver"],
+        "args": server_arguments(
+            names.PATH_MODELS,
+            [graph.model_name],
+            exit_timeout_seconds=max(drain, 1),
+            connection_age_milliseconds=connection_age(drain),
+            control_key=f"$({names.ENV_CONTROL_KEY})",
+            extra=server.args,
+        ),
+        "env": environment,
+        "ports": [
+            {"name": "http", "containerPort": names.PORT_HTTP, "protocol": "TCP"},
+            {"name": "grpc", "containerPort": names.PORT_GRPC, "protocol": "TCP"},
+            {"name": "metrics", "containerPort": names.PORT_METRICS, "protocol": "TCP"},
+        ],
+        "resources": {"requests": requests, "limits": limits},
+        "volumeMounts": [
+            # Read-only is what keeps count changes in place: no bytecode cache makes the version folder look newer.
+            {"name": names.VOLUME_DATA, "mountPath": names.PATH_ROOT, "readOnly": True},
+            {"name": names.VOLUME_SHM, "mountPath": "/dev/shm"},  # noqa: S108
+            {"name": names.VOLUME_TMP, "mountPath": "/tmp"},  # noqa: S108
+        ],
+        # The server stays live while the ensemble is down, and ready while a process is dead; only the ensemble itself says the truth.
+        "readinessProbe": {
+            "httpGet": {"path": f"/v2/models/{quote(graph.model_name, safe='')}/ready", "port": "http"},
+            "periodSeconds": 2,
+            "timeoutSeconds": 5,
+            "failureThreshold": 3,
+        },
+        "startupProbe": {
+            "httpGet": {"path": "/v2/health/live", "port": "http"},
+            "periodSeconds": 2,
+            "timeoutSeconds": 5,
+            "failureThreshold": max(30, spec.rollout.progress_deadline_seconds // 2),
+        },
+        "livenessProbe": {
+            "httpGet": {"path": "/v2/health/live", "port": "http"},
+            "periodSeconds": 10,
+            "timeoutSeconds": 10,
+            "failureThreshold": 6,
+        },
+        # Triton resets new connections from the moment of SIGTERM; until every client knows that the pod is gone, it must not come.
+        "lifecycle": {"preStop": {"sleep": {"seconds": max(drain, 1)}}},
+        "securityContext": _hardened(),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def _volumes(pipeline: InferencePipeline, graph: Graph, revision: str) -> list[dict[str, Any]]:
+    volumes: list[dict[str, Any]] = [
+        {"name": names.VOLUME_DATA, "emptyDir": {}},
+        {"name": names.VOLUME_TMP, "emptyDir": {}},
+        {"name": names.VOLUME_SHM, "emptyDir": {"medium": "Memory", "sizeLimit": sizes(pipeline, graph).shared_memory}},
+        {"name": names.VOLUME_REVISION, "configMap": {"name": names.revision_name(pipeline.name, revision)}},
+        {"name": names.VOLUME_LIVE, "configMap": {"name": names.live_name(pipeline.name), "optional": True}},
+    ]
+    claims: set[str] = set()
+    for step, source in step_sources(graph).items():
+        scheme, _, rest = source.uri.partition("://")
+        if source.secret_ref:
+            volumes.append({"name": f"credentials-{step}", "secret": {"secretName": source.secret_ref.name}})
+        if source.ca_ref:
+            item = {"key": source.ca_ref.key, "path": "ca.crt"}
+            volumes.append({"name": f"ca-{step}", "configMap": {"name": source.ca_ref.name, "items": [item]}})
+        if scheme == "configmap":
+            volumes.append({"name": f"configmap-{step}", "configMap": {"name": rest.split("/", 1)[0]}})
+        if scheme == "pvc" and (claim := rest.split("/", 1)[0]) not in claims:
+            claims.add(claim)
+            volumes.append({"name": f"claim-{len(claims)}", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
+    return volumes
+
+
+def _tolerations(server: Server) -> list[dict[str, Any]]:
+    wanted = [{"key": key, "operator": "Exists"} for key in sorted({GPU_RESOURCE, server.gpu.resource_name})] if server.gpu.count else []
+    return [*wanted, *copy.deepcopy([dict(item) for item in server.tolerations])]
+
+
+def _spread(pipeline: InferencePipeline) -> list[dict[str, Any]]:
+    given = pipeline.spec.server.topology_spread_constraints
+    if given:
+        return copy.deepcopy([dict(item) for item in given])
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": names.selector(pipeline.name)},
+        }
+    ]
+
+
+def affinity(server: Server) -> Mapping[str, Any]:
+    """The user's affinity with the GPU products added to every alternative of its required node terms."""
+    result: dict[str, Any] = copy.deepcopy(dict(server.affinity or {}))
+    if not server.gpu.products:
+        return result
+    expression = {"key": GPU_PRODUCT_LABEL, "operator": "In", "values": sorted(server.gpu.products)}
+    node = result.setdefault("nodeAffinity", {})
+    required = node.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {"nodeSelectorTerms": []})
+    terms = required.setdefault("nodeSelectorTerms", [])
+    if not terms:
+        terms.append({})
+    for term in terms:  # terms are alternatives, expressions within one all hold
+        term["matchExpressions"] = [*term.get("matchExpressions", []), expression]
+    return result

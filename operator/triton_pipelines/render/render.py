@@ -1,0 +1,85 @@
+"""A pipeline's revision: the whole of what its pods are made of, under one name that says whether anything changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from triton_pipelines.api import names
+from triton_pipelines.api.v1alpha1 import InferencePipeline, Spec
+from triton_pipelines.pipeline.graph import Graph
+from triton_pipelines.pipeline.options import Options
+
+from .objects import revision_config_map
+from .pod import template
+from .repository import load_plan, repository
+
+REVISION_LENGTH = 10
+CONFIG_MAP_LIMIT = 1_000_000  # bytes; the API server refuses objects above 1 MiB, etcd above 1.5 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """One revision, rendered.
+
+    ``name`` is a hash over everything that a change of would have to roll pods, and nothing else: the default images are not in
+    it, so a new operator release rolls only what its templates changed; live counts are not in it, so scaling never rolls.
+    ``template`` is the pod template, ``data`` the content of the revision's ConfigMap (``template`` among it).
+    """
+
+    name: str
+    spec_hash: str
+    server_image: str
+    template: dict[str, Any]
+    files: dict[str, str]
+    data: dict[str, str]
+
+
+def spec_hash(spec: Spec) -> str:
+    """Hash of the spec as written."""
+    return _hash(spec.model_dump(mode="json", by_alias=True, exclude_unset=True))
+
+
+def render(pipeline: InferencePipeline, graph: Graph, options: Options, digests: Mapping[str, str] | None = None) -> Revision:
+    """Render a checked graph. ``digests``: step → hash of a ConfigMap source's content, so that its change is a new revision.
+
+    Equal arguments give equal bytes. Raises :class:`RenderError` for a defect of the renderer.
+    """
+    files = repository(graph)
+    image = pipeline.spec.server.image or options.server_image
+    unnamed = {
+        "files": files,
+        "plan": load_plan(graph, files, pipeline.namespace, "").to_json(),
+        "template": _without_default_images(pipeline, template(pipeline, graph, options, "", image)),
+        "digests": dict(digests or {}),
+    }
+    name = _hash(unnamed)[:REVISION_LENGTH]
+    plan = load_plan(graph, files, pipeline.namespace, name)
+    pod = template(pipeline, graph, options, name, image)
+    wanted = spec_hash(pipeline.spec)
+    record = {"template": pod, "specHash": wanted, "serverImage": image}
+    data = {entry.key: files[entry.path] for entry in plan.files}
+    data[names.KEY_PLAN] = plan.to_json()
+    data[names.KEY_TEMPLATE] = json.dumps(record, sort_keys=True, indent=1, ensure_ascii=False) + "\n"
+    return Revision(name, wanted, image, pod, files, data)
+
+
+def config_map(pipeline: InferencePipeline, revision: Revision) -> dict[str, Any]:
+    """The revision's ConfigMap."""
+    return revision_config_map(pipeline, revision.name, revision.data)
+
+
+def _without_default_images(pipeline: InferencePipeline, pod: dict[str, Any]) -> dict[str, Any]:
+    for container in pod["spec"]["initContainers"]:
+        container["image"] = ""
+    if pipeline.spec.server.image is None:
+        for container in pod["spec"]["containers"]:
+            container["image"] = ""
+    return pod
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
