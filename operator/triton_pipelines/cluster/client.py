@@ -325,9 +325,7 @@ class Client:
             return parsed
         raise from_response(status, reason, parsed, retry_after)
 
-    async def _exchange(
-        self, api: ApiClient, method: str, target: str, body: Object | None, content_type: str
-    ) -> tuple[int, str, bytes, str | None]:
+    async def _exchange(self, api: ApiClient, method: str, target: str, body: Object | None, content_type: str) -> tuple[int, str, bytes, str | None]:
         headers = {"Accept": _JSON, "Content-Type": content_type, "User-Agent": names.APP}
         await api.update_params_for_auth(headers, None, ["BearerToken"], target, method, None)
         # `connect` bounds waiting for the pool as well, hence sock_connect.

@@ -112,9 +112,7 @@ def from_response(status: int, reason_phrase: str, body: Any, retry_after: str |
     details = content.get("details")
     found = details.get("causes") if isinstance(details, Mapping) else None
     causes = tuple(
-        Cause(field=str(cause.get("field", "")), message=str(cause.get("message", "")))
-        for cause in (found or ())
-        if isinstance(cause, Mapping)
+        Cause(field=str(cause.get("field", "")), message=str(cause.get("message", ""))) for cause in (found or ()) if isinstance(cause, Mapping)
     )
     seconds: float | None = None
     if retry_after is not None and retry_after.strip().isdigit():

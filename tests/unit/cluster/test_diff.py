@@ -155,9 +155,7 @@ def test_empty_strings_count_in_config_maps() -> None:
 
 
 def test_conditions_by_type_and_custom_lists_by_given_keys() -> None:
-    status = {
-        "status": {"conditions": [{"type": "Ready", "status": "True"}], "steps": [{"name": "b", "pods": 1}, {"name": "a", "pods": 0}]}
-    }
+    status = {"status": {"conditions": [{"type": "Ready", "status": "True"}], "steps": [{"name": "b", "pods": 1}, {"name": "a", "pods": 0}]}}
     live = {
         "status": {
             "conditions": [{"type": "X", "status": "True"}, {"type": "Ready", "status": "True"}],
@@ -174,9 +172,7 @@ def test_bool_and_int_are_different() -> None:
 
 
 def owned(obj: dict[str, Any], fields: dict[str, Any], **entry: Any) -> dict[str, Any]:
-    obj.setdefault("metadata", {}).setdefault("managedFields", []).append(
-        {"manager": MANAGER, "operation": "Apply", "fieldsV1": fields, **entry}
-    )
+    obj.setdefault("metadata", {}).setdefault("managedFields", []).append({"manager": MANAGER, "operation": "Apply", "fieldsV1": fields, **entry})
     return obj
 
 
@@ -273,9 +269,7 @@ def test_one_changed_leaf_is_one_path(desired: dict[str, Any], data: st.DataObje
     if not places:
         return
     path = data.draw(st.sampled_from(places))
-    live = (
-        with_defaults(desired) if data.draw(st.booleans()) and not any(isinstance(part, int) for part in path) else copy.deepcopy(desired)
-    )
+    live = with_defaults(desired) if data.draw(st.booleans()) and not any(isinstance(part, int) for part in path) else copy.deepcopy(desired)
     node: Any = live
     for part in path[:-1]:
         node = node[part]

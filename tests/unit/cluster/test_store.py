@@ -1,0 +1,128 @@
+"""The store against a model: whatever watch events and lists come, it ends as the cluster is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triton_pipelines.api import names
+from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, PODS
+from triton_pipelines.cluster.store import Store, owner_key
+
+
+def obj(name: str, version: int, *, namespace: str = "n", uid: str = "", pipeline: str = "p") -> dict[str, Any]:
+    labels = {names.LABEL_PIPELINE: pipeline} if pipeline else {}
+    return {"metadata": {"name": name, "namespace": namespace, "uid": uid or name, "resourceVersion": str(version), "labels": labels}}
+
+
+def test_owner_is_the_labelled_pipeline_or_the_pipeline_itself() -> None:
+    assert owner_key(INFERENCE_PIPELINES, obj("a", 1)) == ("n", "a")
+    assert owner_key(PODS, obj("a", 1)) == ("n", "p")
+    assert owner_key(PODS, obj("a", 1, pipeline="")) is None
+
+
+def test_put_tells_news_from_echoes() -> None:
+    store = Store()
+    assert store.put(DEPLOYMENTS, obj("a", 9))
+    assert not store.put(DEPLOYMENTS, obj("a", 9))
+    assert not store.put(DEPLOYMENTS, obj("a", 8))
+    assert store.put(DEPLOYMENTS, obj("a", 10, uid="later"))
+    found = store.get(DEPLOYMENTS, "n", "a")
+    assert found is not None
+    assert found["metadata"]["uid"] == "later"
+
+
+def test_remove_spares_a_later_object_of_the_name() -> None:
+    store = Store()
+    store.put(DEPLOYMENTS, obj("a", 9, uid="later"))
+    assert not store.remove(DEPLOYMENTS, "n", "a", uid="earlier")
+    assert store.remove(DEPLOYMENTS, "n", "a", uid="later")
+    assert not store.remove(DEPLOYMENTS, "n", "a")
+
+
+def test_children_follow_the_label() -> None:
+    store = Store()
+    store.put(CONFIG_MAPS, obj("b", 1))
+    store.put(CONFIG_MAPS, obj("a", 2))
+    store.put(CONFIG_MAPS, obj("a", 3, namespace="other"))
+    assert [child["metadata"]["name"] for child in store.children(CONFIG_MAPS, ("n", "p"))] == ["a", "b"]
+    store.put(CONFIG_MAPS, obj("a", 4, pipeline="q"))
+    assert [child["metadata"]["name"] for child in store.children(CONFIG_MAPS, ("n", "p"))] == ["b"]
+    assert [child["metadata"]["name"] for child in store.children(CONFIG_MAPS, ("n", "q"))] == ["a"]
+    assert store.children(PODS, ("n", "p")) == []
+    assert (store.count(CONFIG_MAPS), len(store.all(CONFIG_MAPS, "n"))) == (3, 2)
+
+
+def test_pods_are_kept_without_managed_fields() -> None:
+    store = Store()
+    pod = obj("a", 1)
+    pod["metadata"]["managedFields"] = [{}]
+    store.put(PODS, pod)
+    assert "managedFields" not in store.all(PODS)[0]["metadata"]
+
+
+def test_a_list_finds_what_the_watch_missed() -> None:
+    store = Store()
+    store.put(PODS, obj("gone", 1, pipeline="gone"))
+    store.put(PODS, obj("old", 2, pipeline="old"))
+    store.put(PODS, obj("same", 3, pipeline="same"))
+    store.put(PODS, obj("elsewhere", 4, namespace="other"))
+    since = store.mark()
+    listed = [obj("old", 5, pipeline="new-owner"), obj("same", 3, pipeline="same"), obj("new", 6, pipeline="new")]
+    assert store.replace(PODS, listed, since=since, namespace="n") == {("n", name) for name in ("gone", "old", "new-owner", "new")}
+    assert {pod["metadata"]["name"] for pod in store.all(PODS)} == {"old", "same", "new", "elsewhere"}
+    assert store.replace(PODS, listed, since=store.mark(), namespace="n") == set()
+
+
+def test_a_list_does_not_undo_what_happened_while_it_was_on_its_way() -> None:
+    store = Store()
+    store.put(PODS, obj("deleted", 1))
+    store.put(PODS, obj("changed", 2))
+    since = store.mark()
+    listed = [obj("deleted", 1), obj("changed", 2)]
+    store.remove(PODS, "n", "deleted")
+    store.put(PODS, obj("changed", 3))
+    store.put(PODS, obj("created", 4))
+    assert store.replace(PODS, listed, since=since) == set()
+    assert {(pod["metadata"]["name"], pod["metadata"]["resourceVersion"]) for pod in store.all(PODS)} == {("changed", "3"), ("created", "4")}
+
+
+NAMES = st.sampled_from(["a", "b", "c"])
+OWNERS = st.sampled_from(["p", "q", ""])
+STEPS = st.lists(st.tuples(st.sampled_from(["put", "delete", "missed put", "missed delete", "echo", "list"]), NAMES, OWNERS), max_size=40)
+
+
+@given(STEPS)
+def test_after_a_list_the_store_is_what_the_cluster_is(steps: list[tuple[str, str, str]]) -> None:
+    cluster: dict[str, dict[str, Any]] = {}
+    past: list[dict[str, Any]] = []
+    missed = False
+    store = Store()
+    for version, (step, name, owner) in enumerate([*steps, ("list", "a", "")], start=1):
+        if step.endswith("put"):
+            cluster[name] = obj(name, version, pipeline=owner)
+            past.append(cluster[name])
+            if step == "put":
+                store.put(PODS, cluster[name])
+            else:
+                missed = True
+        elif step.endswith("delete"):
+            if cluster.pop(name, None) and step == "delete":
+                store.remove(PODS, "n", name)
+            else:
+                missed = True
+        elif step == "echo":
+            # An older state of something that still exists, as a slow watch delivers it after our own write.
+            for old in past:
+                if old["metadata"]["name"] == name and name in cluster and store.get(PODS, "n", name) is cluster[name]:
+                    assert not store.put(PODS, old)
+        else:
+            told = store.replace(PODS, list(cluster.values()), since=store.mark())
+            assert missed or not told
+            missed = False
+            assert {pod["metadata"]["name"]: pod for pod in store.all(PODS)} == cluster
+            for pipeline in ("p", "q"):
+                expected = sorted(key for key, pod in cluster.items() if owner_key(PODS, pod) == ("n", pipeline))
+                assert [pod["metadata"]["name"] for pod in store.children(PODS, ("n", pipeline))] == expected
