@@ -97,6 +97,7 @@ BINARIES: dict[str, Binary] = {
         Binary("gpu-device-plugin", Module("gpu-device-plugin"), "."),
         Binary("pause", Module("pause"), "."),
         Binary("kind", Module("kind"), "sigs.k8s.io/kind", ("version",), r"^kind v0\.(?:3[3-9])\."),
+        Binary("versitygw", Module("versitygw"), "github.com/versity/versitygw/cmd/versitygw"),
     )
 }
 
