@@ -60,12 +60,14 @@ class ReferenceEncoder:
         self._config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
 
     def _linear(self, name: str, values: Matrix) -> Matrix:
-        return np.einsum("td,od->to", values, self._tensors[name + ".weight"], optimize=True) + self._tensors[name + ".bias"]
+        product: Matrix = values @ self._tensors[name + ".weight"].T
+        return product + self._tensors[name + ".bias"]
 
     def _norm(self, name: str, values: Matrix) -> Matrix:
         centred = values - values.mean(axis=1, keepdims=True)
-        deviation = np.sqrt((centred**2).mean(axis=1, keepdims=True) + self._config["layer_norm_eps"])
-        return centred / deviation * self._tensors[name + ".weight"] + self._tensors[name + ".bias"]
+        deviation = np.sqrt((centred**2).mean(axis=1, keepdims=True) + float(self._config["layer_norm_eps"]))
+        scaled: Matrix = centred / deviation * self._tensors[name + ".weight"]
+        return scaled + self._tensors[name + ".bias"]
 
     def _attend(self, name: str, values: Matrix) -> Matrix:
         query, key, content = (self._linear(f"{name}.self.{part}", values) for part in ("query", "key", "value"))

@@ -1,9 +1,9 @@
 """The folder that sample sources are served from: object storage keys and model hub repositories as files.
 
-    DIR/s3/models/sentiment/model.onnx                                  s3://models/sentiment/model.onnx
-    DIR/s3/models/minilm/model.onnx                                     s3://models/minilm/model.onnx
-    DIR/hub/sentence-transformers/all-MiniLM-L6-v2/tokenizer.json …     hf://sentence-transformers/all-MiniLM-L6-v2
-    DIR/manifest.json                                                   key of the inputs; SHA-256 and size of every file
+DIR/s3/models/sentiment/model.onnx                                  s3://models/sentiment/model.onnx
+DIR/s3/models/minilm/model.onnx                                     s3://models/minilm/model.onnx
+DIR/hub/sentence-transformers/all-MiniLM-L6-v2/tokenizer.json …     hf://sentence-transformers/all-MiniLM-L6-v2
+DIR/manifest.json                                                   key of the inputs; SHA-256 and size of every file
 """
 
 from __future__ import annotations

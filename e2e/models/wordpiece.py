@@ -21,7 +21,9 @@ CJK_RANGES: Final = (
 
 def _is_punctuation(character: str) -> bool:
     """ASCII that is neither letter, digit nor blank counts as punctuation, also ``$``, ``+`` or ``^``."""
-    return unicodedata.category(character).startswith("P") or (character.isascii() and character.isprintable() and not character.isalnum() and character != " ")
+    return unicodedata.category(character).startswith("P") or (
+        character.isascii() and character.isprintable() and not character.isalnum() and character != " "
+    )
 
 
 def _clean(text: str) -> str:
