@@ -49,7 +49,7 @@ def apply(connection: httpx.Client, path: str, body: dict[str, Any]) -> dict[str
     return result
 
 
-def wait_for(what: str, check: Callable[[], bool], deadline: float, alive: Callable[[], None] = lambda: None) -> None:
+def wait_for(what: str, check: Callable[[], bool], deadline: float, alive: Callable[[], object] = lambda: None) -> None:
     """Ask `check` until it says yes. `deadline` in seconds from now; `alive` raises when waiting has become pointless.
 
     A refused connection or a 5xx answer counts as "not yet".

@@ -102,9 +102,7 @@ def kubeconfig(name: str, server: str, authority: bytes, identity: Identity) -> 
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{"name": name, "cluster": {"server": server, "certificate-authority-data": encoded(authority)}}],
-        "users": [
-            {"name": name, "user": {"client-certificate-data": encoded(identity.certificate), "client-key-data": encoded(identity.key)}}
-        ],
+        "users": [{"name": name, "user": {"client-certificate-data": encoded(identity.certificate), "client-key-data": encoded(identity.key)}}],
         "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
         "current-context": name,
     }

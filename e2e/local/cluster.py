@@ -1,0 +1,448 @@
+"""A one-node cluster as an object: brought up, asked, changed and removed without a trace.
+
+The state of cluster NAME lies in `<state root>/NAME`; nothing else is needed to find or remove it.
+"""
+
+import contextlib
+import datetime
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from e2e.local import api, binaries, cache, cgroups, control, network, node, packages, pki, processes
+from e2e.local.images import OPERATOR_IMAGE, PAUSE_IMAGE, TRITON_IMAGE
+from e2e.local.images import build as images
+from e2e.local.progress import step
+
+DEFAULT_NAME = "local"
+NAME_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,30}")
+DEFAULT_GPUS = 2
+MAX_GPUS = 1024
+PRODUCT_IMAGES = (OPERATOR_IMAGE, TRITON_IMAGE)
+API_PORT = 6443
+API_SECONDS = 60.0
+NODE_SECONDS = 90.0
+GPU_SECONDS = 60.0
+END_SECONDS = 20.0
+KUBELET_API_ROLE = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "ClusterRoleBinding",
+    "metadata": {"name": "kube-apiserver-kubelet-api-admin"},
+    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:kubelet-api-admin"},
+    "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "kube-apiserver"}],
+}
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+
+
+class ClusterError(RuntimeError):
+    """The cluster could not be brought up, changed or removed; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """What is known of a cluster. `components` maps a component's name to how often it ended and was started again."""
+
+    name: str
+    running: bool
+    node_ready: bool
+    server: str
+    kubeconfig: str
+    context: str
+    logs: str
+    gpus: int
+    components: dict[str, int]
+
+
+def state_root() -> Path:
+    """Folder of all clusters' state: `$TRITONPIPE_CLUSTERS`, else `/var/lib/triton-pipelines`."""
+    return Path(os.environ.get("TRITONPIPE_CLUSTERS") or "/var/lib/triton-pipelines")
+
+
+def names() -> list[str]:
+    """Names of all clusters that have state, running or not."""
+    root = state_root()
+    return sorted(path.parent.name for path in root.glob("*/cluster.json")) if root.exists() else []
+
+
+class Cluster:
+    """The local cluster of this name; making the object changes nothing.
+
+    Raises:
+        ClusterError: `name` is not a short lower-case name.
+    """
+
+    def __init__(self, name: str = DEFAULT_NAME) -> None:
+        if not NAME_PATTERN.fullmatch(name):
+            raise ClusterError(f"bad cluster name {name!r}: use up to 31 lower-case letters, digits and dashes, a letter first")
+        self.name = name
+        self.state = state_root() / name
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's kubeconfig."""
+        return self.state / "control" / "admin.kubeconfig"
+
+    @property
+    def context(self) -> str:
+        """The context's name in the kubeconfig."""
+        return f"tritonpipe-{self.name}"
+
+    @property
+    def node_name(self) -> str:
+        """Name of the one node."""
+        return f"{self.name}-node"
+
+    @property
+    def namespace(self) -> str:
+        """Name of the network namespace."""
+        return f"tritonpipe-{self.name}"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the components' logs, `<component>.log`."""
+        return self.state / "log"
+
+    @property
+    def subnets(self) -> network.Subnets:
+        """The cluster's addresses.
+
+        Raises:
+            ClusterError: there is no such cluster.
+        """
+        try:
+            return network.Subnets(json.loads((self.state / "cluster.json").read_text())["index"])
+        except FileNotFoundError:
+            raise ClusterError(f"no cluster {self.name}: bring it up with `python -m e2e.local up --name {self.name}`") from None
+
+    @property
+    def node(self) -> node.NodeSpec:
+        """The node's specification."""
+        document = json.loads((self.state / "cluster.json").read_text())
+        return node.NodeSpec(
+            name=self.node_name,
+            state=self.state,
+            control=self.state / "control",
+            binaries=Path(document["binaries"]),
+            subnets=self.subnets,
+            gpu_taint=document["gpu_taint"],
+        )
+
+    def init_pid(self) -> int | None:
+        """Host's process id of the supervisor, process 1 of the cluster; `None` when the cluster is not running."""
+        for pid in network.processes(self.namespace):
+            with contextlib.suppress(OSError):
+                status = (Path("/proc") / str(pid) / "status").read_text()
+                ids = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[1:]
+                if ids[-1] == "1" and len(ids) > 1:
+                    return pid
+        return None
+
+    def up(self, *, gpus: int = DEFAULT_GPUS, gpu_taint: bool = False, images: Sequence[str] = PRODUCT_IMAGES) -> None:
+        """Bring the cluster up, or bring a running one in line with `gpus` and `images`; builds what the cache lacks.
+
+        Returns when the node is Ready and offers its GPUs and the images are loaded. A failed start is removed.
+        `gpu_taint` counts at the first start only.
+
+        Raises:
+            ClusterError, MachineError, BinaryError, ImageError, NetworkError, NotReadyError: with what to do.
+        """
+        packages.require_root()
+        packages.install()
+        folder = binaries.folder((*binaries.CONTROL_PLANE, *binaries.NODE))
+        archives = self._archives([PAUSE_IMAGE, *images])
+        with self._locked():
+            if self.init_pid() is None:
+                self._remove()
+                try:
+                    with step(f"starting cluster {self.name}"):
+                        self._start(folder, gpus, gpu_taint, archives)
+                except BaseException as error:
+                    report = self._failure_report()
+                    self._remove()
+                    if isinstance(error, api.NotReadyError | subprocess.CalledProcessError):
+                        raise ClusterError(f"cluster {self.name} did not start: {error}\n{report}") from error
+                    raise
+            else:
+                self._load(archives)
+        self.set_gpus(gpus)
+
+    def down(self) -> None:
+        """Remove the cluster: every process, mount, address, route and file of it. Does nothing when there is none."""
+        packages.require_root()
+        with self._locked():
+            self._remove()
+
+    def status(self) -> Status:
+        """What the cluster looks like now; never fails for a cluster that is down."""
+        running = self.init_pid() is not None
+        item: dict[str, Any] = {}
+        if running:
+            with contextlib.suppress(Exception), api.client(self.kubeconfig, timeout=3) as connection:
+                item = self._get_node(connection)
+        ended = {name: entry["ended"] for name, entry in self._components().items()} if running else {}
+        return Status(
+            name=self.name,
+            running=running,
+            node_ready=_node_ready(item),
+            server=f"https://{self.subnets.node_address}:{API_PORT}" if running else "",
+            kubeconfig=str(self.kubeconfig) if running else "",
+            context=self.context,
+            logs=str(self.logs) if running else "",
+            gpus=_allocatable_gpus(item),
+            components=ended,
+        )
+
+    def set_gpus(self, count: int) -> None:
+        """Change how many GPUs the node offers, and wait until it does.
+
+        Raises:
+            ClusterError: a count out of range, or the cluster is not running.
+            NotReadyError: the node did not follow within `GPU_SECONDS`.
+        """
+        if not 0 <= count <= MAX_GPUS:
+            raise ClusterError(f"bad number of GPUs {count}: want 0 to {MAX_GPUS}")
+        self.require_running()
+        _replace(self.node.gpu_count_file, f"{count}\n")
+        with api.client(self.kubeconfig) as connection:
+            api.wait_for(
+                f"{count} GPUs on node {self.node_name}",
+                lambda: _offers_gpus(self._get_node(connection), count),
+                GPU_SECONDS,
+            )
+
+    def load_image(self, image: str) -> None:
+        """Load an image into the node: one of this project's by name (built if its inputs changed), or an archive file.
+
+        Raises:
+            ClusterError: the file does not exist, containerd refused it, or the cluster is not running.
+        """
+        self.require_running()
+        archive = Path(image)
+        self._load([archive] if archive.is_file() else self._archives([image]))
+
+    def start_component(self, name: str) -> None:
+        """Let the supervisor run a component that `stop_component` stopped."""
+        stopped = self.state / "components" / f"{name}.stopped"
+        if not stopped.exists():
+            raise ClusterError(f"component {name} is not stopped; components are {', '.join(sorted(self._components()))}")
+        stopped.rename(stopped.with_suffix(".json"))
+        self._signal(signal.SIGHUP)
+
+    def stop_component(self, name: str) -> None:
+        """Stop a component until `start_component`; returns when its process is gone."""
+        definition = self.state / "components" / f"{name}.json"
+        if not definition.exists():
+            raise ClusterError(f"no running component {name}; components are {', '.join(sorted(self._components()))}")
+        definition.rename(definition.with_suffix(".stopped"))
+        self._signal(signal.SIGHUP)
+        api.wait_for(f"end of {name}", lambda: name not in self._components(), END_SECONDS)
+
+    def kill_component(self, name: str) -> None:
+        """Kill a component at once (SIGKILL); the supervisor starts it again after a second."""
+        pid = self._components()[name]["pid"]
+        self.run_inside(["kill", "-KILL", str(pid)])
+
+    def run_inside(self, command: Sequence[str]) -> str:
+        """Run a command in all of the node's namespaces; returns its standard output.
+
+        Raises:
+            ClusterError: the cluster is not running.
+            CalledProcessError: the command failed.
+        """
+        target = str(self.require_running())
+        enter = ["nsenter", "--target", target, "--mount", "--net", "--pid", "--"]
+        return subprocess.run([*enter, *command], check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    def require_running(self) -> int:
+        """The supervisor's process id; `ClusterError` when the cluster is not running."""
+        pid = self.init_pid()
+        if pid is None:
+            raise ClusterError(f"cluster {self.name} is not running: bring it up with `python -m e2e.local up --name {self.name}`")
+        return pid
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with cache.locked(cache.cache_root() / "locks" / f"cluster-{self.name}"):
+            yield
+
+    def _archives(self, references: Sequence[str]) -> list[Path]:
+        return [images.ensure(reference) for reference in dict.fromkeys(references)]
+
+    def _start(self, folder: Path, gpus: int, gpu_taint: bool, archives: Sequence[Path]) -> None:
+        self._allocate({"binaries": str(folder), "gpu_taint": gpu_taint})
+        subnets, spec = self.subnets, self.node
+        control_spec = self._control_spec(folder)
+        control.write_files(control_spec, datetime.datetime.now(datetime.UTC))
+        for path, text in node.files(spec).items():
+            pki.write_private(self.state / path, text)
+        for made in (self.logs, self.state / "components", self.state / "tmp", self.state / "images", spec.containerd_socket.parent):
+            made.mkdir(parents=True, exist_ok=True)
+        _replace(spec.gpu_count_file, f"{gpus}\n")
+        cgroups.create(spec.cgroup)
+        network.create(self.namespace, subnets)
+        self._add_component("etcd", control.etcd_command(control_spec))
+        self._add_component("kube-apiserver", control.api_server_command(control_spec))
+        self._add_component("containerd", node.containerd_command(spec))
+        self._launch_supervisor()
+        with ThreadPoolExecutor() as pool:
+            loading = pool.submit(self._load, archives)
+            with api.client(self.kubeconfig) as connection:
+                api.wait_for("API server", lambda: api.ready(connection), API_SECONDS, self.require_running)
+                role = KUBELET_API_ROLE["metadata"]["name"]  # type: ignore[index]
+                api.apply(connection, f"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/{role}", KUBELET_API_ROLE)
+                self._add_component("kube-controller-manager", control.controller_manager_command(control_spec))
+                self._add_component("kube-scheduler", control.scheduler_command(control_spec))
+                self._add_component("kube-proxy", node.kube_proxy_command(spec))
+                api.wait_for("containerd", self._containerd_ready, API_SECONDS, self.require_running)
+                self._add_component("kubelet", node.kubelet_command(spec))
+                self._add_component("gpu-device-plugin", node.device_plugin_command(spec))
+                self._signal(signal.SIGHUP)
+                ready = partial(self._get_node, connection)
+                api.wait_for(f"node {self.node_name}", lambda: _node_ready(ready()), NODE_SECONDS, self.require_running)
+                account = "/api/v1/namespaces/default/serviceaccounts/default"
+                api.wait_for("default service account", lambda: connection.get(account).is_success, API_SECONDS, self.require_running)
+            loading.result()
+
+    def _control_spec(self, folder: Path) -> control.ControlSpec:
+        return control.ControlSpec(
+            name=self.context,
+            folder=self.state / "control",
+            binaries=folder,
+            advertise_address=self.subnets.node_address,
+            api_port=API_PORT,
+            etcd_port=2379,
+            etcd_peer_port=2380,
+            service_range=str(self.subnets.services),
+            bind_address="0.0.0.0",
+            node_name=self.node_name,
+        )
+
+    def _allocate(self, settings: dict[str, Any]) -> None:
+        """Choose addresses that nobody uses and write them down, as one step for all clusters."""
+        with cache.locked(cache.cache_root() / "locks" / "addresses"):
+            taken = [Cluster(name).subnets.index for name in names()]
+            chosen = network.allocate(network.host_routes(), taken)
+            self.state.mkdir(parents=True)
+            _replace(self.state / "cluster.json", json.dumps({"index": chosen.index, **settings}))
+
+    def _launch_supervisor(self) -> None:
+        path = os.pathsep.join(dict.fromkeys([*os.environ.get("PATH", os.defpath).split(os.pathsep), *packages.SBIN]))
+        with (self.logs / "supervisor.log").open("ab") as output:
+            subprocess.Popen(
+                [
+                    *("nsenter", f"--net={network.namespace_path(self.namespace)}"),
+                    *("unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child"),
+                    *(sys.executable, "-I", str(SUPERVISOR), str(self.state)),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd="/",
+                env={"PATH": path, "TMPDIR": str(self.state / "tmp"), "LANG": "C.UTF-8"},
+                start_new_session=True,
+            )
+        api.wait_for("supervisor", lambda: (self.state / "run.json").exists(), END_SECONDS)
+
+    def _add_component(self, name: str, command: Sequence[str]) -> None:
+        definition = {"command": list(command), "log": str(self.logs / f"{name}.log")}
+        _replace(self.state / "components" / f"{name}.json", json.dumps(definition))
+
+    def _components(self) -> dict[str, dict[str, int]]:
+        with contextlib.suppress(FileNotFoundError):
+            document: dict[str, dict[str, int]] = json.loads((self.state / "run.json").read_text())
+            return document
+        return {}
+
+    def _signal(self, number: signal.Signals) -> None:
+        os.kill(self.require_running(), number)
+
+    def _ctr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["ctr", "--address", str(self.node.containerd_socket), "--namespace", "k8s.io", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    def _containerd_ready(self) -> bool:
+        return self.node.containerd_socket.exists() and self._ctr("version").returncode == 0
+
+    def _load(self, archives: Sequence[Path]) -> None:
+        """Import archives that this node has not got yet; a marker per archive remembers them."""
+        api.wait_for("containerd", self._containerd_ready, API_SECONDS, self.require_running)
+        for archive in archives:
+            marker = self.state / "images" / cache.digest([str(archive), str(archive.stat().st_mtime_ns)])
+            if not marker.exists():
+                done = self._ctr("images", "import", str(archive))
+                if done.returncode != 0:
+                    raise ClusterError(f"containerd refused {archive}: {done.stderr.strip()}")
+                marker.touch()
+
+    def _get_node(self, connection: Any) -> dict[str, Any]:
+        answer = connection.get(f"/api/v1/nodes/{self.node_name}")
+        document: dict[str, Any] = answer.json() if answer.is_success else {}
+        return document
+
+    def _failure_report(self) -> str:
+        """Last log lines of the components that ended, else of the kubelet."""
+        components = self._components()
+        failed = [name for name, entry in components.items() if entry["ended"]] or ["supervisor", "kubelet"]
+        return "\n".join(f"--- {name}.log ends with:\n{processes.tail(self.logs / f'{name}.log')}" for name in failed)
+
+    def _remove(self) -> None:
+        """Undo everything; each step also works when an earlier `up` or `down` stopped half-way."""
+        pid = self.init_pid()
+        if pid is not None:
+            # Process 1 takes its whole process namespace with it, and the last process the mounts.
+            os.kill(pid, signal.SIGKILL)
+        left = processes.wait_gone([pid] if pid else [], END_SECONDS)
+        for stray in network.processes(self.namespace):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(stray, signal.SIGKILL)
+        left += processes.wait_gone(network.processes(self.namespace), END_SECONDS)
+        if left:
+            raise ClusterError(f"processes of cluster {self.name} do not end: {left}")
+        if not self.state.exists():
+            return
+        with contextlib.suppress(FileNotFoundError):
+            spec = self.node
+            network.delete(self.namespace, spec.subnets)
+            cgroups.remove(spec.cgroup)
+        shutil.rmtree(self.state)
+        with contextlib.suppress(OSError):
+            state_root().rmdir()
+
+
+def _node_ready(item: dict[str, Any]) -> bool:
+    """Whether the node is Ready and open for pods."""
+    conditions = {condition["type"]: condition["status"] for condition in item.get("status", {}).get("conditions", [])}
+    taints = {taint["key"] for taint in item.get("spec", {}).get("taints", [])}
+    return conditions.get("Ready") == "True" and "node.kubernetes.io/not-ready" not in taints
+
+
+def _allocatable_gpus(item: dict[str, Any]) -> int:
+    return int(item.get("status", {}).get("allocatable", {}).get(node.GPU_RESOURCE, 0))
+
+
+def _offers_gpus(item: dict[str, Any], count: int) -> bool:
+    """Whether the device plugin has reported exactly `count` (a missing entry is not a count of 0)."""
+    return bool(item.get("status", {}).get("allocatable", {}).get(node.GPU_RESOURCE) == str(count))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file in one step, so that no reader sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.new")
+    scratch.write_text(text)
+    scratch.replace(path)
+
+
+def as_json(status: Status) -> str:
+    """The status as a JSON document."""
+    return json.dumps(asdict(status), indent=2)
