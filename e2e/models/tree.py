@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import onnx
 
+from e2e.local.cache import cache_root, digest
 from e2e.models import minilm, sentiment, weights
 
 MANIFEST: Final = "manifest.json"
@@ -27,23 +28,15 @@ TOKENIZER_FOLDER: Final = "hub/sentence-transformers/all-MiniLM-L6-v2"
 SOURCES: Final = (Path(minilm.__file__), Path(weights.__file__), Path(__file__), sentiment.HEAD_FILE)
 
 
-def _digest(path: Path) -> str:
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_sha256(file, "sha256").hexdigest()
 
 
 def inputs_key(folder: Path) -> str:
     """Key of everything that the tree is made from: checkpoint, tokenizer, head, the code that builds, the version of ``onnx``."""
     files = [folder / "model.safetensors", *(folder / name for name in weights.TOKENIZER_FILES), *SOURCES]
-    parts = [f"{path.name}:{_digest(path)}" for path in files]
-    return hashlib.sha256("\n".join([*parts, f"onnx:{onnx.__version__}"]).encode()).hexdigest()[:16]
-
-
-def cache_root() -> Path:
-    """Folder for large files that scripts can make again, outside the checkout."""
-    if own := os.environ.get("TRITONPIPE_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "triton-pipelines"
+    return digest([*(f"{path.name}:{_sha256(path)}" for path in files), f"onnx:{onnx.__version__}"])
 
 
 def _write(path: Path, data: bytes) -> None:
