@@ -46,5 +46,13 @@ def check() -> None:
     typer.echo("sentiment head and golden answers are up to date")
 
 
+def main() -> None:
+    """Run the command line; a file that is missing or cannot be written is one line, not a traceback."""
+    try:
+        app()
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from error
+
+
 if __name__ == "__main__":
-    app()
+    main()

@@ -30,7 +30,7 @@ SOURCES: Final = (Path(minilm.__file__), Path(weights.__file__), Path(__file__),
 
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_sha256(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def inputs_key(folder: Path) -> str:
