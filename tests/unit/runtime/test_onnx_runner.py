@@ -1,0 +1,209 @@
+"""The ONNX runner against an independent numpy computation of the same encoder, one row at a time."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support import tinymodel
+from tests.support.python_backend import InferenceRequest, Logger, load_runtime, start_model
+
+module = load_runtime("onnx_runner")
+PADS = '{"input_ids": 0, "attention_mask": 0}'
+VOCABULARY = len(tinymodel.SPECIAL) + len(tinymodel.WORDS)
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    return {
+        "max_batch_size": 64,
+        "input": [{"name": name, "data_type": "TYPE_INT64", "dims": [-1]} for name in ("input_ids", "attention_mask")],
+        "output": [
+            {"name": "hidden", "data_type": "TYPE_FP32", "dims": [-1, tinymodel.WIDTH]},
+            {"name": "logits", "data_type": "TYPE_FP32", "dims": [tinymodel.CLASSES]},
+        ],
+        **changes,
+    }
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("onnx")
+    tinymodel.write(path / "1")
+    return path
+
+
+@pytest.fixture(scope="session")
+def padding_model(folder: Path) -> Any:
+    return start_model("onnx_runner", folder, config(), {"tritonpipe.pad_inputs": PADS})
+
+
+@pytest.fixture(scope="session")
+def plain_model(folder: Path) -> Any:
+    return start_model("onnx_runner", folder, config(), {})
+
+
+def feed(rows: list[list[int]]) -> dict[str, np.ndarray]:
+    width = max(map(len, rows))
+    ids = np.array([row + [0] * (width - len(row)) for row in rows], np.int64)
+    return {"input_ids": ids, "attention_mask": np.array([[1] * len(row) + [0] * (width - len(row)) for row in rows], np.int64)}
+
+
+def expect(response: Any, rows: list[list[int]]) -> None:
+    answer = response.arrays()
+    assert answer["hidden"].shape == (len(rows), max(map(len, rows)), tinymodel.WIDTH)
+    for i, row in enumerate(rows):
+        np.testing.assert_allclose(answer["logits"][i], tinymodel.classify(np.array(row)), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(answer["hidden"][i, : len(row)], tinymodel.encode(np.array(row)), rtol=1e-4, atol=1e-5)
+
+
+row_strategy = st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=20)
+batches_strategy = st.lists(st.lists(row_strategy, min_size=1, max_size=4), min_size=1, max_size=8)
+
+
+@settings(deadline=None, max_examples=60)
+@given(batches=batches_strategy, padding=st.booleans())
+def test_every_answer_is_the_one_alone(padding_model: Any, plain_model: Any, batches: list[list[list[int]]], padding: bool) -> None:
+    model = padding_model if padding else plain_model
+    responses = model.execute([InferenceRequest(feed(rows)) for rows in batches])
+    for response, rows in zip(responses, batches, strict=True):
+        expect(response, rows)
+        alone = model.execute([InferenceRequest(feed(rows))])[0].arrays()
+        for name, array in response.arrays().items():
+            np.testing.assert_allclose(array, alone[name], rtol=1e-5, atol=1e-5)
+
+
+def count_runs(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Shapes of input_ids of the runs from now on."""
+    shapes: list[tuple[int, int]] = []
+    run = model._runner._run
+    monkeypatch.setattr(model._runner, "_run", lambda inputs: shapes.append(inputs["input_ids"].shape) or run(inputs))
+    return shapes
+
+
+def test_requests_share_runs(padding_model: Any, plain_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [InferenceRequest(feed([[2] * length])) for length in (3, 20, 4, 3, 20)]
+    shapes = count_runs(padding_model, monkeypatch)
+    padding_model.execute(requests)
+    assert sorted(shapes) == [(2, 20), (3, 4)]
+    shapes = count_runs(plain_model, monkeypatch)
+    plain_model.execute(requests)
+    assert sorted(shapes) == [(1, 4), (2, 3), (2, 20)]
+
+
+def test_a_wrong_request_fails_alone(padding_model: Any) -> None:
+    rows = [[5, 6, 7], [8]]
+    bad_id = feed([[5, VOCABULARY + 5, 6]])
+    too_long = feed([[5] * (tinymodel.POSITIONS + 1)])
+    other_mask = {**feed([[5, 6, 7]]), "attention_mask": np.ones((1, 4), np.int64)}
+    empty = {"input_ids": np.zeros((1, 0), np.int64), "attention_mask": np.zeros((1, 0), np.int64)}
+    wrong_type = {**feed(rows), "attention_mask": np.ones((2, 3), np.int32)}
+    missing = {"input_ids": feed(rows)["input_ids"]}
+    uneven = {**feed(rows), "attention_mask": np.ones((1, 3), np.int64)}
+    wrong = [bad_id, too_long, other_mask, empty, wrong_type, missing, uneven]
+    responses = padding_model.execute([InferenceRequest(inputs) for inputs in [feed(rows), *wrong, feed([[9, 9]])]])
+    expect(responses[0], rows)
+    expect(responses[-1], [[9, 9]])
+    messages = [response.error().message() for response in responses[1:-1]]
+    fragments = [
+        "indices element out of data bounds",
+        "the model failed",
+        "the model failed",
+        "holds nothing",
+        "has type int32",
+        "is missing",
+        "differ in rows",
+    ]
+    for message, fragment in zip(messages, fragments, strict=True):
+        assert fragment in message
+
+
+def test_a_graph_that_ignores_its_mask_never_shares_padded_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tinymodel.write(tmp_path / "1", masked=False)
+    Logger.lines.clear()
+    model = start_model("onnx_runner", tmp_path, config(), {"tritonpipe.pad_inputs": PADS})
+    assert "the graph ignores its mask" in Logger.lines[0]
+    shapes = count_runs(model, monkeypatch)
+    model.execute([InferenceRequest(feed([[2] * length])) for length in (3, 5, 3)])
+    assert sorted(shapes) == [(1, 5), (2, 3)]
+
+
+def test_a_sample_that_the_model_refuses_only_ends_padding() -> None:
+    warnings: list[str] = []
+
+    def run(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+        raise ValueError("no ones please")
+
+    runner = module.BatchRunner(run, ["y"], {"x": 0}, True, 8, warnings.append)
+    runner.check(lambda length: {"x": np.ones((1, length))})
+    assert runner.pads == {}
+    assert "no ones please" in warnings[0]
+
+
+def test_without_batch_dimension_every_request_runs_alone(tmp_path: Path) -> None:
+    calls = []
+
+    def run(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+        calls.append(1)
+        return [inputs["x"] * 2]
+
+    runner = module.BatchRunner(run, ["y"], {}, False, 8, print)
+    answers = runner.answer([{"x": np.array([1, 2])}, {"x": np.array([3, 4])}])
+    assert [answer["y"].tolist() for answer in answers] == [[2, 4], [6, 8]]
+    assert len(calls) == 2
+
+
+@given(st.dictionaries(st.integers(1, 30), st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 60))
+def test_cheapest_runs_is_the_best_of_all_partitions(rows: dict[int, int], run_cost: int) -> None:
+    def cost(runs: list[list[int]]) -> int:
+        return sum(run_cost + max(run) * sum(rows[length] for length in run) for run in runs)
+
+    runs = module.cheapest_runs(rows, run_cost)
+    lengths = sorted(rows)
+    assert sorted(itertools.chain(*runs)) == lengths
+    partitions = [
+        [lengths[a:b] for a, b in itertools.pairwise((0, *cuts, len(lengths)))]
+        for size in range(len(lengths))
+        for cuts in itertools.combinations(range(1, len(lengths)), size)
+    ]
+    assert cost(runs) == min(map(cost, partitions))
+
+
+def changed(role: str, index: int, **changes: Any) -> dict[str, Any]:
+    """The config with one tensor changed."""
+    made = config()
+    made[role][index] = {**made[role][index], **changes}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("broken", "parameters", "fragment"),
+    [
+        (
+            changed("input", 0, name="ids"),
+            {},
+            "input names differ: the config has ['attention_mask', 'ids'], the graph ['attention_mask', 'input_ids']",
+        ),
+        (changed("output", 1, name="scores"), {}, "output names differ"),
+        (changed("input", 0, data_type="TYPE_INT32"), {}, "input input_ids is TYPE_INT32 in the config, TYPE_INT64 in the graph"),
+        (changed("output", 0, dims=[8]), {}, "output hidden has 2 dimensions in the config (batch included), but ['batch', 'sequence', 8]"),
+        (config(), {"tritonpipe.pad_inputs": '{"ids": 0}'}, "tritonpipe.pad_inputs names ['ids']"),
+        (config(), {"tritonpipe.model_file": "tokenizer.json"}, "tokenizer.json: ONNX Runtime cannot load it"),
+        (config(), {"tritonpipe.model_file": "absent.onnx"}, "absent.onnx: ONNX Runtime cannot load it"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused_at_load(folder: Path, broken: dict[str, Any], parameters: dict[str, str], fragment: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        start_model("onnx_runner", folder, broken, parameters)
+    assert fragment in str(caught.value)
+
+
+def test_an_image_without_onnxruntime_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(RuntimeError, match="the Triton image must carry onnxruntime"):
+        start_model("onnx_runner", folder, config(), {})

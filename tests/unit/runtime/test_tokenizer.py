@@ -1,0 +1,230 @@
+"""The tokenizer step against direct calls of the tokenizers library, one text at a time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support import tinymodel
+from tests.support.python_backend import InferenceRequest, load_runtime, start_model, texts
+
+MAX_LENGTH = 12
+KINDS = {"input_ids": "InputIds", "attention_mask": "AttentionMask"}
+PADDINGS = ("Ragged", "Fixed", "Bucketed", "Longest")
+module = load_runtime("tokenizer")
+
+
+def config(outputs: dict[str, str], max_batch_size: int = 64, data_type: str = "TYPE_INT64") -> dict[str, Any]:
+    return {
+        "max_batch_size": max_batch_size,
+        "input": [{"name": "TEXT", "data_type": "TYPE_STRING", "dims": [1]}],
+        "output": [{"name": name, "data_type": data_type, "dims": [-1]} for name in outputs],
+    }
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer")
+    tinymodel.write(path / "1")
+    return path
+
+
+def start(folder: Path, kinds: dict[str, str] = KINDS, data_type: str = "TYPE_INT64", max_batch_size: int = 64, **parameters: str) -> Any:
+    values = {"max_length": str(MAX_LENGTH), "buckets": "4,8", **parameters}
+    return start_model(
+        "tokenizer",
+        folder,
+        config(kinds, max_batch_size, data_type),
+        {"tritonpipe.outputs": json.dumps(kinds), **{f"tritonpipe.{key}": value for key, value in values.items()}},
+    )
+
+
+def reference(text: str, special_tokens: bool = True, max_length: int | None = MAX_LENGTH) -> list[int]:
+    """Token ids of one text by the library alone."""
+    plain = tinymodel.tokenizer(baked_in=False)
+    if max_length is not None:
+        plain.enable_truncation(max_length)
+    return list(plain.encode(text, add_special_tokens=special_tokens).ids)
+
+
+def unpad(arrays: dict[str, np.ndarray]) -> list[list[int]]:
+    """Ids of every row that the mask marks; checks that padding lies on the right and is the pad token."""
+    rows = []
+    for ids, mask in zip(arrays["input_ids"], arrays["attention_mask"], strict=True):
+        length = int(mask.sum())
+        assert mask.tolist() == [1] * length + [0] * (len(mask) - length)
+        assert not ids[length:].any()
+        rows.append(ids[:length].tolist())
+    return rows
+
+
+requests_strategy = st.lists(
+    st.lists(st.lists(st.sampled_from((*tinymodel.WORDS, "Unknown", "ü", "🦊", "[SEP]")), max_size=20).map(" ".join), min_size=1, max_size=5),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(batches=requests_strategy, padding=st.sampled_from(PADDINGS), special=st.booleans())
+def test_every_row_of_every_request_is_tokenized_as_alone(folder: Path, batches: list[list[str]], padding: str, special: bool) -> None:
+    model = start(folder, padding=padding, special_tokens="Enabled" if special else "Disabled")
+    responses = model.execute([InferenceRequest({"TEXT": texts(*rows)}) for rows in batches])
+    assert len(responses) == len(batches)
+    expected = [[reference(text, special) or [0] for text in rows] for rows in batches]
+    widths = {"Fixed": lambda own: MAX_LENGTH, "Ragged": max, "Bucketed": lambda own: next(b for b in (4, 8, MAX_LENGTH) if b >= max(own))}
+    longest = max(len(row) for rows in expected for row in rows)
+    for response, rows in zip(responses, expected, strict=True):
+        arrays = response.arrays()
+        assert unpad(arrays) == rows
+        width = longest if padding == "Longest" else widths[padding]([len(row) for row in rows])
+        assert arrays["input_ids"].shape == arrays["attention_mask"].shape == (len(rows), width)
+
+
+@pytest.mark.parametrize("data_type", ["TYPE_INT32", "TYPE_INT64"])
+def test_every_kind_of_output(folder: Path, data_type: str) -> None:
+    kinds = {kind.lower(): kind for kind in module.KINDS}
+    model = start(folder, kinds, data_type, padding="Ragged")
+    rows = ["the fox", "A große quick dog"]
+    (response,) = model.execute([InferenceRequest({"TEXT": texts(*rows)})])
+    arrays = response.arrays()
+    assert {array.dtype for array in arrays.values()} == {np.dtype(np.int32 if data_type == "TYPE_INT32" else np.int64)}
+    plain = tinymodel.tokenizer(baked_in=False)
+    plain.enable_padding(pad_id=0, pad_token="[PAD]")
+    for i, encoding in enumerate(plain.encode_batch(rows)):
+        assert arrays["inputids"][i].tolist() == encoding.ids
+        assert arrays["attentionmask"][i].tolist() == encoding.attention_mask
+        assert arrays["tokentypeids"][i].tolist() == encoding.type_ids
+        assert arrays["specialtokensmask"][i].tolist() == encoding.special_tokens_mask
+        assert [tuple(pair) for pair in arrays["offsets"][i].tolist()] == encoding.offsets
+        assert arrays["lengths"][i].tolist() == [sum(encoding.attention_mask)]
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_a_wrong_request_fails_alone(folder: Path, padding: str) -> None:
+    model = start(folder, padding=padding, truncation="Refuse")
+    good = ["the fox runs", "a dog"]
+    wrong = {
+        "UTF-8": texts("the", b"\xff\xfe"),
+        "shape": np.array([[b"a", b"b"]], dtype=np.object_),
+        "no rows": texts(),
+        "has 32 tokens, more than the 12 allowed": texts("a dog", "fox " * 30),
+    }
+    requests = [InferenceRequest({"TEXT": array}) for array in wrong.values()]
+    requests.insert(2, InferenceRequest({"TEXT": texts(*good)}))
+    responses = model.execute(requests)
+    assert unpad(responses.pop(2).arrays()) == [reference(text) for text in good]
+    for response, fragment in zip(responses, wrong, strict=True):
+        error = response.error()
+        assert error is not None
+        assert fragment in error.message()
+        assert error.code() == module.pb_utils.TritonError.INVALID_ARG
+    assert "row 1 of TEXT" in responses[0].error().message()
+    assert "row 1 of TEXT" in responses[3].error().message()
+
+
+def test_a_text_that_breaks_the_tokenizer_fails_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = start(folder)
+    encode = model._encoder._encode
+
+    class PanicError(BaseException):
+        """What a Rust panic looks like: no Exception."""
+
+    def breaking(rows: list[str], **options: Any) -> Any:
+        if "boom" in rows:
+            raise PanicError("byte index 3 is not a char boundary")
+        return encode(rows, **options)
+
+    monkeypatch.setattr(model._encoder, "_encode", breaking)
+    first, second, third = model.execute([InferenceRequest({"TEXT": texts(*rows)}) for rows in (["fox"], ["a", "boom"], ["dog", "cat"])])
+    assert "char boundary" in second.error().message()
+    assert unpad(first.arrays()) + unpad(third.arrays()) == [reference(text) for text in ("fox", "dog", "cat")]
+
+
+def test_one_call_of_the_library_for_all_requests(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = start(folder)
+    calls = []
+    encode = model._encoder._encode
+    monkeypatch.setattr(model._encoder, "_encode", lambda rows, **options: calls.append(len(rows)) or encode(rows, **options))
+    model.execute([InferenceRequest({"TEXT": texts(*["fox"] * rows)}) for rows in (1, 2, 5)])
+    assert calls == [8]
+
+
+def test_text_without_tokens_has_one_attended_pad_token(folder: Path) -> None:
+    kinds = {**KINDS, "lengths": "Lengths", "offsets": "Offsets"}
+    model = start(folder, kinds, special_tokens="Disabled")
+    (response,) = model.execute([InferenceRequest({"TEXT": texts("")})])
+    arrays = response.arrays()
+    assert {name: array.tolist() for name, array in arrays.items()} == {
+        "input_ids": [[0]],
+        "attention_mask": [[1]],
+        "lengths": [[1]],
+        "offsets": [[[0, 0]]],
+    }
+
+
+def test_without_batching_the_rows_are_the_only_dimension(folder: Path) -> None:
+    model = start(folder, max_batch_size=0)
+    (response,) = model.execute([InferenceRequest({"TEXT": np.array([b"fox", b"a dog"], dtype=np.object_)})])
+    assert unpad(response.arrays()) == [reference("fox"), reference("a dog")]
+
+
+@pytest.mark.parametrize(("token", "pad_id"), [("[PAD]", 9), ("<pad>", 9), ("pad", 9), ("other", 0)], ids=["bert", "roberta", "plain", "none known"])
+def test_pad_token_without_saved_padding(tmp_path: Path, token: str, pad_id: int) -> None:
+    tokenizer = tinymodel.Tokenizer(tinymodel.WordLevel({"[UNK]": 1, "x": 2, "y": 3, token: 9}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tinymodel.Whitespace()
+    (tmp_path / "1").mkdir()
+    tokenizer.save(str(tmp_path / "1" / "tokenizer.json"))
+    (response,) = start(tmp_path).execute([InferenceRequest({"TEXT": texts("x", "x y")})])
+    assert response.arrays()["input_ids"].tolist() == [[2, pad_id], [2, 3]]
+
+
+def test_saved_padding_names_the_pad_token(tmp_path: Path) -> None:
+    tokenizer = tinymodel.tokenizer(baked_in=False)
+    tokenizer.enable_padding(pad_id=5, pad_token="fox", pad_type_id=1)
+    (tmp_path / "1").mkdir()
+    tokenizer.save(str(tmp_path / "1" / "tokenizer.json"))
+    (response,) = start(tmp_path, {"ids": "InputIds", "types": "TokenTypeIds"}).execute([InferenceRequest({"TEXT": texts("a", "a a")})])
+    assert response.arrays()["ids"][0].tolist()[-1] == 5
+    assert response.arrays()["types"].tolist() == [[0, 0, 0, 1], [0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "fragment"),
+    [
+        ({"padding": "Left"}, "tritonpipe.padding: 'Left' is none of Ragged"),
+        ({"truncation": "No"}, "tritonpipe.truncation: 'No'"),
+        ({"max_length": "2"}, "leaves no room for text beside 2 special tokens"),
+        ({"max_length": "-1"}, "tritonpipe.max_length: '-1' is not a positive number"),
+        ({"buckets": "0,4"}, "below 1"),
+        ({"outputs": '{"ids": "InputIds"}'}, "the model's outputs are ['attention_mask', 'input_ids']"),
+        ({"outputs": '{"input_ids": "InputIds", "attention_mask": "Mask"}'}, "attention_mask is 'Mask'"),
+        ({"text": "QUERY"}, "exactly one input, QUERY of TYPE_STRING"),
+        ({"tokenizer_file": "model.onnx"}, "model.onnx: cannot be read as a tokenizer"),
+        ({"tokenizer_file": "absent.json"}, "absent.json: cannot be read as a tokenizer"),
+    ],
+)
+def test_a_wrong_configuration_is_refused_at_load(folder: Path, parameters: dict[str, str], fragment: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        start(folder, **parameters)
+    assert fragment in str(caught.value)
+
+
+def test_unpadded_rows_are_not_copied() -> None:
+    flat = np.arange(6)
+    assert np.shares_memory(module.pad_rows(flat, np.array([3, 3]), 3, 0), flat)
+    assert module.pad_rows(flat, np.array([4, 2]), 4, -1).tolist() == [[0, 1, 2, 3], [4, 5, -1, -1]]
+
+
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=8), given_buckets=st.sets(st.integers(1, 60)))
+def test_bucket_is_the_smallest_that_holds_the_row(lengths: list[int], given_buckets: set[int]) -> None:
+    buckets = module.parse_buckets(",".join(map(str, given_buckets)), 40)
+    assert buckets == tuple(sorted(b for b in {*given_buckets, 40} if b <= 40))
+    longest = max(lengths)
+    chosen = module.target_length("Bucketed", longest, buckets, 40)
+    assert chosen == min(b for b in buckets if b >= longest)
