@@ -23,11 +23,12 @@ class LoginError(Unavailable):
         super().__init__(0, "LoginFailed", message)
 
 
-async def load_configuration(context: str | None = None) -> Configuration:
+async def load_configuration(kubeconfig: str | None = None, context: str | None = None) -> Configuration:
     """Reads the API server's address and credentials anew.
 
     Args:
-        context: a kubeconfig context. When given, the kubeconfig is used even inside a pod.
+        kubeconfig: path of a kubeconfig; ``KUBECONFIG``, then ``~/.kube/config`` by default.
+        context: a kubeconfig context. With either given, the kubeconfig is used even inside a pod.
 
     Returns:
         A fresh configuration of ``kubernetes.aio``; nothing global is changed.
@@ -36,7 +37,8 @@ async def load_configuration(context: str | None = None) -> Configuration:
         LoginError: neither a service account nor a usable kubeconfig was found.
     """
     configuration = Configuration()
-    if context is None and not os.environ.get("KUBECONFIG"):
+    path = kubeconfig or os.environ.get("KUBECONFIG")
+    if context is None and not path:
         try:
             kube_config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         except ConfigException:
@@ -45,10 +47,13 @@ async def load_configuration(context: str | None = None) -> Configuration:
             return configuration
     try:
         await kube_config.load_kube_config(  # type: ignore[no-untyped-call]
-            context=context, client_configuration=configuration, persist_config=False
+            config_file=path or str(Path("~/.kube/config").expanduser()),
+            context=context,
+            client_configuration=configuration,
+            persist_config=False,
         )
     except (ConfigException, OSError) as error:
-        where = os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
+        where = path or "~/.kube/config"
         chosen = f", context {context!r}" if context else ""
         raise LoginError(f"no service account, and the kubeconfig {where}{chosen} cannot be used: {error}") from error
     return configuration

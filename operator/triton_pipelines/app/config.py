@@ -1,0 +1,196 @@
+"""Everything that can be set about the operator itself, checked once at start."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from triton_pipelines.loader.uris import SourceMap
+from triton_pipelines.pipeline.options import DEFAULT_LOADER_IMAGE, DEFAULT_SERVER_IMAGE, Options
+
+ENV_PREFIX: Final = "TRITONPIPE_"
+DEFAULT_IMAGE: Final = "default"
+_DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+class ConfigError(ValueError):
+    """An option of the operator is wrong; the message names each option and what it wants."""
+
+
+def _split(value: Any) -> Any:
+    """``a,b`` from an environment variable as a list; blanks and empty parts are dropped."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+def _pairs(value: Any) -> Any:
+    """``NAME=VALUE`` items as a mapping."""
+    parts = _split(value)
+    if isinstance(parts, Mapping):
+        return dict(parts)
+    if not isinstance(parts, list | tuple):
+        return parts
+    pairs: dict[str, str] = {}
+    for part in parts:
+        left, found, right = str(part).partition("=")
+        if not found or not left or not right:
+            raise ValueError(f"{part!r} is not of the form NAME=VALUE")
+        pairs[left] = right
+    return pairs
+
+
+def _read_only(value: dict[str, str]) -> Mapping[str, str]:
+    return MappingProxyType(value)
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+Pairs = Annotated[Mapping[str, str], BeforeValidator(_pairs), AfterValidator(_read_only)]
+
+
+class OperatorConfig(BaseModel):
+    """Options of ``tritonpipe operator``. Durations are seconds.
+
+    Attributes:
+        namespaces: namespaces to work in; none means the whole cluster (cluster roles are needed then).
+        workers: pipelines reconciled at a time.
+        resync_seconds: every pipeline is looked at again after about this time (± 10 %), event or not.
+        relist_seconds: every watched kind is listed and compared with what the watches told after about this time.
+        kubeconfig, context: where to find the API server outside a cluster; KUBECONFIG and its current context by default.
+        metrics_host, metrics_port: where Prometheus scrapes ``/metrics``; port 0 takes a free one.
+        liveness_host, liveness_port: where the kubelet asks ``/healthz``.
+        operator_namespace: where the operator itself lives: its key's Secret.
+        operator_key_file: the operator key as mounted (optional Secret volume). Its file name is the Secret's data key.
+        operator_key_secret: name of that Secret.
+        operator_key_wait_seconds: how long to wait for the kubelet to mount a Secret that exists already.
+        images: Triton image per platform family; ``default`` has to be there.
+        loader_image: image of the init container: the operator's own.
+        image_pull_policy: of the images above.
+        source_map: rules ``PREFIX=TARGET`` for air-gapped mirrors, as the loader takes them.
+        substitute_runner: platforms that run on the project's own runner instead of Triton's backend, for servers without it.
+        custom_code: whether pipelines may bring own Python.
+        max_concurrent_rollouts: rollouts at a time that no spec change asked for (a new operator release).
+        api_timeout_seconds: for one request to the API server.
+        api_max_in_flight: requests to the API server at a time.
+        shutdown_seconds: given to passes in work at the end; keep it below terminationGracePeriodSeconds.
+        log_level: debug, info, warning or error.
+        instance: what events name as their reporter: the pod's name.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    namespaces: Names = ()
+    workers: int = Field(default=8, ge=1, le=256)
+    resync_seconds: float = Field(default=600.0, ge=1)
+    relist_seconds: float = Field(default=300.0, ge=1)
+    kubeconfig: str | None = None
+    context: str | None = None
+    metrics_host: str = "0.0.0.0"
+    metrics_port: int = Field(default=8080, ge=0, le=65535)
+    liveness_host: str = "0.0.0.0"
+    liveness_port: int = Field(default=8081, ge=1, le=65535)
+    operator_namespace: str = "triton-pipelines"
+    operator_key_file: Path = Path("/etc/tritonpipe/operator/key")
+    operator_key_secret: str = "triton-pipelines-operator-key"  # noqa: S105 - a name
+    operator_key_wait_seconds: float = Field(default=180.0, ge=0)
+    images: Pairs = MappingProxyType({DEFAULT_IMAGE: DEFAULT_SERVER_IMAGE})
+    loader_image: str = DEFAULT_LOADER_IMAGE
+    image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
+    source_map: Names = ()
+    substitute_runner: Annotated[frozenset[str], BeforeValidator(_split)] = frozenset()
+    custom_code: Literal["allow", "forbid"] = "allow"
+    max_concurrent_rollouts: int = Field(default=5, ge=1)
+    api_timeout_seconds: float = Field(default=30.0, gt=0)
+    api_max_in_flight: int = Field(default=32, ge=1)
+    shutdown_seconds: float = Field(default=20.0, ge=0)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    instance: str = Field(default_factory=socket.gethostname)
+
+    @field_validator("namespaces")
+    @classmethod
+    def _namespaces_are_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not _DNS_LABEL.fullmatch(name):
+                raise ValueError(f"{name!r} is no namespace name (patterns are not supported: each namespace needs its own role)")
+        return tuple(dict.fromkeys(value))
+
+    @field_validator("images")
+    @classmethod
+    def _images_have_a_default(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        return MappingProxyType({DEFAULT_IMAGE: DEFAULT_SERVER_IMAGE, **value})
+
+    @field_validator("source_map")
+    @classmethod
+    def _source_map_is_valid(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        SourceMap.parse(value)
+        return value
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> OperatorConfig:
+        if self.metrics_port == self.liveness_port:
+            raise ValueError(f"metrics_port and liveness_port are both {self.metrics_port}")
+        return self
+
+    @property
+    def cluster_wide(self) -> bool:
+        """Whether the operator works in all namespaces."""
+        return not self.namespaces
+
+    @property
+    def render_options(self) -> Options:
+        """What of this decides what is rendered."""
+        return Options(
+            server_image=self.images[DEFAULT_IMAGE],
+            loader_image=self.loader_image,
+            image_pull_policy=self.image_pull_policy,
+            source_map=self.source_map,
+            substitute_runner=self.substitute_runner,
+            custom_code_allowed=self.custom_code == "allow",
+            operator_namespace=self.operator_namespace,
+        )
+
+    @property
+    def scopes(self) -> tuple[str | None, ...]:
+        """The namespaces to list one by one; ``(None,)`` for all at once."""
+        return self.namespaces or (None,)
+
+
+def load_config(options: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ) -> OperatorConfig:
+    """Builds the configuration from command-line options and, where an option is absent (None), ``TRITONPIPE_<OPTION>`` variables.
+
+    Lists are comma-separated in variables, mappings are lists of ``NAME=VALUE``.
+
+    Raises:
+        ConfigError: names every wrong option with its variable, what was given wrong and what is wanted.
+    """
+    given: dict[str, Any] = {}
+    for name in OperatorConfig.model_fields:
+        variable = environ.get(variable_of(name))
+        if variable:
+            given[name] = variable
+    given.update({name: value for name, value in (options or {}).items() if value is not None})
+    try:
+        return OperatorConfig.model_validate(given)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_describe(finding) for finding in error.errors())) from None
+
+
+def variable_of(option: str) -> str:
+    """The environment variable of an option (``source_map`` → ``TRITONPIPE_SOURCE_MAP``)."""
+    return ENV_PREFIX + option.upper()
+
+
+def _describe(finding: Any) -> str:
+    where = [str(part) for part in finding["loc"]]
+    message = str(finding["msg"]).removeprefix("Value error, ")
+    if not where:
+        return message
+    option = where[0]
+    return f"--{option.replace('_', '-')} ({variable_of(option)}): {message}"
