@@ -1,0 +1,47 @@
+"""Which Kubernetes events tell the story of a status change. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from triton_pipelines.api.conditions import KIND_OF, ConditionType, Kind, Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event to post once the status that it tells of is written."""
+
+    warning: bool
+    reason: str
+    action: str
+    note: str
+
+
+_LEAST = frozenset({Reason.PROGRESSING, Reason.LOADING, Reason.DRAINING})
+
+
+def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
+    """Events of a status change: a new revision, and every new cause of Ready and Available; none for what only counts on."""
+    events = []
+    revision = after.get("revision")
+    if revision and revision != before.get("revision"):
+        text = f"rolling out revision {revision}" + (f" after {before['revision']}" if before.get("revision") else "")
+        events.append(Event(False, "RolloutStarted", "Rollout", text))
+    for kind in (ConditionType.READY, ConditionType.AVAILABLE):
+        old, new = _condition(before, kind), _condition(after, kind)
+        if not new or (old.get("status"), old.get("reason")) == (new.get("status"), new.get("reason")):
+            continue
+        reason = Reason(new["reason"])
+        if reason in _LEAST or (kind is ConditionType.AVAILABLE and not old and new["status"] == "False"):
+            continue
+        if kind is ConditionType.AVAILABLE and new["reason"] == _condition(after, ConditionType.READY).get("reason"):
+            continue
+        warning = KIND_OF[reason] is not Kind.FINE
+        events.append(Event(warning, reason.value, kind.value, new.get("message", "")))
+    return events
+
+
+def _condition(status: Mapping[str, Any], kind: ConditionType) -> Mapping[str, Any]:
+    return next((item for item in status.get("conditions") or () if item.get("type") == kind.value), {})

@@ -1,0 +1,204 @@
+"""What a reconcile pass sees: caches and probe results, as plain values. No I/O here."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from triton_pipelines.api import names
+from triton_pipelines.api.loadplan import LoadReport
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """One model of a pod as Triton's repository index tells it."""
+
+    name: str
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What one Triton pod said when it was last asked. ``at`` is a UTC time.
+
+    ``ensemble_ready`` is the ensemble's own readiness; ``inference_error`` is empty when a real inference gave a sane answer and
+    ``None`` when none was tried; ``error`` says why the pod could not be asked at all.
+    """
+
+    at: dt.datetime
+    ensemble_ready: bool
+    models: tuple[ModelState, ...] = ()
+    inference_error: str | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """The parts of a pod that decisions rest on."""
+
+    name: str
+    uid: str
+    revision: str
+    ip: str
+    phase: str
+    ready: bool
+    deleting: bool
+    raw: Object = field(repr=False)
+
+    @classmethod
+    def of(cls, raw: Object) -> Pod:
+        """Read a pod as the API server gives it."""
+        metadata, status = raw["metadata"], raw.get("status") or {}
+        conditions = {item.get("type"): item for item in status.get("conditions") or ()}
+        return cls(
+            name=metadata["name"],
+            uid=metadata.get("uid", ""),
+            revision=(metadata.get("labels") or {}).get(names.LABEL_REVISION, ""),
+            ip=status.get("podIP") or "",
+            phase=status.get("phase") or "Pending",
+            ready=conditions.get("Ready", {}).get("status") == "True",
+            deleting=metadata.get("deletionTimestamp") is not None,
+            raw=raw,
+        )
+
+    def condition(self, kind: str) -> Mapping[str, Any]:
+        """The pod's condition of that type, or an empty one."""
+        found = [item for item in (self.raw.get("status") or {}).get("conditions") or () if item.get("type") == kind]
+        return found[0] if found else {}
+
+    def container(self, name: str) -> Mapping[str, Any]:
+        """Status of a container or init container, or an empty one."""
+        status = self.raw.get("status") or {}
+        for item in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
+            if item.get("name") == name:
+                return dict(item)
+        return {}
+
+    @property
+    def serving(self) -> bool:
+        """Ready and not on its way out."""
+        return self.ready and not self.deleting
+
+    @property
+    def server_running(self) -> bool:
+        """Whether Triton's process runs, so that it can be asked."""
+        return "running" in (self.container(names.CONTAINER_SERVER).get("state") or {}) and bool(self.ip)
+
+    def load_report(self) -> LoadReport | None:
+        """What the init container reported last, in this run or the one before; ``None`` where it has not yet."""
+        status = self.container(names.CONTAINER_LOADER)
+        for phase in ("state", "lastState"):
+            terminated = (status.get(phase) or {}).get("terminated")
+            if terminated and terminated.get("message"):
+                try:
+                    return LoadReport.model_validate_json(terminated["message"])
+                except ValueError:
+                    return None
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The controller's memory of one pipeline, kept in the live ConfigMap so that a restart loses nothing.
+
+    ``secrets``: revision → hash of the control key that was applied; ``mode_revision``/``mode``: the fallback that an Auto rollout
+    took; ``proven``: the revision that last served the whole pipeline; ``failed``: a revision that was taken back, with the
+    generation of the spec that asked for it, why, and the revision that took its place.
+    """
+
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    mode_revision: str = ""
+    mode: str = ""
+    proven: str = ""
+    failed_revision: str = ""
+    failed_generation: int = 0
+    failed_reason: str = ""
+    failed_message: str = ""
+    restored: str = ""
+
+    @classmethod
+    def parse(cls, text: str | None) -> Memory:
+        """Read it; what cannot be read is forgotten, which costs at most a repeated Secret apply."""
+        try:
+            document = json.loads(text or "{}")
+            return cls(**{key: document[key] for key in cls.__slots__ if key in document})
+        except (ValueError, TypeError):
+            return cls()
+
+    def to_json(self) -> str:
+        """Canonical JSON, without what is empty."""
+        values = {key: getattr(self, key) for key in self.__slots__}
+        return json.dumps({key: value for key, value in values.items() if value}, sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything known about one pipeline at one moment.
+
+    ``children`` are cached labelled objects by (kind, name); ``probes`` by pod uid; ``digests`` hashes of ConfigMap sources by step,
+    ``missing_sources`` those that are not there (step → message); ``nodes`` is ``None`` where nodes were not needed or may not be read.
+    """
+
+    pipeline: Object
+    children: Mapping[tuple[str, str], Object] = field(default_factory=dict)
+    pods: tuple[Pod, ...] = ()
+    probes: Mapping[str, Probe] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
+    missing_sources: Mapping[str, str] = field(default_factory=dict)
+    nodes: tuple[Object, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the pipeline."""
+        return str(self.pipeline["metadata"]["name"])
+
+    @property
+    def generation(self) -> int:
+        """Generation of the spec."""
+        return int(self.pipeline["metadata"].get("generation") or 0)
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        """The status as it stands."""
+        return self.pipeline.get("status") or {}
+
+    def child(self, kind: str, name: str) -> Object | None:
+        """A cached child."""
+        return self.children.get((kind, name))
+
+    @property
+    def deployment(self) -> Object | None:
+        """The pipeline's Deployment."""
+        return self.child("Deployment", self.name)
+
+    def live_data(self) -> Mapping[str, str]:
+        """Content of the live ConfigMap."""
+        return (self.child("ConfigMap", names.live_name(self.name)) or {}).get("data") or {}
+
+    def revision_record(self, revision: str) -> Mapping[str, Any] | None:
+        """What the ConfigMap of a revision recorded: pod template, hash of its spec, server image."""
+        found = self.child("ConfigMap", names.revision_name(self.name, revision)) if revision else None
+        text = ((found or {}).get("data") or {}).get(names.KEY_TEMPLATE)
+        return json.loads(text) if text else None
+
+    def deployed_revision(self) -> str:
+        """Revision of the Deployment's template, empty without one."""
+        template = ((self.deployment or {}).get("spec") or {}).get("template") or {}
+        return str(((template.get("metadata") or {}).get("labels") or {}).get(names.LABEL_REVISION, ""))
+
+    def deployment_condition(self, kind: str) -> Mapping[str, Any]:
+        """The Deployment's condition of that type, or an empty one."""
+        status = (self.deployment or {}).get("status") or {}
+        found = [item for item in status.get("conditions") or () if item.get("type") == kind]
+        return found[0] if found else {}
+
+
+def timestamp(text: str | None) -> dt.datetime | None:
+    """An RFC 3339 time of the API server as a UTC datetime."""
+    return dt.datetime.fromisoformat(text) if text else None

@@ -1,0 +1,266 @@
+"""One pass, decided: what to apply, what to delete, what to say. Pure: no I/O, the clock is passed in.
+
+A plan made again on its own result does nothing; a property test holds it to that.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from triton_pipelines.api import names
+from triton_pipelines.api.base import Switch
+from triton_pipelines.api.conditions import Reason
+from triton_pipelines.api.loadplan import LoadReport
+from triton_pipelines.api.parse import parse
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.cluster.diff import covers, needs_apply
+from triton_pipelines.pipeline import Graph, Options, build, check, lint
+from triton_pipelines.render import Revision, render
+from triton_pipelines.render.objects import (
+    control_secret,
+    deployment,
+    disruption_budget,
+    live_config_map,
+    network_policy,
+    revision_config_map,
+    service,
+)
+from triton_pipelines.render.render import spec_hash
+
+from . import status as statuses
+from .events import Event, transitions
+from .observed import Memory, Object, Observed
+from .problems import Problem, config_missing, of_pod
+from .rollout import Rollout, decide
+
+# A pass with nothing to wait for is repeated by the resync; with pods on their way the watch wakes us, this is the second line.
+WAITING_SECONDS = 15.0
+# Kinds that are pruned when a pipeline no longer wants one of them.
+PRUNED_KINDS = ("Service", "NetworkPolicy", "PodDisruptionBudget", "ConfigMap", "Deployment")
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """An object to delete; ``uid`` is the precondition (empty only for Secrets, which are never read)."""
+
+    kind: str
+    name: str
+    uid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a pass does, in this order: ``apply`` (in turn), ``delete``, ``status`` (``None``: unchanged), then ``events``."""
+
+    apply: tuple[Object, ...] = ()
+    delete: tuple[Deletion, ...] = ()
+    status: dict[str, Any] | None = None
+    events: tuple[Event, ...] = ()
+    requeue_after: float | None = None
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is to be written."""
+        return not self.apply and not self.delete and self.status is None
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a pass knows beside the cluster: the operator's options, how a revision's control key is derived, and whether a
+    rollout that no change of the spec asked for may start now (a new operator release rolls a few pipelines at a time)."""
+
+    options: Options
+    control_key: Callable[[str, str], str] = field(repr=False)
+    may_roll: bool = True
+
+
+def plan(observed: Observed, context: Context, now: dt.datetime) -> Plan:
+    """Decide one pass for one pipeline."""
+    metadata = observed.pipeline["metadata"]
+    if metadata.get("deletionTimestamp") or (metadata.get("annotations") or {}).get(names.ANNOTATION_PAUSED) == "true":
+        return Plan()
+    pipeline, findings = parse(observed.pipeline)
+    if pipeline is None or findings:
+        return _stalled(observed, Reason.INVALID_SPEC, findings, now)
+    options = _pinned(pipeline, observed, context.options)
+    graph = build(pipeline, options)
+    findings = check(pipeline, graph, options)
+    if findings:
+        return _stalled(observed, Reason.INVALID_SPEC, findings, now)
+    if observed.missing_sources:
+        return _missing_source(observed, now)
+    revision = render(pipeline, graph, options, observed.digests)
+    return _act(pipeline, graph, revision, observed, context, now)
+
+
+def _stalled(observed: Observed, reason: Reason, findings: Sequence[Any], now: dt.datetime) -> Plan:
+    return _with_status(observed, statuses.stalled(observed, reason, list(findings), now), (), (), None)
+
+
+def _missing_source(observed: Observed, now: dt.datetime) -> Plan:
+    text = "; ".join(observed.missing_sources.values())
+    decided = statuses.stalled(observed, Reason.SOURCE_UNAVAILABLE, text, now)
+    return _with_status(observed, decided, (), (), WAITING_SECONDS)
+
+
+def _pinned(pipeline: InferencePipeline, observed: Observed, options: Options) -> Options:
+    """The default server image stays what it was until the spec changes, whatever a new operator release brings."""
+    record = observed.revision_record(observed.deployed_revision())
+    if record and record.get("specHash") == spec_hash(pipeline.spec) and pipeline.spec.server.image is None:
+        return replace(options, server_image=record["serverImage"])
+    return options
+
+
+def _act(pipeline: InferencePipeline, graph: Graph, revision: Revision, observed: Observed, context: Context, now: dt.datetime) -> Plan:
+    gpu = pipeline.spec.server.gpu.resource_name
+    problems = [problem for pod in observed.pods if (problem := of_pod(pod, observed.probes.get(pod.uid), gpu, observed.nodes)) is not None]
+    memory = Memory.parse(observed.live_data().get(names.KEY_MEMORY))
+    wanted = revision.name
+    if _must_wait(pipeline, revision, observed, context):
+        wanted = observed.deployed_revision()
+    replicas = 0 if pipeline.spec.suspend is Switch.ENABLED else pipeline.spec.replicas
+    rollout = decide(wanted, pipeline.spec.rollout.strategy, replicas, observed, memory, problems, now)
+    kept = _kept_revisions(pipeline, observed, rollout, wanted)
+    counts = _live_counts(graph, observed)
+    secrets, memory = _secrets(pipeline, rollout, observed, context, kept)
+    desired: list[Object] = []
+    if wanted == revision.name:
+        record = observed.child("ConfigMap", names.revision_name(pipeline.name, wanted))
+        # An immutable revision is written once; the default images that it recorded stay.
+        data = (record or {}).get("data") or revision.data
+        desired.append(revision_config_map(pipeline, wanted, data))
+    live = live_config_map(pipeline, _live_data(observed, memory, counts, kept, wanted))
+    template = _template(revision, rollout, observed)
+    optional = [network_policy(pipeline, context.options.operator_namespace), disruption_budget(pipeline)]
+    desired += [live, service(pipeline), *(item for item in optional if item is not None)]
+    desired.append(deployment(pipeline, template, rollout.mode, replicas))
+    changed = [item for item in desired if needs_apply(observed.child(item["kind"], item["metadata"]["name"]), item, names.MANAGER_CHILDREN)]
+    # Secrets first: what the live ConfigMap remembers as applied has been applied.
+    apply = (*secrets, *changed)
+    delete = _pruned(pipeline, observed, desired, kept)
+    warnings = lint(pipeline, graph, context.options)
+    status = statuses.compute(pipeline, graph, observed, rollout, wanted, warnings, problems, counts, now)
+    return _with_status(observed, status, apply, delete, _requeue(status, rollout, problems))
+
+
+def _must_wait(pipeline: InferencePipeline, revision: Revision, observed: Observed, context: Context) -> bool:
+    deployed = observed.deployed_revision()
+    record = observed.revision_record(deployed)
+    if context.may_roll or not deployed or deployed == revision.name or record is None:
+        return False
+    return bool(record.get("specHash") == spec_hash(pipeline.spec))
+
+
+def _template(revision: Revision, rollout: Rollout, observed: Observed) -> Mapping[str, Any]:
+    record = observed.revision_record(rollout.target)
+    if record is not None:
+        template: Mapping[str, Any] = record["template"]
+        return template
+    return revision.template
+
+
+def _kept_revisions(pipeline: InferencePipeline, observed: Observed, rollout: Rollout, wanted: str) -> list[str]:
+    """Revisions whose ConfigMap and Secret stay: those in use, then the newest up to the history limit."""
+    used = {wanted, rollout.target, observed.deployed_revision(), rollout.memory.proven, *(pod.revision for pod in observed.pods)} - {""}
+    others = [
+        (item["metadata"].get("creationTimestamp") or "", revision)
+        for (kind, _), item in observed.children.items()
+        if kind == "ConfigMap" and (revision := (item["metadata"].get("labels") or {}).get(names.LABEL_REVISION)) and revision not in used
+    ]
+    history = [revision for _, revision in sorted(others, reverse=True)][: pipeline.spec.rollout.revision_history_limit]
+    return sorted(used | set(history))
+
+
+def _live_counts(graph: Graph, observed: Observed) -> dict[str, int]:
+    """Desired count of every scaled step: the recorded one within its bounds, else where it starts."""
+    try:
+        recorded = json.loads(observed.live_data().get(names.KEY_COUNTS) or "{}")
+    except ValueError:
+        recorded = {}
+    result = {}
+    for step in graph.steps:
+        if step.instances.scaled:
+            count = recorded.get(step.name)
+            start = count if isinstance(count, int) and not isinstance(count, bool) else step.instances.count
+            result[step.name] = max(step.instances.low, min(step.instances.high, start))
+    return result
+
+
+def _secrets(pipeline: InferencePipeline, rollout: Rollout, observed: Observed, context: Context, kept: Sequence[str]) -> tuple[list[Object], Memory]:
+    """Secrets to apply: those whose key was not yet applied, and those that a pod misses."""
+    applied = {revision: digest for revision, digest in rollout.memory.secrets.items() if revision in kept}
+    missing = {pod.revision for pod in observed.pods if config_missing(pod)}
+    result = []
+    for revision in {rollout.target} | missing:
+        if revision not in kept:
+            continue
+        key = context.control_key(pipeline.metadata.uid, revision)
+        digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+        if applied.get(revision) != digest or revision in missing:
+            result.append(control_secret(pipeline, revision, key))
+            applied[revision] = digest
+    return result, replace(rollout.memory, secrets=dict(sorted(applied.items())))
+
+
+def _live_data(observed: Observed, memory: Memory, counts: Mapping[str, int], kept: Sequence[str], wanted: str) -> dict[str, str]:
+    try:
+        resolved = json.loads(observed.live_data().get(names.KEY_RESOLVED) or "{}")
+    except ValueError:
+        resolved = {}
+    resolved = {revision: steps for revision, steps in resolved.items() if revision in kept}
+    for pod in sorted(observed.pods, key=lambda item: item.raw["metadata"].get("creationTimestamp") or ""):
+        report = pod.load_report()
+        # The first load of a revision decides what its unpinned sources are; later pods fetch exactly that.
+        if report is not None and report.ok and pod.revision in kept and pod.revision not in resolved:
+            resolved[pod.revision] = _resolution(report)
+    data = {
+        names.KEY_COUNTS: json.dumps(dict(sorted(counts.items()))),
+        names.KEY_MEMORY: memory.to_json(),
+    }
+    if resolved:
+        data[names.KEY_RESOLVED] = json.dumps(resolved, sort_keys=True)
+    return data
+
+
+def _resolution(report: LoadReport) -> dict[str, dict[str, str]]:
+    result: dict[str, dict[str, str]] = {}
+    for item in report.sources:
+        values = {"revision": item.resolved_revision, "sha256": item.sha256}
+        result[item.step] = {key: value for key, value in values.items() if value}
+    return result
+
+
+def _pruned(pipeline: InferencePipeline, observed: Observed, desired: Sequence[Object], kept: Sequence[str]) -> tuple[Deletion, ...]:
+    wanted = {(item["kind"], item["metadata"]["name"]) for item in desired}
+    wanted |= {("ConfigMap", names.revision_name(pipeline.name, revision)) for revision in kept}
+    result: list[Deletion] = []
+    for (kind, name), item in sorted(observed.children.items()):
+        metadata = item["metadata"]
+        mine = any(owner.get("uid") == pipeline.metadata.uid for owner in metadata.get("ownerReferences") or ())
+        if kind not in PRUNED_KINDS or (kind, name) in wanted or not mine or metadata.get("deletionTimestamp"):
+            continue
+        if kind == "ConfigMap" and (metadata.get("labels") or {}).get(names.LABEL_REVISION):
+            # The Secret of a revision bears the same name and goes before the ConfigMap, which is the only trace of it.
+            result.append(Deletion("Secret", name))
+        result.append(Deletion(kind, name, metadata.get("uid", "")))
+    return tuple(result)
+
+
+def _requeue(status: Mapping[str, Any], rollout: Rollout, problems: Sequence[Problem]) -> float | None:
+    if rollout.recheck is not None:
+        return rollout.recheck
+    ready: Mapping[str, Any] = next((item for item in status["conditions"] if item["type"] == "Ready"), {})
+    return WAITING_SECONDS if ready.get("status") != "True" or problems else None
+
+
+def _with_status(observed: Observed, status: dict[str, Any], apply: Sequence[Object], delete: Sequence[Deletion], requeue: float | None) -> Plan:
+    # Both ways: nothing missing of what is said, nothing left of what was said before.
+    before = dict(observed.status)
+    same = not covers(before, status) and not covers(status, before)
+    events = () if same else transitions(before, status)
+    return Plan(tuple(apply), tuple(delete), None if same else status, tuple(events), requeue)

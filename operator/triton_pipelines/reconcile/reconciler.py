@@ -1,0 +1,320 @@
+"""One pass over one pipeline: observe from caches, ask pods that are due, plan, carry out. The only part of reconcile that does I/O."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from triton_pipelines.api import names
+from triton_pipelines.api.conditions import Reason
+from triton_pipelines.api.parse import parse
+from triton_pipelines.api.server import InferenceHealth
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.cluster.client import Client
+from triton_pipelines.cluster.errors import ClusterError, Conflict, Forbidden, Invalid, NotFound
+from triton_pipelines.cluster.events import event_object, post_event
+from triton_pipelines.cluster.resources import (
+    CONFIG_MAPS,
+    DEPLOYMENTS,
+    INFERENCE_PIPELINES,
+    NETWORK_POLICIES,
+    NODES,
+    POD_DISRUPTION_BUDGETS,
+    PODS,
+    SECRETS,
+    SERVICES,
+    Resource,
+    resource_of,
+)
+from triton_pipelines.cluster.store import Store
+from triton_pipelines.pipeline import Graph, Options, build
+
+from . import status as statuses
+from .events import Event, transitions
+from .observed import Object, Observed, Pod, Probe
+from .plan import Context, Deletion, Plan, plan
+from .queue import Key, Result
+
+CHILD_RESOURCES: tuple[Resource, ...] = (DEPLOYMENTS, CONFIG_MAPS, SERVICES, NETWORK_POLICIES, POD_DISRUPTION_BUDGETS)
+RESOURCE_OF_KIND = {resource.kind: resource for resource in (*CHILD_RESOURCES, SECRETS)}
+# A pod that is not ready yet is asked this often why (seconds); one that is ready, every health.periodSeconds.
+UNREADY_PROBE_SECONDS = 5.0
+# While ConfigMap sources are not watched (they bear no label of ours), their content is compared this often (seconds).
+SOURCE_POLL_SECONDS = 60.0
+# A former pipeline's children of the same name go within moments; the garbage collector is given this long per look (seconds).
+FORMER_CHILD_SECONDS = 2.0
+
+_log = structlog.get_logger(__name__)
+
+
+class NameTaken(Exception):  # noqa: N818 - the word of the condition
+    """An object that the pipeline needs a name for is somebody else's."""
+
+
+class FormerChild(Exception):  # noqa: N818
+    """An object of a former pipeline of the same name has not gone yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTarget:
+    """A pod to ask: where, which models, and whether an inference is wanted."""
+
+    pod: Pod
+    graph: Graph
+    control_key: str
+    text: str | None
+
+
+Prober = Callable[[ProbeTarget, dt.datetime], Awaitable[Probe]]
+
+
+@dataclass(slots=True)
+class Reconciler:
+    """Carries out passes. One instance per process; passes of different pipelines run side by side.
+
+    ``derive`` gives the control key of (pipeline uid, revision); ``prober`` asks one pod; ``clock`` gives UTC now.
+    """
+
+    client: Client
+    store: Store
+    options: Options
+    derive: Callable[[str, str], str]
+    prober: Prober
+    clock: Callable[[], dt.datetime]
+    instance: str
+    max_concurrent_rollouts: int = 5
+    _probes: dict[Key, dict[str, Probe]] = field(default_factory=dict)
+
+    async def reconcile(self, key: Key) -> Result:
+        """One pass. Errors of the API server leave it as they are: the queue backs off by their class."""
+        raw = self.store.get(INFERENCE_PIPELINES, *key)
+        if raw is None:
+            self._probes.pop(key, None)
+            return Result()
+        pipeline, findings = parse(raw)
+        usable = pipeline if pipeline is not None and not findings else None
+        observed = await self._observe(key, raw, usable)
+        probe_after = await self._ask(key, usable, observed) if usable else None
+        observed = self._with_probes(key, observed)
+        context = Context(self.options, self.derive, self._may_roll(key))
+        decided = plan(observed, context, self.clock())
+        try:
+            await self._carry_out(key, observed, decided)
+        except NameTaken as error:
+            await self._write_status(observed, statuses.stalled(observed, Reason.NAME_CONFLICT, str(error), self.clock()))
+            return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="stalled")
+        except FormerChild as error:
+            await _log.ainfo("waiting for a former child to go", reason=str(error))
+            return Result(requeue_after=FORMER_CHILD_SECONDS, outcome="waiting")
+        except Invalid as error:
+            # What the API server refuses in a child came from the spec: affinity, tolerations, env and the like are passed on as written.
+            text = f"the API server refuses what the spec asks for: {error.message}"
+            await self._write_status(observed, statuses.stalled(observed, Reason.INVALID_SPEC, text, self.clock()))
+            return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="stalled")
+        polls = SOURCE_POLL_SECONDS if usable and _config_map_sources(usable) else None
+        return Result(requeue_after=_soonest(decided.requeue_after, probe_after, polls))
+
+    # --- observe -------------------------------------------------------------------------------------------------------
+
+    async def _observe(self, key: Key, raw: Object, pipeline: InferencePipeline | None) -> Observed:
+        children = {(resource.kind, item["metadata"]["name"]): item for resource in CHILD_RESOURCES for item in self.store.children(resource, key)}
+        pods = tuple(Pod.of(item) for item in self.store.children(PODS, key) if _alive(item))
+        digests, missing = await self._sources(pipeline) if pipeline else ({}, {})
+        nodes = None
+        if any(pod.condition("PodScheduled").get("status") == "False" for pod in pods):
+            nodes = await self._nodes()
+        return Observed(raw, children, pods, {}, digests, missing, nodes)
+
+    async def _nodes(self) -> tuple[Object, ...] | None:
+        try:
+            return tuple((await self.client.list(NODES)).items)
+        except Forbidden:
+            return None  # a namespaced operator may not see nodes; the scheduler's own message is shown
+
+    async def _sources(self, pipeline: InferencePipeline) -> tuple[dict[str, str], dict[str, str]]:
+        """Hashes of ConfigMap sources, and those that are not there."""
+        digests: dict[str, str] = {}
+        missing: dict[str, str] = {}
+        for step, uri in _config_map_sources(pipeline).items():
+            name, _, data_key = uri.removeprefix("configmap://").partition("/")
+            try:
+                found = await self.client.get(CONFIG_MAPS, pipeline.namespace, name)
+            except NotFound:
+                missing[step] = f"spec.{step}.source.uri: {uri}: there is no ConfigMap {name} in namespace {pipeline.namespace}; create it"
+                continue
+            content = (found.get("data") or {}).get(data_key) or (found.get("binaryData") or {}).get(data_key)
+            if content is None:
+                have = ", ".join(sorted([*(found.get("data") or {}), *(found.get("binaryData") or {})])) or "none"
+                missing[step] = f"spec.{step}.source.uri: {uri}: ConfigMap {name} has no key {data_key}; it has {have}"
+                continue
+            digests[step] = hashlib.sha256(content.encode()).hexdigest()
+        return digests, missing
+
+    # --- ask pods ---------------------------------------------------------------------------------------------------------
+
+    async def _ask(self, key: Key, pipeline: InferencePipeline, observed: Observed) -> float | None:
+        """Probe the pods that are due, side by side. Returns the seconds until the next one is due."""
+        now = self.clock()
+        graph = build(pipeline, self.options)
+        health = pipeline.spec.health
+        text = health.text or DEFAULT_TEXT if health.inference is InferenceHealth.AUTO else None
+        known = self._probes.setdefault(key, {})
+        pods = {pod.uid: pod for pod in observed.pods if pod.server_running and not pod.deleting}
+        for uid in set(known) - set(pods):
+            del known[uid]
+
+        def due_in(pod: Pod) -> float:
+            last = known.get(pod.uid)
+            if last is None or (pod.ready and not last.ensemble_ready):
+                return 0.0
+            settled = pod.ready and not last.error and not last.inference_error
+            period = float(health.period_seconds) if settled else min(UNREADY_PROBE_SECONDS, float(health.period_seconds))
+            return period - (now - last.at).total_seconds()
+
+        due = [pod for pod in pods.values() if due_in(pod) <= 0]
+        if due:
+            targets = [ProbeTarget(pod, graph, self.derive(pipeline.metadata.uid, pod.revision), text if pod.ready else None) for pod in due]
+            answers = await asyncio.gather(*(self.prober(target, now) for target in targets))
+            known.update({pod.uid: answer for pod, answer in zip(due, answers, strict=True)})
+        return max(1.0, min(due_in(pod) for pod in pods.values())) if pods else None
+
+    def _with_probes(self, key: Key, observed: Observed) -> Observed:
+        return Observed(
+            observed.pipeline,
+            observed.children,
+            observed.pods,
+            dict(self._probes.get(key, {})),
+            observed.digests,
+            observed.missing_sources,
+            observed.nodes,
+        )
+
+    def _may_roll(self, key: Key) -> bool:
+        rolling = 0
+        for item in self.store.all(DEPLOYMENTS):
+            metadata, status = item["metadata"], item.get("status") or {}
+            mine = (metadata.get("namespace"), (metadata.get("labels") or {}).get(names.LABEL_PIPELINE)) == key
+            wanted = int((item.get("spec") or {}).get("replicas") or 0)
+            if not mine and int(status.get("updatedReplicas") or 0) < wanted:
+                rolling += 1
+        return rolling < self.max_concurrent_rollouts
+
+    # --- carry out ----------------------------------------------------------------------------------------------------------
+
+    async def _carry_out(self, key: Key, observed: Observed, decided: Plan) -> None:
+        uid = observed.pipeline["metadata"].get("uid", "")
+        for item in decided.apply:
+            await self._apply(item, uid)
+        for deletion in decided.delete:
+            await self._delete(key, deletion)
+        if decided.status is not None:
+            await self._write_status(observed, decided.status, decided.events)
+
+    async def _apply(self, item: Object, uid: str) -> None:
+        resource = resource_of(item)
+        namespace, name = item["metadata"]["namespace"], item["metadata"]["name"]
+        if resource != SECRETS:
+            known = self.store.get(resource, namespace, name)
+            if known is None:
+                known = await self._foreign(resource, namespace, name)
+            _check_owner(known, item, uid)
+        answer = await self.client.apply(item)
+        await _log.ainfo("applied", kind=item["kind"], object=name)
+        if resource != SECRETS:
+            self.store.put(resource, answer)
+
+    async def _foreign(self, resource: Resource, namespace: str, name: str) -> Object | None:
+        """An object that the caches do not know: none, one whose label was removed by hand, or somebody else's."""
+        try:
+            return await self.client.get(resource, namespace, name)
+        except NotFound:
+            return None
+
+    async def _delete(self, key: Key, deletion: Deletion) -> None:
+        resource = RESOURCE_OF_KIND[deletion.kind]
+        try:
+            await self.client.delete(resource, key[0], deletion.name, uid=deletion.uid or None)
+        except Conflict:
+            return  # another object bears the name now
+        await _log.ainfo("deleted", kind=deletion.kind, object=deletion.name)
+        self.store.remove(resource, key[0], deletion.name, uid=deletion.uid or None)
+
+    async def _write_status(self, observed: Observed, status: Mapping[str, Any], events: tuple[Event, ...] | None = None) -> None:
+        metadata = observed.pipeline["metadata"]
+        if events is None:
+            events = tuple(transitions(observed.status, status))
+            if not events and _same_conditions(observed.status, status):
+                return
+        body = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "metadata": {"name": metadata["name"], "namespace": metadata["namespace"], "uid": metadata["uid"]},
+            "status": dict(status),
+        }
+        try:
+            answer = await self.client.apply_status(body)
+        except (NotFound, Conflict):
+            return  # deleted meanwhile, or another of the same name: its own event brings the next pass
+        self.store.put(INFERENCE_PIPELINES, answer)
+        for event in events:
+            error = await post_event(self.client, self._event(observed.pipeline, event))
+            if error is not None:
+                await _log.awarning("event not written", reason=event.reason, error=str(error))
+
+    def _event(self, pipeline: Object, event: Event) -> Object:
+        return event_object(
+            pipeline,
+            type="Warning" if event.warning else "Normal",
+            reason=event.reason,
+            action=event.action,
+            note=event.note,
+            instance=self.instance,
+            now=self.clock(),
+        )
+
+
+DEFAULT_TEXT = "The quick brown fox jumps over the lazy dog."
+
+
+def _alive(pod: Object) -> bool:
+    """Pods that ended (evicted, node lost) stay listed; they are history."""
+    return (pod.get("status") or {}).get("phase") not in ("Failed", "Succeeded")
+
+
+def _config_map_sources(pipeline: InferencePipeline) -> dict[str, str]:
+    spec = pipeline.spec
+    given = {"tokenizer": spec.tokenizer.source or spec.source, "model": spec.model.source or spec.source}
+    return {step: source.uri for step, source in given.items() if source is not None and source.uri.startswith("configmap://")}
+
+
+def _check_owner(known: Object | None, item: Object, uid: str) -> None:
+    if known is None:
+        return
+    owners = known["metadata"].get("ownerReferences") or []
+    if any(owner.get("uid") == uid for owner in owners):
+        return
+    what = f"{item['kind']} {item['metadata']['name']}"
+    if any(owner.get("kind") == names.KIND and owner.get("apiVersion", "").startswith(names.GROUP) for owner in owners):
+        raise FormerChild(what)
+    raise NameTaken(f"{what} exists in this namespace and is not this pipeline's; delete or rename it, or give the pipeline another metadata.name")
+
+
+def _same_conditions(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    def essence(status: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        return [(item["type"], item["status"], item["reason"], item["message"]) for item in status.get("conditions") or ()]
+
+    return essence(before) == essence(after)
+
+
+def _soonest(*times: float | None) -> float | None:
+    known = [time for time in times if time is not None]
+    return min(known) if known else None
+
+
+__all__ = ["ClusterError", "ProbeTarget", "Prober", "Reconciler"]

@@ -1,0 +1,143 @@
+"""Which revision the Deployment should run, and how it gets there. Pure; the clock is passed in.
+
+A new revision takes over pod by pod through the Deployment. Where a second pod finds no room (one GPU), Auto reads the scheduler's
+answer and takes an old pod away first. A revision that fails after old pods were taken away is taken back.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from triton_pipelines.api.conditions import Reason
+from triton_pipelines.api.server import RolloutStrategy
+
+from .observed import Memory, Observed, Pod, timestamp
+from .problems import Problem
+
+# How long the scheduler must have said no before an old pod is given up for the new one: longer than a node's device plugin or an
+# autoscaler's taint needs to settle, short beside a model's load.
+UNSCHEDULABLE_GRACE = dt.timedelta(seconds=10)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """The decision: the revision to run, the Deployment's mode, what to remember, and when to look again.
+
+    ``gap``: that nothing serves until the new pod is ready, announced beforehand. ``recheck``: seconds until a decision by the
+    clock may change, ``None`` without one.
+    """
+
+    target: str
+    mode: RolloutStrategy
+    memory: Memory
+    gap: str = ""
+    recheck: float | None = None
+
+
+def decide(
+    wanted: str,
+    strategy: RolloutStrategy,
+    replicas: int,
+    observed: Observed,
+    memory: Memory,
+    problems: Sequence[Problem],
+    now: dt.datetime,
+) -> Rollout:
+    """Decide on the revision and the mode for a pipeline that wants ``wanted``."""
+    if memory.failed_revision and (memory.failed_revision != wanted or memory.failed_generation != observed.generation):
+        memory = replace(memory, failed_revision="", failed_generation=0, failed_reason="", failed_message="", restored="")
+    target = memory.restored if memory.failed_revision == wanted and memory.restored else wanted
+    if target == wanted and _whole(observed.pods, wanted, replicas):
+        memory = replace(memory, proven=wanted)
+    mode, recheck = strategy, None
+    if strategy is RolloutStrategy.AUTO:
+        mode, memory, recheck = _auto(target, observed, memory, now)
+    if target != wanted:
+        mode = _restoring(strategy)
+    gap = _gap(target, mode, replicas, observed)
+    failure = _failure(target, observed, problems)
+    if failure and target == wanted and _old_gone(mode, observed, wanted) and _can_restore(memory, wanted, observed):
+        reason, message = failure
+        memory = replace(
+            memory,
+            failed_revision=wanted,
+            failed_generation=observed.generation,
+            failed_reason=reason.value,
+            failed_message=message,
+            restored=memory.proven,
+        )
+        target, mode, gap = memory.proven, _restoring(strategy), ""
+    return Rollout(target, mode, memory, gap, recheck)
+
+
+def _can_restore(memory: Memory, wanted: str, observed: Observed) -> bool:
+    return memory.proven not in ("", wanted) and observed.revision_record(memory.proven) is not None
+
+
+def _restoring(strategy: RolloutStrategy) -> RolloutStrategy:
+    """How a proven revision comes back: the failed pods serve nobody and hold the room that it needs."""
+    return strategy if strategy is RolloutStrategy.RECREATE else RolloutStrategy.NO_SURGE
+
+
+def _whole(pods: Sequence[Pod], revision: str, replicas: int) -> bool:
+    serving = [pod for pod in pods if pod.serving]
+    return replicas > 0 and len(serving) >= replicas and all(pod.revision == revision for pod in serving)
+
+
+def _auto(target: str, observed: Observed, memory: Memory, now: dt.datetime) -> tuple[RolloutStrategy, Memory, float | None]:
+    if memory.mode_revision == target and memory.mode:
+        return RolloutStrategy(memory.mode), memory, None
+    old = [pod for pod in observed.pods if pod.revision != target and not pod.deleting]
+    if not old or observed.deployed_revision() != target:
+        return RolloutStrategy.SURGE, memory, None
+    for pod in observed.pods:
+        condition = pod.condition("PodScheduled")
+        if pod.revision != target or pod.deleting or condition.get("reason") != "Unschedulable" or condition.get("status") != "False":
+            continue
+        since = timestamp(condition.get("lastTransitionTime")) or now
+        left = (since + UNSCHEDULABLE_GRACE - now).total_seconds()
+        if left > 0:
+            return RolloutStrategy.SURGE, memory, left
+        return RolloutStrategy.NO_SURGE, replace(memory, mode_revision=target, mode=RolloutStrategy.NO_SURGE.value), None
+    return RolloutStrategy.SURGE, memory, None
+
+
+def _gap(target: str, mode: RolloutStrategy, replicas: int, observed: Observed) -> str:
+    """Words for the time in which nothing serves, while it lasts or comes."""
+    if mode is RolloutStrategy.SURGE or any(pod.serving and pod.revision == target for pod in observed.pods):
+        return ""
+    if not any(pod.revision != target for pod in observed.pods) and observed.deployed_revision() != target:
+        return ""
+    if mode is RolloutStrategy.NO_SURGE and replicas > 1:
+        return ""
+    why = "strategy Recreate" if mode is RolloutStrategy.RECREATE else "no room for a second pod"
+    return f"{why}: the old pod goes first, and no pod serves until the new one is ready"
+
+
+def _old_gone(mode: RolloutStrategy, observed: Observed, wanted: str) -> bool:
+    """Whether the way taken has taken old pods away (a surge never does before the new pod is ready)."""
+    return mode in (RolloutStrategy.NO_SURGE, RolloutStrategy.RECREATE) and observed.deployed_revision() == wanted
+
+
+def _failure(target: str, observed: Observed, problems: Sequence[Problem]) -> tuple[Reason, str] | None:
+    """Why the rollout of ``target`` cannot end well: a final problem of one of its pods, or the Deployment's deadline."""
+    pods = {pod.name for pod in observed.pods if pod.revision == target}
+    for problem in problems:
+        if problem.pod in pods and problem.final:
+            return problem.reason, problem.message
+    return deadline_exceeded(target, observed, problems)
+
+
+def deadline_exceeded(target: str, observed: Observed, problems: Sequence[Problem]) -> tuple[Reason, str] | None:
+    """The Deployment's own verdict that ``target`` makes no progress."""
+    condition = observed.deployment_condition("Progressing")
+    status = (observed.deployment or {}).get("status") or {}
+    metadata = (observed.deployment or {}).get("metadata") or {}
+    current = int(status.get("observedGeneration") or 0) >= int(metadata.get("generation") or 0)
+    if observed.deployed_revision() != target or not current or condition.get("reason") != "ProgressDeadlineExceeded":
+        return None
+    why = "; ".join(problem.message for problem in problems) or str(condition.get("message", ""))
+    seconds = ((observed.deployment or {}).get("spec") or {}).get("progressDeadlineSeconds")
+    return Reason.ROLLOUT_FAILED, f"no progress within {seconds} s: {why}"

@@ -1,0 +1,277 @@
+"""The status of a pipeline, from what was observed and decided. Pure; the clock is passed in."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from triton_pipelines.api import names
+from triton_pipelines.api.base import Finding, Switch
+from triton_pipelines.api.conditions import KIND_OF, MESSAGE_MAX, Condition, ConditionType, Kind, Reason, merge
+from triton_pipelines.api.server import InferenceHealth
+from triton_pipelines.api.steps import DataType
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.pipeline.graph import Graph, Role, Tensor
+
+from .observed import Observed, Pod
+from .problems import Problem, worst
+from .rollout import Rollout, deadline_exceeded
+
+WARNINGS_MAX = 20
+CLUSTER_SUFFIX = "svc"
+
+
+def rfc3339(now: dt.datetime) -> str:
+    """A time as the API server writes it."""
+    return now.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def stalled(observed: Observed, reason: Reason, findings: Sequence[Finding] | str, now: dt.datetime) -> dict[str, Any]:
+    """Status of a resource that cannot be acted on: everything else stays as it was, the running version serves on."""
+    message = findings if isinstance(findings, str) else _listed(findings)
+    available = _available([pod for pod in observed.pods if pod.serving], observed)
+    conditions = [
+        Condition(ConditionType.READY, False, reason, message),
+        available,
+        Condition(ConditionType.STALLED, True, reason, message),
+    ]
+    kept = {key: value for key, value in observed.status.items() if key not in ("conditions", "observedGeneration")}
+    previous = observed.status.get("conditions") or ()
+    models = [item for item in previous if item.get("type") == ConditionType.MODELS_READY]
+    return {
+        **kept,
+        "observedGeneration": observed.generation,
+        "conditions": [*merge(previous, conditions, observed.generation, rfc3339(now)), *models],
+        **_counts(observed, str(observed.status.get("revision", ""))),
+    }
+
+
+def _listed(findings: Sequence[Finding]) -> str:
+    if len(findings) == 1:
+        return str(findings[0])
+    text = "; ".join(f"({index}) {finding}" for index, finding in enumerate(findings, 1))
+    return f"{len(findings)} findings: {text}"[:MESSAGE_MAX]
+
+
+def compute(
+    pipeline: InferencePipeline,
+    graph: Graph,
+    observed: Observed,
+    rollout: Rollout,
+    wanted: str,
+    warnings: Sequence[Finding],
+    problems: Sequence[Problem],
+    counts: Mapping[str, int],
+    now: dt.datetime,
+) -> dict[str, Any]:
+    """Status of a resource that is acted on; one dictionary, whole."""
+    conditions = _conditions(pipeline, observed, rollout, wanted, problems)
+    settled = any(item.type is ConditionType.STALLED and item.status for item in conditions) or (
+        conditions[0].type is ConditionType.READY and conditions[0].status is True
+    )
+    generation = observed.generation
+    status: dict[str, Any] = {
+        "observedGeneration": generation if settled else int(observed.status.get("observedGeneration") or 0),
+        "conditions": merge(observed.status.get("conditions") or (), conditions, generation, rfc3339(now)),
+        "revision": wanted,
+        "servingRevision": _serving_revision(observed.pods, rollout.target),
+        **_counts(observed, wanted),
+        "selector": ",".join(f"{key}={value}" for key, value in names.selector(pipeline.name).items()),
+        "endpoints": _endpoints(pipeline),
+        "ensemble": _ensemble(graph),
+        "steps": _steps(graph, observed, wanted, counts),
+        "padding": {"chosen": graph.padding.chosen.value, "reason": graph.padding.reason},
+        "sources": _sources(observed, wanted),
+        "warnings": [{"path": item.path, "message": item.message} for item in warnings[:WARNINGS_MAX]],
+    }
+    tokenizer = next(step for step in graph.steps if step.role is Role.TOKENIZER)
+    count = counts.get(tokenizer.name, tokenizer.instances.count)
+    status["tokenizer"] = {"instances": count, "desiredInstances": count, "summary": f"{count}/{tokenizer.instances.high}"}
+    return {key: value for key, value in status.items() if value not in ([], {}, "")}
+
+
+def _counts(observed: Observed, wanted: str) -> dict[str, int]:
+    pods = [pod for pod in observed.pods if not pod.deleting]
+    return {
+        "replicas": len(pods),
+        "readyReplicas": sum(pod.ready for pod in pods),
+        "updatedReplicas": sum(pod.revision == wanted for pod in pods),
+    }
+
+
+def _conditions(pipeline: InferencePipeline, observed: Observed, rollout: Rollout, wanted: str, problems: Sequence[Problem]) -> list[Condition]:
+    replicas = 0 if pipeline.spec.suspend is Switch.ENABLED else pipeline.spec.replicas
+    serving = [pod for pod in observed.pods if pod.serving]
+    if pipeline.spec.suspend is Switch.ENABLED:
+        text = "suspended: no pods, everything else is kept; set suspend to Disabled to serve"
+        return [
+            Condition(ConditionType.READY, True, Reason.SUSPENDED, text),
+            Condition(ConditionType.AVAILABLE, False, Reason.SUSPENDED, text),
+        ]
+    updated = [pod for pod in serving if pod.revision == wanted]
+    rest = [pod for pod in observed.pods if pod.revision != wanted and not pod.deleting]
+    asked = pipeline.spec.health.inference is InferenceHealth.AUTO
+    unproven = [pod for pod in updated if (asked and (probe := observed.probes.get(pod.uid)) is None) or (probe and probe.error)]
+    available = _available(serving, observed)
+    models = _models(observed, wanted, updated, problems, replicas)
+    mine = [problem for problem in problems if problem.pod in {pod.name for pod in observed.pods if pod.revision == wanted}]
+    leading = worst(mine)
+    progress = f"{len(updated)} of {replicas} pods serve revision {wanted}"
+
+    if rollout.target != wanted:
+        why = Reason(rollout.memory.failed_reason)
+        text = (
+            f"revision {wanted} failed and revision {rollout.target} was taken back ({why.value}): {rollout.memory.failed_message};"
+            " it is tried again when the spec changes"
+        )
+        return [
+            Condition(ConditionType.READY, False, Reason.ROLLED_BACK, text),
+            available,
+            models,
+            Condition(ConditionType.STALLED, True, Reason.ROLLED_BACK, text),
+        ]
+    failure = deadline_exceeded(wanted, observed, problems)
+    if leading is not None and leading.final:
+        failure = (leading.reason, leading.message)
+    if failure is not None and len(updated) < replicas:
+        text = f"{progress}; {failure[1]}"
+        if available.status:
+            text += f"; revision {_serving_revision(observed.pods, '')} keeps serving"
+        return [
+            Condition(ConditionType.READY, False, failure[0], text),
+            available,
+            models,
+            Condition(ConditionType.STALLED, True, failure[0], text),
+        ]
+    if replicas == 0 and not observed.pods:
+        text = "replicas is 0: no pods are wanted"
+        return [Condition(ConditionType.READY, True, Reason.SUCCEEDED, text), available, models]
+    if leading is not None and leading.reason is Reason.INFERENCE_FAILED:
+        return [
+            Condition(ConditionType.READY, False, leading.reason, leading.message),
+            available,
+            models,
+            Condition(ConditionType.RECONCILING, True, leading.reason, leading.message),
+        ]
+    if len(updated) >= replicas and not rest and not unproven and observed.deployed_revision() == wanted:
+        return [Condition(ConditionType.READY, True, Reason.SUCCEEDED, progress), available, models]
+    reason, text = (leading.reason, f"{progress}; {leading.message}") if leading else (Reason.PROGRESSING, progress)
+    if leading is None and unproven and not rest and len(updated) >= replicas:
+        said = next((p.error for pod in unproven if (p := observed.probes.get(pod.uid)) and p.error), "")
+        reason, text = Reason.PROGRESSING, f"{progress}; waiting for a test inference on {len(unproven)} of them{f': {said}' if said else ''}"
+    elif leading is None and rest and len(updated) >= replicas:
+        reason, text = Reason.DRAINING, f"{progress}; {len(rest)} pods of older revisions are leaving"
+    if rollout.gap:
+        text += f"; {rollout.gap}"
+    return [
+        Condition(ConditionType.READY, False, reason, text),
+        available,
+        models,
+        Condition(ConditionType.RECONCILING, True, reason, text),
+    ]
+
+
+def _available(serving: Sequence[Pod], observed: Observed) -> Condition:
+    """Whether some revision answers requests."""
+    failing = [pod for pod in serving if (probe := observed.probes.get(pod.uid)) and probe.inference_error]
+    if serving and len(failing) < len(serving):
+        revisions = ", ".join(sorted({pod.revision for pod in serving}))
+        text = f"{len(serving) - len(failing)} pods answer requests (revision {revisions})"
+        return Condition(ConditionType.AVAILABLE, True, Reason.SERVING, text)
+    if failing:
+        return Condition(ConditionType.AVAILABLE, False, Reason.INFERENCE_FAILED, "every ready pod fails a test inference")
+    return Condition(ConditionType.AVAILABLE, False, Reason.NO_PODS, "no pod is ready")
+
+
+def _models(observed: Observed, wanted: str, updated: Sequence[Pod], problems: Sequence[Problem], replicas: int) -> Condition:
+    pods = [pod for pod in observed.pods if pod.revision == wanted and not pod.deleting]
+    mine = [item for item in problems if item.pod in {pod.name for pod in pods} and item.reason is not Reason.INFERENCE_FAILED]
+    leading = worst(mine)
+    if pods and len(updated) == len(pods) >= replicas:
+        return Condition(ConditionType.MODELS_READY, True, Reason.SUCCEEDED, f"all models are ready in {len(pods)} of {len(pods)} pods")
+    told = (
+        Reason.MODEL_MISMATCH, Reason.MODEL_FAILED, Reason.SOURCE_UNAVAILABLE, Reason.SOURCE_CHANGED, Reason.CHECKSUM_MISMATCH,
+        Reason.INVALID_TOKENIZER, Reason.NO_SPACE, Reason.SERVER_CRASHED, Reason.INTERNAL_ERROR,
+    )  # fmt: skip
+    if leading is not None and leading.reason in told:
+        return Condition(ConditionType.MODELS_READY, False, leading.reason, f"{len(updated)} of {len(pods)} pods; {leading.message}")
+    text = f"{len(updated)} of {len(pods)} pods of revision {wanted} have all models ready"
+    return Condition(ConditionType.MODELS_READY, None, Reason.WAITING_FOR_PODS, text)
+
+
+def _serving_revision(pods: Sequence[Pod], preferred: str) -> str:
+    revisions = [pod.revision for pod in pods if pod.serving]
+    if preferred in revisions:
+        return preferred
+    return max(set(revisions), key=lambda item: (revisions.count(item), item)) if revisions else ""
+
+
+def _endpoints(pipeline: InferencePipeline) -> dict[str, str]:
+    host = f"{pipeline.name}.{pipeline.namespace}.{CLUSTER_SUFFIX}"
+    return {
+        "http": f"http://{host}:{names.PORT_HTTP}",
+        "grpc": f"{host}:{names.PORT_GRPC}",
+        "metrics": f"http://{host}:{names.PORT_METRICS}/metrics",
+    }
+
+
+def _tensor(tensor: Tensor) -> dict[str, Any]:
+    kind = "BYTES" if tensor.data_type is DataType.STRING else tensor.data_type.value
+    return {"name": tensor.name, "dataType": kind, "shape": [-1, *tensor.dims]}
+
+
+def _ensemble(graph: Graph) -> dict[str, Any]:
+    return {
+        "modelName": graph.model_name,
+        "inputs": [_tensor(tensor) for tensor in graph.inputs],
+        "outputs": [_tensor(output.tensor) for output in graph.outputs],
+    }
+
+
+def _steps(graph: Graph, observed: Observed, wanted: str, counts: Mapping[str, int]) -> list[dict[str, Any]]:
+    pods = [pod for pod in observed.pods if pod.revision == wanted and not pod.deleting]
+    probes = [observed.probes[pod.uid] for pod in pods if pod.uid in observed.probes]
+    result = []
+    for step in graph.steps:
+        states = [model for probe in probes for model in probe.models if model.name == step.model_name]
+        ready = [model for model in states if model.state == "READY"]
+        reason = next((model.reason for model in states if model.state != "READY" and model.reason), "")
+        count = counts.get(step.name, step.instances.count)
+        entry: dict[str, Any] = {
+            "name": step.name,
+            "modelName": step.model_name,
+            "role": step.role.value,
+            "readyPods": len(ready),
+            "pods": len(pods),
+            "instances": count,
+            "desiredInstances": count,
+        }
+        if reason:
+            entry["reason"] = reason[:1024]
+        result.append(entry)
+    return result
+
+
+def _sources(observed: Observed, wanted: str) -> list[dict[str, str]]:
+    for pod in observed.pods:
+        report = pod.load_report() if pod.revision == wanted else None
+        if report is not None and report.ok:
+            return [
+                {
+                    "step": item.step,
+                    "uri": item.uri,
+                    **({"resolvedRevision": item.resolved_revision} if item.resolved_revision else {}),
+                    **({"sha256": item.sha256} if item.sha256 else {}),
+                }
+                for item in report.sources
+            ]
+    return list(observed.status.get("sources") or ()) if observed.status.get("revision") == wanted else []
+
+
+def kind_of(status: Mapping[str, Any]) -> Kind:
+    """What the Ready condition's reason asks of the controller."""
+    for item in status.get("conditions") or ():
+        if item.get("type") == ConditionType.READY:
+            return KIND_OF[Reason(item["reason"])]
+    return Kind.WAITING
