@@ -1,0 +1,384 @@
+"""https sources against a real TLS server with a CA of its own and every fault that the loader must stand."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import os
+import signal
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from e2e.local.pki import Authority
+from tests.integration.loader.conftest import Pod
+from tests.support.web import LoopbackServer, Request, Response, file_response
+
+from triton_pipelines.api.loadplan import PlanFetch, Reason
+
+pytestmark = pytest.mark.integration
+
+DATA = os.urandom(3_000_000)
+SHA = hashlib.sha256(DATA).hexdigest()
+ETAG = '"v1"'
+BUFFER = io.DEFAULT_BUFFER_SIZE
+"""Bytes that may be on their way to an unfinished file."""
+TOKEN, PASSWORD = "s3cret-token-41d8", "s3cret-pass/word+9f00"
+
+
+class Faulty:
+    """Answers from a list, one each; then whole files."""
+
+    def __init__(self) -> None:
+        self.script: list[Callable[[Request], Response]] = []
+        self.data, self.etag, self.ranges = DATA, ETAG, True
+
+    def __call__(self, request: Request) -> Response:
+        if self.script:
+            return self.script.pop(0)(request)
+        return self.whole(request)
+
+    def whole(self, request: Request) -> Response:
+        return file_response(request, self.data, self.etag, ranges=self.ranges)
+
+    def cut(self, count: int) -> Callable[[Request], Response]:
+        """A body that ends early; the connection closes."""
+
+        def answer(request: Request) -> Response:
+            response = self.whole(request)
+            response.cut = count
+            return response
+
+        return answer
+
+    def status(self, code: int, **headers: str) -> Callable[[Request], Response]:
+        return lambda _: Response(code, {key.replace("_", "-"): value for key, value in headers.items()})
+
+
+@pytest.fixture
+def faulty() -> Faulty:
+    return Faulty()
+
+
+@pytest.fixture
+def server(faulty: Faulty, tls: ssl.SSLContext) -> Iterator[LoopbackServer]:
+    with LoopbackServer(faulty, tls) as started:
+        yield started
+
+
+@pytest.fixture
+def trusting(pod: Pod, authority: Authority) -> Pod:
+    pod.trust("model", authority.identity)
+    return pod
+
+
+def item(url: str, **rest: object) -> PlanFetch:
+    return PlanFetch(**{"step": "model", "uri": url, "target": "model/1/model.bin", "ca": True, **rest})  # type: ignore[arg-type]
+
+
+def fetched(pod: Pod) -> bytes:
+    return (pod.models / "model/1/model.bin").read_bytes()
+
+
+def test_a_file_with_its_etag(trusting: Pod, server: LoopbackServer) -> None:
+    trusting.plan(item(f"{server.url}/a/model.bin", sha256=SHA))
+    code, report = trusting.load()
+    assert code == 0, trusting.output
+    assert fetched(trusting) == DATA
+    assert (report.sources[0].resolved_revision, report.sources[0].sha256) == (ETAG, SHA)
+    assert "fetched 2.9 MiB of 2.9 MiB (100 %)" in trusting.output
+    assert server.requests[0].headers["accept-encoding"] == "identity"
+
+
+def test_an_unknown_ca_is_final_and_says_what_to_do(pod: Pod, server: LoopbackServer) -> None:
+    pod.plan(item(f"{server.url}/model.bin", ca=False))
+    code, report = pod.load()
+    assert (code, report.findings[0].reason, report.findings[0].field) == (2, Reason.SOURCE_UNAVAILABLE, "spec.model.source.uri")
+    assert "name its CA in source.caRef" in report.findings[0].message
+    assert "attempt" not in pod.output
+
+
+def test_a_broken_ca_bundle_is_named(pod: Pod, server: LoopbackServer) -> None:
+    (pod.options.ca / "model").mkdir()
+    (pod.options.ca / "model" / "ca.crt").write_text("no pem")
+    pod.plan(item(f"{server.url}/model.bin"))
+    code, report = pod.load()
+    assert code == 2
+    assert "caRef cannot be used" in report.findings[0].message
+
+
+@pytest.mark.parametrize(
+    ("values", "header"),
+    [
+        ({"token": TOKEN}, f"Bearer {TOKEN}"),
+        ({"username": "ada", "password": PASSWORD}, "Basic " + base64.b64encode(f"ada:{PASSWORD}".encode()).decode()),
+    ],
+)
+def test_credentials_are_presented_and_never_shown(
+    trusting: Pod, server: LoopbackServer, faulty: Faulty, values: dict[str, str], header: str
+) -> None:
+    faulty.script = [lambda request: Response(503, {"X-Echo": request.headers["authorization"]})]
+    trusting.secret("model", **values)
+    trusting.plan(item(f"{server.url}/model.bin", credentials=True))
+    code, _ = trusting.load()
+    assert code == 0
+    assert [request.headers["authorization"] for request in server.requests] == [header, header]
+    assert header not in trusting.output
+
+
+def test_refused_credentials_are_final(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
+    faulty.script = [faulty.status(403)]
+    trusting.secret("model", token=TOKEN)
+    trusting.plan(item(f"{server.url}/model.bin", credentials=True))
+    code, report = trusting.load()
+    assert (code, len(server.requests)) == (2, 1)
+    assert "check the secret of source.secretRef" in report.findings[0].message
+
+
+def test_a_secret_without_its_keys_is_named(trusting: Pod, server: LoopbackServer) -> None:
+    trusting.secret("model", password=PASSWORD)
+    trusting.plan(item(f"{server.url}/model.bin", credentials=True))
+    code, report = trusting.load()
+    assert (code, server.requests) == (2, [])
+    assert "needs token, or username and password (it holds password)" in report.findings[0].message
+
+
+def test_user_information_and_signatures_of_urls_are_redacted(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
+    faulty.script = [faulty.status(500), faulty.status(404)]
+    trusting.plan(item(f"https://ada:{PASSWORD.replace('/', '%2F')}@127.0.0.1:{server.port}/model.bin?X-Signature={TOKEN}"))
+    code, report = trusting.load()
+    assert code == 2
+    assert server.requests[0].path.endswith(f"?X-Signature={TOKEN}")
+    assert server.requests[0].headers["authorization"].startswith("Basic ")
+    assert f"https://***@127.0.0.1:{server.port}/model.bin?***" in report.findings[0].message
+    assert PASSWORD.replace("/", "%2F") not in trusting.output + report.to_json()
+
+
+def test_a_redirect_takes_no_credentials_to_another_origin(trusting: Pod, server: LoopbackServer, faulty: Faulty, tls: ssl.SSLContext) -> None:
+    with LoopbackServer(faulty.whole, tls) as other:
+        faulty.script = [
+            lambda _: Response(302, {"Location": "/moved?Signature=abc"}),
+            lambda _: Response(302, {"Location": f"{other.url}/cdn"}),
+        ]
+        trusting.secret("model", token=TOKEN)
+        trusting.plan(item(f"{server.url}/model.bin", credentials=True))
+        code, _ = trusting.load()
+        assert code == 0, trusting.output
+        assert [("authorization" in request.headers) for request in server.requests] == [True, True]
+        assert ["authorization" in request.headers for request in other.requests] == [False]
+    assert fetched(trusting) == DATA
+
+
+def test_a_redirect_to_http_is_refused(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
+    with LoopbackServer(faulty.whole) as plain:
+        faulty.script = [lambda _: Response(302, {"Location": f"{plain.url}/x"})]
+        trusting.plan(item(f"{server.url}/model.bin"))
+        code, report = trusting.load()
+        assert (code, plain.requests) == (2, [])
+    assert "redirects from https to http://" in report.findings[0].message
+
+
+def test_503_then_ok_is_retried_with_the_reason_logged(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
+    faulty.script = [faulty.status(503, Retry_After="0"), faulty.status(429), faulty.status(502)]
+    trusting.plan(item(f"{server.url}/model.bin"))
+    code, _ = trusting.load()
+    assert (code, len(server.requests)) == (0, 4)
+    for number, status in ((1, 503), (2, 429), (3, 502)):
+        assert f"attempt {number} failed" in trusting.output
+        assert f"answered {status}" in trusting.output
+
+
+def test_retries_are_bounded_and_leave_another_start_to_try(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
+    faulty.script = [faulty.status(500)] * 20
+    trusting.plan(item(f"{server.url}/model.bin"))
+    code, report = trusting.load()
+    assert (code, len(server.requests), report.findings[0].reason) == (3, 4, Reason.SOURCE_UNAVAILABLE)
+    assert "attempt 4 failed, giving up" in trusting.output
+
+
+def test_a_missing_file_is_final(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
+    faulty.script = [faulty.status(404)]
+    trusting.plan(item(f"{server.url}/models/nope.bin"))
+    code, report = trusting.load()
+    assert (code, len(server.requests)) == (2, 1)
+    assert report.findings[0].message == (
+        f"spec.model.source {server.url}/models/nope.bin: 127.0.0.1 has no file /models/nope.bin (404): check uri, path and revision"
+    )
+
+
+def test_a_server_that_is_not_there_is_retried(pod: Pod) -> None:
+    with LoopbackServer(lambda _: Response()) as gone:
+        port = gone.port
+    pod.plan(item(f"https://127.0.0.1:{port}/model.bin", ca=False))
+    code, report = pod.load()
+    assert (code, report.findings[0].reason) == (3, Reason.SOURCE_UNAVAILABLE)
+    assert "giving up: ConnectError" in pod.output
+
+
+def test_truncated_bodies_are_resumed_where_they_ended(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
+    # More cuts than tries in a row without progress: each brought something new.
+    faulty.script = [faulty.cut(400_000)] * 6
+    trusting.plan(item(f"{server.url}/model.bin", sha256=SHA))
+    code, _ = trusting.load()
+    assert code == 0, trusting.output
+    assert fetched(trusting) == DATA
+    ranges = [request.headers.get("range") for request in server.requests]
+    assert ranges == [None, *(f"bytes={400_000 * number}-" for number in range(1, 7))]
+    assert {request.headers.get("if-range") for request in server.requests[1:]} == {ETAG}
+
+
+def test_a_body_shorter_than_announced_never_gets_the_files_name(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
+    faulty.ranges = False
+    faulty.script = [faulty.cut(1_000_000)] * 20
+    trusting.plan(item(f"{server.url}/model.bin"))
+    code, _ = trusting.load()
+    assert code == 3
+    assert not (trusting.models / "model/1/model.bin").exists()
+
+
+def test_a_file_replaced_in_mid_download_is_not_mixed(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
+    def replaced(request: Request) -> Response:
+        response = faulty.cut(1_000_000)(request)
+        faulty.data, faulty.etag = DATA[::-1], '"v2"'
+        return response
+
+    faulty.script = [replaced]
+    trusting.plan(item(f"{server.url}/model.bin"))
+    code, report = trusting.load()
+    assert code == 0
+    assert fetched(trusting) == DATA[::-1]
+    assert report.sources[0].resolved_revision == '"v2"'
+
+
+def test_a_wrong_checksum_shows_both(trusting: Pod, server: LoopbackServer) -> None:
+    trusting.plan(item(f"{server.url}/model.bin", sha256="0" * 64))
+    code, report = trusting.load()
+    finding = report.findings[0]
+    assert (code, finding.reason, finding.field) == (2, Reason.CHECKSUM_MISMATCH, "spec.model.source.sha256")
+    assert "0" * 64 in finding.message
+    assert SHA in finding.message
+    assert not (trusting.models / "model/1/model.bin").exists()
+    assert len(server.requests) == 1
+
+
+def test_a_spoiled_part_is_fetched_again_from_the_start(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
+    faulty.script = [faulty.cut(1_000_000), *[faulty.status(500)] * 3]
+    trusting.plan(item(f"{server.url}/model.bin", sha256=SHA))
+    assert trusting.load()[0] == 3
+    part = next(trusting.options.state.rglob("*.part"))
+    part.write_bytes(b"\0" * part.stat().st_size)
+    code, _ = trusting.load()
+    assert code == 0
+    assert fetched(trusting) == DATA
+    assert "fetching all of it again" in trusting.output
+
+
+def test_the_first_load_decides_for_every_later_pod(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
+    trusting.plan(item(f"{server.url}/model.bin"))
+    trusting.resolved("model", '"v0"', hashlib.sha256(b"then").hexdigest())
+    code, report = trusting.load()
+    finding = report.findings[0]
+    assert (code, finding.reason, finding.field) == (2, Reason.SOURCE_CHANGED, "spec.model.source")
+    for part in ('"v0"', hashlib.sha256(b"then").hexdigest(), ETAG, SHA):
+        assert part in finding.message
+    assert not (trusting.models / "model/1/model.bin").exists()
+
+
+def test_the_same_content_under_another_etag_is_no_change(trusting: Pod, server: LoopbackServer) -> None:
+    trusting.plan(item(f"{server.url}/model.bin"))
+    trusting.resolved("model", '"mirror"', SHA)
+    assert trusting.load()[0] == 0
+
+
+def test_another_etag_without_a_known_digest_is_a_change(trusting: Pod, server: LoopbackServer) -> None:
+    trusting.plan(item(f"{server.url}/model.bin"))
+    trusting.resolved("model", '"v0"', None)
+    code, report = trusting.load()
+    assert (code, report.findings[0].reason) == (2, Reason.SOURCE_CHANGED)
+
+
+def test_what_another_revision_resolved_to_does_not_count(trusting: Pod, server: LoopbackServer) -> None:
+    trusting.plan(item(f"{server.url}/model.bin"))
+    trusting.resolved("model", '"v0"', "0" * 64, of="another")
+    assert trusting.load()[0] == 0
+
+
+def test_a_folder_of_a_web_server_and_a_path_in_it(trusting: Pod, server: LoopbackServer) -> None:
+    trusting.plan(item(f"{server.url}/folder/?sig=x"), item(f"{server.url}/other", path="deep/net.bin", target="model/1/b.bin"))
+    assert trusting.load()[0] == 0
+    assert [urlsplit(request.path).path for request in server.requests] == ["/folder/model.bin", "/other/deep/net.bin"]
+
+
+def test_http_needs_a_source_map(pod: Pod, faulty: Faulty) -> None:
+    pod.plan(item("http://models.example.com/model.bin", ca=False))
+    code, report = pod.load()
+    assert code == 2
+    assert "use https://, or map it with --source-map" in report.findings[0].message
+    with LoopbackServer(faulty) as mirror:
+        pod.map(f"http://models.example.com/={mirror.url}/mirror/")
+        assert pod.load()[0] == 0
+        assert [request.path for request in mirror.requests] == ["/mirror/model.bin"]
+
+
+def test_a_slow_server_is_waited_for(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
+    gate = threading.Event()
+
+    def slow(request: Request) -> Response:
+        response = faulty.whole(request)
+        response.hold = (1_000_000, gate)
+        return response
+
+    faulty.script = [slow]
+    trusting.plan(item(f"{server.url}/model.bin"))
+    process = trusting.start()
+    part = _growing(trusting, 1_000_000 - BUFFER)
+    assert process.poll() is None
+    assert part.stat().st_size <= 1_000_000
+    gate.set()
+    trusting.output += process.communicate(timeout=60)[0]
+    assert process.returncode == 0
+    assert fetched(trusting) == DATA
+
+
+def test_killed_in_mid_download_and_resumed(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
+    gate = threading.Event()
+
+    def stuck(request: Request) -> Response:
+        response = faulty.whole(request)
+        response.hold = (2_000_000, gate)
+        return response
+
+    faulty.script = [stuck]
+    trusting.secret("model", token=TOKEN)
+    trusting.plan(item(f"{server.url}/model.bin", credentials=True, sha256=SHA))
+    process = trusting.start()
+    part = _growing(trusting, 2_000_000 - BUFFER)
+    process.send_signal(signal.SIGKILL)
+    trusting.output += process.communicate(timeout=30)[0]
+    gate.set()
+    kept = part.stat().st_size
+    assert 2_000_000 - BUFFER <= kept <= 2_000_000
+    assert not (trusting.models / "model/1/model.bin").exists()
+    second = trusting.start()
+    trusting.output += second.communicate(timeout=60)[0]
+    assert second.returncode == 0, trusting.output
+    assert fetched(trusting) == DATA
+    assert server.requests[1].headers["range"] == f"bytes={kept}-"
+    assert "resumes at 1.9 MiB" in trusting.output
+    assert not list(trusting.options.state.rglob("*.part*"))
+
+
+def _growing(pod: Pod, size: int) -> Path:
+    """The unfinished file, once it holds ``size`` bytes."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for part in pod.options.state.rglob("*.part"):
+            if part.stat().st_size >= size:
+                return part
+        threading.Event().wait(0.02)
+    raise TimeoutError(f"no part of {size} bytes within 30 s")
