@@ -1,0 +1,88 @@
+{{/* Name of all objects. */}}
+{{- define "triton-pipelines.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" -}}
+{{- else if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 52 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 52 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+Labels by which the pod is found. Name and component are fixed: the NetworkPolicies of the pipelines let the operator in by them.
+*/}}
+{{- define "triton-pipelines.selectorLabels" -}}
+app.kubernetes.io/name: triton-pipelines
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+app.kubernetes.io/component: operator
+{{- end -}}
+
+{{- define "triton-pipelines.labels" -}}
+{{ include "triton-pipelines.selectorLabels" . }}
+app.kubernetes.io/part-of: triton-pipelines
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | quote }}
+{{- end -}}
+
+{{- define "triton-pipelines.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- .Values.serviceAccount.name | default (include "triton-pipelines.fullname" .) -}}
+{{- else -}}
+{{- required "serviceAccount.name is needed with serviceAccount.create=false" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "triton-pipelines.image" -}}
+{{- if .Values.image.digest -}}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What the operator may do in a namespace with pipelines. */}}
+{{- define "triton-pipelines.pipelineRules" -}}
+- apiGroups: [tritonpipelines.io]
+  resources: [inferencepipelines]
+  verbs: [get, list, watch]
+- apiGroups: [tritonpipelines.io]
+  resources: [inferencepipelines/status]
+  verbs: [patch]
+# Owner references with blockOwnerDeletion ask for it (admission plugin OwnerReferencesPermissionEnforcement).
+- apiGroups: [tritonpipelines.io]
+  resources: [inferencepipelines/finalizers]
+  verbs: [update]
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [services, configmaps]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+# Written, never read: control keys are derived, not looked up.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create, patch, delete]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create]
+{{- end -}}
+
+{{/* Triton images as NAME=IMAGE pairs, the default first, the rest by name. */}}
+{{- define "triton-pipelines.serverImages" -}}
+{{- $pairs := list (printf "default=%s" .Values.server.image) -}}
+{{- range $platform := keys .Values.server.images | sortAlpha -}}
+{{- $pairs = append $pairs (printf "%s=%s" $platform (index $.Values.server.images $platform)) -}}
+{{- end -}}
+{{- join "," $pairs -}}
+{{- end -}}

@@ -1,0 +1,255 @@
+"""Makes everything in the chart and the kustomize manifests that follows from other files.
+
+`python -m hack.chart` writes, `python -m hack.chart --check` only says what differs (exit code 1):
+
+- `charts/…/templates/crds/` from `crds/`: Helm never upgrades a chart's own `crds/` folder, so they are templates behind a value;
+- descriptions in `values.schema.json` and the table of values in `README.md` from the comments of `values.yaml`;
+- `manifests/base/operator.yaml` and `manifests/overlays/namespaced/operator.yaml` from the chart, so that both ways install the same.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from e2e.local import binaries
+
+ROOT = Path(__file__).parent.parent
+CHART = ROOT / "charts" / "triton-pipelines"
+CRDS = ROOT / "crds"
+NAMESPACE = "triton-pipelines"
+GENERATED = "# Made by `python -m hack.chart`; edit {source} instead.\n"
+TABLE_START, TABLE_END = "<!-- values: start -->", "<!-- values: end -->"
+HELM_ONLY_LABELS = ("helm.sh/chart", "app.kubernetes.io/managed-by")
+
+
+class ChartError(RuntimeError):
+    """A source file does not have the shape that the generator needs; the message names the file and what to do."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """One documented value: dotted path, default and its comment in values.yaml."""
+
+    path: tuple[str, ...]
+    default: Any
+    description: str
+
+
+# --- CRDs as templates -------------------------------------------------------------------------------------------------
+
+
+def escape_braces(text: str) -> str:
+    """Text that Helm's template engine renders back to `text`: opening and closing double braces become quoted literals."""
+    return re.sub(r"\{\{|\}\}", lambda match: '{{ "' + match[0] + '" }}', text)
+
+
+def crd_template(text: str, source: str) -> str:
+    """A CRD as a template: rendered only with `crds.enabled`, kept on uninstall with `crds.keep`.
+
+    Args:
+        text: YAML of one CustomResourceDefinition.
+        source: file name, for the header and messages.
+
+    Raises:
+        ChartError: not a single CRD, or no `metadata:` to hang the annotations on.
+    """
+    document = yaml.safe_load(text)
+    if not isinstance(document, dict) or document.get("kind") != "CustomResourceDefinition":
+        raise ChartError(f"{source}: holds no single CustomResourceDefinition")
+    annotations = document["metadata"].get("annotations", {})
+    body = escape_braces("\n".join(line for line in text.splitlines() if not line.startswith("#") and line != "---")) + "\n"
+    keep = '    {{- if .Values.crds.keep }}\n    helm.sh/resource-policy: keep\n    {{- end }}\n'
+    labels = '  labels:\n    {{- include "triton-pipelines.labels" . | nindent 4 }}\n'
+    if "labels" in document["metadata"]:
+        raise ChartError(f"{source}: has labels of its own; teach hack/chart.py to merge them with the chart's")
+    if annotations:
+        body, found = re.subn(r"^  annotations:\n", lambda match: labels + match[0] + keep, body, count=1, flags=re.MULTILINE)
+    else:
+        block = "  {{- if .Values.crds.keep }}\n  annotations:\n    helm.sh/resource-policy: keep\n  {{- end }}\n"
+        body, found = re.subn(r"^metadata:\n", lambda match: match[0] + labels + block, body, count=1, flags=re.MULTILINE)
+    if not found:
+        raise ChartError(f"{source}: no block-style metadata found")
+    return "{{- /* " + GENERATED.format(source=source).strip("# \n") + " */}}\n{{- if .Values.crds.enabled }}\n" + body + "{{- end }}\n"
+
+
+# --- values: comments, schema, table -----------------------------------------------------------------------------------
+
+
+def documented_values(text: str) -> list[Value]:
+    """Every value of values.yaml with a `# --` comment above it, in order."""
+    defaults = yaml.safe_load(text)
+    found: list[Value] = []
+    stack: list[tuple[int, str]] = []
+    comment: list[str] = []
+    for line in text.splitlines():
+        stripped = line.strip()
+        if stripped.startswith("# -- "):
+            comment = [stripped.removeprefix("# -- ")]
+        elif stripped.startswith("# ") and comment:
+            comment.append(stripped.removeprefix("# "))
+        elif match := re.match(r"( *)([A-Za-z][A-Za-z0-9]*):", line):
+            indent = len(match[1])
+            stack = [*(item for item in stack if item[0] < indent), (indent, match[2])]
+            if comment:
+                path = tuple(key for _, key in stack)
+                found.append(Value(path, _at(defaults, path), " ".join(comment)))
+            comment = []
+    return found
+
+
+def undocumented_values(text: str) -> list[str]:
+    """Dotted paths of leaves of values.yaml that no comment describes, neither themselves nor as part of a described one."""
+    documented = {value.path for value in documented_values(text)}
+
+    def leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        if path in documented:
+            return
+        if isinstance(node, dict) and node:
+            for key, item in node.items():
+                yield from leaves(item, (*path, key))
+        else:
+            yield path
+
+    return [".".join(path) for path in leaves(yaml.safe_load(text), ())]
+
+
+def described_schema(schema: Mapping[str, Any], values: Sequence[Value]) -> dict[str, Any]:
+    """The schema with the description of each documented value.
+
+    Raises:
+        ChartError: a value that the schema does not know.
+    """
+    result: dict[str, Any] = json.loads(json.dumps(schema))
+    for value in values:
+        node = result
+        for key in value.path:
+            try:
+                node = node["properties"][key]
+            except KeyError:
+                raise ChartError(f"values.schema.json: no property for {'.'.join(value.path)} of values.yaml; add it") from None
+        node["description"] = value.description
+    return result
+
+
+def values_table(values: Sequence[Value]) -> str:
+    """Markdown table of values, defaults and meanings."""
+    rows = ["| Value | Default | Meaning |", "| --- | --- | --- |"]
+    for value in values:
+        default = json.dumps(value.default)
+        rows.append(f"| `{'.'.join(value.path)}` | `{default}` | {value.description.replace('|', chr(92) + '|')} |")
+    return "\n".join(rows) + "\n"
+
+
+def with_table(readme: str, table: str) -> str:
+    """The README with the table between its marks.
+
+    Raises:
+        ChartError: the marks are missing.
+    """
+    before, start, rest = readme.partition(TABLE_START)
+    _, end, after = rest.partition(TABLE_END)
+    if not start or not end:
+        raise ChartError(f"charts/triton-pipelines/README.md: the marks {TABLE_START} and {TABLE_END} are missing")
+    return f"{before}{start}\n{table}{end}{after}"
+
+
+# --- kustomize from the chart ------------------------------------------------------------------------------------------
+
+
+def render(*arguments: str, release: str = "triton-pipelines", namespace: str = NAMESPACE) -> list[dict[str, Any]]:
+    """Objects of the chart as `helm template` makes them, in its order.
+
+    Raises:
+        ChartError: helm refused, with its message.
+    """
+    command = [str(binaries.path_of("helm")), "template", release, str(CHART), "--namespace", namespace, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ChartError(done.stderr.strip())
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+def without_helm_labels(node: Any) -> Any:
+    """The object without the labels that only say that Helm installed it."""
+    if isinstance(node, dict):
+        return {key: without_helm_labels(item) for key, item in node.items() if key not in HELM_ONLY_LABELS}
+    if isinstance(node, list):
+        return [without_helm_labels(item) for item in node]
+    return node
+
+
+def manifest(objects: Sequence[Mapping[str, Any]]) -> str:
+    """Objects as one YAML stream without Helm's labels."""
+    header = GENERATED.format(source="charts/triton-pipelines")
+    return header + yaml.safe_dump_all([without_helm_labels(item) for item in objects], sort_keys=False, width=150, explicit_start=True)
+
+
+def scoped(objects: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The objects that a namespaced installation has instead of the cluster-wide ones."""
+    return [item for item in objects if item["kind"] in {"Role", "RoleBinding"} and not item["metadata"]["name"].endswith("-key")]
+
+
+# --- all of it ---------------------------------------------------------------------------------------------------------
+
+
+def generated() -> dict[Path, str]:
+    """Every generated file with the content it should have."""
+    values_text = (CHART / "values.yaml").read_text()
+    values = documented_values(values_text)
+    schema_path, readme_path = CHART / "values.schema.json", CHART / "README.md"
+    files: dict[Path, str] = {}
+    for path in sorted(CRDS.glob("*.yaml")):
+        if path.name != "kustomization.yaml":
+            files[CHART / "templates" / "crds" / path.name] = crd_template(path.read_text(), f"crds/{path.name}")
+    files[schema_path] = json.dumps(described_schema(json.loads(schema_path.read_text()), values), indent=2) + "\n"
+    files[readme_path] = with_table(readme_path.read_text(), values_table(values))
+    files[ROOT / "manifests" / "base" / "operator.yaml"] = manifest(render("--set", "crds.enabled=false"))
+    namespaced = render("--set", "crds.enabled=false", "--set", f"watch.namespaces={{{NAMESPACE}}}")
+    files[ROOT / "manifests" / "overlays" / "namespaced" / "roles.yaml"] = manifest(scoped(namespaced))
+    return files
+
+
+def differences(files: Mapping[Path, str]) -> list[Path]:
+    """The files whose content on disk is another one, and generated CRD templates without a source."""
+    stale = [path for path, content in files.items() if not path.exists() or path.read_text() != content]
+    orphans = [path for path in (CHART / "templates" / "crds").glob("*.yaml") if path not in files]
+    return sorted([*stale, *orphans])
+
+
+def _at(node: Any, path: Sequence[str]) -> Any:
+    for key in path:
+        node = node[key]
+    return node
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m hack.chart", description="Generate what follows from other files in chart and manifests.")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a file would change")
+    check = parser.parse_args(arguments).check
+    try:
+        files = generated()
+        stale = differences(files)
+    except (ChartError, binaries.BinaryError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for path in stale:
+        print(f"{'differs' if check else 'written' if path in files else 'removed'}: {path.relative_to(ROOT)}")
+        if not check:
+            if path in files:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(files[path])
+            else:
+                path.unlink()
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
