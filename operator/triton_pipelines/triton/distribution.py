@@ -109,9 +109,7 @@ def obtain(cache: Path | None = None) -> Distribution:
     stub = package / "tritonserver" / "python_backend_stubs" / _PYTHON / "triton_python_backend_stub"
     if not stub.is_file():
         offered = sorted(path.name for path in stub.parent.parent.glob("*"))
-        raise DistributionError(
-            f"{PACKAGE} {version} has no python backend for Python {_PYTHON} (it has {', '.join(offered)}); use one of these"
-        )
+        raise DistributionError(f"{PACKAGE} {version} has no python backend for Python {_PYTHON} (it has {', '.join(offered)}); use one of these")
     root = _lay_out(package / "tritonserver", stub, cache / f"tritonserver-{_key(package, version)}")
     interpreter = _interpreter()
     libraries = [package.parent / "nvidia_pytriton.libs"]
@@ -143,9 +141,7 @@ def _check_numpy() -> None:
     """NumPy 2 garbles BYTES tensors in this server's python backend and the stub dies at the first request (measured)."""
     version = importlib.metadata.version("numpy")
     if int(version.split(".", 1)[0]) >= 2:
-        raise DistributionError(
-            f"numpy {version} is installed, but this Triton's python backend works with numpy 1 only: install 'numpy<2'"
-        )
+        raise DistributionError(f"numpy {version} is installed, but this Triton's python backend works with numpy 1 only: install 'numpy<2'")
 
 
 def _key(package: Path, version: str) -> str:
@@ -159,9 +155,7 @@ def _interpreter() -> Path:
     folder = Path(sys.executable).parent
     python3 = folder / "python3"
     if not python3.exists() or python3.resolve() != Path(sys.executable).resolve():
-        raise DistributionError(
-            f"{python3} is not the interpreter that runs this program ({sys.executable}); run it from a virtual environment"
-        )
+        raise DistributionError(f"{python3} is not the interpreter that runs this program ({sys.executable}); run it from a virtual environment")
     return folder
 
 
@@ -220,9 +214,7 @@ def _download_libpython(cache: Path) -> Path:
     if not target.is_dir():
         for tool in ("apt-get", "dpkg-deb"):
             if shutil.which(tool) is None:
-                raise DistributionError(
-                    f"{_LIBPYTHON} is not on this machine and {tool} is missing, so it cannot be fetched either: {hint}"
-                )
+                raise DistributionError(f"{_LIBPYTHON} is not on this machine and {tool} is missing, so it cannot be fetched either: {hint}")
         with _atomic_folder(target) as folder:
             _run(["apt-get", "download", _DEBIAN_PACKAGE], folder, hint)
             packages = list(folder.glob("*.deb"))
@@ -244,6 +236,4 @@ def _run(command: list[str], folder: Path, hint: str) -> None:
     if done.returncode != 0:
         reason = (done.stderr or done.stdout).strip().splitlines()
         detail = reason[-1] if reason else f"exit code {done.returncode}"
-        raise DistributionError(
-            f"{_LIBPYTHON} is not on this machine and '{' '.join(command[:3])}' failed ({detail}); run apt-get update, or {hint}"
-        )
+        raise DistributionError(f"{_LIBPYTHON} is not on this machine and '{' '.join(command[:3])}' failed ({detail}); run apt-get update, or {hint}")

@@ -267,11 +267,7 @@ class LocalTriton:
             return False  # the index answers with an error while the server starts or ends
         if any(model.get("state") in ("LOADING", "UNLOADING") for model in models):
             return False
-        failed = [
-            f"{m['name']}: {m['reason']}"
-            for m in models
-            if m.get("state") == "UNAVAILABLE" and m.get("reason") not in (None, "", "unloaded")
-        ]
+        failed = [f"{m['name']}: {m['reason']}" for m in models if m.get("state") == "UNAVAILABLE" and m.get("reason") not in (None, "", "unloaded")]
         raise LocalTritonError("; ".join(failed) if failed else f"{', '.join(self.awaited)}: {self._reason()}")
 
     def _wait_for_end(self, seconds: float) -> bool:

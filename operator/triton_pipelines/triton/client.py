@@ -1,0 +1,199 @@
+"""Async client of ONE Triton pod over gRPC.
+
+Repository control goes over gRPC only: an HTTP load blocks a worker thread of the server and all inference on it (measured, Triton 2.51.0).
+Every call has a deadline; failures are the few types of ``errors``. Address pods, never a Service: a load changes one pod.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import numpy as np
+from tritonclient.grpc import InferInput, InferRequestedOutput, InferResult
+from tritonclient.grpc.aio import InferenceServerClient
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from triton_pipelines.api import names
+from triton_pipelines.triton.errors import DeadlineError, NotReadyError, RejectedError, translate
+
+Array = np.ndarray[Any, Any]
+T = TypeVar("T")
+
+DEADLINE_S: Final = 5.0
+# Removing instances takes about 1.2 s each, one after the other, beside the running batch; new ones load in parallel (measured).
+LOAD_DEADLINE_S: Final = 120.0
+_MAX_MESSAGE_BYTES: Final = 2**31 - 1
+_CHANNEL_OPTIONS: Final = (
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.enable_http_proxy", 0),  # pods are reached directly
+    ("grpc.use_local_subchannel_pool", 1),  # a failed connection to an earlier pod at this address is not remembered
+)
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """One entry of a pod's repository index.
+
+    Attributes:
+        name: model.
+        version: "" for a model that has never been loaded.
+        state: READY, LOADING, UNLOADING, UNAVAILABLE, or "" for one that has never been loaded.
+        reason: why it is not ready; also set on a READY model whose last change failed.
+    """
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+    @property
+    def ready(self) -> bool:
+        """Whether this version serves."""
+        return self.state == "READY"
+
+
+class TritonClient:
+    """Client of one pod; an async context manager. All methods raise ``errors.TritonError``.
+
+    Args:
+        address: ``host:port`` of the pod's gRPC API.
+        control_key: the pod's control key; needed for the repository index and for loads where these are restricted. Never logged.
+        deadline_s: deadline of every call that is given none of its own, in seconds.
+    """
+
+    def __init__(self, address: str, control_key: str | None = None, deadline_s: float = DEADLINE_S) -> None:
+        self.address = address
+        self._deadline_s = deadline_s
+        self._control = {} if control_key is None else {names.CONTROL_GRPC_METADATA: control_key}
+        self._client = InferenceServerClient(address, channel_args=list(_CHANNEL_OPTIONS))
+
+    def __repr__(self) -> str:
+        return f"TritonClient({self.address!r})"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._client.close()
+
+    # --- health ----------------------------------------------------------------------------------------------------------
+    async def server_live(self, deadline_s: float | None = None) -> bool:
+        """Whether the server process answers."""
+        return bool(await self._call("asking whether the server lives", self._client.is_server_live, deadline_s))
+
+    async def model_ready(self, name: str, deadline_s: float | None = None) -> bool:
+        """Whether a version of the model (for an ensemble: of all its steps, too) serves; False for an unknown one."""
+        try:
+            return bool(await self._call(f"asking whether model '{name}' is ready", self._client.is_model_ready, deadline_s, model_name=name))
+        except NotReadyError:
+            return False
+
+    async def repository_index(self, deadline_s: float | None = None) -> list[ModelState]:
+        """State of every model in the repository. Needs the control key where model-repository is restricted."""
+        answer = await self._call("asking for the repository index", self._client.get_model_repository_index, deadline_s, headers=self._control)
+        return [ModelState(model.name, model.version, model.state, model.reason) for model in answer.models]
+
+    # --- configuration and statistics --------------------------------------------------------------------------------------
+    async def model_config(self, name: str, deadline_s: float | None = None) -> Any:
+        """The running config: a ``tritonclient.grpc.model_config_pb2.ModelConfig``."""
+        answer = await self._call(f"reading the config of model '{name}'", self._client.get_model_config, deadline_s, model_name=name)
+        return answer.config
+
+    async def instance_count(self, name: str, deadline_s: float | None = None) -> int:
+        """Instances of the model, over all its instance groups."""
+        config = await self.model_config(name, deadline_s)
+        return sum(group.count for group in config.instance_group)
+
+    async def statistics(self, name: str = "", deadline_s: float | None = None) -> list[Any]:
+        """Statistics per model version (``service_pb2.ModelStatistics``) of one model, or of all with an empty name."""
+        action = f"reading the statistics of {f'model {name!r}' if name else 'all models'}"
+        answer = await self._call(action, self._client.get_inference_statistics, deadline_s, model_name=name)
+        return list(answer.model_stats)
+
+    # --- control -----------------------------------------------------------------------------------------------------------
+    async def load_model(self, name: str, config_json: str | None = None, deadline_s: float = LOAD_DEADLINE_S) -> None:
+        """Load a model, or change a loaded one.
+
+        Success says nothing about the ensembles it is part of: ask ``model_ready`` of these, the index and the count afterwards.
+
+        Args:
+            name: model. Not an ensemble with a config: a refused one takes the running ensemble down.
+            config_json: the whole ModelConfig in JSON; it replaces the config wholly (a part of it would drop the tensors). None loads what
+                the files say.
+            deadline_s: seconds; after ``DeadlineError`` the load goes on in the server.
+
+        Raises:
+            RejectedError: with Triton's reason; what ran before goes on.
+            RestrictedError: without the right control key.
+        """
+        await self._call(f"loading model '{name}'", self._client.load_model, deadline_s, model_name=name, config=config_json, headers=self._control)
+
+    # --- inference -----------------------------------------------------------------------------------------------------------
+    async def infer(
+        self,
+        name: str,
+        inputs: Mapping[str, Array],
+        outputs: Sequence[str] | None = None,
+        deadline_s: float | None = None,
+        request_id: str = "",
+    ) -> dict[str, Array]:
+        """One inference.
+
+        Args:
+            name: model or ensemble.
+            inputs: arrays by input name, rows first where the model batches; texts as an object array of bytes or str.
+            outputs: names of the outputs wanted; None for all.
+            deadline_s: seconds.
+            request_id: returned by the server and written to its traces.
+
+        Returns:
+            Arrays by output name; texts as object arrays of bytes.
+
+        Raises:
+            RejectedError: the request was wrong, or a queue was full.
+            NotReadyError: no such model is serving.
+        """
+        answer: InferResult = await self._call(
+            f"inference on '{name}'",
+            self._client.infer,
+            deadline_s,
+            model_name=name,
+            inputs=[_tensor(key, array) for key, array in inputs.items()],
+            outputs=None if outputs is None else [InferRequestedOutput(output) for output in outputs],
+            request_id=request_id,
+        )
+        return {tensor.name: answer.as_numpy(tensor.name) for tensor in answer.get_response().outputs}
+
+    async def _call(self, action: str, method: Callable[..., Awaitable[T]], deadline_s: float | None, **arguments: Any) -> T:
+        deadline = self._deadline_s if deadline_s is None else deadline_s
+        if deadline <= 0:
+            raise DeadlineError(f"{action} at {self.address}: no time is left before the deadline")
+        try:
+            return await method(client_timeout=deadline, **arguments)
+        except InferenceServerException as error:
+            raise translate(action, self.address, str(error.status() or ""), error.message() or "") from None
+        except asyncio.CancelledError:
+            # gRPC cancels its own calls when the channel closes; that is not a cancelled task.
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise translate(action, self.address, "CANCELLED", "the connection was closed") from None
+
+
+def _tensor(name: str, array: Array) -> InferInput:
+    data_type = np_to_triton_dtype(array.dtype)
+    if data_type is None:
+        reason = f"input '{name}' has type {array.dtype}, which Triton does not know"
+        raise RejectedError(reason, reason)
+    tensor = InferInput(name, list(array.shape), data_type)
+    tensor.set_data_from_numpy(array)
+    return tensor
