@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 DEFAULT_REGION: Final = "us-east-1"
 _CHUNK: Final = 4 << 20
+_CERTIFICATE: Final = re.compile(r"InvalidCertificate\(\s*(\w+)")
+_STATUS: Final = re.compile(r"\bstatus: (\d{3})\b")
+_CAUSE: Final = re.compile(r"""\b(?:message|error): "([^"]+)\"""")
 
 
 def s3_store(
@@ -109,25 +113,34 @@ class BucketSource:
             raise self._error(error, name) from error
 
     def _error(self, error: Exception, name: str) -> SourceError:
-        text = _short(error)
+        text, status, certificate = _read(error)
         if isinstance(error, FileNotFoundError):
             return SourceError(f"has no object {self._folder}{name}: check bucket, key and revision", missing=True)
         if isinstance(error, PermissionDeniedError | UnauthenticatedError):
             who = "the pod's own identity" if self._ambient else "the secret of source.secretRef"
             return SourceError(f"refused: {who} may not read {self._folder}{name} ({text})")
-        if "certificate" in text.lower() and ("unknownissuer" in text.lower() or "invalid peer" in text.lower()):
-            return SourceError(f"the server's certificate is not trusted: name its CA in source.caRef ({text})")
-        if "416" in text:
-            return SourceError(f"the server refuses to go on where the last attempt ended ({text})", retryable=True, restart=True)
+        if certificate:
+            return SourceError(f"the server's certificate is not trusted ({certificate}): name its CA in source.caRef")
+        if status == 416:
+            return SourceError("the server refuses to go on where the last attempt ended", retryable=True, restart=True)
         hint = "; no credentials are given and the pod has no cloud identity: name source.secretRef" if self._ambient and "169.254" in text else ""
-        return SourceError(f"{text}{hint}", retryable=True)
+        # 4xx is about the request: another region's bucket, a skewed clock, a malformed name.
+        final = status is not None and 300 <= status < 500 and status not in (408, 429)
+        return SourceError(f"{text}{hint}", retryable=not final)
 
 
 class _ChangedError(Exception):
     """The object is no longer the one whose first part lies here."""
 
 
-def _short(error: Exception) -> str:
-    """The store's error on one line; its debug form repeats everything over many lines."""
-    text = str(error).split("\n\nDebug source:")[0]
-    return " ".join(text.split())[:600]
+def _read(error: Exception) -> tuple[str, int | None, str | None]:
+    """An obstore error on one line with its cause, the HTTP status, and what is wrong with the server's certificate.
+
+    obstore gives one exception type for all of these and the cause only in the debug form that follows the message.
+    """
+    head, _, debug = str(error).partition("\n\nDebug source:")
+    certificate = _CERTIFICATE.search(debug)
+    status = _STATUS.search(debug)
+    cause = _CAUSE.search(debug)
+    text = " ".join(head.split()) + (f" ({cause[1]})" if cause else "")
+    return text[:600], int(status[1]) if status else None, certificate[1] if certificate else None
