@@ -13,12 +13,14 @@ from triton_pipelines.api.steps import (
     DynamicBatching,
     InstanceKind,
     Model,
+    ModelInput,
     Padding,
     Platform,
     Postprocess,
     PostprocessType,
     Runner,
     Tokenizer,
+    TokenizerOutput,
     TokenTensor,
 )
 from triton_pipelines.api.v1alpha1 import InferencePipeline, Spec
@@ -37,6 +39,7 @@ from .graph import (
     Tensor,
 )
 from .options import Options
+from .sources import file_name_of
 
 TOKENIZER, MODEL, POSTPROCESS = "tokenizer", "model", "postprocess"
 DEFAULT_MAX_LENGTH = 512
@@ -77,12 +80,13 @@ def build(pipeline: InferencePipeline, options: Options) -> Graph:
     implementation, file_name = _implementation(spec.model, options)
     padding = _padding(spec.tokenizer, implementation)
     tokens = _token_outputs(spec.tokenizer, spec.model, spec.postprocess)
+    text = Tensor(spec.tokenizer.inputs.text, DataType.STRING, (1,))
     tokenizer = _tokenizer(spec.tokenizer, model_batch, padding, tokens, spec)
     model = _model(spec, implementation, file_name, tokenizer, tokens, options)
     steps = [tokenizer, model]
     post = spec.postprocess
     if post.type not in (None, PostprocessType.NONE):
-        steps.append(_postprocess(post, tokenizer, model, tokens))
+        steps.append(_postprocess(post, text, tokenizer, model, tokens))
     last = steps[-1]
     outputs = tuple(Output(tensor, Reference(last.name, tensor.name)) for tensor in last.outputs)
     smallest = min(step.max_batch_size for step in steps)
@@ -90,7 +94,7 @@ def build(pipeline: InferencePipeline, options: Options) -> Graph:
         pipeline=pipeline.name,
         model_name=pipeline.ensemble_name,
         max_batch_size=spec.ensemble.max_batch_size or smallest,
-        inputs=(Tensor(spec.tokenizer.inputs.text, DataType.STRING, (1,)),),
+        inputs=(text,),
         outputs=outputs,
         steps=tuple(steps),
         padding=padding,
@@ -121,17 +125,30 @@ def _padding(tokenizer: Tokenizer, implementation: Implementation) -> PaddingCho
     return PaddingChoice(Padding.RAGGED, "Auto: the model step takes requests of different lengths in one batch, so no token is computed for nothing")
 
 
+def _kind(output: TokenizerOutput) -> TokenTensor | None:
+    return output.tensor or USUAL_NAMES.get(output.name.lower())
+
+
+def _read_by(wanted: ModelInput, tokenizer: Tokenizer) -> Reference:
+    """What a model input reads. Without ``from``: the tokenizer's output of that name, else the only one that carries what the name says."""
+    if wanted.from_:
+        return Reference.parse(wanted.from_)
+    declared = [output.name for output in tokenizer.outputs]
+    usual = USUAL_NAMES.get(wanted.name.lower())
+    same = [output.name for output in tokenizer.outputs if usual is not None and _kind(output) is usual]
+    return Reference(TOKENIZER, same[0] if wanted.name not in declared and len(same) == 1 else wanted.name)
+
+
 def _token_outputs(tokenizer: Tokenizer, model: Model, post: Postprocess) -> dict[str, tuple[TokenTensor | None, DataType]]:
     """Name → (what it carries, element type) of the tokenizer's outputs, in order."""
     wanted: dict[str, DataType] = {}
     for tensor in model.inputs:
-        reference = Reference.parse(tensor.from_) if tensor.from_ else Reference(TOKENIZER, tensor.name)
+        reference = _read_by(tensor, tokenizer)
         if reference.step == TOKENIZER:
             wanted.setdefault(reference.tensor, tensor.data_type)
     result: dict[str, tuple[TokenTensor | None, DataType]] = {}
     for output in tokenizer.outputs:
-        kind = output.tensor or USUAL_NAMES.get(output.name.lower())
-        result[output.name] = (kind, output.data_type or wanted.get(output.name, DataType.INT64))
+        result[output.name] = (_kind(output), output.data_type or wanted.get(output.name, DataType.INT64))
     if not tokenizer.outputs:
         if model.inputs:
             for name, data_type in wanted.items():
@@ -141,6 +158,8 @@ def _token_outputs(tokenizer: Tokenizer, model: Model, post: Postprocess) -> dic
                 "input_ids": (TokenTensor.INPUT_IDS, DataType.INT64),
                 "attention_mask": (TokenTensor.ATTENTION_MASK, DataType.INT64),
             }
+        for name in (reference.tensor for text in (post.from_, post.mask_from) if text and (reference := Reference.parse(text)).step == TOKENIZER):
+            result.setdefault(name, (USUAL_NAMES.get(name.lower()), DataType.INT64))
         needs_mask = post.type is PostprocessType.MEAN_POOLING and post.mask_from is None
         if needs_mask and all(kind is not TokenTensor.ATTENTION_MASK for kind, _ in result.values()):
             result["attention_mask"] = (TokenTensor.ATTENTION_MASK, DataType.INT64)
@@ -190,6 +209,7 @@ def _tokenizer(
         path="spec.tokenizer",
         parameters=_prefixed(parameters),
         source=tokenizer.source or spec.source,
+        source_path="spec.tokenizer.source" if tokenizer.source else "spec.source",
         file_name="tokenizer.json",
     )
 
@@ -206,7 +226,7 @@ def _model(
     python = implementation is not Implementation.BACKEND
     inputs = []
     for index, wanted in enumerate(model.inputs):
-        source = Reference.parse(wanted.from_) if wanted.from_ else Reference(TOKENIZER, wanted.name)
+        source = _read_by(wanted, spec.tokenizer)
         tensor = Tensor(wanted.name, wanted.data_type, wanted.dims)
         inputs.append(Input(tensor, source, f"spec.model.inputs[{index}]", ragged=python and tensor.variable))
     if not model.inputs:
@@ -236,8 +256,10 @@ def _model(
         batching=model.dynamic_batching or DynamicBatching(),
         path="spec.model",
         parameters=parameters,
-        source=None if implementation is Implementation.CODE and model.source is None else model.source or spec.source,
-        file_name=file_name if implementation is not Implementation.CODE else None,
+        # Own code brings what it needs; the pipeline's common folder is not forced on it.
+        source=model.source if implementation is Implementation.CODE else model.source or spec.source,
+        source_path="spec.model.source" if model.source else "spec.source",
+        file_name=file_name if implementation is not Implementation.CODE else file_name_of(model.source) if model.source else None,
         code=model.python.code.inline if model.python and model.python.code else None,
     )
 
@@ -250,18 +272,21 @@ def _pad_values(inputs: list[Input], tokens: dict[str, tuple[TokenTensor | None,
     return {name: _PAD_VALUE[kind] for name, kind in kinds.items() if kind in _PAD_VALUE}
 
 
-def _postprocess(post: Postprocess, tokenizer: Step, model: Step, tokens: dict[str, tuple[TokenTensor | None, DataType]]) -> Step:
+def _postprocess(post: Postprocess, text: Tensor, tokenizer: Step, model: Step, tokens: dict[str, tuple[TokenTensor | None, DataType]]) -> Step:
     assert post.type is not None
+    known = {Reference(PIPELINE, text.name): text}
+    known |= {Reference(step.name, tensor.name): tensor for step in (tokenizer, model) for tensor in step.outputs}
     source = Reference.parse(post.from_) if post.from_ else Reference(MODEL, model.outputs[0].name)
-    read = (model if source.step == MODEL else tokenizer).output(source.tensor)
+    read = known.get(source)
     tensor = Tensor(source.tensor, DataType.FP32, (-1,)) if read is None else read
     inputs = [Input(tensor, source, "spec.postprocess.from", ragged=tensor.variable)]
     parameters = {"type": post.type.value, "input": tensor.name}
     if post.type is PostprocessType.MEAN_POOLING:
         usual = next((name for name, (kind, _) in tokens.items() if kind is TokenTensor.ATTENTION_MASK), "attention_mask")
         mask_source = Reference.parse(post.mask_from) if post.mask_from else Reference(TOKENIZER, usual)
-        mask = tokenizer.output(mask_source.tensor) if mask_source.step == TOKENIZER else model.output(mask_source.tensor)
-        mask = mask or Tensor(mask_source.tensor, DataType.INT64, (-1,))
+        mask = known.get(mask_source) or Tensor(mask_source.tensor, DataType.INT64, (-1,))
+        if mask.name == tensor.name:  # of another step: inputs of one step need names of their own
+            mask = replace(mask, name=f"{mask.name}_mask")
         # The mask is read as variable: the pooled tensor may come back as long as the longest row only.
         inputs.append(Input(replace(mask, dims=(-1,)), mask_source, "spec.postprocess.maskFrom", ragged=True))
         parameters["mask"] = mask.name

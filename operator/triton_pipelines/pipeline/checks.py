@@ -6,22 +6,26 @@ product; a message says what to write instead.
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Iterator
 
 from triton_pipelines.api.base import Finding
 from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
-from triton_pipelines.api.steps import CLASSIFIERS, POOLINGS, DataType, Padding, PostprocessType, TokenTensor
+from triton_pipelines.api.steps import CLASSIFIERS, POOLINGS, DataType, Padding, Platform, PostprocessType, TokenTensor
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .build import USUAL_NAMES
-from .graph import PIPELINE, Graph, Implementation, Input, Step, Tensor
+from .graph import PIPELINE, Graph, Implementation, Input, Reference, Tensor
 from .options import Options
-from .server import OWNED_ARGUMENTS, OWNED_ENVIRONMENT, server_version
+from .servercheck import check_server
+from .sources import RESERVED_FILES, check_source
 
-FLOOR_VERSION = (24, 8)
 FLOATS = (DataType.FP16, DataType.FP32, DataType.FP64)
 INTEGERS = (DataType.INT32, DataType.INT64)
+BATCH_STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
+# Of the resource as JSON. What is rendered of it must fit one ConfigMap (1 MiB): quoting doubles a text at worst, and the
+# operator's own files, the pod template and the load plan come on top.
+SPEC_BYTES_MAX = 350_000
 
 
 def check(pipeline: InferencePipeline, graph: Graph, options: Options) -> list[Finding]:
@@ -32,8 +36,10 @@ def check(pipeline: InferencePipeline, graph: Graph, options: Options) -> list[F
         *_batching(graph),
         *_tokenizer(pipeline, graph),
         *_postprocess(pipeline, graph),
-        *_model(pipeline, options),
-        *_server(pipeline, options),
+        *_model(pipeline, graph, options),
+        *_sources(graph),
+        *check_server(pipeline, graph, options),
+        *_size(pipeline),
     ]
 
 
@@ -57,6 +63,23 @@ def _wiring(graph: Graph) -> Iterator[Finding]:
                 )
                 continue
             yield from _fits(entry, made)
+
+    for step in graph.steps:
+        if not step.inputs or not any(reference.step == step.name for reference in _read(graph)):
+            # Triton: an ensemble step needs both maps.
+            yield Finding(
+                step.path,
+                f"no other step and no output of the pipeline reads what {step.name} makes; read one of {_have(graph, step.name)} with from",
+            )
+    public = {output.tensor.name for output in graph.outputs}
+    for tensor in graph.inputs:
+        if tensor.name in public:
+            yield Finding("spec.tokenizer.inputs.text", f"{tensor.name!r} is an output of the pipeline, too; choose another name for the input")
+
+
+def _read(graph: Graph) -> list[Reference]:
+    """Every tensor that somebody reads: a step or a client."""
+    return [*(entry.source for step in graph.steps for entry in step.inputs), *(output.source for output in graph.outputs)]
 
 
 def _have(graph: Graph, name: str) -> str:
@@ -88,9 +111,9 @@ def _names(graph: Graph) -> Iterator[Finding]:
     seen: dict[str, str] = {graph.model_name: "spec.ensemble.modelName"}
     for step in graph.steps:
         if step.model_name in seen:
+            default = " (metadata.name where that is left out)" if step.model_name == graph.model_name else ""
             yield Finding(
-                f"{step.path}.modelName",
-                f"{step.model_name!r} is already the name given by {seen[step.model_name]} (metadata.name where that is left out); choose another",
+                f"{step.path}.modelName", f"{step.model_name!r} is already the name given by {seen[step.model_name]}{default}; choose another"
             )
         seen.setdefault(step.model_name, f"{step.path}.modelName")
         for kind, tensors in (("inputs", [entry.tensor for entry in step.inputs]), ("outputs", list(step.outputs))):
@@ -117,7 +140,10 @@ def _batching(graph: Graph) -> Iterator[Finding]:
 def _tokenizer(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     spec = pipeline.spec.tokenizer
     step = graph.steps[0]
+    names = [output.name for output in spec.outputs]
     for index, output in enumerate(spec.outputs):
+        if output.name in names[:index]:
+            yield Finding(f"spec.tokenizer.outputs[{index}].name", f"{output.name!r} stands more than once; each must be distinct")
         if output.tensor is None and output.name.lower() not in USUAL_NAMES:
             yield Finding(
                 f"spec.tokenizer.outputs[{index}].tensor", f"is needed: {output.name!r} is no usual name; write one of {', '.join(TokenTensor)}"
@@ -127,10 +153,11 @@ def _tokenizer(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             yield Finding(
                 entry.path, f"{entry.source.tensor!r} is no usual token tensor name; add from, or name the tensor under spec.tokenizer.outputs"
             )
+    model = graph.steps[1]
     for tensor in step.outputs:
         if tensor.data_type not in INTEGERS:
-            yield Finding("spec.tokenizer.outputs", f"{tensor.name} is {tensor.data_type.value}; tokens are INT64 or INT32")
-    model = graph.steps[1]
+            readers = (entry.path for entry in model.inputs if entry.source == Reference(step.name, tensor.name))
+            yield Finding(next(readers, "spec.tokenizer.outputs"), f"{tensor.name} is {tensor.data_type.value}; tokens are INT64 or INT32")
     if graph.padding.chosen is Padding.RAGGED and not model.python:
         yield Finding(
             "spec.tokenizer.padding",
@@ -168,9 +195,14 @@ def _postprocess(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]
             yield Finding("spec.postprocess.maskFrom", f"the mask must be INT64 or INT32, but {mask.source} is {mask.tensor.data_type.value}")
 
 
-def _model(pipeline: InferencePipeline, options: Options) -> Iterator[Finding]:
+def _model(pipeline: InferencePipeline, graph: Graph, options: Options) -> Iterator[Finding]:
     spec = pipeline.spec.model
+    if spec.platform is Platform.TENSORRT and graph.steps[1].instances.kind == "KIND_CPU":
+        path = "spec.server.gpu.count" if pipeline.spec.server.gpu.count == 0 else "spec.model.instances.kind"
+        yield Finding(path, "a TensorRT plan runs on GPUs only; ask for a GPU and leave instances.kind out")
     for key in spec.parameters:
+        if key == BATCH_STRATEGY:
+            yield Finding("spec.model.parameters", f"{key}: no such library is in the model's folder, and Triton would refuse to load it; remove it")
         if key.startswith(RUNTIME_PARAMETER_PREFIX):
             yield Finding(
                 "spec.model.parameters", f"{key!r}: names that start with {RUNTIME_PARAMETER_PREFIX!r} belong to the operator; choose another"
@@ -182,72 +214,30 @@ def _model(pipeline: InferencePipeline, options: Options) -> Iterator[Finding]:
         )
 
 
-def _server(pipeline: InferencePipeline, options: Options) -> Iterator[Finding]:
-    server = pipeline.spec.server
-    image = server.image or options.server_image
-    version = server_version(server.version, image)
-    if version is None:
-        yield Finding(
-            "spec.server.version", f"is needed: the tag of the image {image} does not name a Triton release; write it as YY.MM, such as 24.10"
-        )
-    elif version < FLOOR_VERSION:
-        yield Finding(
-            "spec.server.version", f"{version[0]:02d}.{version[1]:02d} is too old: live scaling without reloads came with 24.08; use a newer image"
-        )
-    for index, argument in enumerate(server.args):
-        flag = re.split(r"[=\s]", argument, maxsplit=1)[0]
-        if flag in OWNED_ARGUMENTS:
-            yield Finding(f"spec.server.args[{index}]", f"{flag} belongs to the operator; remove it")
-        elif not argument.startswith("-"):
-            yield Finding(f"spec.server.args[{index}]", f"{argument!r} is no flag; write --flag=value as one item")
-    for index, variable in enumerate(server.env):
-        if variable.name in OWNED_ENVIRONMENT:
-            yield Finding(f"spec.server.env[{index}].name", f"{variable.name} belongs to the operator; remove it")
-        if variable.value is not None and variable.value_from is not None:
-            yield Finding(f"spec.server.env[{index}]", "has both value and valueFrom; write one of them")
-
-
-def lint(pipeline: InferencePipeline, graph: Graph, options: Options) -> list[Finding]:
-    """What works but is probably not meant: warnings with what to write instead. Never blocks."""
-    return list(_lint(pipeline, graph, options))
-
-
-def _lint(pipeline: InferencePipeline, graph: Graph, options: Options) -> Iterator[Finding]:
-    from triton_pipelines.api.base import Severity, Switch
-
-    def warn(path: str, message: str) -> Finding:
-        return Finding(path, message, Severity.WARNING)
-
+def _sources(graph: Graph) -> Iterator[Finding]:
+    given = {step.source_path: step.source for step in graph.steps if step.source is not None}
+    for path, source in given.items():
+        yield from check_source(source, path)
     for step in graph.steps:
-        if step.batching.mode is Switch.DISABLED and step.max_batch_size > 1:
-            yield warn(
-                f"{step.path}.dynamicBatching.mode",
-                f"batching is off: {step.name} runs request by request; leave it on unless answers depend on their company",
-            )
-        source = step.source
-        if source is not None and source.revision is None and source.sha256 is None and source.uri.split("://")[0] in ("hf", "https", "s3"):
-            yield warn(
-                f"{step.path}.source",
-                f"{source.uri} is not pinned: what it holds may change; add revision or sha256 (this pipeline revision keeps what it resolved to first)",
-            )
-    model: Step = graph.steps[1]
-    if graph.padding.chosen in (Padding.LONGEST, Padding.BUCKETED) and not model.python:
-        yield warn(
-            "spec.tokenizer.padding",
-            f"{graph.padding.chosen.value} gives requests different lengths, and the model step batches equal lengths only; Fixed or Auto batches all of them",
+        if step.source is None or step.implementation is not Implementation.CODE:
+            continue
+        if step.file_name is None or step.file_name in (".", ".."):
+            yield Finding(step.source_path, "names no file, and own code has no usual file name; name the file with path")
+        elif step.file_name in RESERVED_FILES:
+            yield Finding(step.source_path, f"brings a file {step.file_name}, where python.code stands; give the file another name")
+
+
+def _size(pipeline: InferencePipeline) -> Iterator[Finding]:
+    spec = pipeline.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    total = _bytes(spec)
+    if total > SPEC_BYTES_MAX:
+        parts = {f"spec.{name}.{key}": _bytes(value) for name, part in spec.items() if isinstance(part, dict) for key, value in part.items()}
+        largest = max(parts, key=lambda name: parts[name])
+        yield Finding(
+            largest,
+            f"the resource is {total} bytes long, {parts[largest]} of them here; what is made of it must fit one ConfigMap, so at most {SPEC_BYTES_MAX} go: shorten this",
         )
-    if graph.padding.chosen is Padding.LONGEST and model.implementation is Implementation.ONNX_RUNNER:
-        yield warn("spec.tokenizer.padding", "Longest computes padding that Ragged does not; leave padding out")
-    if model.platform == "tensorrt_plan" and not pipeline.spec.server.gpu.products:
-        yield warn(
-            "spec.server.gpu.products",
-            "a TensorRT plan runs only on the GPU model it was built for; name the product so that pods do not land elsewhere",
-        )
-    if model.platform == "tensorrt_plan" and pipeline.spec.server.image is None:
-        yield warn("spec.server.image", "a TensorRT plan runs only on the TensorRT version it was built with; pin the image")
-    batching = graph.steps[0].batching
-    if batching.mode is Switch.ENABLED and (batching.queue_policy is None or not batching.queue_policy.max_queue_size):
-        yield warn(
-            "spec.tokenizer.dynamicBatching.queuePolicy",
-            "the queue is unbounded: under overload every request waits; set maxQueueSize and a timeout to shed load early",
-        )
+
+
+def _bytes(value: object) -> int:
+    return len(json.dumps(value, ensure_ascii=False, default=str).encode())

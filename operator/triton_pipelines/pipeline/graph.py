@@ -97,7 +97,10 @@ class Instances:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One composing model."""
+    """One composing model.
+
+    ``source_path`` is the field that gave ``source``: the step's own, or the pipeline's where that is the default.
+    """
 
     name: str
     role: Role
@@ -113,6 +116,7 @@ class Step:
     path: str
     parameters: Mapping[str, str] = field(default_factory=dict)
     source: Source | None = None
+    source_path: str = ""
     file_name: str | None = None
     code: str | None = None
 

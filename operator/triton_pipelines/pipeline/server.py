@@ -9,7 +9,7 @@ from decimal import Decimal
 from triton_pipelines.api import names
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
-from .graph import Graph, Role
+from .graph import Graph, Role, Step
 
 # Arguments that the operator writes itself; a second one would end Triton or open the control API.
 OWNED_ARGUMENTS = frozenset(
@@ -17,7 +17,9 @@ OWNED_ARGUMENTS = frozenset(
         "--model-repository", "--model-store", "--model-control-mode", "--load-model", "--disable-auto-complete-config", "--strict-model-config",
         "--exit-on-error", "--http-port", "--grpc-port", "--metrics-port", "--http-restricted-api", "--grpc-restricted-protocol",
         "--exit-timeout-secs", "--grpc-max-connection-age", "--allow-http", "--allow-grpc", "--allow-metrics", "--model-config-name",
-        "--repository-poll-secs", "--http-address", "--grpc-address",
+        "--repository-poll-secs", "--http-address", "--grpc-address", "--metrics-address", "--model-namespacing",
+        # Further front ends take model control without the key; the operator and the probes speak plain gRPC and HTTP.
+        "--allow-sagemaker", "--allow-vertex-ai", "--grpc-use-ssl", "--grpc-use-ssl-mutual",
     }
 )  # fmt: skip
 OWNED_ENVIRONMENT = frozenset({names.ENV_SITE, names.ENV_CONTROL_KEY, "TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS"})
@@ -49,15 +51,20 @@ def server_version(version: str | None, image: str) -> tuple[int, int] | None:
 def millis(quantity: str) -> int:
     """A CPU quantity in thousandths of a core."""
     if quantity.endswith("m"):
-        return int(Decimal(quantity[:-1]).to_integral_value())
-    return int((_number(quantity) * 1000).to_integral_value())
+        return _ceiling(Decimal(quantity[:-1]))
+    return _ceiling(_number(quantity) * 1000)
 
 
 def bytes_of(quantity: str) -> int:
     """A memory quantity in bytes."""
     if quantity.endswith("m"):
-        return int((Decimal(quantity[:-1]) / 1000).to_integral_value(rounding="ROUND_CEILING"))
-    return int(_number(quantity).to_integral_value())
+        return _ceiling(Decimal(quantity[:-1]) / 1000)
+    return _ceiling(_number(quantity))
+
+
+def _ceiling(value: Decimal) -> int:
+    """Rounded up, as Kubernetes does with more precision than it keeps."""
+    return int(value.to_integral_value(rounding="ROUND_CEILING"))
 
 
 def _number(quantity: str) -> Decimal:
@@ -69,12 +76,19 @@ def _number(quantity: str) -> Decimal:
 
 def cpu(thousandths: int) -> str:
     """The canonical spelling of a CPU quantity, as the API server stores it."""
-    return str(thousandths // 1000) if thousandths % 1000 == 0 else f"{thousandths}m"
+    return _decimal(thousandths // 1000) if thousandths % 1000 == 0 else f"{thousandths}m"
 
 
 def memory(count: int) -> str:
     """The canonical spelling of a memory quantity in bytes."""
     for suffix in ("Ti", "Gi", "Mi", "Ki"):
+        if count % _SUFFIX[suffix] == 0 and count:
+            return f"{count // _SUFFIX[suffix]}{suffix}"
+    return _decimal(count)
+
+
+def _decimal(count: int) -> str:
+    for suffix in ("T", "G", "M", "k"):
         if count % _SUFFIX[suffix] == 0 and count:
             return f"{count // _SUFFIX[suffix]}{suffix}"
     return str(count)
@@ -91,13 +105,21 @@ class Sizes:
     shared_memory: str
 
 
+def _processes(step: Step, gpus: int) -> int:
+    """Python processes of a step: Triton counts instances of KIND_GPU per GPU."""
+    return step.instances.count * (max(gpus, 1) if step.instances.kind == "KIND_GPU" else 1)
+
+
 def sizes(pipeline: InferencePipeline, graph: Graph) -> Sizes:
-    """Own need plus initial (requests) or max (limits) times ``resourcesPerInstance``; what the user wrote wins."""
+    """Own need plus initial (requests) or max (limits) times ``resourcesPerInstance``; what the user wrote wins.
+
+    A computed request never exceeds a limit that the user wrote: the API server refuses such a pod.
+    """
     spec, server = pipeline.spec, pipeline.spec.server
     each_cpu = millis(spec.tokenizer.resources_per_instance.cpu)
     each_memory = bytes_of(spec.tokenizer.resources_per_instance.memory)
     tokenizer = next(step for step in graph.steps if step.role is Role.TOKENIZER)
-    others = sum(step.instances.count for step in graph.steps if step.python and step.role is not Role.TOKENIZER)
+    others = sum(_processes(step, server.gpu.count) for step in graph.steps if step.python and step.role is not Role.TOKENIZER)
     low, high = tokenizer.instances.count, tokenizer.instances.high
     shared = bytes_of(server.shared_memory) if server.shared_memory else SHARED_MEMORY_BASE + SHARED_MEMORY_PER_INSTANCE * (high + others)
     own_cpu = BASE_CPU_MILLIS + OTHER_INSTANCE_CPU_MILLIS * others
@@ -107,4 +129,8 @@ def sizes(pipeline: InferencePipeline, graph: Graph) -> Sizes:
     request_memory = bytes_of(asked.memory) if asked.memory else own_memory + low * each_memory
     limit_cpu = millis(capped.cpu) if capped.cpu else max(request_cpu, own_cpu + high * each_cpu)
     limit_memory = bytes_of(capped.memory) if capped.memory else max(request_memory, own_memory + high * each_memory) + shared
+    if not asked.cpu:
+        request_cpu = min(request_cpu, limit_cpu)
+    if not asked.memory:
+        request_memory = min(request_memory, limit_memory)
     return Sizes(cpu(request_cpu), cpu(limit_cpu), memory(request_memory), memory(limit_memory), memory(shared))

@@ -141,6 +141,7 @@ def _verify_ensemble(config: Any, parsed: Mapping[str, Any]) -> list[str]:
         problems.append(f"{name}: instance_group, optimization and warmup should not be specified for ensemble")
     if not config.ensemble_scheduling.step:
         problems.append(f"{name}: must specify 'step'")
+    made = {tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in config.input}
     written = [tensor.name for tensor in config.input]
     used = [tensor.name for tensor in config.output]
     for step in config.ensemble_scheduling.step:
@@ -157,9 +158,27 @@ def _verify_ensemble(config: Any, parsed: Mapping[str, Any]) -> list[str]:
         problems += [f"{name}: {model.name} has non-existing output {key}" for key in step.output_map if key not in outputs]
         problems += [f"{name}: input {key} of {model.name} is not mapped to any tensor" for key in inputs - set(step.input_map)]
         problems += [f"{name}: {tensor} is not written before it is read" for tensor in step.input_map.values() if tensor not in written]
+        reads = {tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in model.input}
+        problems += [
+            f"{name}: inconsistent data type or shape: {key} of {model.name} is {reads[key]}, {tensor} is {made[tensor]}"
+            for key, tensor in step.input_map.items()
+            if key in reads and tensor in made and not _consistent(reads[key], made[tensor])
+        ]
+        makes = {tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in model.output}
+        made |= {tensor: makes[key] for key, tensor in step.output_map.items() if key in makes}
         written += step.output_map.values()
         used += step.input_map.values()
     problems += [f"{name}: {tensor} is in an output map more than once" for tensor in sorted({t for t in written if written.count(t) > 1})]
     problems += [f"{name}: {tensor} is unused" for tensor in written if tensor not in used]
     problems += [f"{name}: {tensor.name} is not written" for tensor in config.output if tensor.name not in written]
+    problems += [
+        f"{name}: inconsistent data type or shape of output {tensor.name}"
+        for tensor in config.output
+        if tensor.name in made and not _consistent((tensor.data_type, tuple(tensor.dims)), made[tensor.name])
+    ]
     return problems
+
+
+def _consistent(one: tuple[int, tuple[int, ...]], other: tuple[int, tuple[int, ...]]) -> bool:
+    """Equal element types, and dims that are equal or -1 on either side."""
+    return one[0] == other[0] and len(one[1]) == len(other[1]) and all(a == b or -1 in (a, b) for a, b in zip(one[1], other[1], strict=True))

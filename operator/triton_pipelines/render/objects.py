@@ -11,6 +11,8 @@ from triton_pipelines.api.base import Switch
 from triton_pipelines.api.server import DisruptionBudget, RolloutStrategy
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
+from .plain import plain
+
 PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
 
 
@@ -95,7 +97,7 @@ def network_policy(pipeline: InferencePipeline, operator_namespace: str) -> dict
     def rule(peers: tuple[Mapping[str, Any], ...], *ports: str) -> dict[str, Any]:
         allowed: dict[str, Any] = {"ports": [{"port": port, "protocol": "TCP"} for port in ports]}
         if peers:
-            allowed["from"] = [*(dict(peer) for peer in peers), operator]
+            allowed["from"] = [*(plain(peer) for peer in peers), operator]
         return allowed
 
     return _object(
@@ -131,7 +133,7 @@ def disruption_budget(pipeline: InferencePipeline) -> dict[str, Any] | None:
 def strategy(mode: RolloutStrategy) -> dict[str, Any]:
     """The Deployment's strategy for a rollout mode; Auto is decided before and starts as Surge."""
     if mode is RolloutStrategy.RECREATE:
-        # Explicit null: a merge with an earlier rollingUpdate would be refused.
+        # Server-side apply drops the rollingUpdate of an earlier mode, since the same manager wrote it.
         return {"type": "Recreate"}
     surge, unavailable = (0, 1) if mode is RolloutStrategy.NO_SURGE else (1, 0)
     return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}

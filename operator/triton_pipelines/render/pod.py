@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
 
 from triton_pipelines.api import names
 from triton_pipelines.api.server import Server
@@ -15,8 +13,14 @@ from triton_pipelines.pipeline.graph import Graph
 from triton_pipelines.pipeline.options import Options
 from triton_pipelines.pipeline.server import sizes
 
+from .plain import plain
+
 UID = 1000  # of the stock Triton image's unprivileged user
 GRACE_MARGIN_SECONDS = 10
+# Triton listens only when its models are loaded. How long that may take is no setting: a rollout's deadline is judged by the operator,
+# and a value of it in the probe would roll every pod when it changes.
+STARTUP_SECONDS = 7200
+STARTUP_PERIOD_SECONDS = 2
 GPU_RESOURCE = "nvidia.com/gpu"
 GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
 
@@ -60,11 +64,12 @@ def connection_age(drain_seconds: int) -> int:
 def template(pipeline: InferencePipeline, graph: Graph, options: Options, revision: str, server_image: str) -> dict[str, Any]:
     """The pod template of a revision."""
     spec, server = pipeline.spec, pipeline.spec.server
-    drain = spec.rollout.drain_seconds
+    # A preStop sleep and an exit timeout of 0 are refused by older servers and by Triton.
+    drain = max(spec.rollout.drain_seconds, 1)
     pod: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": drain + max(drain, 1) + GRACE_MARGIN_SECONDS,
+        "terminationGracePeriodSeconds": 2 * drain + GRACE_MARGIN_SECONDS,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": UID,
@@ -73,7 +78,7 @@ def template(pipeline: InferencePipeline, graph: Graph, options: Options, revisi
         },
         "initContainers": [_loader(pipeline, graph, options, revision)],
         "containers": [_triton(pipeline, graph, options, revision, server_image)],
-        "volumes": _volumes(pipeline, graph, revision),
+        "volumes": _volumes(pipeline, graph, options, revision),
         "tolerations": _tolerations(server),
         "topologySpreadConstraints": _spread(pipeline),
     }
@@ -110,16 +115,16 @@ def _loader(pipeline: InferencePipeline, graph: Graph, options: Options, revisio
     ]
     claims: set[str] = set()
     for step, source in step_sources(graph).items():
-        scheme, _, rest = source.uri.partition("://")
+        scheme, name = _mounted(options, source)
         if source.secret_ref:
             mounts.append({"name": f"credentials-{step}", "mountPath": f"{names.PATH_CREDENTIALS}/{step}", "readOnly": True})
         if source.ca_ref:
             mounts.append({"name": f"ca-{step}", "mountPath": f"{names.PATH_CA}/{step}", "readOnly": True})
         if scheme == "configmap":
             mounts.append({"name": f"configmap-{step}", "mountPath": f"{names.PATH_CONFIGMAPS}/{step}", "readOnly": True})
-        if scheme == "pvc" and (claim := rest.split("/", 1)[0]) not in claims:
-            claims.add(claim)
-            mounts.append({"name": f"claim-{len(claims)}", "mountPath": f"{names.PATH_CLAIMS}/{claim}", "readOnly": True})
+        if scheme == "pvc" and name not in claims:
+            claims.add(name)
+            mounts.append({"name": f"claim-{len(claims)}", "mountPath": f"{names.PATH_CLAIMS}/{name}", "readOnly": True})
     mapped = relevant_source_map(options.source_map, [source.uri for source in step_sources(graph).values()])
     container: dict[str, Any] = {
         "name": names.CONTAINER_LOADER,
@@ -138,13 +143,28 @@ def _loader(pipeline: InferencePipeline, graph: Graph, options: Options, revisio
 
 def relevant_source_map(entries: Sequence[str], uris: Sequence[str]) -> list[str]:
     """The entries that touch one of these URIs: a mirror added for others rolls no pod of this pipeline."""
-    return sorted(entry for entry in entries if any(uri.startswith(entry.partition("=")[0]) for uri in uris))
+    return sorted({entry for uri in uris if (entry := _winner(entries, uri))})
+
+
+def _winner(entries: Sequence[str], uri: str) -> str | None:
+    """The entry that the loader applies to a URI: the longest prefix, of equal ones the last."""
+    fitting = [entry.strip() for entry in entries if uri.startswith(entry.strip().partition("=")[0])]
+    return max(reversed(fitting), key=lambda entry: len(entry.partition("=")[0]), default=None)
+
+
+def _mounted(options: Options, source: Source) -> tuple[str, str]:
+    """Scheme and first name of where a source is fetched from, which a source map may move onto a claim."""
+    prefix, _, target = (_winner(options.source_map, source.uri) or "").partition("=")
+    scheme, _, rest = source.uri.partition("://")
+    if target and not (scheme in ("hf", "s3") and target.startswith(("http://", "https://"))):
+        scheme, _, rest = (target + source.uri[len(prefix) :]).partition("://")
+    return scheme, rest.split("/", 1)[0]
 
 
 def _triton(pipeline: InferencePipeline, graph: Graph, options: Options, revision: str, image: str) -> dict[str, Any]:
     spec, server = pipeline.spec, pipeline.spec.server
     size = sizes(pipeline, graph)
-    drain = spec.rollout.drain_seconds
+    drain = max(spec.rollout.drain_seconds, 1)
     limits: dict[str, str] = {"cpu": size.cpu_limit, "memory": size.memory_limit}
     requests: dict[str, str] = {"cpu": size.cpu_request, "memory": size.memory_request}
     if server.gpu.count:
@@ -162,7 +182,7 @@ def _triton(pipeline: InferencePipeline, graph: Graph, options: Options, revisio
     ]
     if not any(variable.name == "HOME" for variable in server.env):
         environment.append({"name": "HOME", "value": "/tmp"})  # noqa: S108
-    environment += [variable.model_dump(by_alias=True, exclude_none=True) for variable in server.env]
+    environment += [plain(variable.model_dump(by_alias=True, exclude_none=True)) for variable in server.env]
     return {
         "name": names.CONTAINER_SERVER,
         "image": image,
@@ -171,7 +191,7 @@ def _triton(pipeline: InferencePipeline, graph: Graph, options: Options, revisio
         "args": server_arguments(
             names.PATH_MODELS,
             [graph.model_name],
-            exit_timeout_seconds=max(drain, 1),
+            exit_timeout_seconds=drain,
             connection_age_milliseconds=connection_age(drain),
             control_key=f"$({names.ENV_CONTROL_KEY})",
             extra=server.args,
@@ -191,16 +211,17 @@ def _triton(pipeline: InferencePipeline, graph: Graph, options: Options, revisio
         ],
         # The server stays live while the ensemble is down, and ready while a process is dead; only the ensemble itself says the truth.
         "readinessProbe": {
-            "httpGet": {"path": f"/v2/models/{quote(graph.model_name, safe='')}/ready", "port": "http"},
+            # As it stands: names need no quoting in a path, and Triton does not decode one (measured, 24.10: %2B for + is not found).
+            "httpGet": {"path": f"/v2/models/{graph.model_name}/ready", "port": "http"},
             "periodSeconds": 2,
             "timeoutSeconds": 5,
             "failureThreshold": 3,
         },
         "startupProbe": {
             "httpGet": {"path": "/v2/health/live", "port": "http"},
-            "periodSeconds": 2,
+            "periodSeconds": STARTUP_PERIOD_SECONDS,
             "timeoutSeconds": 5,
-            "failureThreshold": max(30, spec.rollout.progress_deadline_seconds // 2),
+            "failureThreshold": STARTUP_SECONDS // STARTUP_PERIOD_SECONDS,
         },
         "livenessProbe": {
             "httpGet": {"path": "/v2/health/live", "port": "http"},
@@ -209,13 +230,13 @@ def _triton(pipeline: InferencePipeline, graph: Graph, options: Options, revisio
             "failureThreshold": 6,
         },
         # Triton resets new connections from the moment of SIGTERM; until every client knows that the pod is gone, it must not come.
-        "lifecycle": {"preStop": {"sleep": {"seconds": max(drain, 1)}}},
+        "lifecycle": {"preStop": {"sleep": {"seconds": drain}}},
         "securityContext": _hardened(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
 
-def _volumes(pipeline: InferencePipeline, graph: Graph, revision: str) -> list[dict[str, Any]]:
+def _volumes(pipeline: InferencePipeline, graph: Graph, options: Options, revision: str) -> list[dict[str, Any]]:
     volumes: list[dict[str, Any]] = [
         {"name": names.VOLUME_DATA, "emptyDir": {}},
         {"name": names.VOLUME_TMP, "emptyDir": {}},
@@ -225,29 +246,29 @@ def _volumes(pipeline: InferencePipeline, graph: Graph, revision: str) -> list[d
     ]
     claims: set[str] = set()
     for step, source in step_sources(graph).items():
-        scheme, _, rest = source.uri.partition("://")
+        scheme, name = _mounted(options, source)
         if source.secret_ref:
             volumes.append({"name": f"credentials-{step}", "secret": {"secretName": source.secret_ref.name}})
         if source.ca_ref:
             item = {"key": source.ca_ref.key, "path": "ca.crt"}
             volumes.append({"name": f"ca-{step}", "configMap": {"name": source.ca_ref.name, "items": [item]}})
         if scheme == "configmap":
-            volumes.append({"name": f"configmap-{step}", "configMap": {"name": rest.split("/", 1)[0]}})
-        if scheme == "pvc" and (claim := rest.split("/", 1)[0]) not in claims:
-            claims.add(claim)
-            volumes.append({"name": f"claim-{len(claims)}", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
+            volumes.append({"name": f"configmap-{step}", "configMap": {"name": name}})
+        if scheme == "pvc" and name not in claims:
+            claims.add(name)
+            volumes.append({"name": f"claim-{len(claims)}", "persistentVolumeClaim": {"claimName": name, "readOnly": True}})
     return volumes
 
 
 def _tolerations(server: Server) -> list[dict[str, Any]]:
     wanted = [{"key": key, "operator": "Exists"} for key in sorted({GPU_RESOURCE, server.gpu.resource_name})] if server.gpu.count else []
-    return [*wanted, *copy.deepcopy([dict(item) for item in server.tolerations])]
+    return [*wanted, *(plain(item) for item in server.tolerations)]
 
 
 def _spread(pipeline: InferencePipeline) -> list[dict[str, Any]]:
     given = pipeline.spec.server.topology_spread_constraints
     if given:
-        return copy.deepcopy([dict(item) for item in given])
+        return [plain(item) for item in given]
     return [
         {
             "maxSkew": 1,
@@ -260,15 +281,14 @@ def _spread(pipeline: InferencePipeline) -> list[dict[str, Any]]:
 
 def affinity(server: Server) -> Mapping[str, Any]:
     """The user's affinity with the GPU products added to every alternative of its required node terms."""
-    result: dict[str, Any] = copy.deepcopy(dict(server.affinity or {}))
+    result: dict[str, Any] = plain(server.affinity or {})
     if not server.gpu.products:
         return result
     expression = {"key": GPU_PRODUCT_LABEL, "operator": "In", "values": sorted(server.gpu.products)}
-    node = result.setdefault("nodeAffinity", {})
-    required = node.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {"nodeSelectorTerms": []})
-    terms = required.setdefault("nodeSelectorTerms", [])
-    if not terms:
-        terms.append({})
+    # "or": a key without a value is as good as none
+    node = result["nodeAffinity"] = result.get("nodeAffinity") or {}
+    required = node["requiredDuringSchedulingIgnoredDuringExecution"] = node.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    required["nodeSelectorTerms"] = terms = required.get("nodeSelectorTerms") or [{}]
     for term in terms:  # terms are alternatives, expressions within one all hold
-        term["matchExpressions"] = [*term.get("matchExpressions", []), expression]
+        term["matchExpressions"] = [*(term.get("matchExpressions") or []), expression]
     return result

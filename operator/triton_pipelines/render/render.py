@@ -13,12 +13,13 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline, Spec
 from triton_pipelines.pipeline.graph import Graph
 from triton_pipelines.pipeline.options import Options
 
+from .errors import RenderError
 from .objects import revision_config_map
 from .pod import template
 from .repository import load_plan, repository
 
 REVISION_LENGTH = 10
-CONFIG_MAP_LIMIT = 1_000_000  # bytes; the API server refuses objects above 1 MiB, etcd above 1.5 MiB
+CONFIG_MAP_LIMIT = 1_000_000  # bytes of keys and values; the API server refuses ConfigMaps above 1 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,9 @@ def render(pipeline: InferencePipeline, graph: Graph, options: Options, digests:
     data = {entry.key: files[entry.path] for entry in plan.files}
     data[names.KEY_PLAN] = plan.to_json()
     data[names.KEY_TEMPLATE] = json.dumps(record, sort_keys=True, indent=1, ensure_ascii=False) + "\n"
+    size = sum(len(key) + len(value.encode()) for key, value in data.items())
+    if size > CONFIG_MAP_LIMIT:
+        raise RenderError(f"the revision's ConfigMap would hold {size} bytes, more than {CONFIG_MAP_LIMIT}")
     return Revision(name, wanted, image, pod, files, data)
 
 
@@ -73,11 +77,14 @@ def config_map(pipeline: InferencePipeline, revision: Revision) -> dict[str, Any
 
 
 def _without_default_images(pipeline: InferencePipeline, pod: dict[str, Any]) -> dict[str, Any]:
+    """The template less what the operator alone decides: a new release, or another default pull policy, must not roll pods."""
     for container in pod["spec"]["initContainers"]:
-        container["image"] = ""
-    if pipeline.spec.server.image is None:
-        for container in pod["spec"]["containers"]:
+        container["image"] = container["imagePullPolicy"] = ""
+    for container in pod["spec"]["containers"]:
+        if pipeline.spec.server.image is None:
             container["image"] = ""
+        if pipeline.spec.server.image_pull_policy is None:
+            container["imagePullPolicy"] = ""
     return pod
 
 

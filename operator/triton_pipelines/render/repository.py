@@ -8,8 +8,11 @@ from importlib import resources
 
 from triton_pipelines.api.loadplan import FetchKind, LoadPlan, PlanCheck, PlanCount, PlanFetch, PlanFile, PlanTensor
 from triton_pipelines.api.source import Source
+from triton_pipelines.api.steps import Platform
+from triton_pipelines.pipeline.build import FILE_NAMES
 from triton_pipelines.pipeline.graph import Graph, Implementation, Step, Tensor
 
+from .errors import RenderError
 from .modelconfig import configs
 
 VERSION_FOLDER = "1"
@@ -69,17 +72,22 @@ def load_plan(graph: Graph, files: Mapping[str, str], namespace: str, revision: 
             if step.instances.scaled
         ),
         fetch=tuple(_fetch(step, step.source) for step in graph.steps if step.source is not None),
-        checks=tuple(_check(step) for step in graph.steps if step.file_name == "model.onnx" and step.source is not None),
+        checks=tuple(_check(step) for step in graph.steps if step.source is not None and _is_onnx(step)),
         site=SITE_PACKAGES,
     )
 
 
+def _is_onnx(step: Step) -> bool:
+    return step.file_name == FILE_NAMES[Platform.ONNX] and step.implementation is not Implementation.CODE
+
+
 def _fetch(step: Step, source: Source) -> PlanFetch:
-    file_name = step.file_name or (source.path or source.uri).rstrip("/").rsplit("/", 1)[-1]
+    if step.file_name is None:
+        raise RenderError(f"{step.name}: no name is known for the file of {source.uri}")
     return PlanFetch(
         step=step.name,
         uri=source.uri,
-        target=f"{step.model_name}/{VERSION_FOLDER}/{file_name}",
+        target=f"{step.model_name}/{VERSION_FOLDER}/{step.file_name}",
         kind=FetchKind.TOKENIZER if step.implementation is Implementation.TOKENIZER else FetchKind.FILE,
         revision=source.revision,
         path=source.path,
@@ -88,7 +96,7 @@ def _fetch(step: Step, source: Source) -> PlanFetch:
         region=source.region,
         credentials=source.secret_ref is not None,
         ca=source.ca_ref is not None,
-        field=f"{step.path}.source",
+        field=step.source_path,
     )
 
 
