@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
 
 
 class Severity(StrEnum):
@@ -65,9 +66,27 @@ class ApiModel(BaseModel):
             if isinstance(value, ApiModel):
                 yield from value.broken_rules(f"{path}.{key}")
             elif isinstance(value, tuple):
+                yield from _duplicates(value, info, f"{path}.{key}")
                 for index, item in enumerate(value):
                     if isinstance(item, ApiModel):
                         yield from item.broken_rules(f"{path}.{key}[{index}]")
+
+
+def _duplicates(items: tuple[Any, ...], info: FieldInfo, path: str) -> Iterator[Finding]:
+    """Items that stand twice in a list that the API server keeps as a set or as a map by some keys."""
+    extra = info.json_schema_extra
+    marks = extra if isinstance(extra, dict) else {}
+    if marks.get("x-kubernetes-list-type") not in ("set", "map"):
+        return
+    keys = marks.get("x-kubernetes-list-map-keys")
+    names = [str(one) for one in keys] if isinstance(keys, list) else []
+    seen = set()
+    for index, item in enumerate(items):
+        identity = tuple(getattr(item, name) for name in names) if names else item
+        if identity in seen:
+            shown = ", ".join(f"{name} {getattr(item, name)!r}" for name in names) if names else repr(item)
+            yield Finding(f"{path}[{index}]", f"{shown} stands there twice; remove one")
+        seen.add(identity)
 
 
 class Switch(StrEnum):
@@ -86,10 +105,18 @@ TensorName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x0
 TensorReference = Annotated[str, Field(min_length=3, max_length=320, pattern=r"^[a-z][a-z0-9-]*\.[^\x00-\x1f\x7f]+$")]
 Dimension = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 Text = Annotated[str, Field(max_length=1024)]
-ShortText = Annotated[str, Field(max_length=253)]
 # The pattern of Kubernetes' own Quantity (apimachinery), without exponents.
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]{1,9})?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"
-Quantity = Annotated[str, Field(max_length=32, pattern=QUANTITY_PATTERN)]
+# Users write `cpu: 2` as readily as `cpu: "2"`: the API server takes both, the models hold text.
+Quantity = Annotated[
+    str,
+    Field(max_length=32, pattern=QUANTITY_PATTERN, json_schema_extra={"x-kubernetes-int-or-string": True}),
+    BeforeValidator(lambda value: str(value) if isinstance(value, int) and not isinstance(value, bool) else value),
+]
+# A DNS subdomain: the name of a Secret, a ConfigMap, a service account, a class.
+ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+# A key of a Secret or ConfigMap, which becomes a file name.
+DataKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
 LabelKey = Annotated[str, Field(max_length=317)]
 # A part of the Kubernetes API passed on as written; the API server judges it when the child object is applied.
 Passthrough = dict[str, Any]

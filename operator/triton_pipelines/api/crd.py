@@ -150,7 +150,11 @@ class _Structural:
         longest = schema.get("propertyNames", {}).get("maxLength")
         if longest is not None:  # structural schemas know no propertyNames
             result[VALIDATIONS] = [
-                {"rule": f"self.all(key, size(key) <= {longest})", "message": f"each key must have at most {longest} characters", "reason": "FieldValueInvalid"}
+                {
+                    "rule": f"self.all(key, size(key) <= {longest})",
+                    "message": f"each key must have at most {longest} characters",
+                    "reason": "FieldValueInvalid",
+                }
             ]
 
     @staticmethod

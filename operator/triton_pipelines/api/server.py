@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .base import ApiModel, LabelKey, Passthrough, Quantity, Rule, ShortText, Switch, Text
+from .base import ApiModel, LabelKey, ObjectName, Passthrough, Quantity, Rule, Switch, Text
 
 PRESERVE = {"x-kubernetes-preserve-unknown-fields": True}
 ATOMIC = {"x-kubernetes-list-type": "atomic"}
@@ -24,7 +24,7 @@ class ImagePullPolicy(StrEnum):
 class LocalReference(ApiModel):
     """An object of the pipeline's namespace, by name."""
 
-    name: Annotated[ShortText, Field(description="Name of the object.")]
+    name: Annotated[ObjectName, Field(description="Name of the object.")]
 
 
 class EnvVar(ApiModel):
@@ -133,7 +133,7 @@ class Server(ApiModel):
         Field(max_length=16, description="As in a Pod.", json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
     ] = ()
     service_account_name: Annotated[
-        ShortText | None, Field(description="Service account of the pods (for workload identity); its token is not mounted into Triton.")
+        ObjectName | None, Field(description="Service account of the pods (for workload identity); its token is not mounted into Triton.")
     ] = None
     env: Annotated[
         tuple[EnvVar, ...],
@@ -164,8 +164,8 @@ class Server(ApiModel):
             max_length=16, description="As in a Pod. Default: spread over nodes where possible.", json_schema_extra={**ATOMIC, "items-preserve": True}
         ),
     ] = ()
-    runtime_class_name: Annotated[ShortText | None, Field(description="As in a Pod.")] = None
-    priority_class_name: Annotated[ShortText | None, Field(description="As in a Pod.")] = None
+    runtime_class_name: Annotated[ObjectName | None, Field(description="As in a Pod.")] = None
+    priority_class_name: Annotated[ObjectName | None, Field(description="As in a Pod.")] = None
     resources: Annotated[
         Resources,
         Field(

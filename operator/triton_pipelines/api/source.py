@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .base import ApiModel, Rule, ShortText
+from .base import ApiModel, DataKey, ObjectName, Rule
 
 SCHEMES = ("hf", "s3", "https", "pvc", "configmap")
 URI_PATTERN = rf"^({'|'.join(SCHEMES)})://[^\s\x00-\x1f\x7f]+$"
@@ -17,7 +17,7 @@ class SecretReference(ApiModel):
     """A Secret of the pipeline's namespace; it is mounted into the init container alone, never into Triton."""
 
     name: Annotated[
-        ShortText,
+        ObjectName,
         Field(
             description="Name of the Secret. Keys: hf `token`; s3 `accessKeyId`, `secretAccessKey`, `sessionToken`; https `token`, or `username` and `password`."
         ),
@@ -27,8 +27,8 @@ class SecretReference(ApiModel):
 class CertificateReference(ApiModel):
     """A ConfigMap of the pipeline's namespace with a CA bundle."""
 
-    name: Annotated[ShortText, Field(description="Name of the ConfigMap that holds the CA bundle.")]
-    key: Annotated[ShortText, Field(description="Key of the PEM bundle in the ConfigMap.")] = "ca.crt"
+    name: Annotated[ObjectName, Field(description="Name of the ConfigMap that holds the CA bundle.")]
+    key: Annotated[DataKey, Field(description="Key of the PEM bundle in the ConfigMap.")] = "ca.crt"
 
 
 def _scheme(source: Source) -> str:

@@ -104,13 +104,13 @@ class WarningStatus(ApiModel):
 class Status(ApiModel):
     """What is."""
 
-    observed_generation: Annotated[
-        int, Field(ge=0, le=2**63 - 1, description="Generation of the spec that was last judged to the end.", json_schema_extra={"format": "int64"})
-    ] = 0
     conditions: Annotated[
         tuple[ConditionStatus, ...],
         Field(max_length=16, description="Conditions.", json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
     ] = ()
+    observed_generation: Annotated[
+        int, Field(ge=0, le=2**63 - 1, description="Generation of the spec that was last judged to the end.", json_schema_extra={"format": "int64"})
+    ] = 0
     revision: Annotated[Short, Field(description="Revision that the latest spec asks for.")] = ""
     serving_revision: Annotated[Short, Field(description="Revision that answers requests.")] = ""
     replicas: Annotated[Count, Field(description="Pods.")] = 0

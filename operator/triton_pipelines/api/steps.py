@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -150,8 +150,8 @@ class TokenizerOutput(ApiModel):
     name: Annotated[TensorName, Field(description="Name of the tensor in Triton.")]
     tensor: Annotated[TokenTensor | None, Field(description="What it carries. Left out: told by a usual name such as input_ids, in any case.")] = None
     data_type: Annotated[
-        DataType | None,
-        Field(description="INT64 or INT32. Left out: that of the input that reads it, else INT64.", json_schema_extra={"enum": ["INT32", "INT64"]}),
+        Literal[DataType.INT32, DataType.INT64] | None,
+        Field(description="INT64 or INT32. Left out: that of the input that reads it, else INT64."),
     ] = None
 
 
