@@ -51,7 +51,7 @@ async def probe(address: str, ensemble: str, control_key: str | None, inputs: Ma
         address: ``host:port`` of the pod's gRPC API.
         ensemble: the pipeline's ensemble, or the entry model of one without.
         control_key: the pod's control key, for the repository index.
-        inputs: an example request.
+        inputs: an example request; empty: only readiness and states are asked.
         deadline_s: seconds for all of it.
     """
     end = time.monotonic() + deadline_s
@@ -63,6 +63,8 @@ async def probe(address: str, ensemble: str, control_key: str | None, inputs: Ma
             models = tuple(await client.repository_index(end - time.monotonic()))
         except TritonError as error:
             return ProbeResult(ready, models, error=str(error))
+        if not inputs:
+            return ProbeResult(ready, models)
         if not ready:
             return ProbeResult(ready, models, inference_error=f"'{ensemble}' is not ready")
         try:
