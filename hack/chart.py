@@ -22,6 +22,8 @@ from e2e.local import binaries
 
 ROOT = Path(__file__).parent.parent
 CHART = ROOT / "charts" / "triton-pipelines"
+CRD_TEMPLATES = CHART / "templates" / "crds"
+MANIFESTS = ROOT / "manifests"
 CRDS = ROOT / "crds"
 NAMESPACE = "triton-pipelines"
 GENERATED = "# Made by `python -m hack.chart`; edit {source} instead.\n"
@@ -51,32 +53,38 @@ def escape_braces(text: str) -> str:
 
 
 def crd_template(text: str, source: str) -> str:
-    """A CRD as a template: rendered only with `crds.enabled`, kept on uninstall with `crds.keep`.
+    """A CRD as a template: rendered only with `crds.enabled`, kept on uninstall with `crds.keep`, with the chart's labels.
 
     Args:
         text: YAML of one CustomResourceDefinition.
         source: file name, for the header and messages.
 
     Raises:
-        ChartError: not a single CRD, or no `metadata:` to hang the annotations on.
+        ChartError: not a single CRD, or metadata that is not written in block style.
     """
     document = yaml.safe_load(text)
     if not isinstance(document, dict) or document.get("kind") != "CustomResourceDefinition":
         raise ChartError(f"{source}: holds no single CustomResourceDefinition")
-    annotations = document["metadata"].get("annotations", {})
-    body = escape_braces("\n".join(line for line in text.splitlines() if not line.startswith("#") and line != "---")) + "\n"
-    keep = '    {{- if .Values.crds.keep }}\n    helm.sh/resource-policy: keep\n    {{- end }}\n'
-    labels = '  labels:\n    {{- include "triton-pipelines.labels" . | nindent 4 }}\n'
-    if "labels" in document["metadata"]:
-        raise ChartError(f"{source}: has labels of its own; teach hack/chart.py to merge them with the chart's")
-    if annotations:
-        body, found = re.subn(r"^  annotations:\n", lambda match: labels + match[0] + keep, body, count=1, flags=re.MULTILINE)
-    else:
-        block = "  {{- if .Values.crds.keep }}\n  annotations:\n    helm.sh/resource-policy: keep\n  {{- end }}\n"
-        body, found = re.subn(r"^metadata:\n", lambda match: match[0] + labels + block, body, count=1, flags=re.MULTILINE)
+    body = "".join(f"{line}\n" for line in text.splitlines() if not line.startswith("#") and line != "---")
+    body, found = re.subn(r"^metadata:\n(?: +.*\n)+", "METADATA\n", body, count=1, flags=re.MULTILINE)
     if not found:
-        raise ChartError(f"{source}: no block-style metadata found")
-    return "{{- /* " + GENERATED.format(source=source).strip("# \n") + " */}}\n{{- if .Values.crds.enabled }}\n" + body + "{{- end }}\n"
+        raise ChartError(f"{source}: no metadata in block style found")
+    header = "{{- /* " + GENERATED.format(source=source).strip("# \n") + " */}}\n{{- if .Values.crds.enabled }}\n"
+    return header + escape_braces(body).replace("METADATA\n", _crd_metadata(document["metadata"]), 1) + "{{- end }}\n"
+
+
+def _crd_metadata(metadata: Mapping[str, Any]) -> str:
+    """The template's metadata: own labels and annotations beside the chart's."""
+    labels = {key: value for key, value in metadata.get("labels", {}).items() if not key.startswith("app.kubernetes.io/")}
+    lines = [f"  name: {metadata['name']}", "  labels:", *(f"    {key}: {json.dumps(value)}" for key, value in labels.items())]
+    lines += ['    {{- include "triton-pipelines.labels" . | nindent 4 }}']
+    annotations = [f"    {key}: {escape_braces(json.dumps(value))}" for key, value in metadata.get("annotations", {}).items()]
+    keep = "    helm.sh/resource-policy: keep"
+    if annotations:
+        lines += ["  annotations:", *annotations, "    {{- if .Values.crds.keep }}", keep, "    {{- end }}"]
+    else:
+        lines += ["  {{- if .Values.crds.keep }}", "  annotations:", keep, "  {{- end }}"]
+    return "metadata:\n" + "\n".join(lines) + "\n"
 
 
 # --- values: comments, schema, table -----------------------------------------------------------------------------------
@@ -199,28 +207,37 @@ def scoped(objects: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 # --- all of it ---------------------------------------------------------------------------------------------------------
 
 
-def generated() -> dict[Path, str]:
-    """Every generated file with the content it should have."""
-    values_text = (CHART / "values.yaml").read_text()
-    values = documented_values(values_text)
+def written_from_files() -> dict[Path, str]:
+    """The generated files that need no helm, with the content they should have: CRD templates, schema descriptions, table of values."""
+    values = documented_values((CHART / "values.yaml").read_text())
     schema_path, readme_path = CHART / "values.schema.json", CHART / "README.md"
     files: dict[Path, str] = {}
     for path in sorted(CRDS.glob("*.yaml")):
         if path.name != "kustomization.yaml":
-            files[CHART / "templates" / "crds" / path.name] = crd_template(path.read_text(), f"crds/{path.name}")
+            files[CRD_TEMPLATES / path.name] = crd_template(path.read_text(), f"crds/{path.name}")
     files[schema_path] = json.dumps(described_schema(json.loads(schema_path.read_text()), values), indent=2) + "\n"
     files[readme_path] = with_table(readme_path.read_text(), values_table(values))
-    files[ROOT / "manifests" / "base" / "operator.yaml"] = manifest(render("--set", "crds.enabled=false"))
-    namespaced = render("--set", "crds.enabled=false", "--set", f"watch.namespaces={{{NAMESPACE}}}")
-    files[ROOT / "manifests" / "overlays" / "namespaced" / "roles.yaml"] = manifest(scoped(namespaced))
     return files
 
 
+def rendered_from_chart() -> dict[Path, str]:
+    """The kustomize manifests with the content they should have."""
+    everything = render("--set", "crds.enabled=false")
+    namespaced = render("--set", "crds.enabled=false", "--set", f"watch.namespaces={{{NAMESPACE}}}")
+    return {
+        MANIFESTS / "base" / "operator.yaml": manifest(everything),
+        MANIFESTS / "overlays" / "namespaced" / "roles.yaml": manifest(scoped(namespaced)),
+    }
+
+
 def differences(files: Mapping[Path, str]) -> list[Path]:
-    """The files whose content on disk is another one, and generated CRD templates without a source."""
-    stale = [path for path, content in files.items() if not path.exists() or path.read_text() != content]
-    orphans = [path for path in (CHART / "templates" / "crds").glob("*.yaml") if path not in files]
-    return sorted([*stale, *orphans])
+    """The files whose content on disk is another one."""
+    return sorted(path for path, content in files.items() if not path.exists() or path.read_text() != content)
+
+
+def orphans(files: Mapping[Path, str]) -> list[Path]:
+    """CRD templates without a source."""
+    return sorted(path for path in CRD_TEMPLATES.glob("*.yaml") if path not in files)
 
 
 def _at(node: Any, path: Sequence[str]) -> Any:
@@ -235,20 +252,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a file would change")
     check = parser.parse_args(arguments).check
     try:
-        files = generated()
+        files = written_from_files()
+        obsolete = orphans(files)
         stale = differences(files)
+        if not check:
+            _write(files, stale)
+        # After the chart's own files: helm reads them.
+        rendered = rendered_from_chart()
     except (ChartError, binaries.BinaryError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for path in stale:
-        print(f"{'differs' if check else 'written' if path in files else 'removed'}: {path.relative_to(ROOT)}")
-        if not check:
-            if path in files:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(files[path])
-            else:
-                path.unlink()
-    return 1 if check and stale else 0
+    stale_rendered = differences(rendered)
+    if not check:
+        _write(rendered, stale_rendered)
+        for path in obsolete:
+            path.unlink()
+    changed = [*stale, *stale_rendered, *obsolete]
+    for path in changed:
+        print(f"{'differs' if check else 'updated'}: {path.relative_to(ROOT)}")
+    return 1 if check and changed else 0
+
+
+def _write(files: Mapping[Path, str], paths: Sequence[Path]) -> None:
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(files[path])
 
 
 if __name__ == "__main__":

@@ -98,6 +98,9 @@ BINARIES: dict[str, Binary] = {
         Binary("pause", Module("pause"), "."),
         Binary("kind", Module("kind"), "sigs.k8s.io/kind", ("version",), r"^kind v0\.(?:3[3-9])\."),
         Binary("versitygw", Module("versitygw"), "github.com/versity/versitygw/cmd/versitygw"),
+        # The rules by which GitOps tools judge and compare objects, from their own code (tests of the resource's status and defaults).
+        Binary("kstatus", Module("kstatus"), "."),
+        Binary("argodiff", Module("argodiff"), "."),
     )
 }
 
