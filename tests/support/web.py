@@ -49,9 +49,12 @@ def file_response(request: Request, data: bytes, etag: str, *, ranges: bool = Tr
 
 
 class LoopbackServer:
-    """Serves ``answer`` on a free port of 127.0.0.1; ``requests`` keeps all that was asked."""
+    """Serves ``answer`` on a free port of 127.0.0.1; ``requests`` keeps all that was asked.
 
-    def __init__(self, answer: Callable[[Request], Response], tls: ssl.SSLContext | None = None) -> None:
+    Without ``length`` no Content-Length is sent: the answer says itself where its body ends.
+    """
+
+    def __init__(self, answer: Callable[[Request], Response], tls: ssl.SSLContext | None = None, *, length: bool = True) -> None:
         self.requests: list[Request] = []
         self.log = threading.Condition()
         outer = self
@@ -70,7 +73,8 @@ class LoopbackServer:
 
             def _send(self, response: Response) -> None:
                 self.send_response(response.status)
-                for name, value in {"Content-Length": str(len(response.body)), **response.headers}.items():
+                announced = {"Content-Length": str(len(response.body))} if length else {}
+                for name, value in {**announced, **response.headers}.items():
                     self.send_header(name, value)
                 self.end_headers()
                 if self.command == "HEAD":

@@ -113,6 +113,22 @@ def test_the_endpoint_of_a_source_map(keyed: Pod, gateway: Gateway) -> None:
     assert (keyed.models / "model/1/model.bin").read_bytes() == b"weights"
 
 
+def test_the_identity_of_the_environment_without_a_secret(pod: Pod, gateway: Gateway, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    obstore.put(gateway.bucket("models"), "ambient.bin", b"weights")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    pod.trust("model", authority.identity)
+    pod.plan(item(gateway, "s3://models/ambient.bin", credentials=False))
+    assert pod.load()[0] == 0, pod.output
+    assert (pod.models / "model/1/model.bin").read_bytes() == b"weights"
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    pod.plan(item(gateway, "s3://models/ambient.bin", credentials=False, target="model/1/again.bin"))
+    code, report = pod.load()
+    assert code == 2
+    assert "the pod's own identity may not read ambient.bin" in report.findings[0].message
+
+
 def test_a_tokenizer_folder(keyed: Pod, gateway: Gateway, minilm: Path, authority: Authority) -> None:
     store = gateway.bucket("models")
     for name in ("vocab.txt", "tokenizer_config.json"):

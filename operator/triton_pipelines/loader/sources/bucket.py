@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,7 +47,10 @@ def s3_store(
     }
     if ca is not None:
         client["root_certificate"] = ca.read_bytes()
-    options: dict[str, Any] = {"region": region or DEFAULT_REGION, "virtual_hosted_style_request": endpoint is None}
+    options: dict[str, Any] = {"virtual_hosted_style_request": endpoint is None}
+    # The platform tells a pod with an identity of its own where it runs (AWS_REGION); the resource's word comes first.
+    if region or not any(os.environ.get(name) for name in ("AWS_REGION", "AWS_DEFAULT_REGION")):
+        options["region"] = region or DEFAULT_REGION
     if endpoint is not None:
         options["endpoint"] = endpoint.rstrip("/")
     if keys is not None:

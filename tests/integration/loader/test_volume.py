@@ -1,0 +1,129 @@
+"""A full volume, and the packages for the Triton image, both for real."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.integration.loader.conftest import Pod
+from tests.support.web import LoopbackServer, Response, file_response
+
+from triton_pipelines.api.loadplan import PlanFetch, PlanFile, Reason
+
+pytestmark = pytest.mark.integration
+
+SIZE = 4 << 20
+
+
+@pytest.fixture
+def small(pod: Pod) -> Iterator[Pod]:
+    """A pod whose volume holds 4 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small volume needs root")
+    volume = pod.root / "small"
+    volume.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", volume], check=True)
+    try:
+        pod.options = replace(pod.options, root=volume)
+        yield pod
+    finally:
+        subprocess.run(["umount", "--lazy", volume], check=True)
+
+
+def item(url: str) -> PlanFetch:
+    return PlanFetch(step="model", uri="https://models.example.com/model.bin", target="model/1/model.bin")
+
+
+def test_a_file_larger_than_the_volume_is_refused_before_it_is_fetched(small: Pod) -> None:
+    data = bytes(SIZE + 1)
+    with LoopbackServer(lambda request: file_response(request, data, '"big"')) as server:
+        small.map(f"https://models.example.com/={server.url}/")
+        small.plan(item(server.url))
+        code, report = small.load()
+    finding = report.findings[0]
+    assert (code, finding.reason, finding.step, finding.field) == (2, Reason.NO_SPACE, "model", "spec.model.source")
+    assert f"needs {SIZE + 1} bytes" in finding.message
+    assert "bytes free" in finding.message
+    assert not list(small.options.root.rglob("*.part"))
+
+
+def test_a_volume_that_fills_up_while_a_file_of_unknown_size_comes(small: Pod) -> None:
+    data = b"Z" * (SIZE * 2)
+    chunked = b"".join(b"10000\r\n" + data[at : at + 65536] + b"\r\n" for at in range(0, len(data), 65536)) + b"0\r\n\r\n"
+
+    def answer(_: object) -> Response:
+        return Response(200, {"Transfer-Encoding": "chunked"}, chunked)
+
+    with LoopbackServer(answer, length=False) as server:
+        small.map(f"https://models.example.com/={server.url}/")
+        small.plan(item(server.url))
+        code, report = small.load()
+    assert (code, report.findings[0].reason) == (2, Reason.NO_SPACE), small.output
+    assert not (small.models / "model/1/model.bin").exists()
+
+
+def test_configuration_on_a_full_volume(small: Pod) -> None:
+    (small.options.revision / "big").write_bytes(bytes(SIZE + 1))
+    small.plan(files=[PlanFile(key="big", path="model/config.pbtxt")])
+    code, report = small.load()
+    assert (code, report.findings[0].reason) == (2, Reason.NO_SPACE), small.output
+    assert f"needs {SIZE + 1} bytes" in report.findings[0].message
+
+
+def _interpreter(version: str) -> str:
+    """A Python of ``version`` that starts (a version manager may have a stub without one behind it)."""
+    found = shutil.which(f"python{version}")
+    if found is None or subprocess.run([found, "-I", "-c", ""], capture_output=True, check=False).returncode != 0:
+        pytest.skip(f"no Python {version} on this machine")
+    return found
+
+
+@pytest.mark.parametrize("version", [None, "3.10", "3.12"])
+def test_tokenizers_work_from_the_site_folder_alone(pod: Pod, minilm: Path, version: str | None) -> None:
+    """As in the stock Triton images (Python 3.10 and 3.12): no package but what the loader copied."""
+    interpreter = sys.executable if version is None else _interpreter(version)
+    pod.plan(site=["tokenizers"])
+    assert pod.load()[0] == 0, pod.output
+    assert pod.load()[0] == 0, pod.output
+    script = (
+        "import sys; sys.path = [p for p in sys.path if 'site-packages' not in p] + [sys.argv[1]]\n"
+        "import tokenizers\n"
+        "assert tokenizers.__file__.startswith(sys.argv[1]), tokenizers.__file__\n"
+        "t = tokenizers.Tokenizer.from_file(sys.argv[2]); t.no_padding(); t.no_truncation()\n"
+        "print([e.ids for e in t.encode_batch_fast(['hello world'])])\n"
+        "print(sorted(m for m in sys.modules if m.partition('.')[0] in ('huggingface_hub', 'numpy', 'requests', 'httpx', 'tqdm')))\n"
+    )
+    done = subprocess.run(
+        [interpreter, "-I", "-S", "-B", "-c", script, str(pod.options.site), str(minilm / "tokenizer.json")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # [CLS] hello world [SEP] of the uncased BERT vocabulary.
+    assert done.stdout.splitlines() == ["[[101, 7592, 2088, 102]]", "[]"], done.stderr
+    assert sorted(path.name.partition("-")[0] for path in pod.options.site.iterdir()) == ["tokenizers", "tokenizers"]
+    assert not [path for path in pod.options.site.rglob("*") if path.name == "__pycache__" or path.suffix == ".pyi"]
+
+
+def test_a_package_bound_to_one_python_is_refused(pod: Pod) -> None:
+    pod.plan(site=["numpy"])
+    code, report = pod.load()
+    assert (code, report.findings[0].reason) == (3, Reason.INTERNAL_ERROR)
+    assert "install its abi3 wheel" in report.findings[0].message
+
+
+def test_sigterm_ends_the_loader_at_once(pod: Pod) -> None:
+    with LoopbackServer(lambda _: Response(503, {"Retry-After": "60"})) as server:
+        pod.map(f"https://models.example.com/={server.url}/")
+        pod.plan(item(server.url))
+        process = pod.start("--retry-delay=20")
+        server.wait_for(1)
+        process.terminate()
+        pod.output += process.communicate(timeout=10)[0]
+    assert process.returncode == 143

@@ -1,0 +1,85 @@
+"""Comparison of an ONNX file with what is declared."""
+
+from __future__ import annotations
+
+import pytest
+
+from triton_pipelines.api.loadplan import PlanCheck, PlanTensor
+from triton_pipelines.loader.onnxfile import FileTensor, OnnxFile, compare
+
+IDS = FileTensor("input_ids", "INT64", ("batch", "sequence"))
+MASK = FileTensor("attention_mask", "INT64", ("batch", None))
+LOGITS = FileTensor("logits", "FP32", ("batch", 2))
+HIDDEN = FileTensor("hidden", "FP32", ("batch", "sequence", 384))
+FILE = OnnxFile((IDS, MASK), (LOGITS, HIDDEN), ())
+
+
+def tensor(name: str, data_type: str, *dims: int) -> PlanTensor:
+    return PlanTensor(name=name, data_type=data_type, dims=dims)
+
+
+def check(*, batch: int = 8, inputs: tuple[PlanTensor, ...] = (), outputs: tuple[PlanTensor, ...] = ()) -> PlanCheck:
+    axis = () if batch else (-1,)
+    return PlanCheck(
+        step="model",
+        path="model/1/model.onnx",
+        field="spec.model",
+        max_batch_size=batch,
+        inputs=inputs or (tensor("input_ids", "INT64", *axis, -1), tensor("attention_mask", "INT64", *axis, -1)),
+        outputs=outputs or (tensor("logits", "FP32", *axis, 2),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("declared", "file"),
+    [
+        (check(), FILE),
+        (check(batch=0), FILE),
+        (check(outputs=(tensor("hidden", "TYPE_FP32", -1, 384),)), FILE),
+        # A dynamic axis of the file takes any declared number.
+        (check(inputs=(tensor("input_ids", "INT64", 128), tensor("attention_mask", "INT64", 128))), FILE),
+        (check(inputs=(tensor("t", "BYTES", 1),)), OnnxFile((FileTensor("t", "STRING", ("n", 1)),), (LOGITS,), ())),
+        # A file without shapes says nothing that could be wrong.
+        (check(), OnnxFile((FileTensor("input_ids", "INT64", None), MASK), (FileTensor("logits", "FP32", None),), ())),
+        (check(batch=0, inputs=(tensor("s", "FP32", 1),)), OnnxFile((FileTensor("s", "FP32", ()),), (LOGITS,), ())),
+    ],
+)
+def test_what_fits(declared: PlanCheck, file: OnnxFile) -> None:
+    assert compare(declared, file, "hf://a/b") is None
+
+
+@pytest.mark.parametrize(
+    ("declared", "file", "says"),
+    [
+        (check(inputs=(tensor("input_ids", "INT64", -1),)), FILE, ["input attention_mask is not declared", "attention_mask | absent"]),
+        (
+            check(inputs=(tensor("input_ids", "INT64", -1), tensor("mask", "INT64", -1), tensor("attention_mask", "INT64", -1))),
+            FILE,
+            ["input mask is not in the file", "INT64 [-1, -1] | absent"],
+        ),
+        (check(outputs=(tensor("output", "FP32", 2),)), FILE, ["output output is not in the file", "spec.model.outputs: [{name: logits,"]),
+        (check(outputs=(tensor("logits", "FP32", 3),)), FILE, ["output logits has other fixed dimensions", "dims: [2]}]"]),
+        # Triton refuses -1 where the file is fixed.
+        (check(outputs=(tensor("logits", "FP32", -1),)), FILE, ["output logits has other fixed dimensions", "dims: [2]}]"]),
+        (check(outputs=(tensor("logits", "FP16", 2),)), FILE, ["output logits is FP32", "dataType: FP32"]),
+        (check(outputs=(tensor("hidden", "FP32", 384),)), FILE, ["output hidden has rank 3, not 2", "dims: [-1, 384]"]),
+        (check(batch=0, outputs=(tensor("logits", "FP32", 2),)), FILE, ["output logits has rank 2, not 1", "dims: [-1, 2]"]),
+        (
+            check(),
+            OnnxFile((FileTensor("input_ids", "INT64", (1, "s")), MASK), (LOGITS,), ()),
+            ["fixed batch axis of 1", "write spec.model.maxBatchSize: 0 and all axes in dims:", "{name: input_ids, dataType: INT64, dims: [1, -1]}"],
+        ),
+        (check(), OnnxFile((IDS, MASK), (FileTensor("logits", "FP32", ()),), ()), ["output logits is a scalar and has no batch axis"]),
+        (
+            check(),
+            OnnxFile((IDS, MASK), (FileTensor("logits", "sequence", None),), ()),
+            ["output logits is sequence", "Triton has no data type for logits", "zipmap off"],
+        ),
+    ],
+)
+def test_what_does_not_fit_shows_both_sides_and_the_cure(declared: PlanCheck, file: OnnxFile, says: list[str]) -> None:
+    message = compare(declared, file, "hf://a/b")
+    assert message is not None
+    assert message.startswith("hf://a/b does not fit spec.model")
+    for part in (*says, "declared", "in file"):
+        assert part in message
