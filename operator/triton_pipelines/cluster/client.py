@@ -10,7 +10,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
@@ -29,6 +29,7 @@ Propagation = Literal["Background", "Foreground", "Orphan"]
 
 _JSON: Final = "application/json"
 _APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
+_JSON_PATCH: Final = "application/json-patch+json"
 _CONNECT_TIMEOUT_SECONDS: Final = 10.0
 # A page of a LIST: client-go's default.
 PAGE_SIZE: Final = 500
@@ -199,6 +200,28 @@ class Client:
         """
         return await self.apply(obj, manager=manager, subresource="status")
 
+    async def replace(self, obj: Object, *, manager: str = names.MANAGER_CHILDREN) -> Object:
+        """PUT of a whole object; ``metadata.resourceVersion`` makes it conditional.
+
+        Raises:
+            Conflict: the object changed since.
+        """
+        resource = resource_of(obj)
+        path = resource.path(*_key(obj))
+        return await self._call("replace", "PUT", resource, path, query={"fieldManager": manager}, body=obj, repeatable=True)
+
+    async def json_patch(
+        self, resource: Resource, namespace: str | None, name: str, operations: Sequence[Object], *, manager: str = names.MANAGER_CHILDREN
+    ) -> Object:
+        """JSON patch. Not repeated once it may have reached the server, as its operations name list items by place.
+
+        Raises:
+            Invalid: an operation, a ``test`` among them, did not hold.
+        """
+        query = {"fieldManager": manager}
+        path = resource.path(namespace, name)
+        return await self._call("patch", "PATCH", resource, path, query=query, body=[*operations], content_type=_JSON_PATCH, repeatable=False)
+
     async def create(self, obj: Object) -> Object:
         """POST. Never repeated once the request may have reached the server; a 429 was not processed and is.
 
@@ -250,7 +273,7 @@ class Client:
         path: str,
         *,
         query: Mapping[str, str] | None = None,
-        body: Object | None = None,
+        body: Object | Sequence[Object] | None = None,
         content_type: str = _JSON,
         repeatable: bool,
     ) -> Object:
@@ -297,7 +320,7 @@ class Client:
         method: str,
         resource: Resource,
         target: str,
-        body: Object | None,
+        body: Object | Sequence[Object] | None,
         content_type: str,
     ) -> Object:
         started = time.perf_counter()
@@ -325,7 +348,9 @@ class Client:
             return parsed
         raise from_response(status, reason, parsed, retry_after)
 
-    async def _exchange(self, api: ApiClient, method: str, target: str, body: Object | None, content_type: str) -> tuple[int, str, bytes, str | None]:
+    async def _exchange(
+        self, api: ApiClient, method: str, target: str, body: Object | Sequence[Object] | None, content_type: str
+    ) -> tuple[int, str, bytes, str | None]:
         headers = {"Accept": _JSON, "Content-Type": content_type, "User-Agent": names.APP}
         await api.update_params_for_auth(headers, None, ["BearerToken"], target, method, None)
         # `connect` bounds waiting for the pool as well, hence sock_connect.

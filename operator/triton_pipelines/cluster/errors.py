@@ -63,7 +63,7 @@ class Conflict(ClusterError):
 
 
 class Invalid(ClusterError):
-    """400 or 422: the server refuses this content; only other content helps. ``message`` is the server's own."""
+    """400, 422, or an apply that does not fit the schema (500): the server refuses this content; only other content helps. ``message`` is the server's own."""
 
 
 class Unauthorized(ClusterError):
@@ -98,6 +98,10 @@ _BY_STATUS: Mapping[int, type[ClusterError]] = {
 }
 
 
+# Server-side apply of a value of the wrong type or of an unknown field is answered with 500 (seen with Kubernetes 1.36).
+_UNTYPED = "failed to create typed patch object"
+
+
 def from_response(status: int, reason_phrase: str, body: Any, retry_after: str | None) -> ClusterError:
     """Builds the error for an HTTP answer.
 
@@ -109,6 +113,8 @@ def from_response(status: int, reason_phrase: str, body: Any, retry_after: str |
     """
     kind = _BY_STATUS.get(status, Unavailable if status >= 500 or status < 400 else ClusterError)
     content: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
+    if str(content.get("message", "")).startswith(_UNTYPED):
+        kind = Invalid
     details = content.get("details")
     found = details.get("causes") if isinstance(details, Mapping) else None
     causes = tuple(

@@ -1,0 +1,390 @@
+"""Client and comparison against a real API server, directly and through a proxy that injects faults."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import datetime
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from tests.support.controlplane import ControlPlane
+from tests.support.faultproxy import Fault, FaultProxy
+
+from triton_pipelines.cluster.apply import apply_over
+from triton_pipelines.cluster.client import Client, ClientOptions, Object
+from triton_pipelines.cluster.diff import covers, needs_apply, owned_extra
+from triton_pipelines.cluster.errors import Conflict, Invalid, NotFound, TooMany, Unavailable
+from triton_pipelines.cluster.events import event_object, post_event
+from triton_pipelines.cluster.login import load_configuration
+from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, EVENTS, NETWORK_POLICIES, POD_DISRUPTION_BUDGETS, PODS, SERVICES
+from triton_pipelines.cluster.store import Store, relist
+
+pytestmark = pytest.mark.integration
+NAMESPACE = "default"
+MANAGER = "triton-pipelines"
+
+
+@pytest.fixture
+async def client(api_server: ControlPlane) -> AsyncIterator[Client]:
+    async with Client(lambda: load_configuration(str(api_server.kubeconfig))) as client:
+        yield client
+
+
+@pytest.fixture
+async def proxy(api_server: ControlPlane) -> AsyncIterator[FaultProxy]:
+    async with FaultProxy(api_server.kubeconfig) as proxy:
+        yield proxy
+
+
+def through(proxy: FaultProxy, tmp_path: Any, **options: Any) -> Client:
+    kubeconfig = str(proxy.write_kubeconfig(tmp_path / "proxy.kubeconfig"))
+    return Client(lambda: load_configuration(kubeconfig), options=ClientOptions(backoff_seconds=0.01, **options))
+
+
+def config_map(name: str, **data: str) -> Object:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": NAMESPACE}, "data": data}
+
+
+def deployment(name: str) -> Object:
+    labels = {"app": name}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "namespace": NAMESPACE, "labels": labels, "annotations": {}},
+        "spec": {
+            "replicas": 0,
+            "minReadySeconds": 0,
+            "selector": {"matchLabels": labels},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {
+                    "automountServiceAccountToken": False,
+                    "hostNetwork": False,
+                    "securityContext": {"runAsUser": 1000, "runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+                    "initContainers": [{"name": "load", "image": "loader:1", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}],
+                    "containers": [
+                        {
+                            "name": "triton",
+                            "image": "triton:1",
+                            "args": ["--exit-on-error=false"],
+                            "env": [
+                                {"name": "A", "value": ""},
+                                {"name": "B", "value": "x"},
+                                {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k", "optional": False}}},
+                            ],
+                            "ports": [{"name": "http", "containerPort": 8000}, {"name": "grpc", "containerPort": 8001}],
+                            "resources": {
+                                "requests": {"cpu": "1500m", "memory": "1024Mi"},
+                                "limits": {"cpu": 2, "memory": "2.5Gi", "nvidia.com/gpu": 1},
+                            },
+                            "readinessProbe": {"httpGet": {"path": "/v2/health/ready", "port": 8000}, "periodSeconds": 5},
+                            "lifecycle": {"preStop": {"exec": {"command": ["sleep", "1"]}}},
+                            "volumeMounts": [{"name": "data", "mountPath": "/data", "readOnly": True}, {"name": "shm", "mountPath": "/dev/shm"}],
+                            "securityContext": {"capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True, "privileged": False},
+                        }
+                    ],
+                    "volumes": [
+                        {"name": "data", "emptyDir": {}},
+                        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "256Mi"}},
+                        {"name": "live", "configMap": {"name": "live", "optional": True}},
+                    ],
+                    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+                    "nodeSelector": {},
+                    "imagePullSecrets": [],
+                },
+            },
+        },
+    }
+
+
+def other_children(name: str) -> list[Object]:
+    metadata = {"name": name, "namespace": NAMESPACE}
+    selector = {"matchLabels": {"app": name}}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata,
+            "spec": {
+                "type": "ClusterIP",
+                "selector": {"app": name},
+                "ports": [{"name": "http", "port": 8000, "targetPort": "http"}, {"name": "grpc", "port": 8001, "targetPort": 8001}],
+            },
+        },
+        {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": metadata,
+            "spec": {
+                "podSelector": selector,
+                "policyTypes": ["Ingress"],
+                "ingress": [{"ports": [{"port": 8000}, {"port": 8001}]}, {"from": [{"podSelector": {}}, {"namespaceSelector": {}}]}],
+            },
+        },
+        {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": metadata,
+            "spec": {"maxUnavailable": 1, "selector": selector, "unhealthyPodEvictionPolicy": "AlwaysAllow"},
+        },
+        config_map(name, **{"plan.json": "{}", "empty": ""}) | {"immutable": True},
+    ]
+
+
+async def test_what_was_applied_needs_no_apply(client: Client) -> None:
+    for desired in [deployment("settled"), *other_children("settled")]:
+        applied = await client.apply(copy.deepcopy(desired))
+        assert needs_apply(applied, desired, MANAGER) == [], desired["kind"]
+        again = await client.apply(copy.deepcopy(desired))
+        assert again["metadata"]["resourceVersion"] == applied["metadata"]["resourceVersion"], desired["kind"]
+
+
+async def test_an_empty_list_makes_each_apply_a_write_but_needs_none(client: Client) -> None:
+    desired = other_children("empties")[1]
+    desired["spec"]["ingress"][0]["from"] = []
+    applied = await client.apply(copy.deepcopy(desired))
+    again = await client.apply(copy.deepcopy(desired))
+    assert again["metadata"]["resourceVersion"] != applied["metadata"]["resourceVersion"]
+    assert needs_apply(again, desired, MANAGER) == []
+
+
+HAND_EDITS: list[tuple[str, Callable[[Any], None]]] = [
+    ("image", lambda pod: pod["containers"][0].update(image="other:2")),
+    ("env value", lambda pod: pod["containers"][0]["env"][1].update(value="y")),
+    ("env removed", lambda pod: pod["containers"][0]["env"].pop(1)),
+    ("args", lambda pod: pod["containers"][0]["args"].append("--more")),
+    ("limit", lambda pod: pod["containers"][0]["resources"]["limits"].update(memory="3Gi")),
+    ("port", lambda pod: pod["containers"][0]["ports"][1].update(containerPort=9001)),
+    ("mount", lambda pod: pod["containers"][0]["volumeMounts"][0].pop("readOnly")),
+    ("token", lambda pod: pod.pop("automountServiceAccountToken")),
+    ("toleration", lambda pod: pod["tolerations"].clear()),
+    ("volume", lambda pod: pod["volumes"].__setitem__(1, {"name": "shm", "hostPath": {"path": "/dev/shm"}})),
+    ("probe", lambda pod: pod["containers"][0].pop("readinessProbe")),
+    ("capabilities", lambda pod: pod["containers"][0]["securityContext"].pop("capabilities")),
+]
+
+
+@pytest.mark.parametrize(("what", "edit"), HAND_EDITS, ids=[what for what, _ in HAND_EDITS])
+async def test_an_edit_by_hand_is_seen_and_mended(client: Client, what: str, edit: Callable[[Any], None]) -> None:
+    desired = deployment("edited")
+    applied = await client.apply(copy.deepcopy(desired))
+    edited = copy.deepcopy(applied)
+    edit(edited["spec"]["template"]["spec"])
+    live = await client.replace(edited, manager="hand")
+    assert covers(live, desired), what
+    mended = await apply_over(client, copy.deepcopy(desired), live)
+    # What a hand added stays its own where lists are merged by key; everything of ours is back.
+    assert needs_apply(mended, desired, MANAGER) == [], what
+
+
+async def test_what_apply_alone_cannot_mend_is_replaced_on_what_was_seen(client: Client) -> None:
+    desired = other_children("rekeyed")[0]
+    applied = await client.apply(copy.deepcopy(desired))
+    edited = copy.deepcopy(applied)
+    edited["spec"]["ports"][0]["port"] = 9000
+    edited["metadata"]["annotations"] = {"hand": "made"}
+    live = await client.replace(edited, manager="hand")
+    assert covers(live, desired) == ["spec.ports[port=8000]"]
+    with pytest.raises(Invalid, match="Duplicate value"):
+        await client.apply(copy.deepcopy(desired))
+    with pytest.raises(Conflict):
+        await apply_over(client, copy.deepcopy(desired), applied)
+    mended = await apply_over(client, copy.deepcopy(desired), live)
+    assert [port["port"] for port in mended["spec"]["ports"]] == [8000, 8001]
+    assert mended["metadata"]["annotations"] == {"hand": "made"}
+    assert mended["spec"]["clusterIP"] == live["spec"]["clusterIP"]
+    assert needs_apply(mended, desired, MANAGER) == []
+    # Nobody but the one manager owns the ports: dropping one from the applied set drops it.
+    del desired["spec"]["ports"][1]
+    shrunk = await client.apply(copy.deepcopy(desired))
+    assert [port["port"] for port in shrunk["spec"]["ports"]] == [8000]
+    with pytest.raises(Invalid, match="must be between 1 and 65535"):
+        await apply_over(client, copy.deepcopy(desired) | {"spec": {"ports": [{"port": 0}]}}, shrunk)
+
+
+async def test_replacing_keeps_a_replica_count_that_is_not_ours(client: Client) -> None:
+    desired = deployment("scaled")
+    del desired["spec"]["replicas"]
+    applied = await client.apply(copy.deepcopy(desired))
+    applied["spec"]["replicas"] = 3
+    applied["spec"]["template"]["spec"]["volumes"][0] = {"name": "data", "hostPath": {"path": "/data"}}
+    live = await client.replace(applied, manager="hand")
+    mended = await apply_over(client, copy.deepcopy(desired), live)
+    assert mended["spec"]["replicas"] == 3
+    assert mended["spec"]["template"]["spec"]["volumes"][0] == {"name": "data", "emptyDir": {}}
+    assert "hand" in {entry["manager"] for entry in mended["metadata"]["managedFields"]}
+
+
+async def test_a_field_no_longer_wanted_is_seen_and_given_up(client: Client) -> None:
+    desired = deployment("shrinking")
+    await client.apply(copy.deepcopy(desired))
+    pod = desired["spec"]["template"]["spec"]
+    del pod["tolerations"]
+    del pod["containers"][0]["env"][1]
+    del pod["containers"][0]["ports"][1]
+    del pod["volumes"][2]
+    desired["metadata"]["labels"] = {}
+    live = await client.get(DEPLOYMENTS, NAMESPACE, "shrinking")
+    assert covers(live, desired) == []
+    prefix = "spec.template.spec"
+    assert owned_extra(live, desired, MANAGER) == [
+        "metadata.labels.app",
+        f"{prefix}.containers[name=triton].env[name=B]",
+        f"{prefix}.containers[name=triton].ports[containerPort=8001,protocol=TCP]",
+        f"{prefix}.tolerations",
+        f"{prefix}.volumes[name=live]",
+    ]
+    applied = await client.apply(copy.deepcopy(desired))
+    assert needs_apply(applied, desired, MANAGER) == []
+    assert "tolerations" not in applied["spec"]["template"]["spec"]
+    assert [volume["name"] for volume in applied["spec"]["template"]["spec"]["volumes"]] == ["data", "shm"]
+
+
+async def test_errors_carry_the_servers_words(client: Client) -> None:
+    with pytest.raises(NotFound, match='configmaps "absent" not found'):
+        await client.get(CONFIG_MAPS, NAMESPACE, "absent")
+    bad = deployment("bad")
+    bad["spec"]["selector"]["matchLabels"] = {"other": "x"}
+    with pytest.raises(Invalid, match=r"selector.*does not match template") as caught:
+        await client.apply(bad)
+    assert caught.value.status == 422
+    assert caught.value.causes[0].field == "spec.template.metadata.labels"
+    with pytest.raises(Invalid):
+        await client.apply(config_map("bad") | {"data": {"a": 1}})
+    created = await client.create(config_map("twice"))
+    with pytest.raises(Conflict) as conflict:
+        await client.create(config_map("twice"))
+    assert conflict.value.already_exists
+    stale = config_map("twice", a="1")
+    stale["metadata"]["resourceVersion"] = created["metadata"]["resourceVersion"]
+    await client.apply(copy.deepcopy(stale))
+    stale["data"]["a"] = "2"
+    with pytest.raises(Conflict) as conflict:
+        await client.apply(stale)
+    assert not conflict.value.already_exists
+
+
+async def test_apply_without_force_meets_the_other_owner(client: Client) -> None:
+    await client.apply(config_map("shared", a="1"), manager="other")
+    with pytest.raises(Conflict, match="other"):
+        await client.apply(config_map("shared", a="2"), force=False)
+    await client.apply(config_map("shared", a="2"))
+    tried = await client.apply(config_map("shared", a="3"), dry_run=True)
+    assert tried["data"]["a"] == "3"
+    assert (await client.get(CONFIG_MAPS, NAMESPACE, "shared"))["data"]["a"] == "2"
+
+
+async def test_delete_keeps_to_its_preconditions(client: Client) -> None:
+    live = await client.apply(config_map("doomed"))
+    with pytest.raises(Conflict):
+        await client.delete(CONFIG_MAPS, NAMESPACE, "doomed", uid="00000000-0000-0000-0000-000000000000")
+    with pytest.raises(Conflict):
+        await client.delete(CONFIG_MAPS, NAMESPACE, "doomed", resource_version="1")
+    uid, version = live["metadata"]["uid"], live["metadata"]["resourceVersion"]
+    assert await client.delete(CONFIG_MAPS, NAMESPACE, "doomed", uid=uid, resource_version=version) is True
+    assert await client.delete(CONFIG_MAPS, NAMESPACE, "doomed", uid=uid) is False
+
+
+async def test_status_is_its_own_subresource(client: Client) -> None:
+    name = {"name": "stated", "namespace": NAMESPACE}
+    pod: Object = {"apiVersion": "v1", "kind": "Pod", "metadata": name, "spec": {"containers": [{"name": "c", "image": "i"}]}}
+    await client.apply(pod)
+    status = {"conditions": [{"type": "Ready", "status": "True"}], "phase": "Running"}
+    live = await client.apply_status({"apiVersion": "v1", "kind": "Pod", "metadata": name, "status": status})
+    assert covers(live, {"status": status}) == []
+    assert owned_extra(live, {"status": {"phase": "Running"}}, "triton-pipelines-status", subresource="status") == ["status.conditions"]
+    with pytest.raises(NotFound):
+        await client.apply_status({"apiVersion": "v1", "kind": "Pod", "metadata": name | {"name": "none"}, "status": status})
+    await client.delete(PODS, NAMESPACE, "stated", grace_seconds=0)
+
+
+async def test_a_list_longer_than_a_page(client: Client) -> None:
+    label = {"test": "pages"}
+    objects = [config_map(f"page-{number:03}") for number in range(501)]
+    for obj in objects:
+        obj["metadata"]["labels"] = label
+    await asyncio.gather(*(client.create(obj) for obj in objects))
+    listing = await client.list(CONFIG_MAPS, NAMESPACE, label_selector="test=pages")
+    assert len(listing.items) == 501
+    assert listing.items[-1]["kind"] == "ConfigMap"
+    assert listing.resource_version.isdecimal()
+    store = Store()
+    assert await relist(client, store, CONFIG_MAPS, label_selector="test=pages") == set()  # of no pipeline
+    assert store.count(CONFIG_MAPS) == 501
+
+
+async def test_an_event_is_taken_by_the_server(client: Client) -> None:
+    live = await client.apply(config_map("eventful"))
+    now = datetime.datetime(2026, 1, 2, 3, 4, 5, 678901, datetime.UTC)
+    event = event_object(live, type="Warning", reason="Tried", action="Try", note="ä" * 2000, instance="pod-0", now=now)
+    assert await post_event(client, event) is None
+    stored = await client.get(EVENTS, NAMESPACE, event["metadata"]["name"])
+    assert stored["eventTime"] == "2026-01-02T03:04:05.678901Z"
+    assert stored["regarding"]["uid"] == live["metadata"]["uid"]
+    assert len(stored["note"].encode()) <= 1024
+    refused = await post_event(client, event | {"type": "Odd", "metadata": {"name": "odd.1", "namespace": NAMESPACE}})
+    assert refused is not None
+    assert refused.status in (400, 422)
+
+
+# --- faults ------------------------------------------------------------------------------------------------------------
+
+
+async def test_faults_before_the_server_are_ridden_out(proxy: FaultProxy, tmp_path: Any) -> None:
+    proxy.inject(Fault(method="PATCH", status=500))
+    proxy.inject(Fault(method="PATCH", drop=True))
+    proxy.inject(Fault(method="PATCH", status=429, retry_after=0))
+    async with through(proxy, tmp_path) as client:
+        applied = await client.apply(config_map("ridden-out", a="1"))
+    assert applied["data"] == {"a": "1"}
+    assert len(proxy.mutating) == 4
+
+
+async def test_an_effect_whose_answer_was_lost_is_not_doubled(proxy: FaultProxy, tmp_path: Any) -> None:
+    async with through(proxy, tmp_path) as client:
+        proxy.inject(Fault(method="PATCH", drop_after_effect=True))
+        first = await client.apply(config_map("lost-answer", a="1"))
+        assert await client.apply(config_map("lost-answer", a="1")) == first
+        proxy.inject(Fault(method="DELETE", drop_after_effect=True))
+        assert await client.delete(CONFIG_MAPS, NAMESPACE, "lost-answer", uid=first["metadata"]["uid"]) is False
+        proxy.inject(Fault(method="POST", drop_after_effect=True))
+        with pytest.raises(Unavailable):
+            await client.create(config_map("lost-answer"))
+        assert proxy.count("POST", "configmaps") == 1
+        await client.delete(CONFIG_MAPS, NAMESPACE, "lost-answer")
+
+
+async def test_faults_that_stay_reach_the_caller(proxy: FaultProxy, tmp_path: Any) -> None:
+    async with through(proxy, tmp_path, timeout_seconds=0.3, attempts=3) as client:
+        proxy.inject(Fault(path="stay-429", status=429, retry_after=3600, times=None))
+        with pytest.raises(TooMany):
+            await client.get(CONFIG_MAPS, NAMESPACE, "stay-429")
+        proxy.inject(Fault(path="stay-503", status=503, times=None))
+        with pytest.raises(Unavailable):
+            await client.get(CONFIG_MAPS, NAMESPACE, "stay-503")
+        assert proxy.count("GET", "stay-503") == 3
+        stall = proxy.inject(Fault(path="stay-stalled", release=asyncio.Event()))
+        with pytest.raises(Unavailable, match="no answer"):
+            await client.get(CONFIG_MAPS, NAMESPACE, "stay-stalled")
+        assert stall.hits == 1
+        proxy.inject(Fault(path="stay-409", method="PATCH", status=409, reason="Conflict"))
+        with pytest.raises(Conflict):
+            await client.apply(config_map("stay-409"))
+
+
+async def test_a_list_cut_off_in_the_middle_is_read_again(proxy: FaultProxy, tmp_path: Any) -> None:
+    async with through(proxy, tmp_path) as client:
+        await client.apply(config_map("cut", a="x" * 4000))
+        proxy.inject(Fault(path="configmaps.limit", cut_after=1000))
+        listing = await client.list(CONFIG_MAPS, NAMESPACE)
+        assert any(item["metadata"]["name"] == "cut" for item in listing.items)
+        assert proxy.count("GET", "limit=500") >= 2
+
+
+async def test_every_kind_of_child_has_the_right_path(client: Client) -> None:
+    for resource in (DEPLOYMENTS, SERVICES, NETWORK_POLICIES, POD_DISRUPTION_BUDGETS, PODS, CONFIG_MAPS):
+        listing = await client.list(resource, NAMESPACE)
+        assert all(item["kind"] == resource.kind for item in listing.items)

@@ -1,0 +1,213 @@
+"""A reverse proxy in front of a real API server that injects faults and counts requests.
+
+Everything that no fault names passes through unchanged, watches included, so what a test sees is the real server's behaviour plus the one
+fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import aiohttp
+import yaml
+from aiohttp import web
+from kubernetes.aio.client import ApiClient
+
+from triton_pipelines.cluster.login import load_configuration
+
+MUTATING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+_HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "host", "content-length", "content-encoding"})
+
+
+@dataclass(slots=True)
+class Fault:
+    """What to do to requests whose method and path (with query) match.
+
+    Exactly what is set happens, in this order: wait ``delay`` seconds; wait until ``release`` is set (a stall); answer ``status`` instead of
+    the server; drop the connection before (``drop``) or after the server did its work (``drop_after_effect``); send a watch's
+    ``ERROR`` event with code 410 (``expire_watch``); cut the answer's stream after ``cut_after`` bytes.
+
+    Attributes:
+        times: how many matching requests are hit; None: all of them.
+        hits: how many were.
+    """
+
+    method: str = ".*"
+    path: str = ".*"
+    times: int | None = 1
+    delay: float = 0.0
+    release: asyncio.Event | None = None
+    status: int | None = None
+    reason: str = ""
+    retry_after: int | None = None
+    drop: bool = False
+    drop_after_effect: bool = False
+    expire_watch: bool = False
+    cut_after: int | None = None
+    hits: int = 0
+
+    def takes(self, method: str, target: str) -> bool:
+        """Whether this request is hit; counts it."""
+        if self.times is not None and self.hits >= self.times:
+            return False
+        if not (re.fullmatch(self.method, method) and re.search(self.path, target)):
+            return False
+        self.hits += 1
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One request that reached the proxy; ``agent`` tells the operator's client from Kopf and kubectl."""
+
+    method: str
+    target: str
+    agent: str
+
+
+@dataclass(slots=True)
+class FaultProxy:
+    """The proxy, as async context manager. Clients talk plain HTTP to it; it holds the credentials.
+
+    Args:
+        upstream: kubeconfig of the real server.
+    """
+
+    upstream: Path
+    faults: list[Fault] = field(default_factory=list)
+    requests: list[Seen] = field(default_factory=list)
+    url: str = ""
+    _server: str = ""
+    _headers: dict[str, str] = field(default_factory=dict)
+    _session: aiohttp.ClientSession | None = None
+    _runner: web.AppRunner | None = None
+    _streams: list[web.Request] = field(default_factory=list)
+
+    async def __aenter__(self) -> Self:
+        configuration = await load_configuration(str(self.upstream))
+        context = ApiClient(configuration).rest_client.ssl_context  # made of the kubeconfig, client certificate included
+        token = await configuration.get_api_key_with_prefix("BearerToken")
+        self._headers = {"Authorization": token} if token else {}
+        self._server = configuration.host
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=context, limit=0), timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False
+        )
+        app = web.Application(client_max_size=16 * 2**20)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for fault in self.faults:
+            if fault.release is not None:
+                fault.release.set()
+        assert self._runner is not None
+        assert self._session is not None
+        self.cut_streams()
+        await self._runner.cleanup()
+        await self._session.close()
+
+    def inject(self, fault: Fault) -> Fault:
+        """Adds a fault; earlier ones are asked first."""
+        self.faults.append(fault)
+        return fault
+
+    def clear(self) -> None:
+        """Takes all faults away; requests that stall stay so until released."""
+        self.faults.clear()
+
+    def cut_streams(self) -> None:
+        """Drops the connections of all answers in progress: running watches."""
+        for request in tuple(self._streams):
+            if request.transport is not None:
+                request.transport.abort()
+
+    @property
+    def mutating(self) -> list[Seen]:
+        """Requests that could have changed something, events excepted."""
+        return [seen for seen in self.requests if seen.method in MUTATING and "/events.k8s.io/" not in seen.target]
+
+    def count(self, method: str, path: str) -> int:
+        """Requests seen whose method and path match."""
+        return sum(1 for seen in self.requests if re.fullmatch(method, seen.method) and re.search(path, seen.target))
+
+    def write_kubeconfig(self, path: Path) -> Path:
+        """Writes a kubeconfig that leads to the proxy."""
+        content = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "proxy", "cluster": {"server": self.url}}],
+            "users": [{"name": "proxy", "user": {}}],
+            "contexts": [{"name": "proxy", "context": {"cluster": "proxy", "user": "proxy"}}],
+            "current-context": "proxy",
+        }
+        path.write_text(yaml.safe_dump(content))
+        return path
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        target = request.path_qs
+        self.requests.append(Seen(request.method, target, request.headers.get("User-Agent", "")))
+        fault = next((fault for fault in self.faults if fault.takes(request.method, target)), Fault())
+        body = await request.read()
+        if fault.delay:
+            await asyncio.sleep(fault.delay)
+        if fault.release is not None:
+            await fault.release.wait()
+        if fault.status is not None:
+            return _status(fault)
+        if fault.drop:
+            return _dropped(request)
+        assert self._session is not None
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
+        async with self._session.request(
+            request.method, self._server + target, data=body or None, headers=headers | self._headers, allow_redirects=False
+        ) as answer:
+            if fault.drop_after_effect:
+                await answer.read()
+                return _dropped(request)
+            return await self._pass_on(request, answer, fault)
+
+    async def _pass_on(self, request: web.Request, answer: aiohttp.ClientResponse, fault: Fault) -> web.StreamResponse:
+        kept = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP_BY_HOP - {"content-encoding"}}
+        response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=kept)
+        self._streams.append(request)
+        try:
+            await response.prepare(request)
+            if fault.expire_watch:
+                expired = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+                await response.write(json.dumps({"type": "ERROR", "object": expired}).encode() + b"\n")
+                await response.write_eof()
+                return response
+            left = fault.cut_after
+            async for chunk in answer.content.iter_any():
+                if left is not None and len(chunk) >= left:
+                    await response.write(chunk[:left])
+                    return _dropped(request)
+                left = None if left is None else left - len(chunk)
+                await response.write(chunk)
+            await response.write_eof()
+        except (ConnectionError, aiohttp.ClientError):
+            pass  # the client went away, or the server's watch ended: nobody to tell
+        finally:
+            self._streams.remove(request)
+        return response
+
+
+def _status(fault: Fault) -> web.Response:
+    headers = {"Retry-After": str(fault.retry_after)} if fault.retry_after is not None else None
+    content = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": fault.status, "reason": fault.reason, "message": "injected"}
+    return web.json_response(content, status=fault.status or 500, headers=headers)
+
+
+def _dropped(request: web.Request) -> web.StreamResponse:
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response()
