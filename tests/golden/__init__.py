@@ -1,0 +1,1 @@
+"""Files with expected output. ``python -m tests.golden`` writes those of rendering anew; read the difference before committing it."""

@@ -1,0 +1,81 @@
+"""The golden files of rendering: one text per resource with its model repository and all its objects.
+
+What a new operator release changes without changing a decision stays out: runtime ``model.py`` files are named, not repeated, and
+the revision's name, which hashes over them, is a placeholder. The pod template stands whole, in the Deployment.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.support.builders import LOADER_IMAGE, SERVER_IMAGE
+from triton_pipelines.api import parse
+from triton_pipelines.api.server import RolloutStrategy
+from triton_pipelines.pipeline import Options, build, check, lint
+from triton_pipelines.render import render
+from triton_pipelines.render.objects import (
+    control_secret,
+    deployment,
+    disruption_budget,
+    live_config_map,
+    network_policy,
+    service,
+)
+from triton_pipelines.render.render import config_map
+from triton_pipelines.render.repository import runtime_file
+
+FOLDER = Path(__file__).parent.parent / "golden" / "render"
+CASES = tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
+REVISION = "REVISION"
+
+
+def path_of(name: str) -> Path:
+    """Where the expected output of a case lies."""
+    return FOLDER / f"{name}.golden.txt"
+
+
+def text_of(name: str) -> str:
+    """What rendering gives for a case now."""
+    case = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    given = dict(case.get("options") or {})
+    options = Options(
+        **{
+            "server_image": SERVER_IMAGE,
+            "loader_image": LOADER_IMAGE,
+            **given,
+            "source_map": tuple(given.get("source_map", ())),
+            "substitute_runner": frozenset(given.get("substitute_runner", ())),
+        }
+    )
+    pipeline, findings = parse(case["resource"])
+    assert pipeline is not None, findings
+    assert not findings, findings
+    graph = build(pipeline, options)
+    assert not (wrong := check(pipeline, graph, options)), wrong
+    revision = render(pipeline, graph, options)
+    runtime = {runtime_file(step.implementation): step.implementation.value for step in graph.steps if step.python and step.code is None}
+    parts = [("padding", f"{graph.padding.chosen.value}: {graph.padding.reason}\n")]
+    parts.append(("warnings", "".join(f"{item}\n" for item in lint(pipeline, graph, options)) or "none\n"))
+    for path, text in revision.files.items():
+        parts.append((f"models/{path}", f"(runtime file {runtime[text]})\n" if text in runtime else text))
+    parts.append(("plan.json", revision.data["plan.json"]))
+    stored = config_map(pipeline, revision)
+    stored["data"] = dict.fromkeys(stored["data"], "…")
+    mode = RolloutStrategy.SURGE if pipeline.spec.rollout.strategy is RolloutStrategy.AUTO else pipeline.spec.rollout.strategy
+    objects: list[dict[str, Any] | None] = [
+        deployment(pipeline, revision.template, mode, pipeline.spec.replicas),
+        stored,
+        live_config_map(pipeline, {}),
+        control_secret(pipeline, revision.name, "KEY"),
+        service(pipeline),
+        network_policy(pipeline, options.operator_namespace),
+        disruption_budget(pipeline),
+    ]
+    for item in objects:
+        if item is not None:
+            parts.append((f"{item['kind']} {item['metadata']['name']}", yaml.safe_dump(item, sort_keys=True, allow_unicode=True, width=150)))
+    text = "\n".join(f"===== {title}\n{body}" for title, body in parts)
+    return text.replace(revision.name, REVISION)
