@@ -35,7 +35,8 @@ _SHM_PREFIX: Final = "tritonpipe-local-"
 _PORT_TRIES: Final = 3
 _KILL_AFTER_S: Final = 5.0
 _PORT_TAKEN: Final = re.compile(r"[Aa]ddress (already )?in use|failed to start (HTTP|GRPC|Metrics) service|Unable to bind")
-_LOG_ERROR: Final = re.compile(r"^E\d{4} [\d:.]+ \d+ (?:[\w.]+:\d+\] )?(.*)$")
+# Triton's own error lines, protobuf's on a config it cannot parse, and getopt's on a flag it does not know.
+_LOG_ERROR: Final = re.compile(r"^(?:E\d{4} [\d:.]+ \d+ (?:[\w.]+:\d+\] )?|\[libprotobuf ERROR \S+\] |\S*tritonserver: )(.*)$")
 # Error lines that every machine without a GPU logs and that explain nothing.
 _HARMLESS: Final = re.compile(r"CUDA|cuda|pinned memory|NVML|DCGM|unable to create stream")
 
@@ -292,8 +293,9 @@ class LocalTriton:
     def _reason(self) -> str:
         """The server's own error lines (some reasons are only in its log), else the end of its log."""
         text = self.log()
-        errors = [match[1] for line in text.splitlines() if (match := _LOG_ERROR.match(line)) and not _HARMLESS.search(line)]
-        return " | ".join(dict.fromkeys(errors[-3:])) or " | ".join(text.strip().splitlines()[-3:]) or "it logged nothing"
+        errors = [match[1].strip('"') for line in text.splitlines() if (match := _LOG_ERROR.match(line)) and not _HARMLESS.search(line)]
+        # The first error is the cause of the others.
+        return " | ".join(list(dict.fromkeys(errors))[:3]) or " | ".join(text.strip().splitlines()[-3:]) or "it logged nothing"
 
 
 def _free_ports(address: str, wanted: tuple[int, int, int]) -> tuple[int, int, int]:
