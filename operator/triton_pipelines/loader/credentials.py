@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import base64
+import os
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from triton_pipelines.api.loadplan import PlanFetch
 from triton_pipelines.loader.errors import SourceError
 from triton_pipelines.loader.redact import Redactor
 
-CA_FILE = "ca.crt"
+CA_FILE: Final = "ca.crt"
+_AMBIENT: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_CONTAINER_AUTHORIZATION_TOKEN")
 
 
 def ssl_context(ca: Path | None) -> ssl.SSLContext:
@@ -56,6 +59,8 @@ def read_credentials(item: PlanFetch, scheme: str, credentials: Path, ca: Path, 
     ca_file = ca / item.step / CA_FILE if item.ca else None
     if ca_file is not None and not ca_file.is_file():
         raise SourceError(f"caRef: the bundle has no key {CA_FILE}")
+    # What the platform injects must not show either.
+    redact.add(*(os.environ.get(name) for name in _AMBIENT))
     if not item.credentials:
         return Credentials(ca_file=ca_file)
     values = _read(credentials / item.step)

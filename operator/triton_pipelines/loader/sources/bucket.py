@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 DEFAULT_REGION: Final = "us-east-1"
 _CHUNK: Final = 4 << 20
 _CERTIFICATE: Final = re.compile(r"InvalidCertificate\(\s*(\w+)")
+_CODE: Final = re.compile(r"<Code>([^<]{1,80})</Code>")
+_MESSAGE: Final = re.compile(r"<Message>([^<]{1,300})</Message>")
 _STATUS: Final = re.compile(r"\bstatus: (\d{3})\b")
 _CAUSE: Final = re.compile(r"""\b(?:message|error): "([^"]+)\"""")
 
@@ -146,5 +148,8 @@ def _read(error: Exception) -> tuple[str, int | None, str | None]:
     certificate = _CERTIFICATE.search(debug)
     status = _STATUS.search(debug)
     cause = _CAUSE.search(debug)
-    text = " ".join(head.split()) + (f" ({cause[1]})" if cause else "")
+    # An S3 error document repeats key ids and what was signed: only its code and message are worth showing.
+    said = ": ".join(part[1] for part in (_CODE.search(head), _MESSAGE.search(head)) if part)
+    text = " ".join(head.split(": <")[0].split("<?xml")[0].split())
+    text += f" ({said})" if said else (f" ({cause[1]})" if cause else "")
     return text[:600], int(status[1]) if status else None, certificate[1] if certificate else None
