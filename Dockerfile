@@ -6,40 +6,40 @@
 #   --secret id=pip-config,src=pip.conf --secret id=ca-bundle,src=ca.crt
 ARG BASE_IMAGE=python:3.12-slim-bookworm
 
-FROM ${BASE_IMAGE} AS dependencies
-RUN python3 -m venv /opt/tritonpipe
-COPY requirements/operator.txt requirements/build.txt /build/
+# The environment without the package itself: a layer that only a change of the locked requirements makes anew. pip and
+# setuptools go again: neither is of use at run time, and what is not there needs no patching.
+FROM ${BASE_IMAGE} AS runtime
+LABEL org.opencontainers.image.title="triton-pipelines operator" \
+      org.opencontainers.image.licenses="Apache-2.0"
+ENV PATH=/opt/tritonpipe/bin:/usr/local/bin:/usr/bin:/bin \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+COPY requirements/operator.txt /opt/tritonpipe/requirements.txt
 RUN --mount=type=secret,id=pip-config,target=/run/secrets/pip.conf \
     --mount=type=secret,id=ca-bundle,target=/run/secrets/ca.crt \
     export PIP_CONFIG_FILE=/run/secrets/pip.conf; \
     if [ -s /run/secrets/ca.crt ]; then export PIP_CERT=/run/secrets/ca.crt; fi; \
-    /opt/tritonpipe/bin/pip install --no-cache-dir --require-hashes --only-binary=:all: --requirement /build/operator.txt
+    python3 -m venv /opt/tritonpipe \
+ && pip install --compile --no-cache-dir --require-hashes --only-binary=:all: --requirement /opt/tritonpipe/requirements.txt \
+ && pip uninstall --yes setuptools pip
 
-FROM dependencies AS package
+FROM runtime AS package
+COPY requirements/build.txt /build/requirements.txt
 RUN --mount=type=secret,id=pip-config,target=/run/secrets/pip.conf \
     --mount=type=secret,id=ca-bundle,target=/run/secrets/ca.crt \
     export PIP_CONFIG_FILE=/run/secrets/pip.conf; \
     if [ -s /run/secrets/ca.crt ]; then export PIP_CERT=/run/secrets/ca.crt; fi; \
-    /opt/tritonpipe/bin/pip install --no-cache-dir --require-hashes --only-binary=:all: --requirement /build/build.txt
+    python3 -m venv /build/tools \
+ && /build/tools/bin/pip install --no-cache-dir --require-hashes --only-binary=:all: --requirement /build/requirements.txt
 COPY pyproject.toml /src/
 COPY operator /src/operator
 # The description that a package index would show is not needed here, and would rebuild the layer with every edit of it.
 RUN touch /src/README.md \
- && /opt/tritonpipe/bin/pip install --no-cache-dir --no-deps --no-index --no-build-isolation --root /out /src
+ && /build/tools/bin/pip wheel --no-cache-dir --no-deps --no-index --no-build-isolation --wheel-dir /build/wheels /src \
+ && /build/tools/bin/pip --python /opt/tritonpipe/bin/python3 install --compile --no-cache-dir --no-deps --no-index --root /out /build/wheels/*.whl
 
-# pip is of no use at run time and one thing less to patch.
-FROM dependencies AS runtime
-RUN /opt/tritonpipe/bin/pip uninstall --yes pip
-
-FROM ${BASE_IMAGE}
-LABEL org.opencontainers.image.title="triton-pipelines operator" \
-      org.opencontainers.image.licenses="Apache-2.0"
-COPY --from=runtime /opt/tritonpipe /opt/tritonpipe
-# A change of the source alone ends here.
+FROM runtime
 COPY --from=package /out/opt/tritonpipe /opt/tritonpipe
-ENV PATH=/opt/tritonpipe/bin:/usr/local/bin:/usr/bin:/bin \
-    PYTHONDONTWRITEBYTECODE=1 \
-    PYTHONUNBUFFERED=1
 # Numeric, so that `runAsNonRoot` can be checked; nothing is written below /.
 USER 65532:65532
 WORKDIR /tmp

@@ -9,12 +9,13 @@ from rich.table import Table
 from e2e.local import cluster as clusters
 from e2e.local.api import NotReadyError
 from e2e.local.binaries import BinaryError
-from e2e.local.cluster import DEFAULT_GPUS, DEFAULT_NAME, Cluster, ClusterError
+from e2e.local.cluster import DEFAULT_GPUS, DEFAULT_NAME, Cluster
 from e2e.local.images import OPERATOR_IMAGE, TRITON_IMAGE
 from e2e.local.images.build import ImageError
 from e2e.local.network import NetworkError
 from e2e.local.packages import MachineError
 from e2e.local.progress import console
+from e2e.local.supervision import ClusterError
 
 app = typer.Typer(help="A real one-node Kubernetes cluster on this machine, without Docker.", no_args_is_help=True, add_completion=False)
 Name = Annotated[str, typer.Option("--name", help="Name of the cluster; several run side by side.")]
@@ -70,7 +71,7 @@ def status(
 def kubeconfig(name: Name = DEFAULT_NAME) -> None:
     """Print the path of the kubeconfig."""
     cluster = Cluster(name)
-    cluster.require_running()
+    cluster.supervisor.require_running()
     print(cluster.kubeconfig)
 
 

@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -19,10 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from e2e.local import api, binaries, cache, cgroups, control, network, node, packages, pki, processes
+from e2e.local import api, binaries, cache, cgroups, control, network, node, packages, pki
 from e2e.local.images import OPERATOR_IMAGE, PAUSE_IMAGE, TRITON_IMAGE
 from e2e.local.images import build as images
+from e2e.local.processes import replace_file, wait_gone
 from e2e.local.progress import step
+from e2e.local.supervision import END_SECONDS, ClusterError, Supervisor
 
 DEFAULT_NAME = "local"
 NAME_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,30}")
@@ -33,7 +34,6 @@ API_PORT = 6443
 API_SECONDS = 60.0
 NODE_SECONDS = 90.0
 GPU_SECONDS = 60.0
-END_SECONDS = 20.0
 KUBELET_API_ROLE = {
     "apiVersion": "rbac.authorization.k8s.io/v1",
     "kind": "ClusterRoleBinding",
@@ -41,11 +41,6 @@ KUBELET_API_ROLE = {
     "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:kubelet-api-admin"},
     "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "kube-apiserver"}],
 }
-SUPERVISOR = Path(__file__).with_name("supervisor.py")
-
-
-class ClusterError(RuntimeError):
-    """The cluster could not be brought up, changed or removed; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +108,11 @@ class Cluster:
         return self.state / "log"
 
     @property
+    def supervisor(self) -> Supervisor:
+        """What starts, stops and kills the cluster's components, and runs commands inside."""
+        return Supervisor(self.name, self.state, self.namespace, self.logs)
+
+    @property
     def subnets(self) -> network.Subnets:
         """The cluster's addresses.
 
@@ -127,25 +127,17 @@ class Cluster:
     @property
     def node(self) -> node.NodeSpec:
         """The node's specification."""
+        subnets = self.subnets
         document = json.loads((self.state / "cluster.json").read_text())
         return node.NodeSpec(
             name=self.node_name,
+            cluster=self.name,
             state=self.state,
             control=self.state / "control",
             binaries=Path(document["binaries"]),
-            subnets=self.subnets,
+            subnets=subnets,
             gpu_taint=document["gpu_taint"],
         )
-
-    def init_pid(self) -> int | None:
-        """Host's process id of the supervisor, process 1 of the cluster; `None` when the cluster is not running."""
-        for pid in network.processes(self.namespace):
-            with contextlib.suppress(OSError):
-                status = (Path("/proc") / str(pid) / "status").read_text()
-                ids = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[1:]
-                if ids[-1] == "1" and len(ids) > 1:
-                    return pid
-        return None
 
     def up(self, *, gpus: int = DEFAULT_GPUS, gpu_taint: bool = False, images: Sequence[str] = PRODUCT_IMAGES) -> None:
         """Bring the cluster up, or bring a running one in line with `gpus` and `images`; builds what the cache lacks.
@@ -161,13 +153,13 @@ class Cluster:
         folder = binaries.folder((*binaries.CONTROL_PLANE, *binaries.NODE))
         archives = self._archives([PAUSE_IMAGE, *images])
         with self._locked():
-            if self.init_pid() is None:
+            if self.supervisor.init_pid() is None:
                 self._remove()
                 try:
                     with step(f"starting cluster {self.name}"):
                         self._start(folder, gpus, gpu_taint, archives)
                 except BaseException as error:
-                    report = self._failure_report()
+                    report = self.supervisor.failure_report()
                     self._remove()
                     if isinstance(error, api.NotReadyError | subprocess.CalledProcessError):
                         raise ClusterError(f"cluster {self.name} did not start: {error}\n{report}") from error
@@ -184,12 +176,12 @@ class Cluster:
 
     def status(self) -> Status:
         """What the cluster looks like now; never fails for a cluster that is down."""
-        running = self.init_pid() is not None
+        running = self.supervisor.init_pid() is not None
         item: dict[str, Any] = {}
         if running:
             with contextlib.suppress(Exception), api.client(self.kubeconfig, timeout=3) as connection:
                 item = self._get_node(connection)
-        ended = {name: entry["ended"] for name, entry in self._components().items()} if running else {}
+        ended = {name: entry["ended"] for name, entry in self.supervisor.components().items()} if running else {}
         return Status(
             name=self.name,
             running=running,
@@ -211,8 +203,8 @@ class Cluster:
         """
         if not 0 <= count <= MAX_GPUS:
             raise ClusterError(f"bad number of GPUs {count}: want 0 to {MAX_GPUS}")
-        self.require_running()
-        _replace(self.node.gpu_count_file, f"{count}\n")
+        self.supervisor.require_running()
+        replace_file(self.node.gpu_count_file, f"{count}\n")
         with api.client(self.kubeconfig) as connection:
             api.wait_for(
                 f"{count} GPUs on node {self.node_name}",
@@ -226,49 +218,9 @@ class Cluster:
         Raises:
             ClusterError: the file does not exist, containerd refused it, or the cluster is not running.
         """
-        self.require_running()
+        self.supervisor.require_running()
         archive = Path(image)
         self._load([archive] if archive.is_file() else self._archives([image]))
-
-    def start_component(self, name: str) -> None:
-        """Let the supervisor run a component that `stop_component` stopped."""
-        stopped = self.state / "components" / f"{name}.stopped"
-        if not stopped.exists():
-            raise ClusterError(f"component {name} is not stopped; components are {', '.join(sorted(self._components()))}")
-        stopped.rename(stopped.with_suffix(".json"))
-        self._signal(signal.SIGHUP)
-
-    def stop_component(self, name: str) -> None:
-        """Stop a component until `start_component`; returns when its process is gone."""
-        definition = self.state / "components" / f"{name}.json"
-        if not definition.exists():
-            raise ClusterError(f"no running component {name}; components are {', '.join(sorted(self._components()))}")
-        definition.rename(definition.with_suffix(".stopped"))
-        self._signal(signal.SIGHUP)
-        api.wait_for(f"end of {name}", lambda: name not in self._components(), END_SECONDS)
-
-    def kill_component(self, name: str) -> None:
-        """Kill a component at once (SIGKILL); the supervisor starts it again after a second."""
-        pid = self._components()[name]["pid"]
-        self.run_inside(["kill", "-KILL", str(pid)])
-
-    def run_inside(self, command: Sequence[str]) -> str:
-        """Run a command in all of the node's namespaces; returns its standard output.
-
-        Raises:
-            ClusterError: the cluster is not running.
-            CalledProcessError: the command failed.
-        """
-        target = str(self.require_running())
-        enter = ["nsenter", "--target", target, "--mount", "--net", "--pid", "--"]
-        return subprocess.run([*enter, *command], check=True, stdout=subprocess.PIPE, text=True).stdout
-
-    def require_running(self) -> int:
-        """The supervisor's process id; `ClusterError` when the cluster is not running."""
-        pid = self.init_pid()
-        if pid is None:
-            raise ClusterError(f"cluster {self.name} is not running: bring it up with `python -m e2e.local up --name {self.name}`")
-        return pid
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -280,37 +232,37 @@ class Cluster:
 
     def _start(self, folder: Path, gpus: int, gpu_taint: bool, archives: Sequence[Path]) -> None:
         self._allocate({"binaries": str(folder), "gpu_taint": gpu_taint})
-        subnets, spec = self.subnets, self.node
+        subnets, spec, supervisor = self.subnets, self.node, self.supervisor
         control_spec = self._control_spec(folder)
         control.write_files(control_spec, datetime.datetime.now(datetime.UTC))
         for path, text in node.files(spec).items():
             pki.write_private(self.state / path, text)
-        for made in (self.logs, self.state / "components", self.state / "tmp", self.state / "images", spec.containerd_socket.parent):
+        for made in (self.state / "images", spec.containerd_socket.parent):
             made.mkdir(parents=True, exist_ok=True)
-        _replace(spec.gpu_count_file, f"{gpus}\n")
+        replace_file(spec.gpu_count_file, f"{gpus}\n")
         cgroups.create(spec.cgroup)
         network.create(self.namespace, subnets)
-        self._add_component("etcd", control.etcd_command(control_spec))
-        self._add_component("kube-apiserver", control.api_server_command(control_spec))
-        self._add_component("containerd", node.containerd_command(spec))
-        self._launch_supervisor()
+        supervisor.add("etcd", control.etcd_command(control_spec))
+        supervisor.add("kube-apiserver", control.api_server_command(control_spec))
+        supervisor.add("containerd", node.containerd_command(spec))
+        supervisor.launch()
         with ThreadPoolExecutor() as pool:
             loading = pool.submit(self._load, archives)
             with api.client(self.kubeconfig) as connection:
-                api.wait_for("API server", lambda: api.ready(connection), API_SECONDS, self.require_running)
+                api.wait_for("API server", lambda: api.ready(connection), API_SECONDS, self.supervisor.require_running)
                 role = KUBELET_API_ROLE["metadata"]["name"]  # type: ignore[index]
                 api.apply(connection, f"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/{role}", KUBELET_API_ROLE)
-                self._add_component("kube-controller-manager", control.controller_manager_command(control_spec))
-                self._add_component("kube-scheduler", control.scheduler_command(control_spec))
-                self._add_component("kube-proxy", node.kube_proxy_command(spec))
-                api.wait_for("containerd", self._containerd_ready, API_SECONDS, self.require_running)
-                self._add_component("kubelet", node.kubelet_command(spec))
-                self._add_component("gpu-device-plugin", node.device_plugin_command(spec))
-                self._signal(signal.SIGHUP)
+                supervisor.add("kube-controller-manager", control.controller_manager_command(control_spec))
+                supervisor.add("kube-scheduler", control.scheduler_command(control_spec))
+                supervisor.add("kube-proxy", node.kube_proxy_command(spec))
+                api.wait_for("containerd", self._containerd_ready, API_SECONDS, self.supervisor.require_running)
+                supervisor.add("kubelet", node.kubelet_command(spec))
+                supervisor.add("gpu-device-plugin", node.device_plugin_command(spec))
+                supervisor.rescan()
                 ready = partial(self._get_node, connection)
-                api.wait_for(f"node {self.node_name}", lambda: _node_ready(ready()), NODE_SECONDS, self.require_running)
+                api.wait_for(f"node {self.node_name}", lambda: _node_ready(ready()), NODE_SECONDS, self.supervisor.require_running)
                 account = "/api/v1/namespaces/default/serviceaccounts/default"
-                api.wait_for("default service account", lambda: connection.get(account).is_success, API_SECONDS, self.require_running)
+                api.wait_for("default service account", lambda: connection.get(account).is_success, API_SECONDS, self.supervisor.require_running)
             loading.result()
 
     def _control_spec(self, folder: Path) -> control.ControlSpec:
@@ -330,41 +282,13 @@ class Cluster:
     def _allocate(self, settings: dict[str, Any]) -> None:
         """Choose addresses that nobody uses and write them down, as one step for all clusters."""
         with cache.locked(cache.cache_root() / "locks" / "addresses"):
-            taken = [Cluster(name).subnets.index for name in names()]
+            taken = []
+            for name in names():
+                with contextlib.suppress(ClusterError):  # removed in this moment
+                    taken.append(Cluster(name).subnets.index)
             chosen = network.allocate(network.host_routes(), taken)
             self.state.mkdir(parents=True)
-            _replace(self.state / "cluster.json", json.dumps({"index": chosen.index, **settings}))
-
-    def _launch_supervisor(self) -> None:
-        path = os.pathsep.join(dict.fromkeys([*os.environ.get("PATH", os.defpath).split(os.pathsep), *packages.SBIN]))
-        with (self.logs / "supervisor.log").open("ab") as output:
-            subprocess.Popen(
-                [
-                    *("nsenter", f"--net={network.namespace_path(self.namespace)}"),
-                    *("unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child"),
-                    *(sys.executable, "-I", str(SUPERVISOR), str(self.state)),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                cwd="/",
-                env={"PATH": path, "TMPDIR": str(self.state / "tmp"), "LANG": "C.UTF-8"},
-                start_new_session=True,
-            )
-        api.wait_for("supervisor", lambda: (self.state / "run.json").exists(), END_SECONDS)
-
-    def _add_component(self, name: str, command: Sequence[str]) -> None:
-        definition = {"command": list(command), "log": str(self.logs / f"{name}.log")}
-        _replace(self.state / "components" / f"{name}.json", json.dumps(definition))
-
-    def _components(self) -> dict[str, dict[str, int]]:
-        with contextlib.suppress(FileNotFoundError):
-            document: dict[str, dict[str, int]] = json.loads((self.state / "run.json").read_text())
-            return document
-        return {}
-
-    def _signal(self, number: signal.Signals) -> None:
-        os.kill(self.require_running(), number)
+            replace_file(self.state / "cluster.json", json.dumps({"index": chosen.index, **settings}))
 
     def _ctr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = ["ctr", "--address", str(self.node.containerd_socket), "--namespace", "k8s.io", *arguments]
@@ -375,7 +299,7 @@ class Cluster:
 
     def _load(self, archives: Sequence[Path]) -> None:
         """Import archives that this node has not got yet; a marker per archive remembers them."""
-        api.wait_for("containerd", self._containerd_ready, API_SECONDS, self.require_running)
+        api.wait_for("containerd", self._containerd_ready, API_SECONDS, self.supervisor.require_running)
         for archive in archives:
             marker = self.state / "images" / cache.digest([str(archive), str(archive.stat().st_mtime_ns)])
             if not marker.exists():
@@ -389,31 +313,25 @@ class Cluster:
         document: dict[str, Any] = answer.json() if answer.is_success else {}
         return document
 
-    def _failure_report(self) -> str:
-        """Last log lines of the components that ended, else of the kubelet."""
-        components = self._components()
-        failed = [name for name, entry in components.items() if entry["ended"]] or ["supervisor", "kubelet"]
-        return "\n".join(f"--- {name}.log ends with:\n{processes.tail(self.logs / f'{name}.log')}" for name in failed)
-
     def _remove(self) -> None:
         """Undo everything; each step also works when an earlier `up` or `down` stopped half-way."""
-        pid = self.init_pid()
+        pid = self.supervisor.init_pid()
         if pid is not None:
             # Process 1 takes its whole process namespace with it, and the last process the mounts.
             os.kill(pid, signal.SIGKILL)
-        left = processes.wait_gone([pid] if pid else [], END_SECONDS)
+        left = wait_gone([pid] if pid else [], END_SECONDS)
         for stray in network.processes(self.namespace):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(stray, signal.SIGKILL)
-        left += processes.wait_gone(network.processes(self.namespace), END_SECONDS)
+        left += wait_gone(network.processes(self.namespace), END_SECONDS)
         if left:
             raise ClusterError(f"processes of cluster {self.name} do not end: {left}")
+        with contextlib.suppress(ClusterError):  # nothing written down: no addresses were given out either
+            network.delete_link(self.subnets)
+        network.delete_namespace(self.namespace)
+        cgroups.remove(node.cgroup_of(self.name))
         if not self.state.exists():
             return
-        with contextlib.suppress(FileNotFoundError):
-            spec = self.node
-            network.delete(self.namespace, spec.subnets)
-            cgroups.remove(spec.cgroup)
         shutil.rmtree(self.state)
         with contextlib.suppress(OSError):
             state_root().rmdir()
@@ -433,14 +351,6 @@ def _allocatable_gpus(item: dict[str, Any]) -> int:
 def _offers_gpus(item: dict[str, Any], count: int) -> bool:
     """Whether the device plugin has reported exactly `count` (a missing entry is not a count of 0)."""
     return bool(item.get("status", {}).get("allocatable", {}).get(node.GPU_RESOURCE) == str(count))
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file in one step, so that no reader sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.new")
-    scratch.write_text(text)
-    scratch.replace(path)
 
 
 def as_json(status: Status) -> str:

@@ -100,7 +100,7 @@ def create(namespace: str, subnets: Subnets) -> None:
     """Make the network namespace, the link into it and the host's routes to Services and pods.
 
     Raises:
-        NetworkError: a step was refused; call `delete` to remove what was made.
+        NetworkError: a step was refused; call `delete_link` and `delete_namespace` to remove what was made.
     """
     outside, inside = link_names(subnets)
     prefix = subnets.link.prefixlen
@@ -116,11 +116,15 @@ def create(namespace: str, subnets: Subnets) -> None:
         _ip("route", "add", str(network), "via", subnets.node_address)
 
 
-def delete(namespace: str, subnets: Subnets) -> None:
-    """Remove link, routes (they go with it) and namespace, whichever of them exist."""
+def delete_link(subnets: Subnets) -> None:
+    """Remove the link, if there is one; the host's routes go with it."""
     outside, _ = link_names(subnets)
     if (Path("/sys/class/net") / outside).exists():
         _ip("link", "delete", outside)
+
+
+def delete_namespace(namespace: str) -> None:
+    """Remove the network namespace, if there is one."""
     if namespace_path(namespace).exists():
         _ip("netns", "delete", namespace)
 

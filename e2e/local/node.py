@@ -23,6 +23,7 @@ class NodeSpec:
     """Everything that decides the node's files. `state` is the cluster's folder; `control` holds certificates and kubeconfigs."""
 
     name: str
+    cluster: str
     state: Path
     control: Path
     binaries: Path
@@ -36,13 +37,18 @@ class NodeSpec:
 
     @property
     def cgroup(self) -> str:
-        """Parent of all pods' control groups: own, since a kubelet kills what it does not know below its root."""
-        return f"/triton-pipelines-{self.state.name}"
+        """Parent of all pods' control groups."""
+        return cgroup_of(self.cluster)
 
     @property
     def gpu_count_file(self) -> Path:
         """The device plugin offers as many GPUs as this file says."""
         return self.state / "gpus" / "count"
+
+
+def cgroup_of(cluster: str) -> str:
+    """Parent of the control groups of a cluster's pods: an own one, since a kubelet kills what it does not know below its root."""
+    return f"/triton-pipelines-{cluster}"
 
 
 def files(spec: NodeSpec) -> Mapping[str, str]:

@@ -95,6 +95,14 @@ def reserved_ports(count: int) -> Iterator[list[int]]:
         yield [handle.getsockname()[1] for handle in sockets]
 
 
+def replace_file(path: Path, text: str) -> None:
+    """Write a file in one step, so that no reader sees half of it; makes its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.new")
+    scratch.write_text(text)
+    scratch.replace(path)
+
+
 def wait_gone(pids: Sequence[int], deadline: float) -> list[int]:
     """Wait until none of the process ids exists any more; returns those that still do after `deadline` seconds."""
     end = time.monotonic() + deadline

@@ -18,6 +18,9 @@ KEPT_ARCHIVES = 2
 BASE_SUITE = "bookworm"
 BASE_PACKAGES = ("ca-certificates", "libpython3.11", "python3", "python3-pip", "python3-venv")
 BASE_TRIMMED = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*")
+BASE_FORGETS = "rm -f $1/etc/resolv.conf $1/etc/hostname"
+"""mmdebstrap copies these from the machine that it runs on."""
+
 PIP_SETTINGS = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "retries")
 """pip's settings that say how packages are reached; only these go (for the time of a step) into a build."""
 
@@ -82,6 +85,7 @@ def _triton() -> Path:
 def _base() -> str:
     """Reference (in buildah's store) of the Debian base image, with Python as the Dockerfiles expect it."""
     options = ["--variant=minbase", f"--include={','.join(BASE_PACKAGES)}", *(f"--dpkgopt=path-exclude={path}" for path in BASE_TRIMMED)]
+    options.append(f"--customize-hook={BASE_FORGETS}")
     recipe = "FROM scratch\nADD base.tar /\n"
     key = cache.digest([*options, BASE_SUITE, recipe])
     tag = f"localhost/triton-pipelines/base:{key}"
