@@ -46,7 +46,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- define "triton-pipelines.pipelineRules" -}}
 - apiGroups: [tritonpipelines.io]
   resources: [inferencepipelines]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 - apiGroups: [tritonpipelines.io]
   resources: [inferencepipelines/status]
   verbs: [patch]
@@ -72,7 +72,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
   verbs: [create, patch, delete]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]

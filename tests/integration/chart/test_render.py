@@ -1,0 +1,238 @@
+"""What the chart renders: lint, schemas, the operator's own reading of its settings, and the same content as the kustomize manifests."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from e2e.local import binaries
+from hack import chart
+from triton_pipelines.api import names
+from triton_pipelines.app.config import ENV_PREFIX, OperatorConfig, load_config
+
+pytestmark = pytest.mark.integration
+
+CI_VALUES = sorted((chart.CHART / "ci").glob("*-values.yaml"))
+SCHEMA_VERSIONS = ("1.30", "1.36")
+NO_SCHEMA = {"PodMonitor"}
+"""Kinds of other projects: no schema in kubernetes-validate."""
+
+
+def render(values: str, *arguments: str) -> list[dict[str, Any]]:
+    return chart.render("--values", str(chart.CHART / "ci" / f"{values}-values.yaml"), *arguments)
+
+
+def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [item for item in objects if item["kind"] == kind]
+
+
+def deployment(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    (found,) = of_kind(objects, "Deployment")
+    return found
+
+
+def container(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    (found,) = deployment(objects)["spec"]["template"]["spec"]["containers"]
+    return found
+
+
+def operator_config(objects: list[dict[str, Any]]) -> OperatorConfig:
+    """The configuration that the operator reads from the rendered environment, as the kubelet would set it."""
+    fields = {"metadata.namespace": chart.NAMESPACE, "metadata.name": "triton-pipelines-0"}
+    environment = {}
+    for item in container(objects)["env"]:
+        source = item.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
+        environment[item["name"]] = fields[source] if source else item["value"]
+    return load_config({}, environment)
+
+
+@pytest.mark.parametrize("path", CI_VALUES, ids=lambda path: path.name)
+def test_lint_is_strictly_clean(path: Path) -> None:
+    command = [binaries.path_of("helm"), "lint", "--strict", chart.CHART, "--values", path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[WARNING]" not in done.stdout
+
+
+@pytest.mark.parametrize("version", SCHEMA_VERSIONS)
+@pytest.mark.parametrize("path", CI_VALUES, ids=lambda path: path.name)
+def test_objects_fit_the_schemas_of_kubernetes(path: Path, version: str) -> None:
+    objects = chart.render("--values", str(path), "--kube-version", f"{version}.0")
+    assert objects
+    for item in objects:
+        if item["kind"] not in NO_SCHEMA:
+            kubernetes_validate.validate(item, version, strict=True)
+
+
+def test_every_object_is_labelled_and_in_its_namespace() -> None:
+    cluster_scoped = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
+    for item in render("full"):
+        labels = item["metadata"]["labels"]
+        assert labels[names.LABEL_NAME] == names.APP, item["metadata"]["name"]
+        # Children of pipelines are found by this label: the operator's own objects must not be taken for them.
+        assert labels[names.LABEL_MANAGED_BY] != names.MANAGED_BY
+        assert ("namespace" in item["metadata"]) == (item["kind"] not in cluster_scoped), item["kind"]
+
+
+def test_crd_in_the_chart_is_the_generated_one() -> None:
+    (installed,) = of_kind(render("default"), "CustomResourceDefinition")
+    (source,) = (yaml.safe_load(path.read_text()) for path in chart.CRDS.glob("*.yaml") if path.name != "kustomization.yaml")
+    assert installed["spec"] == source["spec"]
+    assert installed["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    (removed,) = of_kind(render("full"), "CustomResourceDefinition")
+    assert "annotations" not in removed["metadata"]
+    assert not of_kind(render("minimal"), "CustomResourceDefinition")
+
+
+def test_braces_survive_the_template_engine(tmp_path: Path) -> None:
+    text = (
+        "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata:\n  name: things.example.com\n  annotations:\n"
+        "    example.com/x: '{{ .Values }}'\nspec:\n  description: 'a {{ template }} }} and {{{nested}}}'\n"
+    )
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "Chart.yaml").write_text("apiVersion: v2\nname: braces\nversion: 0.1.0\n")
+    (tmp_path / "values.yaml").write_text("crds: {enabled: true, keep: true}\n")
+    (tmp_path / "templates" / "_helpers.tpl").write_text('{{- define "triton-pipelines.labels" -}}\na: b\n{{- end -}}\n')
+    (tmp_path / "templates" / "crd.yaml").write_text(chart.crd_template(text, "crds/things.yaml"))
+    command = [binaries.path_of("helm"), "template", "x", tmp_path]
+    rendered = yaml.safe_load(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    source = yaml.safe_load(text)
+    assert rendered["spec"] == source["spec"]
+    assert rendered["metadata"]["annotations"] == {**source["metadata"]["annotations"], "helm.sh/resource-policy": "keep"}
+
+
+def test_default_values_are_the_operators_own_defaults() -> None:
+    config = operator_config(render("default"))
+    image = container(render("default"))["image"]
+    expected = OperatorConfig(instance="triton-pipelines-0", operator_namespace=chart.NAMESPACE, loader_image=image)
+    assert config == expected
+
+
+def test_full_values_reach_the_operator() -> None:
+    config = operator_config(render("full"))
+    assert dict(config.images) == {
+        "default": "registry.example.com:5000/nvidia/tritonserver:25.03-py3",
+        "onnxruntime_onnx": "registry.example.com:5000/nvidia/tritonserver:25.03-py3-min",
+        "vllm": "registry.example.com:5000/nvidia/tritonserver:25.03-vllm-python-py3",
+    }
+    assert config.loader_image == "registry.example.com:5000/mirror/triton-pipelines:0.1.0-loader"
+    assert config.image_pull_policy == "Always"
+    assert config.source_map == ("hf://=https://hub.example.com", "s3://models/=https://mirror.example.com/models/")
+    assert config.substitute_runner == {"onnxruntime_onnx"}
+    assert config.custom_code == "forbid"
+    assert (config.workers, config.max_concurrent_rollouts, config.api_max_in_flight) == (16, 2, 64)
+    assert (config.resync_seconds, config.relist_seconds, config.api_timeout_seconds, config.shutdown_seconds) == (300, 120, 12.5, 45)
+    assert (config.metrics_port, config.liveness_port, config.log_level) == (9090, 9091, "debug")
+    assert (config.operator_key_secret, config.operator_key_file) == ("tritonpipe-key", Path("/etc/tritonpipe/operator/operator-key"))
+    assert config.cluster_wide
+    assert operator_config(render("namespaced")).namespaces == ("team-a", "team-b")
+
+
+def test_every_option_of_the_operator_can_be_set() -> None:
+    # Not for a pod in a cluster: addresses to bind, a kubeconfig, and how long to wait for the kubelet's own mounting.
+    inside = {"kubeconfig", "context", "metrics_host", "liveness_host", "operator_key_wait_seconds"}
+    rendered = {item["name"] for values in ("full", "namespaced") for item in container(render(values))["env"]}
+    settable = {name.removeprefix(ENV_PREFIX).lower() for name in rendered if name.startswith(ENV_PREFIX)}
+    assert settable == OperatorConfig.model_fields.keys() - inside
+
+
+def test_pod_agrees_with_the_configuration() -> None:
+    objects = render("full")
+    config, main = operator_config(objects), container(objects)
+    pod = deployment(objects)["spec"]["template"]["spec"]
+    assert {port["name"]: port["containerPort"] for port in main["ports"]} == {"metrics": 9090, "liveness": 9091}
+    assert {main[probe]["httpGet"]["port"] for probe in ("livenessProbe", "startupProbe")} == {"liveness"}
+    mounts = {mount["mountPath"]: mount["name"] for mount in main["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    key = volumes[mounts[str(config.operator_key_file.parent)]]["secret"]
+    assert (key["secretName"], key["optional"]) == (config.operator_key_secret, True)
+    assert pod["terminationGracePeriodSeconds"] > config.shutdown_seconds
+    assert (deployment(objects)["spec"]["replicas"], deployment(objects)["spec"]["strategy"]) == (1, {"type": "Recreate"})
+
+
+def test_pod_is_the_one_that_pipelines_let_in() -> None:
+    for values in ("default", "full"):
+        labels = deployment(render(values))["spec"]["template"]["metadata"]["labels"]
+        assert labels.items() >= {names.LABEL_NAME: names.APP, names.LABEL_COMPONENT: "operator"}.items()
+
+
+def test_pod_labels_cannot_take_it_away_from_its_selector() -> None:
+    found = deployment(render("default", "--set-string", r"podLabels.app\.kubernetes\.io/component=other"))
+    assert found["spec"]["template"]["metadata"]["labels"][names.LABEL_COMPONENT] == "operator"
+
+
+def test_only_the_operator_gets_a_token() -> None:
+    objects = render("default")
+    (account,) = of_kind(objects, "ServiceAccount")
+    assert account["automountServiceAccountToken"] is False
+    assert deployment(objects)["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
+
+
+def test_namespaced_installation_has_no_cluster_role() -> None:
+    objects = render("namespaced")
+    assert not of_kind(objects, "ClusterRole")
+    assert not of_kind(objects, "ClusterRoleBinding")
+    assert sorted(item["metadata"]["namespace"] for item in of_kind(objects, "Role")) == ["team-a", "team-b", chart.NAMESPACE]
+
+
+REFUSED = [
+    (["--set", "imagee.tag=x"], "imagee"),
+    (["--set", "operator.worker=3"], "worker"),
+    (["--set", "operator.workers=0"], "/operator/workers"),
+    (["--set", "operator.customCode=maybe"], "/operator/customCode"),
+    (["--set", "watch.namespaces={team-*}"], "/watch/namespaces/0"),
+    (["--set", "operator.sourceMap={hf://}"], "/operator/sourceMap/0"),
+    (["--set", "image.digest=abc"], "/image/digest"),
+    (["--set", "metrics.podMonitor.interval=soon"], "/metrics/podMonitor/interval"),
+    (["--set", "serviceAccount.create=false"], "serviceAccount.name is needed with serviceAccount.create=false"),
+    (["--kube-version", "1.29.0"], "requires kubeVersion"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "named"), REFUSED, ids=[case[1] for case in REFUSED])
+def test_wrong_values_are_refused_by_name(arguments: list[str], named: str) -> None:
+    with pytest.raises(chart.ChartError) as caught:
+        chart.render(*arguments)
+    assert named in str(caught.value)
+
+
+def kustomize(folder: str) -> dict[tuple[str, str], dict[str, Any]]:
+    command = [binaries.path_of("kubectl"), "kustomize", chart.MANIFESTS / folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return by_name([document for document in yaml.safe_load_all(done.stdout) if document])
+
+
+def by_name(objects: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    found = {(item["kind"], f"{item['metadata'].get('namespace', '')}/{item['metadata']['name']}"): item for item in objects}
+    assert len(found) == len(objects)
+    return found
+
+
+def sorted_environment(objects: dict[tuple[str, str], dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    for item in objects.values():
+        if item["kind"] == "Deployment":
+            item["spec"]["template"]["spec"]["containers"][0]["env"].sort(key=lambda variable: variable["name"])
+    return objects
+
+
+@pytest.mark.parametrize(
+    ("folder", "arguments"),
+    [("base", []), ("overlays/namespaced", ["--set", f"watch.namespaces={{{chart.NAMESPACE}}}"])],
+    ids=["base", "namespaced"],
+)
+def test_kustomize_installs_what_the_chart_installs(folder: str, arguments: list[str]) -> None:
+    from_kustomize = kustomize(folder)
+    namespace = from_kustomize.pop(("Namespace", f"/{chart.NAMESPACE}"))
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    crd = ("CustomResourceDefinition", f"/{names.PLURAL}.{names.GROUP}")
+    from_chart = by_name([chart.without_helm_labels(item) for item in chart.render(*arguments)])
+    assert from_kustomize.pop(crd)["spec"] == from_chart.pop(crd)["spec"]
+    assert sorted_environment(from_kustomize) == sorted_environment(from_chart)
+
+
+def test_kustomize_files_are_up_to_date() -> None:
+    stale = chart.differences(chart.rendered_from_chart())
+    assert [str(path.relative_to(chart.ROOT)) for path in stale] == [], "run `python -m hack.chart`"
