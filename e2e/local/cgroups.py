@@ -37,12 +37,15 @@ def create(name: str, root: Path = ROOT) -> None:
 def remove(name: str, root: Path = ROOT) -> None:
     """Remove the group and all below it; waits for the last processes in it to be gone.
 
+    Looks into every hierarchy there is: on a machine with both versions the container runtime also makes groups in v2.
+
     Raises:
         OSError: a group is still busy after `REMOVE_SECONDS`.
     """
     end = time.monotonic() + REMOVE_SECONDS
-    for hierarchy in hierarchies(root):
-        group = hierarchy / name.lstrip("/")
+    places = [root, *(path for path in root.iterdir() if path.is_dir() and not path.is_symlink())]
+    for place in places:
+        group = place / name.lstrip("/")
         while group.exists():
             try:
                 for folder, _, _ in os.walk(group, topdown=False):
