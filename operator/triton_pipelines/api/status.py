@@ -23,7 +23,7 @@ class ConditionStatus(ApiModel):
     reason: Annotated[str, Field(max_length=128, description="One CamelCase word for the cause.")]
     message: Annotated[Long, Field(description="What it is, in words and numbers, and what to do.")]
     observed_generation: Annotated[
-        int, Field(ge=0, le=2**63 - 1, description="Generation of the spec that it speaks of.", json_schema_extra={"format": "int64"})
+        int, Field(ge=0, le=2**53, description="Generation of the spec that it speaks of.", json_schema_extra={"format": "int64"})
     ] = 0
     last_transition_time: Annotated[
         str, Field(max_length=64, description="When the status value last changed.", json_schema_extra={"format": "date-time"})
@@ -109,7 +109,7 @@ class Status(ApiModel):
         Field(max_length=16, description="Conditions.", json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
     ] = ()
     observed_generation: Annotated[
-        int, Field(ge=0, le=2**63 - 1, description="Generation of the spec that was last judged to the end.", json_schema_extra={"format": "int64"})
+        int, Field(ge=0, le=2**53, description="Generation of the spec that was last judged to the end.", json_schema_extra={"format": "int64"})
     ] = 0
     revision: Annotated[Short, Field(description="Revision that the latest spec asks for.")] = ""
     serving_revision: Annotated[Short, Field(description="Revision that answers requests.")] = ""

@@ -14,7 +14,8 @@ SCHEMES: Final = ("hf", "s3", "https", "pvc", "configmap")
 MAPPED_SCHEMES: Final = (*SCHEMES, "http", "file")
 """Schemes that a source map may lead to."""
 _ENDPOINT_SCHEMES: Final = ("hf", "s3")
-"""Protocols over HTTP whose server a source map may replace: ``hf://=http://mirror`` names an endpoint, not another URI."""
+"""Protocols over HTTP whose server a source map may replace: ``hf://=http://mirror`` names an endpoint. A longer prefix
+(``s3://models/=http://files/``) names another URI, fetched as a plain file."""
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -58,7 +59,7 @@ class SourceMap:
         for prefix, target in self.rules:
             if not uri.startswith(prefix):
                 continue
-            if scheme_of(uri) in _ENDPOINT_SCHEMES and scheme_of(target) in ("http", "https"):
+            if prefix == f"{scheme_of(uri)}://" and scheme_of(uri) in _ENDPOINT_SCHEMES and scheme_of(target) in ("http", "https"):
                 return Located(uri, endpoint=target.rstrip("/"), mapped=True)
             return Located(target + uri[len(prefix) :], mapped=True)
         return Located(uri)
