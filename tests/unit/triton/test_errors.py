@@ -1,0 +1,45 @@
+"""Triton's and gRPC's words, as seen from Triton 2.51.0, become the right type of error."""
+
+from __future__ import annotations
+
+import pytest
+
+from triton_pipelines.triton import errors
+
+
+@pytest.mark.parametrize(
+    ("status", "detail", "kind"),
+    [
+        ("StatusCode.DEADLINE_EXCEEDED", "Deadline Exceeded", errors.DeadlineError),
+        ("StatusCode.UNAVAILABLE", "failed to connect to all addresses; last error: connection refused", errors.UnreachableError),
+        ("StatusCode.UNAVAILABLE", "Socket closed", errors.UnreachableError),
+        ("StatusCode.CANCELLED", "the connection was closed", errors.UnreachableError),
+        (
+            "StatusCode.UNAVAILABLE",
+            "This protocol is restricted, expecting header 'triton-grpc-protocol-admin-key'",
+            errors.RestrictedError,
+        ),
+        ("StatusCode.UNAVAILABLE", "Exceeds maximum queue size", errors.RejectedError),
+        ("StatusCode.UNAVAILABLE", "in ensemble 'p', Request timeout expired", errors.RejectedError),
+        ("StatusCode.NOT_FOUND", "Request for unknown model: 'x' is not found", errors.NotReadyError),
+        ("StatusCode.UNAVAILABLE", "Request for unknown model: 'x' has no available versions", errors.NotReadyError),
+        ("StatusCode.INVALID_ARGUMENT", "unexpected inference input 'OTHER' for model 'p'", errors.RejectedError),
+        ("StatusCode.INTERNAL", "failed to load 'x', failed to poll from model repository", errors.RejectedError),
+        ("", "", errors.RejectedError),
+    ],
+)
+def test_translation(status: str, detail: str, kind: type[errors.TritonError]) -> None:
+    error = errors.translate("loading model 'x'", "10.0.0.1:8001", status, detail)
+    assert type(error) is kind
+    assert str(error).startswith("loading model 'x' at 10.0.0.1:8001: ")
+
+
+def test_a_rejection_carries_tritons_reason() -> None:
+    error = errors.translate("inference on 'p'", "h:1", "StatusCode.INVALID_ARGUMENT", "row 1 is not valid UTF-8\nAt: model.py(3)")
+    assert isinstance(error, errors.RejectedError)
+    assert error.reason == "row 1 is not valid UTF-8"
+
+
+def test_a_reason_that_triton_keeps_to_its_log_is_pointed_at() -> None:
+    error = errors.translate("loading model 'x'", "h:1", "StatusCode.INTERNAL", "failed to load 'x', failed to poll from model repository")
+    assert "the reason is in the pod's log" in str(error)

@@ -1,0 +1,86 @@
+"""The parts of the local server that need no server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from triton_pipelines.triton import local
+from triton_pipelines.triton.distribution import Distribution
+from triton_pipelines.triton.local import LocalTriton, LocalTritonError
+
+FOUND = Distribution(Path("/r"), (), Path("/b"), ())
+
+
+def test_flags_are_those_of_a_pod() -> None:
+    server = LocalTriton(Path("/models"), ["pipeline", "extra"], control_key="k", http_port=1, grpc_port=2, metrics_port=3)
+    arguments = server.arguments(FOUND)
+    restricted = "model-repository,shared-memory,trace,logging:admin-key=k"
+    expected = {
+        "--model-repository=/models",
+        "--model-control-mode=explicit",
+        "--load-model=pipeline",
+        "--load-model=extra",
+        "--disable-auto-complete-config",
+        "--exit-on-error=false",
+        "--http-port=1",
+        "--grpc-port=2",
+        "--metrics-port=3",
+        "--http-address=127.0.0.1",
+        "--grpc-address=127.0.0.1",
+        f"--http-restricted-api={restricted}",
+        f"--grpc-restricted-protocol={restricted}",
+    }
+    assert expected <= set(arguments)
+    assert not [flag for flag in LocalTriton(Path("/m"), ["p"]).arguments(FOUND) if "restricted" in flag]
+
+
+def test_free_ports_differ_and_wanted_ones_stay() -> None:
+    ports = local._free_ports("127.0.0.1", (0, 4711, 0))
+    assert ports[1] == 4711
+    assert len(set(ports)) == 3
+    assert 0 not in ports
+
+
+def test_only_regions_of_ended_owners_are_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_SHM", tmp_path)
+    ended = 2**22 + 1  # above the largest process id of Linux
+    names = {f"tritonpipe-local-{ended}-aa-1": False, f"tritonpipe-local-{os.getpid()}-aa-1": True, "triton_python_backend_shm_1": True}
+    for name in names:
+        (tmp_path / name).touch()
+    local.remove_stale_shared_memory()
+    assert {name: (tmp_path / name).exists() for name in names} == names
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        ("I1121 11:45:34.1 7 a.cc:1] fine\nlast words\n", "I1121 11:45:34.1 7 a.cc:1] fine | last words"),
+        (
+            'E1121 11:45:34.1 7 pinned.cc:1] "unable to create CUDA stream"\nE1121 11:45:34.1 7 a.cc:12] "cause"\nE1121 11:45:34.2 7 b.cc:1] "effect"\n',
+            "cause | effect",
+        ),
+        ("/x/tritonserver: unrecognized option '--y'\nUsage: tritonserver [options]\n", "unrecognized option '--y'"),
+        ("[libprotobuf ERROR /a/text_format.cc:337] no field named x\n", "no field named x"),
+        ("", "it logged nothing"),
+    ],
+)
+def test_the_reason_is_taken_from_the_log(tmp_path: Path, log: str, reason: str) -> None:
+    file = tmp_path / "log"
+    file.write_text(log)
+    assert LocalTriton(tmp_path, ["p"], log_file=file)._reason() == reason
+
+
+def test_a_missing_repository_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LocalTritonError, match="is not a folder: give the model repository"):
+        LocalTriton(tmp_path / "absent", ["p"], distribution=FOUND).start()
+
+
+def test_stop_without_start_does_nothing(tmp_path: Path) -> None:
+    server = LocalTriton(tmp_path, ["p"])
+    server.stop()
+    assert not server.running()
+    with pytest.raises(LocalTritonError, match="has not been started"):
+        _ = server.pid

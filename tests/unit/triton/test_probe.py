@@ -1,0 +1,59 @@
+"""When an answer is sane."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from tests.support.python_backend import texts
+from tritonclient.grpc import model_config_pb2
+
+from triton_pipelines.triton.client import Array, ModelState
+from triton_pipelines.triton.probe import ProbeResult, find_fault
+
+CONFIG = text_format.Parse(
+    'max_batch_size: 8 output { name: "SCORE" data_type: TYPE_FP32 } output { name: "LABEL" data_type: TYPE_STRING }',
+    model_config_pb2.ModelConfig(),
+)
+INPUTS = {"TEXT": texts("a", "b")}
+LABELS = texts("x", "y")
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault"),
+    [
+        ({"SCORE": np.ones((2, 1)), "LABEL": LABELS}, None),
+        ({"SCORE": np.ones((2, 1)), "LABEL": LABELS, "MORE": np.array([np.nan])}, None),
+        ({"SCORE": np.ones((2, 1))}, "output LABEL is missing from the answer"),
+        ({"SCORE": np.array([[1], [np.nan]]), "LABEL": LABELS}, "output SCORE holds NaN or infinity"),
+        ({"SCORE": np.array([[1], [-np.inf]]), "LABEL": LABELS}, "output SCORE holds NaN or infinity"),
+        ({"SCORE": np.ones((1, 1)), "LABEL": LABELS}, "output SCORE has 1 rows for 2 rows of input"),
+        ({"SCORE": np.ones((2, 0)), "LABEL": LABELS}, "output SCORE is empty: shape [2, 0]"),
+    ],
+)
+def test_sanity(answer: dict[str, Array], fault: str | None) -> None:
+    assert find_fault(CONFIG, INPUTS, answer) == fault
+
+
+def test_rows_are_free_without_batching() -> None:
+    config = model_config_pb2.ModelConfig()
+    config.CopyFrom(CONFIG)
+    config.max_batch_size = 0
+    assert find_fault(config, INPUTS, {"SCORE": np.ones((7, 1)), "LABEL": LABELS}) is None
+
+
+@pytest.mark.parametrize(
+    ("result", "healthy"),
+    [
+        (ProbeResult(True, inference_ok=True), True),
+        (ProbeResult(True, inference_ok=False, inference_error="x"), False),
+        (ProbeResult(False, inference_ok=True), False),
+        (ProbeResult(True, inference_ok=True, error="x"), False),
+    ],
+)
+def test_healthy_needs_all_of_it(result: ProbeResult, healthy: bool) -> None:
+    assert result.healthy is healthy
+
+
+def test_only_the_ready_state_serves() -> None:
+    assert [ModelState("m", "1", state, "").ready for state in ("READY", "LOADING", "UNLOADING", "UNAVAILABLE", "")] == [True] + [False] * 4
