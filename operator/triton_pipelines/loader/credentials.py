@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import certifi
+
 from triton_pipelines.api.loadplan import PlanFetch
 from triton_pipelines.loader.errors import SourceError
 from triton_pipelines.loader.redact import Redactor
@@ -20,6 +22,10 @@ _AMBIENT: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TO
 def ssl_context(ca: Path | None) -> ssl.SSLContext:
     """The system's trust, plus the bundle ``ca``; :class:`SourceError` when that is no PEM bundle."""
     context = ssl.create_default_context()
+    paths = ssl.get_default_verify_paths()
+    if paths.cafile is None and (paths.capath is None or not any(Path(paths.capath).iterdir())):
+        # An image without ca-certificates.
+        context.load_verify_locations(cafile=certifi.where())
     if ca is not None:
         try:
             context.load_verify_locations(cafile=str(ca))

@@ -41,7 +41,7 @@ class Redactor:
 
     def add_basic(self, username: str, password: str) -> None:
         """Make a user's password known, alone and as the Basic authorization header carries it."""
-        self.add(password, f"{username}:{password}")
+        self.add(password, base64.b64encode(f"{username}:{password}".encode()).decode())
 
     def __call__(self, text: str) -> str:
         for value in sorted(self._values, key=len, reverse=True):

@@ -107,6 +107,16 @@ def test_a_token_goes_to_the_hub_and_not_to_its_cdn(pod: Pod, minilm: Path) -> N
     assert "cdn-signature" not in pod.output
 
 
+def test_a_token_of_the_environment_is_not_presented(pod: Pod, minilm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with HubServer() as hub:
+        hub.publish(REPO, files(minilm, "tokenizer.json"))
+        pod.map(f"hf://={hub.url}")
+        pod.plan(tokenizer())
+        assert pod.load()[0] == 0, pod.output
+        assert ["authorization" in request.headers for request in hub.requests] == [False, False]
+
+
 @pytest.mark.parametrize(
     ("case", "says"),
     [

@@ -64,7 +64,9 @@ def test_a_volume_that_fills_up_while_a_file_of_unknown_size_comes(small: Pod) -
         small.map(f"https://models.example.com/={server.url}/")
         small.plan(item(server.url))
         code, report = small.load()
-    assert (code, report.findings[0].reason) == (2, Reason.NO_SPACE), small.output
+    finding = report.findings[0]
+    assert (code, finding.reason, finding.step) == (2, Reason.NO_SPACE, "model"), small.output
+    assert finding.message.startswith("spec.model.source https://models.example.com/model.bin: needs more")
     assert not (small.models / "model/1/model.bin").exists()
 
 

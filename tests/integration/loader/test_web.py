@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
 from e2e.local.pki import Authority
@@ -138,6 +138,27 @@ def test_refused_credentials_are_final(trusting: Pod, server: LoopbackServer, fa
     code, report = trusting.load()
     assert (code, len(server.requests)) == (2, 1)
     assert "check the secret of source.secretRef" in report.findings[0].message
+
+
+BASIC = base64.b64encode(f"ada:{PASSWORD}".encode()).decode()
+
+
+@pytest.mark.parametrize(
+    ("values", "echoed"),
+    [({"token": TOKEN}, TOKEN), ({"username": "ada", "password": PASSWORD}, PASSWORD), ({"username": "ada", "password": PASSWORD}, BASIC)],
+)
+def test_credentials_that_a_server_echoes_are_masked(
+    trusting: Pod, server: LoopbackServer, faulty: Faulty, values: dict[str, str], echoed: str
+) -> None:
+    sent = quote(echoed, safe="")
+    faulty.script = [lambda _: Response(302, {"Location": f"/login/{sent}"}), faulty.status(404)]
+    trusting.secret("model", **values)
+    trusting.plan(item(f"{server.url}/model.bin", credentials=True))
+    code, report = trusting.load()
+    assert code == 2
+    assert sent in server.requests[1].path
+    assert "/login/***" in report.findings[0].message
+    assert sent not in trusting.output + report.to_json()
 
 
 def test_a_secret_without_its_keys_is_named(trusting: Pod, server: LoopbackServer) -> None:
