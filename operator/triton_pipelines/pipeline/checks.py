@@ -116,10 +116,6 @@ def _names(graph: Graph) -> Iterator[Finding]:
                 f"{step.path}.modelName", f"{step.model_name!r} is already the name given by {seen[step.model_name]}{default}; choose another"
             )
         seen.setdefault(step.model_name, f"{step.path}.modelName")
-        for kind, tensors in (("inputs", [entry.tensor for entry in step.inputs]), ("outputs", list(step.outputs))):
-            names = [tensor.name for tensor in tensors]
-            for name in sorted({name for name in names if names.count(name) > 1}):
-                yield Finding(f"{step.path}.{kind}", f"the tensor name {name!r} stands more than once; each must be distinct")
         for tensor in [*[entry.tensor for entry in step.inputs], *step.outputs]:
             if 0 in tensor.dims:
                 yield Finding(f"{step.path}", f"{tensor.name}: a dim must be at least 1, or -1 for any length")
@@ -140,10 +136,7 @@ def _batching(graph: Graph) -> Iterator[Finding]:
 def _tokenizer(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     spec = pipeline.spec.tokenizer
     step = graph.steps[0]
-    names = [output.name for output in spec.outputs]
     for index, output in enumerate(spec.outputs):
-        if output.name in names[:index]:
-            yield Finding(f"spec.tokenizer.outputs[{index}].name", f"{output.name!r} stands more than once; each must be distinct")
         if output.tensor is None and output.name.lower() not in USUAL_NAMES:
             yield Finding(
                 f"spec.tokenizer.outputs[{index}].tensor", f"is needed: {output.name!r} is no usual name; write one of {', '.join(TokenTensor)}"

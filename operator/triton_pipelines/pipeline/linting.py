@@ -30,7 +30,8 @@ def _lint(pipeline: InferencePipeline, graph: Graph, options: Options) -> Iterat
         if not pinned(source):
             yield _warn(
                 path,
-                f"{source.uri} is not pinned: what it holds may change; add revision or sha256 (this pipeline revision keeps what it resolved to first)",
+                # A query may hold a signature.
+                f"{source.uri.partition('?')[0]} is not pinned: what it holds may change; add revision or sha256 (this pipeline revision keeps what it resolved to first)",
             )
     model = graph.steps[1]
     if graph.padding.chosen in (Padding.LONGEST, Padding.BUCKETED) and not model.python:

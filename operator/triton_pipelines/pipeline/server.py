@@ -81,16 +81,18 @@ def cpu(thousandths: int) -> str:
 
 def memory(count: int) -> str:
     """The canonical spelling of a memory quantity in bytes."""
-    for suffix in ("Ti", "Gi", "Mi", "Ki"):
-        if count % _SUFFIX[suffix] == 0 and count:
-            return f"{count // _SUFFIX[suffix]}{suffix}"
+    for power, suffix in enumerate(("Ei", "Pi", "Ti", "Gi", "Mi", "Ki")):
+        unit = 1024 ** (6 - power)
+        if count and count % unit == 0:
+            return f"{count // unit}{suffix}"
     return _decimal(count)
 
 
 def _decimal(count: int) -> str:
-    for suffix in ("T", "G", "M", "k"):
-        if count % _SUFFIX[suffix] == 0 and count:
-            return f"{count // _SUFFIX[suffix]}{suffix}"
+    for power, suffix in enumerate(("E", "P", "T", "G", "M", "k")):
+        unit = 1000 ** (6 - power)
+        if count and count % unit == 0:
+            return f"{count // unit}{suffix}"
     return str(count)
 
 

@@ -40,11 +40,7 @@ def check_server(pipeline: InferencePipeline, graph: Graph, options: Options) ->
             yield Finding(f"spec.server.args[{index}]", f"{owned} belongs to the operator; remove it")
         elif not argument.startswith("-"):
             yield Finding(f"spec.server.args[{index}]", f"{argument!r} is no flag; write --flag=value as one item")
-    seen: set[str] = set()
     for index, variable in enumerate(server.env):
-        if variable.name in seen:
-            yield Finding(f"spec.server.env[{index}].name", f"{variable.name} stands more than once; write it once")
-        seen.add(variable.name)
         hidden = server.gpu.count == 0 and variable.value in ("", "void", "none", "-1")
         if variable.name in RESERVED_GPU_ENVIRONMENT and not hidden:
             yield Finding(

@@ -120,6 +120,9 @@ def verify(graph: Graph, parsed: Mapping[str, Any]) -> None:
         for tensor in [*config.input, *config.output]:
             if not tensor.dims or any(dim == 0 or dim < -1 for dim in tensor.dims):
                 problems.append(f"{name}: {tensor.name}: dimension must be integer >= 1, or -1")
+        for side in (config.input, config.output):
+            if len({tensor.name for tensor in side}) != len(side):
+                problems.append(f"{name}: tensor names must be distinct")
         if any(size < 1 or size > config.max_batch_size for size in config.dynamic_batching.preferred_batch_size):
             problems.append(f"{name}: preferred batch sizes must be in [1, {config.max_batch_size}]")
         if config.platform == "ensemble":

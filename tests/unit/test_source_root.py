@@ -1,0 +1,45 @@
+"""``operator/`` is a source root named like a module of the standard library; that module must win, always."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SAYS = "import operator, sysconfig; print(operator.__file__); print(operator.itemgetter(1)('ab'))"
+
+
+@pytest.mark.parametrize("path", [None, ".", "operator", "operator:."])
+def test_the_standard_librarys_operator_wins(path: str | None) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | ({"PYTHONPATH": path} if path else {})
+    done = subprocess.run([sys.executable, "-c", SAYS], cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    file, got = done.stdout.split()
+    assert not Path(file).is_relative_to(ROOT / "operator")
+    assert Path(file).name == "operator.py"
+    assert got == "b"
+
+
+def test_nothing_in_the_source_root_shadows_it() -> None:
+    assert not (ROOT / "operator" / "__init__.py").exists()
+    assert not (ROOT / "operator" / "operator.py").exists()
+    assert sorted(path.name for path in (ROOT / "operator").iterdir() if path.suffix == ".py") == []
+
+
+def test_the_package_is_found_and_typed() -> None:
+    found = importlib.util.find_spec("triton_pipelines")
+    assert found is not None
+    assert found.origin is not None
+    assert (Path(found.origin).parent / "py.typed").exists()
+
+
+def test_imports_go_one_way() -> None:
+    environment = dict(os.environ) | {"PYTHONPATH": str(ROOT / "operator")}
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()", "--no-cache"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 broken" in done.stdout
