@@ -100,7 +100,7 @@ class OperatorConfig(BaseModel):
     operator_key_file: Path = Path("/etc/tritonpipe/operator/key")
     operator_key_secret: str = "triton-pipelines-operator-key"  # noqa: S105 - a name
     operator_key_wait_seconds: float = Field(default=180.0, ge=0)
-    images: Pairs = MappingProxyType({DEFAULT_IMAGE: DEFAULT_SERVER_IMAGE})
+    images: Pairs = Field(default_factory=dict, validate_default=True)
     loader_image: str = DEFAULT_LOADER_IMAGE
     image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
     source_map: Names = ()

@@ -14,7 +14,9 @@ from triton_pipelines.loader.redact import MASK, redact_url
 
 REDACTED: Final = MASK
 # Field names whose values never belong into a log. Names such as `key` (a pipeline's key) and `secret` (a Secret's name) are harmless.
-_SECRET_FIELD: Final = re.compile(r"(?i)(token|password|passwd|authorization|credential|admin[-_]?key|control[-_]?key|secret[-_]?(access[-_]?)?key)")
+_SECRET_FIELD: Final = re.compile(
+    r"(?i)(token(?!i[sz])|password|passwd|authorization|credential|admin[-_]?key|control[-_]?key|secret[-_]?(access[-_]?)?key)"
+)
 _AUTHORIZATION: Final = re.compile(r"(?i)\b(bearer|basic)\s+[a-z0-9._~+/=-]{8,}")
 # Kopf's watch chatter and a line per probe say nothing about pipelines.
 _QUIET: Final = ("kopf.objects", "aiohttp.access", "asyncio")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -109,10 +109,14 @@ class Operator:
                     liveness_endpoint=f"http://{self.config.liveness_host}:{self.config.liveness_port}/healthz",
                     stop_flag=stop,
                 )
+            except Exception as failed:
+                # Stopped while it was still starting, Kopf fails in ways of its own; what stopped it is the thing to tell.
+                await self._drain(own)
+                _raise_failure(own, failed)
+                raise
             finally:
                 await self._drain(own)
-            with suppress(asyncio.CancelledError):
-                await own
+            _raise_failure(own, None)
 
     # --- our tasks -----------------------------------------------------------------------------------------------------
 
@@ -277,6 +281,11 @@ class Operator:
             server.shutdown()
             server.server_close()
             thread.join()
+
+
+def _raise_failure(task: asyncio.Task[None], cause: Exception | None) -> None:
+    if task.done() and not task.cancelled() and (failure := task.exception()) is not None:
+        raise failure from cause
 
 
 def _jittered(seconds: float) -> float:

@@ -1,0 +1,77 @@
+"""Options of the operator: defaults, variables, and messages that name the option."""
+
+from __future__ import annotations
+
+import pytest
+
+from triton_pipelines.app.config import ConfigError, OperatorConfig, load_config, variable_of
+
+
+def test_defaults_are_valid_and_cluster_wide() -> None:
+    config = load_config(environ={})
+    assert config.cluster_wide
+    assert config.scopes == (None,)
+    assert config.images["default"] == "nvcr.io/nvidia/tritonserver:24.10-py3"
+    assert config.render_options.server_image == config.images["default"]
+    assert config.render_options.custom_code_allowed
+
+
+def test_variables_fill_in_and_options_win() -> None:
+    environ = {
+        "TRITONPIPE_NAMESPACES": "a, b,a",
+        "TRITONPIPE_WORKERS": "3",
+        "TRITONPIPE_IMAGES": "vllm=v:1",
+        "TRITONPIPE_SOURCE_MAP": "hf://=http://127.0.0.1:1,s3://=http://127.0.0.1:2",
+        "TRITONPIPE_SUBSTITUTE_RUNNER": "onnxruntime_onnx",
+        "TRITONPIPE_CUSTOM_CODE": "forbid",
+        "OTHER": "x",
+    }
+    config = load_config({"workers": 5, "log_level": None}, environ)
+    assert config.namespaces == ("a", "b")
+    assert config.scopes == ("a", "b")
+    assert config.workers == 5
+    assert config.images["vllm"] == "v:1"
+    assert config.images["default"].startswith("nvcr.io/")
+    options = config.render_options
+    assert options.source_map == ("hf://=http://127.0.0.1:1", "s3://=http://127.0.0.1:2")
+    assert options.substitute_runner == {"onnxruntime_onnx"}
+    assert not options.custom_code_allowed
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"workers": 0}, ["--workers", "TRITONPIPE_WORKERS", "greater than or equal to 1"]),
+        ({"namespaces": ["team-*"]}, ["--namespaces", "team-*", "patterns are not supported"]),
+        ({"images": ["noequals"]}, ["--images", "'noequals'", "NAME=VALUE"]),
+        ({"source_map": ["nonsense"]}, ["--source-map", "nonsense", "PREFIX=TARGET"]),
+        ({"custom_code": "maybe"}, ["--custom-code", "'allow' or 'forbid'"]),
+        ({"metrics_port": 9000, "liveness_port": 9000}, ["metrics_port", "liveness_port", "9000"]),
+        ({"unknown": 1}, ["--unknown"]),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(options, {})
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_all_wrong_options_are_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config({"workers": 0, "resync_seconds": 0}, {})
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_the_configuration_cannot_be_changed() -> None:
+    config = load_config(environ={})
+    with pytest.raises(ValueError, match="frozen"):
+        config.workers = 1  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        config.images["default"] = "x"  # type: ignore[index]
+
+
+def test_every_option_has_a_variable_and_a_description() -> None:
+    for name in OperatorConfig.model_fields:
+        assert variable_of(name).startswith("TRITONPIPE_")
+        assert name in (OperatorConfig.__doc__ or ""), name

@@ -1,0 +1,100 @@
+"""What a watch event does to store and queue, Kopf's settings, and the credentials handed to Kopf."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from triton_pipelines.api import names
+from triton_pipelines.app.config import load_config
+from triton_pipelines.app.metrics import Metrics
+from triton_pipelines.app.watches import WATCHED, connection_info, kopf_settings, selector_of, take_in
+from triton_pipelines.cluster.login import LoginError
+from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES, PODS, SECRETS
+from triton_pipelines.cluster.store import Store
+
+
+def obj(name: str, version: int, pipeline: str = "p", uid: str = "u") -> dict[str, Any]:
+    labels = {names.LABEL_PIPELINE: pipeline} if pipeline else {}
+    return {"metadata": {"name": name, "namespace": "n", "uid": uid, "resourceVersion": str(version), "labels": labels}}
+
+
+def test_events_make_owners_due() -> None:
+    store = Store()
+    assert take_in(store, PODS, None, obj("a", 1)) == {("n", "p")}
+    assert take_in(store, PODS, "MODIFIED", obj("a", 1)) == set()
+    assert take_in(store, PODS, "MODIFIED", obj("a", 2, "q")) == {("n", "p"), ("n", "q")}
+    assert take_in(store, PODS, "DELETED", obj("a", 3, "q", uid="other")) == set()
+    assert take_in(store, PODS, "DELETED", obj("a", 3, "q")) == {("n", "q")}
+    assert take_in(store, PODS, "ADDED", obj("b", 4, "")) == set()
+    assert take_in(store, INFERENCE_PIPELINES, "ADDED", obj("x", 5, "")) == {("n", "x")}
+
+
+def test_secrets_are_not_watched_and_children_are_selected_by_the_server() -> None:
+    assert SECRETS not in WATCHED
+    settings = kopf_settings(load_config(environ={}))
+    assert selector_of(INFERENCE_PIPELINES) is None
+    assert selector_of(PODS) == names.MANAGED_SELECTOR
+    assert len(settings.watching.label_selectors) == len(WATCHED) - 1
+
+
+def test_kopf_is_set_as_the_design_says() -> None:
+    settings = kopf_settings(load_config({"namespaces": ["a"], "shutdown_seconds": 10}, {}))
+    assert settings.persistence.finalizer == "kopf.tritonpipelines.io/finalizer"
+    assert isinstance(settings.watching.server_timeout, int)
+    assert settings.watching.client_timeout == settings.watching.server_timeout + 30
+    assert settings.networking.request_timeout == 30
+    assert settings.networking.trust_env
+    assert settings.watching.chunk_size == 500
+    assert settings.queueing.worker_limit is None
+    assert settings.scanning.disabled
+    assert not settings.posting.enabled
+    assert not kopf_settings(load_config(environ={})).scanning.disabled
+
+
+def kubeconfig(path: Path, user: dict[str, Any]) -> Path:
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [{"name": "one", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "one",
+    }
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+async def test_kopf_gets_the_same_credentials_and_asks_again_for_tokens(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("first")
+    path = str(kubeconfig(tmp_path / "k", {"tokenFile": str(token)}))
+    info = await connection_info(path)
+    assert (info.server, info.scheme, info.token) == ("http://127.0.0.1:1", "Bearer", "first")
+    assert info.expiration is not None
+    token.write_text("second")
+    assert (await connection_info(path, "one")).token == "second"
+    plain = await connection_info(str(kubeconfig(tmp_path / "k2", {})))
+    assert (plain.token, plain.expiration) == (None, None)
+
+
+async def test_bad_kubeconfigs_are_named(tmp_path: Path) -> None:
+    with pytest.raises(LoginError, match="absent"):
+        await connection_info(str(tmp_path / "absent"))
+    with pytest.raises(LoginError, match="context 'two'"):
+        await connection_info(str(kubeconfig(tmp_path / "k", {})), "two")
+
+
+def test_watch_age_grows_until_the_next_event() -> None:
+    now = [100.0]
+    metrics = Metrics(clock=lambda: now[0])
+    metrics.observe_event(CONFIG_MAPS)
+    now[0] = 107.0
+    age = {"resource": "configmaps"}
+    assert metrics.registry.get_sample_value("tritonpipe_watch_age_seconds", age) == 7.0
+    metrics.observe_event(CONFIG_MAPS)
+    assert metrics.registry.get_sample_value("tritonpipe_watch_age_seconds", age) == 0.0
+    assert metrics.registry.get_sample_value("tritonpipe_watch_events_total", age) == 2.0
