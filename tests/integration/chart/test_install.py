@@ -1,0 +1,232 @@
+"""The chart on a real API server: installed, upgraded and removed by helm; what its roles allow; its pod under the restricted standard."""
+
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from e2e.local import api, binaries
+from hack import chart
+from tests.support.controlplane import ControlPlane
+
+from triton_pipelines.cluster import resources
+from triton_pipelines.cluster.resources import Resource
+
+pytestmark = pytest.mark.integration
+
+RELEASE = "triton-pipelines"
+CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferencepipelines.tritonpipelines.io"
+WRITTEN = ("get", "list", "watch", "create", "patch", "delete")
+CHILDREN = tuple(resource for resource in resources.WATCHED_CHILDREN if resource != resources.PODS)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ControlPlane]:
+    """A control plane of its own: the chart installs cluster-wide objects that would be in the way of other tests."""
+    with ControlPlane(controllers=True) as plane:
+        yield plane
+
+
+@pytest.fixture(scope="module")
+def connection(cluster: ControlPlane) -> Iterator[httpx.Client]:
+    with api.client(cluster.kubeconfig) as client:
+        for name in ("team-a", "team-b"):
+            api.apply(client, f"/api/v1/namespaces/{name}", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+        yield client
+
+
+def helm(cluster: ControlPlane, *arguments: str) -> str:
+    command = [str(binaries.path_of("helm")), f"--kubeconfig={cluster.kubeconfig}", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def install(cluster: ControlPlane, release: str, namespace: str, values: str) -> None:
+    file = str(chart.CHART / "ci" / f"{values}-values.yaml")
+    helm(cluster, "install", release, str(chart.CHART), f"--namespace={namespace}", "--create-namespace", f"--values={file}")
+
+
+@pytest.fixture(scope="module")
+def cluster_wide(cluster: ControlPlane, connection: httpx.Client) -> Iterator[str]:
+    """User name of the operator's account of a cluster-wide installation."""
+    install(cluster, RELEASE, chart.NAMESPACE, "default")
+    yield f"system:serviceaccount:{chart.NAMESPACE}:{RELEASE}"
+    helm(cluster, "uninstall", RELEASE, f"--namespace={chart.NAMESPACE}")
+
+
+@pytest.fixture(scope="module")
+def namespaced(cluster: ControlPlane, connection: httpx.Client) -> Iterator[str]:
+    """User name of the operator's account of an installation for team-a and team-b."""
+    install(cluster, "scoped-triton-pipelines", "scoped", "namespaced")
+    yield "system:serviceaccount:scoped:scoped-triton-pipelines"
+    helm(cluster, "uninstall", "scoped-triton-pipelines", "--namespace=scoped")
+
+
+def may(connection: httpx.Client, user: str, verb: str, resource: Resource, namespace: str = "", subresource: str = "") -> bool:
+    attributes = {"verb": verb, "group": resource.group, "version": resource.version, "resource": resource.plural}
+    review: dict[str, Any] = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": user, "resourceAttributes": {**attributes, "namespace": namespace, "subresource": subresource}},
+    }
+    answer = connection.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", json=review)
+    answer.raise_for_status()
+    allowed: bool = answer.json()["status"]["allowed"]
+    return allowed
+
+
+def rights(connection: httpx.Client, user: str, namespace: str) -> dict[str, set[str]]:
+    """Verbs that a user holds in a namespace (empty: everywhere), by kind, as the API server itself answers."""
+    verbs = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
+    found = {
+        resource.plural: {verb for verb in verbs if may(connection, user, verb, resource, namespace)}
+        for resource in (*resources.ALL, resources.SECRETS)
+    }
+    for subresource in ("status", "finalizers", "scale"):
+        pipelines = resources.INFERENCE_PIPELINES
+        found[f"{pipelines.plural}/{subresource}"] = {v for v in verbs if may(connection, user, v, pipelines, namespace, subresource)}
+    return {kind: held for kind, held in found.items() if held}
+
+
+PIPELINE_RIGHTS = {
+    "inferencepipelines": {"list", "watch"},
+    "inferencepipelines/status": {"patch"},
+    "inferencepipelines/finalizers": {"update"},
+    **{resource.plural: set(WRITTEN) for resource in CHILDREN},
+    "secrets": {"create", "patch", "delete"},
+    "pods": {"list", "watch"},
+    "events": {"create"},
+}
+
+
+def test_cluster_wide_operator_holds_exactly_its_rights(connection: httpx.Client, cluster_wide: str) -> None:
+    # Nodes are no namespaced kind, so the review for them ignores the namespace.
+    assert rights(connection, cluster_wide, "team-a") == {**PIPELINE_RIGHTS, "nodes": {"list"}}
+    assert rights(connection, cluster_wide, "") == {**PIPELINE_RIGHTS, "nodes": {"list"}}
+    for resource in (Resource("apiextensions.k8s.io", "v1", "", "customresourcedefinitions"), Resource("", "v1", "", "namespaces")):
+        assert {verb for verb in WRITTEN if may(connection, cluster_wide, verb, resource)} == {"list", "watch"}
+
+
+def test_namespaced_operator_holds_its_rights_there_alone(connection: httpx.Client, namespaced: str) -> None:
+    assert rights(connection, namespaced, "team-a") == PIPELINE_RIGHTS
+    assert rights(connection, namespaced, "team-b") == PIPELINE_RIGHTS
+    assert rights(connection, namespaced, "scoped") == {"secrets": {"create"}}
+    assert rights(connection, namespaced, "default") == {}
+    assert rights(connection, namespaced, "") == {}
+
+
+def test_no_operator_may_read_secrets(connection: httpx.Client, cluster_wide: str, namespaced: str) -> None:
+    for user, namespace in ((cluster_wide, "team-a"), (cluster_wide, chart.NAMESPACE), (namespaced, "team-a"), (namespaced, "scoped")):
+        assert [verb for verb in ("get", "list", "watch") if may(connection, user, verb, resources.SECRETS, namespace)] == []
+
+
+PEOPLE = [
+    ("view", {"inferencepipelines": {"get", "list", "watch"}, "status": {"get", "list", "watch"}, "scale": {"get", "list", "watch"}}),
+    (
+        "edit",
+        {
+            "inferencepipelines": {"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"},
+            "status": {"get", "list", "watch"},
+            "scale": {"get", "list", "watch", "update", "patch"},
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("role", "expected"), PEOPLE, ids=[role for role, _ in PEOPLE])
+def test_roles_of_people_include_pipelines(connection: httpx.Client, cluster_wide: str, role: str, expected: dict[str, set[str]]) -> None:
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": f"people-{role}"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": f"person-{role}"}],
+    }
+    api.apply(connection, f"/apis/rbac.authorization.k8s.io/v1/namespaces/team-b/rolebindings/people-{role}", binding)
+
+    def held() -> dict[str, set[str]]:
+        found = rights(connection, f"person-{role}", "team-b")
+        return {kind.rpartition("/")[2]: verbs for kind, verbs in found.items() if kind.startswith("inferencepipelines")}
+
+    # The aggregation controller adds the rules within moments.
+    api.wait_for(f"aggregated {role}: {expected}", lambda: held() == expected, 20)
+
+
+def test_pods_are_admitted_under_the_restricted_standard(connection: httpx.Client, cluster_wide: str) -> None:
+    labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "restricted", "labels": labels}}
+    api.apply(connection, "/api/v1/namespaces/restricted", namespace)
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": RELEASE}}
+    api.apply(connection, f"/api/v1/namespaces/restricted/serviceaccounts/{RELEASE}", account)
+    (deployment,) = (item for item in chart.render() if item["kind"] == "Deployment")
+    pod = {"apiVersion": "v1", "kind": "Pod", **deployment["spec"]["template"]}
+    pod["metadata"] = {**pod["metadata"], "name": "operator"}
+    path, query = "/api/v1/namespaces/restricted/pods", {"dryRun": "All"}
+    accepted = connection.post(path, params=query, json=pod)
+    assert accepted.status_code == 201, accepted.text
+    assert "Warning" not in accepted.headers
+    # The standard is really enforced here.
+    pod["spec"]["containers"][0]["securityContext"].pop("capabilities")
+    refused = connection.post(path, params=query, json=pod)
+    assert refused.status_code == 403, refused.text
+    assert "unrestricted capabilities" in refused.json()["message"]
+
+
+def test_server_side_dry_run_takes_every_values_file(cluster: ControlPlane, connection: httpx.Client) -> None:
+    for path in sorted((chart.CHART / "ci").glob("*-values.yaml")):
+        monitor = ["--set", "metrics.podMonitor.enabled=false"]  # its CRD belongs to another project
+        helm(
+            cluster,
+            "install",
+            "probe",
+            str(chart.CHART),
+            "--namespace=default",
+            f"--values={path}",
+            "--dry-run=server",
+            "--set",
+            "crds.enabled=false",
+            *monitor,
+        )
+
+
+@pytest.fixture
+def empty() -> Iterator[ControlPlane]:
+    """An API server on which nothing is installed."""
+    with ControlPlane() as plane:
+        yield plane
+
+
+def test_upgrade_changes_settings_and_removal_keeps_crd_and_pipelines(empty: ControlPlane) -> None:
+    release = ["lifecycle", str(chart.CHART), "--namespace=lifecycle", "--set", "fullnameOverride=lifecycle"]
+    deployment = "/apis/apps/v1/namespaces/lifecycle/deployments/lifecycle"
+    sample = yaml.safe_load((chart.MANIFESTS / "samples" / "sentiment.yaml").read_text())
+    pipeline = f"{resources.INFERENCE_PIPELINES.path('default', sample['metadata']['name'])}"
+    with api.client(empty.kubeconfig) as client:
+        helm(empty, "install", *release, "--create-namespace")
+        before = client.get(deployment).json()["spec"]["template"]["spec"]
+        established = "customresourcedefinition/inferencepipelines.tritonpipelines.io"
+        subprocess.run([empty.kubectl, f"--kubeconfig={empty.kubeconfig}", "wait", "--for=condition=Established", established], check=True)
+        api.apply(client, pipeline, sample)
+        helm(empty, "upgrade", *release, "--set", "operator.workers=3")
+        after = client.get(deployment).json()["spec"]["template"]["spec"]
+        assert {"name": "TRITONPIPE_WORKERS", "value": "8"} in before["containers"][0]["env"]
+        assert {"name": "TRITONPIPE_WORKERS", "value": "3"} in after["containers"][0]["env"]
+        helm(empty, "uninstall", "lifecycle", "--namespace=lifecycle")
+        assert client.get(deployment).status_code == 404
+        assert client.get("/apis/rbac.authorization.k8s.io/v1/clusterroles/lifecycle").status_code == 404
+        assert client.get(CRD_PATH).status_code == 200
+        assert client.get(pipeline).status_code == 200
+
+
+@pytest.mark.parametrize("folder", ["base", "overlays/namespaced"])
+def test_kustomize_applies(empty: ControlPlane, folder: str) -> None:
+    path = chart.MANIFESTS / folder
+    access = [str(empty.kubectl), f"--kubeconfig={empty.kubeconfig}"]
+    first = subprocess.run([*access, "apply", "--server-side", "--kustomize", path], capture_output=True, text=True, check=False)
+    assert first.returncode == 0, first.stderr
+    assert "Warning" not in first.stderr
+    again = subprocess.run([*access, "diff", "--server-side", "--kustomize", path], capture_output=True, text=True, check=False)
+    assert (again.returncode, again.stdout) == (0, ""), again.stderr
