@@ -100,9 +100,11 @@ class Switch(StrEnum):
 TRITON_NAME_PATTERN = r"^[A-Za-z0-9_+=@~-]+(\.[A-Za-z0-9_+=@~-]+)*$"
 TritonName = Annotated[str, Field(min_length=1, max_length=128, pattern=TRITON_NAME_PATTERN)]
 # Names of tensors: any that Triton takes (854, input.1, a/b:0); only control characters are out.
-TensorName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
+TENSOR_NAME_PATTERN = r"^[^\x00-\x1f\x7f]+$"
+TensorName = Annotated[str, Field(min_length=1, max_length=256, pattern=TENSOR_NAME_PATTERN)]
 # STEP.OUTPUT or pipeline.INPUT, split at the first dot.
-TensorReference = Annotated[str, Field(min_length=3, max_length=320, pattern=r"^[a-z][a-z0-9-]*\.[^\x00-\x1f\x7f]+$")]
+TENSOR_REFERENCE_PATTERN = r"^[a-z][a-z0-9-]*\.[^\x00-\x1f\x7f]+$"
+TensorReference = Annotated[str, Field(min_length=3, max_length=320, pattern=TENSOR_REFERENCE_PATTERN)]
 Dimension = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 Text = Annotated[str, Field(max_length=1024)]
 # The pattern of Kubernetes' own Quantity (apimachinery), without exponents.
@@ -114,9 +116,11 @@ Quantity = Annotated[
     BeforeValidator(lambda value: str(value) if isinstance(value, int) and not isinstance(value, bool) else value),
 ]
 # A DNS subdomain: the name of a Secret, a ConfigMap, a service account, a class.
-ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+OBJECT_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=OBJECT_NAME_PATTERN)]
 # A key of a Secret or ConfigMap, which becomes a file name.
-DataKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
+DATA_KEY_PATTERN = r"^[-._a-zA-Z0-9]+$"
+DataKey = Annotated[str, Field(min_length=1, max_length=253, pattern=DATA_KEY_PATTERN)]
 LabelKey = Annotated[str, Field(max_length=317)]
 # A part of the Kubernetes API passed on as written; the API server judges it when the child object is applied.
 Passthrough = dict[str, Any]

@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from .base import Finding
+from .base import DATA_KEY_PATTERN, OBJECT_NAME_PATTERN, QUANTITY_PATTERN, TENSOR_NAME_PATTERN, TENSOR_REFERENCE_PATTERN, TRITON_NAME_PATTERN, Finding
+from .source import SCHEMES, URI_PATTERN
 from .v1alpha1 import ROOT_RULES, InferencePipeline
 
 _META = ("name", "namespace", "uid", "generation", "deletionTimestamp", "annotations", "labels")
@@ -23,6 +24,17 @@ _WANTED = {
     "list_type": "a list",
     "dict_type": "a mapping",
     "model_type": "a mapping",
+}
+
+# What a value that fits the pattern is; a pattern that is not here is shown as it is.
+_MEANING = {
+    TRITON_NAME_PATTERN: "a model name: letters, digits and _+=@~-, parts joined by single dots",
+    TENSOR_NAME_PATTERN: "a tensor name: any characters but control characters",
+    TENSOR_REFERENCE_PATTERN: "a tensor: write STEP.OUTPUT (such as model.logits) or pipeline.INPUT",
+    QUANTITY_PATTERN: "a quantity: a number with a unit of Kubernetes, such as 500m, 2, 400Mi or 1.5Gi",
+    OBJECT_NAME_PATTERN: "the name of a Kubernetes object: lower-case letters, digits, '-' and '.'",
+    DATA_KEY_PATTERN: "a key of a Secret or ConfigMap: letters, digits, '-', '_' and '.'",
+    URI_PATTERN: f"a source: it starts with {', '.join(f'{scheme}://' for scheme in SCHEMES[:-1])} or {SCHEMES[-1]}:// and has no blanks",
 }
 
 
@@ -44,7 +56,9 @@ def parse(document: Mapping[str, Any]) -> tuple[InferencePipeline | None, list[F
         # Through JSON, because only there pydantic is strict and still reads enums from text; YAML's dates become text, as in kubectl.
         pipeline = InferencePipeline.model_validate_json(json.dumps(body, default=str), strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
-        return None, absent + [Finding(_path(item["loc"]), _message(dict(item))) for item in error.errors(include_url=False)]
+        return None, absent + [
+            Finding(_path(item["loc"]), _message(item)) for item in _telling([dict(one) for one in error.errors(include_url=False)])
+        ]
     return (None if absent else pipeline), absent + list(pipeline.spec.broken_rules("spec"))
 
 
@@ -57,11 +71,21 @@ def _as_sent(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _telling(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the echoes: pydantic counts only good items of a list, so a bad item also makes its list "too short"."""
+
+    def echo(item: dict[str, Any]) -> bool:
+        length = len(item["loc"])
+        return item["type"] == "too_short" and any(len(other["loc"]) > length and other["loc"][:length] == item["loc"] for other in items)
+
+    return [item for item in items if not echo(item)]
+
+
 def _path(location: tuple[int | str, ...]) -> str:
     text = ""
+    if location and location[-1] == "[key]":  # pydantic's mark for the key of a mapping: speak of the mapping, as the API server does
+        location = location[:-2]
     for part in location:
-        if part == "[key]":  # pydantic's mark for the key of a mapping, which already stands before it
-            continue
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text or "(the document)"
 
@@ -69,9 +93,11 @@ def _path(location: tuple[int | str, ...]) -> str:
 def _message(item: Mapping[str, Any]) -> str:
     """Pydantic's message in the words of the resource: what is wrong and what may stand there."""
     kind, value = item["type"], item.get("input")
+    if item["loc"][:3] == ("spec", "server", "env") and item["loc"][-1] == "value" and isinstance(value, (int, float)):
+        return "must be text, not a number or a boolean; put it in quotes"  # never shown: it may be a password
     context = item.get("ctx") or {}
     if item["loc"] == ("metadata", "name") and kind != "missing":
-        return f"{_shown(value)}: {ROOT_RULES[0]['message']}"
+        return f"{_shown(value)} is not allowed: it {ROOT_RULES[0]['message'].removeprefix('metadata.name ')}"
     if kind == "missing":
         return "is required"
     if kind == "extra_forbidden":
@@ -79,19 +105,22 @@ def _message(item: Mapping[str, Any]) -> str:
     if kind in ("enum", "literal_error"):
         return f"{_shown(value)} is not allowed; write {_choices(str(context.get('expected')))}"
     if kind == "string_pattern_mismatch":
-        return f"{_shown(value)} does not match {context.get('pattern')}"
+        pattern = str(context.get("pattern"))
+        return f"{_shown(value)} is not {_MEANING[pattern]}" if pattern in _MEANING else f"{_shown(value)} does not match {pattern}"
     if kind in _WANTED:
-        hint = f'; write "{value}" in quotes' if kind == "string_type" and isinstance(value, (int, float)) else ""
+        hint = "; put it in quotes" if kind == "string_type" and isinstance(value, (int, float)) else ""
         return f"must be {_WANTED[kind]}, not {_shown(value)}{hint}"
     if kind in ("greater_than_equal", "less_than_equal"):
         bound, word = (context["ge"], "at least") if "ge" in context else (context["le"], "at most")
         return f"must be {word} {bound}, not {value}"
+    if item["loc"][-1:] == ("[key]",) and kind == "string_too_long":
+        return f"each key must have at most {_counted(context['max_length'], 'character')}"
     if kind in ("string_too_short", "string_too_long"):
         bound, word = (context["min_length"], "at least") if "min_length" in context else (context["max_length"], "at most")
         return f"must have {word} {_counted(bound, 'character')}, not {len(str(value))}"
     if kind in ("too_short", "too_long"):
         bound, word = (context["min_length"], "at least") if "min_length" in context else (context["max_length"], "at most")
-        return f"must have {word} {_counted(bound, 'item')}, not {context.get('actual_length') or 'more'}"
+        return f"must have {word} {_counted(bound, 'item')}, not {len(value) if isinstance(value, (dict, list)) else 'more'}"
     return f"{item['msg']} (got {_shown(value)})"
 
 
@@ -101,7 +130,8 @@ def _shown(value: Any) -> str:
         return "a mapping" if isinstance(value, dict) else "a list"
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
-    text = repr(value)
+    # A URI may hold a password or a signature, and messages end up in logs and events.
+    text = re.sub(r"(://)[^/@\s]*@", r"\1…@", re.sub(r"\?[^'\s]*", "?…", repr(value))) if "://" in str(value) else repr(value)
     return text if len(text) <= 80 else f"{text[:76]}…'"
 
 

@@ -1,0 +1,90 @@
+"""The corpus as the command line judges it; the API server's judgement is in tests/integration/api."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.corpus import GOLDEN, Sample, bad, good, messages
+
+from triton_pipelines.api import parse
+from triton_pipelines.api.base import ApiModel
+from triton_pipelines.api.crd import model_classes
+
+
+@pytest.mark.parametrize("sample", good(), ids=lambda sample: sample.name)
+def test_good_resources_have_no_findings(sample: Sample) -> None:
+    pipeline, findings = parse(sample.document)
+    assert findings == []
+    assert pipeline is not None
+    assert pipeline.name == sample.document["metadata"]["name"]
+
+
+@pytest.mark.parametrize("sample", bad(), ids=lambda sample: sample.name)
+def test_bad_resources_have_exactly_the_finding_they_name(sample: Sample) -> None:
+    _, findings = parse(sample.document)
+    assert [(finding.path, finding.message) for finding in findings] == [(sample.path, sample.message)]
+
+
+def test_every_message_is_in_the_golden_list() -> None:
+    """After a wanted change: ``python -m tests.corpus``, then read the difference."""
+    assert GOLDEN.read_text(encoding="utf-8") == messages()
+
+
+def _models(value: object) -> Iterator[ApiModel]:
+    if isinstance(value, ApiModel):
+        yield value
+        for name in type(value).model_fields:
+            yield from _models(getattr(value, name))
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _models(item)
+
+
+def test_every_rule_is_broken_by_a_bad_resource() -> None:
+    rules = {(name, index) for name, model in model_classes(ApiModel).items() for index in range(len(model.rules))}
+    broken = {
+        (type(model).__name__, index)
+        for sample in bad()
+        for model in _models(parse(sample.document)[0])
+        for index, rule in enumerate(model.rules)
+        if not rule.holds(model)
+    }
+    assert len(rules) > 20
+    assert rules - broken == set()
+
+
+def test_all_findings_come_at_once() -> None:
+    document = good()[0].document | {"spec": {"replicas": "2", "tokenizer": {"maxLength": 0}, "model": {}}}
+    _, findings = parse(document)
+    assert {finding.path for finding in findings} == {"spec.replicas", "spec.tokenizer.maxLength", "spec.model.platform", "spec.model.outputs"}
+
+
+@pytest.mark.parametrize("document", [None, [], "text", 5, {}, {"spec": None}, {"metadata": []}, {"spec": {"tokenizer": {"source": []}}}])
+def test_any_document_gets_findings_and_never_an_exception(document: object) -> None:
+    pipeline, findings = parse(document)  # type: ignore[arg-type]
+    assert pipeline is None
+    assert findings
+    assert all(str(finding) for finding in findings)
+
+
+def test_status_and_foreign_metadata_are_ignored() -> None:
+    document = good()[0].document
+    seen = {**document, "status": {"anything": 1}, "metadata": {**document["metadata"], "managedFields": [{}], "generation": 7, "uid": "u"}}
+    pipeline, findings = parse(seen)
+    assert findings == []
+    assert pipeline is not None
+    assert pipeline.metadata.generation == 7
+
+
+@pytest.mark.parametrize("secret", ["https://user:hunter2@host/a b", "https://host/a b?signature=hunter2", "ftp://user:hunter2@host/a"])
+def test_no_message_shows_a_secret_of_a_uri(secret: str) -> None:
+    document = {**good()[0].document, "spec": {"source": {"uri": secret}}}
+    _, findings = parse(document)
+    assert any(finding.path == "spec.source.uri" for finding in findings)
+    assert "hunter2" not in "".join(map(str, findings))
+
+
+def test_no_message_shows_the_value_of_an_environment_variable() -> None:
+    document = {**good()[0].document, "spec": {"server": {"env": [{"name": "PIN", "value": 4711}]}}}
+    _, findings = parse(document)
+    assert any(finding.path == "spec.server.env[0].value" for finding in findings)
+    assert "4711" not in "".join(map(str, findings))
