@@ -195,6 +195,14 @@ def test_a_part_of_another_object_is_not_continued(keyed: Pod, gateway: Gateway)
     assert "resumes" not in keyed.output
 
 
+def test_a_part_that_is_already_whole_is_fetched_anew(keyed: Pod, gateway: Gateway) -> None:
+    etag = obstore.put(gateway.bucket("models"), "whole.bin", DATA)["e_tag"]
+    plan = keyed.plan(item(gateway, "s3://models/whole.bin"))
+    _leave_part(keyed, plan.fetch[0], bytes(len(DATA)), str(etag))
+    code, report = keyed.load()
+    assert (code, report.sources[0].sha256) == (0, SHA), keyed.output
+
+
 def test_killed_in_mid_download_and_resumed(keyed: Pod, gateway: Gateway) -> None:
     obstore.put(gateway.bucket("models"), "large.bin", DATA)
     with Relay(gateway.url, stop_after=6_000_000) as relay:

@@ -15,6 +15,7 @@ from tests.integration.loader.conftest import Pod
 from tokenizers import Tokenizer
 
 from triton_pipelines.api.loadplan import FetchKind, PlanCheck, PlanCount, PlanFetch, PlanFile, PlanTensor, Reason
+from triton_pipelines.loader.main import parse_options
 
 CONFIG = 'name: "tokenizer"\nmax_batch_size: 64\ninstance_group [ { kind: KIND_CPU  count: 1 } ]  # kept\n'
 SENTENCES = ["Ça va, naïve café?", "A plain sentence.", "日本語 mixed WITH Capitals", "unaffable\t tab", "", "x" * 300]
@@ -303,6 +304,25 @@ def test_broken_counts_do_not_hold_a_pod(pod: Pod) -> None:
     assert code == 0
     assert (pod.models / "tokenizer/config.pbtxt").read_text() == CONFIG
     assert "counts.json is not usable" in pod.output
+
+
+@pytest.mark.integration
+def test_broken_records_of_the_first_load_are_an_error(pod: Pod) -> None:
+    (pod.options.live / "resolved.json").write_text('{"4f1d00": {"model": {"revision": 7}}}')
+    pod.plan()
+    code, report = pod.load()
+    assert (code, report.findings[0].reason) == (3, Reason.INTERNAL_ERROR)
+    assert "resolved.json is not usable" in report.findings[0].message
+
+
+@pytest.mark.integration
+def test_rules_of_the_environment_and_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITONPIPE_SOURCE_MAP", "hf://=http://environment,s3://=http://environment")
+    options = parse_options(["--source-map=hf://=http://line", f"--root={tmp_path}", "--source-map", "https://a/=file:///b/"])
+    assert dict(options.source_map.rules) == {"hf://": "http://line", "s3://": "http://environment", "https://a/": "file:///b/"}
+    assert (options.models, options.site, options.state) == (tmp_path / "models", tmp_path / "site", tmp_path / ".load")
+    with pytest.raises(SystemExit):
+        parse_options(["--source-map=nonsense"])
 
 
 @pytest.mark.integration

@@ -44,9 +44,12 @@ def test_a_file_larger_than_the_volume_is_refused_before_it_is_fetched(small: Po
     data = bytes(SIZE + 1)
     with LoopbackServer(lambda request: file_response(request, data, '"big"')) as server:
         small.map(f"https://models.example.com/={server.url}/")
-        small.plan(item(server.url))
+        missing = PlanFetch(step="tokenizer", uri="pvc://absent/t.json", target="tokenizer/1/tokenizer.json")
+        small.plan(missing, item(server.url), missing.model_copy(update={"target": "never/1/reached"}))
         code, report = small.load()
-    finding = report.findings[0]
+    # What failed before is told too; nothing more is tried on a full volume.
+    assert [item.reason for item in report.findings] == [Reason.SOURCE_UNAVAILABLE, Reason.NO_SPACE]
+    finding = report.findings[1]
     assert (code, finding.reason, finding.step, finding.field) == (2, Reason.NO_SPACE, "model", "spec.model.source")
     assert f"needs {SIZE + 1} bytes" in finding.message
     assert "bytes free" in finding.message

@@ -299,6 +299,17 @@ def test_a_spoiled_part_is_fetched_again_from_the_start(trusting: Pod, server: L
     assert "fetching all of it again" in trusting.output
 
 
+def test_a_part_that_is_already_whole_or_longer_is_fetched_anew(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
+    faulty.script = [faulty.cut(1_000_000), *[faulty.status(500)] * 3]
+    trusting.plan(item(f"{server.url}/model.bin"))
+    assert trusting.load()[0] == 3
+    next(trusting.options.state.rglob("*.part")).write_bytes(bytes(len(DATA)))
+    code, _ = trusting.load()
+    assert code == 0, trusting.output
+    assert "refuses to go on where the last attempt ended" in trusting.output
+    assert fetched(trusting) == DATA
+
+
 def test_the_first_load_decides_for_every_later_pod(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
     trusting.plan(item(f"{server.url}/model.bin"))
     trusting.resolved("model", '"v0"', hashlib.sha256(b"then").hexdigest())
