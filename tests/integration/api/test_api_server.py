@@ -1,0 +1,228 @@
+"""The corpus before a real API server: it and the command line judge alike, and what it stores is stable."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from e2e.local import api
+from tests.corpus import Sample, bad, good
+from tests.support.controlplane import ControlPlane
+
+from triton_pipelines.api import crd, names, parse
+
+pytestmark = pytest.mark.integration
+
+CRD_FILE = Path(__file__).parents[3] / "crds" / "inferencepipelines.tritonpipelines.io.yaml"
+SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+PIPELINES = f"/apis/{names.API_VERSION}/namespaces/default/{names.PLURAL}"
+APPLY = {"Content-Type": "application/apply-patch+yaml"}
+# What the API server adds to the list of causes when it stopped before the rules, and when it looked at an integer's or text's type twice.
+ECHOES = ("some validation rules were not checked", "Checked value must be", "must validate at least one schema", "accessor error")
+
+
+@pytest.fixture(scope="module")
+def connection(api_server: ControlPlane) -> Iterator[httpx.Client]:
+    """Authenticated client of an API server that serves the CRD."""
+    with api.client(api_server.kubeconfig) as client:
+        answer = client.patch(
+            f"{DEFINITIONS}/{names.PLURAL}.{names.GROUP}",
+            params={"fieldManager": "test", "force": "true", "fieldValidation": "Strict"},
+            headers=APPLY,
+            content=json.dumps(yaml.safe_load(CRD_FILE.read_text(encoding="utf-8"))),
+        )
+        assert answer.status_code in (200, 201), answer.text
+        api.wait_for("the kind", lambda: client.get(PIPELINES).status_code == 200, 30.0)
+        yield client
+
+
+def _causes(status: dict[str, Any]) -> list[tuple[str, str]]:
+    causes = status.get("details", {}).get("causes", [])
+    return [(cause.get("field", ""), cause["message"]) for cause in causes if not any(echo in cause["message"] for echo in ECHOES)]
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{path}[{index}]")
+    else:
+        yield path, value
+
+
+def test_the_definition_is_accepted_without_a_complaint(connection: httpx.Client) -> None:
+    stored = connection.get(f"{DEFINITIONS}/{names.PLURAL}.{names.GROUP}").json()
+    conditions = {one["type"]: (one["status"], one.get("message")) for one in stored["status"]["conditions"]}
+    assert conditions["Established"][0] == "True"
+    assert conditions["NamesAccepted"][0] == "True"
+    assert "NonStructuralSchema" not in conditions
+
+
+@pytest.mark.parametrize("sample", bad(), ids=lambda sample: sample.name)
+def test_bad_resources_are_refused_with_the_message_they_name(connection: httpx.Client, sample: Sample) -> None:
+    answer = connection.post(PIPELINES, params={"dryRun": "All", "fieldValidation": "Strict"}, json=sample.document)
+    assert answer.status_code in (400, 422), answer.text
+    status = answer.json()
+    if not sample.server_path:  # the server refuses to read it at all, and names no causes
+        assert sample.server_text in status["message"]
+        return
+    causes = _causes(status)
+    assert any(field == sample.server_path and sample.server_text in message for field, message in causes), causes
+    if sample.server_text == sample.message:  # a cross-field rule: exactly this one, like the command line's single finding
+        assert len(causes) == 1, causes
+
+
+@pytest.mark.parametrize("sample", good(), ids=lambda sample: sample.name)
+def test_defaults_of_the_server_are_those_of_the_models(connection: httpx.Client, sample: Sample) -> None:
+    answer = connection.post(PIPELINES, params={"dryRun": "All", "fieldValidation": "Strict"}, json=sample.document)
+    assert answer.status_code == 201, answer.text
+    assert "warning" not in answer.headers
+    stored = answer.json()["spec"]
+    pipeline, findings = parse(sample.document)
+    assert findings == []
+    assert pipeline is not None
+    ours = dict(_leaves(pipeline.spec.model_dump(by_alias=True, mode="json")))
+    quantities = {path for path in ours if path.endswith((".cpu", ".memory", "haredMemory"))}
+    for path, value in _leaves(stored):
+        assert path in ours, path
+        assert ours[path] == (str(value) if path in quantities else value), path
+    # and the other way round: what the server stored means the same as what the user wrote
+    again, _ = parse(answer.json())
+    assert again is not None
+    assert again.spec == pipeline.spec
+
+
+def test_the_server_fills_in_every_default_of_the_schema(connection: httpx.Client) -> None:
+    sample = next(one for one in good() if one.name == "empty-objects")
+    stored = connection.post(PIPELINES, params={"dryRun": "All"}, json=sample.document).json()
+    filled = {f"spec.{path}": value for path, value in _leaves(stored["spec"])}
+    wanted = {path: node["default"] for path, node in crd.walk(crd.root_schema()) if "default" in node}
+    same = ("spec.tokenizer.source.", "spec.model.source.")  # the type of spec.source, which stands for all three
+    expected = {path: value for path, value in wanted.items() if not path.startswith(same)}
+    assert "spec.source.caRef.key" in expected
+    assert {path: filled.get(path) for path in expected} == expected
+
+
+def _stored(connection: httpx.Client, name: str) -> dict[str, Any]:
+    answer = connection.get(f"{PIPELINES}/{name}")
+    assert answer.status_code == 200, answer.text
+    document: dict[str, Any] = answer.json()
+    return document
+
+
+@pytest.mark.parametrize("server_side", [False, True], ids=["client-side", "server-side"])
+@pytest.mark.parametrize("file", [*(sample.file for sample in good()), *sorted(SAMPLES.glob("*.yaml"))], ids=lambda file: file.stem)
+def test_applying_twice_with_kubectl_changes_nothing(api_server: ControlPlane, connection: httpx.Client, file: Path, server_side: bool) -> None:
+    name = yaml.safe_load(file.read_text(encoding="utf-8"))["metadata"]["name"]
+    environment = {**os.environ, "KUBECONFIG": str(api_server.kubeconfig)}
+
+    def kubectl(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([str(api_server.kubectl), *arguments, "-f", str(file)], env=environment, capture_output=True, text=True, timeout=60)
+
+    if server_side and name == "nulls":
+        pytest.skip("server-side apply refuses nulls: test_server_side_apply_refuses_nulls")
+    options = ["--server-side"] if server_side else []
+    try:
+        first = kubectl("apply", *options)
+        assert first.returncode == 0, first.stderr
+        assert "Warning" not in first.stderr
+        before = _stored(connection, name)
+        # managedFields carry times with a resolution of one second: a second write in a later one would show.
+        api.wait_for("the next second", lambda: time.time() // 1 > _second(before), 5.0)
+        second = kubectl("apply", *options)
+        assert second.returncode == 0, second.stderr
+        assert "Warning" not in second.stderr
+        after = _stored(connection, name)
+        assert after == before
+        assert after["metadata"]["generation"] == 1
+        difference = kubectl("diff", *options)
+        assert difference.returncode == 0, difference.stdout + difference.stderr
+    finally:
+        connection.delete(f"{PIPELINES}/{name}")
+        api.wait_for("deletion", lambda: connection.get(f"{PIPELINES}/{name}").status_code == 404, 10.0)
+
+
+def test_server_side_apply_refuses_nulls(connection: httpx.Client) -> None:
+    """The server itself judges in two ways: create and client-side apply drop a null field, server-side apply keeps and refuses it.
+
+    The command line follows the first, because what is stored never holds a null.
+    """
+    sample = next(one for one in good() if one.name == "nulls")
+    answer = connection.patch(
+        f"{PIPELINES}/nulls", params={"fieldManager": "test", "dryRun": "All"}, headers=APPLY, content=json.dumps(sample.document)
+    )
+    assert answer.status_code == 422
+    assert ("spec.server", "null") in {(field, message.rsplit('"', 2)[-2]) for field, message in _causes(answer.json())}
+
+
+def _second(stored: dict[str, Any]) -> float:
+    written = stored["metadata"]["creationTimestamp"]
+    return time.mktime(time.strptime(written, "%Y-%m-%dT%H:%M:%SZ")) - time.timezone
+
+
+def test_status_and_scale_are_subresources(connection: httpx.Client) -> None:
+    document = {**good()[0].document, "metadata": {"name": "subresources"}}
+    path = f"{PIPELINES}/subresources"
+    try:
+        assert connection.post(PIPELINES, json=document).status_code == 201
+        status = {
+            "status": {
+                "replicas": 1,
+                "readyReplicas": 1,
+                "selector": "a=b",
+                "tokenizer": {"summary": "1/4"},
+                "conditions": [
+                    {
+                        "type": "Ready",
+                        "status": "True",
+                        "reason": "Succeeded",
+                        "message": "1 of 1 pods",
+                        "lastTransitionTime": "2026-01-01T00:00:00Z",
+                        "observedGeneration": 1,
+                    }
+                ],
+            }
+        }
+        answer = connection.patch(f"{path}/status", headers={"Content-Type": "application/merge-patch+json"}, content=json.dumps(status))
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["metadata"]["generation"] == 1
+        scale = connection.get(f"{path}/scale").json()
+        assert scale["spec"]["replicas"] == 1
+        assert scale["status"] == {"replicas": 1, "selector": "a=b"}
+        table = connection.get(path, headers={"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}).json()
+        shown = {column["name"]: cell for column, cell in zip(table["columnDefinitions"], table["rows"][0]["cells"], strict=True)}
+        assert shown | {"Age": ""} == {
+            "Name": "subresources",
+            "Ready": "True",
+            "Replicas": 1,
+            "Tokenizers": "1/4",
+            "Age": "",
+            "Revision": None,
+            "Reason": "Succeeded",
+            "Message": "1 of 1 pods",
+        }
+    finally:
+        connection.delete(path)
+
+
+def test_a_bad_status_is_refused(connection: httpx.Client) -> None:
+    document = {**good()[0].document, "metadata": {"name": "bad-status"}}
+    path = f"{PIPELINES}/bad-status"
+    try:
+        assert connection.post(PIPELINES, json=document).status_code == 201
+        wrong = {"status": {"conditions": [{"type": "Ready", "status": "Maybe"}]}}
+        answer = connection.patch(f"{path}/status", headers={"Content-Type": "application/merge-patch+json"}, content=json.dumps(wrong))
+        assert answer.status_code == 422
+        fields = {field for field, _ in _causes(answer.json())}
+        assert {"status.conditions[0].status", "status.conditions[0].reason", "status.conditions[0].lastTransitionTime"} <= fields
+    finally:
+        connection.delete(path)
