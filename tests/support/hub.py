@@ -4,7 +4,7 @@ No package holds a real hub. Stood in for: ``/api/models/<repo>[/revision/<rev>]
 ``/<repo>/resolve/<rev>/<path>`` with ``ETag``, ``X-Repo-Commit`` and ranges, the ``X-Error-Code`` header of refusals, tokens,
 and, with ``cdn``, the redirect of file content to another origin.
 
-``python -m tests.support.hub FOLDER`` serves ``FOLDER/<org>/<name>/…`` and prints its URL.
+``python -m tests.support.hub FOLDER [ADDRESS]`` serves ``FOLDER/<org>/<name>/…`` and prints its URL.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ class HubServer:
     Args:
         root: a folder ``<org>/<name>/<files>``; each repository becomes the first commit of its branch ``main``.
         token: what clients must present for every repository; None: all are public.
+        host: the address to listen on: loopback, or one of a test's own network namespace.
         cdn: send clients on to another port for file content, as the real hub does for large files.
     """
 
-    def __init__(self, root: Path | None = None, *, token: str | None = None, cdn: bool = False) -> None:
+    def __init__(self, root: Path | None = None, *, token: str | None = None, cdn: bool = False, host: str = "127.0.0.1") -> None:
         self._token = token
         self._commits: dict[str, dict[str, dict[str, bytes]]] = {}
         self._branches: dict[tuple[str, str], str] = {}
         self.gated: set[str] = set()
-        self._server = LoopbackServer(self._answer)
-        self.cdn = LoopbackServer(self._content) if cdn else None
+        self._server = LoopbackServer(self.answer)
+        self.cdn = LoopbackServer(self._content, host=host) if cdn else None
         self._blobs: dict[str, bytes] = {}
         for folder in sorted(root.glob("*/*")) if root else ():
             if folder.is_dir():
@@ -80,7 +81,8 @@ class HubServer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stack.close()
 
-    def _answer(self, request: Request) -> Response:
+    def answer(self, request: Request) -> Response:
+        """The answer to one request, for servers that hold more than a hub."""
         parts = [unquote(part) for part in urlsplit(request.path).path.strip("/").split("/")]
         if parts[:2] == ["api", "models"]:
             revision = parts[5] if parts[4:5] == ["revision"] else "main"
@@ -139,7 +141,7 @@ def _refusal(status: int, code: str, message: str) -> Response:
 
 def main(arguments: list[str]) -> int:
     """Serve a folder until interrupted."""
-    with HubServer(Path(arguments[0])) as hub:
+    with HubServer(Path(arguments[0]), host=arguments[1] if len(arguments) > 1 else "127.0.0.1") as hub:
         print(hub.url, flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             threading.Event().wait()

@@ -49,12 +49,19 @@ def file_response(request: Request, data: bytes, etag: str, *, ranges: bool = Tr
 
 
 class LoopbackServer:
-    """Serves ``answer`` on a free port of 127.0.0.1; ``requests`` keeps all that was asked.
+    """Serves ``answer`` on a free port of 127.0.0.1 (or where ``address`` says); ``requests`` keeps all that was asked.
 
     Without ``length`` no Content-Length is sent: the answer says itself where its body ends.
     """
 
-    def __init__(self, answer: Callable[[Request], Response], tls: ssl.SSLContext | None = None, *, length: bool = True) -> None:
+    def __init__(
+        self,
+        answer: Callable[[Request], Response],
+        tls: ssl.SSLContext | None = None,
+        *,
+        length: bool = True,
+        address: tuple[str, int] = ("127.0.0.1", 0),
+    ) -> None:
         self.requests: list[Request] = []
         self.log = threading.Condition()
         outer = self
@@ -107,10 +114,10 @@ class LoopbackServer:
                 # Failed handshakes and dropped connections are part of the tests.
                 pass
 
-        self._server = Server(("127.0.0.1", 0), Handler)
+        self._server = Server(address, Handler)
         if tls is not None:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
-        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._server.server_port}"
+        self.url = f"{'https' if tls else 'http'}://{host}:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
 
     @property

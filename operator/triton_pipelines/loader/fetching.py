@@ -41,9 +41,9 @@ class Fetched:
 
 @dataclass(frozen=True)
 class _Ready:
-    """Files that lie complete in the staging folder: target (relative to the repository) to staged file."""
+    """Files that lie complete in the staging folder: target (relative to the repository) to staged file and its digest."""
 
-    files: Mapping[str, Path]
+    files: Mapping[str, tuple[Path, str]]
     sha256: str
     revision: str | None
     resumed: bool
@@ -81,7 +81,7 @@ class Fetcher:
             ready = self._stage(item, resolved, staging, what)
             ignored = None
             if item.kind is FetchKind.TOKENIZER:
-                ignored = self._checked(item, ready.files[item.target], what)
+                ignored = self._checked(item, ready.files[item.target][0], what)
         except SourceError as error:
             raise LoadError(
                 Reason.SOURCE_UNAVAILABLE, f"{what}: {error}", step=item.step, field=f"{item.spec_field}.uri", retryable=error.retryable
@@ -89,11 +89,11 @@ class Fetcher:
         except LoadError as error:
             error.step, error.field = error.step or item.step, error.field or item.spec_field
             raise
-        digests = {name: sha256_of(path) for name, path in ready.files.items()}
+        digests = {name: digest for name, (_, digest) in ready.files.items()}
         # Written before the first rename: a restart in between finds a file missing and fetches again.
         note = {"files": digests, "sha256": ready.sha256, "revision": ready.revision, "ignored": ignored}
         write_atomically(self._record(item), json.dumps(note).encode())
-        for name, path in ready.files.items():
+        for name, (path, _) in ready.files.items():
             publish(path, below(self._models, name))
         shutil.rmtree(staging, ignore_errors=True)
         self._log.info("%s: complete, revision %s, sha256 %s", what, ready.revision or "none", ready.sha256)
@@ -144,25 +144,25 @@ class Fetcher:
             return self._tokenizer(item, opened, staging, what, commit)
         assert opened.file is not None
         main = self._one(opened, opened.file, staging, what)
-        got, files = {PurePosixPath(opened.file).name: main}, {item.target: main.path}
+        got, files = {PurePosixPath(opened.file).name: main}, {item.target: (main.path, main.sha256)}
         if item.target.endswith(".onnx"):
             folder = PurePosixPath(opened.file).parent
             for name in _side_files(item, main.path, what):
                 side = self._one(opened, str(folder / name), staging, what)
                 got[name] = side
-                files[str(PurePosixPath(item.target).parent / name)] = side.path
+                files[str(PurePosixPath(item.target).parent / name)] = (side.path, side.sha256)
         return _ready(files, got, commit or main.revision)
 
     def _tokenizer(self, item: PlanFetch, opened: Opened, staging: Path, what: str, commit: str | None) -> _Ready:
         file = opened.file
         if file is not None and PurePosixPath(file).name != tokenizer.VOCABULARY:
             main = self._one(opened, file, staging, what)
-            return _ready({item.target: main.path}, {PurePosixPath(file).name: main}, commit or main.revision)
+            return _ready({item.target: (main.path, main.sha256)}, {PurePosixPath(file).name: main}, commit or main.revision)
         folder = PurePosixPath(file).parent if file is not None else PurePosixPath()
         if file is None:
             try:
                 main = self._one(opened, tokenizer.TOKENIZER_JSON, staging, what)
-                return _ready({item.target: main.path}, {tokenizer.TOKENIZER_JSON: main}, commit or main.revision)
+                return _ready({item.target: (main.path, main.sha256)}, {tokenizer.TOKENIZER_JSON: main}, commit or main.revision)
             except SourceError as error:
                 if not error.missing:
                     raise
@@ -186,7 +186,7 @@ class Fetcher:
         built = staging / "built" / tokenizer.TOKENIZER_JSON
         write_atomically(built, text.encode())
         self._log.info("%s: built tokenizer.json from %s", what, ", ".join(got))
-        return _ready({item.target: built}, got, commit or got[tokenizer.VOCABULARY].revision)
+        return _ready({item.target: (built, sha256_of(built))}, got, commit or got[tokenizer.VOCABULARY].revision)
 
     def _one(self, opened: Opened, name: str, staging: Path, what: str) -> Downloaded:
         return self._downloader.fetch(opened.source, name, below(staging, name), f"{what} {name}" if opened.file != name else what)
@@ -214,7 +214,7 @@ def _side_files(item: PlanFetch, path: Path, what: str) -> tuple[str, ...]:
         raise LoadError(Reason.MODEL_MISMATCH, f"{what}: the file {error}", step=item.step, field=item.spec_field) from error
 
 
-def _ready(files: Mapping[str, Path], got: Mapping[str, Downloaded], revision: str | None) -> _Ready:
+def _ready(files: Mapping[str, tuple[Path, str]], got: Mapping[str, Downloaded], revision: str | None) -> _Ready:
     return _Ready(files, digest_of({name: value.sha256 for name, value in got.items()}), revision, any(value.resumed for value in got.values()))
 
 
