@@ -31,7 +31,7 @@ def up(
     """Bring a cluster up, or bring a running one up to date."""
     cluster = Cluster(name)
     cluster.up(gpus=gpus, gpu_taint=gpu_taint, images=clusters.PRODUCT_IMAGES if images else ())
-    console.print(f"cluster {name} is up; use it with:", markup=False)
+    console.print(f"cluster {name} is up; use it with:", markup=False, soft_wrap=True)
     print(f"export KUBECONFIG={cluster.kubeconfig}")
 
 
@@ -43,7 +43,7 @@ def down(
     """Remove a cluster and everything of it."""
     for item in clusters.names() if every else [name]:
         Cluster(item).down()
-        console.print(f"cluster {item} is removed", markup=False)
+        console.print(f"cluster {item} is removed", markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -93,14 +93,10 @@ def load_image(
 def main() -> int:
     """Run the command line; a known failure is one message and exit code 1."""
     try:
-        app(standalone_mode=False)
+        app()
     except (BinaryError, ClusterError, ImageError, MachineError, NetworkError, NotReadyError) as error:
-        console.print(f"error: {error}", style="red", markup=False)
+        console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         return 1
-    except typer.Exit as leave:
-        return leave.exit_code
-    except typer.Abort:
-        return 130
     return 0
 
 

@@ -150,8 +150,11 @@ class Cluster:
         """
         packages.require_root()
         packages.install()
-        folder = binaries.folder((*binaries.CONTROL_PLANE, *binaries.NODE))
-        archives = self._archives([PAUSE_IMAGE, *images])
+        with ThreadPoolExecutor() as pool:
+            # Half of an image build is waiting for downloads: a good companion for a compiler.
+            building = pool.submit(self._archives, [PAUSE_IMAGE, *images])
+            folder = binaries.folder((*binaries.CONTROL_PLANE, *binaries.NODE))
+            archives = building.result()
         with self._locked():
             if self.supervisor.init_pid() is None:
                 self._remove()

@@ -1,5 +1,6 @@
 """What the user sees while something slow runs: one line per step, on standard error, with its time."""
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,16 +12,19 @@ console = Console(stderr=True, highlight=False)
 
 @contextmanager
 def step(title: str) -> Iterator[None]:
-    """Show `title` with a spinner on a terminal (a line elsewhere), then how long it took or that it failed."""
+    """Show `title` with a spinner on a terminal (a line elsewhere), then how long it took or that it failed.
+
+    There is one spinner at a time: steps of other threads than the main one are lines.
+    """
     started = time.monotonic()
     try:
-        if console.is_terminal:
+        if console.is_terminal and threading.current_thread() is threading.main_thread():
             with console.status(title):
                 yield
         else:
-            console.print(f"… {title}", markup=False)
+            console.print(f"… {title}", markup=False, soft_wrap=True)
             yield
     except BaseException:
-        console.print(f"✗ {title} ({time.monotonic() - started:.1f} s)", style="red", markup=False)
+        console.print(f"✗ {title} ({time.monotonic() - started:.1f} s)", style="red", markup=False, soft_wrap=True)
         raise
-    console.print(f"✓ {title} ({time.monotonic() - started:.1f} s)", style="green", markup=False)
+    console.print(f"✓ {title} ({time.monotonic() - started:.1f} s)", style="green", markup=False, soft_wrap=True)
