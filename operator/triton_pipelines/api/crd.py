@@ -175,6 +175,11 @@ def _bound(schema: Mapping[str, Any], result: dict[str, Any]) -> None:
     result.setdefault("format", "int32" if max(abs(result["minimum"]), abs(result["maximum"])) <= INT32_MAX else "int64")
 
 
+def structural(model: type[ApiModel], *, defaults: bool = True) -> dict[str, Any]:
+    """The structural schema of one model; ``defaults=False`` for what the operator writes (status)."""
+    return _Structural(model, defaults=defaults).convert()
+
+
 def _column(name: str, path: str, description: str, kind: str = "string", priority: int = 0) -> dict[str, Any]:
     return {"name": name, "type": kind, "description": description, "jsonPath": path, **({"priority": priority} if priority else {})}
 
@@ -194,6 +199,10 @@ PRINTER_COLUMNS = (
 )
 
 
+NOT_OBSERVED = -1
+"""``status.observedGeneration`` of a resource that the operator has not seen."""
+
+
 def root_schema() -> dict[str, Any]:
     """The structural schema of the whole resource."""
     return {
@@ -203,8 +212,9 @@ def root_schema() -> dict[str, Any]:
             "apiVersion": {"type": "string", "description": "Version of the schema of this object."},
             "kind": {"type": "string", "description": "Kind of this object."},
             "metadata": {"type": "object"},
-            "spec": _Structural(Spec, defaults=True).convert(),
-            "status": _Structural(Status, defaults=False).convert(),
+            "spec": structural(Spec),
+            # Until the operator has looked, the observed generation is none: otherwise kstatus (Flux, Helm) takes a new object for current.
+            "status": {**structural(Status, defaults=False), "default": {"observedGeneration": NOT_OBSERVED}},
         },
         "required": ["spec"],
         VALIDATIONS: [dict(rule) for rule in ROOT_RULES],

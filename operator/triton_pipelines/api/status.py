@@ -109,7 +109,13 @@ class Status(ApiModel):
         Field(max_length=16, description="Conditions.", json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
     ] = ()
     observed_generation: Annotated[
-        int, Field(ge=0, le=2**53, description="Generation of the spec that was last judged to the end.", json_schema_extra={"format": "int64"})
+        int,
+        Field(
+            ge=-1,
+            le=2**53,
+            description="Generation of the spec that was last judged to the end; -1: none yet.",
+            json_schema_extra={"format": "int64"},
+        ),
     ] = 0
     revision: Annotated[Short, Field(description="Revision that the latest spec asks for.")] = ""
     serving_revision: Annotated[Short, Field(description="Revision that answers requests.")] = ""

@@ -1,0 +1,195 @@
+"""The API reference, generated from the models: ``python -m triton_pipelines.api.docs`` prints docs/reference/api.md.
+
+One section per kind of object, with a table of its fields and a list of its rules; then conditions and their reasons.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+from . import names
+from .base import ApiModel
+from .conditions import ABNORMAL, KIND_OF, ConditionType, Kind, Reason
+from .crd import PRESERVE, PRINTER_COLUMNS, structural
+from .status import Status
+from .v1alpha1 import ROOT_RULES, InferencePipeline, Spec
+
+CONDITION_MEANING: Mapping[ConditionType, str] = {
+    ConditionType.READY: "The latest spec is served by every pod. True with reason Suspended where no pods are wanted.",
+    ConditionType.AVAILABLE: "Some revision answers requests; a bad change makes Ready False while Available stays True.",
+    ConditionType.RECONCILING: "The operator works towards the spec, or waits for something outside.",
+    ConditionType.STALLED: "Only a change of the spec, or of what it names, helps.",
+    ConditionType.MODELS_READY: "Triton says that every model is ready in every pod; else Triton's own reason, and which pod.",
+}
+
+KIND_MEANING: Mapping[Kind, str] = {
+    Kind.FINE: "nothing to do",
+    Kind.WAITING: "something outside is not there yet; the operator watches",
+    Kind.STALLED: "change the spec, or what it names",
+    Kind.TRANSIENT: "the operator tries again, with growing pauses",
+}
+
+REASON_MEANING: Mapping[Reason, str] = {
+    Reason.SUCCEEDED: "All is as the spec says.",
+    Reason.SERVING: "Requests are answered.",
+    Reason.SUSPENDED: "`spec.suspend` is Enabled: no pods run; set it to Disabled to serve again.",
+    Reason.PROGRESSING: "A rollout is under way.",
+    Reason.DRAINING: "Pods of older revisions are finishing their requests.",
+    Reason.WAITING_FOR_GPU: "No node has the GPUs that a pod asks for; the message says what was asked for and what nodes offer.",
+    Reason.WAITING_FOR_RESOURCES: "No node has the CPU, memory or other resource that a pod asks for.",
+    Reason.WAITING_FOR_PODS: "Pods are starting; nothing is known of their models yet.",
+    Reason.LOADING: "Sources are being fetched, or Triton is loading the models.",
+    Reason.SOURCE_UNAVAILABLE: "A source cannot be fetched; the message names the URI, never the credential. Check that it exists and that secretRef may read it.",
+    Reason.IMAGE_UNAVAILABLE: "The Triton image cannot be pulled; check `spec.server.image` and `spec.server.imagePullSecrets`.",
+    Reason.NO_PODS: "No pod is ready to answer.",
+    Reason.PAUSED: f"The annotation `{names.ANNOTATION_PAUSED}` stops all writes; remove it to go on.",
+    Reason.INVALID_SPEC: "The spec contradicts itself or Triton's own rules; the message holds all findings with their fields. The running version keeps serving.",
+    Reason.ROLLOUT_FAILED: "The new revision made no progress within `spec.rollout.progressDeadlineSeconds`.",
+    Reason.ROLLED_BACK: "The new revision failed and the one before it serves again.",
+    Reason.MODEL_MISMATCH: "The model's file does not have the inputs or outputs that the spec declares; the message shows both sides.",
+    Reason.SOURCE_CHANGED: "A source without a pinned revision no longer gives what this revision of the pipeline was started with; pin it, or change the spec.",
+    Reason.CHECKSUM_MISMATCH: "A file does not have the SHA-256 that its source asks for.",
+    Reason.INVALID_TOKENIZER: "The tokenizer's files cannot be read as a tokenizer.",
+    Reason.MODEL_FAILED: "Triton cannot load a model; the message is Triton's own.",
+    Reason.NAME_CONFLICT: "An object of a name that the pipeline needs belongs to someone else; rename the pipeline or remove that object.",
+    Reason.INFERENCE_FAILED: "Triton says ready, but a test inference fails.",
+    Reason.API_ERROR: "The Kubernetes API did not take a request.",
+    Reason.NO_SPACE: "The disk is full where sources are laid out.",
+    Reason.SERVER_CRASHED: "Triton ended; the message holds the end of its log.",
+    Reason.INTERNAL_ERROR: "A fault of the operator or of a source's server; see the operator's log.",
+}
+
+
+def _child(annotation: Any) -> type[ApiModel] | None:
+    """The model that a field's type holds, at any depth (``Optional``, ``tuple``, ``Annotated``)."""
+    if isinstance(annotation, type) and issubclass(annotation, ApiModel):
+        return annotation
+    return next((child for part in get_args(annotation) if (child := _child(part)) is not None), None)
+
+
+def _sections(root: type[ApiModel], path: str) -> Iterator[tuple[type[ApiModel], list[str]]]:
+    """Every model below ``root``, breadth first, with all paths where it stands."""
+    found: dict[type[ApiModel], list[str]] = {root: [path]}
+    queue = [(root, path)]
+    while queue:
+        model, here = queue.pop(0)
+        for name, info in model.model_fields.items():
+            child = _child(info.annotation)
+            if child is None:
+                continue
+            listed = structural(model)["properties"][info.alias or name]["type"] == "array"
+            there = f"{here}.{info.alias or name}{'[]' if listed else ''}"
+            found.setdefault(child, []).append(there)
+            queue.append((child, there))
+    yield from found.items()
+
+
+def _type(node: Mapping[str, Any], child: type[ApiModel] | None) -> str:
+    """A field's type and its bounds, in words."""
+    if "enum" in node:
+        return "one of " + ", ".join(f"`{value}`" for value in node["enum"])
+    if node.get("x-kubernetes-int-or-string"):
+        return "quantity"
+    kind = node["type"]
+    if kind == "array":
+        items = _type(node["items"], child)
+        each = ", each once" if node["x-kubernetes-list-type"] == "set" else ", each name once" if node["x-kubernetes-list-type"] == "map" else ""
+        return f"list of {items}; {node.get('minItems', 0)} to {node['maxItems']}{each}"
+    if kind == "integer":
+        return f"integer, {_number(node['minimum'])} to {_number(node['maximum'])}"
+    if kind == "string":
+        return "time" if node.get("format") == "date-time" else "text" + (f", at most {node['maxLength']} characters" if "maxLength" in node else "")
+    if child is not None:
+        return f"[{child.__name__}](#{child.__name__.lower()})"
+    if node.get(PRESERVE):
+        return "object of the Kubernetes API"
+    return f"map of text to {_type(node['additionalProperties'], None)}; at most {node['maxProperties']}"
+
+
+def _number(value: int) -> str:
+    return f"{value:,}".replace(",", " ")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _section(model: type[ApiModel], paths: list[str], *, defaults: bool) -> Iterator[str]:
+    schema = structural(model, defaults=defaults)
+    yield f"### {model.__name__}"
+    yield ""
+    yield f"{schema['description']} Stands at {', '.join(f'`{path}`' for path in paths)}."
+    yield ""
+    yield "| Field | Type | Default | Meaning |"
+    yield "| --- | --- | --- | --- |"
+    for name, info in model.model_fields.items():
+        key = info.alias or name
+        node = schema["properties"][key]
+        default = "**required**" if key in schema.get("required", []) else f"`{node['default']}`" if "default" in node else "–"
+        meaning = node["description"] + (f" Pattern: `{node['pattern']}`." if "pattern" in node and "enum" not in node else "")
+        yield f"| `{key}` | {_cell(_type(node, _child(info.annotation)))} | {default} | {_cell(meaning)} |"
+    yield ""
+    if model.rules:
+        yield "Rules:"
+        yield ""
+        yield from (f"- {f'`{rule.field}`: ' if rule.field else ''}{rule.message}." for rule in model.rules)
+        yield ""
+
+
+def _conditions() -> Iterator[str]:
+    yield "## Conditions"
+    yield ""
+    yield "`Reconciling` and `Stalled` exist only while they are True (kstatus), so `kubectl wait`, Helm, Flux and Argo CD work unchanged."
+    yield ""
+    yield "| Condition | Meaning | Kept |"
+    yield "| --- | --- | --- |"
+    yield from (f"| `{kind.value}` | {_cell(CONDITION_MEANING[kind])} | {'while True' if kind in ABNORMAL else 'always'} |" for kind in ConditionType)
+    yield ""
+    yield "## Reasons"
+    yield ""
+    yield "| Reason | Kind | Meaning |"
+    yield "| --- | --- | --- |"
+    yield from (f"| `{reason.value}` | {KIND_OF[reason].value} | {_cell(REASON_MEANING[reason])} |" for reason in Reason)
+    yield ""
+    yield from (f"- **{kind.value}**: {KIND_MEANING[kind]}." for kind in Kind)
+    yield ""
+
+
+def _lines() -> Iterator[str]:
+    yield "<!-- Generated by `python -m triton_pipelines.api.docs` from the models in operator/triton_pipelines/api. Do not edit. -->"
+    yield f"# {names.KIND} {names.API_VERSION}"
+    yield ""
+    yield f"{(InferencePipeline.__doc__ or '').strip()} Short name `{names.SHORT_NAME}`, category `{names.CATEGORY}`, namespaced, with the subresources `status` and `scale`."
+    yield ""
+    yield "A default that is a value is filled in by the API server where the object around it is written; a default told in the meaning is"
+    yield "resolved by the operator, and `tritonpipe render` shows it. A field that is `null` counts as left out; server-side apply refuses it."
+    yield "A quantity is text or a whole number: `cpu: 2` and `cpu: 500m` are right, `cpu: 0.5` needs quotes."
+    yield ""
+    yield "Rules of the object as a whole:"
+    yield ""
+    yield from (f"- {rule['message']}." for rule in ROOT_RULES)
+    yield ""
+    usual = ", ".join(one["name"] for one in PRINTER_COLUMNS if not one.get("priority"))
+    wide = ", ".join(one["name"] for one in PRINTER_COLUMNS if one.get("priority"))
+    yield f"`kubectl get` shows {usual}; with `-o wide` also {wide}."
+    yield ""
+    yield "## Spec"
+    yield ""
+    for model, paths in _sections(Spec, "spec"):
+        yield from _section(model, paths, defaults=True)
+    yield "## Status"
+    yield ""
+    for model, paths in _sections(Status, "status"):
+        yield from _section(model, paths, defaults=False)
+    yield from _conditions()
+
+
+def render() -> str:
+    """The reference as Markdown; the same bytes on every call."""
+    return "\n".join(_lines()).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())

@@ -1,0 +1,45 @@
+"""The API reference is what the models say, and leaves nothing out."""
+
+import re
+from pathlib import Path
+
+from triton_pipelines.api import crd, docs
+from triton_pipelines.api.base import ApiModel
+from triton_pipelines.api.conditions import KIND_OF, ConditionType, Kind, Reason
+
+FILE = Path(__file__).parents[3] / "docs" / "reference" / "api.md"
+
+
+def test_the_file_is_what_the_models_say() -> None:
+    """After a change of the models: ``python -m triton_pipelines.api.docs > docs/reference/api.md``."""
+    assert FILE.read_text(encoding="utf-8") == docs.render()
+
+
+def test_every_field_and_rule_is_told() -> None:
+    text = docs.render()
+    for path, node in crd.walk(crd.root_schema()):
+        if path.startswith(("spec.", "status.")):
+            key = re.sub(r"(\[\]|\{\})+$", "", path).rsplit(".", 1)[-1]
+            assert f"| `{key}` |" in text, path
+        for rule in node.get("x-kubernetes-validations", []):
+            if "size(key)" not in rule["rule"]:
+                assert rule["message"] in text, path
+    assert all(rule.message in text for model in crd.model_classes(ApiModel).values() for rule in model.rules)
+
+
+def test_every_condition_and_reason_has_a_meaning() -> None:
+    assert set(docs.CONDITION_MEANING) == set(ConditionType)
+    assert set(docs.REASON_MEANING) == set(Reason) == set(KIND_OF)
+    assert set(docs.KIND_MEANING) == set(Kind)
+
+
+def test_links_lead_to_sections() -> None:
+    text = docs.render()
+    anchors = {line.removeprefix("### ").lower() for line in text.splitlines() if line.startswith("### ")}
+    assert set(re.findall(r"\]\(#([a-z]+)\)", text)) <= anchors
+
+
+def test_tables_are_whole() -> None:
+    for line in docs.render().splitlines():
+        if line.startswith("| `"):
+            assert len(re.findall(r"(?<!\\)\|", line)) in (4, 5), line
