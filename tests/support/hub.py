@@ -38,8 +38,8 @@ class HubServer:
         self._commits: dict[str, dict[str, dict[str, bytes]]] = {}
         self._branches: dict[tuple[str, str], str] = {}
         self.gated: set[str] = set()
-        self._server = LoopbackServer(self.answer)
-        self.cdn = LoopbackServer(self._content, host=host) if cdn else None
+        self._server = LoopbackServer(self.answer, address=(host, 0))
+        self.cdn = LoopbackServer(self._content, address=(host, 0)) if cdn else None
         self._blobs: dict[str, bytes] = {}
         for folder in sorted(root.glob("*/*")) if root else ():
             if folder.is_dir():

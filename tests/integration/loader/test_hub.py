@@ -157,7 +157,7 @@ def test_a_hub_that_stumbles_is_asked_again(pod: Pod) -> None:
     with HubServer() as hub:
         hub.publish(REPO, {"model.plan": b"weights"})
         answers = [Response(503), Response(500)]
-        with LoopbackServer(lambda request: answers.pop(0) if answers else hub._answer(request)) as stumbling:
+        with LoopbackServer(lambda request: answers.pop(0) if answers else hub.answer(request)) as stumbling:
             # endpoint of the resource, not of a source map
             pod.plan(PlanFetch(step="model", uri=f"hf://{REPO}", endpoint=stumbling.url, target="model/1/model.plan"))
             code, _ = pod.load()
@@ -171,7 +171,7 @@ def test_a_hub_with_a_ca_of_its_own(pod: Pod, tls: ssl.SSLContext, authority: Au
         hub.publish(REPO, {"model.plan": b"weights"})
 
         def answer(request: Request) -> Response:
-            return hub._answer(request)
+            return hub.answer(request)
 
         with LoopbackServer(answer, tls) as mirror:
             pod.map(f"hf://={mirror.url}")
