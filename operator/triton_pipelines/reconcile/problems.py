@@ -49,12 +49,13 @@ def _unscheduled(pod: Pod, gpu_resource: str, nodes: Sequence[Object] | None) ->
     condition = pod.condition("PodScheduled")
     if condition.get("status") != "False" or condition.get("reason") != "Unschedulable":
         return None
-    message = str(condition.get("message", "")).split(" preemption:")[0].rstrip()
+    # The scheduler's verdict ends where its notes on claims and preemption begin.
+    message = re.split(r"\.? (?:no new claims|still not schedulable|preemption:)", str(condition.get("message", "")))[0].rstrip(" .,")
     asked = _asked(pod)
     if gpu_resource in asked and (gpu_resource in message or "node affinity" in message or "node selector" in message or "taint" in message):
         offer = _offer(nodes, gpu_resource)
         return Problem(Reason.WAITING_FOR_GPU, f"pod {pod.name} asks for {asked[gpu_resource]} {gpu_resource}; {offer}scheduler: {message}", pod.name)
-    short = sorted(set(re.findall(r"Insufficient ([a-z0-9./-]+)", message)))
+    short = sorted(set(re.findall(r"Insufficient ([a-z0-9./-]*[a-z0-9])", message)))
     wanted = ", ".join(f"{value} {key}" for key, value in sorted(asked.items()))
     lacking = f"short of {', '.join(short)}; " if short else ""
     return Problem(Reason.WAITING_FOR_RESOURCES, f"pod {pod.name} asks for {wanted}; {lacking}scheduler: {message}", pod.name)

@@ -16,6 +16,7 @@ from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.parse import parse
 from triton_pipelines.api.server import InferenceHealth
 from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.cluster.apply import apply_over
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.errors import ClusterError, Conflict, Forbidden, Invalid, NotFound
 from triton_pipelines.cluster.events import event_object, post_event
@@ -219,15 +220,15 @@ class Reconciler:
     async def _apply(self, item: Object, uid: str) -> None:
         resource = resource_of(item)
         namespace, name = item["metadata"]["namespace"], item["metadata"]["name"]
-        if resource != SECRETS:
+        if resource == SECRETS:
+            await self.client.apply(item)
+        else:
             known = self.store.get(resource, namespace, name)
             if known is None:
                 known = await self._foreign(resource, namespace, name)
             _check_owner(known, item, uid)
-        answer = await self.client.apply(item)
+            self.store.put(resource, await apply_over(self.client, item, known))
         await _log.ainfo("applied", kind=item["kind"], object=name)
-        if resource != SECRETS:
-            self.store.put(resource, answer)
 
     async def _foreign(self, resource: Resource, namespace: str, name: str) -> Object | None:
         """An object that the caches do not know: none, one whose label was removed by hand, or somebody else's."""
