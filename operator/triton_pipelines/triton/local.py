@@ -34,6 +34,7 @@ _SHM: Final = Path("/dev/shm")  # noqa: S108 the kernel's shared memory folder, 
 _SHM_PREFIX: Final = "tritonpipe-local-"
 _PORT_TRIES: Final = 3
 _KILL_AFTER_S: Final = 5.0
+_REQUEST_S: Final = 1.0
 _PORT_TAKEN: Final = re.compile(r"[Aa]ddress (already )?in use|failed to start (HTTP|GRPC|Metrics) service|Unable to bind")
 # Triton's own error lines, protobuf's on a config it cannot parse, and getopt's on a flag it does not know.
 _LOG_ERROR: Final = re.compile(r"^(?:E\d{4} [\d:.]+ \d+ (?:[\w.]+:\d+\] )?|\[libprotobuf ERROR \S+\] |\S*tritonserver: )(.*)$")
@@ -160,7 +161,7 @@ class LocalTriton:
         tries = _PORT_TRIES
         headers = {} if self._key is None else {names.CONTROL_HEADER: self._key}
         try:
-            with httpx.Client(headers=headers, timeout=5.0, trust_env=False) as client:
+            with httpx.Client(headers=headers, timeout=_REQUEST_S, trust_env=False) as client:
                 while not self._ready(client):
                     if time.monotonic() > deadline:
                         raise LocalTritonError(f"{', '.join(self.awaited)}: not ready within {self._deadline_s:g} s: {self._reason()}")
@@ -260,7 +261,8 @@ class LocalTriton:
         """One look: True when ready, False when it needs more time; raises when a model has failed for good."""
         try:
             if all(client.get(f"{self.http_url}/v2/models/{model}/ready").status_code == httpx.codes.OK for model in self.awaited):
-                return True
+                # The metrics port opens last: until it answers, a taken port may still end the server.
+                return client.get(self.metrics_url).status_code == httpx.codes.OK
             models = client.post(f"{self.http_url}/v2/repository/index").raise_for_status().json()
         except httpx.TransportError:
             return False  # the port opens only after the first load

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tests.support.triton import triton_server, write_model
 from tritonclient.grpc import model_config_pb2
 
 from triton_pipelines.api import names
+from triton_pipelines.triton import local
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.errors import DeadlineError, NotReadyError, RejectedError, RestrictedError, UnreachableError
 from triton_pipelines.triton.local import LocalTriton, LocalTritonError
@@ -239,3 +241,27 @@ async def test_a_start_that_is_cancelled_ends_the_server(tmp_path: Path) -> None
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not server.running()
+
+
+def test_a_port_that_is_taken_meanwhile_is_replaced(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose = local._free_ports
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        answers = iter([(*choose("127.0.0.1", (0, 0, 0))[:position], taken.getsockname()[1]) for position in (0, 1, 2)])
+
+        def unlucky_first(address: str, wanted: tuple[int, int, int]) -> tuple[int, int, int]:
+            begin = next(answers, None)
+            return choose(address, wanted) if begin is None else (*begin, *choose(address, wanted)[len(begin) :])  # type: ignore[return-value]
+
+        monkeypatch.setattr(local, "_PORT_TRIES", 5)
+        monkeypatch.setattr(local, "_free_ports", unlucky_first)
+        with triton_server(repository, [pipelines.ENSEMBLE]) as server:
+            assert taken.getsockname()[1] not in (server.http_port, server.grpc_port, server.metrics_port)
+            assert next(answers, None) is None, "not every port was tried as a taken one"
+
+
+def test_a_wanted_port_that_is_taken_is_an_error(repository: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = LocalTriton(repository, [pipelines.ENSEMBLE], http_port=port, grpc_port=port + 1, metrics_port=port + 2, deadline_s=30)
+        with pytest.raises(LocalTritonError, match="ended with exit code 1 before it was ready"), server:
+            pass
