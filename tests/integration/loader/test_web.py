@@ -2,87 +2,21 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import io
-import os
 import signal
-import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
-from e2e.local.pki import Authority
 from tests.integration.loader.conftest import Pod
-from tests.support.web import LoopbackServer, Request, Response, file_response
+from tests.integration.loader.faulty import BUFFER, DATA, ETAG, SHA, TOKEN, Faulty, fetched, item
+from tests.support.web import LoopbackServer, Request, Response
 
-from triton_pipelines.api.loadplan import PlanFetch, Reason
+from triton_pipelines.api.loadplan import Reason
 
 pytestmark = pytest.mark.integration
-
-DATA = os.urandom(3_000_000)
-SHA = hashlib.sha256(DATA).hexdigest()
-ETAG = '"v1"'
-BUFFER = io.DEFAULT_BUFFER_SIZE
-"""Bytes that may be on their way to an unfinished file."""
-TOKEN, PASSWORD = "s3cret-token-41d8", "s3cret-pass/word+9f00"
-
-
-class Faulty:
-    """Answers from a list, one each; then whole files."""
-
-    def __init__(self) -> None:
-        self.script: list[Callable[[Request], Response]] = []
-        self.data, self.etag, self.ranges = DATA, ETAG, True
-
-    def __call__(self, request: Request) -> Response:
-        if self.script:
-            return self.script.pop(0)(request)
-        return self.whole(request)
-
-    def whole(self, request: Request) -> Response:
-        return file_response(request, self.data, self.etag, ranges=self.ranges)
-
-    def cut(self, count: int) -> Callable[[Request], Response]:
-        """A body that ends early; the connection closes."""
-
-        def answer(request: Request) -> Response:
-            response = self.whole(request)
-            response.cut = count
-            return response
-
-        return answer
-
-    def status(self, code: int, **headers: str) -> Callable[[Request], Response]:
-        return lambda _: Response(code, {key.replace("_", "-"): value for key, value in headers.items()})
-
-
-@pytest.fixture
-def faulty() -> Faulty:
-    return Faulty()
-
-
-@pytest.fixture
-def server(faulty: Faulty, tls: ssl.SSLContext) -> Iterator[LoopbackServer]:
-    with LoopbackServer(faulty, tls) as started:
-        yield started
-
-
-@pytest.fixture
-def trusting(pod: Pod, authority: Authority) -> Pod:
-    pod.trust("model", authority.identity)
-    return pod
-
-
-def item(url: str, **rest: object) -> PlanFetch:
-    return PlanFetch(**{"step": "model", "uri": url, "target": "model/1/model.bin", "ca": True, **rest})  # type: ignore[arg-type]
-
-
-def fetched(pod: Pod) -> bytes:
-    return (pod.models / "model/1/model.bin").read_bytes()
 
 
 def test_a_file_with_its_etag(trusting: Pod, server: LoopbackServer) -> None:
@@ -110,98 +44,6 @@ def test_a_broken_ca_bundle_is_named(pod: Pod, server: LoopbackServer) -> None:
     code, report = pod.load()
     assert code == 2
     assert "caRef cannot be used" in report.findings[0].message
-
-
-@pytest.mark.parametrize(
-    ("values", "header"),
-    [
-        ({"token": TOKEN}, f"Bearer {TOKEN}"),
-        ({"username": "ada", "password": PASSWORD}, "Basic " + base64.b64encode(f"ada:{PASSWORD}".encode()).decode()),
-    ],
-)
-def test_credentials_are_presented_and_never_shown(
-    trusting: Pod, server: LoopbackServer, faulty: Faulty, values: dict[str, str], header: str
-) -> None:
-    faulty.script = [lambda request: Response(503, {"X-Echo": request.headers["authorization"]})]
-    trusting.secret("model", **values)
-    trusting.plan(item(f"{server.url}/model.bin", credentials=True))
-    code, _ = trusting.load()
-    assert code == 0
-    assert [request.headers["authorization"] for request in server.requests] == [header, header]
-    assert header not in trusting.output
-
-
-def test_refused_credentials_are_final(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
-    faulty.script = [faulty.status(403)]
-    trusting.secret("model", token=TOKEN)
-    trusting.plan(item(f"{server.url}/model.bin", credentials=True))
-    code, report = trusting.load()
-    assert (code, len(server.requests)) == (2, 1)
-    assert "check the secret of source.secretRef" in report.findings[0].message
-
-
-BASIC = base64.b64encode(f"ada:{PASSWORD}".encode()).decode()
-
-
-@pytest.mark.parametrize(
-    ("values", "echoed"),
-    [({"token": TOKEN}, TOKEN), ({"username": "ada", "password": PASSWORD}, PASSWORD), ({"username": "ada", "password": PASSWORD}, BASIC)],
-)
-def test_credentials_that_a_server_echoes_are_masked(
-    trusting: Pod, server: LoopbackServer, faulty: Faulty, values: dict[str, str], echoed: str
-) -> None:
-    sent = quote(echoed, safe="")
-    faulty.script = [lambda _: Response(302, {"Location": f"/login/{sent}"}), faulty.status(404)]
-    trusting.secret("model", **values)
-    trusting.plan(item(f"{server.url}/model.bin", credentials=True))
-    code, report = trusting.load()
-    assert code == 2
-    assert sent in server.requests[1].path
-    assert "/login/***" in report.findings[0].message
-    assert sent not in trusting.output + report.to_json()
-
-
-def test_a_secret_without_its_keys_is_named(trusting: Pod, server: LoopbackServer) -> None:
-    trusting.secret("model", password=PASSWORD)
-    trusting.plan(item(f"{server.url}/model.bin", credentials=True))
-    code, report = trusting.load()
-    assert (code, server.requests) == (2, [])
-    assert "needs token, or username and password (it holds password)" in report.findings[0].message
-
-
-def test_user_information_and_signatures_of_urls_are_redacted(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
-    faulty.script = [faulty.status(500), faulty.status(404)]
-    trusting.plan(item(f"https://ada:{PASSWORD.replace('/', '%2F')}@127.0.0.1:{server.port}/model.bin?X-Signature={TOKEN}"))
-    code, report = trusting.load()
-    assert code == 2
-    assert server.requests[0].path.endswith(f"?X-Signature={TOKEN}")
-    assert server.requests[0].headers["authorization"].startswith("Basic ")
-    assert f"https://***@127.0.0.1:{server.port}/model.bin?***" in report.findings[0].message
-    assert PASSWORD.replace("/", "%2F") not in trusting.output + report.to_json()
-
-
-def test_a_redirect_takes_no_credentials_to_another_origin(trusting: Pod, server: LoopbackServer, faulty: Faulty, tls: ssl.SSLContext) -> None:
-    with LoopbackServer(faulty.whole, tls) as other:
-        faulty.script = [
-            lambda _: Response(302, {"Location": "/moved?Signature=abc"}),
-            lambda _: Response(302, {"Location": f"{other.url}/cdn"}),
-        ]
-        trusting.secret("model", token=TOKEN)
-        trusting.plan(item(f"{server.url}/model.bin", credentials=True))
-        code, _ = trusting.load()
-        assert code == 0, trusting.output
-        assert [("authorization" in request.headers) for request in server.requests] == [True, True]
-        assert ["authorization" in request.headers for request in other.requests] == [False]
-    assert fetched(trusting) == DATA
-
-
-def test_a_redirect_to_http_is_refused(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
-    with LoopbackServer(faulty.whole) as plain:
-        faulty.script = [lambda _: Response(302, {"Location": f"{plain.url}/x"})]
-        trusting.plan(item(f"{server.url}/model.bin"))
-        code, report = trusting.load()
-        assert (code, plain.requests) == (2, [])
-    assert "redirects from https to http://" in report.findings[0].message
 
 
 def test_503_then_ok_is_retried_with_the_reason_logged(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
