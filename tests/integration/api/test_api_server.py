@@ -1,5 +1,6 @@
 """The corpus before a real API server: it and the command line judge alike, and what it stores is stable."""
 
+import calendar
 import json
 import os
 import subprocess
@@ -112,6 +113,12 @@ def test_the_server_fills_in_every_default_of_the_schema(connection: httpx.Clien
     assert {path: filled.get(path) for path in expected} == expected
 
 
+def _write_status(connection: httpx.Client, name: str, status: dict[str, Any]) -> httpx.Response:
+    return connection.patch(
+        f"{PIPELINES}/{name}/status", headers={"Content-Type": "application/merge-patch+json"}, content=json.dumps({"status": status})
+    )
+
+
 def _applied() -> Iterator[Any]:
     """Every good file in both ways of applying; but nulls, see test_server_side_apply_refuses_nulls."""
     for file in [*(sample.file for sample in good()), *sorted(SAMPLES.glob("*.yaml"))]:
@@ -140,6 +147,11 @@ def test_applying_twice_with_kubectl_changes_nothing(api_server: ControlPlane, c
         first = kubectl("apply", *options)
         assert first.returncode == 0, first.stderr
         assert "Warning" not in first.stderr
+        # The operator's first act. Until then the default of status is not stored yet, and the next apply stores it.
+        seen = {"apiVersion": names.API_VERSION, "kind": names.KIND, "status": {"observedGeneration": 1}}
+        api.apply(connection, f"{PIPELINES}/{name}/status", seen)
+        # As the operator does at once. Without it the default of status, so far only shown, is stored by the next write, whoever writes.
+        _write_status(connection, name, {"observedGeneration": 1, "replicas": 0})
         before = _stored(connection, name)
         # managedFields carry times with a resolution of one second: a second write in a later one would show.
         api.wait_for("the next second", lambda: time.time() // 1 > _second(before), 5.0)
@@ -169,9 +181,18 @@ def test_server_side_apply_refuses_nulls(connection: httpx.Client) -> None:
     assert ("spec.server", "null") in {(field, message.rsplit('"', 2)[-2]) for field, message in _causes(answer.json())}
 
 
+def test_what_nobody_has_looked_at_is_not_observed(connection: httpx.Client) -> None:
+    document = {**good()[0].document, "metadata": {"name": "unseen"}}
+    try:
+        assert connection.post(PIPELINES, json=document).status_code == 201
+        assert _stored(connection, "unseen")["status"] == {"observedGeneration": -1}
+    finally:
+        connection.delete(f"{PIPELINES}/unseen")
+
+
 def _second(stored: dict[str, Any]) -> float:
     written = stored["metadata"]["creationTimestamp"]
-    return time.mktime(time.strptime(written, "%Y-%m-%dT%H:%M:%SZ")) - time.timezone
+    return float(calendar.timegm(time.strptime(written, "%Y-%m-%dT%H:%M:%SZ")))
 
 
 def test_status_and_scale_are_subresources(connection: httpx.Client) -> None:
@@ -180,24 +201,22 @@ def test_status_and_scale_are_subresources(connection: httpx.Client) -> None:
     try:
         assert connection.post(PIPELINES, json=document).status_code == 201
         status = {
-            "status": {
-                "replicas": 1,
-                "readyReplicas": 1,
-                "selector": "a=b",
-                "tokenizer": {"summary": "1/4"},
-                "conditions": [
-                    {
-                        "type": "Ready",
-                        "status": "True",
-                        "reason": "Succeeded",
-                        "message": "1 of 1 pods",
-                        "lastTransitionTime": "2026-01-01T00:00:00Z",
-                        "observedGeneration": 1,
-                    }
-                ],
-            }
+            "replicas": 1,
+            "readyReplicas": 1,
+            "selector": "a=b",
+            "tokenizer": {"summary": "1/4"},
+            "conditions": [
+                {
+                    "type": "Ready",
+                    "status": "True",
+                    "reason": "Succeeded",
+                    "message": "1 of 1 pods",
+                    "lastTransitionTime": "2026-01-01T00:00:00Z",
+                    "observedGeneration": 1,
+                }
+            ],
         }
-        answer = connection.patch(f"{path}/status", headers={"Content-Type": "application/merge-patch+json"}, content=json.dumps(status))
+        answer = _write_status(connection, "subresources", status)
         assert answer.status_code == 200, answer.text
         assert answer.json()["metadata"]["generation"] == 1
         scale = connection.get(f"{path}/scale").json()
@@ -224,8 +243,7 @@ def test_a_bad_status_is_refused(connection: httpx.Client) -> None:
     path = f"{PIPELINES}/bad-status"
     try:
         assert connection.post(PIPELINES, json=document).status_code == 201
-        wrong = {"status": {"conditions": [{"type": "Ready", "status": "Maybe"}]}}
-        answer = connection.patch(f"{path}/status", headers={"Content-Type": "application/merge-patch+json"}, content=json.dumps(wrong))
+        answer = _write_status(connection, "bad-status", {"conditions": [{"type": "Ready", "status": "Maybe"}]})
         assert answer.status_code == 422
         fields = {field for field, _ in _causes(answer.json())}
         assert {"status.conditions[0].status", "status.conditions[0].reason", "status.conditions[0].lastTransitionTime"} <= fields
