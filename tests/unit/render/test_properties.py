@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import kubernetes_validate
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from tests.support.builders import document, options
+from tests.support.builders import document, merge, options
+from tests.support.schemas import validate
 
 from triton_pipelines.api import parse
 from triton_pipelines.api.loadplan import LoadPlan
@@ -20,7 +20,7 @@ from triton_pipelines.render.modelconfig import verify
 from triton_pipelines.render.objects import deployment
 from triton_pipelines.render.render import config_map
 
-QUICK = settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+QUICK = settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 
 printable = st.characters(exclude_characters="\x7f", exclude_categories=["Cs", "Cc"])
 tensor_name = st.one_of(
@@ -169,7 +169,7 @@ def examine(resource: dict[str, Any], given_options: Any) -> None:
     assert {item.path for item in plan.files} == set(revision.files)
     assert json.loads(revision.data["deployment.json"])["template"] == revision.template
     for item in (deployment(pipeline, revision.template, RolloutStrategy.SURGE, 1), config_map(pipeline, revision)):
-        kubernetes_validate.validate(item, "1.36", strict=True)
+        validate(item)
     again, _ = parse(json.loads(json.dumps(resource)))
     assert again is not None
     assert render(again, build(again, given_options), given_options).data == revision.data
@@ -217,8 +217,6 @@ BREAKS: list[tuple[dict[str, Any], str]] = [
 @QUICK
 @given(data=st.data(), given_options=operators, broken=st.sampled_from(BREAKS))
 def test_a_broken_field_is_named(data: st.DataObject, given_options: Any, broken: tuple[dict[str, Any], str]) -> None:
-    from tests.support.builders import merge
-
     changes, path = broken
     drawn = data.draw(resources("tokenizer", "postprocess", "rollout"))
     valid, wrong = parse(drawn)
