@@ -25,7 +25,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -215,18 +215,25 @@ class TritonPythonModel:
                 self._answer(texts[first:end], [(index, 0, end - first)], responses)
             return
         lengths, flat = self._encoder.arrays(encodings)
-        starts = np.concatenate(([0], np.cumsum(lengths))).tolist()
         if self._encoder.refuse and int(lengths.max()) > self._max_length:
             spans = [span for span in spans if not self._refused(lengths, span, responses)]
         if not spans:
             return
-        common = None
+        counts: list[int] = lengths.tolist()
+        longest = [max(counts[first:end]) for _, first, end in spans]
         if self._padding == "Longest":
-            common = max(int(lengths[first:end].max()) for _, first, end in spans)
-        for index, first, end in spans:
-            own = lengths[first:end]
-            width = common or target_length(self._padding, int(own.max()), self._buckets, self._max_length)
-            responses[index] = pb_utils.InferenceResponse(self._tensors(own, flat, starts[first], starts[end], width))
+            longest = [max(longest)] * len(spans)
+        widths = [target_length(self._padding, own, self._buckets, self._max_length) for own in longest]
+        if len(set(widths)) == 1 and sum(end - first for _, first, end in spans) == len(counts):
+            # One width for all rows: one array per output, and each request gets its rows of it.
+            arrays = self._arrays(lengths, flat, 0, sum(counts), widths[0])
+            for index, first, end in spans:
+                responses[index] = pb_utils.InferenceResponse([pb_utils.Tensor(name, array[first:end]) for name, array in arrays])
+            return
+        starts = [0, *accumulate(counts)]
+        for (index, first, end), width in zip(spans, widths, strict=True):
+            arrays = self._arrays(lengths[first:end], flat, starts[first], starts[end], width)
+            responses[index] = pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in arrays])
 
     def _refused(self, lengths: Array, span: tuple[int, int, int], responses: list[Any]) -> bool:
         index, first, end = span
@@ -239,9 +246,10 @@ class TritonPythonModel:
         )
         return True
 
-    def _tensors(self, lengths: Array, flat: dict[str, Array], start: int, end: int, width: int) -> list[Any]:
+    def _arrays(self, lengths: Array, flat: dict[str, Array], start: int, end: int, width: int) -> list[tuple[str, Array]]:
+        """Every output for rows whose tokens are ``start`` to ``end`` of ``flat``."""
         rows = len(lengths)
-        tensors = []
+        arrays = []
         for name, kind, dtype in self._outputs:
             if kind == "Lengths":
                 array = lengths.reshape(rows, 1)
@@ -249,8 +257,8 @@ class TritonPythonModel:
                 array = self._mask(lengths, rows, width, end - start)
             else:
                 array = pad_rows(flat[kind][start:end], lengths, width, self._encoder.pads[kind])
-            tensors.append(pb_utils.Tensor(name, array.astype(dtype, copy=False)))
-        return tensors
+            arrays.append((name, array.astype(dtype, copy=False)))
+        return arrays
 
     def _mask(self, lengths: Array, rows: int, width: int, tokens: int) -> Array:
         if tokens != rows * width:
