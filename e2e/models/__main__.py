@@ -1,7 +1,9 @@
-"""Command line of the sample models: ``python -m e2e.models build | train | golden | verify``."""
+"""Command line of the sample models: ``python -m e2e.models build | serve | train | golden | verify``."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -44,6 +46,18 @@ def check() -> None:
             typer.echo(finding, err=True)
         raise typer.Exit(1)
     typer.echo("sentiment head and golden answers are up to date")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def serve(context: typer.Context, file: Annotated[Path, typer.Argument(help="A sample, such as manifests/samples/sentiment.yaml.")]) -> None:
+    """Serve a sample here with ``tritonpipe serve``, its sources mapped to the built tree; further options are passed on."""
+    command = Path(sys.executable).with_name("tritonpipe")
+    os.execv(command, [str(command), "serve", str(file), *source_map(tree.build()), *context.args])
+
+
+def source_map(folder: Path) -> list[str]:
+    """Options that map the samples' sources to a built tree."""
+    return [f"--source-map=hf://={(folder / 'hub').as_uri()}/", f"--source-map=s3://={(folder / 's3').as_uri()}/"]
 
 
 def main() -> None:

@@ -1,0 +1,104 @@
+"""Runs test tiers in turn, says what each took against its budget, what was left out and why. A left-out tier never counts as passed.
+
+    python -m hack.tiers lint unit integration e2e
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+WORKERS = str(min(4, os.cpu_count() or 1))
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A tier: its commands in turn, its budget in minutes on a warm two-core machine, and why it cannot run here (empty: it can)."""
+
+    commands: tuple[tuple[str, ...], ...]
+    minutes: int
+    obstacle: Callable[[], str] = field(default=lambda: "")
+
+
+def _python(*arguments: str) -> tuple[str, ...]:
+    return (str(BIN / "python"), *arguments)
+
+
+def _pytest(*arguments: str) -> tuple[str, ...]:
+    return _python("-m", "pytest", *arguments)
+
+
+def _real_parts() -> str:
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return f"a local Triton and control plane need Linux on x86-64, this is {sys.platform} on {platform.machine()}"
+    return ""
+
+
+def _cluster() -> str:
+    if os.environ.get("KUBECONFIG"):
+        return ""
+    if _real_parts():
+        return _real_parts()
+    if os.geteuid() != 0:
+        return "a local node needs root; give a cluster with KUBECONFIG=... instead"
+    return ""
+
+
+TIERS = {
+    "lint": Tier(
+        (
+            (str(BIN / "ruff"), "check", "."),
+            (str(BIN / "ruff"), "format", "--check", "."),
+            (str(BIN / "mypy"),),
+            (str(BIN / "lint-imports"),),
+            _python("-m", "hack.verify"),
+        ),
+        3,
+    ),
+    "unit": Tier((_pytest("tests/unit", "-q", "-n", WORKERS),), 3),
+    "integration": Tier((_pytest("tests/integration", "-q", "-n", WORKERS, "--dist=loadfile", "--timeout=600"),), 15, _real_parts),
+    "e2e": Tier((_pytest("e2e/suite", "-q", "-x", "--timeout=900"),), 15, _cluster),
+}
+
+
+def main(wanted: list[str]) -> int:
+    """Run the tiers; exit code 1 when one failed, or when none of those asked for could run."""
+    unknown = [name for name in wanted if name not in TIERS]
+    if unknown or not wanted:
+        print(f"tiers: {', '.join(TIERS)}; not {', '.join(unknown) or 'nothing'}", file=sys.stderr)
+        return 2
+    results: list[tuple[str, str, float]] = []
+    for name in wanted:
+        obstacle = TIERS[name].obstacle()
+        if obstacle:
+            results.append((name, f"LEFT OUT: {obstacle}", 0.0))
+            continue
+        print(f"\n=== {name} (budget {TIERS[name].minutes} min)", flush=True)
+        began = time.monotonic()
+        failed = next((" ".join(command) for command in TIERS[name].commands if _run(command)), None)
+        results.append((name, f"FAILED: {failed}" if failed else "passed", time.monotonic() - began))
+    print("\n=== tiers")
+    for name, outcome, seconds in results:
+        over = " (over budget)" if seconds > TIERS[name].minutes * 60 else ""
+        print(f"{name:12} {seconds:7.0f} s of {TIERS[name].minutes * 60} s{over}  {outcome}")
+    passed = sum(outcome == "passed" for _, outcome, _ in results)
+    broken = sum(outcome.startswith("FAILED") for _, outcome, _ in results)
+    print(f"tiers: {passed} passed, {broken} failed, {len(results) - passed - broken} left out", flush=True)
+    return 1 if broken or not passed else 0
+
+
+def _run(command: tuple[str, ...]) -> int:
+    print(f"--- {' '.join(command)}", flush=True)
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

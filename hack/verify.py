@@ -1,0 +1,60 @@
+"""Regenerates everything that is generated and fails on a difference; ``--write`` keeps the new state.
+
+    python -m hack.verify [--write]
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def _text(module: str, target: str) -> Callable[[bool], str]:
+    def run(write: bool) -> str:
+        made = subprocess.run(_module(module), cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        path = ROOT / target
+        if path.exists() and path.read_text(encoding="utf-8") == made:
+            return ""
+        if write:
+            path.write_text(made, encoding="utf-8")
+            return ""
+        return f"{target} differs from what python -m {module} prints"
+
+    return run
+
+
+def _command(check: tuple[str, ...], write: tuple[str, ...], what: str) -> Callable[[bool], str]:
+    def run(keep: bool) -> str:
+        done = subprocess.run(write if keep else check, cwd=ROOT, check=False, capture_output=True, text=True)
+        return f"{what}: {(done.stdout + done.stderr).strip()[-2000:]}" if done.returncode else ""
+
+    return run
+
+
+CHECKS: dict[str, Callable[[bool], str]] = {
+    "CRD": _text("triton_pipelines.api.crd", "crds/inferencepipelines.tritonpipelines.io.yaml"),
+    "API reference": _text("triton_pipelines.api.docs", "docs/reference/api.md"),
+    "chart and kustomize base": _command(_module("hack.chart", "--check"), _module("hack.chart"), "chart"),
+    "sample head and golden answers": _command(_module("e2e.models", "verify"), _module("e2e.models", "golden"), "sample models"),
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Check (or write) all; exit code 1 on a difference."""
+    write = "--write" in arguments
+    failed = 0
+    for name, run in CHECKS.items():
+        message = run(write)
+        print(f"{'FAILED' if message else 'ok':7} {name}{f': {message}' if message else ''}", flush=True)
+        failed += bool(message)
+    if failed:
+        print("run `make golden` and look at the difference", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
