@@ -20,7 +20,7 @@ from triton_pipelines.render.modelconfig import verify
 from triton_pipelines.render.objects import deployment
 from triton_pipelines.render.render import config_map
 
-QUICK = settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+QUICK = settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 
 printable = st.characters(exclude_characters="\x7f", exclude_categories=["Cs", "Cc"])
 tensor_name = st.one_of(
