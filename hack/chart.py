@@ -4,6 +4,7 @@
 
 - `charts/…/templates/crds/` from `crds/`: Helm never upgrades a chart's own `crds/` folder, so they are templates behind a value;
 - descriptions in `values.schema.json` and the table of values in `README.md` from the comments of `values.yaml`;
+- `manifests/gitops/argocd-cm.yaml` from the Lua script beside it;
 - `manifests/base/operator.yaml` and `manifests/overlays/namespaced/operator.yaml` from the chart, so that both ways install the same.
 """
 
@@ -12,13 +13,16 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+
 from e2e.local import binaries
+from triton_pipelines.api import names
 
 ROOT = Path(__file__).parent.parent
 CHART = ROOT / "charts" / "triton-pipelines"
@@ -168,6 +172,16 @@ def with_table(readme: str, table: str) -> str:
     return f"{before}{start}\n{table}{end}{after}"
 
 
+def argocd_config(script: str) -> str:
+    """The sample ConfigMap of Argo CD with the health check."""
+    labels = {"app.kubernetes.io/name": "argocd-cm", "app.kubernetes.io/part-of": "argocd"}
+    head = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "argocd-cm", "namespace": "argocd", "labels": labels}}
+    note = "# Merge this key into the ConfigMap argocd-cm of your Argo CD: its health check for pipelines.\n"
+    key = f"  resource.customizations.health.{names.GROUP}_{names.KIND}: |\n"
+    text = yaml.safe_dump(head, sort_keys=False) + "data:\n" + key + textwrap.indent(script, "    ")
+    return GENERATED.format(source="manifests/gitops/argocd-health.lua") + note + text
+
+
 # --- kustomize from the chart ------------------------------------------------------------------------------------------
 
 
@@ -208,7 +222,7 @@ def scoped(objects: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def written_from_files() -> dict[Path, str]:
-    """The generated files that need no helm, with the content they should have: CRD templates, schema descriptions, table of values."""
+    """The generated files that need no helm, with the content they should have: CRD templates, schema, table of values, samples."""
     values = documented_values((CHART / "values.yaml").read_text())
     schema_path, readme_path = CHART / "values.schema.json", CHART / "README.md"
     files: dict[Path, str] = {}
@@ -217,6 +231,8 @@ def written_from_files() -> dict[Path, str]:
             files[CRD_TEMPLATES / path.name] = crd_template(path.read_text(), f"crds/{path.name}")
     files[schema_path] = json.dumps(described_schema(json.loads(schema_path.read_text()), values), indent=2) + "\n"
     files[readme_path] = with_table(readme_path.read_text(), values_table(values))
+    gitops = MANIFESTS / "gitops"
+    files[gitops / "argocd-cm.yaml"] = argocd_config((gitops / "argocd-health.lua").read_text())
     return files
 
 

@@ -16,7 +16,6 @@ from typing import Any
 from e2e.local import binaries
 
 ARGO_MANAGER = "argocd-controller"
-FLUX_MANAGER = "kustomize-controller"
 TIMEOUT_SECONDS = 60
 _DIFF_FOUND = 1  # kubectl diff: 0 same, 1 different, more: it failed
 
@@ -27,19 +26,17 @@ class Differences:
 
     Attributes:
         client_side: output of `kubectl diff`.
-        server_side: output of `kubectl diff --server-side` as Argo CD's field manager.
-        flux: the same as Flux's field manager, which takes fields over by force.
+        server_side: output of `kubectl diff --server-side` as a controller that takes fields over by force (Argo CD, Flux).
         argo: per strategy of Argo CD (threeWay, structured, serverSide) the JSON merge patch it would show, by `kind/name`.
     """
 
     client_side: str
     server_side: str
-    flux: str
     argo: Mapping[str, str]
 
     def found(self) -> dict[str, str]:
         """The ways that show a difference, with what they show."""
-        ways = {"client-side": self.client_side, "server-side": self.server_side, "flux": self.flux}
+        ways = {"client-side": self.client_side, "server-side": self.server_side}
         return {way: text for way, text in {**ways, **{f"argo {name}": text for name, text in self.argo.items()}}.items() if text}
 
 
@@ -70,8 +67,7 @@ def differences(kubeconfig: Path, objects: Sequence[Mapping[str, Any]], *, kubec
 
     return Differences(
         client_side=diff(),
-        server_side=diff("--server-side", f"--field-manager={ARGO_MANAGER}"),
-        flux=diff("--server-side", "--force-conflicts", f"--field-manager={FLUX_MANAGER}"),
+        server_side=diff("--server-side", "--force-conflicts", f"--field-manager={ARGO_MANAGER}"),
         argo=_argo(kubeconfig, objects, context),
     )
 
