@@ -13,11 +13,11 @@ import httpx
 import numpy as np
 import pytest
 from google.protobuf import json_format, text_format
+from tritonclient.grpc import model_config_pb2
+
 from tests.support import pipelines
 from tests.support.python_backend import texts
 from tests.support.triton import triton_server, write_model
-from tritonclient.grpc import model_config_pb2
-
 from triton_pipelines.api import names
 from triton_pipelines.triton import local
 from triton_pipelines.triton.client import TritonClient

@@ -10,10 +10,10 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.http
+
 from tests.support import pipelines, tinymodel
 from tests.support.python_backend import texts
 from tests.support.triton import triton_server
-
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.errors import RejectedError
 from triton_pipelines.triton.local import LocalTriton

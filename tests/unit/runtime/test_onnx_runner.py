@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tests.support import tinymodel
 from tests.support.python_backend import InferenceRequest, Logger, load_runtime, start_model
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+
 from tests.support.python_backend import InferenceRequest, load_runtime, start_model
 
 module = load_runtime("postprocess")

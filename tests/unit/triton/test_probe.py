@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from google.protobuf import text_format
-from tests.support.python_backend import texts
 from tritonclient.grpc import model_config_pb2
 
+from tests.support.python_backend import texts
 from triton_pipelines.triton.client import Array, ModelState
 from triton_pipelines.triton.probe import ProbeResult, find_fault
 
