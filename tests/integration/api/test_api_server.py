@@ -1,6 +1,7 @@
 """The corpus before a real API server: it and the command line judge alike, and what it stores is stable."""
 
 import calendar
+import copy
 import json
 import os
 import subprocess
@@ -12,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+
 from e2e.local import api
 from tests.corpus import Sample, bad, good
 from tests.support.controlplane import ControlPlane
-
 from triton_pipelines.api import crd, names, parse
 
 pytestmark = pytest.mark.integration
@@ -117,6 +118,35 @@ def _write_status(connection: httpx.Client, name: str, status: dict[str, Any]) -
     return connection.patch(
         f"{PIPELINES}/{name}/status", headers={"Content-Type": "application/merge-patch+json"}, content=json.dumps({"status": status})
     )
+
+
+def _places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Every place of a document but those inside parts of the Kubernetes API that are passed on as written."""
+    if place:
+        yield place
+    if place and place[-1] in ("affinity", "tolerations", "topologySpreadConstraints", "valueFrom"):
+        return
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from _places(item, (*place, key))
+
+
+@pytest.mark.parametrize("strange", ["a\n", -1, 2**31, True, 1.5, [], {}, None], ids=repr)
+def test_a_strange_value_in_any_place_is_judged_alike(connection: httpx.Client, strange: Any) -> None:
+    document = next(one for one in good() if one.name == "everything").document
+    places = [place for place in _places(document) if place[0] == "spec"]
+    assert len(places) > 150
+    differing = []
+    for place in places:
+        changed = copy.deepcopy(document)
+        target: Any = changed
+        for key in place[:-1]:
+            target = target[key]
+        target[place[-1]] = strange
+        answer = connection.post(PIPELINES, params={"dryRun": "All", "fieldValidation": "Strict"}, json=changed)
+        if (answer.status_code == 201) == bool(parse(changed)[1]):
+            differing.append((place, answer.status_code, answer.text))
+    assert differing == []
 
 
 def _applied() -> Iterator[Any]:
