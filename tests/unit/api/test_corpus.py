@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from tests.corpus import GOLDEN, Sample, bad, good, messages
 
+from tests.corpus import GOLDEN, Sample, bad, good, messages
 from triton_pipelines.api import parse
 from triton_pipelines.api.base import ApiModel
 from triton_pipelines.api.crd import model_classes
