@@ -5,12 +5,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def _module(*arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", *arguments)
 
 
 def _text(module: str, target: str) -> Callable[[bool], str]:
@@ -47,6 +52,8 @@ def main(arguments: list[str]) -> int:
     """Check (or write) all; exit code 1 on a difference."""
     write = "--write" in arguments
     failed = 0
+    if write:  # the unit tier compares these
+        subprocess.run(_module("tests.golden"), cwd=ROOT, check=True, env={**os.environ, "PYTHONPATH": "operator"})
     for name, run in CHECKS.items():
         message = run(write)
         print(f"{'FAILED' if message else 'ok':7} {name}{f': {message}' if message else ''}", flush=True)
