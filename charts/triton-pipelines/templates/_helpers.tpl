@@ -77,12 +77,3 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
   resources: [events]
   verbs: [create]
 {{- end -}}
-
-{{/* Triton images as NAME=IMAGE pairs, the default first, the rest by name. */}}
-{{- define "triton-pipelines.serverImages" -}}
-{{- $pairs := list (printf "default=%s" .Values.server.image) -}}
-{{- range $platform := keys .Values.server.images | sortAlpha -}}
-{{- $pairs = append $pairs (printf "%s=%s" $platform (index $.Values.server.images $platform)) -}}
-{{- end -}}
-{{- join "," $pairs -}}
-{{- end -}}

@@ -113,11 +113,7 @@ def test_default_values_are_the_operators_own_defaults() -> None:
 
 def test_full_values_reach_the_operator() -> None:
     config = operator_config(render("full"))
-    assert dict(config.images) == {
-        "default": "registry.example.com:5000/nvidia/tritonserver:25.03-py3",
-        "onnxruntime_onnx": "registry.example.com:5000/nvidia/tritonserver:25.03-py3-min",
-        "vllm": "registry.example.com:5000/nvidia/tritonserver:25.03-vllm-python-py3",
-    }
+    assert dict(config.images) == {"default": "registry.example.com:5000/nvidia/tritonserver:25.03-py3"}
     assert config.loader_image == "registry.example.com:5000/mirror/triton-pipelines:0.1.0-loader"
     assert config.image_pull_policy == "Always"
     assert config.source_map == ("hf://=https://hub.example.com", "s3://models/=https://mirror.example.com/models/")
