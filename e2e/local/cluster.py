@@ -156,20 +156,21 @@ class Cluster:
             folder = binaries.folder((*binaries.CONTROL_PLANE, *binaries.NODE))
             archives = building.result()
         with self._locked():
-            if self.supervisor.init_pid() is None:
-                self._remove()
-                try:
-                    with step(f"starting cluster {self.name}"):
-                        self._start(folder, gpus, gpu_taint, archives)
-                except BaseException as error:
-                    report = self.supervisor.failure_report()
-                    self._remove()
-                    if isinstance(error, api.NotReadyError | subprocess.CalledProcessError):
-                        raise ClusterError(f"cluster {self.name} did not start: {error}\n{report}") from error
-                    raise
-            else:
+            if self.supervisor.init_pid() is not None:
                 self._load(archives)
-        self.set_gpus(gpus)
+                self.set_gpus(gpus)
+                return
+            self._remove()
+            try:
+                with step(f"starting cluster {self.name}"):
+                    self._start(folder, gpus, gpu_taint, archives)
+                    self.set_gpus(gpus)
+            except BaseException as error:
+                report = self.supervisor.failure_report()
+                self._remove()
+                if isinstance(error, api.NotReadyError | subprocess.CalledProcessError):
+                    raise ClusterError(f"cluster {self.name} did not start: {error}\n{report}") from error
+                raise
 
     def down(self) -> None:
         """Remove the cluster: every process, mount, address, route and file of it. Does nothing when there is none."""

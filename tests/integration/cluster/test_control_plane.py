@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from e2e.local import api
 from tests.support.controlplane import ControlPlane
 

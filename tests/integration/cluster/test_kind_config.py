@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from e2e.local import binaries
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

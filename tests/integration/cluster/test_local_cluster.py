@@ -9,11 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
-from e2e.local import api, network, packages, processes
+
+from e2e.local import api, network, node, packages, processes
+from e2e.local import cluster as clusters
 from e2e.local.cluster import Cluster
 from e2e.local.images import OPERATOR_IMAGE, PAUSE_IMAGE, TRITON_IMAGE
 from e2e.local.node import GPU_RESOURCE, cgroup_of
 from e2e.local.packages import MachineError
+from e2e.local.supervision import ClusterError
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
 
@@ -35,14 +38,21 @@ RESTRICTED = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def machine_before() -> dict[str, str]:
+    """The machine's settings before this module's first cluster; skips where there can be none."""
     try:
         packages.require_root()
     except MachineError as error:
         pytest.skip(str(error))
+    return machine()
+
+
+@pytest.fixture(scope="module")
+def cluster(machine_before: dict[str, str]) -> Iterator[Cluster]:
+    """A running cluster with both product images, and two GPUs."""
     made = Cluster(f"test-{os.getpid()}")
-    made.up(gpus=2, images=(OPERATOR_IMAGE, TRITON_IMAGE))
     try:
+        made.up(gpus=2, images=(OPERATOR_IMAGE, TRITON_IMAGE))
         yield made
     finally:
         made.down()
@@ -167,11 +177,10 @@ def test_crashed_components_come_back(cluster: Cluster, connection: httpx.Client
     api.wait_for("ready node with GPUs", lambda: cluster.status().node_ready and cluster.status().gpus == 2, 60)
 
 
-def test_second_cluster_leaves_nothing_behind(cluster: Cluster) -> None:
-    before = machine()
+def test_second_cluster_leaves_nothing_behind(cluster: Cluster, machine_before: dict[str, str]) -> None:
     second = Cluster(f"test-{os.getpid()}-b")
-    second.up(gpus=1, images=())
     try:
+        second.up(gpus=1, images=())
         assert second.subnets != cluster.subnets
         with api.client(second.kubeconfig) as connection:
             volumes = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
@@ -180,14 +189,24 @@ def test_second_cluster_leaves_nothing_behind(cluster: Cluster) -> None:
             path = create(connection, "pods", pod("left-running", container, volumes=volumes))
             api.wait_for("pod", lambda: is_ready(connection, path), 60)
         assert traces(second) != []
-    finally:
         subnets, init = second.subnets, second.supervisor.init_pid()
+    finally:
         second.down()
     assert processes.wait_gone([init] if init else [], 0.1) == []
     assert traces(second) == []
     assert not any(route.overlaps(own) for route in network.host_routes() if route.prefixlen > 8 for own in subnets.all)
-    assert machine() == before
+    assert machine() == machine_before
     assert cluster.status().node_ready
+
+
+def test_failed_start_leaves_nothing_behind_and_tells_why(machine_before: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "kubelet_command", lambda spec: [str(spec.binaries / "kubelet"), "--no-such-flag"])
+    monkeypatch.setattr(clusters, "NODE_SECONDS", 3.0)
+    broken = Cluster(f"test-{os.getpid()}-c")
+    with pytest.raises(ClusterError, match="no-such-flag"):
+        broken.up(images=())
+    assert traces(broken) == []
+    assert machine() == machine_before
 
 
 def machine() -> dict[str, str]:
