@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+
 from e2e.local import api, binaries
 from hack import chart
 from tests.support.controlplane import ControlPlane
-
 from triton_pipelines.cluster import resources
 from triton_pipelines.cluster.resources import Resource
 

@@ -7,9 +7,9 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+
 from e2e.local import binaries
 from hack import chart
-
 from triton_pipelines.api import names
 from triton_pipelines.app.config import ENV_PREFIX, OperatorConfig, load_config
 

@@ -7,6 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+
 from hack import chart
 
 VALUES = yaml.safe_load((chart.CHART / "values.yaml").read_text())
