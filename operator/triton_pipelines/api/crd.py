@@ -192,9 +192,10 @@ PRINTER_COLUMNS = (
     _column("Ready", _condition("Ready", "status"), "Whether every pod serves the latest spec."),
     _column("Replicas", ".status.readyReplicas", "Pods whose ensemble is ready.", "integer"),
     _column("Tokenizers", ".status.tokenizer.summary", "Tokenizer instances in a pod, of the most that are allowed."),
+    # Without it, `kubectl get -w` would not tell why a rollout waits or failed.
+    _column("Reason", _condition("Ready", "reason"), "Why Ready has its value."),
     _column("Age", ".metadata.creationTimestamp", "Time since creation.", "date"),
     _column("Revision", ".status.revision", "Revision that the latest spec asks for.", priority=1),
-    _column("Reason", _condition("Ready", "reason"), "Why Ready has its value.", priority=1),
     _column("Message", _condition("Ready", "message"), "What it is, and what to do.", priority=1),
 )
 

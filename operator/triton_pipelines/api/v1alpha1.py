@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from .base import ApiModel, Rule, Switch, TritonName
+from .batching import MAX_BATCH
 from .server import Health, Rollout, Server
 from .source import Source
-from .steps import MAX_BATCH, Model, Postprocess, PostprocessType, Tokenizer
+from .steps import Model, Postprocess, PostprocessType, Tokenizer
 
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAME_MAX = 40

@@ -24,6 +24,7 @@ async def ask(target: ProbeTarget, now: dt.datetime) -> Probe:
         at=now,
         ensemble_ready=result.ensemble_ready,
         models=tuple(ModelState(model.name, model.state, model.reason) for model in result.models),
-        inference_error=result.inference_error,
+        # None: none was tried; a pod counts as proven only by an answer.
+        inference_error="" if result.inference_ok else result.inference_error,
         error=result.error or "",
     )

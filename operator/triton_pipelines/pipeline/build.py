@@ -6,11 +6,11 @@ import json
 from dataclasses import replace
 
 from triton_pipelines.api.base import Switch
+from triton_pipelines.api.batching import DynamicBatching
 from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
 from triton_pipelines.api.steps import (
     CLASSIFIERS,
     DataType,
-    DynamicBatching,
     InstanceKind,
     Model,
     ModelInput,

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from triton_pipelines.api.batching import DynamicBatching
 from triton_pipelines.api.source import Source
-from triton_pipelines.api.steps import DataType, DynamicBatching, Padding
+from triton_pipelines.api.steps import DataType, Padding
 
 PIPELINE = "pipeline"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -94,6 +95,37 @@ def _decimal(count: int) -> str:
         if count and count % unit == 0:
             return f"{count // unit}{suffix}"
     return str(count)
+
+
+def server_arguments(
+    repository: str,
+    load: Sequence[str],
+    *,
+    exit_timeout_seconds: int,
+    connection_age_milliseconds: int | None,
+    control_key: str | None,
+    extra: Sequence[str] = (),
+) -> list[str]:
+    """Arguments of ``tritonserver``, the same in a pod and in ``tritonpipe serve``.
+
+    ``--exit-on-error=false``: the index can be asked why a model failed; readiness hangs on the ensemble, not on the server.
+    ``control_key`` is the text put behind ``admin-key=`` (in a pod an environment reference, so that no secret stands in the pod).
+    """
+    arguments = [
+        f"--model-repository={repository}",
+        "--model-control-mode=explicit",
+        *(f"--load-model={name}" for name in load),
+        "--disable-auto-complete-config",
+        "--exit-on-error=false",
+        f"--exit-timeout-secs={exit_timeout_seconds}",
+    ]
+    if connection_age_milliseconds is not None:
+        # gRPC clients stick to one connection; its end makes them look for another pod.
+        arguments.append(f"--grpc-max-connection-age={connection_age_milliseconds}")
+    if control_key is not None:
+        restriction = f"{names.CONTROL_GROUPS}:{names.CONTROL_HEADER}={control_key}"
+        arguments += [f"--http-restricted-api={restriction}", f"--grpc-restricted-protocol={restriction}"]
+    return [*arguments, *extra]
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,8 @@ class Memory:
 
     ``secrets``: revision → hash of the control key that was applied; ``mode_revision``/``mode``: the fallback that an Auto rollout
     took; ``proven``: the revision that last served the whole pipeline; ``failed``: a revision that was taken back, with the
-    generation of the spec that asked for it, why, and the revision that took its place.
+    generation of the spec that asked for it, why, and the revision that took its place; ``generation`` and ``wanted``: the spec last
+    acted on and the revision it came to, so that another revision for the same spec is known to be nobody's wish.
     """
 
     secrets: Mapping[str, str] = field(default_factory=dict)
@@ -121,15 +122,17 @@ class Memory:
     failed_reason: str = ""
     failed_message: str = ""
     restored: str = ""
+    generation: int = 0
+    wanted: str = ""
 
     @classmethod
     def parse(cls, text: str | None) -> Memory:
-        """Read it; what cannot be read is forgotten, which costs at most a repeated Secret apply."""
-        try:
-            document = json.loads(text or "{}")
-            return cls(**{key: document[key] for key in cls.__slots__ if key in document})
-        except (ValueError, TypeError):
-            return cls()
+        """Read it; what cannot be read, as after an edit by hand, is forgotten: at worst a Secret is applied again."""
+        document, blank = json_object(text), cls()
+        known = {key: document[key] for key in cls.__slots__ if isinstance(document.get(key), type(getattr(blank, key)))}
+        secrets = known.get("secrets") or {}
+        known["secrets"] = {revision: digest for revision, digest in secrets.items() if isinstance(digest, str)}
+        return cls(**known)
 
     def to_json(self) -> str:
         """Canonical JSON, without what is empty."""
@@ -184,8 +187,8 @@ class Observed:
     def revision_record(self, revision: str) -> Mapping[str, Any] | None:
         """What the ConfigMap of a revision recorded: pod template, hash of its spec, server image."""
         found = self.child("ConfigMap", names.revision_name(self.name, revision)) if revision else None
-        text = ((found or {}).get("data") or {}).get(names.KEY_TEMPLATE)
-        return json.loads(text) if text else None
+        record = json_object(((found or {}).get("data") or {}).get(names.KEY_TEMPLATE))
+        return record if isinstance(record.get("template"), dict) and isinstance(record.get("serverImage"), str) else None
 
     def deployed_revision(self) -> str:
         """Revision of the Deployment's template, empty without one."""
@@ -197,6 +200,15 @@ class Observed:
         status = (self.deployment or {}).get("status") or {}
         found = [item for item in status.get("conditions") or () if item.get("type") == kind]
         return found[0] if found else {}
+
+
+def json_object(text: str | None) -> dict[str, Any]:
+    """A JSON object out of a ConfigMap that anybody may have edited; anything else counts as an empty one."""
+    try:
+        document = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def timestamp(text: str | None) -> dt.datetime | None:

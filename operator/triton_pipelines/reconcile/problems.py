@@ -16,8 +16,6 @@ from .observed import Object, Pod, Probe
 # The kubelet's words for an image that does not come.
 IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"})
 CONFIG_REASONS = frozenset({"CreateContainerConfigError"})
-# As many restarts of Triton as make a crash a pattern.
-CRASHES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +98,10 @@ def _image(pod: Pod) -> Problem | None:
     return None
 
 
-def config_missing(pod: Pod) -> bool:
-    """Whether the kubelet misses a Secret or ConfigMap that the pod names."""
-    return any(_waiting(pod.container(name)).get("reason") in CONFIG_REASONS for name in (names.CONTAINER_LOADER, names.CONTAINER_SERVER))
+def config_missing(pod: Pod, name: str = "") -> bool:
+    """Whether the kubelet misses a Secret or ConfigMap of that name (empty: any) that the pod asks for."""
+    waiting = (_waiting(pod.container(container)) for container in (names.CONTAINER_LOADER, names.CONTAINER_SERVER))
+    return any(item.get("reason") in CONFIG_REASONS and name in str(item.get("message", "")) for item in waiting)
 
 
 def _loader(pod: Pod) -> Problem | None:
@@ -116,7 +115,7 @@ def _loader(pod: Pod) -> Problem | None:
     report = pod.load_report()
     failures = [finding for finding in report.findings if finding.reason not in INFORMATIVE] if report else []
     if failures:
-        reason = Reason(failures[0].reason.value)
+        reason = min((Reason(finding.reason.value) for finding in failures), key=lambda item: _ORDER.index(KIND_OF[item]))
         text = "; ".join(f"{finding.field or finding.step}: {finding.message}" for finding in failures)
         return Problem(reason, f"pod {pod.name}: {text}", pod.name)
     return Problem(
@@ -144,7 +143,7 @@ def _server(pod: Pod, probe: Probe | None) -> Problem | None:
 
 
 def _starting(pod: Pod) -> Problem:
-    if _waiting(pod.container(names.CONTAINER_LOADER)).get("reason") in CONFIG_REASONS or config_missing(pod):
+    if config_missing(pod):
         waiting = _waiting(pod.container(names.CONTAINER_LOADER)) or _waiting(pod.container(names.CONTAINER_SERVER))
         return Problem(Reason.PROGRESSING, f"pod {pod.name}: {waiting.get('message', 'waits for its configuration')}", pod.name)
     if "running" in (pod.container(names.CONTAINER_LOADER).get("state") or {}):

@@ -13,12 +13,17 @@ from dataclasses import dataclass, replace
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.server import RolloutStrategy
 
-from .observed import Memory, Observed, Pod, timestamp
+from .observed import Memory, Observed, timestamp
 from .problems import Problem
 
 # How long the scheduler must have said no before an old pod is given up for the new one: longer than a node's device plugin or an
 # autoscaler's taint needs to settle, short beside a model's load.
 UNSCHEDULABLE_GRACE = dt.timedelta(seconds=10)
+# The scheduler's words for what an old pod's going can mend: it holds resources, host ports, a volume, or the place that rules of
+# spreading leave for one pod. No pod's going mends a node selector, a taint or a missing claim.
+MADE_ROOM_FOR = ("Insufficient ", "Too many pods", "anti-affinity", "topology spread", "free ports", "ReadWriteOncePod", "cannot allocate all claims")
+# Kept of a failure's message; the live ConfigMap and each status carry it until the spec changes.
+FAILURE_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +51,11 @@ def decide(
     now: dt.datetime,
 ) -> Rollout:
     """Decide on the revision and the mode for a pipeline that wants ``wanted``."""
-    if memory.failed_revision and (memory.failed_revision != wanted or memory.failed_generation != observed.generation):
+    outdated = memory.failed_revision != wanted or memory.failed_generation != observed.generation
+    if memory.failed_revision and (outdated or observed.revision_record(memory.restored) is None):
         memory = replace(memory, failed_revision="", failed_generation=0, failed_reason="", failed_message="", restored="")
     target = memory.restored if memory.failed_revision == wanted and memory.restored else wanted
-    if target == wanted and _whole(observed.pods, wanted, replicas):
+    if target == wanted and _whole(observed, wanted, replicas):
         memory = replace(memory, proven=wanted)
     mode, recheck = strategy, None
     if strategy is RolloutStrategy.AUTO:
@@ -65,7 +71,7 @@ def decide(
             failed_revision=wanted,
             failed_generation=observed.generation,
             failed_reason=reason.value,
-            failed_message=message,
+            failed_message=message[:FAILURE_MAX],
             restored=memory.proven,
         )
         target, mode, gap = memory.proven, _restoring(strategy), ""
@@ -81,9 +87,11 @@ def _restoring(strategy: RolloutStrategy) -> RolloutStrategy:
     return strategy if strategy is RolloutStrategy.RECREATE else RolloutStrategy.NO_SURGE
 
 
-def _whole(pods: Sequence[Pod], revision: str, replicas: int) -> bool:
-    serving = [pod for pod in pods if pod.serving]
-    return replicas > 0 and len(serving) >= replicas and all(pod.revision == revision for pod in serving)
+def _whole(observed: Observed, revision: str, replicas: int) -> bool:
+    """Whether the pipeline is served by this revision alone. A pod that fails a real inference serves nobody."""
+    serving = [pod for pod in observed.pods if pod.serving]
+    failing = any((probe := observed.probes.get(pod.uid)) and probe.inference_error for pod in serving)
+    return 0 < replicas <= len(serving) and not failing and all(pod.revision == revision for pod in serving)
 
 
 def _auto(target: str, observed: Observed, memory: Memory, now: dt.datetime) -> tuple[RolloutStrategy, Memory, float | None]:
@@ -95,6 +103,8 @@ def _auto(target: str, observed: Observed, memory: Memory, now: dt.datetime) -> 
     for pod in observed.pods:
         condition = pod.condition("PodScheduled")
         if pod.revision != target or pod.deleting or condition.get("reason") != "Unschedulable" or condition.get("status") != "False":
+            continue
+        if not any(word in str(condition.get("message", "")) for word in MADE_ROOM_FOR):
             continue
         since = timestamp(condition.get("lastTransitionTime")) or now
         left = (since + UNSCHEDULABLE_GRACE - now).total_seconds()

@@ -14,11 +14,13 @@ from triton_pipelines.api.steps import DataType
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.pipeline.graph import Graph, Role, Tensor
 
-from .observed import Observed, Pod
+from .observed import Observed, Pod, Probe
 from .problems import Problem, worst
 from .rollout import Rollout, deadline_exceeded
 
 WARNINGS_MAX = 20
+# Longest short string of the schema: what a pod says is not ours to trust.
+SHORT_MAX = 512
 CLUSTER_SUFFIX = "svc"
 
 
@@ -28,20 +30,24 @@ def rfc3339(now: dt.datetime) -> str:
 
 
 def stalled(observed: Observed, reason: Reason, findings: Sequence[Finding] | str, now: dt.datetime) -> dict[str, Any]:
-    """Status of a resource that cannot be acted on: everything else stays as it was, the running version serves on."""
+    """Status of a resource that cannot be acted on: everything else stays as it was, the running version serves on.
+
+    ``Stalled`` where only the user can help, ``Reconciling`` where ``reason`` is one to wait for.
+    """
+    final = KIND_OF[reason] is Kind.STALLED
     message = findings if isinstance(findings, str) else _listed(findings)
     available = _available([pod for pod in observed.pods if pod.serving], observed)
     conditions = [
         Condition(ConditionType.READY, False, reason, message),
         available,
-        Condition(ConditionType.STALLED, True, reason, message),
+        Condition(ConditionType.STALLED if final else ConditionType.RECONCILING, True, reason, message),
     ]
     kept = {key: value for key, value in observed.status.items() if key not in ("conditions", "observedGeneration")}
     previous = observed.status.get("conditions") or ()
     models = [item for item in previous if item.get("type") == ConditionType.MODELS_READY]
     return {
         **kept,
-        "observedGeneration": observed.generation,
+        "observedGeneration": observed.generation if final else int(observed.status.get("observedGeneration") or 0),
         "conditions": [*merge(previous, conditions, observed.generation, rfc3339(now)), *models],
         **_counts(observed, str(observed.status.get("revision", ""))),
     }
@@ -83,7 +89,7 @@ def compute(
         "steps": _steps(graph, observed, wanted, counts),
         "padding": {"chosen": graph.padding.chosen.value, "reason": graph.padding.reason},
         "sources": _sources(observed, wanted),
-        "warnings": [{"path": item.path, "message": item.message} for item in warnings[:WARNINGS_MAX]],
+        "warnings": [{"path": item.path[:SHORT_MAX], "message": item.message[:MESSAGE_MAX]} for item in warnings[:WARNINGS_MAX]],
     }
     tokenizer = next(step for step in graph.steps if step.role is Role.TOKENIZER)
     count = counts.get(tokenizer.name, tokenizer.instances.count)
@@ -112,7 +118,7 @@ def _conditions(pipeline: InferencePipeline, observed: Observed, rollout: Rollou
     updated = [pod for pod in serving if pod.revision == wanted]
     rest = [pod for pod in observed.pods if pod.revision != wanted and not pod.deleting]
     asked = pipeline.spec.health.inference is InferenceHealth.AUTO
-    unproven = [pod for pod in updated if (asked and (probe := observed.probes.get(pod.uid)) is None) or (probe and probe.error)]
+    unproven = [pod for pod in updated if _unproven(observed.probes.get(pod.uid), asked)]
     available = _available(serving, observed)
     models = _models(observed, wanted, updated, problems, replicas)
     mine = [problem for problem in problems if problem.pod in {pod.name for pod in observed.pods if pod.revision == wanted}]
@@ -170,6 +176,13 @@ def _conditions(pipeline: InferencePipeline, observed: Observed, rollout: Rollou
         models,
         Condition(ConditionType.RECONCILING, True, reason, text),
     ]
+
+
+def _unproven(probe: Probe | None, asked: bool) -> bool:
+    """Whether a ready pod still owes an answer: it could not be asked, or was asked for no inference yet."""
+    if probe is None:
+        return asked
+    return bool(probe.error) or (asked and probe.inference_error is None)
 
 
 def _available(serving: Sequence[Pod], observed: Observed) -> Condition:
@@ -261,7 +274,7 @@ def _sources(observed: Observed, wanted: str) -> list[dict[str, str]]:
                 {
                     "step": item.step,
                     "uri": item.uri,
-                    **({"resolvedRevision": item.resolved_revision} if item.resolved_revision else {}),
+                    **({"resolvedRevision": item.resolved_revision[:SHORT_MAX]} if item.resolved_revision else {}),
                     **({"sha256": item.sha256} if item.sha256 else {}),
                 }
                 for item in report.sources

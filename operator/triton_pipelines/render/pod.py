@@ -11,7 +11,7 @@ from triton_pipelines.api.source import Source
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.pipeline.graph import Graph
 from triton_pipelines.pipeline.options import Options
-from triton_pipelines.pipeline.server import sizes
+from triton_pipelines.pipeline.server import server_arguments, sizes
 
 from .plain import plain
 
@@ -23,37 +23,6 @@ STARTUP_SECONDS = 7200
 STARTUP_PERIOD_SECONDS = 2
 GPU_RESOURCE = "nvidia.com/gpu"
 GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
-
-
-def server_arguments(
-    repository: str,
-    load: Sequence[str],
-    *,
-    exit_timeout_seconds: int,
-    connection_age_milliseconds: int | None,
-    control_key: str | None,
-    extra: Sequence[str] = (),
-) -> list[str]:
-    """Arguments of ``tritonserver``, the same in a pod and in ``tritonpipe serve``.
-
-    ``--exit-on-error=false``: the index can be asked why a model failed; readiness hangs on the ensemble, not on the server.
-    ``control_key`` is the text put behind ``admin-key=`` (in a pod an environment reference, so that no secret stands in the pod).
-    """
-    arguments = [
-        f"--model-repository={repository}",
-        "--model-control-mode=explicit",
-        *(f"--load-model={name}" for name in load),
-        "--disable-auto-complete-config",
-        "--exit-on-error=false",
-        f"--exit-timeout-secs={exit_timeout_seconds}",
-    ]
-    if connection_age_milliseconds is not None:
-        # gRPC clients stick to one connection; its end makes them look for another pod.
-        arguments.append(f"--grpc-max-connection-age={connection_age_milliseconds}")
-    if control_key is not None:
-        restriction = f"{names.CONTROL_GROUPS}:{names.CONTROL_HEADER}={control_key}"
-        arguments += [f"--http-restricted-api={restriction}", f"--grpc-restricted-protocol={restriction}"]
-    return [*arguments, *extra]
 
 
 def connection_age(drain_seconds: int) -> int:

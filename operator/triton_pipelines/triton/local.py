@@ -26,6 +26,7 @@ from typing import Final, Self
 import httpx
 
 from triton_pipelines.api import names
+from triton_pipelines.pipeline.server import server_arguments
 from triton_pipelines.triton.distribution import Distribution, obtain
 
 LOOPBACK: Final = "127.0.0.1"
@@ -216,28 +217,26 @@ class LocalTriton:
     # --- inside ----------------------------------------------------------------------------------------------------------
     def arguments(self, distribution: Distribution) -> list[str]:
         """The server's command line."""
-        arguments = [
+        return [
             str(distribution.executable),
             f"--backend-directory={distribution.backends}",
             f"--cache-directory={distribution.caches}",
-            f"--model-repository={self.repository}",
-            "--model-control-mode=explicit",
-            *(f"--load-model={model}" for model in self.load),
-            "--disable-auto-complete-config",
-            "--exit-on-error=false",
             f"--http-address={self.address}",
             f"--grpc-address={self.address}",
             f"--metrics-address={self.address}",
             f"--http-port={self.http_port}",
             f"--grpc-port={self.grpc_port}",
             f"--metrics-port={self.metrics_port}",
-            f"--exit-timeout-secs={self._stop_s}",
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
+            *server_arguments(
+                str(self.repository),
+                self.load,
+                exit_timeout_seconds=self._stop_s,
+                connection_age_milliseconds=None,
+                control_key=self._key,
+                extra=self._extra_args,
+            ),
         ]
-        if self._key is not None:
-            restricted = f"{names.CONTROL_GROUPS}:{names.CONTROL_HEADER}={self._key}"
-            arguments += [f"--http-restricted-api={restricted}", f"--grpc-restricted-protocol={restricted}"]
-        return [*arguments, *self._extra_args]
 
     def _launch(self, distribution: Distribution) -> None:
         self.http_port, self.grpc_port, self.metrics_port = _free_ports(self.address, self._wanted_ports)
