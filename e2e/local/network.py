@@ -5,11 +5,14 @@ Services and pods are reachable from the host by plain routes.
 """
 
 import json
+import os
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
+
+from e2e.local import packages
 
 MAX_CLUSTERS = 16
 """So many /20 Service ranges fit into the customary 10.96.0.0/16."""
@@ -142,7 +145,8 @@ def link_names(subnets: Subnets) -> tuple[str, str]:
 
 
 def _ip(*arguments: str) -> str:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    env = {**os.environ, "PATH": packages.search_path()}
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False, env=env)
     if done.returncode != 0:
         raise NetworkError(f"`ip {' '.join(arguments)}` failed: {done.stderr.strip()}")
     return done.stdout

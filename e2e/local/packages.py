@@ -36,10 +36,14 @@ class MachineError(RuntimeError):
     """This machine cannot run the local cluster; the message says what it lacks and what to do."""
 
 
+def search_path() -> str:
+    """`PATH` with the folders of system programs, which root's own may lack (`su` without a dash)."""
+    return os.pathsep.join(dict.fromkeys([*os.environ.get("PATH", os.defpath).split(os.pathsep), *SBIN]))
+
+
 def missing() -> list[str]:
     """Debian packages that are needed and not installed, sorted."""
-    search = os.pathsep.join([os.environ.get("PATH", os.defpath), *SBIN])
-    wanted = {package for program, package in PROGRAMS.items() if shutil.which(program, path=search) is None}
+    wanted = {package for program, package in PROGRAMS.items() if shutil.which(program, path=search_path()) is None}
     if not (CNI_PLUGINS / "ptp").exists():
         wanted.add(CNI_PACKAGE)
     return sorted(wanted)
@@ -82,7 +86,7 @@ def install() -> None:
 
 def _apt(*arguments: str) -> None:
     command = ["apt-get", "--quiet", "--option", "DPkg::Lock::Timeout=300", *arguments]
-    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    env = {**os.environ, "PATH": search_path(), "DEBIAN_FRONTEND": "noninteractive"}
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode != 0:
         tail = "\n".join(done.stdout.splitlines()[-10:])

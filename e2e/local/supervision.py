@@ -51,7 +51,6 @@ class Supervisor:
         """Start process 1 in the network namespace and in new mount and process namespaces; returns when it has set up its mounts."""
         for folder in (self.logs, self.state / "components", self.state / "tmp"):
             folder.mkdir(parents=True, exist_ok=True)
-        path = os.pathsep.join(dict.fromkeys([*os.environ.get("PATH", os.defpath).split(os.pathsep), *packages.SBIN]))
         with (self.logs / "supervisor.log").open("ab") as output:
             child = subprocess.Popen(
                 [
@@ -63,7 +62,7 @@ class Supervisor:
                 stdout=output,
                 stderr=output,
                 cwd="/",
-                env={"PATH": path, "TMPDIR": str(self.state / "tmp"), "LANG": "C.UTF-8"},
+                env={"PATH": packages.search_path(), "TMPDIR": str(self.state / "tmp"), "LANG": "C.UTF-8"},
                 start_new_session=True,
             )
 

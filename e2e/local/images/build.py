@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from e2e.local import binaries, cache
+from e2e.local import binaries, cache, packages
 from e2e.local.images import OPERATOR_IMAGE, PAUSE_IMAGE, TRITON_IMAGE
 from e2e.local.progress import step
 
@@ -119,6 +119,9 @@ def _archive(name: str, reference: str, key: str, make: Callable[[str], None]) -
         others = [path for path in target.parent.glob(f"image-{name}-*.tar") if path != target]
         for old in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT_ARCHIVES - 1 :]:
             old.unlink(missing_ok=True)
+            # Its layers too, but for those that newer images share.
+            if _known(old_tag := f"localhost/triton-pipelines/{name}:{old.stem.rpartition('-')[2]}"):
+                _run([*_buildah_command(), "rmi", old_tag])
     return target
 
 
@@ -186,7 +189,8 @@ def _buildah(command: str, *arguments: str) -> None:
 
 
 def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    env = {**os.environ, "PATH": packages.search_path()}
+    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode != 0:
         tail = "\n".join(done.stdout.splitlines()[-25:])
         raise ImageError(f"`{' '.join(command[:6])} …` ended with exit code {done.returncode}:\n{tail}")
