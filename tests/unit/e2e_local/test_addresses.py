@@ -5,6 +5,7 @@ from ipaddress import IPv4Network
 from itertools import combinations
 
 import pytest
+
 from e2e.local.network import MAX_CLUSTERS, NetworkError, Subnets, allocate, link_names, parse_routes
 
 DEFAULT_ROUTE = IPv4Network("0.0.0.0/0")

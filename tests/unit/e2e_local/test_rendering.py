@@ -13,6 +13,7 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
 from e2e.local import control, node, pki
 from e2e.local.images import build
 from e2e.local.network import Subnets
