@@ -10,6 +10,7 @@ import yaml
 
 from e2e.local import binaries
 from hack import chart
+from tests.support.chart import environment, operator_container
 from triton_pipelines.api import names
 from triton_pipelines.app.config import ENV_PREFIX, OperatorConfig, load_config
 
@@ -34,19 +35,9 @@ def deployment(objects: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def container(objects: list[dict[str, Any]]) -> dict[str, Any]:
-    (found,) = deployment(objects)["spec"]["template"]["spec"]["containers"]
-    return found
-
-
 def operator_config(objects: list[dict[str, Any]]) -> OperatorConfig:
     """The configuration that the operator reads from the rendered environment, as the kubelet would set it."""
-    fields = {"metadata.namespace": chart.NAMESPACE, "metadata.name": "triton-pipelines-0"}
-    environment = {}
-    for item in container(objects)["env"]:
-        source = item.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
-        environment[item["name"]] = fields[source] if source else item["value"]
-    return load_config({}, environment)
+    return load_config({}, environment(objects, namespace=chart.NAMESPACE, pod="triton-pipelines-0"))
 
 
 @pytest.mark.parametrize("path", CI_VALUES, ids=lambda path: path.name)
@@ -106,7 +97,7 @@ def test_braces_survive_the_template_engine(tmp_path: Path) -> None:
 
 def test_default_values_are_the_operators_own_defaults() -> None:
     config = operator_config(render("default"))
-    image = container(render("default"))["image"]
+    image = operator_container(render("default"))["image"]
     expected = OperatorConfig(instance="triton-pipelines-0", operator_namespace=chart.NAMESPACE, loader_image=image)
     assert config == expected
 
@@ -130,14 +121,14 @@ def test_full_values_reach_the_operator() -> None:
 def test_every_option_of_the_operator_can_be_set() -> None:
     # Not for a pod in a cluster: addresses to bind, a kubeconfig, and how long to wait for the kubelet's own mounting.
     inside = {"kubeconfig", "context", "metrics_host", "liveness_host", "operator_key_wait_seconds"}
-    rendered = {item["name"] for values in ("full", "namespaced") for item in container(render(values))["env"]}
+    rendered = {item["name"] for values in ("full", "namespaced") for item in operator_container(render(values))["env"]}
     settable = {name.removeprefix(ENV_PREFIX).lower() for name in rendered if name.startswith(ENV_PREFIX)}
     assert settable == OperatorConfig.model_fields.keys() - inside
 
 
 def test_pod_agrees_with_the_configuration() -> None:
     objects = render("full")
-    config, main = operator_config(objects), container(objects)
+    config, main = operator_config(objects), operator_container(objects)
     pod = deployment(objects)["spec"]["template"]["spec"]
     assert {port["name"]: port["containerPort"] for port in main["ports"]} == {"metrics": 9090, "liveness": 9091}
     assert {main[probe]["httpGet"]["port"] for probe in ("livenessProbe", "startupProbe")} == {"liveness"}
