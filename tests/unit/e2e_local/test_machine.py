@@ -61,10 +61,12 @@ def test_early_end_is_reported_with_the_log(tmp_path: Path) -> None:
 
 
 def test_stubborn_processes_end_too(tmp_path: Path) -> None:
-    stubborn = Process("stubborn", ["/bin/sh", "-c", "trap '' TERM; sleep 600; sleep 600"], tmp_path / "log")
+    stubborn = Process("stubborn", ["/bin/sh", "-c", "trap '' TERM; echo up; exec sleep 600"], tmp_path / "log")
     tame = Process("tame", ["/bin/sleep", "600"], tmp_path / "tame.log")
-    api.wait_for("its trap", lambda: (tmp_path / "log").read_text() == "up\n", 10)
-    stop_all([stubborn, tame], grace=0.2)
+    try:
+        api.wait_for("its trap", lambda: (tmp_path / "log").read_text() == "up\n", 10)
+    finally:
+        stop_all([stubborn, tame], grace=0.2)
     assert wait_gone([stubborn.pid, tame.pid], 5) == []
 
 
