@@ -58,7 +58,7 @@ class Story:
         }
         return self
 
-    def step(self, pods: Sequence[dict[str, Any]] = (), *, inference_error: str | None = None) -> Story:
+    def step(self, pods: Sequence[dict[str, Any]] = (), *, inference_error: str = "") -> Story:
         """One pass of the operator that sees these pods."""
         seen = tuple(Pod.of(item) for item in pods)
         probes = {item.uid: Probe(at=NOW, ensemble_ready=True, inference_error=inference_error) for item in seen if item.ready}

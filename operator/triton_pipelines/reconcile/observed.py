@@ -5,10 +5,11 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from triton_pipelines.api import names
+from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.loadplan import LoadReport
 
 Object = dict[str, Any]
@@ -132,7 +133,10 @@ class Memory:
         known = {key: document[key] for key in cls.__slots__ if isinstance(document.get(key), type(getattr(blank, key)))}
         secrets = known.get("secrets") or {}
         known["secrets"] = {revision: digest for revision, digest in secrets.items() if isinstance(digest, str)}
-        return cls(**known)
+        memory = cls(**known)
+        if memory.failed_reason not in {*Reason, ""}:
+            return replace(memory, failed_revision="", failed_reason="")
+        return memory
 
     def to_json(self) -> str:
         """Canonical JSON, without what is empty."""
@@ -183,6 +187,10 @@ class Observed:
     def live_data(self) -> Mapping[str, str]:
         """Content of the live ConfigMap."""
         return (self.child("ConfigMap", names.live_name(self.name)) or {}).get("data") or {}
+
+    def memory(self) -> Memory:
+        """The controller's memory of the pipeline."""
+        return Memory.parse(self.live_data().get(names.KEY_MEMORY))
 
     def revision_record(self, revision: str) -> Mapping[str, Any] | None:
         """What the ConfigMap of a revision recorded: pod template, hash of its spec, server image."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from triton_pipelines.api import names
-from triton_pipelines.api.base import Switch
+from triton_pipelines.api.base import Finding, Switch
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.loadplan import LoadReport
 from triton_pipelines.api.parse import parse
@@ -21,6 +21,7 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.cluster.diff import covers, needs_apply
 from triton_pipelines.pipeline import Graph, Options, build, check, lint
 from triton_pipelines.render import Revision, render
+from triton_pipelines.render.errors import RenderError
 from triton_pipelines.render.objects import (
     control_secret,
     deployment,
@@ -30,11 +31,10 @@ from triton_pipelines.render.objects import (
     revision_config_map,
     service,
 )
-from triton_pipelines.render.render import spec_hash
 
 from . import status as statuses
 from .events import Event, transitions
-from .observed import Memory, Object, Observed
+from .observed import Memory, Object, Observed, json_object
 from .problems import Problem, config_missing, of_pod
 from .rollout import Rollout, decide
 
@@ -70,6 +70,15 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the spec asks for, checked and rendered."""
+
+    pipeline: InferencePipeline
+    graph: Graph
+    revision: Revision
+
+
+@dataclass(frozen=True, slots=True)
 class Context:
     """What a pass knows beside the cluster: the operator's options, how a revision's control key is derived, and whether a
     rollout that no change of the spec asked for may start now (a new operator release rolls a few pipelines at a time)."""
@@ -79,23 +88,39 @@ class Context:
     may_roll: bool = True
 
 
-def plan(observed: Observed, context: Context, now: dt.datetime) -> Plan:
-    """Decide one pass for one pipeline."""
-    metadata = observed.pipeline["metadata"]
-    if metadata.get("deletionTimestamp") or (metadata.get("annotations") or {}).get(names.ANNOTATION_PAUSED) == "true":
-        return Plan()
+def hands_off(pipeline: Mapping[str, Any]) -> bool:
+    """Whether a pipeline is not to be touched: it goes, and its children with it, or it is paused."""
+    metadata = pipeline["metadata"]
+    return bool(metadata.get("deletionTimestamp")) or (metadata.get("annotations") or {}).get(names.ANNOTATION_PAUSED) == "true"
+
+
+def resolve(observed: Observed, options: Options) -> Wanted | list[Finding]:
+    """What the spec asks for, or everything that is wrong with it."""
     pipeline, findings = parse(observed.pipeline)
     if pipeline is None or findings:
-        return _stalled(observed, Reason.INVALID_SPEC, findings, now)
-    options = _pinned(pipeline, observed, context.options)
+        return findings
+    options = _pinned(pipeline, observed, options)
     graph = build(pipeline, options)
     findings = check(pipeline, graph, options)
     if findings:
-        return _stalled(observed, Reason.INVALID_SPEC, findings, now)
+        return findings
+    try:
+        return Wanted(pipeline, graph, render(pipeline, graph, options, observed.digests))
+    except RenderError as error:
+        return [Finding("spec", str(error))]
+
+
+def plan(observed: Observed, context: Context, now: dt.datetime, wanted: Wanted | list[Finding] | None = None) -> Plan:
+    """Decide one pass for one pipeline. ``wanted``: what :func:`resolve` said, where it was asked already."""
+    if hands_off(observed.pipeline):
+        return Plan()
+    if wanted is None:
+        wanted = resolve(observed, context.options)
+    if not isinstance(wanted, Wanted):
+        return _stalled(observed, Reason.INVALID_SPEC, wanted, now)
     if observed.missing_sources:
         return _missing_source(observed, now)
-    revision = render(pipeline, graph, options, observed.digests)
-    return _act(pipeline, graph, revision, observed, context, now)
+    return _act(wanted.pipeline, wanted.graph, wanted.revision, observed, context, now)
 
 
 def _stalled(observed: Observed, reason: Reason, findings: Sequence[Any], now: dt.datetime) -> Plan:
@@ -110,24 +135,27 @@ def _missing_source(observed: Observed, now: dt.datetime) -> Plan:
 
 def _pinned(pipeline: InferencePipeline, observed: Observed, options: Options) -> Options:
     """The default server image stays what it was until the spec changes, whatever a new operator release brings."""
-    record = observed.revision_record(observed.deployed_revision())
-    if record and record.get("specHash") == spec_hash(pipeline.spec) and pipeline.spec.server.image is None:
-        return replace(options, server_image=record["serverImage"])
-    return options
+    memory = observed.memory()
+    record = observed.revision_record(memory.wanted)
+    if record is None or memory.generation != observed.generation or pipeline.spec.server.image is not None:
+        return options
+    return replace(options, server_image=record["serverImage"])
 
 
 def _act(pipeline: InferencePipeline, graph: Graph, revision: Revision, observed: Observed, context: Context, now: dt.datetime) -> Plan:
     gpu = pipeline.spec.server.gpu.resource_name
     problems = [problem for pod in observed.pods if (problem := of_pod(pod, observed.probes.get(pod.uid), gpu, observed.nodes)) is not None]
-    memory = Memory.parse(observed.live_data().get(names.KEY_MEMORY))
-    wanted = revision.name
-    if _must_wait(pipeline, revision, observed, context):
-        wanted = observed.deployed_revision()
+    memory = observed.memory()
+    must_wait = _must_wait(revision, observed, memory, context)
+    wanted = observed.deployed_revision() if must_wait else revision.name
+    memory = replace(memory, generation=observed.generation, wanted=wanted)
     replicas = 0 if pipeline.spec.suspend is Switch.ENABLED else pipeline.spec.replicas
     rollout = decide(wanted, pipeline.spec.rollout.strategy, replicas, observed, memory, problems, now)
     kept = _kept_revisions(pipeline, observed, rollout, wanted)
     counts = _live_counts(graph, observed)
     secrets, memory = _secrets(pipeline, rollout, observed, context, kept)
+    # In this order a pass may end anywhere: a revision's ConfigMap is the trace by which its Secret is pruned, what the live ConfigMap
+    # remembers as applied has been applied, and pods find everything that they mount.
     desired: list[Object] = []
     if wanted == revision.name:
         record = observed.child("ConfigMap", names.revision_name(pipeline.name, wanted))
@@ -137,23 +165,21 @@ def _act(pipeline: InferencePipeline, graph: Graph, revision: Revision, observed
     live = live_config_map(pipeline, _live_data(observed, memory, counts, kept, wanted))
     template = _template(revision, rollout, observed)
     optional = [network_policy(pipeline, context.options.operator_namespace), disruption_budget(pipeline)]
-    desired += [live, service(pipeline), *(item for item in optional if item is not None)]
+    desired += [*secrets, live, service(pipeline), *(item for item in optional if item is not None)]
     desired.append(deployment(pipeline, template, rollout.mode, replicas))
-    changed = [item for item in desired if needs_apply(observed.child(item["kind"], item["metadata"]["name"]), item, names.MANAGER_CHILDREN)]
-    # Secrets first: what the live ConfigMap remembers as applied has been applied.
-    apply = (*secrets, *changed)
+    apply = [item for item in desired if needs_apply(observed.child(item["kind"], item["metadata"]["name"]), item, names.MANAGER_CHILDREN)]
     delete = _pruned(pipeline, observed, desired, kept)
     warnings = lint(pipeline, graph, context.options)
     status = statuses.compute(pipeline, graph, observed, rollout, wanted, warnings, problems, counts, now)
-    return _with_status(observed, status, apply, delete, _requeue(status, rollout, problems))
+    return _with_status(observed, status, apply, delete, _requeue(status, rollout, problems, must_wait))
 
 
-def _must_wait(pipeline: InferencePipeline, revision: Revision, observed: Observed, context: Context) -> bool:
+def _must_wait(revision: Revision, observed: Observed, memory: Memory, context: Context) -> bool:
+    """Whether the revision has changed, but not the spec, and too many others roll."""
     deployed = observed.deployed_revision()
-    record = observed.revision_record(deployed)
-    if context.may_roll or not deployed or deployed == revision.name or record is None:
+    if context.may_roll or not deployed or deployed == revision.name or observed.revision_record(deployed) is None:
         return False
-    return bool(record.get("specHash") == spec_hash(pipeline.spec))
+    return (memory.generation, memory.wanted) == (observed.generation, deployed)
 
 
 def _template(revision: Revision, rollout: Rollout, observed: Observed) -> Mapping[str, Any]:
@@ -178,10 +204,7 @@ def _kept_revisions(pipeline: InferencePipeline, observed: Observed, rollout: Ro
 
 def _live_counts(graph: Graph, observed: Observed) -> dict[str, int]:
     """Desired count of every scaled step: the recorded one within its bounds, else where it starts."""
-    try:
-        recorded = json.loads(observed.live_data().get(names.KEY_COUNTS) or "{}")
-    except ValueError:
-        recorded = {}
+    recorded = json_object(observed.live_data().get(names.KEY_COUNTS))
     result = {}
     for step in graph.steps:
         if step.instances.scaled:
@@ -194,9 +217,9 @@ def _live_counts(graph: Graph, observed: Observed) -> dict[str, int]:
 def _secrets(pipeline: InferencePipeline, rollout: Rollout, observed: Observed, context: Context, kept: Sequence[str]) -> tuple[list[Object], Memory]:
     """Secrets to apply: those whose key was not yet applied, and those that a pod misses."""
     applied = {revision: digest for revision, digest in rollout.memory.secrets.items() if revision in kept}
-    missing = {pod.revision for pod in observed.pods if config_missing(pod)}
+    missing = {pod.revision for pod in observed.pods if config_missing(pod, names.revision_name(pipeline.name, pod.revision))}
     result = []
-    for revision in {rollout.target} | missing:
+    for revision in sorted({rollout.target} | missing):
         if revision not in kept:
             continue
         key = context.control_key(pipeline.metadata.uid, revision)
@@ -208,10 +231,7 @@ def _secrets(pipeline: InferencePipeline, rollout: Rollout, observed: Observed, 
 
 
 def _live_data(observed: Observed, memory: Memory, counts: Mapping[str, int], kept: Sequence[str], wanted: str) -> dict[str, str]:
-    try:
-        resolved = json.loads(observed.live_data().get(names.KEY_RESOLVED) or "{}")
-    except ValueError:
-        resolved = {}
+    resolved = json_object(observed.live_data().get(names.KEY_RESOLVED))
     resolved = {revision: steps for revision, steps in resolved.items() if revision in kept}
     for pod in sorted(observed.pods, key=lambda item: item.raw["metadata"].get("creationTimestamp") or ""):
         report = pod.load_report()
@@ -251,11 +271,11 @@ def _pruned(pipeline: InferencePipeline, observed: Observed, desired: Sequence[O
     return tuple(result)
 
 
-def _requeue(status: Mapping[str, Any], rollout: Rollout, problems: Sequence[Problem]) -> float | None:
+def _requeue(status: Mapping[str, Any], rollout: Rollout, problems: Sequence[Problem], must_wait: bool) -> float | None:
     if rollout.recheck is not None:
         return rollout.recheck
     ready: Mapping[str, Any] = next((item for item in status["conditions"] if item["type"] == "Ready"), {})
-    return WAITING_SECONDS if ready.get("status") != "True" or problems else None
+    return WAITING_SECONDS if ready.get("status") != "True" or problems or must_wait else None
 
 
 def _with_status(observed: Observed, status: dict[str, Any], apply: Sequence[Object], delete: Sequence[Deletion], requeue: float | None) -> Plan:

@@ -6,7 +6,7 @@ import asyncio
 import datetime as dt
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
@@ -33,13 +33,13 @@ from triton_pipelines.cluster.resources import (
     Resource,
     resource_of,
 )
-from triton_pipelines.cluster.store import Store
-from triton_pipelines.pipeline import Graph, Options, build
+from triton_pipelines.cluster.store import Store, owner_key
+from triton_pipelines.pipeline import Graph, Options
 
 from . import status as statuses
 from .events import Event, transitions
 from .observed import Object, Observed, Pod, Probe
-from .plan import Context, Deletion, Plan, plan
+from .plan import Context, Deletion, Plan, Wanted, hands_off, plan, resolve
 from .queue import Key, Result
 
 CHILD_RESOURCES: tuple[Resource, ...] = (DEPLOYMENTS, CONFIG_MAPS, SERVICES, NETWORK_POLICIES, POD_DISRUPTION_BUDGETS)
@@ -91,6 +91,7 @@ class Reconciler:
     instance: str
     max_concurrent_rollouts: int = 5
     _probes: dict[Key, dict[str, Probe]] = field(default_factory=dict)
+    _starting: set[Key] = field(default_factory=set)  # whose Deployment is being applied right now
 
     async def reconcile(self, key: Key) -> Result:
         """One pass. Errors of the API server leave it as they are: the queue backs off by their class."""
@@ -98,26 +99,36 @@ class Reconciler:
         if raw is None:
             self._probes.pop(key, None)
             return Result()
+        if hands_off(raw):
+            return Result()
         pipeline, findings = parse(raw)
         usable = pipeline if pipeline is not None and not findings else None
         observed = await self._observe(key, raw, usable)
-        probe_after = await self._ask(key, usable, observed) if usable else None
-        observed = self._with_probes(key, observed)
-        context = Context(self.options, self.derive, self._may_roll(key))
-        decided = plan(observed, context, self.clock())
+        wanted = resolve(observed, self.options)
+        probe_after = await self._ask(key, wanted, observed) if isinstance(wanted, Wanted) else None
+        observed = replace(observed, probes=dict(self._probes.get(key, {})))
+        # Nothing is awaited from here until the key stands in _starting, so no two passes take the same free place.
+        decided = plan(observed, Context(self.options, self.derive, self._may_roll(key)), self.clock(), wanted)
+        if any(item["kind"] == "Deployment" for item in decided.apply):
+            self._starting.add(key)
         try:
             await self._carry_out(key, observed, decided)
         except NameTaken as error:
             await self._write_status(observed, statuses.stalled(observed, Reason.NAME_CONFLICT, str(error), self.clock()))
             return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="stalled")
         except FormerChild as error:
-            await _log.ainfo("waiting for a former child to go", reason=str(error))
+            text = f"waiting for {error} of a former pipeline of this name to go"
+            await self._write_status(observed, statuses.stalled(observed, Reason.PROGRESSING, text, self.clock()))
             return Result(requeue_after=FORMER_CHILD_SECONDS, outcome="waiting")
         except Invalid as error:
             # What the API server refuses in a child came from the spec: affinity, tolerations, env and the like are passed on as written.
             text = f"the API server refuses what the spec asks for: {error.message}"
             await self._write_status(observed, statuses.stalled(observed, Reason.INVALID_SPEC, text, self.clock()))
             return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="stalled")
+        finally:
+            self._starting.discard(key)
+        if decided.status is not None:
+            await self._write_status(observed, decided.status, decided.events)
         polls = SOURCE_POLL_SECONDS if usable and _config_map_sources(usable) else None
         return Result(requeue_after=_soonest(decided.requeue_after, probe_after, polls))
 
@@ -159,20 +170,28 @@ class Reconciler:
 
     # --- ask pods ---------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, key: Key, pipeline: InferencePipeline, observed: Observed) -> float | None:
-        """Probe the pods that are due, side by side. Returns the seconds until the next one is due."""
+    async def _ask(self, key: Key, wanted: Wanted, observed: Observed) -> float | None:
+        """Probe the pods that are due, side by side. Returns the seconds until the next one is due.
+
+        Only pods that run what the spec asks for: its model names and inputs may not be those of older revisions, whose last answer
+        stands.
+        """
         now = self.clock()
-        graph = build(pipeline, self.options)
+        pipeline, memory = wanted.pipeline, observed.memory()
+        # The second is a revision of the same spec that waits to be replaced by this operator's templates.
+        revisions = {wanted.revision.name, memory.wanted if memory.generation == observed.generation else ""}
         health = pipeline.spec.health
         text = health.text or DEFAULT_TEXT if health.inference is InferenceHealth.AUTO else None
         known = self._probes.setdefault(key, {})
-        pods = {pod.uid: pod for pod in observed.pods if pod.server_running and not pod.deleting}
-        for uid in set(known) - set(pods):
+        running = {pod.uid: pod for pod in observed.pods if pod.server_running and not pod.deleting}
+        for uid in set(known) - set(running):
             del known[uid]
+        pods = {uid: pod for uid, pod in running.items() if pod.revision in revisions}
 
         def due_in(pod: Pod) -> float:
             last = known.get(pod.uid)
-            if last is None or (pod.ready and not last.ensemble_ready):
+            unasked = last is not None and text is not None and last.inference_error is None and not last.error
+            if last is None or (pod.ready and (unasked or not last.ensemble_ready)):
                 return 0.0
             settled = pod.ready and not last.error and not last.inference_error
             period = float(health.period_seconds) if settled else min(UNREADY_PROBE_SECONDS, float(health.period_seconds))
@@ -180,31 +199,14 @@ class Reconciler:
 
         due = [pod for pod in pods.values() if due_in(pod) <= 0]
         if due:
-            targets = [ProbeTarget(pod, graph, self.derive(pipeline.metadata.uid, pod.revision), text if pod.ready else None) for pod in due]
+            targets = [ProbeTarget(pod, wanted.graph, self.derive(pipeline.metadata.uid, pod.revision), text if pod.ready else None) for pod in due]
             answers = await asyncio.gather(*(self.prober(target, now) for target in targets))
             known.update({pod.uid: answer for pod, answer in zip(due, answers, strict=True)})
         return max(1.0, min(due_in(pod) for pod in pods.values())) if pods else None
 
-    def _with_probes(self, key: Key, observed: Observed) -> Observed:
-        return Observed(
-            observed.pipeline,
-            observed.children,
-            observed.pods,
-            dict(self._probes.get(key, {})),
-            observed.digests,
-            observed.missing_sources,
-            observed.nodes,
-        )
-
     def _may_roll(self, key: Key) -> bool:
-        rolling = 0
-        for item in self.store.all(DEPLOYMENTS):
-            metadata, status = item["metadata"], item.get("status") or {}
-            mine = (metadata.get("namespace"), (metadata.get("labels") or {}).get(names.LABEL_PIPELINE)) == key
-            wanted = int((item.get("spec") or {}).get("replicas") or 0)
-            if not mine and int(status.get("updatedReplicas") or 0) < wanted:
-                rolling += 1
-        return rolling < self.max_concurrent_rollouts
+        rolling = {owner_key(DEPLOYMENTS, item) for item in self.store.all(DEPLOYMENTS) if _rolls(item)} | self._starting
+        return len(rolling - {key, None}) < self.max_concurrent_rollouts
 
     # --- carry out ----------------------------------------------------------------------------------------------------------
 
@@ -214,8 +216,6 @@ class Reconciler:
             await self._apply(item, uid)
         for deletion in decided.delete:
             await self._delete(key, deletion)
-        if decided.status is not None:
-            await self._write_status(observed, decided.status, decided.events)
 
     async def _apply(self, item: Object, uid: str) -> None:
         resource = resource_of(item)
@@ -292,6 +292,15 @@ def _config_map_sources(pipeline: InferencePipeline) -> dict[str, str]:
     spec = pipeline.spec
     given = {"tokenizer": spec.tokenizer.source or spec.source, "model": spec.model.source or spec.source}
     return {step: source.uri for step, source in given.items() if source is not None and source.uri.startswith("configmap://")}
+
+
+def _rolls(deployment: Object) -> bool:
+    """Whether a Deployment is on its way to its latest template: not yet seen by its controller, or neither there nor given up."""
+    status = deployment.get("status") or {}
+    if int(status.get("observedGeneration") or 0) < int(deployment["metadata"].get("generation") or 0):
+        return True
+    progressing: Object = next((item for item in status.get("conditions") or () if item.get("type") == "Progressing"), {})
+    return progressing.get("reason") not in ("NewReplicaSetAvailable", "ProgressDeadlineExceeded")
 
 
 def _check_owner(known: Object | None, item: Object, uid: str) -> None:

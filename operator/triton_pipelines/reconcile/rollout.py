@@ -95,8 +95,8 @@ def _whole(observed: Observed, revision: str, replicas: int) -> bool:
 
 
 def _auto(target: str, observed: Observed, memory: Memory, now: dt.datetime) -> tuple[RolloutStrategy, Memory, float | None]:
-    if memory.mode_revision == target and memory.mode:
-        return RolloutStrategy(memory.mode), memory, None
+    if memory.mode_revision == target and memory.mode == RolloutStrategy.NO_SURGE:
+        return RolloutStrategy.NO_SURGE, memory, None
     old = [pod for pod in observed.pods if pod.revision != target and not pod.deleting]
     if not old or observed.deployed_revision() != target:
         return RolloutStrategy.SURGE, memory, None
