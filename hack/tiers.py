@@ -1,6 +1,6 @@
 """Runs test tiers in turn, says what each took against its budget, what was left out and why. A left-out tier never counts as passed.
 
-    python -m hack.tiers lint unit integration e2e
+python -m hack.tiers lint unit integration e2e
 """
 
 from __future__ import annotations

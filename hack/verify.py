@@ -1,6 +1,6 @@
 """Regenerates everything that is generated and fails on a difference; ``--write`` keeps the new state.
 
-    python -m hack.verify [--write]
+python -m hack.verify [--write]
 """
 
 from __future__ import annotations

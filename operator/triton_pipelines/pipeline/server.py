@@ -27,11 +27,11 @@ OWNED_ENVIRONMENT = frozenset({names.ENV_SITE, names.ENV_CONTROL_KEY, "TOKENIZER
 RESERVED_GPU_ENVIRONMENT = frozenset({"NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"})
 
 # Need of the server itself, before any python instance: host memory for the model while it loads, CUDA contexts, Triton.
-BASE_CPU_MILLIS = 500
+BASE_CPU_MILLIS = 250
 BASE_MEMORY = 2 * 1024**3
 # A postprocess or runner process: interpreter, numpy (38 MB measured for numpy only) and its library.
 OTHER_INSTANCE_MEMORY = 256 * 1024**2
-OTHER_INSTANCE_CPU_MILLIS = 250
+OTHER_INSTANCE_CPU_MILLIS = 100
 # One shared-memory region per python instance: 1 MB growing in 1 MB steps from 24.10, 64 MB in older ones (python_backend).
 SHARED_MEMORY_BASE = 64 * 1024**2
 SHARED_MEMORY_PER_INSTANCE = 64 * 1024**2

@@ -1,0 +1,293 @@
+"""``make demo``: the product shown in one go, first on this machine alone, then on a real one-node cluster.
+
+    python -m e2e.demo            KEEP=1 keeps the cluster and what is installed in it
+
+Everything runs on loopback and in a network namespace of its own, and is removed at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+
+from e2e.models import tree
+from e2e.models.__main__ import source_map
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "out" / "demo"
+TOOL = Path(sys.executable).with_name("tritonpipe")
+SAMPLE = ROOT / "manifests" / "samples" / "sentiment.yaml"
+CLUSTER = "demo"
+TEXTS = ("What a wonderful evening, I enjoyed every minute.", "The food was cold and nobody cared.", "I would gladly come again.")
+EXPECTED = ("positive", "negative", "positive")
+SERVE_SECONDS = 90.0
+CLUSTER_SECONDS = 30 * 60.0
+console = Console(highlight=False)
+
+
+class DemoError(RuntimeError):
+    """A step of the demo did not do what it shows; the message says which and where to look."""
+
+
+def say(text: str) -> None:
+    """A heading of the demo."""
+    console.print(f"\n[bold cyan]▶ {text}[/bold cyan]")
+
+
+def main() -> int:
+    """Run the demo; exit code 1 when a step failed."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    figures: list[str] = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    obstacle = _no_cluster()
+    try:
+        with contextlib.ExitStack() as stack:
+            building = None if obstacle else stack.enter_context(_cluster_build())
+            figures.append(_serve(began))
+            if building is None:
+                console.print(f"the part on a cluster is left out: {obstacle}")
+            else:
+                _wait_for(building)
+                figures += _on_cluster()
+    except (DemoError, AssertionError, subprocess.SubprocessError, OSError) as error:
+        console.print(f"[red]the demo failed:[/red] {error}", markup=True)
+        console.print(f"logs: {OUT.relative_to(ROOT)}/", markup=False)
+        return 1
+    finally:
+        if not obstacle and os.environ.get("KEEP") != "1":
+            _remove_cluster()
+    console.print(f"\n[bold green]done in {time.monotonic() - began:.0f} s:[/bold green] {' · '.join(figures)}")
+    return 0
+
+
+def _no_cluster() -> str:
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return f"a local node needs Linux on x86-64, this is {sys.platform} on {platform.machine()}"
+    if os.geteuid() != 0:
+        return "a local node needs root; run `sudo make demo`, or install the chart on a cluster of yours (docs/user/install.md)"
+    return ""
+
+
+# --- on this machine alone ---------------------------------------------------------------------------------------------
+
+
+def _serve(began: float) -> str:
+    say("1. The pipeline on this machine: a real Triton on CPU, no cluster, no GPU")
+    console.print(f"$ tritonpipe serve {SAMPLE.relative_to(ROOT)}", markup=False)
+    log = OUT / "serve.log"
+    ports = ["--port=0", "--grpc-port=0", "--metrics-port=0"]
+    command = [str(TOOL), "serve", str(SAMPLE), *ports, *source_map(tree.build())]
+    with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as server:
+        try:
+            url = _served_url(server, log)
+            _ask(url)
+            seconds = time.monotonic() - began
+            console.print(f"first answer after [bold]{seconds:.0f} s[/bold]")
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(60)
+    return f"first answer here {seconds:.0f} s"
+
+
+def _served_url(server: subprocess.Popen[bytes], log: Path) -> str:
+    tick = threading.Event()
+    end = time.monotonic() + SERVE_SECONDS
+    while time.monotonic() < end:
+        found = re.search(r"HTTP\s+(http://\S+)/infer", log.read_text())
+        if found:
+            return found[1]
+        if server.poll() is not None:
+            raise DemoError(f"tritonpipe serve ended:\n{log.read_text()[-2000:]}")
+        tick.wait(0.2)
+    raise DemoError(f"tritonpipe serve was not ready within {SERVE_SECONDS:.0f} s:\n{log.read_text()[-2000:]}")
+
+
+def _ask(url: str) -> None:
+    console.print(f'$ tritonpipe infer {url} "…" "…" "…"', markup=False)
+    subprocess.run([str(TOOL), "infer", url, *TEXTS], check=True)
+    _check(url)
+
+
+def _check(url: str) -> None:
+    """The answer has to be right, or the demo shows nothing."""
+    body = {"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [len(TEXTS), 1], "data": list(TEXTS)}]}
+    answer = httpx.post(f"{url}/infer", json=body, timeout=30, trust_env=False).json()
+    labels = tuple(next(item["data"] for item in answer["outputs"] if item["name"] == "LABEL"))
+    if labels != EXPECTED:
+        raise DemoError(f"expected {EXPECTED}, got {labels}")
+
+
+# --- on a cluster ------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _cluster_build() -> Iterator[subprocess.Popen[bytes]]:
+    """The cluster, built beside the first part at low priority."""
+    with (OUT / "cluster.log").open("w") as output:
+        building = subprocess.Popen(
+            ["nice", sys.executable, "-m", "e2e.demo", "--cluster"], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        yield building
+    finally:
+        if building.poll() is None:
+            os.killpg(building.pid, signal.SIGTERM)
+            building.wait(60)
+
+
+def _build_cluster() -> None:
+    from e2e.local.cluster import PRODUCT_IMAGES, Cluster
+    from e2e.local.images import SAMPLES_IMAGE
+
+    Cluster(CLUSTER).up(images=(*PRODUCT_IMAGES, SAMPLES_IMAGE))
+
+
+def _remove_cluster() -> None:
+    from e2e.local.cluster import Cluster
+
+    say("Cleaning up: the cluster and everything of it")
+    Cluster(CLUSTER).down()
+
+
+def _wait_for(building: subprocess.Popen[bytes]) -> None:
+    say("2. A real one-node Kubernetes cluster (built once, some 10 minutes; from then on under a minute)")
+    log, shown = OUT / "cluster.log", 0
+    tick, end = threading.Event(), time.monotonic() + CLUSTER_SECONDS
+    while True:
+        ended = building.poll() is not None
+        lines = log.read_text(errors="replace").splitlines()
+        for line in lines[shown:]:
+            console.print(f"  {line}", markup=False)
+        shown = len(lines)
+        if ended:
+            break
+        if time.monotonic() > end:
+            raise DemoError(f"the cluster was not up within {CLUSTER_SECONDS / 60:.0f} minutes")
+        tick.wait(0.5)
+    if building.returncode:
+        raise DemoError(f"the cluster could not be built (exit code {building.returncode})")
+
+
+def _on_cluster() -> list[str]:
+    from e2e.local.cluster import Cluster
+    from e2e.suite.access import Images
+    from e2e.suite.installation import Installation, namespace
+    from e2e.suite.kube import Kube
+    from e2e.suite.pipelines import Pipeline, merged, sample
+    from e2e.suite.reach import Reach
+
+    cluster = Cluster(CLUSTER)
+    kube = Kube(cluster.kubeconfig, cluster.context)
+    say("3. The operator, installed from the chart")
+    made = Installation(kube, Images.of(os.environ), local=True)
+    made.install()
+    console.print(kube.kubectl("get", "pods", "--namespace=triton-pipelines"), markup=False)
+
+    say("4. The same file on the cluster: kubectl apply, and ask")
+    kube.apply(namespace("demo"))
+    pipeline = Pipeline(kube, "demo", "sentiment")
+    began = time.monotonic()
+    kube.kubectl("apply", "--namespace=demo", f"--filename={SAMPLE}")
+    console.print(kube.kubectl("wait", "--namespace=demo", "--for=condition=Ready", "ipl/sentiment", "--timeout=180s"), markup=False)
+    with Reach(kube).service("demo", "sentiment") as endpoint:
+        url = f"{endpoint.http}/v2/models/sentiment"
+        _ask(url)
+        ready = time.monotonic() - began
+        console.print(kube.kubectl("get", "ipl", "--namespace=demo"), markup=False)
+        figures = [f"apply to answer on the cluster {ready:.1f} s"]
+
+        say("5. A wrong change: three classes where the model has two")
+        wrong = merged(
+            sample("sentiment"),
+            {
+                "metadata": {"namespace": "demo"},
+                "spec": {
+                    "model": {"outputs": [{"name": "logits", "dataType": "FP32", "dims": [3]}]},
+                    "postprocess": {"labels": ["negative", "neutral", "positive"]},
+                    # So small that a second pod fits beside the first, also on two cores.
+                    "server": {"resources": {"requests": {"cpu": "100m", "memory": "256Mi"}}, "gpu": {"count": 1}},
+                },
+            },
+        )
+        with _asking(url) as asked:
+            kube.apply(wrong, manager="kubectl")
+            status = _named(pipeline)
+        console.print(status, markup=False)
+        console.print(kube.kubectl("get", "ipl", "--namespace=demo"), markup=False)
+        if asked.failed:
+            raise DemoError(f"{asked.failed} of {asked.sent} requests failed while the wrong change was tried: {asked.error}")
+        console.print(f"the old revision keeps serving: {asked.sent} requests meanwhile, none failed")
+        figures.append(f"wrong change named, {asked.sent} requests meanwhile, {asked.failed} failed")
+        _check(url)
+    if os.environ.get("KEEP") == "1":
+        console.print(f"kept: export KUBECONFIG={cluster.kubeconfig}", markup=False)
+    return figures
+
+
+def _named(pipeline: object) -> str:
+    """Wait until the wrong change is named, and say how."""
+    from e2e.suite.kube import Object, wait_for
+    from e2e.suite.pipelines import Pipeline
+
+    assert isinstance(pipeline, Pipeline)
+
+    def stalled(item: Object | None) -> Object | None:
+        conditions = ((item or {}).get("status") or {}).get("conditions") or ()
+        return next((found for found in conditions if found["type"] == "Stalled" and found["status"] == "True"), None)
+
+    def observe() -> Object | None:
+        return stalled(pipeline.kube.find("InferencePipeline", pipeline.namespace, pipeline.name))
+
+    condition = wait_for("the wrong change named", observe, bool, 120.0)
+    assert condition is not None
+    return f"Stalled, {condition['reason']}: {condition['message']}"
+
+
+class _Asked:
+    sent = 0
+    failed = 0
+    error = ""
+
+
+@contextlib.contextmanager
+def _asking(url: str) -> Iterator[_Asked]:
+    """One client that asks all the time, each time over a new connection."""
+    stop, counts = threading.Event(), _Asked()
+
+    def run() -> None:
+        while not stop.is_set():
+            counts.sent += 1
+            try:
+                _check(url)
+            except (DemoError, httpx.HTTPError, KeyError) as error:
+                counts.failed += 1
+                counts.error = str(error)
+            stop.wait(0.02)
+
+    client = threading.Thread(target=run)
+    client.start()
+    try:
+        yield counts
+    finally:
+        stop.set()
+        client.join()
+
+
+if __name__ == "__main__":
+    if "--cluster" in sys.argv[1:]:
+        _build_cluster()
+    else:
+        sys.exit(main())
