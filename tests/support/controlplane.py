@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
+
 from e2e.local import api, binaries, control
 from e2e.local.processes import Process, reserved_ports, stop_all
 
