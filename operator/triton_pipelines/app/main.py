@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 import kopf
 import prometheus_client
 import structlog
+from kopf._core.engines import peering  # not exported; a string to the type checker's eye alone
 
 from triton_pipelines.app import controlkey
 from triton_pipelines.app.config import OperatorConfig
@@ -103,6 +104,8 @@ class Operator:
                 await kopf.operator(
                     registry=self._registry(own),
                     settings=kopf_settings(self.config),
+                    # Its own choice asks for the user's name, which the image's numeric user has not got.
+                    identity=peering.Identity(self.config.instance),
                     standalone=True,
                     clusterwide=self.config.cluster_wide,
                     namespaces=self.config.namespaces,
