@@ -1,6 +1,7 @@
 """Builds the images from their Dockerfiles and keeps each as an archive whose name ends in the hash of its inputs."""
 
 import os
+import shutil
 import ssl
 import subprocess
 import sys
@@ -9,11 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from e2e.local import binaries, cache, packages
-from e2e.local.images import OPERATOR_IMAGE, PAUSE_IMAGE, TRITON_IMAGE
+from e2e.local.images import OPERATOR_IMAGE, PAUSE_IMAGE, SAMPLES_IMAGE, TRITON_IMAGE
 from e2e.local.progress import step
 
 ROOT = Path(__file__).resolve().parents[3]
 TRITON_FOLDER = Path(__file__).with_name("triton")
+SAMPLES_FOLDER = Path(__file__).with_name("samples")
+SAMPLES_SUPPORT = ("tests/__init__.py", "tests/support/__init__.py", "tests/support/hub.py", "tests/support/web.py")
+"""Files of the tests that the server of the samples runs on."""
+
 KEPT_ARCHIVES = 2
 BASE_SUITE = "bookworm"
 BASE_PACKAGES = ("ca-certificates", "libpython3.11", "python3", "python3-pip", "python3-venv")
@@ -35,7 +40,7 @@ def ensure(reference: str) -> Path:
     Raises:
         ImageError: an unknown image, or the build failed.
     """
-    builders: Mapping[str, Callable[[], Path]] = {PAUSE_IMAGE: _pause, OPERATOR_IMAGE: _operator, TRITON_IMAGE: _triton}
+    builders: Mapping[str, Callable[[], Path]] = {PAUSE_IMAGE: _pause, OPERATOR_IMAGE: _operator, TRITON_IMAGE: _triton, SAMPLES_IMAGE: _samples}
     if reference not in builders:
         raise ImageError(f"no recipe for image {reference}; known are {', '.join(builders)}")
     return builders[reference]()
@@ -80,6 +85,30 @@ def _triton() -> Path:
     base = _base()
     key = cache.digest([base, cache.digest_tree(TRITON_FOLDER, (path for path in TRITON_FOLDER.iterdir() if path.is_file()))])
     return _archive("tritonserver-cpu", TRITON_IMAGE, key, lambda tag: _build(TRITON_FOLDER, tag, base))
+
+
+def _samples() -> Path:
+    from e2e.models import tree  # needs onnx, which nothing else of the local cluster does
+
+    models = tree.build()
+    base = _base()
+    inputs = {
+        "server.py": SAMPLES_FOLDER / "server.py",
+        "Dockerfile": SAMPLES_FOLDER / "Dockerfile",
+        **{name: ROOT / name for name in SAMPLES_SUPPORT},
+    }
+    key = cache.digest([base, models.name, (models / tree.MANIFEST).read_bytes(), *(path.read_bytes() for path in inputs.values())])
+
+    def make(tag: str) -> None:
+        with tempfile.TemporaryDirectory(dir=cache.cache_root()) as scratch:
+            context = Path(scratch)
+            shutil.copytree(models, context / "models", copy_function=os.link)
+            for name, source in inputs.items():
+                (context / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, context / name)
+            _build(context, tag, base)
+
+    return _archive("samples", SAMPLES_IMAGE, key, make)
 
 
 def _base() -> str:

@@ -1,0 +1,1 @@
+"""End-to-end suite: the product, installed from its chart, on whatever cluster a kubeconfig names."""

@@ -1,0 +1,89 @@
+"""Which cluster the suite works on: the one of `KUBECONFIG` if its context is allowed, else a local one of its own.
+
+The suite creates and deletes namespaces, a CRD and cluster roles. A list of allowed contexts keeps it off clusters that people use.
+"""
+
+import fnmatch
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from e2e.local.cluster import Cluster
+from e2e.local.images import OPERATOR_IMAGE, SAMPLES_IMAGE, TRITON_IMAGE
+
+ENV_CONTEXTS = "E2E_CONTEXTS"
+DEFAULT_CONTEXTS = ("tritonpipe-*", "kind-*")
+"""Local clusters of this project and kind clusters: nobody's work lives there."""
+ENV_KEEP = "KEEP"
+OWN_CLUSTER = "e2e"
+
+
+class AccessError(RuntimeError):
+    """The suite must not or cannot use a cluster; the message says which variable to set."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """A cluster that the suite may use. `local` is the local cluster behind it, if it is one."""
+
+    kubeconfig: Path
+    context: str
+    local: Cluster | None = None
+
+
+def choose(environment: Mapping[str, str]) -> Access | None:
+    """The cluster that `KUBECONFIG` names, or `None` when it names none.
+
+    Raises:
+        AccessError: the file cannot be read, has no current context, or its context is not allowed.
+    """
+    given = environment.get("KUBECONFIG", "")
+    if not given:
+        return None
+    kubeconfig = Path(given)
+    try:
+        document = yaml.safe_load(kubeconfig.read_text())
+        context = str(document["current-context"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise AccessError(f"KUBECONFIG={given}: cannot read a current context from it ({type(error).__name__}); name one file with one") from error
+    allowed = contexts(environment)
+    if not any(fnmatch.fnmatchcase(context, pattern) for pattern in allowed):
+        raise AccessError(
+            f"KUBECONFIG={given}: context {context!r} is not on the suite's allow list ({', '.join(allowed)}). The suite installs and removes"
+            f" the operator, its CRD and namespaces there; if that is meant, set {ENV_CONTEXTS}={context}"
+        )
+    name = context.removeprefix("tritonpipe-")
+    local = Cluster(name) if name != context and Cluster(name).kubeconfig == kubeconfig.resolve() else None
+    return Access(kubeconfig, context, local)
+
+
+def contexts(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Shell-style patterns of the contexts that may be used, from `E2E_CONTEXTS` (separated by commas)."""
+    given = tuple(item.strip() for item in environment.get(ENV_CONTEXTS, "").split(",") if item.strip())
+    return given or DEFAULT_CONTEXTS
+
+
+def keep(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether everything stays after the run, to be looked at (`KEEP=1`)."""
+    return environment.get(ENV_KEEP, "") not in ("", "0")
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images of the run; the nodes have to have them, or be able to pull them."""
+
+    operator: str
+    triton: str
+    samples: str
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> "Images":
+        """From `E2E_OPERATOR_IMAGE`, `E2E_TRITON_IMAGE` and `E2E_SAMPLES_IMAGE`; by default the ones that the local cluster builds."""
+        return cls(
+            environment.get("E2E_OPERATOR_IMAGE") or OPERATOR_IMAGE,
+            environment.get("E2E_TRITON_IMAGE") or TRITON_IMAGE,
+            environment.get("E2E_SAMPLES_IMAGE") or SAMPLES_IMAGE,
+        )

@@ -1,0 +1,165 @@
+"""Pipelines as tests write and watch them: the samples with small needs, their expected answers, waiting for conditions."""
+
+import copy
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from e2e.suite.kube import Kube, Object, wait_for
+from triton_pipelines.api import names
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLES = ROOT / "manifests" / "samples"
+GOLDEN = ROOT / "tests" / "golden" / "models"
+TOLERANCE = 1e-5
+READY_SECONDS = 90.0
+DRAIN_SECONDS = 2
+SMALL: Mapping[str, Any] = {
+    # A test cluster's node is small and shared; a GPU is asked for only where a test is about it.
+    "server": {"resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"cpu": "2", "memory": "3Gi"}}, "gpu": {"count": 0}},
+    "rollout": {"drainSeconds": DRAIN_SECONDS},
+}
+
+
+def sample(name: str) -> Object:
+    """A manifest of manifests/samples as it stands."""
+    document: Object = yaml.safe_load((SAMPLES / f"{name}.yaml").read_text())
+    return document
+
+
+def small(name: str, **spec: Any) -> Object:
+    """A sample that asks for little CPU and memory and leaves fast; `spec` goes over it (mappings are merged, `None` removes)."""
+    document = sample(name)
+    document["spec"] = merged(merged(document["spec"], SMALL), spec)
+    return document
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON merge patch (RFC 7396)."""
+    result: dict[str, Any] = copy.deepcopy(dict(base))
+    for key, value in changes.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, Mapping):
+            below = result.get(key)
+            result[key] = merged(below if isinstance(below, Mapping) else {}, value)
+        else:
+            result[key] = copy.deepcopy(value)
+    return result
+
+
+def check_answer(name: str, rows: Sequence[Mapping[str, Any]], answer: Mapping[str, Any]) -> None:
+    """An answer of a sample against the golden cases that were asked, row by row.
+
+    Raises:
+        AssertionError: a row differs by more than `TOLERANCE`.
+    """
+    if name == "embedding":
+        np.testing.assert_allclose(answer["EMBEDDING"], [row["embedding"] for row in rows], atol=TOLERANCE, rtol=0)
+        return
+    np.testing.assert_allclose(answer["PROBABILITIES"], [row["probabilities"] for row in rows], atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(answer["SCORE"], [[row["score"]] for row in rows], atol=TOLERANCE, rtol=0)
+    assert answer["LABEL"].tolist() == [[row["label"].encode()] for row in rows]
+
+
+def golden(name: str, rows: int, start: int = 0) -> list[Mapping[str, Any]]:
+    """`rows` golden cases of a sample, beginning at case `start` and over again from the first."""
+    cases = json.loads((GOLDEN / f"{name}.json").read_text())["cases"]
+    return [cases[(start + index) % len(cases)] for index in range(rows)]
+
+
+class Pipeline:
+    """One InferencePipeline in a test's namespace."""
+
+    def __init__(self, kube: Kube, namespace: str, name: str) -> None:
+        self.kube = kube
+        self.namespace = namespace
+        self.name = name
+
+    def apply(self, document: Mapping[str, Any]) -> Object:
+        """Apply the resource under this pipeline's name; returns it as stored."""
+        return self.kube.apply({**document, "metadata": {**document["metadata"], "name": self.name}}, namespace=self.namespace)
+
+    def patch(self, change: Mapping[str, Any]) -> Object:
+        """Change the resource by JSON merge patch; returns it as stored."""
+        return self.kube.patch(names.KIND, self.namespace, self.name, change)
+
+    def get(self) -> Object:
+        """The resource."""
+        return self.kube.get(names.KIND, self.namespace, self.name)
+
+    def status(self) -> dict[str, Any]:
+        """The status as it stands; empty before the first."""
+        status: dict[str, Any] = self.get().get("status") or {}
+        return status
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        """A condition, or an empty one."""
+        return condition(self.status(), kind)
+
+    def wait(self, what: str, holds: Callable[[Object], object], deadline: float = READY_SECONDS) -> Object:
+        """Wait until the resource is as `holds` wants it; returns it."""
+        return wait_for(f"pipeline {self.namespace}/{self.name}: {what}", self.get, holds, deadline, _shown)
+
+    def wait_condition(self, kind: str, status: str, reason: str | None = None, deadline: float = READY_SECONDS) -> dict[str, Any]:
+        """Wait for a condition that speaks of the spec as it is now; returns it."""
+
+        def holds(item: Object) -> bool:
+            found = condition(item.get("status") or {}, kind)
+            current = found.get("observedGeneration") == item["metadata"]["generation"]
+            return current and found.get("status") == status and reason in (None, found.get("reason"))
+
+        item = self.wait(f"{kind}={status}{f' ({reason})' if reason else ''}", holds, deadline)
+        return condition(item["status"], kind)
+
+    def wait_ready(self, deadline: float = READY_SECONDS) -> Object:
+        """Wait for Ready of the spec as it is now; returns the resource."""
+        self.wait_condition("Ready", "True", deadline=deadline)
+        return self.get()
+
+    def pods(self) -> list[Object]:
+        """Its pods, also those that leave."""
+        return list(self.kube.objects("Pod", self.namespace, f"{names.LABEL_PIPELINE}={self.name}"))
+
+    def children(self, kind: str) -> list[Object]:
+        """Its objects of a kind."""
+        return list(self.kube.objects(kind, self.namespace, f"{names.LABEL_PIPELINE}={self.name}"))
+
+    def events(self) -> list[Object]:
+        """Events about it, oldest first."""
+        found = [item for item in self.kube.objects("Event", self.namespace) if item["regarding"].get("name") == self.name]
+        return sorted(found, key=lambda item: item.get("eventTime") or item["metadata"]["creationTimestamp"])
+
+    def wait_event(self, reason: str, deadline: float = 30.0) -> Object:
+        """Wait for an event about it with this reason."""
+        found = wait_for(
+            f"event {reason} of {self.name}",
+            lambda: [item for item in self.events() if item["reason"] == reason],
+            bool,
+            deadline,
+            lambda _: f"events {sorted({item['reason'] for item in self.events()})}",
+        )
+        return found[-1]
+
+    def control_key(self) -> str:
+        """The control key of the revision that serves, as only an administrator can read it."""
+        secret = names.revision_name(self.name, self.status()["servingRevision"])
+        return self.kube.kubectl(
+            "get", "secret", secret, f"--namespace={self.namespace}", f'--output=go-template={{{{index .data "{names.KEY_CONTROL}" | base64decode}}}}'
+        )
+
+
+def condition(status: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """A condition of a status, or an empty one."""
+    return next((dict(item) for item in status.get("conditions") or () if item.get("type") == kind), {})
+
+
+def _shown(item: Object) -> str:
+    status = item.get("status") or {}
+    lines = [f"{entry['type']}={entry['status']} {entry['reason']}: {entry['message']}" for entry in status.get("conditions") or ()]
+    kept = {key: value for key, value in status.items() if key in ("observedGeneration", "revision", "servingRevision", "replicas", "readyReplicas")}
+    return f"generation {item['metadata'].get('generation')}, {kept}, " + ("; ".join(lines) or "no conditions")

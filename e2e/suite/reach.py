@@ -1,0 +1,72 @@
+"""How a client outside the cluster reaches a Service: at its own address where that is routed, else through `kubectl port-forward`.
+
+A forwarded port ends at ONE pod, as kubectl does it; tests about rollouts and drains need a routed service range (a local cluster has one).
+"""
+
+import contextlib
+import re
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from e2e.suite.kube import Kube, wait_for
+from triton_pipelines.api import names
+
+CONNECT_SECONDS = 1.5
+FORWARD_SECONDS = 20.0
+_FORWARDING = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) -> (\d+)")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a pipeline answers: `http` is a URL, `grpc` and `metrics` are `host:port`."""
+
+    http: str
+    grpc: str
+    metrics: str
+
+    @classmethod
+    def of(cls, host: str, ports: Mapping[int, int]) -> "Endpoint":
+        """From a host and the local port of each of Triton's ports."""
+        return cls(f"http://{host}:{ports[names.PORT_HTTP]}", f"{host}:{ports[names.PORT_GRPC]}", f"{host}:{ports[names.PORT_METRICS]}")
+
+
+class Reach:
+    """Decides once whether the cluster's service range is routed from here."""
+
+    def __init__(self, kube: Kube) -> None:
+        self._kube = kube
+        address = kube.get("Service", "default", "kubernetes")["spec"]["clusterIP"]
+        try:
+            with socket.create_connection((address, 443), CONNECT_SECONDS):
+                self.routed = True
+        except OSError:
+            self.routed = False
+
+    @contextlib.contextmanager
+    def service(self, namespace: str, name: str) -> Iterator[Endpoint]:
+        """A way to the Service's ports for the time of the context. Without a route, some pod behind it has to be ready."""
+        ports = (names.PORT_HTTP, names.PORT_GRPC, names.PORT_METRICS)
+        if self.routed:
+            address = self._kube.get("Service", namespace, name)["spec"]["clusterIP"]
+            yield Endpoint.of(address, {port: port for port in ports})
+            return
+        command = self._kube.kubectl_command("port-forward", f"--namespace={namespace}", f"service/{name}", *(f":{port}" for port in ports))
+        with tempfile.TemporaryFile("w+") as output:
+            forward = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+
+            def forwarded() -> dict[int, int]:
+                output.seek(0)
+                text = output.read()
+                if forward.poll() is not None:
+                    raise AssertionError(f"kubectl port-forward ended: {text.strip()}")
+                return {int(there): int(here) for here, there in _FORWARDING.findall(text)}
+
+            try:
+                found = wait_for(f"ports of service {name} forwarded", forwarded, lambda seen: seen.keys() >= set(ports), FORWARD_SECONDS)
+                yield Endpoint.of("127.0.0.1", found)
+            finally:
+                forward.terminate()
+                forward.wait(FORWARD_SECONDS)
