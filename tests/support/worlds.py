@@ -1,0 +1,363 @@
+"""A pure model of the world around the planner: an API server that keeps what is applied, a Deployment controller, a scheduler, a kubelet.
+
+A stand-in for a cluster where thousands of histories are wanted: rules as in Kubernetes' own controllers (rolling update with maxSurge and
+maxUnavailable, Recreate, progress deadline, graceful termination), time as a number. The planner is the real one.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+import functools
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import yaml
+
+from tests.support import builders
+from triton_pipelines.api import names
+from triton_pipelines.api.loadplan import Finding, LoadReport, Reason, ReportSource
+from triton_pipelines.pipeline import Options
+from triton_pipelines.reconcile.observed import Memory, ModelState, Object, Observed, Pod, Probe
+from triton_pipelines.reconcile.plan import Context, Plan, plan
+from triton_pipelines.reconcile.rollout import UNSCHEDULABLE_GRACE
+
+START = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
+CRD_FILE = Path(__file__).parents[2] / "crds" / f"{names.PLURAL}.{names.GROUP}.yaml"
+KUBERNETES_VERSION = "1.35"
+QUIET_SECONDS = 1.5 * UNSCHEDULABLE_GRACE.total_seconds()
+GOOD, BAD, DUMB = "good", "bad", "dumb"
+
+
+def rfc3339(now: dt.datetime) -> str:
+    """A time as the API server writes it."""
+    return now.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@functools.cache
+def status_validator() -> jsonschema.Draft202012Validator:
+    """The CRD's schema of the status; a field that it does not name is a fault, where the API server would drop it in silence."""
+    (version,) = yaml.safe_load(CRD_FILE.read_text())["spec"]["versions"]
+
+    def closed(schema: Any) -> Any:
+        if isinstance(schema, dict):
+            result = {key: closed(value) for key, value in schema.items()}
+            return {**result, "additionalProperties": False} if schema.get("type") == "object" and "properties" in schema else result
+        return [closed(item) for item in schema] if isinstance(schema, list) else schema
+
+    return jsonschema.Draft202012Validator(closed(version["schema"]["openAPIV3Schema"]["properties"]["status"]))
+
+
+@functools.lru_cache(maxsize=4096)
+def _validate(text: str) -> None:
+    kubernetes_validate.validate(json.loads(text), KUBERNETES_VERSION, strict=True)
+
+
+def check_object(item: Object) -> None:
+    """Raise unless the object fits Kubernetes' own schema, unknown fields included."""
+    _validate(json.dumps(item, sort_keys=True))
+
+
+@dataclass
+class ModelPod:
+    """A pod of the model. ``created``: serial number; ``away``: being terminated."""
+
+    name: str
+    revision: str
+    template: str
+    created: dt.datetime
+    phase: str = "Pending"  # Pending | Unschedulable | Loading | Failing | Ready
+    since: dt.datetime = START
+    away: bool = False
+
+    @property
+    def serving(self) -> bool:
+        """Whether it takes requests."""
+        return self.phase == "Ready" and not self.away
+
+
+@dataclass
+class World:
+    """One pipeline in its world.
+
+    Args:
+        document: the pipeline as a user writes it.
+        room: how many pods fit onto the nodes; ``None``: any number.
+        verdicts: revision → ``good`` (becomes ready), ``bad`` (the loader says that the model does not fit) or ``dumb`` (becomes ready
+            but fails inferences); good where not named.
+        scheduler: its words where there is no room.
+    """
+
+    document: Object = field(default_factory=builders.document)
+    room: int | None = None
+    options: Options = field(default_factory=builders.options)
+    verdicts: dict[str, str] = field(default_factory=dict)
+    scheduler: str = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+    may_roll: bool = True
+    now: dt.datetime = START
+    children: dict[tuple[str, str], Object] = field(default_factory=dict)
+    secrets: dict[str, Object] = field(default_factory=dict)
+    pods: list[ModelPod] = field(default_factory=list)
+    nodes: tuple[Object, ...] | None = None
+    log: list[Plan] = field(default_factory=list)
+    missing_sources: dict[str, str] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+    _serial: int = 0
+    _progress: dt.datetime = START
+    _new: int = -1
+
+    def __post_init__(self) -> None:
+        self.document = copy.deepcopy(self.document)
+        self.document["metadata"].setdefault("generation", 1)
+
+    # --- what is seen ---------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """Name of the pipeline."""
+        return str(self.document["metadata"]["name"])
+
+    @property
+    def status(self) -> Object:
+        """The pipeline's status."""
+        return dict(self.document.get("status") or {})
+
+    @property
+    def deployment(self) -> Object:
+        """The pipeline's Deployment."""
+        return self.children["Deployment", self.name]
+
+    @property
+    def deployed(self) -> str:
+        """Revision of the Deployment's template."""
+        return str(self.deployment["spec"]["template"]["metadata"]["labels"][names.LABEL_REVISION])
+
+    @property
+    def serving(self) -> list[ModelPod]:
+        """Pods that take requests."""
+        return [pod for pod in self.pods if pod.serving]
+
+    @property
+    def memory(self) -> Memory:
+        """The controller's memory."""
+        return self.observed().memory()
+
+    def condition(self, kind: str) -> Object:
+        """A condition of the pipeline, or an empty one."""
+        return next((item for item in self.status.get("conditions", []) if item["type"] == kind), {})
+
+    def told(self) -> dict[str, str]:
+        """Conditions in short: type → ``status reason``."""
+        return {item["type"]: f"{item['status']} {item['reason']}" for item in self.status.get("conditions", [])}
+
+    def observed(self) -> Observed:
+        """What the operator sees. Secrets are not among it."""
+        pods = tuple(Pod.of(self._raw(pod)) for pod in self.pods)
+        probes = {}
+        for pod in self.pods:
+            if pod.serving:
+                state = ModelState("model", "READY")
+                dumb = self.verdicts.get(pod.revision) == DUMB
+                probes[f"uid-{pod.name}"] = Probe(self.now, True, (state,), inference_error="NaN in the answer" if dumb else "")
+        document = copy.deepcopy(self.document)
+        return Observed(document, self.children, pods, probes, self.digests, self.missing_sources, self.nodes)
+
+    def _raw(self, pod: ModelPod) -> Object:
+        ready, scheduled = pod.phase == "Ready", pod.phase not in ("Pending", "Unschedulable")
+        placed: Object = {"type": "PodScheduled", "status": "True" if scheduled else "False", "lastTransitionTime": rfc3339(pod.since)}
+        if pod.phase == "Unschedulable":
+            placed |= {"reason": "Unschedulable", "message": self.scheduler}
+        source = ReportSource(step="model", uri="s3://models/sentiment/model.onnx", resolved_revision=f"etag-of-{pod.name}")
+        report = LoadReport(ok=True, revision=pod.revision, sources=(source,))
+        loader: Object = {"name": names.CONTAINER_LOADER, "state": {"waiting": {"reason": "PodInitializing"}}}
+        server: Object = {"name": names.CONTAINER_SERVER, "ready": ready, "state": {"waiting": {"reason": "PodInitializing"}}}
+        if pod.phase == "Failing":
+            finding = Finding(step="model", reason=Reason.MODEL_MISMATCH, message="output logits is FP16, the spec says FP32", field="spec.model")
+            failed = LoadReport(ok=False, revision=pod.revision, findings=(finding,))
+            ended = {"exitCode": 2, "reason": "Error", "message": failed.to_json()}
+            loader |= {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": ended}}
+        elif scheduled:
+            loader["state"] = {"terminated": {"exitCode": 0, "reason": "Completed", "message": report.to_json()}}
+            server["state"] = {"running": {"startedAt": rfc3339(pod.since)}}
+        metadata = {
+            "name": pod.name,
+            "uid": f"uid-{pod.name}",
+            "labels": {**names.labels(self.name), names.LABEL_REVISION: pod.revision},
+            "creationTimestamp": rfc3339(pod.created),
+        }
+        if pod.away:
+            metadata["deletionTimestamp"] = rfc3339(self.now)
+        status = {
+            "phase": "Running" if ready else "Pending",
+            "podIP": "10.0.0.1" if scheduled else "",
+            "conditions": [placed, {"type": "Ready", "status": "True" if ready else "False"}],
+            "initContainerStatuses": [loader],
+            "containerStatuses": [server],
+        }
+        return {"metadata": metadata, "spec": json.loads(pod.template)["spec"], "status": status}
+
+    # --- what people do -------------------------------------------------------------------------------------------------
+
+    def change(self, **spec: Any) -> World:
+        """The user changes the spec: a new generation."""
+        self.document = builders.merge(self.document, {"spec": spec})
+        self.document["metadata"]["generation"] += 1
+        return self
+
+    # --- the operator ---------------------------------------------------------------------------------------------------
+
+    def think(self) -> Plan:
+        """A plan that is not carried out."""
+        context = Context(self.options, lambda uid, revision: f"key of {uid} {revision}", self.may_roll)
+        return plan(self.observed(), context, self.now)
+
+    def step(self, writes: int | None = None) -> Plan:
+        """One pass of the operator, killed after so many writes if told so. Everything written is checked against its schema."""
+        decided = self.think()
+        left = writes if writes is not None else len(decided.apply) + len(decided.delete) + 1
+        for item in decided.apply[:left]:
+            self._apply(item)
+        left -= len(decided.apply)
+        for deletion in decided.delete[: max(left, 0)]:
+            if deletion.kind == "Secret":
+                self.secrets.pop(deletion.name, None)
+            else:
+                gone = self.children.pop((deletion.kind, deletion.name))
+                assert deletion.uid == gone["metadata"]["uid"]
+        left -= len(decided.delete)
+        if left > 0 and decided.status is not None:
+            for error in status_validator().iter_errors(decided.status):
+                raise AssertionError(f"the status does not fit the CRD: {error.json_path}: {error.message}")
+            self.document["status"] = copy.deepcopy(decided.status)
+        self.log.append(decided)
+        return decided
+
+    def _apply(self, item: Object) -> None:
+        check_object(item)
+        key = (item["kind"], item["metadata"]["name"])
+        stored = copy.deepcopy(item)
+        if item["kind"] == "Secret":
+            self.secrets[item["metadata"]["name"]] = stored
+            return
+        before = self.children.get(key)
+        if before is None:
+            self._serial += 1
+            stored["metadata"] |= {"uid": f"uid-{self._serial}", "generation": 1, "creationTimestamp": rfc3339(self.now)}
+        else:
+            assert not (before.get("immutable") and before["data"] != item["data"]), "an immutable ConfigMap is changed"
+            kept = {"uid", "generation", "creationTimestamp"}
+            stored["metadata"] |= {field: before["metadata"][field] for field in kept}
+            # What others put beside our fields stays.
+            stored["metadata"]["annotations"] = {**before["metadata"].get("annotations", {}), **stored["metadata"].get("annotations", {})}
+            if item["kind"] == "Deployment":
+                theirs = before["spec"]["template"]["metadata"].get("annotations", {})
+                if theirs:
+                    stored["spec"]["template"]["metadata"]["annotations"] = theirs
+                stored["status"] = before.get("status", {})
+                if before["spec"] != stored["spec"]:
+                    stored["metadata"]["generation"] += 1
+        self.children[key] = stored
+
+    # --- Deployment controller, scheduler, kubelet -------------------------------------------------------------------------
+
+    def control(self) -> World:
+        """One sync of the Deployment controller."""
+        if ("Deployment", self.name) not in self.children:
+            return self
+        spec = self.deployment["spec"]
+        wanted, template = int(spec["replicas"]), json.dumps(spec["template"], sort_keys=True)
+        live = [pod for pod in self.pods if not pod.away]
+        new = [pod for pod in live if pod.template == template]
+        old = [pod for pod in live if pod.template != template]
+        if spec["strategy"]["type"] == "Recreate":
+            for pod in old:
+                pod.away = True
+            if not any(pod.template != template for pod in self.pods):
+                self._create(wanted - len(new), template)
+        else:
+            rolling = spec["strategy"]["rollingUpdate"]
+            self._create(min(wanted - len(new), wanted + rolling["maxSurge"] - len(live)), template)
+            self._scale_down_old(wanted - rolling["maxUnavailable"], new, old)
+        for pod in sorted(new, key=lambda pod: pod.serving)[: max(len(new) - wanted, 0)]:
+            pod.away = True
+        self._tell(wanted, template)
+        return self
+
+    def _create(self, count: int, template: str) -> None:
+        for _ in range(max(count, 0)):
+            self._serial += 1
+            revision = json.loads(template)["metadata"]["labels"][names.LABEL_REVISION]
+            self.pods.append(ModelPod(f"pod-{self._serial}", revision, template, self.now, since=self.now))
+
+    def _scale_down_old(self, least: int, new: list[ModelPod], old: list[ModelPod]) -> None:
+        """As in reconcileOldReplicaSets: unhealthy pods of old ReplicaSets first, then available ones above the least."""
+        unavailable_new = sum(not pod.serving for pod in new)
+        most = len(new) + len(old) - least - unavailable_new
+        for pod in [pod for pod in old if not pod.serving][: max(most, 0)]:
+            pod.away = True
+        available = sum(pod.serving for pod in (*new, *old))
+        for pod in [pod for pod in old if pod.serving][: max(available - least, 0)]:
+            pod.away = True
+
+    def _tell(self, wanted: int, template: str) -> None:
+        live = [pod for pod in self.pods if not pod.away]
+        new = [pod for pod in live if pod.template == template]
+        ready = sum(pod.serving for pod in new)
+        if len(new) + ready != self._new or not new:
+            self._new, self._progress = len(new) + ready, self.now
+        reason = "ReplicaSetUpdated"
+        before = (self.deployment.get("status") or {}).get("conditions") or [{}]
+        if ready == len(live) == wanted:
+            reason = "NewReplicaSetAvailable"
+        elif (self.now - self._progress).total_seconds() > self.deployment["spec"]["progressDeadlineSeconds"]:
+            reason = "ProgressDeadlineExceeded"
+        elif before[0].get("reason") == "NewReplicaSetAvailable" and len(new) == len(live) == wanted:
+            reason = "NewReplicaSetAvailable"  # once complete, a pod that is lost is no rollout
+        self.children["Deployment", self.name] = {
+            **self.deployment,
+            "status": {
+                "observedGeneration": self.deployment["metadata"]["generation"],
+                "updatedReplicas": len(new),
+                "conditions": [{"type": "Progressing", "status": "False" if "Deadline" in reason else "True", "reason": reason}],
+            },
+        }
+
+    def run_pods(self) -> World:
+        """Scheduler and kubelet: each pod takes one step, those on their way out are gone."""
+        self.pods = [pod for pod in self.pods if not pod.away]
+        for index, pod in enumerate(self.pods):
+            placed = sum(other.phase not in ("Pending", "Unschedulable") for other in self.pods)
+            if pod.phase in ("Pending", "Unschedulable"):
+                if self.room is None or placed < self.room:
+                    pod.phase, pod.since = "Loading", self.now
+                elif pod.phase == "Pending":
+                    pod.phase, pod.since = "Unschedulable", self.now
+            elif pod.phase in ("Loading", "Failing"):
+                ends = "Failing" if self.verdicts.get(pod.revision) == BAD else "Ready"
+                self.pods[index] = replace(pod, phase=ends, since=self.now)
+        return self
+
+    def pass_time(self, seconds: float) -> World:
+        """The clock goes on."""
+        self.now += dt.timedelta(seconds=seconds)
+        return self
+
+    def settle(self, rounds: int = 100, seconds: float = 5.0) -> World:
+        """Everybody works until nobody has done anything for longer than the operator waits on its clock before it gives an old pod up."""
+        quiet = 0
+        for _ in range(rounds):
+            before = self._essence()
+            self.pass_time(seconds).control().run_pods()
+            decided = self.step()
+            quiet = quiet + 1 if decided.quiet and self._essence() == before else 0
+            if quiet * seconds > QUIET_SECONDS:
+                return self
+        raise AssertionError(f"no fixpoint after {rounds} rounds: {self.told()}, {self.pods}")
+
+    def _essence(self) -> str:
+        moved = [(pod.name, pod.phase, pod.away) for pod in self.pods]
+        return json.dumps([moved, sorted(map(list, self.children)), sorted(self.secrets), self.deployment if self.children else None], sort_keys=True)

@@ -1,0 +1,307 @@
+"""Rollouts from the first pod to the last, in the model world: which revision runs, how it gets there, what happens when it fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support import builders
+from tests.support.worlds import BAD, DUMB, World
+from triton_pipelines.api import names
+from triton_pipelines.reconcile.plan import Plan
+
+CHANGE = {"tokenizer": {"maxLength": 64}}
+
+
+def served(room: int | None = None, **spec: Any) -> World:
+    """A pipeline whose first revision serves."""
+    world = World(builders.document(**spec), room=room).settle()
+    assert world.told()["Ready"] == "True Succeeded"
+    return world
+
+
+def failing(world: World, **change: Any) -> str:
+    """Change the spec to one whose pods do not come up; the new revision."""
+    world.change(**(change or CHANGE)).step()
+    world.verdicts[world.status["revision"]] = BAD
+    return str(world.status["revision"])
+
+
+def mode(world: World) -> str:
+    strategy = world.deployment["spec"]["strategy"]
+    return str(strategy["type"]) if strategy["type"] == "Recreate" else f"surge {strategy['rollingUpdate']['maxSurge']}"
+
+
+def events(plans: list[Plan]) -> list[str]:
+    return [event.reason for plan in plans for event in plan.events]
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_surge_keeps_serving(replicas: int) -> None:
+    world = served(replicas=replicas)
+    old = world.deployed
+    world.change(**CHANGE)
+    for _ in range(12):
+        world.step()
+        world.pass_time(5).control().run_pods()
+        assert len(world.serving) >= replicas
+        assert world.condition("Available").get("status", "True") == "True"
+    assert world.settle().told()["Ready"] == "True Succeeded"
+    assert world.deployed != old
+    assert {pod.revision for pod in world.pods} == {world.deployed}
+    assert world.status["servingRevision"] == world.deployed == world.status["revision"]
+    assert world.memory.proven == world.deployed
+
+
+def test_a_failed_surge_leaves_the_old_revision_serving() -> None:
+    world = served()
+    old = world.deployed
+    new = failing(world)
+    world.settle()
+    assert world.told() == {
+        "Ready": "False ModelMismatch",
+        "Available": "True Serving",
+        "ModelsReady": "False ModelMismatch",
+        "Stalled": "True ModelMismatch",
+    }
+    assert f"revision {old} keeps serving" in world.condition("Ready")["message"]
+    assert (world.deployed, world.status["servingRevision"], world.memory.failed_revision) == (new, old, "")
+    assert world.status["observedGeneration"] == 2
+    assert [pod.revision for pod in world.serving] == [old]
+
+
+def test_a_rollout_without_progress_has_failed() -> None:
+    world = served(room=1, rollout={"strategy": "Surge", "progressDeadlineSeconds": 60})
+    world.change(**CHANGE).settle()
+    assert world.told()["Reconciling"] == "True WaitingForGPU"
+    world.pass_time(90).control().step()
+    assert world.told()["Ready"] == "False RolloutFailed"
+    assert world.told()["Stalled"] == "True RolloutFailed"
+    assert world.told()["Available"] == "True Serving"
+    message = world.condition("Ready")["message"]
+    assert "no progress within 60 s" in message
+    assert "Insufficient nvidia.com/gpu" in message
+    # When room comes after all, the rollout ends well.
+    world.room = 2
+    assert world.settle().told()["Ready"] == "True Succeeded"
+
+
+def test_the_deadline_of_an_outdated_status_does_not_count() -> None:
+    world = served(rollout={"strategy": "NoSurge", "progressDeadlineSeconds": 60})
+    old = world.deployed
+    world.change(**CHANGE).step()
+    status = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+    world.deployment["status"] = {"observedGeneration": world.deployment["metadata"]["generation"] - 1, "conditions": [status]}
+    world.step()
+    assert world.deployed != old
+    assert "Stalled" not in world.told()
+    world.deployment["status"] |= {"observedGeneration": world.deployment["metadata"]["generation"]}
+    world.step()
+    assert (world.deployed, world.told()["Ready"]) == (old, "False RolledBack")
+
+
+@pytest.mark.parametrize("strategy", ["NoSurge", "Recreate", "Auto"])
+def test_where_one_pod_fits_a_failed_revision_is_taken_back(strategy: str) -> None:
+    world = served(room=1, rollout={"strategy": strategy})
+    old, template = world.deployed, world.deployment["spec"]["template"]
+    new = failing(world)
+    gap = []
+    for _ in range(20):
+        world.pass_time(5).control().run_pods().step()
+        if world.told()["Available"].startswith("False"):
+            gap.append(world.condition("Ready")["message"])
+    world.settle()
+    assert world.told() == {
+        "Ready": "False RolledBack",
+        "Available": "True Serving",
+        "ModelsReady": "Unknown WaitingForPods",
+        "Stalled": "True RolledBack",
+    }
+    assert world.deployment["spec"]["template"] == template
+    assert (world.status["revision"], world.status["servingRevision"]) == (new, old)
+    assert world.status["observedGeneration"] == 2
+    message = world.condition("Ready")["message"]
+    for word in (f"revision {new} failed", f"revision {old} was taken back", "ModelMismatch", "output logits is FP16", "tried again when the spec"):
+        assert word in message
+    assert gap, "there was no gap to announce"
+    assert any("no pod serves until the new one is ready" in text for text in gap)
+    assert world.memory.proven == old
+
+
+def test_a_taken_back_revision_is_tried_again_with_the_next_spec() -> None:
+    world = served(room=1, rollout={"strategy": "NoSurge"})
+    old = world.deployed
+    new = failing(world)
+    world.settle()
+    # The same spec: not again, whatever happens to the pods.
+    world.pods.clear()
+    assert world.settle().deployed == old
+    # Another spec that asks for the same revision: the cause may have been mended elsewhere.
+    del world.verdicts[new]
+    world.change(server={"service": {"annotations": {"a": "b"}}}).settle()
+    assert (world.deployed, world.told()["Ready"]) == (new, "True Succeeded")
+    assert world.memory.failed_revision == ""
+    # And a third revision after it.
+    assert world.change(tokenizer={"maxLength": 32}).settle().told()["Ready"] == "True Succeeded"
+    assert world.deployed not in (old, new)
+
+
+def test_going_back_to_the_old_spec_ends_a_failed_rollout() -> None:
+    world = served(room=1, rollout={"strategy": "NoSurge"})
+    old = world.deployed
+    failing(world)
+    world.settle()
+    world.change(tokenizer={"maxLength": None}).settle()
+    assert (world.deployed, world.told()["Ready"]) == (old, "True Succeeded")
+
+
+def test_without_a_proven_revision_there_is_nothing_to_go_back_to() -> None:
+    world = World(builders.document(rollout={"strategy": "Recreate"}))
+    world.step()
+    world.verdicts[world.status["revision"]] = BAD
+    world.settle()
+    assert world.told()["Ready"] == "False ModelMismatch"
+    assert world.told()["Stalled"] == "True ModelMismatch"
+    good = failing(world, tokenizer={"maxLength": 32})
+    assert world.settle().deployed == good
+
+
+def test_a_revision_that_fails_inference_is_not_proven() -> None:
+    world = served(room=1, rollout={"strategy": "NoSurge"})
+    old = world.deployed
+    world.change(**CHANGE).step()
+    world.verdicts[world.status["revision"]] = DUMB
+    world.settle()
+    assert world.told()["Ready"] == "False InferenceFailed"
+    assert world.memory.proven == old
+    failing(world, tokenizer={"maxLength": 32})
+    assert world.settle().deployed == old
+
+
+def test_a_lost_record_of_the_restored_revision_ends_the_rollback() -> None:
+    world = served(room=1, rollout={"strategy": "NoSurge"})
+    old = world.deployed
+    new = failing(world)
+    world.settle()
+    del world.children["ConfigMap", names.revision_name(world.name, old)]
+    world.settle()
+    assert world.deployed == new
+    assert world.told()["Ready"] == "False ModelMismatch"
+
+
+def test_auto_reads_the_scheduler_and_waits_before_it_gives_the_old_pod_up() -> None:
+    world = served(room=1)
+    world.change(**CHANGE).step()
+    assert mode(world) == "surge 1"
+    world.control().run_pods()
+    decided = world.step()
+    assert (mode(world), world.told()["Ready"]) == ("surge 1", "False WaitingForGPU")
+    assert decided.requeue_after == 10.0
+    assert world.pass_time(9).step().requeue_after == 1.0
+    assert world.serving
+    world.pass_time(1).step()
+    assert mode(world) == "surge 0"
+    assert "no room for a second pod: the old pod goes first" in world.condition("Ready")["message"]
+    assert world.serving, "announced before it happens"
+    assert world.settle().told()["Ready"] == "True Succeeded"
+    # Kept for this revision, tried anew for the next.
+    assert mode(world) == "surge 0"
+    world.room = 2
+    world.change(tokenizer={"maxLength": 32}).step()
+    assert mode(world) == "surge 1"
+
+
+HOPELESS = (
+    "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector. preemption: 0/3 nodes are available: 3 Preemption is not helpful.",
+    "0/1 nodes are available: 1 node(s) had untolerated taint {dedicated: batch}.",
+    '0/1 nodes are available: persistentvolumeclaim "models" not found.',
+)
+
+
+@pytest.mark.parametrize("words", HOPELESS, ids=["selector", "taint", "claim"])
+def test_auto_gives_no_pod_up_where_that_makes_no_room(words: str) -> None:
+    world = served(room=1)
+    old = world.deployed
+    world.scheduler = words
+    world.change(server={"nodeSelector": {"gpu": "h100"}}).settle()
+    assert mode(world) == "surge 1"
+    assert [pod.revision for pod in world.serving] == [old]
+    assert world.told()["Available"] == "True Serving"
+
+
+def test_auto_makes_room_where_only_some_nodes_are_hopeless() -> None:
+    world = served(room=1)
+    world.scheduler = "0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) didn't match Pod's node affinity/selector."
+    assert world.change(**CHANGE).settle().told()["Ready"] == "True Succeeded"
+
+
+def test_strategies_set_the_mode() -> None:
+    for strategy, expected in (("Surge", "surge 1"), ("NoSurge", "surge 0"), ("Recreate", "Recreate"), ("Auto", "surge 1")):
+        assert mode(World(builders.document(rollout={"strategy": strategy})).settle()) == expected
+
+
+def test_suspend_and_back() -> None:
+    world = served(replicas=2)
+    children = set(world.children)
+    world.change(suspend="Enabled").settle()
+    assert (world.pods, world.told()) == ([], {"Ready": "True Suspended", "Available": "False Suspended"})
+    assert set(world.children) == children
+    assert world.status["observedGeneration"] == 2
+    world.change(suspend="Disabled").settle()
+    assert world.told()["Ready"] == "True Succeeded"
+    assert len(world.serving) == 2
+
+
+def test_a_change_under_suspend_rolls_out_when_it_ends() -> None:
+    world = served()
+    old = world.deployed
+    world.change(suspend="Enabled").settle().change(**CHANGE).settle()
+    assert world.pods == []
+    world.change(suspend="Disabled").settle()
+    assert world.deployed != old
+    assert world.told()["Ready"] == "True Succeeded"
+
+
+def test_replicas_up_and_down_roll_nothing() -> None:
+    world = served()
+    revision, pods = world.deployed, {pod.name for pod in world.pods}
+    world.change(replicas=3).settle()
+    assert (world.deployed, len(world.serving)) == (revision, 3)
+    assert ("PodDisruptionBudget", world.name) in world.children
+    assert pods < {pod.name for pod in world.pods}
+    world.change(replicas=1).settle()
+    assert (world.deployed, len(world.serving)) == (revision, 1)
+    assert ("PodDisruptionBudget", world.name) not in world.children
+
+
+def test_kubectl_rollout_restart_survives() -> None:
+    world = served()
+    deployment = world.deployment
+    deployment["spec"]["template"]["metadata"]["annotations"] = {"kubectl.kubernetes.io/restartedAt": "2026-01-01T13:00:00Z"}
+    deployment["metadata"]["generation"] += 1
+    before = {pod.name for pod in world.pods}
+    world.settle()
+    assert world.deployment["spec"]["template"]["metadata"]["annotations"]
+    assert before.isdisjoint(pod.name for pod in world.pods)
+    world.change(**CHANGE).settle()
+    assert world.deployment["spec"]["template"]["metadata"]["annotations"]
+
+
+def test_events_tell_the_story_once() -> None:
+    world = World().settle()
+    assert events(world.log) == ["RolloutStarted", "Succeeded", "Serving"]
+    world.log.clear()
+    failing(world)
+    world.settle()
+    assert events(world.log) == ["RolloutStarted", "ModelMismatch"]
+    (event,) = (event for plan in world.log for event in plan.events if event.reason == "ModelMismatch")
+    assert event.warning
+    assert "output logits is FP16" in event.note
+    world.log.clear()
+    for _ in range(5):
+        world.pass_time(60).control().run_pods().step()
+    assert events(world.log) == []
+    world.change(postprocess={"labels": ["a", "b", "c"]}).step()
+    world.step()
+    assert events(world.log) == ["InvalidSpec"]
