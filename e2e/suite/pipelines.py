@@ -66,10 +66,11 @@ def check_answer(name: str, rows: Sequence[Mapping[str, Any]], answer: Mapping[s
     assert answer["LABEL"].tolist() == [[row["label"].encode()] for row in rows]
 
 
-def golden(name: str, rows: int, start: int = 0) -> list[Mapping[str, Any]]:
-    """`rows` golden cases of a sample, beginning at case `start` and over again from the first."""
-    cases = json.loads((GOLDEN / f"{name}.json").read_text())["cases"]
-    return [cases[(start + index) % len(cases)] for index in range(rows)]
+def golden(name: str, rows: int, *, longest: int = 10**9) -> list[Mapping[str, Any]]:
+    """`rows` golden cases of a sample, the longest texts first, then over again; `longest` leaves out those of more tokens."""
+    cases = [case for case in json.loads((GOLDEN / f"{name}.json").read_text())["cases"] if len(case["inputIds"]) <= longest]
+    cases.sort(key=lambda case: -len(case["inputIds"]))
+    return [cases[index % len(cases)] for index in range(rows)]
 
 
 class Pipeline:

@@ -36,7 +36,8 @@ def serving(kube: Kube, module_namespace: str, reach: Reach) -> Iterator[dict[st
 @pytest.mark.parametrize("client", clients.CLIENTS)
 @pytest.mark.parametrize("rows", BATCHES)
 def test_answers_are_the_golden_ones(serving: dict[str, tuple[Pipeline, Endpoint]], sample: str, client: str, rows: int) -> None:
-    cases = golden(sample, rows, start=rows)
+    # A request is padded to its longest row: 64 rows of 512 tokens would keep a small node busy for half a minute.
+    cases = golden(sample, rows, longest=512 if rows < 64 else 32)
     answer = clients.CLIENTS[client](serving[sample][1], sample, [case["text"] for case in cases])
     check_answer(sample, cases, answer)
 
