@@ -34,7 +34,7 @@ def status(
 
 async def _get(namespace: str, name: str, context: str | None) -> dict[str, Any]:
     try:
-        async with Client(lambda: load_configuration(context)) as client:
+        async with Client(lambda: load_configuration(context=context)) as client:
             return await client.get(INFERENCE_PIPELINES, namespace, name)
     except NotFound as error:
         raise Failure(f"there is no InferencePipeline {name} in namespace {namespace}", EXIT_USAGE) from error
