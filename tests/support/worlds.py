@@ -20,10 +20,11 @@ import yaml
 
 from tests.support import builders
 from triton_pipelines.api import names
+from triton_pipelines.api.base import Finding as SpecFinding
 from triton_pipelines.api.loadplan import Finding, LoadReport, Reason, ReportSource
 from triton_pipelines.pipeline import Options
 from triton_pipelines.reconcile.observed import Memory, ModelState, Object, Observed, Pod, Probe
-from triton_pipelines.reconcile.plan import Context, Plan, plan
+from triton_pipelines.reconcile.plan import Context, Plan, Wanted, plan, resolve
 from triton_pipelines.reconcile.rollout import UNSCHEDULABLE_GRACE
 
 START = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
@@ -90,6 +91,7 @@ class World:
         verdicts: revision → ``good`` (becomes ready), ``bad`` (the loader says that the model does not fit) or ``dumb`` (becomes ready
             but fails inferences); good where not named.
         scheduler: its words where there is no room.
+        rendered: a cache of what specs come to, shared by worlds of one name; rendering is most of a plan's time.
     """
 
     document: Object = field(default_factory=builders.document)
@@ -104,6 +106,7 @@ class World:
     pods: list[ModelPod] = field(default_factory=list)
     nodes: tuple[Object, ...] | None = None
     log: list[Plan] = field(default_factory=list)
+    rendered: dict[str, Wanted | list[SpecFinding]] | None = None
     missing_sources: dict[str, str] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     _serial: int = 0
@@ -213,7 +216,15 @@ class World:
     def think(self) -> Plan:
         """A plan that is not carried out."""
         context = Context(self.options, lambda uid, revision: f"key of {uid} {revision}", self.may_roll)
-        return plan(self.observed(), context, self.now)
+        observed = self.observed()
+        if self.rendered is None:
+            return plan(observed, context, self.now)
+        memory = observed.memory()
+        image = (observed.revision_record(memory.wanted) or {}).get("serverImage") if memory.generation == observed.generation else None
+        key = json.dumps([self.document["spec"], repr(self.options), self.digests, image], sort_keys=True)
+        if key not in self.rendered:
+            self.rendered[key] = resolve(observed, self.options)
+        return plan(observed, context, self.now, self.rendered[key])
 
     def step(self, writes: int | None = None) -> Plan:
         """One pass of the operator, killed after so many writes if told so. Everything written is checked against its schema."""
@@ -360,4 +371,6 @@ class World:
 
     def _essence(self) -> str:
         moved = [(pod.name, pod.phase, pod.away) for pod in self.pods]
-        return json.dumps([moved, sorted(map(list, self.children)), sorted(self.secrets), self.deployment if self.children else None], sort_keys=True)
+        return json.dumps(
+            [moved, sorted(map(list, self.children)), sorted(self.secrets), self.children.get(("Deployment", self.name))], sort_keys=True
+        )
