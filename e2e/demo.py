@@ -22,8 +22,16 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 
+from e2e.local.cluster import PRODUCT_IMAGES, Cluster
+from e2e.local.images import SAMPLES_IMAGE
 from e2e.models import tree
 from e2e.models.__main__ import source_map
+from e2e.suite import diagnostics
+from e2e.suite.access import Images
+from e2e.suite.installation import Installation, namespace
+from e2e.suite.kube import Kube, Object, wait_for
+from e2e.suite.pipelines import Pipeline, merged, sample
+from e2e.suite.reach import Reach
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "out" / "demo"
@@ -149,15 +157,10 @@ def _cluster_build() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _build_cluster() -> None:
-    from e2e.local.cluster import PRODUCT_IMAGES, Cluster
-    from e2e.local.images import SAMPLES_IMAGE
-
     Cluster(CLUSTER).up(images=(*PRODUCT_IMAGES, SAMPLES_IMAGE))
 
 
 def _remove_cluster() -> None:
-    from e2e.local.cluster import Cluster
-
     say("Cleaning up: the cluster and everything of it")
     Cluster(CLUSTER).down()
 
@@ -182,17 +185,18 @@ def _wait_for(building: subprocess.Popen[bytes]) -> None:
 
 
 def _on_cluster() -> list[str]:
-    from e2e.local.cluster import Cluster
-    from e2e.suite.access import Images
-    from e2e.suite.installation import Installation, namespace
-    from e2e.suite.kube import Kube
-    from e2e.suite.pipelines import Pipeline, merged, sample
-    from e2e.suite.reach import Reach
-
     cluster = Cluster(CLUSTER)
     kube = Kube(cluster.kubeconfig, cluster.context)
     say("3. The operator, installed from the chart")
-    made = Installation(kube, Images.of(os.environ), local=True)
+    made = Installation(kube, Images.of(os.environ))
+    try:
+        return _shown(kube, made, cluster)
+    except BaseException:
+        console.print(f"diagnostics: {diagnostics.collect('demo', made, ['demo'])}", markup=False)
+        raise
+
+
+def _shown(kube: Kube, made: Installation, cluster: Cluster) -> list[str]:
     made.install()
     console.print(kube.kubectl("get", "pods", "--namespace=triton-pipelines"), markup=False)
 
@@ -237,12 +241,8 @@ def _on_cluster() -> list[str]:
     return figures
 
 
-def _named(pipeline: object) -> str:
+def _named(pipeline: Pipeline) -> str:
     """Wait until the wrong change is named, and say how."""
-    from e2e.suite.kube import Object, wait_for
-    from e2e.suite.pipelines import Pipeline
-
-    assert isinstance(pipeline, Pipeline)
 
     def stalled(item: Object | None) -> Object | None:
         conditions = ((item or {}).get("status") or {}).get("conditions") or ()
