@@ -62,7 +62,7 @@ def decide(
         mode, memory, recheck = _auto(target, observed, memory, now)
     if target != wanted:
         mode = _restoring(strategy)
-    gap = _gap(target, mode, replicas, observed)
+    gap = _gap(target, mode, replicas, observed, coming=recheck is not None)
     failure = _failure(target, observed, problems)
     if failure and target == wanted and _old_gone(mode, observed, wanted) and _can_restore(memory, wanted, observed):
         reason, message = failure
@@ -114,13 +114,17 @@ def _auto(target: str, observed: Observed, memory: Memory, now: dt.datetime) -> 
     return RolloutStrategy.SURGE, memory, None
 
 
-def _gap(target: str, mode: RolloutStrategy, replicas: int, observed: Observed) -> str:
-    """Words for the time in which nothing serves, while it lasts or comes."""
-    if mode is RolloutStrategy.SURGE or any(pod.serving and pod.revision == target for pod in observed.pods):
+def _gap(target: str, mode: RolloutStrategy, replicas: int, observed: Observed, coming: bool) -> str:
+    """Words for the time in which nothing serves, while it lasts or comes.
+
+    ``coming``: a surge has found no room, and the old pod will be given up for it. Said in the passes before that one, since the pod
+    leaves as soon as the Deployment is changed.
+    """
+    if (mode is RolloutStrategy.SURGE and not coming) or any(pod.serving and pod.revision == target for pod in observed.pods):
         return ""
     if not any(pod.revision != target for pod in observed.pods) and observed.deployed_revision() != target:
         return ""
-    if mode is RolloutStrategy.NO_SURGE and replicas > 1:
+    if mode is not RolloutStrategy.RECREATE and replicas > 1:
         return ""
     why = "strategy Recreate" if mode is RolloutStrategy.RECREATE else "no room for a second pod"
     return f"{why}: the old pod goes first, and no pod serves until the new one is ready"

@@ -198,6 +198,7 @@ def test_auto_reads_the_scheduler_and_waits_before_it_gives_the_old_pod_up() -> 
     decided = world.step()
     assert (mode(world), world.told()["Ready"]) == ("surge 1", "False WaitingForGPU")
     assert decided.requeue_after == 10.0
+    assert "the old pod goes first, and no pod serves until" in world.condition("Ready")["message"], "said before the Deployment is changed"
     assert world.pass_time(9).step().requeue_after == 1.0
     assert world.serving
     world.pass_time(1).step()
