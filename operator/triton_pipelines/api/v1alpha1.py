@@ -8,9 +8,10 @@ from pydantic import Field
 
 from .base import ApiModel, Rule, Switch, TritonName
 from .batching import MAX_BATCH
+from .postprocess import Postprocess, PostprocessType
 from .server import Health, Rollout, Server
 from .source import Source
-from .steps import Model, Postprocess, PostprocessType, Tokenizer
+from .steps import Model, Tokenizer
 
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAME_MAX = 40

@@ -8,16 +8,14 @@ from dataclasses import replace
 from triton_pipelines.api.base import Switch
 from triton_pipelines.api.batching import DynamicBatching
 from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
+from triton_pipelines.api.postprocess import CLASSIFIERS, Postprocess, PostprocessType
 from triton_pipelines.api.steps import (
-    CLASSIFIERS,
     DataType,
     InstanceKind,
     Model,
     ModelInput,
     Padding,
     Platform,
-    Postprocess,
-    PostprocessType,
     Runner,
     Tokenizer,
     TokenizerOutput,

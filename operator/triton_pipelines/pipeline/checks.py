@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 from triton_pipelines.api.base import Finding
 from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
-from triton_pipelines.api.steps import CLASSIFIERS, POOLINGS, DataType, Padding, Platform, PostprocessType, TokenTensor
+from triton_pipelines.api.postprocess import CLASSIFIERS, POOLINGS, PostprocessType
+from triton_pipelines.api.steps import DataType, Padding, Platform, TokenTensor
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .build import USUAL_NAMES
