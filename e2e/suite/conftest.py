@@ -4,19 +4,22 @@ import contextlib
 import os
 import re
 import uuid
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from e2e.load.record import Summary
 from e2e.local.cluster import PRODUCT_IMAGES, Cluster
 from e2e.local.images import SAMPLES_IMAGE, build
 from e2e.suite import diagnostics
 from e2e.suite.access import OWN_CLUSTER, Access, AccessError, Images, choose, keep
 from e2e.suite.installation import Installation, namespace, remove_namespaces
 from e2e.suite.kube import Kube
+from e2e.suite.measured import Record, record
 from e2e.suite.pipelines import Pipeline
 from e2e.suite.reach import Endpoint, Reach
+from e2e.suite.tiny import TinyPipeline
 
 TEST_SECONDS = 300
 FAILED = pytest.StashKey[bool]()
@@ -155,3 +158,22 @@ def open_endpoint(reach: Reach) -> Iterator[Callable[[Pipeline], Endpoint]]:
     """Opens ways to pipelines for the time of the test."""
     with contextlib.ExitStack() as stack:
         yield lambda item: stack.enter_context(reach.service(item.namespace, item.name))
+
+
+@pytest.fixture
+def tiny(kube: Kube, test_namespace: str, reach: Reach) -> TinyPipeline:
+    """A handle on a pipeline that starts in seconds, in this test's namespace; only its sources are applied."""
+    if not reach.routed:
+        pytest.skip("the cluster's service range is not routed here: a forwarded port ends at one pod")
+    return TinyPipeline(kube, test_namespace, reach)
+
+
+@pytest.fixture
+def measured(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Record:
+    """Keeps and prints figures of a load under a case's name."""
+
+    def keep_figures(case: str, summaries: Mapping[str, Summary]) -> None:
+        with capsys.disabled():
+            record("rollout", case, summaries)
+
+    return keep_figures

@@ -1,0 +1,75 @@
+"""Everything that happened to objects of a namespace, in order, as `kubectl get --watch` tells it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import IO
+
+from e2e.suite.kube import Kube, Object, wait_for
+from e2e.suite.pipelines import condition
+
+END_SECONDS = 10.0
+
+
+class Story:
+    """States of objects, as a watch told them; make one with `watched`."""
+
+    def __init__(self, output: IO[str]) -> None:
+        self._output = output
+
+    def states(self) -> list[Object]:
+        """Every state told so far, in the order of the API server; a deleted object's last state bears `_deleted`."""
+        self._output.seek(0)
+        text, decoder, found, at = self._output.read(), json.JSONDecoder(), [], 0
+        while (at := _next(text, at)) < len(text):
+            try:
+                event, at = decoder.raw_decode(text, at)
+            except ValueError:
+                break  # still being written
+            found.append({**event["object"], "_deleted": event["type"] == "DELETED"})
+        return found
+
+    def conditions(self, kind: str) -> list[tuple[str, str, str]]:
+        """(status, reason, message) of a condition, each time that it changed."""
+        told: list[tuple[str, str, str]] = []
+        for state in self.states():
+            found = condition(state.get("status") or {}, kind)
+            entry = (found.get("status", ""), found.get("reason", ""), found.get("message", ""))
+            if entry != ("", "", "") and (not told or told[-1] != entry):
+                told.append(entry)
+        return told
+
+
+def version(state: Object) -> int:
+    """The resource version: objects of one API server are ordered by it."""
+    return int(state["metadata"]["resourceVersion"])
+
+
+@contextlib.contextmanager
+def watched(kube: Kube, namespace: str, kind: str, selector: str = "") -> Iterator[Story]:
+    """Watch a kind in a namespace for the time of the context. Some object of it has to be there."""
+    arguments = ["get", kind, f"--namespace={namespace}", "--watch", "--output-watch-events", "--output=json"]
+    arguments += [f"--selector={selector}"] if selector else []
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(kube.kubectl_command(*arguments), stdout=output, stdin=subprocess.DEVNULL)
+        story = Story(output)
+        try:
+            wait_for(f"first state of {kind} in {namespace}", story.states, lambda states: bool(states), END_SECONDS, _count)
+            yield story
+        finally:
+            process.terminate()
+            process.wait(END_SECONDS)
+
+
+def _next(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def _count(states: Sequence[Object]) -> str:
+    return f"{len(states)} states"
