@@ -86,7 +86,9 @@ class Load:
 
         with self._changed:
             if not self._changed.wait_for(done, deadline):
-                raise AssertionError(f"clients did not finish {count} requests each within {deadline:.0f} s: {[str(s) for s in self.summary().values()]}")
+                raise AssertionError(
+                    f"clients did not finish {count} requests each within {deadline:.0f} s: {[str(s) for s in self.summary().values()]}"
+                )
 
     def run(self) -> None:
         """Send until `stop`; blocks."""
