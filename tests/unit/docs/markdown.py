@@ -1,0 +1,81 @@
+"""Reading the project's Markdown: its pages, their headings, links and fenced blocks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+_FENCE = re.compile(r"^( *)(`{3,})([^\n`]*)\n(.*?)^\1\2 *$", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Fence:
+    """A fenced block: where it stands, the words behind the fence, and its text without indentation."""
+
+    page: str
+    line: int
+    info: tuple[str, ...]
+    text: str
+
+    @property
+    def language(self) -> str:
+        """The first word behind the fence."""
+        return self.info[0] if self.info else ""
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def pages() -> list[Path]:
+    """Every page that people read: README, changelog, docs, and the READMEs beside what they describe."""
+    found = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    for folder in ("bench", "changelog.d", "charts", "e2e", "manifests"):
+        found += (ROOT / folder).rglob("*.md")
+    found += [page for page in [ROOT / "CHANGELOG.md"] if page.exists()]
+    return sorted(found)
+
+
+def name(page: Path) -> str:
+    """The page as people write it."""
+    return page.relative_to(ROOT).as_posix()
+
+
+def fences(page: Path) -> Iterator[Fence]:
+    """The fenced blocks of a page."""
+    text = page.read_text(encoding="utf-8")
+    for match in _FENCE.finditer(text):
+        indent = len(match[1])
+        body = "".join(line[indent:] if line[:indent].isspace() or not indent else line for line in match[4].splitlines(keepends=True))
+        yield Fence(name(page), text.count("\n", 0, match.start()) + 1, tuple(match[3].split()), body)
+
+
+def prose(page: Path) -> str:
+    """A page without its fenced blocks."""
+    return _FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def headings(page: Path) -> list[str]:
+    """Headings of all levels, without their marks."""
+    return re.findall(r"^#{1,6} +(.+?) *$", prose(page), re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link's fragment may name: headings as GitHub writes them, and explicit anchors."""
+    made: set[str] = set()
+    for heading in headings(page):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+        slug = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
+        number = 1
+        while slug in made:
+            slug, number = f"{slug.removesuffix(f'-{number - 1}')}-{number}", number + 1
+        made.add(slug)
+    return made | set(re.findall(r'<a (?:id|name)="([^"]+)"', prose(page)))
+
+
+def links(page: Path) -> list[str]:
+    """Targets of a page's links and images."""
+    text = re.sub(r"`[^`\n]*`", "", prose(page))
+    return re.findall(r"\]\(\s*<?([^)>\s]+)>?[^)]*\)", text) + re.findall(r"^\[[^]]+\]:\s*(\S+)", text, re.MULTILINE)

@@ -1,0 +1,134 @@
+"""Every example is what the product takes: resources, fragments of them, commands, programs, and names of fields."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer
+import yaml
+
+from tests.unit.docs import markdown
+from triton_pipelines.api import crd, names
+from triton_pipelines.api.parse import parse
+from triton_pipelines.cli.main import app
+from triton_pipelines.pipeline import Options, build, check
+
+FENCES = [fence for page in markdown.pages() for fence in markdown.fences(page)]
+YAML = [fence for fence in FENCES if fence.language == "yaml"]
+SHELL = [fence for fence in FENCES if fence.language in ("console", "bash", "sh")]
+PYTHON = [fence for fence in FENCES if fence.language == "python"]
+# What a fragment (a document that is only `spec:`) is laid over.
+BASE = yaml.safe_load((markdown.ROOT / "manifests/samples/sentiment.yaml").read_text(encoding="utf-8"))
+
+
+def merged(base: Any, fragment: Any) -> Any:
+    """A fragment over a whole resource: mappings are merged, everything else is replaced; so are `postprocess` and `source`, which are one choice each."""
+    if not (isinstance(base, dict) and isinstance(fragment, dict)):
+        return copy.deepcopy(fragment)
+    result = copy.deepcopy(base)
+    for key, value in fragment.items():
+        result[key] = value if key in ("postprocess", "source", "rollout") else merged(base.get(key), value)
+    return result
+
+
+def pipelines(fence: markdown.Fence) -> Iterator[dict[str, Any]]:
+    """The whole resources that an example stands for."""
+    for document in yaml.safe_load_all(fence.text):
+        if isinstance(document, dict) and document.get("kind") == names.KIND:
+            yield document
+        elif isinstance(document, dict) and list(document) == ["spec"]:
+            yield merged(BASE, document)
+
+
+def findings(document: dict[str, Any]) -> list[str]:
+    """Everything that API server and operator would say against a resource."""
+    pipeline, found = parse(document)
+    if pipeline is not None and not found:
+        found = check(pipeline, build(pipeline, Options()), Options())
+    return [str(finding) for finding in found]
+
+
+@pytest.mark.parametrize("fence", YAML, ids=str)
+def test_pipelines_are_valid_unless_marked(fence: markdown.Fence) -> None:
+    found = [finding for document in pipelines(fence) for finding in findings(document)]
+    if "invalid" in fence.info:
+        assert found, "the example is marked as invalid, but nothing is wrong with it"
+    else:
+        assert found == []
+
+
+def test_fragments_are_looked_at() -> None:
+    wrong = markdown.Fence("page", 1, ("yaml",), "spec:\n  model:\n    instances: {kind: GPU}\n  server:\n    gpu: {count: 0}\n")
+    assert [len(findings(document)) for document in pipelines(wrong)] == [1]
+
+
+def commands(fence: markdown.Fence) -> Iterator[list[str]]:
+    """The commands of a block as words. In a console block only lines behind a prompt are commands, where there is any."""
+    text = fence.text.replace("\\\n", " ")
+    lines = text.splitlines()
+    if fence.language == "console" and any(line.startswith(("$ ", "# ")) for line in lines):
+        lines = [line[2:] for line in lines if line.startswith(("$ ", "# "))]
+    for line in lines:
+        if re.match(r"\s*(?:[A-Z_]+=\S* )*(?:tritonpipe|make|python|python3)\b", line):
+            # What follows a pipe, a list operator or a redirection is no argument.
+            words = shlex.split(re.split(r"\s(?:\||\|\||&&|;|>|2>&1|&$)", line)[0], comments=True)
+            yield [word for index, word in enumerate(words) if "=" not in word or index > 0]
+
+
+def options(name: str) -> set[str]:
+    """The options that a command of `tritonpipe` knows."""
+    command = typer.main.get_command(app).commands.get(name)  # type: ignore[attr-defined]
+    assert command is not None, f"tritonpipe has no command {name}"
+    return {"--help"} | {option for parameter in command.params if isinstance(parameter, click.Option) for option in parameter.opts}
+
+
+COMMANDS = [pytest.param(words, id=f"{fence}: {' '.join(words)}") for fence in SHELL for words in commands(fence)]
+TARGETS = set(re.findall(r"^([a-z0-9-]+)(?: [a-z0-9- ]+)?:", (markdown.ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_commands_exist(words: list[str]) -> None:
+    if words[0] == "make":
+        assert {word for word in words[1:] if "=" not in word and not word.startswith("-")} <= TARGETS
+    elif words[0] == "tritonpipe":
+        if words[1:] and not words[1].startswith("-") and words[1] != "COMMAND":
+            used = {word.partition("=")[0] for word in words[2:] if re.match(r"--?[a-z]", word)}
+            assert used <= options(words[1]) or words[1] == "load"
+    elif "-m" in words:
+        assert importlib.util.find_spec(words[words.index("-m") + 1]) is not None
+    for word in words[1:]:
+        if re.match(r"(manifests|charts|crds|docs|e2e|bench)/", word):
+            assert (markdown.ROOT / word).exists(), word
+
+
+def test_there_are_commands_to_look_at() -> None:
+    said = [" ".join(parameter.values[0]) for parameter in COMMANDS]  # type: ignore[arg-type]
+    assert {"make demo", "make test"} <= set(said)
+    assert any(text.startswith("tritonpipe infer") for text in said)
+
+
+@pytest.mark.parametrize("fence", PYTHON, ids=str)
+def test_programs_are_python(fence: markdown.Fence) -> None:
+    ast.parse(fence.text)
+
+
+PATHS = {re.sub(r"(\[\]|\{\})", "", path) for path, _ in crd.walk(crd.root_schema())}
+# Below these stand objects of the Kubernetes API, or free keys.
+OPEN = {re.sub(r"(\[\]|\{\})", "", path) for path, node in crd.walk(crd.root_schema()) if crd.PRESERVE in node or "additionalProperties" in node}
+
+
+@pytest.mark.parametrize("page", [page for page in markdown.pages() if page.name != "api.md"], ids=markdown.name)
+def test_fields_exist(page: Path) -> None:
+    """Every `spec.…` and `status.…` that a page names is a field."""
+    named = set(re.findall(r"(?<![\w./-])((?:spec|status)(?:\.[a-zA-Z][a-zA-Z0-9]*)+)", "\n".join(re.findall(r"`([^`\n]+)`", markdown.prose(page)))))
+    unknown = {path for path in named if path not in PATHS and not any(path.startswith(f"{known}.") for known in OPEN)}
+    assert unknown == set()

@@ -1,0 +1,104 @@
+"""What the docs list whole is whole: commands with their options, reasons, words that stay out, fragments of the changelog."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tests.unit.docs import markdown
+from triton_pipelines.api.conditions import KIND_OF, ConditionType, Kind, Reason
+from triton_pipelines.app.config import OperatorConfig, variable_of
+from triton_pipelines.cli.main import app
+
+CLI = (markdown.ROOT / "docs/user/cli.md").read_text(encoding="utf-8")
+REASONS = (markdown.ROOT / "docs/runbooks/reasons.md").read_text(encoding="utf-8")
+STATUS = (markdown.ROOT / "docs/user/status.md").read_text(encoding="utf-8")
+
+
+def sections(text: str) -> dict[str, str]:
+    """Sections of the second level by their headings."""
+    parts = re.split(r"^## +(.+?) *$", text, flags=re.MULTILINE)[1:]
+    return {title.strip("`"): body for title, body in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def _help_of_load() -> str:
+    """The loader reads its own arguments: its help is asked of the program."""
+    result = CliRunner().invoke(app, ["load", "--help"])
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def known_options(name: str) -> set[str]:
+    """Long options of a command of `tritonpipe`."""
+    if name == "load":
+        return set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", _help_of_load(), re.MULTILINE)) - {"--help"}
+    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    return {
+        option for parameter in command.params if isinstance(parameter, click.Option) for option in parameter.opts if option.startswith("--")
+    } - {"--help"}
+
+
+def test_every_command_has_its_section() -> None:
+    commands = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    assert {title.split()[1] for title in sections(CLI) if title.startswith("tritonpipe ")} == commands
+
+
+@pytest.mark.parametrize("title", [title for title in sections(CLI) if title.startswith("tritonpipe ")])
+def test_every_option_is_told_and_no_other(title: str) -> None:
+    told = set(re.findall(r"^\| `(--[a-z-]+)", sections(CLI)[title], re.MULTILINE))
+    assert told == known_options(title.split()[1])
+
+
+def test_operator_variables_are_those_of_the_configuration() -> None:
+    told = set(re.findall(r"`(TRITONPIPE_[A-Z_]+)`", sections(CLI)["tritonpipe operator"]))
+    assert told <= {variable_of(name) for name in OperatorConfig.model_fields}
+    assert {variable_of(name) for name in OperatorConfig.model_fields} <= told
+
+
+def test_every_reason_that_is_not_fine_has_a_section() -> None:
+    assert set(sections(REASONS)) == {reason.value for reason in Reason if KIND_OF[reason] is not Kind.FINE}
+
+
+@pytest.mark.parametrize("title", sections(REASONS))
+def test_a_section_says_what_it_means_how_to_look_and_what_to_do(title: str) -> None:
+    for part in ("**Means.**", "**Look.**", "**Do.**"):
+        assert part in sections(REASONS)[title]
+
+
+def test_status_page_names_every_condition() -> None:
+    for condition in ConditionType:
+        assert f"| `{condition.value}` |" in STATUS
+
+
+# Folders of somebody's machine, and addresses of package indexes: a page is for any machine.
+FORBIDDEN = re.compile(
+    r"/work/|/root\b|/home/\w|/tmp/team|\bpypi\.org|pythonhosted|registry\.npmjs|proxy\.golang|crates\.io|artifactory|\bnexus\b|\bissue #?\d", re.IGNORECASE
+)
+
+
+@pytest.mark.parametrize("page", markdown.pages(), ids=markdown.name)
+def test_pages_speak_of_the_product_alone(page: Path) -> None:
+    found = [f"{number}: {line}" for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1) if FORBIDDEN.search(line)]
+    assert found == []
+
+
+def test_changelog_fragments_build() -> None:
+    draft = subprocess.run(
+        [sys.executable, "-m", "towncrier", "build", "--draft", "--version", "9.9.9", "--date", "2000-01-01", "--dir", str(markdown.ROOT)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+    assert "9.9.9" in draft
+    told = " ".join(draft.split())
+    fragments = list((markdown.ROOT / "changelog.d").glob("*.md"))
+    for fragment in fragments:
+        assert " ".join(fragment.read_text(encoding="utf-8").split()[:6]) in told, f"{fragment.name} is of no known type"
