@@ -43,7 +43,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         fixtures = getattr(item, "funcargs", {})
         kept = item.session.stash.get(INSTALLATION, None)
         if kept is not None:
-            spaces = sorted({value.namespace for value in fixtures.values() if isinstance(value, Pipeline)} | set(item.session.stash.get(SPACES, [])))
+            spaces = sorted({value.namespace for value in fixtures.values() if isinstance(value, Pipeline)} | set(item.session.stash.get(SPACES, list[str]())))
             folder = diagnostics.collect(f"{item.path.stem}-{item.name}", kept, spaces)
             report.sections.append(("diagnostics", f"collected in {folder}"))
     return report

@@ -77,7 +77,7 @@ class Kube:
     def __init__(self, kubeconfig: Path, context: str) -> None:
         self.kubeconfig = kubeconfig
         self.context = context
-        self._api = kubernetes.config.new_client_from_config(str(kubeconfig), context)
+        self._api = kubernetes.config.new_client_from_config(str(kubeconfig), context)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """Close connections."""

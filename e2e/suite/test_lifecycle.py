@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -89,7 +90,7 @@ def served(kube: Kube, module_namespace: str, reach: Reach) -> Iterator[tuple[Pi
         yield pipeline, endpoint
 
 
-EDITS = {
+EDITS: dict[str, dict[str, Any]] = {
     "Service": {"spec": {"selector": {names.LABEL_PIPELINE: "nobody"}}},
     "Deployment": {"spec": {"replicas": 3, "template": {"spec": {"terminationGracePeriodSeconds": 600}}}},
     "NetworkPolicy": {"spec": {"ingress": []}},
@@ -124,7 +125,7 @@ def test_edited_state_is_brought_back_within_bounds(kube: Kube, served: tuple[Pi
     kube.patch("ConfigMap", pipeline.namespace, name, {"data": {names.KEY_COUNTS: '{"tokenizer": 4000}', names.KEY_RESOLVED: None}})
 
     def repaired(item: Object | None) -> bool:
-        data = (item or {}).get("data") or {}
+        data: dict[str, str] = (item or {}).get("data") or {}
         return json.loads(data.get(names.KEY_COUNTS, "{}")) == {"tokenizer": most} and data.get(names.KEY_RESOLVED) == before[names.KEY_RESOLVED]
 
     # What the sources resolved to is known from the running pods; a count is state, kept as far as the spec allows it.
