@@ -12,6 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from hack import measured
 from tests.unit.docs import markdown
 from triton_pipelines.api.conditions import KIND_OF, ConditionType, Kind, Reason
 from triton_pipelines.app.config import OperatorConfig, variable_of
@@ -102,3 +103,16 @@ def test_changelog_fragments_build() -> None:
     fragments = list((markdown.ROOT / "changelog.d").glob("*.md"))
     for fragment in fragments:
         assert " ".join(fragment.read_text(encoding="utf-8").split()[:6]) in told, f"{fragment.name} is of no known type"
+
+
+def test_measured_figures_are_those_of_their_files() -> None:
+    """After new figures: ``python -m hack.measured --write``."""
+    text = measured.PAGE.read_text(encoding="utf-8")
+    assert measured.page(text) == text
+
+
+def test_the_table_of_measured_figures() -> None:
+    figures = {"requests": 900, "failed": 1, "longestGapMilliseconds": 35}
+    assert measured.table({"Surge, replicas 1": {"grpc": figures}}).splitlines()[2] == (
+        "| Surge, replicas 1 | 1 of 900 failed; longest gap 35 ms | – | – |"
+    )
