@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from triton_pipelines.pipeline import Graph, Options, build, check, lint
 
 from .failure import EXIT_FINDINGS, EXIT_USAGE, Failure
 
+STANDARD_INPUT = "-"
+
 
 @dataclass(frozen=True, slots=True)
 class Judged:
@@ -30,27 +33,72 @@ class Judged:
     warnings: tuple[Finding, ...] = ()
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML as kubectl takes it: a key that stands twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} stands here a second time", key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def shown(path: Path) -> str:
+    """A file's name in messages."""
+    return "standard input" if str(path) == STANDARD_INPUT else str(path)
+
+
+def load_yaml(path: Path) -> list[Any]:
+    """The documents of a YAML file (``-``: standard input), empty ones left out. :class:`Failure` says where the text is wrong."""
+    name = shown(path)
+    try:
+        text = sys.stdin.buffer.read().decode() if str(path) == STANDARD_INPUT else path.read_text(encoding="utf-8")
+    except IsADirectoryError as error:
+        raise Failure(f"{name}: is a folder; give the files in it", EXIT_USAGE) from error
+    except OSError as error:
+        raise Failure(f"{name}: cannot be read: {error.strerror}", EXIT_USAGE) from error
+    except UnicodeDecodeError as error:
+        raise Failure(f"{name}: is no UTF-8 text (byte {error.start})", EXIT_USAGE) from error
+    try:
+        # The loader is a SafeLoader; bandit's rule knows only that very class.
+        documents = [item for item in yaml.load_all(text, Loader=_Loader) if item is not None]
+        json.dumps(documents, default=str)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
+        raise Failure(f"{where}: is no YAML: {error.problem or error.context}", EXIT_USAGE) from error
+    except yaml.YAMLError as error:
+        raise Failure(f"{name}: is no YAML: {str(error).splitlines()[0]}", EXIT_USAGE) from error
+    except (RecursionError, TypeError, ValueError) as error:
+        # What YAML can say and JSON, the API server's language, cannot: a mapping within itself, a date as key.
+        raise Failure(f"{name}: cannot be a resource: {error}", EXIT_USAGE) from error
+    return documents
+
+
 def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The InferencePipelines of a YAML file (``-``: standard input) with a label for messages; other kinds are passed over."""
-    try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise Failure(f"{path}: cannot be read: {error.strerror}", EXIT_USAGE) from error
-    except UnicodeDecodeError as error:
-        raise Failure(f"{path}: is no UTF-8 text", EXIT_USAGE) from error
-    try:
-        documents = [item for item in yaml.safe_load_all(text) if item is not None]
-    except yaml.YAMLError as error:
-        raise Failure(f"{path}: is no YAML: {error}", EXIT_USAGE) from error
     found = False
-    for document in documents:
+    for document in _flat(load_yaml(path)):
         if isinstance(document, dict) and document.get("kind") == names.KIND:
             found = True
             metadata = document.get("metadata")
             name = metadata.get("name") if isinstance(metadata, dict) else None
-            yield f"{path} ({name or 'without a name'})", document
+            yield f"{shown(path)} ({name or 'without a name'})", document
     if not found:
-        raise Failure(f"{path}: holds no {names.KIND} (apiVersion {names.API_VERSION})", EXIT_USAGE)
+        raise Failure(f"{shown(path)}: holds no {names.KIND} (apiVersion {names.API_VERSION})", EXIT_USAGE)
+
+
+def _flat(documents: list[Any]) -> Iterator[Any]:
+    """The documents, and those inside lists as ``kubectl get --output=yaml`` writes them."""
+    for document in documents:
+        items = document.get("items") if isinstance(document, dict) and str(document.get("kind", "")).endswith("List") else None
+        if isinstance(items, list):
+            yield from items
+        else:
+            yield document
 
 
 def judge(label: str, document: dict[str, Any], options: Options) -> Judged:
@@ -65,24 +113,31 @@ def judge(label: str, document: dict[str, Any], options: Options) -> Judged:
     return Judged(label, pipeline, graph, (), tuple(lint(pipeline, graph, options)))
 
 
+def one(path: Path) -> tuple[str, dict[str, Any]]:
+    """The one resource of a file, with its label; :class:`Failure` where it holds several."""
+    found = list(read(path))
+    if len(found) > 1:
+        raise Failure(f"{shown(path)}: holds {len(found)} pipelines; this command takes one", EXIT_USAGE)
+    return found[0]
+
+
 def only(path: Path, options: Options) -> tuple[InferencePipeline, Graph]:
     """The one pipeline of a file, judged good; raises :class:`Failure` with all findings otherwise."""
-    judged = [judge(label, document, options) for label, document in read(path)]
-    if len(judged) > 1:
-        raise Failure(f"{path}: holds {len(judged)} pipelines; this command takes one", EXIT_USAGE)
-    first = judged[0]
-    if first.pipeline is None or first.graph is None:
-        lines = "\n".join(f"  {finding}" for finding in first.findings)
-        raise Failure(f"{first.label} is not valid:\n{lines}", EXIT_FINDINGS)
-    return first.pipeline, first.graph
+    judged = judge(*one(path), options)
+    if judged.pipeline is None or judged.graph is None:
+        raise _invalid(judged.label, judged.findings)
+    return judged.pipeline, judged.graph
 
 
-def options_from(server_image: str | None, source_map: Sequence[str], substitute: Sequence[str], custom_code: str) -> Options:
-    """Rendering options from command-line values."""
-    defaults = Options()
-    return Options(
-        server_image=server_image or defaults.server_image,
-        source_map=tuple(source_map),
-        substitute_runner=frozenset(substitute),
-        custom_code_allowed=custom_code != "forbid",
-    )
+def resource(path: Path) -> InferencePipeline:
+    """The one pipeline of a file by its schema alone, for commands to which no option of an operator or server matters."""
+    label, document = one(path)
+    pipeline, findings = parse(document)
+    if pipeline is None or findings:
+        raise _invalid(label, tuple(findings))
+    return pipeline
+
+
+def _invalid(label: str, findings: tuple[Finding, ...]) -> Failure:
+    lines = "\n".join(f"  {finding}" for finding in findings)
+    return Failure(f"{label} is not valid:\n{lines}", EXIT_FINDINGS)

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from triton_pipelines.app.config import ConfigError, load_config
+from triton_pipelines.app.config import ConfigError, OperatorConfig, load_config
 from triton_pipelines.app.logs import configure_logging
 from triton_pipelines.app.main import run_operator
 from triton_pipelines.app.wire import build_reconcile, classify
+from triton_pipelines.cluster.login import LoginError, load_configuration
 from triton_pipelines.loader.main import exit_on_sigterm
 from triton_pipelines.loader.main import run as run_loader
 
@@ -21,28 +22,38 @@ LOADER_SETTINGS: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_opt
 
 
 def operator(
-    namespace: Annotated[list[str] | None, typer.Option(help="Namespace to work in; repeatable. None: the whole cluster.")] = None,
-    context: Annotated[str | None, typer.Option(help="kubeconfig context, outside a cluster.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Pipelines worked on at a time.")] = None,
-    resync_seconds: Annotated[float | None, typer.Option(help="Every pipeline is looked at again after about this time.")] = None,
-    relist_seconds: Annotated[float | None, typer.Option(help="Watches are compared with lists after about this time.")] = None,
-    metrics_port: Annotated[int | None, typer.Option(help="Port of /metrics.")] = None,
-    liveness_port: Annotated[int | None, typer.Option(help="Port of /healthz.")] = None,
-    operator_namespace: Annotated[str | None, typer.Option(help="Namespace of the operator itself.")] = None,
-    operator_key_file: Annotated[Path | None, typer.Option(help="The operator key, as mounted.")] = None,
-    operator_key_secret: Annotated[str | None, typer.Option(help="Name of the Secret of the operator key.")] = None,
-    image: Annotated[list[str] | None, typer.Option(help="FAMILY=IMAGE: Triton image per platform family; family default is the default.")] = None,
-    loader_image: Annotated[str | None, typer.Option(help="Image of the init container: the operator's own.")] = None,
-    image_pull_policy: Annotated[str | None, typer.Option(help="Pull policy of these images.")] = None,
-    source_map: Annotated[list[str] | None, typer.Option(help="PREFIX=TARGET: mirror of sources; repeatable.")] = None,
-    substitute_runner: Annotated[
-        list[str] | None, typer.Option(help="Platform that runs on the project's runner, for servers without its backend.")
+    namespace: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Namespace to work in; repeatable. Default: the whole cluster.")] = None,
+    context: Annotated[str | None, typer.Option(metavar="NAME", help="kubeconfig context, outside a cluster. Default: the current one.")] = None,
+    workers: Annotated[int | None, typer.Option(metavar="COUNT", help="Pipelines worked on at a time. Default 8.")] = None,
+    resync_seconds: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Every pipeline is looked at again after about this time. Default 600.")
     ] = None,
-    custom_code: Annotated[str | None, typer.Option(help="allow or forbid own code in pipelines.")] = None,
-    max_concurrent_rollouts: Annotated[int | None, typer.Option(help="Rollouts at a time that no spec change asked for.")] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    relist_seconds: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Watches are compared with lists after about this time. Default 300.")
+    ] = None,
+    metrics_port: Annotated[int | None, typer.Option(metavar="PORT", help="Port of /metrics. Default 8080.")] = None,
+    liveness_port: Annotated[int | None, typer.Option(metavar="PORT", help="Port of /healthz. Default 8081.")] = None,
+    operator_namespace: Annotated[str | None, typer.Option(metavar="NAME", help="Namespace of the operator itself.")] = None,
+    operator_key_file: Annotated[Path | None, typer.Option(metavar="FILE", help="The operator key, as mounted.")] = None,
+    operator_key_secret: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the Secret of the operator key.")] = None,
+    image: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FAMILY=IMAGE", help="Triton image per platform family; default=IMAGE is the one for all others. Repeatable."),
+    ] = None,
+    loader_image: Annotated[str | None, typer.Option(metavar="IMAGE", help="Image of the init container: the operator's own.")] = None,
+    image_pull_policy: Annotated[str | None, typer.Option(metavar="POLICY", help="Of these images: IfNotPresent (default), Always or Never.")] = None,
+    source_map: Annotated[list[str] | None, typer.Option(metavar="PREFIX=TARGET", help="Mirror of sources; repeatable.")] = None,
+    substitute_runner: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PLATFORM", help="Platform that runs on the project's runner, for servers without its backend; repeatable."),
+    ] = None,
+    custom_code: Annotated[str | None, typer.Option(metavar="MODE", help="allow (default) or forbid own code in pipelines.")] = None,
+    max_concurrent_rollouts: Annotated[
+        int | None, typer.Option(metavar="COUNT", help="Rollouts at a time that no spec change asked for. Default 5.")
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info (default), warning or error.")] = None,
 ) -> None:
-    """Run the operator. Every option can also be given as TRITONPIPE_<OPTION> in the environment."""
+    """Run the operator (the chart does). Every option can also be given as TRITONPIPE_OPTION in the environment, lists separated by commas."""
     given = {
         "namespaces": namespace,
         "context": context,
@@ -68,10 +79,19 @@ def operator(
     except ConfigError as error:
         raise Failure(str(error), EXIT_USAGE) from error
     configure_logging(config.log_level)
-    asyncio.run(run_operator(config, build_reconcile, classify=classify))
+    asyncio.run(_run(config))
+
+
+async def _run(config: OperatorConfig) -> None:
+    """The operator; without any credentials it ends at once, since neither waiting nor trying again brings a kubeconfig."""
+    try:
+        await load_configuration(config.kubeconfig, config.context)
+    except LoginError as error:
+        raise Failure(f"no cluster: {error.message}") from error
+    await run_operator(config, build_reconcile, classify=classify)
 
 
 def load(context: typer.Context) -> None:
-    """Fetch the sources of a revision and lay out its model repository (the init container). See `tritonpipe load --help`."""
+    """Fetch the sources of a revision and lay out its model repository: what the init container of a pipeline's pod runs."""
     exit_on_sigterm()
     raise typer.Exit(run_loader(context.args))

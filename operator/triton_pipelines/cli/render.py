@@ -2,52 +2,73 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import yaml
 
+from triton_pipelines.pipeline import Graph
 from triton_pipelines.reconcile.plan import first_objects
-from triton_pipelines.render import render
+from triton_pipelines.render import Revision, render
+from triton_pipelines.render.errors import RenderError
 
-from .documents import only, options_from
+from .documents import only
+from .failure import EXIT_FINDINGS, EXIT_USAGE, Failure
+from .options import OperatorConfigFile, ServerImage, SourceMaps, SubstituteRunner, operator_options
 
 KEY_PLACEHOLDER = "CONTROL-KEY-PLACEHOLDER"
 
 
 def render_files(
-    file: Annotated[Path, typer.Argument(help="File with one InferencePipeline; - reads standard input.")],
-    repository: Annotated[Path | None, typer.Option(help="Write the model repository into this folder.")] = None,
-    manifests: Annotated[bool, typer.Option("--manifests", help="Print the Kubernetes objects as YAML.")] = False,
-    server_image: Annotated[str | None, typer.Option(help="The operator's default Triton image.")] = None,
-    loader_image: Annotated[str | None, typer.Option(help="The operator's own image, for the init container.")] = None,
-    source_map: Annotated[list[str] | None, typer.Option(help="PREFIX=TARGET, as the operator's.")] = None,
-    substitute_runner: Annotated[list[str] | None, typer.Option(help="Platform that runs on the project's runner, as the operator's.")] = None,
-    operator_namespace: Annotated[str | None, typer.Option(help="Namespace of the operator.")] = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file with one InferencePipeline; - reads standard input.")],
+    repository: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write the model repository there (without the sources' files).")] = None,
+    manifests: Annotated[bool, typer.Option("--manifests", help="Print the Kubernetes objects as YAML that kubectl takes.")] = False,
+    operator_config: OperatorConfigFile = None,
+    server_image: ServerImage = None,
+    loader_image: Annotated[str | None, typer.Option(metavar="IMAGE", help="The operator's own image, for the init container.")] = None,
+    source_map: SourceMaps = None,
+    substitute_runner: SubstituteRunner = None,
+    operator_namespace: Annotated[str | None, typer.Option(metavar="NAME", help="Namespace of the operator.")] = None,
 ) -> None:
-    """Show what the operator would make, byte for byte; placeholders stand for the owner's UID and the control key alone."""
-    options = options_from(server_image, source_map or [], substitute_runner or [], "allow")
-    if loader_image:
-        options = replace(options, loader_image=loader_image)
-    if operator_namespace:
-        options = replace(options, operator_namespace=operator_namespace)
+    """Show what the operator would make of a resource, byte for byte.
+
+    Without --repository and --manifests the files of the model repository are printed. Placeholders stand for the owner's UID and the
+    control key alone. Exit code: 1 the resource is not valid, 2 wrong use.
+    """
+    options = operator_options(
+        operator_config,
+        server_image=server_image,
+        loader_image=loader_image,
+        source_map=source_map,
+        substitute_runner=substitute_runner,
+        operator_namespace=operator_namespace,
+    )
     pipeline, graph = only(file, options)
-    revision = render(pipeline, graph, options)
+    try:
+        revision = render(pipeline, graph, options)
+    except RenderError as error:
+        raise Failure(f"{file} ({pipeline.name}): {error}", EXIT_FINDINGS) from error
     if repository is not None:
-        for path, content in revision.files.items():
-            target = repository / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(content, encoding="utf-8")
-        (repository / graph.model_name / "1").mkdir(parents=True, exist_ok=True)
+        _write(revision, graph, repository)
         typer.echo(f"wrote {len(revision.files)} files of revision {revision.name} into {repository}", err=True)
     if manifests:
         objects = first_objects(pipeline, graph, revision, options, KEY_PLACEHOLDER)
-        typer.echo(yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=140), nl=False)
+        typer.echo(yaml.dump_all(objects, Dumper=_Dumper, explicit_start=True, sort_keys=False, allow_unicode=True, width=140), nl=False)
     elif repository is None:
         for path, content in revision.files.items():
             typer.echo(f"# {path}\n{content}")
+
+
+def _write(revision: Revision, graph: Graph, folder: Path) -> None:
+    try:
+        for path, content in revision.files.items():
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(content, encoding="utf-8")
+        (folder / graph.model_name / "1").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Failure(f"--repository: {error.filename or folder} cannot be written: {error.strerror}", EXIT_USAGE) from error
 
 
 class _Dumper(yaml.SafeDumper):

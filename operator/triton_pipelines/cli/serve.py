@@ -2,55 +2,165 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import signal
+import socket
 import tempfile
 import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from triton_pipelines.api.names import PORT_GRPC, PORT_HTTP, PORT_METRICS
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.loader.main import LoadOptions
 from triton_pipelines.loader.main import run as load
 from triton_pipelines.loader.uris import SourceMap
+from triton_pipelines.pipeline import Options
 from triton_pipelines.pipeline.graph import Graph, Implementation
 from triton_pipelines.render import render
 from triton_pipelines.triton.distribution import DistributionError
-from triton_pipelines.triton.local import LocalTriton, LocalTritonError
+from triton_pipelines.triton.local import LOOPBACK, LocalTriton, LocalTritonError
 
-from .documents import only, options_from
+from .documents import only
 from .failure import EXIT_FAILED, EXIT_FINDINGS, EXIT_USAGE, Failure
 
+# The local Triton has the python backend alone: ONNX steps run on the project's runner.
 SUBSTITUTED = ("onnxruntime_onnx",)
+LOCK = ".lock"
+LOG_LINES = 15
+
+
+class Stopped(BaseException):
+    """A signal asked the command to end; a BaseException, so that nobody on the way takes it for a fault of his own."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 def serve(
-    file: Annotated[Path, typer.Argument(help="File with one InferencePipeline.")],
-    port: Annotated[int, typer.Option(help="HTTP port; 0 takes a free one.")] = PORT_HTTP,
-    grpc_port: Annotated[int, typer.Option(help="gRPC port; 0 takes a free one.")] = PORT_GRPC,
-    metrics_port: Annotated[int, typer.Option(help="Port of the metrics; 0 takes a free one.")] = PORT_METRICS,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file with one InferencePipeline; - reads standard input.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="HTTP port; 0 takes a free one.")] = PORT_HTTP,
+    grpc_port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="gRPC port; 0 takes a free one.")] = PORT_GRPC,
+    metrics_port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="Port of the metrics; 0 takes a free one.")] = PORT_METRICS,
     source_map: Annotated[
-        list[str] | None, typer.Option(help="PREFIX=TARGET: where a source's files really lie.", envvar="TRITONPIPE_SOURCE_MAP")
+        list[str] | None,
+        typer.Option(
+            metavar="PREFIX=TARGET",
+            help="Where sources really lie, such as s3://models/=file:///home/me/models/; repeatable.",
+            envvar="TRITONPIPE_SOURCE_MAP",
+        ),
     ] = None,
-    folder: Annotated[Path | None, typer.Option(help="Keep the files here; downloads are reused at the next start.")] = None,
-    log: Annotated[Path | None, typer.Option(help="Triton's own log.")] = None,
+    mounts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="What a pod would have mounted: credentials/STEP/KEY, ca/STEP/ca.crt, configmaps/STEP/KEY, claims/CLAIM/…",
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Keep the files here, so that the next start downloads nothing. Default: a temporary one.")
+    ] = None,
+    log: Annotated[Path | None, typer.Option(metavar="FILE", help="Where Triton's own log goes.")] = None,
+    deadline: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="How long the models may take to load.")] = 120.0,
 ) -> None:
-    """Serve a pipeline here, with a real Triton on CPU: ONNX steps run on the project's runner. Ctrl-C ends it."""
-    rules = [rule for item in source_map or [] for rule in item.split(",") if rule]
+    """Run a pipeline here on a real Triton, on CPU, without a cluster; ONNX steps run on the project's runner.
+
+    Fetches the sources, starts Triton, prints the addresses and serves until Ctrl-C or SIGTERM.
+    Exit code: 1 the resource or a source's file is wrong, 2 wrong use, 3 a source, port or Triton itself failed.
+    """
+    mapped = _source_map(source_map or [])
+    options = Options(substitute_runner=frozenset(SUBSTITUTED), source_map=tuple(f"{prefix}={target}" for prefix, target in mapped.rules))
+    ports = {"--port": port, "--grpc-port": grpc_port, "--metrics-port": metrics_port}
+    serving = False
     try:
-        mapped = SourceMap.parse(rules)
+        with _signals():
+            pipeline, graph = only(file, options)
+            graph = _on_cpu(graph)
+            _refuse_taken(ports)
+            with _working_folder(folder) as place:
+                models = _lay_out(pipeline, graph, options, place, mounts or place, mapped)
+                server = LocalTriton(
+                    models, [graph.model_name], http_port=port, grpc_port=grpc_port, metrics_port=metrics_port, log_file=log, deadline_s=deadline
+                )
+                typer.echo(f"{pipeline.name}: starting Triton", err=True)
+                # On a terminal a moving sign; in a log the line above is enough.
+                with Console(stderr=True).status("Triton loads the models") as sign, server:
+                    sign.stop()
+                    serving = True
+                    _announce(pipeline, graph, server)
+                    _watch(server)
+    except Stopped as stopped:
+        typer.echo("stopped", err=True)
+        # Ending is what a server that serves was asked for; a start that was broken off is not done.
+        raise typer.Exit(0 if serving else 128 + stopped.number) from None
+    except (LocalTritonError, DistributionError) as error:
+        raise Failure(str(error)) from error
+
+
+def _source_map(rules: list[str]) -> SourceMap:
+    try:
+        return SourceMap.parse(part for rule in rules for part in rule.split(","))
     except ValueError as error:
         raise Failure(f"--source-map: {error}", EXIT_USAGE) from error
-    pipeline, graph = only(file, options_from(None, rules, SUBSTITUTED, "allow"))
-    graph = _on_cpu(graph)
-    if folder is not None:
-        _serve(pipeline, graph, folder, mapped, (port, grpc_port, metrics_port), log)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """SIGINT and SIGTERM as :class:`Stopped`, so that whatever was begun is cleaned up."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        raise Stopped(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _refuse_taken(ports: Mapping[str, int]) -> None:
+    """Say which port is taken before anything is downloaded."""
+    for option, port in ports.items():
+        for other, same in ports.items():
+            if port and port == same and option < other:
+                raise Failure(f"{option} and {other} are both {port}; each needs a port of its own", EXIT_USAGE)
+        with socket.socket() as listener:
+            # As servers bind: connections of an earlier server that linger are no hindrance.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((LOOPBACK, port))
+            except OSError as error:
+                raise Failure(f"{option}: {LOOPBACK}:{port} cannot be used: {error.strerror}; choose another, or 0 for a free one") from error
+
+
+@contextlib.contextmanager
+def _working_folder(chosen: Path | None) -> Iterator[Path]:
+    """The folder for models and downloads: a temporary one, or the chosen one, which only one server may use at a time."""
+    if chosen is None:
+        with tempfile.TemporaryDirectory(prefix="tritonpipe-serve-") as temporary:
+            yield Path(temporary)
         return
-    with tempfile.TemporaryDirectory(prefix="tritonpipe-") as temporary:
-        _serve(pipeline, graph, Path(temporary), mapped, (port, grpc_port, metrics_port), log)
+    folder = chosen.resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK).open("w")
+    except OSError as error:
+        raise Failure(f"--folder: {folder} cannot be used: {error.strerror}", EXIT_USAGE) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise Failure(f"--folder: {folder} is used by another `tritonpipe serve`; choose another folder") from error
+        yield folder
 
 
 def _on_cpu(graph: Graph) -> Graph:
@@ -65,54 +175,58 @@ def _on_cpu(graph: Graph) -> Graph:
     return replace(graph, steps=tuple(replace(step, instances=replace(step.instances, kind="KIND_CPU")) for step in graph.steps))
 
 
-def _serve(pipeline: InferencePipeline, graph: Graph, folder: Path, mapped: SourceMap, ports: tuple[int, int, int], log: Path | None) -> None:
-    revision = render(pipeline, graph, options_from(None, (), SUBSTITUTED, "allow"))
+def _lay_out(pipeline: InferencePipeline, graph: Graph, options: Options, folder: Path, mounts: Path, mapped: SourceMap) -> Path:
+    """Fetch and write what a pod's init container would; the model repository."""
+    revision = render(pipeline, graph, options)
     config = folder / "revision"
-    config.mkdir(parents=True, exist_ok=True)
-    for key, content in revision.data.items():
-        (config / key).write_text(content, encoding="utf-8")
-    typer.echo(f"{pipeline.name}: laying out revision {revision.name}", err=True)
-    options = LoadOptions(
+    try:
+        config.mkdir(parents=True, exist_ok=True)
+        for key, content in revision.data.items():
+            (config / key).write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise Failure(f"{error.filename} cannot be written: {error.strerror}; --folder chooses another place") from error
+    typer.echo(f"{pipeline.name}: laying out revision {revision.name} in {folder}", err=True)
+    load_options = LoadOptions(
         revision=config,
         live=folder / "live",
         root=folder,
-        credentials=folder / "credentials",
-        ca=folder / "ca",
-        configmaps=folder / "configmaps",
-        claims=folder / "claims",
+        credentials=mounts / "credentials",
+        ca=mounts / "ca",
+        configmaps=mounts / "configmaps",
+        claims=mounts / "claims",
         termination=None,
         source_map=mapped,
     )
-    code = load(options)
+    code = load(load_options)
     if code:
-        raise Failure(f"{pipeline.name}: its files could not be laid out; the reasons stand above", EXIT_FINDINGS if code == 2 else EXIT_FAILED)
-    typer.echo(f"{pipeline.name}: starting Triton", err=True)
-    http, grpc, metrics = ports
-    try:
-        server = LocalTriton(options.models, [graph.model_name], http_port=http, grpc_port=grpc, metrics_port=metrics, log_file=log)
-        ended = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: ended.set())
-        with server:
-            _announce(pipeline, graph, server)
-            while not ended.wait(1.0):
-                if not server.running():
-                    raise Failure(f"Triton ended by itself; the end of its log:\n{server.log()[-2000:]}")
-    except (LocalTritonError, DistributionError) as error:
-        raise Failure(str(error)) from error
-    typer.echo(f"{pipeline.name}: stopped", err=True)
+        raise Failure(
+            f"{pipeline.name}: its files could not be laid out; the reasons stand above (--source-map and --mounts say where files lie)",
+            EXIT_FINDINGS if code == 2 else EXIT_FAILED,
+        )
+    return load_options.models
+
+
+def _watch(server: LocalTriton) -> None:
+    """Until a signal raises :class:`Stopped`; raises :class:`Failure` when Triton ends."""
+    pause = threading.Event()
+    while server.running():
+        pause.wait(1.0)
+    tail = "\n".join(f"  {line}" for line in server.log().splitlines()[-LOG_LINES:])
+    raise Failure(f"Triton ended by itself; the end of its log:\n{tail}")
 
 
 def _announce(pipeline: InferencePipeline, graph: Graph, server: LocalTriton) -> None:
     inputs = ", ".join(str(tensor) for tensor in graph.inputs)
     outputs = ", ".join(str(output.tensor) for output in graph.outputs)
+    address = f"{server.http_url}/v2/models/{graph.model_name}"
     typer.echo(
         f"{pipeline.name} is served by a real Triton on CPU\n"
-        f"  HTTP    {server.http_url}/v2/models/{graph.model_name}/infer\n"
+        f"  HTTP    {address}/infer\n"
         f"  gRPC    {server.grpc_address}\n"
         f"  metrics {server.metrics_url}\n"
         f"  inputs  {inputs}\n"
         f"  outputs {outputs}\n"
         f"  padding {graph.padding.chosen.value} ({graph.padding.reason})\n"
-        f'try: tritonpipe infer {server.http_url}/v2/models/{graph.model_name} "some text"'
+        f'try: tritonpipe infer {address} "some text"\n'
+        "Ctrl-C ends it"
     )

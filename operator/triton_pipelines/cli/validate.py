@@ -10,26 +10,46 @@ import typer
 from triton_pipelines.pipeline import Options
 
 from .documents import judge, read
-from .failure import EXIT_FINDINGS
+from .failure import EXIT_FINDINGS, Failure
+from .options import OperatorConfigFile, ServerImage, operator_options
 
 
 def validate(
-    files: Annotated[list[Path], typer.Argument(help="Files with InferencePipelines; - reads standard input.")],
-    strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too.")] = False,
-    server_image: Annotated[str | None, typer.Option(help="The operator's default Triton image.")] = None,
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="YAML files with InferencePipelines; - reads standard input.")],
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors.")] = False,
+    server_image: ServerImage = None,
+    operator_config: OperatorConfigFile = None,
 ) -> None:
-    """Say everything that is wrong with resources, each with its field. Exit code 1 on findings."""
-    options = Options(server_image=server_image) if server_image else Options()
-    wrong = False
+    """Check resources without a cluster: everything that the API server or the operator would refuse, each with its field.
+
+    Warnings name what works but is probably not meant. Exit code: 0 valid, 1 errors, 2 a file cannot be read.
+    """
+    options = operator_options(operator_config, server_image=server_image)
+    code = 0
     for path in files:
-        for label, document in read(path):
-            judged = judge(label, document, options)
-            for finding in judged.findings:
-                typer.echo(f"{label}: error: {finding}")
-            for warning in judged.warnings:
-                typer.echo(f"{label}: warning: {warning}")
-            if not judged.findings:
-                typer.echo(f"{label}: valid{f', {len(judged.warnings)} warnings' if judged.warnings else ''}")
-            wrong |= bool(judged.findings) or (strict and bool(judged.warnings))
-    if wrong:
-        raise typer.Exit(EXIT_FINDINGS)
+        try:
+            wrong = _judge_file(path, options, strict)
+        except Failure as failure:
+            typer.echo(f"tritonpipe: {failure}", err=True)
+            code = max(code, failure.code)
+        else:
+            code = max(code, EXIT_FINDINGS if wrong else 0)
+    if code:
+        raise typer.Exit(code)
+
+
+def _judge_file(path: Path, options: Options, strict: bool) -> bool:
+    """Print what is to be said about a file; whether it is wrong."""
+    wrong = False
+    for label, document in read(path):
+        judged = judge(label, document, options)
+        for finding in judged.findings:
+            typer.echo(f"{label}: error: {finding}")
+        for warning in judged.warnings:
+            typer.echo(f"{label}: warning: {warning}")
+        if not judged.findings:
+            count = len(judged.warnings)
+            said = f", {count} warning{'s' if count > 1 else ''}" if count else ""
+            typer.echo(f"{label}: valid{said}")
+        wrong |= bool(judged.findings) or (strict and bool(judged.warnings))
+    return wrong

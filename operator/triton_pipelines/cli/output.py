@@ -1,0 +1,32 @@
+"""Printing for people: on a terminal, into a pipe, in any encoding."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+from rich.console import Console
+
+# Tables take only the width that they need; a pipe has no edge at which they must be folded.
+PIPE_COLUMNS = 400
+SHOWN_CHARACTERS = 120
+
+
+def console() -> Console:
+    """A console on standard output: as wide as the terminal (or COLUMNS); into a pipe, lines stay whole."""
+    folded = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if folded else PIPE_COLUMNS, highlight=False)
+
+
+def tolerate_encoding() -> None:
+    """Make output survive a terminal whose encoding lacks a character: it is written escaped instead of ending the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def shortened(text: str) -> str:
+    """A text on one line, control characters escaped, cut where it is long."""
+    line = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text[: SHOWN_CHARACTERS + 1])
+    return line if len(text) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]}… ({len(text)} characters)"
