@@ -43,7 +43,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         fixtures = getattr(item, "funcargs", {})
         kept = item.session.stash.get(INSTALLATION, None)
         if kept is not None:
-            spaces = sorted({value.namespace for value in fixtures.values() if isinstance(value, Pipeline)} | set(item.session.stash.get(SPACES, list[str]())))
+            known = item.session.stash.setdefault(SPACES, [])
+            spaces = sorted({value.namespace for value in fixtures.values() if isinstance(value, Pipeline)} | set(known))
             folder = diagnostics.collect(f"{item.path.stem}-{item.name}", kept, spaces)
             report.sections.append(("diagnostics", f"collected in {folder}"))
     return report
@@ -112,6 +113,7 @@ def reach(kube: Kube) -> Reach:
 def _spaces(kube: Kube, request: pytest.FixtureRequest, title: str) -> Iterator[NewNamespace]:
     made: list[str] = []
     known = request.session.stash.setdefault(SPACES, [])
+    failed = request.session.testsfailed
 
     def new() -> str:
         short = re.sub(r"[^a-z0-9]+", "-", title.lower().removeprefix("test_")).strip("-")[:40].strip("-")
@@ -124,7 +126,7 @@ def _spaces(kube: Kube, request: pytest.FixtureRequest, title: str) -> Iterator[
     yield new
     for name in made:
         known.remove(name)
-        if not keep():
+        if not (keep() and request.session.testsfailed > failed):
             kube.delete("Namespace", None, name)
 
 

@@ -46,7 +46,7 @@ def test_no_tool_sees_a_difference(kube: Kube, worked_on: list[Object]) -> None:
 def test_every_tool_sees_a_change(kube: Kube, worked_on: list[Object]) -> None:
     changed = [{**item, "spec": {**item["spec"], "replicas": 2}} for item in worked_on]
     found = dryrun.differences(kube.kubeconfig, changed, context=kube.context).found()
-    assert {"client-side", "flux", "argo threeWay", "argo structured", "argo serverSide"} <= found.keys()
+    assert {"client-side", "argo threeWay", "argo structured", "argo serverSide"} <= found.keys()
 
 
 def test_the_operator_writes_no_field_of_the_spec(kube: Kube, worked_on: list[Object]) -> None:

@@ -126,7 +126,8 @@ def test_edited_state_is_brought_back_within_bounds(kube: Kube, served: tuple[Pi
 
     def repaired(item: Object | None) -> bool:
         data: dict[str, str] = (item or {}).get("data") or {}
-        return json.loads(data.get(names.KEY_COUNTS, "{}")) == {"tokenizer": most} and data.get(names.KEY_RESOLVED) == before[names.KEY_RESOLVED]
+        counts = json.loads(data.get(names.KEY_COUNTS, "{}"))
+        return bool(counts == {"tokenizer": most}) and data.get(names.KEY_RESOLVED) == before[names.KEY_RESOLVED]
 
     # What the sources resolved to is known from the running pods; a count is state, kept as far as the spec allows it.
     kube.wait("ConfigMap", pipeline.namespace, name, repaired, f"count {most}, sources as before")

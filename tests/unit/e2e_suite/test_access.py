@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from e2e.suite.access import AccessError, Images, choose, keep
 
 
