@@ -143,7 +143,7 @@ def test_waiting_for_a_gpu_names_what_is_asked_and_what_is_offered(pipeline: Pip
         assert offer in told["message"]
     if not offers:
         assert "none of" in told["message"]
-    assert "NVIDIA-Nonesuch" in told["message"]
+    assert "of product NVIDIA-Nonesuch;" in told["message"]
     assert pipeline.condition("Stalled") == {}
     pipeline.patch({"spec": merged({}, {"server": {"gpu": {"count": 0, "products": None}}})})
     pipeline.wait_ready()

@@ -10,6 +10,7 @@ from typing import Any
 from triton_pipelines.api import names
 from triton_pipelines.api.conditions import KIND_OF, Kind, Reason
 from triton_pipelines.api.loadplan import INFORMATIVE
+from triton_pipelines.render.pod import GPU_PRODUCT_LABEL
 
 from .observed import Object, Pod, Probe
 
@@ -52,7 +53,9 @@ def _unscheduled(pod: Pod, gpu_resource: str, nodes: Sequence[Object] | None) ->
     asked = _asked(pod)
     if gpu_resource in asked and (gpu_resource in message or "node affinity" in message or "node selector" in message or "taint" in message):
         offer = _offer(nodes, gpu_resource)
-        return Problem(Reason.WAITING_FOR_GPU, f"pod {pod.name} asks for {asked[gpu_resource]} {gpu_resource}; {offer}scheduler: {message}", pod.name)
+        products = _products(pod)
+        wanted = f"{asked[gpu_resource]} {gpu_resource}" + (f" of product {' or '.join(products)}" if products else "")
+        return Problem(Reason.WAITING_FOR_GPU, f"pod {pod.name} asks for {wanted}; {offer}scheduler: {message}", pod.name)
     short = sorted(set(re.findall(r"Insufficient ([a-z0-9./-]*[a-z0-9])", message)))
     wanted = ", ".join(f"{value} {key}" for key, value in sorted(asked.items()))
     lacking = f"short of {', '.join(short)}; " if short else ""
@@ -66,6 +69,14 @@ def _asked(pod: Pod) -> dict[str, str]:
     return {}
 
 
+def _products(pod: Pod) -> list[str]:
+    """The GPU products that the pod's node affinity allows; empty where it takes any."""
+    affinity = ((pod.raw.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or ()
+    expressions = [expression for term in terms for expression in term.get("matchExpressions") or ()]
+    return sorted({value for item in expressions if item.get("key") == GPU_PRODUCT_LABEL and item.get("operator") == "In" for value in item["values"]})
+
+
 def _offer(nodes: Sequence[Object] | None, resource: str) -> str:
     if nodes is None:
         return ""
@@ -73,7 +84,7 @@ def _offer(nodes: Sequence[Object] | None, resource: str) -> str:
     for node in nodes:
         amount = ((node.get("status") or {}).get("allocatable") or {}).get(resource)
         if amount and str(amount) != "0":
-            product = ((node["metadata"].get("labels")) or {}).get("nvidia.com/gpu.product", "")
+            product = ((node["metadata"].get("labels")) or {}).get(GPU_PRODUCT_LABEL, "")
             offers.append(f"{node['metadata']['name']}: {amount}{f' ({product})' if product else ''}")
     if not offers:
         return f"none of {len(nodes)} nodes offers {resource}; "
