@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import typer
 import yaml
@@ -88,7 +87,7 @@ def options(name: str) -> set[str]:
     """The options that a command of `tritonpipe` knows."""
     command = typer.main.get_command(app).commands.get(name)  # type: ignore[attr-defined]
     assert command is not None, f"tritonpipe has no command {name}"
-    return {"--help"} | {option for parameter in command.params if isinstance(parameter, click.Option) for option in parameter.opts}
+    return {"--help"} | {option for parameter in command.params if parameter.param_type_name == "option" for option in parameter.opts}
 
 
 COMMANDS = [pytest.param(words, id=f"{fence}: {' '.join(words)}") for fence in SHELL for words in commands(fence)]

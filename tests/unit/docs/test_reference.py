@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -42,7 +41,7 @@ def known_options(name: str) -> set[str]:
         return set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", _help_of_load(), re.MULTILINE)) - {"--help"}
     command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
     return {
-        option for parameter in command.params if isinstance(parameter, click.Option) for option in parameter.opts if option.startswith("--")
+        option for parameter in command.params if parameter.param_type_name == "option" for option in parameter.opts if option.startswith("--")
     } - {"--help"}
 
 
@@ -80,7 +79,8 @@ def test_status_page_names_every_condition() -> None:
 
 # Folders of somebody's machine, and addresses of package indexes: a page is for any machine.
 FORBIDDEN = re.compile(
-    r"/work/|/root\b|/home/\w|/tmp/team|\bpypi\.org|pythonhosted|registry\.npmjs|proxy\.golang|crates\.io|artifactory|\bnexus\b|\bissue #?\d", re.IGNORECASE
+    r"/work/|/root\b|/home/\w|/tmp/team|\bpypi\.org|pythonhosted|registry\.npmjs|proxy\.golang|crates\.io|artifactory|\bnexus\b|\bissue #?\d",
+    re.IGNORECASE,
 )
 
 
