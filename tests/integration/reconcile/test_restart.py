@@ -1,0 +1,99 @@
+"""Nothing changed means no write: many pipelines over a restart of the operator."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.support import builders
+from tests.support.faultproxy import MUTATING, FaultProxy
+from tests.support.operators import Running, apply_any, control_deployments, eventually, operator, repeated, serve_pods
+from triton_pipelines.api import names
+from triton_pipelines.cluster.client import Client, Object
+from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(240)]
+PIPELINES = 200
+SETTLED_SECONDS = 60.0
+"""Bound of a restart on a loaded two-core machine; some seconds on an idle one."""
+
+
+def settled(item: Object) -> bool:
+    status = item.get("status") or {}
+    ready = any(condition["type"] == "Ready" and condition["status"] == "True" for condition in status.get("conditions", ()))
+    return ready and status["observedGeneration"] == item["metadata"]["generation"]
+
+
+async def all_ready(client: Client, namespace: str) -> bool:
+    found = (await client.list(INFERENCE_PIPELINES, namespace)).items
+    return len(found) == PIPELINES and all(settled(item) for item in found)
+
+
+async def versions(client: Client, namespace: str) -> dict[tuple[str, str], str]:
+    kinds = (INFERENCE_PIPELINES, CONFIG_MAPS, DEPLOYMENTS)
+    listed = [item for kind in kinds for item in (await client.list(kind, namespace)).items]
+    return {(item["kind"], item["metadata"]["name"]): item["metadata"]["resourceVersion"] for item in listed}
+
+
+async def test_a_restart_with_many_pipelines_writes_nothing(
+    bare: Client, bare_proxy: FaultProxy, tmp_path: Path, bare_namespace: str, record_property: pytest.FixtureRequest
+) -> None:
+    documents = [builders.document(name=f"p{number:03d}", namespace=bare_namespace) for number in range(PIPELINES)]
+    for item in documents:
+        item["metadata"].pop("uid")
+    begin = time.monotonic()
+    await asyncio.gather(*(apply_any(bare, INFERENCE_PIPELINES, item) for item in documents))
+    cluster = (partial(control_deployments, bare, bare_namespace), partial(serve_pods, bare, bare_namespace))
+    async with operator(bare_proxy, tmp_path, bare_namespace) as first:
+        async with repeated(*cluster):
+            await eventually("all are served", lambda: all_ready(bare, bare_namespace), 150)
+        await eventually("quiet", lambda: quiet(bare_proxy))
+        built = time.monotonic() - begin
+        assert passed(first) >= PIPELINES
+    before = await versions(bare, bare_namespace)
+    bare_proxy.requests.clear()
+    begin = time.monotonic()
+    async with operator(bare_proxy, tmp_path, bare_namespace) as second:
+        await eventually("every pipeline was looked at", lambda: passed(second) >= PIPELINES, SETTLED_SECONDS)
+        seconds = time.monotonic() - begin
+        assert second.services is not None
+        # Another round, now with probes that are known.
+        for item in documents:
+            second.services.enqueue((bare_namespace, item["metadata"]["name"]))
+        await eventually("and once more", lambda: passed(second) >= 2 * PIPELINES, SETTLED_SECONDS)
+    writes = [seen for seen in bare_proxy.requests if seen.method in MUTATING]
+    assert writes == [], "events among them"
+    assert await versions(bare, bare_namespace) == before
+    assert seconds < SETTLED_SECONDS
+    print(
+        f"\n{PIPELINES} pipelines: built in {built:.1f} s; after a restart settled in {seconds:.1f} s, {len(bare_proxy.requests)} requests, 0 writes"
+    )
+    # The count is of the one thing that writes: a change is seen by it.
+    changed = documents[0]
+    async with operator(bare_proxy, tmp_path, bare_namespace) as third:
+        await eventually("passes", lambda: passed(third) >= PIPELINES, SETTLED_SECONDS)
+        changed["spec"]["server"] = {"service": {"annotations": {"a": "b"}}}
+        await apply_any(bare, INFERENCE_PIPELINES, changed)
+        await eventually(
+            "the Service is written", lambda: [seen for seen in bare_proxy.mutating if f"services/{changed['metadata']['name']}" in seen.target]
+        )
+    touched = {seen.target.partition("?")[0] for seen in bare_proxy.mutating}
+    service = f"/api/v1/namespaces/{bare_namespace}/services/p000"
+    live = f"/api/v1/namespaces/{bare_namespace}/configmaps/{names.live_name('p000')}"
+    status = INFERENCE_PIPELINES.path(bare_namespace, "p000", "status")
+    assert service in touched <= {service, live, status}
+
+
+def passed(running: Running) -> float:
+    return running.samples("reconciles_total").get((("result", "ok"),), 0.0)
+
+
+async def quiet(proxy: FaultProxy) -> bool:
+    """No write within half a second."""
+    before = len(proxy.mutating)
+    await asyncio.sleep(0.5)
+    return len(proxy.mutating) == before

@@ -1,0 +1,124 @@
+"""The operator under exactly the rights that the chart gives its account, cluster-wide and namespaced: nothing it does is refused, and no Secret
+is ever read."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.local import api
+from hack import chart
+from tests.support import builders
+from tests.support.chart import account_kubeconfig
+from tests.support.controlplane import ControlPlane
+from tests.support.faultproxy import FaultProxy
+from tests.support.operators import apply_any, eventually, make_namespace, operator, patch, repeated, serve_pods
+from triton_pipelines.api import names
+from triton_pipelines.cluster.client import Client, Object
+from triton_pipelines.cluster.errors import NotFound
+from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, NETWORK_POLICIES, SECRETS, SERVICES, Resource
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(150)]
+RBAC = {
+    kind: Resource("rbac.authorization.k8s.io", "v1", kind, kind.lower() + "s", namespaced=not kind.startswith("Cluster"))
+    for kind in ("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
+}
+ACCOUNTS = Resource("", "v1", "ServiceAccount", "serviceaccounts")
+DEADLINE_SECONDS = 60.0
+
+
+async def rights_of_the_chart(admin: Client, release: str, *values: str) -> None:
+    await make_namespace(admin, release)
+    for item in chart.render("--set", "crds.enabled=false", *values, release=release, namespace=release):
+        resource = ACCOUNTS if item["kind"] == "ServiceAccount" else RBAC.get(item["kind"])
+        if resource is not None:
+            await apply_any(admin, resource, item)
+
+
+@pytest.mark.parametrize("scope", ["cluster-wide", "namespaced"])
+async def test_nothing_is_refused_under_the_charts_rights(
+    admin: Client, control_plane: ControlPlane, tmp_path: Path, namespace: str, scope: str
+) -> None:
+    release = f"rights-{scope}-triton-pipelines"
+    values = ["--set", f"watch.namespaces={{{namespace}}}", "--set", "rbac.nodes=false"] if scope == "namespaced" else []
+    await rights_of_the_chart(admin, release, *values)
+    with api.client(control_plane.kubeconfig) as connection:
+        kubeconfig = account_kubeconfig(connection, control_plane.kubeconfig, tmp_path / "account", release, release)
+    where = [namespace] if scope == "namespaced" else []
+    async with (
+        FaultProxy(kubeconfig) as proxy,
+        operator(proxy, tmp_path, *where, operator_namespace=release, operator_key_file=tmp_path / "new") as running,
+    ):
+        async with repeated(partial(serve_pods, admin, namespace)):
+            await everything_it_does(admin, namespace)
+        codes = running.samples("api_requests_total")
+        refused = {labels["resource"] for key, _ in codes.items() if (labels := dict(key))["code"] in ("401", "403")}
+        assert refused <= ({"nodes"} if scope == "namespaced" else set())
+        verbs = {(dict(key)["resource"], dict(key)["verb"]) for key in codes}
+    assert {("services", "replace"), ("services", "patch"), ("configmaps", "get"), ("secrets", "delete"), ("networkpolicies", "delete")} <= verbs
+    assert {verb for resource, verb in verbs if resource == "secrets"} == {"create", "apply", "delete"}
+    reads = [seen for seen in proxy.requests if "/secrets" in seen.target and seen.method in ("GET", "HEAD")]
+    assert reads == []
+    user = f"system:serviceaccount:{release}:{release}"
+    audited = [item for item in control_plane.audit_events() if item["user"]["username"] == user]
+    assert audited
+    assert [item["objectRef"] for item in audited if item["responseStatus"]["code"] in (401, 403)] == []
+
+
+async def everything_it_does(admin: Client, namespace: str) -> None:
+    """A pipeline's life through every kind of write."""
+    await apply_any(admin, CONFIG_MAPS, config_map(namespace, "YQ=="))
+    document = builders.document(name="p", namespace=namespace, model={"source": {"uri": "configmap://weights/model.onnx"}}, replicas=2)
+    document["metadata"].pop("uid")
+    document["spec"]["rollout"] = {"revisionHistoryLimit": 1}
+    await apply_any(admin, INFERENCE_PIPELINES, document)
+    await served(admin, namespace, 1)
+    # A hand-made change that apply alone cannot mend: its own port would come beside the edited one, with the same name.
+    service = await admin.get(SERVICES, namespace, "p")
+    service["spec"]["ports"][0]["port"] = 9000
+    await patch(admin, SERVICES, namespace, "p", {"spec": {"ports": service["spec"]["ports"]}})
+    await eventually("the Service is mended", lambda: mended(admin, namespace))
+    for generation, length in ((2, 32), (3, 64), (4, 96)):
+        document["spec"]["tokenizer"]["maxLength"] = length
+        document["spec"]["server"] = {"networkPolicy": {"mode": "Disabled"}}
+        await apply_any(admin, INFERENCE_PIPELINES, document)
+        await served(admin, namespace, generation)
+    await eventually("the NetworkPolicy goes", lambda: gone(admin, NETWORK_POLICIES, namespace, "p"))
+    await eventually("old Secrets go", lambda: secrets(admin, namespace, 2))
+    await admin.delete(INFERENCE_PIPELINES, namespace, "p")
+    await eventually("the children go", lambda: gone(admin, DEPLOYMENTS, namespace, "p"))
+
+
+def config_map(namespace: str, content: str) -> Object:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "weights", "namespace": namespace}, "binaryData": {"model.onnx": content}}
+
+
+async def served(admin: Client, namespace: str, generation: int) -> None:
+    async def reached() -> bool:
+        status = (await admin.get(INFERENCE_PIPELINES, namespace, "p")).get("status") or {}
+        conditions: dict[str, Any] = {item["type"]: item["status"] for item in status.get("conditions", ())}
+        return conditions.get("Ready") == "True" and status["observedGeneration"] == generation
+
+    await eventually(f"generation {generation} is served", reached, DEADLINE_SECONDS)
+
+
+async def mended(admin: Client, namespace: str) -> bool:
+    service = await admin.get(SERVICES, namespace, "p")
+    managers = {entry["manager"] for entry in service["metadata"]["managedFields"]}
+    return [item["port"] for item in service["spec"]["ports"]] == [8000, 8001, 8002] and not any(name.endswith("-repair") for name in managers)
+
+
+async def gone(admin: Client, resource: Resource, namespace: str, name: str) -> bool:
+    try:
+        await admin.get(resource, namespace, name)
+    except NotFound:
+        return True
+    return False
+
+
+async def secrets(admin: Client, namespace: str, count: int) -> bool:
+    found = (await admin.list(SECRETS, namespace, label_selector=names.MANAGED_SELECTOR)).items
+    return len(found) == count

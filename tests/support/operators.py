@@ -1,0 +1,287 @@
+"""The operator in this process, on a real API server, and stand-ins for what a cluster without nodes lacks: a kubelet, and where no controllers
+run, a Deployment controller."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.support.faultproxy import FaultProxy
+from triton_pipelines.api import names
+from triton_pipelines.api.loadplan import LoadReport, ReportSource
+from triton_pipelines.app import wire
+from triton_pipelines.app.config import OperatorConfig
+from triton_pipelines.app.main import run_operator
+from triton_pipelines.app.metrics import Metrics
+from triton_pipelines.app.services import Reconcile, Services
+from triton_pipelines.cluster.client import Client, Object
+from triton_pipelines.cluster.errors import ClusterError, Conflict, NotFound
+from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES, PODS, Resource
+from triton_pipelines.cluster.store import Store
+from triton_pipelines.reconcile.observed import ModelState, Probe
+from triton_pipelines.reconcile.reconciler import Prober, ProbeTarget
+
+DEADLINE_SECONDS = 30.0
+CRDS = Resource("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
+CRD_FILE = Path(__file__).parents[2] / "crds" / f"{names.PLURAL}.{names.GROUP}.yaml"
+NAMESPACES = Resource("", "v1", "Namespace", "namespaces", namespaced=False)
+APPLY = "application/apply-patch+yaml"
+MERGE = "application/merge-patch+json"
+
+
+async def eventually(what: str, condition: Callable[[], Any], deadline: float = DEADLINE_SECONDS) -> Any:
+    """Waits until a condition (a function, awaited if need be) says something true, and returns that."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + deadline
+    while True:
+        with contextlib.suppress(NotFound):
+            value = condition()
+            if asyncio.iscoroutine(value):
+                value = await value
+            if value:
+                return value
+        assert loop.time() < end, f"not within {deadline} s: {what}"
+        await asyncio.sleep(0.05)
+
+
+def free_port() -> int:
+    """A TCP port of loopback that nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def apply_any(client: Client, resource: Resource, item: Object, manager: str = "test") -> Object:
+    """Server-side apply of a kind that the operator itself never writes."""
+    path = resource.path(item["metadata"].get("namespace"), item["metadata"]["name"])
+    query = {"fieldManager": manager, "force": "true"}
+    return await client._call("apply", "PATCH", resource, path, query=query, body=item, content_type=APPLY, repeatable=True)
+
+
+async def patch(client: Client, resource: Resource, namespace: str, name: str, body: Mapping[str, Any], subresource: str | None = None) -> Object:
+    """JSON merge patch, as by hand."""
+    path = resource.path(namespace, name, subresource)
+    return await client._call("patch", "PATCH", resource, path, body=dict(body), content_type=MERGE, repeatable=True)
+
+
+async def install_crd(client: Client) -> None:
+    """The CRD, served."""
+    await apply_any(client, CRDS, yaml.safe_load(CRD_FILE.read_text()))
+    await eventually("the kind is served", lambda: client.list(INFERENCE_PIPELINES))
+
+
+async def make_namespace(client: Client, name: str) -> str:
+    """A namespace."""
+    await apply_any(client, NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    return name
+
+
+# --- the operator -----------------------------------------------------------------------------------------------------------
+
+
+async def healthy(target: ProbeTarget, now: Any) -> Probe:
+    """Stands in for the prober: every pod that is asked answers well."""
+    states = tuple(ModelState(step.model_name, "READY") for step in target.graph.steps)
+    return Probe(now, True, states, inference_error=None if target.text is None else "")
+
+
+@dataclass
+class Running:
+    """A running operator, with what it counted."""
+
+    config: OperatorConfig
+    metrics: Metrics = field(default_factory=Metrics)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    prober: Prober = healthy
+    services: Services | None = None
+
+    @property
+    def store(self) -> Store:
+        """The operator's caches."""
+        assert self.services is not None
+        return self.services.store
+
+    def build(self, services: Services) -> Reconcile:
+        """The product's own wiring but for the prober, since no Triton runs here."""
+        self.services = services
+        reconcile = wire.build_reconcile(services)
+        reconciler: Any = reconcile.__self__  # type: ignore[attr-defined]
+        reconciler.prober = self.prober
+        return reconcile
+
+    def samples(self, name: str) -> dict[tuple[tuple[str, str], ...], float]:
+        """Samples of one metric, by sorted labels."""
+        found = {}
+        for family in self.metrics.registry.collect():
+            for sample in family.samples:
+                if sample.name == f"tritonpipe_{name}":
+                    found[tuple(sorted(sample.labels.items()))] = sample.value
+        return found
+
+    def passes(self) -> float:
+        """Passes so far, however they ended."""
+        return sum(self.samples("reconciles_total").values())
+
+
+@contextlib.asynccontextmanager
+async def operator(proxy: FaultProxy, folder: Path, *namespaces: str, prober: Prober = healthy, **options: Any) -> AsyncIterator[Running]:
+    """The operator behind a proxy, up and with its caches filled; ended gracefully.
+
+    Args:
+        proxy: its way to the API server.
+        folder: for its key and kubeconfig.
+        namespaces: where it works; none: everywhere.
+        prober: stands in for the one that asks Triton.
+        options: of ``OperatorConfig``.
+    """
+    key_file = folder / "key"
+    key_file.write_text("k" * 64)
+    defaults = {
+        "kubeconfig": str(proxy.write_kubeconfig(folder / "kubeconfig")),
+        "namespaces": namespaces,
+        "metrics_host": "127.0.0.1",
+        "metrics_port": 0,
+        "liveness_host": "127.0.0.1",
+        "liveness_port": free_port(),
+        "operator_key_file": key_file,
+        "shutdown_seconds": 5,
+    }
+    running = Running(OperatorConfig(**(defaults | options)), prober=prober)
+    task = asyncio.create_task(
+        run_operator(running.config, running.build, classify=wire.classify, stop=running.stop, ready=running.ready, metrics=running.metrics)
+    )
+    waiting = asyncio.create_task(running.ready.wait())
+    try:
+        await asyncio.wait({task, waiting}, timeout=DEADLINE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        assert running.ready.is_set(), "the operator did not get ready"
+        yield running
+    finally:
+        waiting.cancel()
+        running.stop.set()
+        await asyncio.wait_for(task, DEADLINE_SECONDS)
+
+
+# --- stand-ins ---------------------------------------------------------------------------------------------------------------
+
+
+def ready_status(pod: Object) -> Object:
+    """Status of a pod whose loader is done and whose Triton serves."""
+    revision = pod["metadata"]["labels"][names.LABEL_REVISION]
+    source = ReportSource(step="model", uri="s3://models/sentiment/model.onnx", resolved_revision="etag")
+    message = LoadReport(ok=True, revision=revision, sources=(source,)).to_json()
+    ended = {"exitCode": 0, "reason": "Completed", "message": message}
+    common: Object = {"restartCount": 0, "imageID": "image", "containerID": "containerd://c"}
+    conditions = ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+    return {
+        "phase": "Running",
+        "podIP": "10.0.0.1",
+        "podIPs": [{"ip": "10.0.0.1"}],
+        "conditions": [{"type": kind, "status": "True"} for kind in conditions],
+        "initContainerStatuses": [{**common, "name": names.CONTAINER_LOADER, "image": "i", "ready": True, "state": {"terminated": ended}}],
+        "containerStatuses": [
+            {**common, "name": names.CONTAINER_SERVER, "image": "i", "ready": True, "state": {"running": {"startedAt": "2026-01-01T12:00:00Z"}}}
+        ],
+    }
+
+
+async def serve_pods(client: Client, namespace: str) -> bool:
+    """The kubelet's part, once: every pod of ours becomes ready. Whether any had to."""
+    pods = (await client.list(PODS, namespace, label_selector=names.MANAGED_SELECTOR)).items
+    waiting = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp") and not is_ready(pod)]
+    await asyncio.gather(*(_serve(client, pod) for pod in waiting))
+    return bool(waiting)
+
+
+async def _serve(client: Client, pod: Object) -> None:
+    with contextlib.suppress(NotFound):
+        await patch(client, PODS, pod["metadata"]["namespace"], pod["metadata"]["name"], {"status": ready_status(pod)}, "status")
+
+
+def is_ready(pod: Object) -> bool:
+    """Whether the pod's Ready condition is True."""
+    return any(item["type"] == "Ready" and item["status"] == "True" for item in (pod.get("status") or {}).get("conditions") or ())
+
+
+async def control_deployments(client: Client, namespace: str) -> None:
+    """The Deployment controller's part, once, without its finesse: as many pods of the present template as wanted, and no others."""
+    deployments = (await client.list(DEPLOYMENTS, namespace, label_selector=names.MANAGED_SELECTOR)).items
+    pods = (await client.list(PODS, namespace, label_selector=names.MANAGED_SELECTOR)).items
+    await asyncio.gather(*(_control(client, deployment, pods) for deployment in deployments))
+
+
+async def _control(client: Client, deployment: Object, pods: list[Object]) -> None:
+    metadata, spec = deployment["metadata"], deployment["spec"]
+    namespace, name, template = metadata["namespace"], metadata["name"], spec["template"]
+    labels = template["metadata"]["labels"]
+    wanted = {f"{name}-{labels[names.LABEL_REVISION]}-{index}" for index in range(spec["replicas"])}
+    mine = {pod["metadata"]["name"] for pod in pods if pod["metadata"]["labels"][names.LABEL_PIPELINE] == name}
+    for missing in sorted(wanted - mine):
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": missing, "namespace": namespace, "labels": labels}, "spec": template["spec"]}
+        with contextlib.suppress(Conflict):
+            await client.create(body)
+    for left in sorted(mine - wanted):
+        await client.delete(PODS, namespace, left, grace_seconds=0)
+    done = {"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}
+    status = {"observedGeneration": metadata["generation"], "replicas": len(wanted), "updatedReplicas": len(wanted), "conditions": [done]}
+    if (deployment.get("status") or {}).get("observedGeneration") != metadata["generation"]:
+        await patch(client, DEPLOYMENTS, namespace, name, {"status": status}, "status")
+
+
+@contextlib.asynccontextmanager
+async def repeated(*steps: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
+    """Runs steps over and over beside the body; what goes wrong in them fails it."""
+
+    async def loop() -> None:
+        while True:
+            for step in steps:
+                with contextlib.suppress(ClusterError):
+                    await step()
+            await asyncio.sleep(0.1)
+
+    task = asyncio.create_task(loop())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+# --- comparison --------------------------------------------------------------------------------------------------------------
+
+
+def essence(items: list[Object], **replaced: str) -> dict[tuple[str, str], Object]:
+    """Objects by kind and name, without what the API server and the clock put into them; ``replaced`` words stand for others.
+
+    Args:
+        items: raw objects.
+        replaced: placeholder → the text that it stands for (revisions, namespaces, UIDs).
+    """
+    found: dict[tuple[str, str], Object] = {}
+    for item in items:
+        metadata = item["metadata"]
+        kept = {key: metadata[key] for key in ("name", "labels", "annotations", "ownerReferences") if key in metadata}
+        text = json.dumps({**{key: value for key, value in item.items() if key != "status"}, "metadata": kept}, sort_keys=True)
+        for placeholder, word in replaced.items():
+            text = text.replace(word, placeholder)
+        result = json.loads(text)
+        for given in ("clusterIP", "clusterIPs"):
+            result.get("spec", {}).pop(given, None)
+        found[item["kind"], result["metadata"]["name"]] = result
+    return found
+
+
+def without_clock(status: Mapping[str, Any]) -> Object:
+    """A status without its times."""
+    conditions = [{key: value for key, value in item.items() if key != "lastTransitionTime"} for item in status.get("conditions", [])]
+    return {**status, "conditions": conditions}
