@@ -18,7 +18,7 @@ pytestmark = pytest.mark.integration
 
 RELEASE = "triton-pipelines"
 CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferencepipelines.tritonpipelines.io"
-WRITTEN = ("get", "list", "watch", "create", "patch", "delete")
+WRITTEN = ("get", "list", "watch", "create", "update", "patch", "delete")
 CHILDREN = tuple(resource for resource in resources.WATCHED_CHILDREN if resource != resources.PODS)
 
 
