@@ -203,7 +203,9 @@ class WorkQueue:
             key = next(iter(self._ready))
             since = self._ready.pop(key)
             self._running[key] = loop.time()
-            self._group.create_task(self._pass(key, loop.time() - since), name=f"reconcile {key[0]}/{key[1]}", context=self._context)
+            # A copy for each: in one shared context, passes side by side would log under each other's names.
+            context = self._context.copy() if self._context else None
+            self._group.create_task(self._pass(key, loop.time() - since), name=f"reconcile {key[0]}/{key[1]}", context=context)
 
     async def _pass(self, key: Key, waited: float) -> None:
         loop = asyncio.get_running_loop()

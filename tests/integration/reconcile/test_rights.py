@@ -21,7 +21,7 @@ from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import NotFound
 from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, NETWORK_POLICIES, SECRETS, SERVICES, Resource
 
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(240)]
 RBAC = {
     kind: Resource("rbac.authorization.k8s.io", "v1", kind, kind.lower() + "s", namespaced=not kind.startswith("Cluster"))
     for kind in ("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
@@ -89,7 +89,8 @@ async def everything_it_does(admin: Client, namespace: str) -> None:
     await eventually("the NetworkPolicy goes", lambda: gone(admin, NETWORK_POLICIES, namespace, "p"))
     await eventually("old Secrets go", lambda: secrets(admin, namespace, 2))
     await admin.delete(INFERENCE_PIPELINES, namespace, "p")
-    await eventually("the children go", lambda: gone(admin, DEPLOYMENTS, namespace, "p"))
+    # The garbage collector looks for new kinds, such as a CRD just installed, every 30 s.
+    await eventually("the children go", lambda: gone(admin, DEPLOYMENTS, namespace, "p"), 2 * DEADLINE_SECONDS)
 
 
 def config_map(namespace: str, content: str) -> Object:
