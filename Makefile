@@ -6,10 +6,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCKS := requirements/dev.txt requirements/model-data.txt
 STAMP := $(VENV)/.installed-$(shell cat $(LOCKS) pyproject.toml | sha256sum | cut -c1-16)
+GPU := $(wildcard /dev/nvidia[0-9]*)
+GPU_STAMP := $(VENV)/.with-gpu-$(shell cat requirements/gpu.txt | sha256sum | cut -c1-16)
 KEEP ?=
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help env demo serve test unit integration e2e lint verify bench cluster cluster-down fuzz soak golden clean
+.PHONY: help env demo serve test unit integration e2e gpu lint verify bench cluster cluster-down fuzz soak golden clean
 
 help: ## List the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -25,14 +27,19 @@ $(STAMP): $(LOCKS) pyproject.toml
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@rm -f $(VENV)/.installed-* && touch $@
 
+$(GPU_STAMP): requirements/gpu.txt | $(STAMP)
+	@echo "installing PyTorch for the GPU tier into $(VENV) (about 7 GB, some minutes)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/gpu.txt
+	@rm -f $(VENV)/.with-gpu-* && touch $@
+
 demo: env ## Show the product: a pipeline here, then on a local cluster (KEEP=1 keeps the cluster)
 	@KEEP=$(KEEP) $(BIN)/python -m e2e.demo
 
 serve: env ## Serve manifests/samples/sentiment.yaml here until Ctrl-C
 	@$(BIN)/python -m e2e.models serve manifests/samples/sentiment.yaml
 
-test: env ## Every tier that can run here: lint, unit, integration, e2e
-	@$(BIN)/python -m hack.tiers lint unit integration e2e
+test: env $(if $(GPU),$(GPU_STAMP)) ## Every tier that can run here: lint, unit, integration, e2e, and gpu where an NVIDIA GPU is
+	@$(BIN)/python -m hack.tiers lint unit integration e2e $(if $(GPU),gpu)
 
 unit: env ## Unit, property and golden tests
 	@$(BIN)/python -m hack.tiers unit
@@ -42,6 +49,9 @@ integration: env ## Tests against a real Triton, a real API server and real serv
 
 e2e: env ## The suite on a cluster: KUBECONFIG=... takes that one, else a local one is made
 	@$(BIN)/python -m hack.tiers e2e
+
+gpu: env $(if $(GPU),$(GPU_STAMP)) ## A PyTorch step on a real GPU: right answers, utilisation, figures in out/gpu-tier.json
+	@$(BIN)/python -m hack.tiers gpu
 
 lint: env ## ruff, mypy --strict, import contracts, and verify
 	@$(BIN)/python -m hack.tiers lint

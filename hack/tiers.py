@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hack import gpu
+
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 WORKERS = str(min(4, os.cpu_count() or 1))
@@ -52,6 +54,10 @@ def _cluster() -> str:
     return ""
 
 
+def _gpu() -> str:
+    return _real_parts() or gpu.obstacle()
+
+
 TIERS = {
     "lint": Tier(
         (
@@ -66,6 +72,7 @@ TIERS = {
     "unit": Tier((_pytest("tests/unit", "-q", "-n", WORKERS),), 3),
     "integration": Tier((_pytest("tests/integration", "-q", "-n", WORKERS, "--dist=loadfile", "--timeout=600"),), 15, _real_parts),
     "e2e": Tier((_pytest("e2e/suite", "-q", "-x", "--timeout=900"),), 15, _cluster),
+    "gpu": Tier((_pytest("tests/gpu", "-q", "--timeout=600"),), 10, _gpu),
 }
 
 
