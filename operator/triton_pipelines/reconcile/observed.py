@@ -29,7 +29,8 @@ class Probe:
     """What one Triton pod said when it was last asked. ``at`` is a UTC time.
 
     ``ensemble_ready`` is the ensemble's own readiness; ``inference_error`` is empty when a real inference gave a sane answer and
-    ``None`` when none was tried; ``error`` says why the pod could not be asked at all.
+    ``None`` when none was tried; ``error`` says why the pod could not be asked at all. ``misses`` counts later looks that brought no
+    answer in time: a busy pod keeps its last verdict for some of them.
     """
 
     at: dt.datetime
@@ -37,6 +38,12 @@ class Probe:
     models: tuple[ModelState, ...] = ()
     inference_error: str | None = None
     error: str = ""
+    misses: int = 0
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing is wrong with the pod."""
+        return self.ensemble_ready and not self.inference_error and not self.error
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,7 +201,7 @@ class Reconciler:
         if due:
             targets = [ProbeTarget(pod, wanted.graph, self.derive(pipeline.metadata.uid, pod.revision), text if pod.ready else None) for pod in due]
             answers = await asyncio.gather(*(self.prober(target, now) for target in targets))
-            known.update({pod.uid: answer for pod, answer in zip(due, answers, strict=True)})
+            known.update({pod.uid: answer.after(known.get(pod.uid)) for pod, answer in zip(due, answers, strict=True)})
         return max(1.0, min(due_in(pod) for pod in pods.values())) if pods else None
 
     def _may_roll(self, key: Key) -> bool:

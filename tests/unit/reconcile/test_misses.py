@@ -1,0 +1,44 @@
+"""A busy pod is not a broken one: looks without an answer keep the last verdict for a while."""
+
+import datetime as dt
+
+import pytest
+
+from triton_pipelines.reconcile.observed import MISSES_ALLOWED, Probe
+
+START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+
+
+def _look(minute: int, **what: str) -> Probe:
+    return Probe(
+        at=START + dt.timedelta(minutes=minute),
+        ensemble_ready=not what.get("error"),
+        inference_error=what.get("inference_error", ""),
+        error=what.get("error", ""),
+    )
+
+
+def test_a_good_pod_is_given_some_misses_and_no_more() -> None:
+    last = _look(0)
+    for minute in range(1, MISSES_ALLOWED + 1):
+        last = _look(minute, error="no answer before the deadline").after(last)
+        assert last.good
+        assert last.at == START + dt.timedelta(minutes=minute)
+    last = _look(9, error="no answer before the deadline").after(last)
+    assert not last.good
+    assert last.error == "no answer before the deadline"
+
+
+def test_an_answer_makes_the_count_start_anew() -> None:
+    missed = _look(1, error="late").after(_look(0))
+    assert missed.misses == 1
+    assert _look(2).after(missed).misses == 0
+
+
+@pytest.mark.parametrize("last", [None, _look(0, inference_error="NaN"), _look(0, error="late")])
+def test_a_pod_that_was_never_good_gets_no_credit(last: Probe | None) -> None:
+    assert _look(1, error="late").after(last).error == "late"
+
+
+def test_a_wrong_answer_counts_at_once() -> None:
+    assert _look(1, inference_error="output LABEL is missing").after(_look(0)).inference_error == "output LABEL is missing"
