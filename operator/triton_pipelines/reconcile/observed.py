@@ -24,6 +24,10 @@ class ModelState:
     reason: str = ""
 
 
+# Looks in a row without an answer after which a pod that was good no longer counts as such: with the default period some two minutes.
+MISSES_ALLOWED = 3
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
     """What one Triton pod said when it was last asked. ``at`` is a UTC time.
@@ -44,6 +48,12 @@ class Probe:
     def good(self) -> bool:
         """Whether nothing is wrong with the pod."""
         return self.ensemble_ready and not self.inference_error and not self.error
+
+    def after(self, last: Probe | None) -> Probe:
+        """This look, or the last one kept where this brought no answer: a good pod is given :data:`MISSES_ALLOWED` of them."""
+        if self.error and last is not None and last.good and last.misses < MISSES_ALLOWED:
+            return replace(last, at=self.at, misses=last.misses + 1)
+        return self
 
 
 @dataclass(frozen=True, slots=True)
