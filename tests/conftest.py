@@ -1,7 +1,17 @@
-"""Loads hypothesis before any test runs.
+"""Settings of hypothesis for all tests, and its early import.
 
 Its pytest plugin would otherwise import it in the terminal summary, where a garbage collection inside ``ast.parse`` (assertion rewriting) ends
 pytest with "AST constructor recursion depth mismatch" on CPython 3.11.7, long after all tests have passed.
+
+Time is not judged: a busy machine makes an example slow, never wrong. Examples are the same in every run, so that a failure is the change's;
+``HYPOTHESIS_PROFILE=explore`` draws new ones.
 """
 
-import hypothesis  # noqa: F401
+import os
+
+from hypothesis import HealthCheck, settings
+
+_PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("repeatable", derandomize=True, **_PATIENT)
+settings.register_profile("explore", derandomize=False, **_PATIENT)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
