@@ -100,9 +100,10 @@ def test_changelog_fragments_build() -> None:
     ).stdout
     assert "9.9.9" in draft
     told = " ".join(draft.split())
-    fragments = list((markdown.ROOT / "changelog.d").glob("*.md"))
-    for fragment in fragments:
-        assert " ".join(fragment.read_text(encoding="utf-8").split()[:6]) in told, f"{fragment.name} is of no known type"
+    for fragment in (markdown.ROOT / "changelog.d").glob("*.md"):
+        # +WHAT.TYPE.md; a fragment of another type would be passed over in silence.
+        assert fragment.name.split(".")[-2] in ("feature", "bugfix", "doc", "removal"), fragment.name
+        assert " ".join(fragment.read_text(encoding="utf-8").split()[:6]) in told, fragment.name
 
 
 def test_measured_figures_are_those_of_their_files() -> None:
@@ -116,3 +117,8 @@ def test_the_table_of_measured_figures() -> None:
     assert measured.table({"Surge, replicas 1": {"grpc": figures}}).splitlines()[2] == (
         "| Surge, replicas 1 | 1 of 900 failed; longest gap 35 ms | – | – |"
     )
+
+
+def test_every_sample_is_listed() -> None:
+    samples = {path.name for path in (markdown.ROOT / "manifests/samples").glob("*.yaml")}
+    assert samples == {link for link in markdown.links(markdown.ROOT / "manifests/samples/README.md") if link.endswith(".yaml")}
