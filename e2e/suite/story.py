@@ -20,11 +20,20 @@ class Story:
 
     def __init__(self, output: IO[str]) -> None:
         self._output = output
+        self._text: str | None = None
+
+    def end(self) -> None:
+        """Keep what was told; from now on nothing is added."""
+        self._text = self._read()
+
+    def _read(self) -> str:
+        self._output.seek(0)
+        return self._output.read()
 
     def states(self) -> list[Object]:
         """Every state told so far, in the order of the API server; a deleted object's last state bears `_deleted`."""
-        self._output.seek(0)
-        text, decoder, found, at = self._output.read(), json.JSONDecoder(), [], 0
+        text = self._read() if self._text is None else self._text
+        decoder, found, at = json.JSONDecoder(), [], 0
         while (at := _next(text, at)) < len(text):
             try:
                 event, at = decoder.raw_decode(text, at)
@@ -63,6 +72,7 @@ def watched(kube: Kube, namespace: str, kind: str, selector: str = "") -> Iterat
         finally:
             process.terminate()
             process.wait(END_SECONDS)
+            story.end()
 
 
 def _next(text: str, at: int) -> int:

@@ -1,28 +1,144 @@
 """How a new revision takes over on a real node, with clients on the pipeline all the while."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 
-from e2e.suite.kube import Kube
-from e2e.suite.reach import Reach
-from e2e.suite.tiny import TinyPipeline
+from e2e.load.generator import Load
+from e2e.suite.kube import Kube, Object
+from e2e.suite.measured import Record
+from e2e.suite.story import version, watched
+from e2e.suite.tiny import SAFE_CLIENTS, TinyPipeline, assert_none_lost, wait_left
+from triton_pipelines.api import names
+
+OTHER_MODEL = {"source": {"uri": "configmap://tiny-sources/other.onnx"}}
+MISSING_MODEL = {"source": {"uri": "s3://missing/models/sentiment/model.onnx"}}
 
 
-@pytest.fixture
-def tiny(kube: Kube, test_namespace: str, reach: Reach) -> TinyPipeline:
-    """The tiny pipeline in this test's namespace; only its sources are applied."""
-    return TinyPipeline(kube, test_namespace, reach)
-
-
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_surge_loses_no_request(tiny: TinyPipeline, replicas: int) -> None:
-    tiny.serve("old", replicas=replicas)
-    with tiny.load() as load:
+@pytest.mark.parametrize(("strategy", "replicas"), [("Surge", 1), ("Surge", 2), ("NoSurge", 2)])
+def test_no_request_is_lost(tiny: TinyPipeline, measured: Record, strategy: str, replicas: int) -> None:
+    tiny.serve("old", replicas=replicas, rollout={"strategy": strategy})
+    before = tiny.pod_names()
+    with tiny.load() as load, watched(tiny.kube, tiny.namespace, names.PLURAL) as story:
         tiny.change("new")
         tiny.wait_ready()
+        wait_left(tiny, before)
         load.wait_requests()
-    print(*load.summary().values(), sep="\n")
-    for o in load.outcomes:
-        if o.error:
-            print(o)
-    for client in ("grpc", "http-new-connection"):
-        assert load.summary()[client].failed == 0
+    measured(f"{strategy}, replicas {replicas}", load.summary())
+    assert_none_lost(load, {"old", "new"})
+    assert {status for status, _, _ in story.conditions("Available")} == {"True"}
+    # After the last old pod has left nobody hears of the old revision.
+    assert {outcome.answer for outcome in load.outcomes[-3:]} == {"new"}
+
+
+def test_recreate_announces_the_gap_and_answers_after_it(tiny: TinyPipeline, measured: Record) -> None:
+    tiny.serve("old", rollout={"strategy": "Recreate"})
+    with tiny.load() as load, watched(tiny.kube, tiny.namespace, names.PLURAL) as story:
+        tiny.change("new")
+        tiny.wait_ready()
+        load.wait_requests(answered=True)
+    measured("Recreate, replicas 1", load.summary())
+    assert any("strategy Recreate: the old pod goes first" in message for _, _, message in story.conditions("Ready"))
+    assert [status for status, _, _ in story.conditions("Available")] == ["True", "False", "True"]
+    assert_in_turn(load)
+    assert load.summary()["http-new-connection"].failed > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "reason", "words"),
+    [
+        (OTHER_MODEL, "ModelMismatch", ("spec.model", "logits", "hidden", "other.onnx")),
+        (MISSING_MODEL, "SourceUnavailable", ("spec.model.source", "s3://missing/models/sentiment/model.onnx", "404")),
+    ],
+    ids=["mismatch", "missing"],
+)
+def test_a_failed_surge_costs_nothing(tiny: TinyPipeline, model: Mapping[str, Any], reason: str, words: tuple[str, ...]) -> None:
+    old = tiny.serve("old")["status"]["revision"]
+    before = tiny.pod_names()
+    with tiny.load() as load:
+        tiny.change("new", model=model)
+        told = tiny.wait_condition("Ready", "False", reason)
+        load.wait_requests()
+    for word in words:
+        assert word in told["message"]
+    assert tiny.condition("Available")["status"] == "True"
+    assert tiny.status()["servingRevision"] == old != tiny.status()["revision"]
+    if reason == "ModelMismatch":
+        assert tiny.condition("Stalled")["status"] == "True"
+        assert f"revision {old} keeps serving" in told["message"]
+    assert before <= {pod["metadata"]["name"] for pod in tiny.serving_pods()}
+    assert sum(summary.failed for summary in load.summary().values()) == 0
+    assert {answer for summary in load.summary().values() for answer in summary.answers} == {"old"}
+
+
+def test_on_one_gpu_the_old_pod_goes_first_and_comes_back_when_the_new_one_fails(kube: Kube, tiny: TinyPipeline, measured: Record) -> None:
+    gpus = gpu_node(kube)
+    tiny.serve("old", server=gpus)
+    count, resource = gpus["gpu"]["count"], "nvidia.com/gpu"
+    (old,) = tiny.serving_pods()
+    pods_selector = f"{names.LABEL_PIPELINE}={tiny.name}"
+    with (
+        tiny.load() as load,
+        watched(kube, tiny.namespace, names.PLURAL) as story,
+        watched(kube, tiny.namespace, "pods", pods_selector) as pods,
+    ):
+        tiny.change("new")
+        tiny.wait_ready()
+        load.wait_requests(answered=True)
+    measured("Auto on one GPU, replicas 1", load.summary())
+    assert_in_turn(load)
+    waiting = [message for _, reason, message in story.conditions("Ready") if reason == "WaitingForGPU"]
+    assert waiting
+    assert f"asks for {count} {resource}; nodes offer {gpus['nodeSelector']['kubernetes.io/hostname']}: {count}" in waiting[0]
+    assert f"Insufficient {resource}" in waiting[0]
+    announced = min(version(state) for state in story.states() if "no pod serves until the new one is ready" in json_of(state, "Ready"))
+    left = min(
+        version(state) for state in pods.states() if state["metadata"]["uid"] == old["metadata"]["uid"] and state["metadata"].get("deletionTimestamp")
+    )
+    assert announced < left, "the old pod left before status announced it"
+
+    # A revision that does not come up: the one before is taken back.
+    serving = tiny.status()["revision"]
+    with watched(kube, tiny.namespace, names.PLURAL) as story:
+        tiny.change("worse", model=OTHER_MODEL)
+        told = tiny.wait_condition("Ready", "False", "RolledBack")
+        tiny.wait_condition("Available", "True")
+    failed = tiny.status()["revision"]
+    for words in (f"revision {failed} failed", f"revision {serving} was taken back", "ModelMismatch", "other.onnx"):
+        assert words in told["message"]
+    assert tiny.condition("Stalled")["status"] == "True"
+    assert tiny.status()["servingRevision"] == serving
+    assert [status for status, _, _ in story.conditions("Available")] == ["True", "False", "True"]
+    with tiny.load(clients=SAFE_CLIENTS) as load:
+        load.wait_requests(1)
+    assert {answer for summary in load.summary().values() for answer in summary.answers} == {"new"}
+
+    # And with the mended spec it goes on.
+    tiny.change("best", model={"source": {"uri": "configmap://tiny-sources/model.onnx"}})
+    tiny.wait_ready()
+    assert tiny.condition("Stalled") == {}
+    with tiny.load(clients=SAFE_CLIENTS) as load:
+        load.wait_requests(1)
+    assert {answer for summary in load.summary().values() for answer in summary.answers} == {"best"}
+
+
+def assert_in_turn(load: Load) -> None:
+    """First the old revision answers, then the new one, never the old one again."""
+    answers = [outcome.answer for outcome in sorted(load.outcomes, key=lambda item: item.end) if not outcome.error]
+    assert answers == sorted(answers, key=("old", "new").index)
+    assert set(answers) == {"old", "new"}
+
+
+def gpu_node(kube: Kube) -> dict[str, Any]:
+    """Settings of a server that takes all GPUs of one node, so that no second pod finds any."""
+    for node in kube.objects("Node"):
+        count = int((node["status"].get("allocatable") or {}).get("nvidia.com/gpu", 0))
+        if count:
+            return {"gpu": {"count": count}, "nodeSelector": {"kubernetes.io/hostname": node["metadata"]["labels"]["kubernetes.io/hostname"]}}
+    pytest.skip("no node of the cluster offers nvidia.com/gpu")
+
+
+def json_of(state: Object, kind: str) -> str:
+    """The message of a condition in a state of the resource."""
+    return next((item["message"] for item in (state.get("status") or {}).get("conditions") or () if item["type"] == kind), "")

@@ -14,7 +14,7 @@ import numpy as np
 
 from e2e.load.clients import Answer
 from e2e.load.generator import Load, under_load
-from e2e.suite.kube import Kube, Object
+from e2e.suite.kube import Kube, Object, wait_for
 from e2e.suite.pipelines import TOLERANCE, Pipeline, merged
 from e2e.suite.reach import Reach
 from tests.support import tinymodel
@@ -24,6 +24,9 @@ NAME = "tiny"
 SOURCES = "tiny-sources"
 DRAIN_SECONDS = 4
 """Longer than it takes a small cluster to take a leaving pod out of every Service rule."""
+LEFT_SECONDS = 60.0
+SAFE_CLIENTS = ("grpc", "http-new-connection")
+"""No rollout and no drain may cost these a request; HTTP clients that keep connections cannot be told to move: what they lose is measured."""
 TEXTS = ("the quick fox jumps", "a red bird sings over the river", "old stone", "happy dog runs and the sad cat sleeps", "blue cloud far")
 
 
@@ -107,6 +110,43 @@ class TinyPipeline(Pipeline):
     def serving_pods(self) -> list[Object]:
         """Pods that are ready and stay."""
         return [pod for pod in self.pods() if is_ready(pod) and not pod["metadata"].get("deletionTimestamp")]
+
+    def deployed_revision(self) -> str:
+        """The revision of the Deployment's template."""
+        labels = self.kube.get("Deployment", self.namespace, self.name)["spec"]["template"]["metadata"]["labels"]
+        return str(labels[names.LABEL_REVISION])
+
+    def applied(self) -> dict[str, list[Any]]:
+        """Child object → what the operator's field managers own of it, and since when: a write of theirs that changes anything shows here."""
+        found: dict[str, list[Any]] = {}
+        for kind in ("Deployment", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget"):
+            for item in self.children(kind):
+                managed = item["metadata"].get("managedFields") or []
+                found[f"{kind}/{item['metadata']['name']}"] = [entry for entry in managed if entry["manager"].startswith(names.MANAGER_CHILDREN)]
+        return found
+
+    def inferences(self) -> int:
+        """How many rows the ensemble has answered, over all its ready pods."""
+        total = 0
+        for pod in self.serving_pods():
+            path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}:{names.PORT_HTTP}/proxy/v2/models/{self.name}/stats"
+            total += sum(int(item.get("inference_count", 0)) for item in self.kube.request("GET", path)["model_stats"])
+        return total
+
+
+def wait_left(tiny: TinyPipeline, pods: set[str]) -> None:
+    """Wait until pods of these names are gone, so that the last request that one of them could lose is on record."""
+    wait_for(f"pods {sorted(pods)} gone", lambda: tiny.pod_names() & pods, lambda left: not left, LEFT_SECONDS)
+
+
+def assert_none_lost(load: Load, answers: set[str]) -> None:
+    """No failed request of the clients that can move, no wrong answer to anybody, and every answer one of these revisions'."""
+    for client in set(SAFE_CLIENTS) & set(load.clients):
+        summary = load.summary()[client]
+        assert summary.failed == 0, [outcome for outcome in load.outcomes if outcome.error]
+        assert set(summary.answers) == answers
+    assert {outcome.answer for outcome in load.outcomes if not outcome.error} <= answers
+    assert not [outcome for outcome in load.outcomes if outcome.error.startswith("wrong answer")]
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:

@@ -250,26 +250,6 @@ class Python(ApiModel):
     )
 
 
-class ModelInput(ApiModel):
-    """One input tensor of the model."""
-
-    name: Annotated[TensorName, Field(description="Name of the tensor in the model's file.")]
-    data_type: Annotated[DataType, Field(description="Element type.")]
-    dims: Annotated[
-        tuple[Dimension, ...],
-        Field(
-            min_length=1,
-            max_length=16,
-            description="Shape of one row, without the batch axis; -1: any length.",
-            json_schema_extra={"x-kubernetes-list-type": "atomic"},
-        ),
-    ]
-    from_: Annotated[
-        TensorReference | None,
-        Field(alias="from", description="The tensor it reads: STEP.OUTPUT or pipeline.INPUT. A tokenizer's usual name needs none."),
-    ] = None
-
-
 class ModelOutput(ApiModel):
     """One output tensor of the model."""
 
@@ -284,6 +264,15 @@ class ModelOutput(ApiModel):
             json_schema_extra={"x-kubernetes-list-type": "atomic"},
         ),
     ]
+
+
+class ModelInput(ModelOutput):
+    """One input tensor of the model."""
+
+    from_: Annotated[
+        TensorReference | None,
+        Field(alias="from", description="The tensor it reads: STEP.OUTPUT or pipeline.INPUT. A tokenizer's usual name needs none."),
+    ] = None
 
 
 class InstanceKind(StrEnum):

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from e2e.local.pki import Authority, Identity
 from tests.support.web import LoopbackServer
-
 from triton_pipelines.api.loadplan import LoadPlan, LoadReport, PlanFetch
 from triton_pipelines.loader import LoadOptions, run
 from triton_pipelines.loader.retry import RetryPolicy

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from tests.integration.loader.conftest import Pod
 from tests.support.web import Request, Response, file_response
-
 from triton_pipelines.api.loadplan import PlanFetch
 
 DATA = os.urandom(3_000_000)

@@ -20,12 +20,12 @@ from urllib.parse import urlsplit
 import httpx
 import obstore
 import pytest
+from obstore.store import S3Store
+
 from e2e.local import binaries
 from e2e.local.pki import Authority
 from e2e.local.processes import Process, reserved_ports
-from obstore.store import S3Store
 from tests.integration.loader.conftest import Pod
-
 from triton_pipelines.api.loadplan import FetchKind, PlanFetch, Reason
 from triton_pipelines.loader.sources.bucket import s3_store
 

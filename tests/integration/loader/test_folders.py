@@ -11,9 +11,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from tests.integration.loader.conftest import Pod
 from tokenizers import Tokenizer
 
+from tests.integration.loader.conftest import Pod
 from triton_pipelines.api.loadplan import FetchKind, PlanCheck, PlanCount, PlanFetch, PlanFile, PlanTensor, Reason
 from triton_pipelines.loader.main import parse_options
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+
 from e2e.local.pki import Authority
 from tests.integration.loader.conftest import Pod
 from tests.support.hub import HubServer
 from tests.support.web import LoopbackServer, Request, Response
-
 from triton_pipelines.api.loadplan import FetchKind, PlanFetch, Reason
 
 pytestmark = pytest.mark.integration

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from tests.integration.loader.conftest import Pod
 from tests.support.web import LoopbackServer, Response, file_response
-
 from triton_pipelines.api.loadplan import PlanFetch, PlanFile, Reason
 
 pytestmark = pytest.mark.integration

@@ -10,10 +10,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+
 from tests.integration.loader.conftest import Pod
 from tests.integration.loader.faulty import BUFFER, DATA, ETAG, SHA, TOKEN, Faulty, fetched, item
 from tests.support.web import LoopbackServer, Request, Response
-
 from triton_pipelines.api.loadplan import Reason
 
 pytestmark = pytest.mark.integration

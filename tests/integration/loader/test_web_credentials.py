@@ -7,6 +7,7 @@ import ssl
 from urllib.parse import quote
 
 import pytest
+
 from tests.integration.loader.conftest import Pod
 from tests.integration.loader.faulty import DATA, PASSWORD, TOKEN, Faulty, fetched, item
 from tests.support.web import LoopbackServer, Response

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
 from e2e.models import golden, sentiment, tree, verify
 from e2e.models.weights import model_folder
 from e2e.models.wordpiece import WordPiece
-from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 pytestmark = pytest.mark.integration
 

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import Fault, FaultProxy
-
 from triton_pipelines.cluster.apply import apply_over
 from triton_pipelines.cluster.client import Client, ClientOptions, Object
 from triton_pipelines.cluster.diff import covers, needs_apply, owned_extra

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import Fault, FaultProxy
-
 from triton_pipelines.api import names
 from triton_pipelines.app.config import OperatorConfig
 from triton_pipelines.app.main import run_operator

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import tritonclient.http
 import yaml
+
 from e2e.models.weights import model_folder
 from e2e.models.wordpiece import WordPiece
 from e2e.suite.clients import CLIENTS, Answer
 from e2e.suite.pipelines import TOLERANCE, check_answer, golden
-
 from tests.support.serving import SAMPLES, Served, run
 
 pytestmark = pytest.mark.integration

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from e2e.models.weights import EncoderConfig, Weights, random_weights
 from safetensors.numpy import save_file
+
+from e2e.models.weights import EncoderConfig, Weights, random_weights
 
 TINY = EncoderConfig(vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=40, max_position_embeddings=16)
 

@@ -12,11 +12,12 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from numpy.typing import NDArray
+
 from e2e.models import minilm
 from e2e.models.minilm import LinearHead
 from e2e.models.reference import ReferenceEncoder, read_safetensors
 from e2e.models.weights import EncoderConfig, Weights, load_weights
-from numpy.typing import NDArray
 
 Run = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]]
 ROWS = ([1, 5, 9, 2], [1, 2], [1, 7, 7, 49, 30, 11, 2], list(range(16)))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from e2e.models import sentiment
 from e2e.models.reference import Matrix
 from e2e.models.sentiment import DATA, LABELS, fit_logistic, load_head, read_sentences, write_head

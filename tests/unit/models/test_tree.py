@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+
 from e2e.models import sentiment, tree, weights
 from e2e.models.minilm import LinearHead
 

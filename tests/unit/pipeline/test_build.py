@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from tests.support.builders import graph, options
 
+from tests.support.builders import graph, options
 from triton_pipelines.pipeline.graph import Graph, Implementation, Reference, Role, Step
 
 VECTORS = {"outputs": [{"name": "hidden", "dataType": "FP32", "dims": [-1, 8]}, {"name": "mask", "dataType": "INT64", "dims": [-1]}]}

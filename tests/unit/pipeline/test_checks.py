@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.support.builders import built, options
 
+from tests.support.builders import built, options
 from triton_pipelines.api import Finding
 from triton_pipelines.pipeline import Options
 

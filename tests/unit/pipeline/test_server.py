@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from kubernetes.utils.quantity import parse_quantity
-from tests.support.builders import built, options
 
+from tests.support.builders import built, options
 from triton_pipelines.pipeline.server import bytes_of, cpu, memory, millis, server_version, sizes
 
 MI, GI = 2**20, 2**30

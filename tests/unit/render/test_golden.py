@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.support.golden import CASES, path_of, text_of
 
 ROOT = Path(__file__).parents[3]

@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 import pytest
-from tests.support.builders import built, graph, options
 from tritonclient.grpc import model_config_pb2
 
+from tests.support.builders import built, graph, options
 from triton_pipelines.pipeline import Graph
 from triton_pipelines.pipeline.graph import Reference
 from triton_pipelines.render import RenderError

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import yaml
+
 from tests.support.builders import built, options
 from tests.support.golden import CASES, path_of
 from tests.support.schemas import validate
-
 from triton_pipelines.api.server import RolloutStrategy
 from triton_pipelines.render.objects import deployment, disruption_budget, network_policy, strategy
 from triton_pipelines.render.pod import affinity, relevant_source_map

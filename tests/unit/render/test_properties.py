@@ -7,9 +7,9 @@ from typing import Any
 
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+
 from tests.support.builders import document, merge, options
 from tests.support.schemas import validate
-
 from triton_pipelines.api import parse
 from triton_pipelines.api.loadplan import LoadPlan
 from triton_pipelines.api.server import RolloutStrategy

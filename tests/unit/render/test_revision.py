@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from tests.support.builders import SHA256, built, options
 
+from tests.support.builders import SHA256, built, options
 from triton_pipelines.api.loadplan import LoadPlan
 from triton_pipelines.render.render import config_map
 
