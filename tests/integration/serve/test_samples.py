@@ -32,7 +32,9 @@ def texts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def curl_json(served: Served, rows: Sequence[str]) -> Answer:
     body = {"inputs": [{"name": "TEXT", "shape": [len(rows), 1], "datatype": "BYTES", "data": list(rows)}]}
-    answer = subprocess.run([*CURL, "--data-binary", "@-", f"{served.model_url}/infer"], input=json.dumps(body).encode(), capture_output=True, check=True)
+    answer = subprocess.run(
+        [*CURL, "--data-binary", "@-", f"{served.model_url}/infer"], input=json.dumps(body).encode(), capture_output=True, check=True
+    )
     return from_json(json.loads(answer.stdout))
 
 
