@@ -309,10 +309,19 @@ def _check_owner(known: Object | None, item: Object, uid: str) -> None:
     owners = known["metadata"].get("ownerReferences") or []
     if any(owner.get("uid") == uid for owner in owners):
         return
+    if not owners and _left_by_us(known, item):
+        return
     what = f"{item['kind']} {item['metadata']['name']}"
     if any(owner.get("kind") == names.KIND and owner.get("apiVersion", "").startswith(names.GROUP) for owner in owners):
         raise FormerChild(what)
     raise NameTaken(f"{what} exists in this namespace and is not this pipeline's; delete or rename it, or give the pipeline another metadata.name")
+
+
+def _left_by_us(known: Object, item: Object) -> bool:
+    """Whether an object without an owner is one that we applied for a pipeline of this name: somebody took the reference away."""
+    applied = any(entry.get("manager") == names.MANAGER_CHILDREN for entry in known["metadata"].get("managedFields") or ())
+    labels = known["metadata"].get("labels") or {}
+    return applied and labels.get(names.LABEL_PIPELINE) == item["metadata"]["labels"][names.LABEL_PIPELINE]
 
 
 def _same_conditions(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:

@@ -1,0 +1,208 @@
+"""One running operator on a real control plane: edits and deletions by hand are repaired, others' objects left alone, deletion and a new pipeline of
+the same name at once; kubectl waits and applies as with any resource."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import builders
+from tests.support.controlplane import ControlPlane
+from tests.support.faultproxy import FaultProxy
+from tests.support.operators import apply_any, essence, eventually, operator, patch, repeated, serve_pods
+from triton_pipelines.api import names
+from triton_pipelines.cluster.client import Client, Object
+from triton_pipelines.cluster.resources import (
+    CONFIG_MAPS,
+    DEPLOYMENTS,
+    INFERENCE_PIPELINES,
+    NETWORK_POLICIES,
+    POD_DISRUPTION_BUDGETS,
+    PODS,
+    SECRETS,
+    SERVICES,
+    Resource,
+)
+from triton_pipelines.reconcile.reconciler import CHILD_RESOURCES
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(150)]
+GONE_SECONDS = 90.0
+"""The garbage collector looks for new kinds, such as a CRD just installed, every 30 s."""
+
+
+def pipeline(namespace: str, name: str = "p", **spec: Any) -> Object:
+    item = builders.document(name=name, namespace=namespace, replicas=2, **spec)
+    item["metadata"].pop("uid")
+    return item
+
+
+async def status_of(admin: Client, namespace: str, name: str = "p") -> Object:
+    item = await admin.get(INFERENCE_PIPELINES, namespace, name)
+    return {**(item.get("status") or {}), "uid": item["metadata"]["uid"], "generation": item["metadata"]["generation"]}
+
+
+async def told(admin: Client, namespace: str, kind: str = "Ready", name: str = "p") -> str:
+    status = await status_of(admin, namespace, name)
+    return next((f"{item['status']} {item['reason']}" for item in status.get("conditions", ()) if item["type"] == kind), "")
+
+
+async def served(admin: Client, namespace: str) -> Object:
+    async def reached() -> Object | None:
+        status = await status_of(admin, namespace)
+        ready = await told(admin, namespace) == "True Succeeded"
+        return status if ready and status["observedGeneration"] == status["generation"] and status["updatedReplicas"] == 2 else None
+
+    async with repeated(partial(serve_pods, admin, namespace)):
+        found: Object = await eventually("served", reached, 60)
+    return found
+
+
+async def children(admin: Client, namespace: str) -> dict[tuple[str, str], Object]:
+    items = [item for resource in CHILD_RESOURCES for item in (await admin.list(resource, namespace, label_selector=names.MANAGED_SELECTOR)).items]
+    for item in items:
+        (item["metadata"].get("annotations") or {}).pop("deployment.kubernetes.io/revision", None)
+        if not item["metadata"].get("annotations"):
+            item["metadata"].pop("annotations", None)
+    return essence([item for item in items if item["metadata"]["name"] != names.live_name("p")])
+
+
+EDITS: list[tuple[Resource, dict[str, Any]]] = [
+    (DEPLOYMENTS, {"spec": {"replicas": 5}}),
+    (DEPLOYMENTS, {"spec": {"progressDeadlineSeconds": 17}}),
+    (DEPLOYMENTS, {"metadata": {"ownerReferences": None}}),
+    (SERVICES, {"spec": {"selector": {names.LABEL_PIPELINE: "other"}}}),
+    (SERVICES, {"metadata": {"labels": {names.LABEL_PIPELINE: None, names.LABEL_MANAGED_BY: None}}}),
+    (NETWORK_POLICIES, {"spec": {"ingress": []}}),
+    (POD_DISRUPTION_BUDGETS, {"spec": {"maxUnavailable": 2}}),
+]
+
+
+async def test_what_is_edited_or_deleted_by_hand_is_repaired(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+    async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
+        await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace))
+        status = await served(admin, namespace)
+        before = await children(admin, namespace)
+
+        async def as_before() -> bool:
+            return await children(admin, namespace) == before
+
+        for resource, body in EDITS:
+            await patch(admin, resource, namespace, "p", body)
+            await eventually(f"{resource.kind} is repaired after {body}", as_before)
+        revision = names.revision_name("p", status["revision"])
+        deleted = [(resource, "p") for resource in (DEPLOYMENTS, SERVICES, NETWORK_POLICIES, POD_DISRUPTION_BUDGETS)]
+        for resource, name in [*deleted, (CONFIG_MAPS, revision), (CONFIG_MAPS, names.live_name("p"))]:
+            uid = (await admin.get(resource, namespace, name))["metadata"]["uid"]
+            await admin.delete(resource, namespace, name)
+            await eventually(f"another {resource.kind} {name}", partial(is_another, admin, resource, namespace, name, uid))
+            await eventually(f"{resource.kind} {name} is as before", as_before)
+        await served(admin, namespace)
+
+
+async def is_another(admin: Client, resource: Resource, namespace: str, name: str, uid: str) -> bool:
+    found: bool = (await admin.get(resource, namespace, name))["metadata"]["uid"] != uid
+    return found
+
+
+async def test_others_objects_are_not_touched(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+    async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
+        foreign: Object = {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "p", "namespace": namespace},
+            "spec": {"ports": [{"port": 80}], "selector": {"app": "mine"}},
+        }
+        version = (await apply_any(admin, SERVICES, foreign))["metadata"]["resourceVersion"]
+        await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace))
+        await eventually("conflict", lambda: says(admin, namespace, "False NameConflict"))
+        status = await status_of(admin, namespace)
+        (ready,) = (item for item in status["conditions"] if item["type"] == "Ready")
+        assert "Service p exists in this namespace and is not this pipeline's; delete or rename it" in ready["message"]
+        assert await told(admin, namespace, "Stalled") == "True NameConflict"
+        assert status["observedGeneration"] == status["generation"]
+        assert (await admin.get(SERVICES, namespace, "p"))["metadata"]["resourceVersion"] == version
+
+
+async def says(admin: Client, namespace: str, expected: str) -> bool:
+    return await told(admin, namespace) == expected
+
+
+async def test_deleted_in_mid_rollout_and_made_again_at_once(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+    async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
+        await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace))
+        old = await served(admin, namespace)
+        await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace, tokenizer={"maxLength": 64}))
+        await eventually("a pod of the new revision", lambda: pods_of_another(admin, namespace, old["revision"]))
+        await admin.delete(INFERENCE_PIPELINES, namespace, "p")
+        await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace))
+        again = await eventually("all is the new one's", lambda: belongs(admin, namespace, old["uid"]), GONE_SECONDS)
+        assert again["uid"] != old["uid"]
+        found = await served(admin, namespace)
+        assert found["revision"] == old["revision"]
+        kept = {name for kind, name in await children(admin, namespace) if kind == "ConfigMap"}
+        assert kept == {names.revision_name("p", found["revision"])}
+        assert [item["metadata"]["name"] for item in (await admin.list(SECRETS, namespace)).items] == list(kept)
+        # And without an heir nothing is left.
+        await admin.delete(INFERENCE_PIPELINES, namespace, "p")
+        await eventually("nothing is left", lambda: empty(admin, namespace), GONE_SECONDS)
+
+
+async def pods_of_another(admin: Client, namespace: str, revision: str) -> bool:
+    pods = (await admin.list(PODS, namespace, label_selector=names.MANAGED_SELECTOR)).items
+    return any(pod["metadata"]["labels"][names.LABEL_REVISION] != revision for pod in pods)
+
+
+async def belongs(admin: Client, namespace: str, old: str) -> Object | None:
+    """Status of the pipeline once every child is its own."""
+    status = await status_of(admin, namespace)
+    found = await children(admin, namespace)
+    owners = {item["metadata"]["ownerReferences"][0]["uid"] for item in found.values()}
+    return status if owners == {status["uid"]} and ("Deployment", "p") in found and status["uid"] != old else None
+
+
+async def empty(admin: Client, namespace: str) -> bool:
+    listed = [await admin.list(resource, namespace, label_selector=names.MANAGED_SELECTOR) for resource in (*CHILD_RESOURCES, SECRETS, PODS)]
+    return not any(listing.items for listing in listed)
+
+
+async def kubectl(plane: ControlPlane, *arguments: str, stdin: str = "") -> str:
+    process = await asyncio.create_subprocess_exec(
+        str(plane.kubectl),
+        f"--kubeconfig={plane.kubeconfig}",
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    out, _ = await asyncio.wait_for(process.communicate(stdin.encode()), 90)
+    assert process.returncode == 0, out.decode()
+    return out.decode()
+
+
+async def test_kubectl_waits_and_a_second_apply_changes_nothing(
+    admin: Client, control_plane: ControlPlane, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
+    async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
+        document = json.dumps(pipeline(namespace))
+        assert "serverside-applied" in await kubectl(control_plane, "apply", "--server-side", "-f", "-", stdin=document)
+        async with repeated(partial(serve_pods, admin, namespace)):
+            out = await kubectl(control_plane, "wait", "-n", namespace, "--for=condition=Ready", "ipl/p", "--timeout=60s")
+        assert "condition met" in out
+        await served(admin, namespace)
+        before = (await admin.get(INFERENCE_PIPELINES, namespace, "p"))["metadata"]
+        await kubectl(control_plane, "apply", "--server-side", "-f", "-", stdin=document)
+        after = (await admin.get(INFERENCE_PIPELINES, namespace, "p"))["metadata"]
+        assert (after["generation"], after["resourceVersion"]) == (before["generation"], before["resourceVersion"])
+        row = (await kubectl(control_plane, "get", "ipl", "-n", namespace, "--no-headers")).split()
+        assert row[:2] == ["p", "True"]
+        events = await kubectl(control_plane, "events", "-n", namespace, "--for=InferencePipeline/p", "--no-headers")
+        assert sorted({line.split()[2] for line in events.splitlines()} & {"RolloutStarted", "Succeeded", "Serving"}) == [
+            "RolloutStarted",
+            "Serving",
+            "Succeeded",
+        ]
