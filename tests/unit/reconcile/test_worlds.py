@@ -50,6 +50,11 @@ class Histories(RuleBasedStateMachine):
     def operator(self, writes: int | None) -> None:
         self.world.step(writes)
 
+    @rule(length=st.integers(1, 512), writes=st.integers(1, 6), verdict=st.sampled_from([GOOD, BAD]))
+    def killed_in_a_rollout(self, length: int, writes: int, verdict: str) -> None:
+        self.user({"tokenizer": {"maxLength": length}}, verdict)
+        self.world.step(writes)
+
     @rule(rounds=st.integers(1, 4))
     def cluster(self, rounds: int) -> None:
         for _ in range(rounds):
