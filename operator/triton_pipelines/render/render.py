@@ -40,8 +40,8 @@ class Revision:
 
 
 def spec_hash(spec: Spec) -> str:
-    """Hash of the spec as written."""
-    return _hash(spec.model_dump(mode="json", by_alias=True, exclude_unset=True))
+    """Hash of the spec as meant: the same for a file and for what the API server stores of it, with defaults filled in."""
+    return _hash(spec.model_dump(mode="json", by_alias=True, exclude_defaults=True))
 
 
 def render(pipeline: InferencePipeline, graph: Graph, options: Options, digests: Mapping[str, str] | None = None) -> Revision:

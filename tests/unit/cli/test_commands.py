@@ -1,0 +1,364 @@
+"""The other commands: help, wrong use, and a server or cluster that is not what it should be."""
+
+from __future__ import annotations
+
+import json
+import socket
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.unit.cli.conftest import Run
+from triton_pipelines.api import crd
+from triton_pipelines.cli import infer, output, status
+from triton_pipelines.cli.failure import Failure
+
+ROOT = Path(__file__).parents[3]
+SENTIMENT = str(ROOT / "manifests" / "samples" / "sentiment.yaml")
+COMMANDS = ["validate", "render", "serve", "infer", "status", "crd", "load", "operator"]
+METADATA = {
+    "name": "m",
+    "inputs": [{"name": "QUERY", "datatype": "BYTES", "shape": [-1, 1]}],
+    "outputs": [{"name": "B", "datatype": "FP32", "shape": [-1, 2]}, {"name": "A", "datatype": "BYTES", "shape": [-1, 1]}],
+}
+ANSWER = {
+    "model_name": "m",
+    "outputs": [
+        {"name": "A", "datatype": "BYTES", "shape": [2, 1], "data": ["[red]", "zwei"]},
+        {"name": "B", "datatype": "FP32", "shape": [2, 2], "data": [0.25, 0.75, 1.0, 0.0]},
+    ],
+}
+
+
+# --- help and wrong use -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("columns", ["60", "200"])
+def test_help_names_every_command_and_its_options(tritonpipe: Run, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    ended = tritonpipe("--help")
+    assert ended.code == 0
+    assert all(f" {command} " in ended.out for command in COMMANDS)
+    assert "First steps" in ended.out
+    assert max(map(len, ended.out.splitlines())) <= int(columns)
+    for command in COMMANDS:
+        ended = tritonpipe(command, "--help")
+        assert ended.code == 0
+        assert f"tritonpipe {command}" in ended.out
+
+
+def test_the_kubectl_plugin_is_the_same_program(tritonpipe: Run) -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts["kubectl-tritonpipe"] == scripts["tritonpipe"]
+    assert "Usage: kubectl tritonpipe status" in tritonpipe("status", "--help", program="/usr/local/bin/kubectl-tritonpipe").out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["--nonsense"],
+        ["validate"],
+        ["validate", "--nonsense", SENTIMENT],
+        ["render"],
+        ["render", SENTIMENT, SENTIMENT],
+        ["render", SENTIMENT, "--source-map", "nonsense"],
+        ["serve"],
+        ["serve", SENTIMENT, "--port", "many"],
+        ["serve", SENTIMENT, "--port", "65536"],
+        ["serve", SENTIMENT, "--port", "7001", "--grpc-port", "7001"],
+        ["serve", SENTIMENT, "--source-map", "nonsense"],
+        ["serve", "no-such-file.yaml"],
+        ["infer"],
+        ["infer", SENTIMENT],
+        ["infer", "no-such-file.yaml", "text"],
+        ["infer", "http://host", "text"],
+        ["infer", "http://", "text"],
+        ["infer", "http://[::1/v2/models/m", "text"],
+        ["infer", "http://host:99999/v2/models/m", "text"],
+        ["infer", "ftp://host/v2/models/m", "text"],
+        ["infer", SENTIMENT, "text", "--url", "http://"],
+        ["infer", SENTIMENT, "broken \udcff"],
+        ["status"],
+        ["crd", "more"],
+        ["operator", "--workers", "0"],
+        ["operator", "--custom-code", "perhaps"],
+        ["load", "--nonsense"],
+    ],
+    ids=lambda arguments: ascii(" ".join(arguments).replace(SENTIMENT, "FILE")),
+)
+def test_wrong_use(tritonpipe: Run, arguments: list[str]) -> None:
+    ended = tritonpipe(*arguments)
+    assert ended.code == 2
+    assert ended.out == ""
+    assert ended.err.strip()
+
+
+def test_crd_is_the_definition(tritonpipe: Run) -> None:
+    ended = tritonpipe("crd")
+    assert ended.code == 0
+    assert ended.out == crd.render()
+
+
+def test_a_defect_of_ours_is_a_message_too(tritonpipe: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> str:
+        raise KeyError("lost")
+
+    monkeypatch.setattr(crd, "render", broken)
+    ended = tritonpipe("crd")
+    assert ended.code == 3
+    assert "unexpected KeyError: 'lost'" in ended.err
+
+
+def test_a_port_that_is_taken_is_named_before_anything_is_fetched(tritonpipe: Run) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        ended = tritonpipe("serve", SENTIMENT, "--port", "0", "--grpc-port", "0", "--metrics-port", str(port))
+    assert ended.code == 3
+    assert f"--metrics-port: 127.0.0.1:{port} cannot be used" in ended.err
+    assert "laying out" not in ended.err
+
+
+def test_serve_says_which_platform_it_cannot_run(tritonpipe: Run, tmp_path: Path) -> None:
+    document = yaml.safe_load(Path(SENTIMENT).read_text())
+    document["spec"]["model"]["platform"] = "tensorrt_plan"
+    file = tmp_path / "plan.yaml"
+    file.write_text(yaml.safe_dump(document))
+    ended = tritonpipe("serve", str(file))
+    assert ended.code == 2
+    assert "spec.model.platform: tensorrt_plan needs a Triton with that backend" in ended.err
+
+
+# --- infer --------------------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("target", "server", "url"),
+    [
+        ("http://h:1/v2/models/m", "", "http://h:1/v2/models/m"),
+        ("https://h/v2/models/m/", "", "https://h/v2/models/m"),
+        ("http://h:1/v2/models/m/infer", "", "http://h:1/v2/models/m"),
+        ("http://h:1/v2/models/m/ready?x=1#y", "", "http://h:1/v2/models/m"),
+        ("http://h:1/v2/models/m/versions/1/infer", "", "http://h:1/v2/models/m/versions/1"),
+        ("https://gate/team/nlp/v2/models/m/config", "", "https://gate/team/nlp/v2/models/m"),
+        ("http://[::1]:8000/v2/models/m", "", "http://[::1]:8000/v2/models/m"),
+        ("localhost:8000/v2/models/m", "", "http://localhost:8000/v2/models/m"),
+        (SENTIMENT, "http://h:1", "http://h:1/v2/models/sentiment"),
+        (SENTIMENT, "http://h:1/", "http://h:1/v2/models/sentiment"),
+        (SENTIMENT, "h:1", "http://h:1/v2/models/sentiment"),
+        (SENTIMENT, "https://gate/nlp/", "https://gate/nlp/v2/models/sentiment"),
+    ],
+)
+def test_model_url(target: str, server: str, url: str) -> None:
+    assert infer.model_url(target, server) == url
+
+
+def test_a_file_gives_only_its_name(tmp_path: Path) -> None:
+    """Whether an operator would take the resource depends on that operator's options; the server has taken it already."""
+    document = yaml.safe_load(Path(SENTIMENT).read_text())
+    document["spec"]["ensemble"] = {"modelName": "public"}
+    document["spec"]["model"]["outputs"][0]["dims"] = [3]
+    file = tmp_path / "file.yaml"
+    file.write_text(yaml.safe_dump(document))
+    assert infer.model_url(str(file), "h:1") == "http://h:1/v2/models/public"
+    document["spec"]["ensemble"]["modelNam"] = "x"
+    file.write_text(yaml.safe_dump(document))
+    with pytest.raises(Failure, match=r"spec\.ensemble\.modelNam"):
+        infer.model_url(str(file), "h:1")
+
+
+Serve = Callable[[Mapping[str, tuple[int, bytes]]], str]
+
+
+@pytest.fixture
+def server() -> Iterator[Serve]:
+    """A server that answers what it is told to, by method; a stand-in for what is no Triton."""
+    answers: dict[str, tuple[int, bytes]] = {}
+    asked: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+            code, body = answers[self.command]
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+
+    def serve(given: Mapping[str, tuple[int, bytes]]) -> str:
+        answers.update(given)
+        return f"http://127.0.0.1:{listening.server_port}/v2/models/m"
+
+    yield serve
+    listening.shutdown()
+    thread.join()
+    listening.server_close()
+
+
+def told(document: Any, code: int = 200) -> tuple[int, bytes]:
+    return code, json.dumps(document).encode()
+
+
+def test_an_answer_as_table_and_as_json(tritonpipe: Run, server: Serve) -> None:
+    url = server({"GET": told(METADATA), "POST": told(ANSWER)})
+    ended = tritonpipe("infer", url, "[bold]one", "--", "-two")
+    assert ended.code == 0
+    rows = [[cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")] for line in ended.out.splitlines() if "│" in line or "┃" in line]
+    assert rows == [["text", "B", "A"], ["[bold]one", "0.2500 0.7500", "[red]"], ["-two", "1.0000 0.0000", "zwei"]]
+    whole = json.loads(tritonpipe("infer", url, "a", "b", "--json").out)
+    assert [item["name"] for item in whole["outputs"]] == ["B", "A"]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "answer", "code", "said"),
+    [
+        ((200, b"<html>"), None, 3, "no JSON object"),
+        (told([1]), None, 3, "no JSON object"),
+        (told({}), None, 3, "no model's metadata"),
+        (told({"inputs": 1, "outputs": 2}), None, 3, "no model's metadata"),
+        ((502, b"<html>Bad Gateway"), None, 3, "answered 502: Bad Gateway"),
+        (told({"error": "unknown model"}, 404), None, 3, "answered 404: unknown model"),
+        (told({**METADATA, "inputs": [{"name": "X", "datatype": "FP32"}]}), None, 2, "takes X FP32"),
+        (told({**METADATA, "inputs": METADATA["inputs"] * 2}), None, 2, "one text input"),
+        (told(METADATA), told({}), 3, "no inference answer"),
+        (told(METADATA), told({"outputs": [{"name": "Z", "data": []}]}), 3, "no inference answer"),
+        (told(METADATA), told({"error": "too many rows"}, 400), 3, "answered 400: too many rows"),
+    ],
+)
+def test_servers_that_answer_something_else(
+    tritonpipe: Run, server: Serve, metadata: tuple[int, bytes], answer: tuple[int, bytes] | None, code: int, said: str
+) -> None:
+    ended = tritonpipe("infer", server({"GET": metadata, "POST": answer or (200, b"")}), "x")
+    assert ended.code == code
+    assert said in ended.err
+
+
+def test_no_server(tritonpipe: Run) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        ended = tritonpipe("infer", SENTIMENT, "x", "--url", f"127.0.0.1:{unused.getsockname()[1]}")
+    assert ended.code == 3
+    assert "cannot be reached" in ended.err
+
+
+@pytest.mark.parametrize(("proxied", "code"), [("http://127.0.0.1:1", 0)])
+def test_a_proxy_is_not_asked_for_this_machine(tritonpipe: Run, server: Serve, monkeypatch: pytest.MonkeyPatch, proxied: str, code: int) -> None:
+    monkeypatch.setenv("HTTP_PROXY", proxied)
+    monkeypatch.setenv("http_proxy", proxied)
+    answer = {"outputs": [{"name": "B", "data": [0.5, 0.5]}]}
+    assert tritonpipe("infer", server({"GET": told(METADATA), "POST": told(answer)}), "x").code == code
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("plain", "plain"), ("", ""), ("a\nb\t\x1b[31m", "a\\nb\\t\\x1b[31m"), ("ü🎉", "ü🎉"), ("x" * 121, "x" * 120 + "… (121 characters)")],
+)
+def test_shortened(text: str, shown: str) -> None:
+    assert output.shortened(text) == shown
+
+
+# --- status -------------------------------------------------------------------------------------------------------------------------
+def kubeconfig(path: Path, server: str, namespace: str | None = "nlp") -> str:
+    context = {"cluster": "c", "user": "u"} | ({"namespace": namespace} if namespace else {})
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "here",
+                "clusters": [{"name": "c", "cluster": {"server": server}}],
+                "users": [{"name": "u", "user": {"token": "secret"}}],
+                "contexts": [{"name": "here", "context": context}, {"name": "bare", "context": {"cluster": "c", "user": "u"}}],
+            }
+        )
+    )
+    return str(path)
+
+
+def test_namespace_of_the_context(tmp_path: Path) -> None:
+    file = kubeconfig(tmp_path / "config", "http://127.0.0.1:1")
+    assert status.context_namespace(file, None) == "nlp"
+    assert status.context_namespace(file, "bare") == "default"
+    assert status.context_namespace(file, "unknown") == "default"
+    assert status.context_namespace(str(tmp_path / "none"), None) == "default"
+
+
+def test_no_kubeconfig(tritonpipe: Run, tmp_path: Path) -> None:
+    ended = tritonpipe("status", "sentiment", "--kubeconfig", str(tmp_path / "none"))
+    assert ended.code == 3
+    assert f"the kubeconfig {tmp_path / 'none'} cannot be used" in ended.err
+
+
+def test_a_context_that_does_not_exist(tritonpipe: Run, tmp_path: Path) -> None:
+    ended = tritonpipe("status", "sentiment", "--kubeconfig", kubeconfig(tmp_path / "config", "http://127.0.0.1:1"), "--context", "nowhere")
+    assert ended.code == 3
+    assert "'nowhere'" in ended.err
+
+
+def test_no_api_server(tritonpipe: Run, tmp_path: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        file = kubeconfig(tmp_path / "config", f"http://127.0.0.1:{unused.getsockname()[1]}")
+        ended = tritonpipe("status", "sentiment", "--kubeconfig", file)
+    assert ended.code == 3
+    assert "the cluster cannot be asked" in ended.err
+    assert "secret" not in ended.err
+
+
+def not_found(message: str) -> dict[str, Any]:
+    return {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404, "message": message}
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "said"),
+    [
+        ('inferencepipelines.tritonpipelines.io "sentiment" not found', 2, "no InferencePipeline sentiment in namespace nlp"),
+        ("the server could not find the requested resource", 3, "knows no InferencePipeline"),
+    ],
+)
+def test_what_is_not_there(tritonpipe: Run, server: Serve, tmp_path: Path, message: str, code: int, said: str) -> None:
+    url = server({"GET": told(not_found(message), 404)}).partition("/v2")[0]
+    ended = tritonpipe("status", "sentiment", "--kubeconfig", kubeconfig(tmp_path / "config", url))
+    assert ended.code == code
+    assert said in ended.err
+
+
+def test_a_status_for_people(tritonpipe: Run, server: Serve, tmp_path: Path) -> None:
+    state = {
+        "observedGeneration": 2,
+        "revision": "abc",
+        "servingRevision": "old",
+        "replicas": 1,
+        "readyReplicas": 1,
+        "conditions": [{"type": "Ready", "status": "False", "reason": "InvalidSpec", "message": "spec.model [bold]: wrong"}],
+        "steps": [{"name": "tokenizer", "modelName": "tok", "pods": 1, "readyPods": 1, "instances": 2}],
+        "tokenizer": {"summary": "2/4"},
+        "ensemble": {"modelName": "sentiment", "inputs": [{"name": "TEXT", "dataType": "STRING", "shape": [-1, 1]}], "outputs": []},
+        "endpoints": {"http": "http://sentiment.nlp.svc:8000"},
+        "sources": [{"step": "model", "uri": "s3://m/x", "resolvedRevision": "v7", "sha256": "0123456789abcdef"}],
+        "warnings": [{"path": "spec.model", "message": "careful"}],
+    }
+    document = {"metadata": {"namespace": "nlp", "name": "sentiment", "generation": 3}, "status": state}
+    url = server({"GET": told(document)}).partition("/v2")[0]
+    file = kubeconfig(tmp_path / "config", url)
+    shown = tritonpipe("status", "sentiment", "--kubeconfig", file)
+    assert shown.code == 0
+    for text in (
+        *("nlp/sentiment", "revision abc (serving old)", "tokenizers 2/4", "has not looked at its latest change", "spec.model [bold]: wrong"),
+        *("TEXT STRING[-1, 1]", "http://sentiment.nlp.svc:8000", "at v7 sha256 0123456789ab", "warning: spec.model: careful"),
+    ):
+        assert text in shown.out
+    assert json.loads(tritonpipe("status", "sentiment", "--kubeconfig", file, "--json").out) == state

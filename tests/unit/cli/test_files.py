@@ -1,0 +1,198 @@
+"""validate and render: good files, and every way in which a file or an option can be wrong."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support import builders
+from tests.unit.cli.conftest import Run
+from triton_pipelines.cli.render import KEY_PLACEHOLDER
+from triton_pipelines.pipeline import Options
+from triton_pipelines.reconcile.observed import Observed
+from triton_pipelines.reconcile.plan import Context, plan
+from triton_pipelines.render.objects import PLACEHOLDER_UID
+
+SAMPLES = sorted((Path(__file__).parents[3] / "manifests" / "samples").glob("*.yaml"))
+SENTIMENT = next(path for path in SAMPLES if path.stem == "sentiment")
+OWN_CODE = next(path for path in SAMPLES if path.stem == "custom-python")
+UID = "6f1e8b4c-0000-4000-8000-123456789abc"
+
+
+def written(path: Path, text: str | bytes) -> str:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(path)
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+def test_samples_are_valid(tritonpipe: Run, path: Path) -> None:
+    ended = tritonpipe("validate", str(path))
+    assert ended.code == 0
+    assert f"({path.stem}): valid" in ended.out
+    assert ": error:" not in ended.out
+
+
+def test_warnings_count_when_strict(tritonpipe: Run) -> None:
+    assert ": warning: spec.model.source: " in tritonpipe("validate", str(SENTIMENT)).out
+    assert tritonpipe("validate", "--strict", str(SENTIMENT)).code == 1
+
+
+def test_all_findings_at_once_from_standard_input(tritonpipe: Run) -> None:
+    document = builders.document(model={"platfrom": "x", "maxBatchSize": 0}, postprocess={"topK": 3})
+    ended = tritonpipe("validate", "-", text=yaml.safe_dump(document).encode())
+    assert ended.code == 1
+    assert "standard input (sentiment): error: spec.model.platfrom: is not a field" in ended.out
+    assert "spec.model.maxBatchSize: must be at least 1" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("a: [1", ": is no YAML: expected ',' or ']'"),
+        ("a: *x", ":1:4: is no YAML: found undefined alias"),
+        ("kind: A\nkind: B", ":2:1: is no YAML: the key 'kind' stands here a second time"),
+        (b"\xff\xfe", "is no UTF-8 text (byte 0)"),
+        ("a: \x00", "is no YAML"),
+        ("", "holds no InferencePipeline"),
+        ("- a\n- b", "holds no InferencePipeline"),
+        ("just text", "holds no InferencePipeline"),
+        ("kind: Deployment", "holds no InferencePipeline"),
+        ("a: &x [*x]", "cannot be a resource"),
+        ("2020-01-01: x", "cannot be a resource"),
+    ],
+)
+@pytest.mark.parametrize("command", ["validate", "render", "serve", "infer"])
+def test_files_that_are_no_resource(tritonpipe: Run, tmp_path: Path, command: str, content: str | bytes, said: str) -> None:
+    file = written(tmp_path / "file.yaml", content)
+    ended = tritonpipe(command, file, *(["text"] if command == "infer" else []))
+    assert ended.code == 2
+    assert file in ended.err
+    assert said in ended.err
+
+
+def test_every_file_is_judged_though_one_cannot_be_read(tritonpipe: Run, tmp_path: Path) -> None:
+    ended = tritonpipe("validate", str(tmp_path / "none.yaml"), str(tmp_path), str(SENTIMENT))
+    assert ended.code == 2
+    assert "none.yaml: cannot be read: No such file" in ended.err
+    assert "is a folder" in ended.err
+    assert "(sentiment): valid" in ended.out
+
+
+def test_lists_as_kubectl_prints_them(tritonpipe: Run, tmp_path: Path) -> None:
+    items = [yaml.safe_load(path.read_text()) for path in SAMPLES]
+    file = written(tmp_path / "list.yaml", yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": items}))
+    ended = tritonpipe("validate", file)
+    assert ended.code == 0
+    assert ended.out.count(": valid") == len(SAMPLES)
+    ended = tritonpipe("render", file)
+    assert ended.code == 2
+    assert f"holds {len(SAMPLES)} pipelines; this command takes one" in ended.err
+
+
+def rendered(tritonpipe: Run, *arguments: str) -> list[dict[str, Any]]:
+    ended = tritonpipe("render", "--manifests", *arguments)
+    assert ended.code == 0, ended.err
+    return list(yaml.safe_load_all(ended.out))
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+def test_manifests_are_what_the_operator_applies(tritonpipe: Run, path: Path) -> None:
+    """But for the owner's UID and the control key, byte for byte and in the same order."""
+    document = yaml.safe_load(path.read_text())
+    document["metadata"] |= {"namespace": "default", "uid": UID, "generation": 1}
+    now = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    # The placeholder as key, because a hash of the key stands in the live ConfigMap.
+    applied = plan(Observed(document), Context(Options(), lambda _uid, _revision: KEY_PLACEHOLDER), now).apply
+    text = json.dumps(rendered(tritonpipe, str(path)), indent=1)
+    assert text.replace(PLACEHOLDER_UID, UID) == json.dumps(applied, indent=1)
+
+
+def test_operator_config_is_the_operators_options(tritonpipe: Run, tmp_path: Path) -> None:
+    options = {
+        "images": {"default": "registry.example/triton:24.10-py3"},
+        "loader_image": "registry.example/operator:1",
+        "source_map": ["hf://=https://mirror.example/"],
+        "substitute_runner": ["onnxruntime_onnx"],
+        "operator_namespace": "platform",
+        "workers": 3,
+    }
+    config = written(tmp_path / "operator.yaml", yaml.safe_dump(options))
+    document = yaml.safe_load(SENTIMENT.read_text())
+    document["spec"]["server"] = {"networkPolicy": {"inferenceFrom": [{"podSelector": {}}]}}  # where the operator's namespace shows
+    file = written(tmp_path / "file.yaml", yaml.safe_dump(document))
+    by_file = rendered(tritonpipe, file, "--operator-config", config)
+    flags = [
+        *("--server-image", "registry.example/triton:24.10-py3", "--loader-image", "registry.example/operator:1"),
+        *("--source-map", "hf://=https://mirror.example/", "--substitute-runner", "onnxruntime_onnx", "--operator-namespace", "platform"),
+    ]
+    assert by_file == rendered(tritonpipe, file, *flags)
+    text = json.dumps(by_file)
+    for value in ("registry.example/triton:24.10-py3", "registry.example/operator:1", "https://mirror.example/", '"platform"', "KIND_CPU"):
+        assert value in text
+    over = next(item for item in rendered(tritonpipe, file, "--operator-config", config, "--loader-image", "mine:2") if item["kind"] == "Deployment")
+    assert over["spec"]["template"]["spec"]["initContainers"][0]["image"] == "mine:2"
+
+
+def test_the_environment_changes_nothing(tritonpipe: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = tritonpipe("render", "--manifests", str(SENTIMENT)).out
+    monkeypatch.setenv("TRITONPIPE_SUBSTITUTE_RUNNER", "onnxruntime_onnx")
+    assert tritonpipe("render", "--manifests", str(SENTIMENT)).out == before
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("nonsense: 1", "nonsense: no option of the operator"),
+        ("source_map: [x]", "source map 'x': must be PREFIX=TARGET"),
+        ("custom_code: perhaps", "custom"),
+        ("[1, 2]", "must be one mapping"),
+        ("a: [", "is no YAML"),
+    ],
+)
+def test_wrong_operator_config(tritonpipe: Run, tmp_path: Path, config: str, said: str) -> None:
+    file = written(tmp_path / "operator.yaml", config)
+    for command in ("render", "validate"):
+        ended = tritonpipe(command, str(SENTIMENT), "--operator-config", file)
+        assert ended.code == 2
+        assert file in ended.err
+        assert said in ended.err
+
+
+def test_own_code_is_an_error_where_the_operator_forbids_it(tritonpipe: Run, tmp_path: Path) -> None:
+    config = written(tmp_path / "operator.yaml", "custom_code: forbid")
+    ended = tritonpipe("validate", str(OWN_CODE), "--operator-config", config)
+    assert ended.code == 1
+    assert "spec.model.python.code: own code is forbidden" in ended.out
+
+
+def test_repository_holds_what_is_printed(tritonpipe: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    ended = tritonpipe("render", str(SENTIMENT), "--repository", str(folder))
+    assert ended.code == 0
+    assert ended.out == ""
+    assert (folder / "sentiment" / "1").is_dir()
+    printed = tritonpipe("render", str(SENTIMENT)).out
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            assert f"# {path.relative_to(folder)}\n{path.read_text()}" in printed
+
+
+def test_repository_that_cannot_be_written(tritonpipe: Run, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    ended = tritonpipe("render", str(SENTIMENT), "--repository", str(file / "below"))
+    assert ended.code == 2
+    assert "--repository" in ended.err
+
+
+def test_render_of_what_is_not_valid(tritonpipe: Run, tmp_path: Path) -> None:
+    file = written(tmp_path / "file.yaml", yaml.safe_dump(builders.document(model={"outputs": None})))
+    ended = tritonpipe("render", file)
+    assert ended.code == 1
+    assert "spec.model.outputs: is required" in ended.err
+    assert ended.out == ""
