@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import datetime as dt
 import functools
+import hashlib
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -189,7 +190,11 @@ class World:
         metadata = {
             "name": pod.name,
             "uid": f"uid-{pod.name}",
-            "labels": {**names.labels(self.name), names.LABEL_REVISION: pod.revision},
+            "labels": {
+                **names.labels(self.name),
+                names.LABEL_REVISION: pod.revision,
+                "pod-template-hash": hashlib.sha256(pod.template.encode()).hexdigest()[:9],
+            },
             "creationTimestamp": rfc3339(pod.created),
         }
         if pod.away:

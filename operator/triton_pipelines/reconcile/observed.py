@@ -13,6 +13,8 @@ from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.loadplan import LoadReport
 
 Object = dict[str, Any]
+# Put on pods by the Deployment's controller (apps/v1 DefaultDeploymentUniqueLabelKey).
+LABEL_TEMPLATE_HASH = "pod-template-hash"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,11 @@ class Pod:
             deleting=metadata.get("deletionTimestamp") is not None,
             raw=raw,
         )
+
+    @property
+    def template(self) -> str:
+        """Which pod template it was made from, as the Deployment's controller numbers them; it changes on a restart, the revision does not."""
+        return str((self.raw["metadata"].get("labels") or {}).get(LABEL_TEMPLATE_HASH, ""))
 
     def condition(self, kind: str) -> Mapping[str, Any]:
         """The pod's condition of that type, or an empty one."""

@@ -74,7 +74,9 @@ def _products(pod: Pod) -> list[str]:
     affinity = ((pod.raw.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}
     terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or ()
     expressions = [expression for term in terms for expression in term.get("matchExpressions") or ()]
-    return sorted({value for item in expressions if item.get("key") == GPU_PRODUCT_LABEL and item.get("operator") == "In" for value in item["values"]})
+    return sorted(
+        {value for item in expressions if item.get("key") == GPU_PRODUCT_LABEL and item.get("operator") == "In" for value in item["values"]}
+    )
 
 
 def _offer(nodes: Sequence[Object] | None, resource: str) -> str:

@@ -57,6 +57,9 @@ def decide(
     target = memory.restored if memory.failed_revision == wanted and memory.restored else wanted
     if target == wanted and _whole(observed, wanted, replicas):
         memory = replace(memory, proven=wanted)
+        if all(pod.serving for pod in observed.pods if not pod.deleting):
+            # The way that this rollout took is not the next one's: there may be room by then.
+            memory = replace(memory, mode_revision="", mode="")
     mode, recheck = strategy, None
     if strategy is RolloutStrategy.AUTO:
         mode, memory, recheck = _auto(target, observed, memory, now)
@@ -97,14 +100,16 @@ def _whole(observed: Observed, revision: str, replicas: int) -> bool:
 def _auto(target: str, observed: Observed, memory: Memory, now: dt.datetime) -> tuple[RolloutStrategy, Memory, float | None]:
     if memory.mode_revision == target and memory.mode == RolloutStrategy.NO_SURGE:
         return RolloutStrategy.NO_SURGE, memory, None
-    old = [pod for pod in observed.pods if pod.revision != target and not pod.deleting]
-    if not old or observed.deployed_revision() != target:
+    if observed.deployed_revision() != target:
         return RolloutStrategy.SURGE, memory, None
     for pod in observed.pods:
         condition = pod.condition("PodScheduled")
         if pod.revision != target or pod.deleting or condition.get("reason") != "Unschedulable" or condition.get("status") != "False":
             continue
         if not any(word in str(condition.get("message", "")) for word in MADE_ROOM_FOR):
+            continue
+        # Of another revision, or of the same one before a restart.
+        if not any((other.revision, other.template) != (target, pod.template) for other in observed.pods if not other.deleting):
             continue
         since = timestamp(condition.get("lastTransitionTime")) or now
         left = (since + UNSCHEDULABLE_GRACE - now).total_seconds()

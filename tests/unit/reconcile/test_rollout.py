@@ -206,8 +206,8 @@ def test_auto_reads_the_scheduler_and_waits_before_it_gives_the_old_pod_up() -> 
     assert "no room for a second pod: the old pod goes first" in world.condition("Ready")["message"]
     assert world.serving, "announced before it happens"
     assert world.settle().told()["Ready"] == "True Succeeded"
-    # Kept for this revision, tried anew for the next.
-    assert mode(world) == "surge 0"
+    # Kept for this rollout alone: there may be room for the next.
+    assert mode(world) == "surge 1"
     world.room = 2
     world.change(tokenizer={"maxLength": 32}).step()
     assert mode(world) == "surge 1"
@@ -274,6 +274,16 @@ def test_replicas_up_and_down_roll_nothing() -> None:
     world.change(replicas=1).settle()
     assert (world.deployed, len(world.serving)) == (revision, 1)
     assert ("PodDisruptionBudget", world.name) not in world.children
+
+
+def test_a_restart_finds_its_way_where_no_second_pod_fits() -> None:
+    world = served(room=1)
+    before = world.serving[0].name
+    template = world.children["Deployment", world.name]["spec"]["template"]
+    template["metadata"]["annotations"] = {"kubectl.kubernetes.io/restartedAt": "2026-01-01T13:00:00Z"}
+    assert world.settle().told()["Ready"] == "True Succeeded"
+    assert [pod.name for pod in world.serving] != [before]
+    assert mode(world) == "surge 1"
 
 
 def test_kubectl_rollout_restart_survives() -> None:
