@@ -1,0 +1,202 @@
+"""What breaks around a pipeline: the operator, the API server, a process in a pod, a user who changes their mind."""
+
+from collections.abc import Collection, Sequence
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from e2e.suite.access import Access
+from e2e.suite.installation import NAMESPACE, RELEASE, Installation
+from e2e.suite.kube import Kube, Object, wait_for
+from e2e.suite.tiny import SAFE_CLIENTS, TinyPipeline, assert_none_lost, is_ready, wait_left
+from triton_pipelines.api import names
+
+BACK_SECONDS = 90.0
+HEALTH_SECONDS = 5
+"""The tiny pipeline's time between two inferences of the operator."""
+DETECTED_SECONDS = 3.0 * HEALTH_SECONDS
+READING = {"get", "list", "watch"}
+# Sends SIGKILL to the tokenizer's process; every Triton image has python3.
+KILL_TOKENIZER = """
+import os, pathlib, signal
+for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):
+    command = path.read_bytes().decode().split('\\0')
+    if 'triton_python_backend_stub' in command[0] and '/tokenizer/' in command[1]:
+        os.kill(int(path.parent.name), signal.SIGKILL)
+        print('killed', path.parent.name)
+"""
+
+
+def writes(installation: Installation) -> dict[tuple[str, str], float]:
+    """What the operator's process has written since it began, by its own count: (verb, resource) → requests."""
+    (pod,) = [pod for pod in installation.operator_pods() if is_ready(pod)]
+    port = next(port["containerPort"] for port in pod["spec"]["containers"][0]["ports"] if port["name"] == "metrics")
+    text = installation.kube.kubectl("get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}:{port}/proxy/metrics")
+    found: dict[tuple[str, str], float] = {}
+    seen = False
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == "tritonpipe_api_requests_total":
+                seen = True
+                key = (sample.labels["verb"], sample.labels["resource"])
+                if key[0] not in READING:
+                    found[key] = found.get(key, 0.0) + sample.value
+    assert seen, "the operator counts its requests"
+    return found
+
+
+def wait_operator(installation: Installation, gone: Collection[str] = ()) -> None:
+    """Wait for one ready operator that is none of these pods."""
+
+    def holds(pods: Sequence[Object]) -> bool:
+        return len(pods) == 1 and is_ready(pods[0]) and pods[0]["metadata"]["name"] not in gone
+
+    wait_for("the operator is back", installation.operator_pods, holds, BACK_SECONDS, lambda pods: f"{len(pods)} pods")
+
+
+def wait_surge_pod(tiny: TinyPipeline, before: set[str]) -> None:
+    """Wait until a rollout is on its way: a pod that was not there before."""
+    wait_for("a pod of the new revision", tiny.pod_names, lambda pods: pods - before, BACK_SECONDS)
+
+
+def test_an_operator_killed_in_mid_rollout_goes_on(kube: Kube, installation: Installation, tiny: TinyPipeline) -> None:
+    tiny.serve("old")
+    before = tiny.pod_names()
+    operator = {pod["metadata"]["name"] for pod in installation.operator_pods()}
+    with tiny.load(clients=SAFE_CLIENTS) as load:
+        tiny.change("new")
+        wait_for("the new revision", lambda: tiny.deployed_revision(), lambda deployed: deployed != tiny.status()["servingRevision"], BACK_SECONDS)
+        kube.kubectl("delete", "pod", f"--namespace={NAMESPACE}", "--force", "--grace-period=0", *operator)
+        wait_operator(installation, operator)
+        tiny.wait_ready()
+        wait_left(tiny, before)
+        load.wait_requests()
+    assert_none_lost(load, {"old", "new"})
+
+
+def test_without_operator_the_deployment_heals_and_the_operator_comes_back_to_nothing_to_do(
+    kube: Kube, installation: Installation, tiny: TinyPipeline
+) -> None:
+    tiny.serve("old")
+    before = tiny.pod_names()
+    kube.kubectl("scale", f"deployment/{RELEASE}", f"--namespace={NAMESPACE}", "--replicas=0")
+    try:
+        wait_for("no operator", installation.operator_pods, lambda pods: not pods, BACK_SECONDS, lambda pods: f"{len(pods)} pods")
+        for pod in before:
+            kube.delete("Pod", tiny.namespace, pod)
+        wait_left(tiny, before)
+        wait_for("a new pod serves", tiny.serving_pods, bool, BACK_SECONDS)
+        with tiny.load(clients=SAFE_CLIENTS) as load:
+            load.wait_requests()
+        assert_none_lost(load, {"old"})
+        applied = tiny.applied()
+        asked = tiny.inferences()
+    finally:
+        kube.kubectl("scale", f"deployment/{RELEASE}", f"--namespace={NAMESPACE}", "--replicas=1")
+        wait_operator(installation)
+    # It has looked at the pipeline, for it has asked the pod and nobody else does.
+    wait_for("an inference of the operator", tiny.inferences, lambda count: count > asked, BACK_SECONDS)
+    tiny.wait_ready()
+    assert tiny.applied() == applied
+    assert set(writes(installation)) <= {("apply status", names.PLURAL), ("create", "events")}
+
+
+def test_an_api_server_that_is_away_disturbs_nobody(access: Access, tiny: TinyPipeline) -> None:
+    if access.local is None:
+        pytest.skip("only a local cluster's API server may be stopped")
+    tiny.serve("old")
+    before = tiny.pod_names()
+    with tiny.load() as load:
+        tiny.change("new")
+        wait_surge_pod(tiny, before)
+        access.local.supervisor.stop("kube-apiserver")
+        try:
+            away = load.now()
+            load.wait_requests(20)
+            lost = [outcome for outcome in load.outcomes if outcome.start >= away and outcome.error]
+        finally:
+            access.local.supervisor.start("kube-apiserver")
+        assert not lost
+        tiny.wait_ready()
+        wait_left(tiny, before)
+        load.wait_requests()
+    assert_none_lost(load, {"old", "new"})
+
+
+def test_a_dead_tokenizer_is_noticed_though_its_server_says_that_it_is_ready(kube: Kube, tiny: TinyPipeline) -> None:
+    tiny.serve("old")
+    (pod,) = tiny.serving_pods()
+    name = pod["metadata"]["name"]
+    kubectl = ("exec", f"--namespace={tiny.namespace}", name, "--container=triton", "--")
+    assert "killed" in kube.kubectl(*kubectl, "python3", "-c", KILL_TOKENIZER)
+    told = tiny.wait_condition("Ready", "False", "InferenceFailed", deadline=DETECTED_SECONDS)
+    assert name in told["message"]
+    assert "test inference failed" in told["message"]
+    assert tiny.condition("Available") | {"message": ""} == tiny.condition("Available") | {
+        "status": "False",
+        "reason": "InferenceFailed",
+        "message": "",
+    }
+    kube.delete("Pod", tiny.namespace, name)
+    wait_left(tiny, {name})
+    tiny.wait_ready()
+    assert tiny.condition("Available")["status"] == "True"
+
+
+def test_of_ten_changes_in_a_row_the_last_one_serves(kube: Kube, tiny: TinyPipeline) -> None:
+    limit = 2
+    tiny.serve("old", rollout={"revisionHistoryLimit": limit})
+    with tiny.load(clients=SAFE_CLIENTS) as load:
+        for number in range(10):
+            earlier = tiny.status()["revision"]
+            tiny.change(f"r{number}")
+            wait_for("its revision", lambda: tiny.status()["revision"], earlier.__ne__, BACK_SECONDS)
+        ready = tiny.wait_ready()
+        wait_for("one pod", tiny.pod_names, lambda pods: len(pods) == 1, BACK_SECONDS)
+        load.wait_requests(1)
+        since = load.now()
+        load.wait_requests()
+    for client in SAFE_CLIENTS:
+        assert load.summary()[client].failed == 0, [outcome for outcome in load.outcomes if outcome.error]
+    assert {outcome.answer for outcome in load.outcomes if outcome.start >= since} == {"r9"}
+
+    def revisions(kind: str) -> set[str]:
+        return {
+            item["metadata"]["labels"][names.LABEL_REVISION] for item in tiny.children(kind) if names.LABEL_REVISION in item["metadata"]["labels"]
+        }
+
+    kept = wait_for("old revisions pruned", lambda: revisions("ConfigMap"), lambda found: len(found) <= 1 + limit, BACK_SECONDS)
+    assert ready["status"]["revision"] in kept
+    secrets = kube.kubectl("get", "secrets", f"--namespace={tiny.namespace}", f"--selector={names.LABEL_PIPELINE}={tiny.name}", "--output=name")
+    assert {line.partition("/")[2] for line in secrets.split()} == {names.revision_name(tiny.name, revision) for revision in kept}
+
+
+def test_deleted_in_mid_rollout_nothing_is_left(kube: Kube, tiny: TinyPipeline) -> None:
+    tiny.serve("old", replicas=2)
+    before = tiny.pod_names()
+    tiny.change("new")
+    wait_surge_pod(tiny, before)
+    kube.delete(names.KIND, tiny.namespace, tiny.name)
+    kinds = "deployments,replicasets,pods,configmaps,secrets,services,networkpolicies,poddisruptionbudgets"
+    arguments = ("get", kinds, f"--namespace={tiny.namespace}", f"--selector={names.LABEL_PIPELINE}={tiny.name}", "--output=name")
+    wait_for("everything of it gone", lambda: kube.kubectl(*arguments).split(), lambda left: not left, BACK_SECONDS)
+    assert kube.find(names.KIND, tiny.namespace, tiny.name) is None
+
+
+def test_nothing_is_written_while_nothing_changes(kube: Kube, installation: Installation, tiny: TinyPipeline) -> None:
+    tiny.serve("old", replicas=2)
+    kinds = f"{names.PLURAL},deployments,replicasets,pods,configmaps,secrets,services,endpointslices,networkpolicies,poddisruptionbudgets,events"
+    template = "{range .items[*]}{.kind}/{.metadata.name} {.metadata.resourceVersion}{'\\n'}{end}"
+
+    def versions() -> set[str]:
+        return set(kube.kubectl("get", kinds, f"--namespace={tiny.namespace}", f"--output=jsonpath={template}").splitlines())
+
+    def quiet() -> tuple[dict[tuple[str, str], float], set[str]]:
+        return writes(installation), versions()
+
+    began, asked = quiet(), tiny.inferences()
+    # Two pods are asked every five seconds each: more than three periods of both.
+    wait_for("inferences of the operator", tiny.inferences, lambda count: count >= asked + 8, 12.0 * HEALTH_SECONDS)
+    ended = quiet()
+    assert ended[0] == began[0]
+    assert ended[1] == began[1]
