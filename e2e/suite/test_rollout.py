@@ -33,7 +33,7 @@ def test_no_request_is_lost(tiny: TinyPipeline, measured: Record, strategy: str,
 
 
 def test_recreate_announces_the_gap_and_answers_after_it(tiny: TinyPipeline, measured: Record) -> None:
-    tiny.serve("old", rollout={"strategy": "Recreate"})
+    tiny.serve("old", rollout={"strategy": "Recreate", "drainSeconds": 1})
     with tiny.load() as load, watched(tiny.kube, tiny.namespace, names.PLURAL) as story:
         tiny.change("new")
         tiny.wait_ready()
@@ -74,7 +74,7 @@ def test_a_failed_surge_costs_nothing(tiny: TinyPipeline, model: Mapping[str, An
 
 def test_on_one_gpu_the_old_pod_goes_first_and_comes_back_when_the_new_one_fails(kube: Kube, tiny: TinyPipeline, measured: Record) -> None:
     gpus = gpu_node(kube)
-    tiny.serve("old", server=gpus)
+    tiny.serve("old", server=gpus, rollout={"drainSeconds": 1})
     count, resource = gpus["gpu"]["count"], "nvidia.com/gpu"
     (old,) = tiny.serving_pods()
     pods_selector = f"{names.LABEL_PIPELINE}={tiny.name}"
