@@ -116,8 +116,10 @@ def test_sentiment_by_every_client(sentiment: Served, way: str, count: int, tmp_
     assert {name: values.shape for name, values in answer.items()} == {"PROBABILITIES": (count, 2), "LABEL": (count, 1), "SCORE": (count, 1)}
 
 
-@pytest.mark.parametrize("count", ROWS)
-@pytest.mark.parametrize("way", ["http-json", "http-binary", "grpc", "http-no-binary", "curl-json", "curl-binary", "tritonpipe"])
+@pytest.mark.parametrize(
+    ("way", "count"),
+    [*((way, count) for way in (*CLIENTS, "http-no-binary") for count in ROWS), ("curl-json", 2), ("curl-binary", 64), ("tritonpipe", 2)],
+)
 def test_embedding_by_every_client(embedding: Served, way: str, count: int, tmp_path: Path) -> None:
     rows = golden("embedding", count, longest=SHORT)
     answer = ask(way, embedding, texts(rows), tmp_path)
@@ -163,8 +165,7 @@ def expected_queues(rows: Sequence[str]) -> np.ndarray[Any, Any]:
     return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
-@pytest.mark.parametrize("count", ROWS)
-@pytest.mark.parametrize("way", ["http-binary", "grpc", "tritonpipe"])
+@pytest.mark.parametrize(("way", "count"), [*((way, count) for way in CLIENTS for count in ROWS), ("tritonpipe", 2)])
 def test_custom_python(custom_python: Served, way: str, count: int, tmp_path: Path) -> None:
     rows = [TICKETS[number % len(TICKETS)] for number in range(count)]
     answer = ask(way, custom_python, rows, tmp_path)

@@ -20,7 +20,7 @@ from triton_pipelines.triton.errors import RejectedError
 
 pytestmark = pytest.mark.integration
 CLIENTS = 64
-REQUESTS = 3
+REQUESTS = 2
 LONG = 140  # tokens of the longest text here
 SECONDS = 100.0
 MEGABYTE = 1_000_000

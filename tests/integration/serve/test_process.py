@@ -1,0 +1,127 @@
+"""`tritonpipe serve` as a process: what goes wrong around it ends in one message and the right exit code."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.suite.clients import http_json
+from e2e.suite.pipelines import merged, sample
+from tests.support.serving import FREE_PORTS, SAMPLES, STOP_SECONDS, begun, run, sample_sources, served
+
+pytestmark = pytest.mark.integration
+SAMPLE = SAMPLES / "custom-python.yaml"
+
+
+def ended(process: subprocess.Popen[str], log: Path) -> tuple[int, str]:
+    """Exit code and messages of a command that ends by itself."""
+    code = process.wait(STOP_SECONDS)
+    said = log.read_text()
+    assert "Traceback" not in said, said
+    return code, said
+
+
+def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Wait for something observed while the process runs."""
+    deadline = time.monotonic() + STOP_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline
+        with pytest.raises(subprocess.TimeoutExpired):  # waits a little, and must not end
+            process.wait(0.05)
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def changed(tmp_path: Path, name: str, **spec: Any) -> Path:
+    """A sample with changes, as a file."""
+    document = sample(name)
+    document["spec"] = merged(document["spec"], spec)
+    file = tmp_path / "changed.yaml"
+    file.write_text(yaml.safe_dump(document), encoding="utf-8")
+    return file
+
+
+def test_one_folder_one_server_and_downloads_are_reused(tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    options = [*sample_sources(), f"--folder={folder}"]
+    with served(SAMPLE, *options, log=tmp_path / "first.log") as first:
+        with begun(SAMPLE, *FREE_PORTS, *options, log=tmp_path / "other.log") as other:
+            code, said = ended(other, tmp_path / "other.log")
+            assert code == 3
+            assert "used by another `tritonpipe serve`" in said
+        port = first.endpoint.http.rpartition(":")[2]
+        with begun(SAMPLE, f"--port={port}", *FREE_PORTS[1:], *sample_sources(), log=tmp_path / "port.log") as other:
+            code, said = ended(other, tmp_path / "port.log")
+            assert code == 3
+            assert f"--port: 127.0.0.1:{port} cannot be used" in said
+            assert "laying out" not in said
+        assert first.stop() == 0
+    assert "fetched" in (tmp_path / "first.log").read_text()
+    with served(SAMPLE, *options, log=tmp_path / "second.log") as second:
+        assert http_json(second.endpoint, second.model, ["my parcel"])["LABEL"].tolist() == [[b"shipping"]]
+        assert second.stop(signal.SIGTERM) == 0
+    said = (tmp_path / "second.log").read_text()
+    assert "complete since an earlier attempt" in said
+    assert "fetched" not in said
+
+
+def test_triton_killed_underneath(tmp_path: Path) -> None:
+    log = tmp_path / "serve.log"
+    with served(SAMPLE, *sample_sources(), log=log) as running:
+        (triton,) = children(running.process.pid)
+        os.kill(triton, signal.SIGKILL)
+        code, said = ended(running.process, log)
+    assert code == 3
+    assert "Triton ended by itself" in said
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_while_it_starts_nothing_is_left(tmp_path: Path, number: int, code: int) -> None:
+    log = tmp_path / "serve.log"
+    with begun(SAMPLE, *FREE_PORTS, *sample_sources(), log=log) as process:
+        wait_until(lambda: bool(children(process.pid)), process)
+        begun_children = children(process.pid)
+        process.send_signal(number)
+        found, said = ended(process, log)
+    assert found == code
+    place = re.search(r"laying out revision \S+ in (\S+)", said)
+    assert place is not None
+    assert not Path(place[1]).exists()
+    assert not any(Path(f"/proc/{child}").exists() for child in begun_children)
+
+
+def test_a_model_that_fails_at_load(tmp_path: Path) -> None:
+    code = "class TritonPythonModel:\n    def initialize(self, args):\n        raise ValueError('no weights here')\n"
+    file = changed(tmp_path, "custom-python", model={"python": {"code": {"inline": code}}})
+    with begun(file, *FREE_PORTS, *sample_sources(), log=tmp_path / "serve.log") as process:
+        exit_code, said = ended(process, tmp_path / "serve.log")
+    assert exit_code == 3
+    assert "tritonpipe: router: " in said
+    assert "ValueError: no weights here" in said
+
+
+def test_a_file_that_does_not_fit(tmp_path: Path) -> None:
+    file = changed(tmp_path, "sentiment", model={"outputs": [{"name": "logits", "dataType": "FP32", "dims": [3]}]}, postprocess={"labels": None})
+    done = run("serve", str(file), *FREE_PORTS, *sample_sources())
+    assert done.returncode == 1
+    assert "ModelMismatch spec.model" in done.stderr
+    assert "FP32 [-1, 3]" in done.stderr
+    assert "FP32 [batch, 2]" in done.stderr
+
+
+def test_a_source_that_is_not_there(tmp_path: Path) -> None:
+    done = run("serve", str(SAMPLE), *FREE_PORTS, f"--source-map=hf://={tmp_path.as_uri()}/")
+    assert done.returncode == 1
+    assert "SourceUnavailable spec.tokenizer.source" in done.stderr
+    assert "could not be laid out" in done.stderr
