@@ -32,6 +32,12 @@ _TYPES: Final = {
 """ONNX element type (TensorProto.DataType) to Triton's data type without ``TYPE_``."""
 
 
+_RUN: Final = frozenset({".py", ".pyc", ".so"})
+"""Suffixes that Python imports. The python backend puts the version folder on its path: such a side file would run in Triton, or replace the
+runner, where the user only named a model."""
+_BYTECODE: Final = "__pycache__"
+
+
 @dataclass(frozen=True)
 class FileTensor:
     """A graph input or output. ``dims`` holds numbers, symbolic names or None; the whole is None when the file gives no shape."""
@@ -108,6 +114,8 @@ def _location(tensor: Any) -> str:
     path = PurePosixPath(location)
     if not location or path.is_absolute() or ".." in path.parts or "\\" in location or path.suffix == ".onnx":
         raise ValueError(f"keeps data of tensor {tensor.name} in {location!r}: only files in or below the model's own folder are fetched")
+    if path.suffix in _RUN or _BYTECODE in path.parts:
+        raise ValueError(f"keeps data of tensor {tensor.name} in {location!r}, which Python would run as code: save the model with another file name")
     return str(path)
 
 

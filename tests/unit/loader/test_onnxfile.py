@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from onnx import TensorProto, helper
 
 from triton_pipelines.api.loadplan import PlanCheck, PlanTensor
-from triton_pipelines.loader.onnxfile import FileTensor, OnnxFile, compare
+from triton_pipelines.loader.onnxfile import FileTensor, OnnxFile, compare, read_onnx
 
 IDS = FileTensor("input_ids", "INT64", ("batch", "sequence"))
 MASK = FileTensor("attention_mask", "INT64", ("batch", None))
@@ -83,3 +86,39 @@ def test_what_does_not_fit_shows_both_sides_and_the_cure(declared: PlanCheck, fi
     assert message.startswith("hf://a/b does not fit spec.model")
     for part in (*says, "declared", "in file"):
         assert part in message
+
+
+def external(path: Path, location: str) -> Path:
+    """A model whose one weight lies in another file."""
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL)
+    weight.external_data.add(key="location", value=location)
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, 1]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", [x], [y], [weight])
+    path.write_bytes(helper.make_model(graph).SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize("location", ["model.onnx_data", "model.onnx.data", "weights/0001.bin", "w", "Constant_7_attr__value", "layers.0.python"])
+def test_side_files_of_weights_are_found(tmp_path: Path, location: str) -> None:
+    assert read_onnx(external(tmp_path / "model.onnx", location)).side_files == (location,)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "model.py",  # the runner itself
+        "triton_python_backend_utils.py",  # what the runner imports; the version folder stands before the backend's
+        "triton_python_backend_utils.cpython-310-x86_64-linux-gnu.so",
+        "triton_python_backend_utils/__init__.pyc",
+        "__pycache__/model.cpython-310.pyc",
+        "__pycache__/weights.bin",
+        "/etc/passwd",
+        "../config.pbtxt",
+        "a/../../config.pbtxt",
+        "..\\config.pbtxt",
+        "model.onnx",
+    ],
+)
+def test_side_files_that_would_be_run_or_lie_elsewhere_are_refused(tmp_path: Path, location: str) -> None:
+    with pytest.raises(ValueError, match="keeps data of tensor w in"):
+        read_onnx(external(tmp_path / "model.onnx", location))
