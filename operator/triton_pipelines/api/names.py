@@ -5,6 +5,7 @@ Labels follow ``app.kubernetes.io/*`` plus our own group. Nothing else in the co
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 GROUP: Final = "tritonpipelines.io"
@@ -77,6 +78,15 @@ CONTROL_GRPC_METADATA: Final = f"triton-grpc-protocol-{CONTROL_HEADER}"
 CONTROL_GROUPS: Final = "model-repository,shared-memory,trace,logging"
 
 RUNTIME_PARAMETER_PREFIX: Final = "tritonpipe."
+
+
+REVISION_LENGTH: Final = 10
+_REVISION: Final = re.compile(rf"[0-9a-f]{{{REVISION_LENGTH}}}")
+
+
+def is_revision(text: str) -> bool:
+    """Whether this is a revision as rendering names them: the beginning of a hash. Labels can be written by anybody."""
+    return _REVISION.fullmatch(text) is not None
 
 
 def revision_name(pipeline: str, revision: str) -> str:

@@ -220,7 +220,8 @@ def _secrets(pipeline: InferencePipeline, rollout: Rollout, observed: Observed, 
     missing = {pod.revision for pod in observed.pods if config_missing(pod, names.revision_name(pipeline.name, pod.revision))}
     result = []
     for revision in sorted({rollout.target} | missing):
-        if revision not in kept:
+        # A pod's label is anybody's to write; what follows takes the Secret of that name over.
+        if revision not in kept or not names.is_revision(revision):
             continue
         key = context.control_key(pipeline.metadata.uid, revision)
         digest = hashlib.sha256(key.encode()).hexdigest()[:16]
@@ -264,8 +265,10 @@ def _pruned(pipeline: InferencePipeline, observed: Observed, desired: Sequence[O
         mine = any(owner.get("uid") == pipeline.metadata.uid for owner in metadata.get("ownerReferences") or ())
         if kind not in PRUNED_KINDS or (kind, name) in wanted or not mine or metadata.get("deletionTimestamp"):
             continue
-        if kind == "ConfigMap" and (metadata.get("labels") or {}).get(names.LABEL_REVISION):
-            # The Secret of a revision bears the same name and goes before the ConfigMap, which is the only trace of it.
+        revision = str((metadata.get("labels") or {}).get(names.LABEL_REVISION, ""))
+        if kind == "ConfigMap" and names.is_revision(revision) and name == names.revision_name(pipeline.name, revision):
+            # The Secret of a revision bears the same name and goes before the ConfigMap, which is the only trace of it. It is deleted
+            # unseen: a ConfigMap that somebody made by hand must not lead to another Secret.
             result.append(Deletion("Secret", name))
         result.append(Deletion(kind, name, metadata.get("uid", "")))
     return tuple(result)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from triton_pipelines.api import names
-from triton_pipelines.api.v1alpha1 import InferencePipeline, Spec
+from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.pipeline.graph import Graph
 from triton_pipelines.pipeline.options import Options
 
@@ -18,7 +18,6 @@ from .objects import revision_config_map
 from .pod import template
 from .repository import load_plan, repository
 
-REVISION_LENGTH = 10
 CONFIG_MAP_LIMIT = 1_000_000  # bytes of keys and values; the API server refuses ConfigMaps above 1 MiB
 
 
@@ -32,16 +31,10 @@ class Revision:
     """
 
     name: str
-    spec_hash: str
     server_image: str
     template: dict[str, Any]
     files: dict[str, str]
     data: dict[str, str]
-
-
-def spec_hash(spec: Spec) -> str:
-    """Hash of the spec as meant: the same for a file and for what the API server stores of it, with defaults filled in."""
-    return _hash(spec.model_dump(mode="json", by_alias=True, exclude_defaults=True))
 
 
 def render(pipeline: InferencePipeline, graph: Graph, options: Options, digests: Mapping[str, str] | None = None) -> Revision:
@@ -57,18 +50,17 @@ def render(pipeline: InferencePipeline, graph: Graph, options: Options, digests:
         "template": _without_default_images(pipeline, template(pipeline, graph, options, "", image)),
         "digests": dict(digests or {}),
     }
-    name = _hash(unnamed)[:REVISION_LENGTH]
+    name = _hash(unnamed)[: names.REVISION_LENGTH]
     plan = load_plan(graph, files, pipeline.namespace, name)
     pod = template(pipeline, graph, options, name, image)
-    wanted = spec_hash(pipeline.spec)
-    record = {"template": pod, "specHash": wanted, "serverImage": image}
+    record = {"template": pod, "serverImage": image}
     data = {entry.key: files[entry.path] for entry in plan.files}
     data[names.KEY_PLAN] = plan.to_json()
     data[names.KEY_TEMPLATE] = json.dumps(record, sort_keys=True, indent=1, ensure_ascii=False) + "\n"
     size = sum(len(key) + len(value.encode()) for key, value in data.items())
     if size > CONFIG_MAP_LIMIT:
         raise RenderError(f"the revision's ConfigMap would hold {size} bytes, more than {CONFIG_MAP_LIMIT}")
-    return Revision(name, wanted, image, pod, files, data)
+    return Revision(name, image, pod, files, data)
 
 
 def config_map(pipeline: InferencePipeline, revision: Revision) -> dict[str, Any]:

@@ -172,6 +172,30 @@ def test_history_is_pruned_secret_first() -> None:
     assert world.deployed == revisions[2]
 
 
+@pytest.mark.parametrize(
+    ("name", "revision"),
+    [
+        ("database-password", "0123456789"),
+        ("{pipeline}-database-password", "database-password"),
+        ("{pipeline}-0123456789", "9876543210"),
+        ("{pipeline}-01234567890", "01234567890"),
+        ("{pipeline}-database-0123456789", "0123456789"),
+        ("{pipeline}-ABCDEF0123", "ABCDEF0123"),
+    ],
+)
+def test_a_config_map_made_by_hand_takes_no_secret_with_it(name: str, revision: str) -> None:
+    """Whoever may write ConfigMaps, and no Secrets, must not have the operator delete any: it deletes Secrets by name alone."""
+    world = World(builders.document(rollout={"revisionHistoryLimit": 1})).settle()
+    name = name.format(pipeline=world.name)
+    for number, made in enumerate((name, f"{name}-2", f"{name}-3")):  # more than the history keeps
+        labels = {**names.labels(world.name), names.LABEL_REVISION: f"{revision}{number or ''}"}
+        metadata = {"name": made, "uid": made, "labels": labels, "ownerReferences": [{"uid": world.document["metadata"]["uid"]}]}
+        world.children["ConfigMap", made] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+    decided = world.step()
+    assert ("ConfigMap", name) in {(item.kind, item.name) for item in decided.delete}
+    assert [item for item in decided.delete if item.kind == "Secret"] == []
+
+
 def test_a_revision_in_use_outlives_the_history_limit() -> None:
     world = World(builders.document(rollout={"revisionHistoryLimit": 1, "strategy": "Surge"}), room=1).settle()
     serving = world.deployed
@@ -204,6 +228,16 @@ def test_a_secret_that_a_pod_misses_is_applied_again() -> None:
     assert decided.apply[0]["stringData"] == world.secrets[ours]["stringData"]
     # The user's own Secret is not ours to make; without a change nothing is written about it.
     assert kinds(plan(pod_that_misses(world, "huggingface-token"), context, world.now)) == []
+
+
+def test_a_pod_made_by_hand_gets_no_secret_of_its_choice() -> None:
+    world = World().settle()
+    observed = pod_that_misses(world, f"{world.name}-database-password")
+    raw = copy.deepcopy(observed.pods[0].raw)
+    raw["metadata"]["labels"][names.LABEL_REVISION] = "database-password"
+    context = Context(world.options, lambda uid, revision: f"key of {uid} {revision}")
+    decided = plan(replace(observed, pods=(Pod.of(raw),)), context, world.now)
+    assert [item["metadata"]["name"] for item in decided.apply if item["kind"] == "Secret"] == []
 
 
 def test_another_operator_key_applies_the_secret_anew() -> None:
