@@ -45,7 +45,8 @@ class TensorStatus(ApiModel):
     data_type: Annotated[Short, Field(description="Element type as clients send it (BYTES for text).")]
     shape: Annotated[
         tuple[Annotated[int, Field(ge=-1, le=2**31 - 1)], ...],
-        Field(max_length=16, description="Shape with the batch axis; -1: any length.", json_schema_extra=ATOMIC),
+        # One more than the spec's dims may have: the batch axis.
+        Field(max_length=17, description="Shape with the batch axis; -1: any length.", json_schema_extra=ATOMIC),
     ]
 
 

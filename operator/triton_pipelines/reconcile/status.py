@@ -21,6 +21,8 @@ from .rollout import Rollout, deadline_exceeded
 WARNINGS_MAX = 20
 # Longest short string of the schema: what a pod says is not ours to trust.
 SHORT_MAX = 512
+# Of a URI in the schema; masking what is secret in one may make it longer than it was written.
+URI_MAX = 1024
 CLUSTER_SUFFIX = "svc"
 
 
@@ -273,7 +275,7 @@ def _sources(observed: Observed, wanted: str) -> list[dict[str, str]]:
             return [
                 {
                     "step": item.step,
-                    "uri": item.uri,
+                    "uri": item.uri[:URI_MAX],
                     **({"resolvedRevision": item.resolved_revision[:SHORT_MAX]} if item.resolved_revision else {}),
                     **({"sha256": item.sha256} if item.sha256 else {}),
                 }

@@ -14,6 +14,7 @@ from triton_pipelines.api import names
 from triton_pipelines.api.conditions import KIND_OF, Kind, Reason
 from triton_pipelines.api.loadplan import Finding, LoadReport
 from triton_pipelines.api.loadplan import Reason as LoadReason
+from triton_pipelines.loader.redact import redact_url
 from triton_pipelines.reconcile.observed import ModelState, Object, Observed, Pod, Probe
 from triton_pipelines.reconcile.plan import Context, Plan, plan
 
@@ -355,3 +356,18 @@ def test_what_a_pod_says_never_breaks_the_schema() -> None:
     assert len(status["sources"][0]["resolvedRevision"]) == 512
     long = Probe(GOOD_PROBE.at, False, (ModelState("model", "UNAVAILABLE", "x" * 9000),))
     assert len(Scene().pod().probe(long).message()) <= 4096
+
+
+def test_the_longest_spec_never_breaks_the_schema() -> None:
+    """A status that the API server refuses would leave a pipeline without any word about it."""
+    dims = [1] * 16
+    widest = {"outputs": [{"name": "n" * 256, "dataType": "FP32", "dims": dims}]}
+    status = Scene(model=widest, postprocess={"type": "None", "labels": None, "topK": None}).pod(ready=True).plan().status  # validated there
+    assert status is not None
+    assert status["ensemble"]["outputs"][0]["shape"] == [-1, *dims]
+    address = f"https://files.example/{'a' * 1000}?s"
+    assert len(address) == 1024
+    told = LoadReport.model_validate({"ok": True, "revision": "r", "sources": [{"step": "model", "uri": redact_url(address), "sha256": "a" * 64}]})
+    status = Scene().pod(ready=True, loader=ended(0, told.to_json())).plan().status
+    assert status is not None
+    assert status["sources"][0]["uri"].startswith(address[:1000])
