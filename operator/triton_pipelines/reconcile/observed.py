@@ -233,6 +233,12 @@ class Observed:
         found = [item for item in status.get("conditions") or () if item.get("type") == kind]
         return found[0] if found else {}
 
+    @property
+    def pods_refused(self) -> str:
+        """Why the API server takes no further pod (quota, admission, a missing service account), in its words; empty where it does."""
+        condition = self.deployment_condition("ReplicaFailure")
+        return str(condition.get("message") or condition.get("reason", "")) if condition.get("status") == "True" else ""
+
 
 def json_object(text: str | None) -> dict[str, Any]:
     """A JSON object out of a ConfigMap that anybody may have edited; anything else counts as an empty one."""

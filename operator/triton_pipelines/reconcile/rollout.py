@@ -157,6 +157,6 @@ def deadline_exceeded(target: str, observed: Observed, problems: Sequence[Proble
     current = int(status.get("observedGeneration") or 0) >= int(metadata.get("generation") or 0)
     if observed.deployed_revision() != target or not current or condition.get("reason") != "ProgressDeadlineExceeded":
         return None
-    why = "; ".join(problem.message for problem in problems) or str(condition.get("message", ""))
+    why = "; ".join(problem.message for problem in problems) or observed.pods_refused or str(condition.get("message", ""))
     seconds = ((observed.deployment or {}).get("spec") or {}).get("progressDeadlineSeconds")
     return Reason.ROLLOUT_FAILED, f"no progress within {seconds} s: {why}"

@@ -165,6 +165,9 @@ def _conditions(pipeline: InferencePipeline, observed: Observed, rollout: Rollou
     if len(updated) >= replicas and not rest and not unproven and observed.deployed_revision() == wanted:
         return [Condition(ConditionType.READY, True, Reason.SUCCEEDED, progress), available, models]
     reason, text = (leading.reason, f"{progress}; {leading.message}") if leading else (Reason.PROGRESSING, progress)
+    if (refused := observed.pods_refused) and len(updated) < replicas and (leading is None or leading.reason in (Reason.LOADING, Reason.PROGRESSING)):
+        # No pod is there that could tell, or those that are there are well on their way.
+        reason, text = Reason.API_ERROR, f"{progress}; the API server takes no further pod: {refused}"
     if leading is None and unproven and not rest and len(updated) >= replicas:
         said = next((p.error for pod in unproven if (p := observed.probes.get(pod.uid)) and p.error), "")
         reason, text = Reason.PROGRESSING, f"{progress}; waiting for a test inference on {len(unproven)} of them{f': {said}' if said else ''}"

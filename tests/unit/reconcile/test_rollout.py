@@ -87,6 +87,29 @@ def test_a_rollout_without_progress_has_failed() -> None:
     assert world.settle().told()["Ready"] == "True Succeeded"
 
 
+def test_pods_that_the_api_server_refuses_are_told_of() -> None:
+    """Quota, admission, a service account that is not there: no pod comes that could say why, only the Deployment does."""
+    words = 'pods "sentiment-6c9d8f7b5-" is forbidden: error looking up service account default/tritn: serviceaccount "tritn" not found'
+    world = World(builders.document(server={"serviceAccountName": "tritn"}, rollout={"progressDeadlineSeconds": 60}))
+    world.step()
+    refused = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": words}
+    progressing = {"type": "Progressing", "status": "True", "reason": "NewReplicaSetCreated"}
+    world.deployment["status"] = {"observedGeneration": 1, "conditions": [progressing, refused]}
+    world.step()
+    assert world.told()["Ready"] == "False APIError"
+    assert world.told()["Reconciling"] == "True APIError"
+    assert words in world.condition("Ready")["message"]
+    progressing |= {"status": "False", "reason": "ProgressDeadlineExceeded", "message": "has timed out progressing."}
+    world.step()
+    assert world.told()["Stalled"] == "True RolloutFailed"
+    assert words in world.condition("Ready")["message"]
+    # What it said of pods that came after all is no news.
+    refused["status"], progressing["reason"] = "False", "NewReplicaSetCreated"
+    world.step()
+    assert world.told()["Ready"] == "False Progressing"
+    assert words not in world.condition("Ready")["message"]
+
+
 def test_the_deadline_of_an_outdated_status_does_not_count() -> None:
     world = served(rollout={"strategy": "NoSurge", "progressDeadlineSeconds": 60})
     old = world.deployed
