@@ -55,7 +55,7 @@ REASON_MEANING: Mapping[Reason, str] = {
     Reason.MODEL_FAILED: "Triton cannot load a model; the message is Triton's own.",
     Reason.NAME_CONFLICT: "An object of a name that the pipeline needs belongs to someone else; rename the pipeline or remove that object.",
     Reason.INFERENCE_FAILED: "Triton says ready, but a test inference fails.",
-    Reason.API_ERROR: "The Kubernetes API did not take a request.",
+    Reason.API_ERROR: "The Kubernetes API refuses an object or a pod of the pipeline (quota, admission, a missing service account or right); the message is its own.",
     Reason.NO_SPACE: "The disk is full where sources are laid out.",
     Reason.SERVER_CRASHED: "Triton ended; the message holds the end of its log.",
     Reason.INTERNAL_ERROR: "A fault of the operator or of a source's server; see the operator's log.",

@@ -125,6 +125,11 @@ class Reconciler:
             text = f"the API server refuses what the spec asks for: {error.message}"
             await self._write_status(observed, statuses.stalled(observed, Reason.INVALID_SPEC, text, self.clock()))
             return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="stalled")
+        except Forbidden as error:
+            # Quota, an admission policy, a missing right: others than the operator have to act, so it must not stand in its log alone.
+            text = f"the API server refuses an object of the pipeline: {error.message}"
+            await self._write_status(observed, statuses.stalled(observed, Reason.API_ERROR, text, self.clock()))
+            raise
         finally:
             self._starting.discard(key)
         if decided.status is not None:
