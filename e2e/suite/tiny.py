@@ -10,13 +10,14 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import httpx
 import numpy as np
 
 from e2e.load.clients import Answer
 from e2e.load.generator import Load, under_load
 from e2e.suite.kube import Kube, Object, wait_for
 from e2e.suite.pipelines import TOLERANCE, Pipeline, merged
-from e2e.suite.reach import Reach
+from e2e.suite.reach import Endpoint, Reach
 from tests.support import tinymodel
 from triton_pipelines.api import names
 
@@ -25,6 +26,7 @@ SOURCES = "tiny-sources"
 DRAIN_SECONDS = 4
 """Longer than it takes a small cluster to take a leaving pod out of every Service rule."""
 LEFT_SECONDS = 60.0
+SERVICE_SECONDS = 30.0
 SAFE_CLIENTS = ("grpc", "http-new-connection")
 """No rollout and no drain may cost these a request; HTTP clients that keep connections cannot be told to move: what they lose is measured."""
 TEXTS = ("the quick fox jumps", "a red bird sings over the river", "old stone", "happy dog runs and the sad cat sleeps", "blue cloud far")
@@ -100,8 +102,12 @@ class TinyPipeline(Pipeline):
     @contextlib.contextmanager
     def load(self, **options: Any) -> Iterator[Load]:
         """Every kind of client on it, for the time of the context."""
-        with self._reach.service(self.namespace, self.name) as endpoint, under_load(Load(endpoint, self.name, TEXTS, judge, **options)) as load:
-            yield load
+        with self._reach.service(self.namespace, self.name) as endpoint:
+            # Ready speaks of pods; the node's rules for a Service that had none follow within a second, and a connection begun between two of
+            # their parts (reject gone, address translation not there yet) hangs until its client gives up.
+            wait_for("the Service answers", lambda: _answers(endpoint), bool, SERVICE_SECONDS)
+            with under_load(Load(endpoint, self.name, TEXTS, judge, **options)) as load:
+                yield load
 
     def pod_names(self) -> set[str]:
         """Names of its pods, also of those that leave."""
@@ -132,6 +138,13 @@ class TinyPipeline(Pipeline):
             path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}:{names.PORT_HTTP}/proxy/v2/models/{self.name}/stats"
             total += sum(int(item.get("inference_count", 0)) for item in self.kube.request("GET", path)["model_stats"])
         return total
+
+
+def _answers(endpoint: Endpoint) -> bool:
+    try:
+        return httpx.get(f"{endpoint.http}/v2/health/ready", timeout=1.0, trust_env=False).is_success
+    except httpx.HTTPError:
+        return False
 
 
 def wait_left(tiny: TinyPipeline, pods: set[str]) -> None:
