@@ -4,7 +4,7 @@ import pytest
 
 from e2e.suite import clients
 from e2e.suite.kube import Kube, wait_for
-from e2e.suite.pipelines import Pipeline, check_answer, golden, merged, small
+from e2e.suite.pipelines import Pipeline, check_answer, golden, small
 from e2e.suite.reach import Reach
 
 HUB = "hf://sentence-transformers/all-MiniLM-L6-v2"
@@ -145,7 +145,7 @@ def test_waiting_for_a_gpu_names_what_is_asked_and_what_is_offered(pipeline: Pip
         assert "none of" in told["message"]
     assert "of product NVIDIA-Nonesuch;" in told["message"]
     assert pipeline.condition("Stalled") == {}
-    pipeline.patch({"spec": merged({}, {"server": {"gpu": {"count": 0, "products": None}}})})
+    pipeline.patch({"spec": {"server": {"gpu": {"count": 0, "products": None}}}})
     pipeline.wait_ready()
 
 
