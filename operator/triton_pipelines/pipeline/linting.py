@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from urllib.parse import quote
 
 from triton_pipelines.api.base import Finding, Severity, Switch
 from triton_pipelines.api.steps import InstanceKind, Padding
@@ -33,6 +34,12 @@ def _lint(pipeline: InferencePipeline, graph: Graph, options: Options) -> Iterat
                 # A query may hold a signature.
                 f"{source.uri.partition('?')[0]} is not pinned: what it holds may change; add revision or sha256 (this pipeline revision keeps what it resolved to first)",
             )
+    if (escaped := quote(graph.model_name)) != graph.model_name:
+        # Measured, Triton 24.10: such a name is served, but its HTTP server decodes no path, and tritonclient.http quotes names.
+        yield _warn(
+            "spec.ensemble.modelName",
+            f"HTTP clients that escape it, tritonclient among them, ask for {escaped!r}, which Triton does not find; use letters, digits and -_.~",
+        )
     model = graph.steps[1]
     if graph.padding.chosen in (Padding.LONGEST, Padding.BUCKETED) and not model.python:
         yield _warn(

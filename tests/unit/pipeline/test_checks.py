@@ -188,6 +188,7 @@ WARNED: dict[str, tuple[dict[str, Any], str, str]] = {
     "plan version": ({**GOOD, "model": {**GOOD["model"], "platform": "tensorrt_plan"}, "server": {"gpu": {"products": ["A"]}}},
                      "spec.server.image", "pin the image"),
     "queue": (PINNED, "spec.tokenizer.dynamicBatching.queuePolicy", "the queue is unbounded"),
+    "name that clients escape": ({**GOOD, "ensemble": {"modelName": "sst+2@v1"}}, "spec.ensemble.modelName", "'sst%2B2%40v1'"),
     "idle GPU": ({**GOOD, "model": {**GOOD["model"], "instances": {"kind": "CPU"}}}, "spec.server.gpu.count", "pods reserve a GPU that no step uses"),
 }  # fmt: skip
 
@@ -200,6 +201,11 @@ def test_lint_says_what_is_probably_not_meant(case: str) -> None:
     assert [(item.path, words in item.message) for item in one.warnings] == [(path, True)]
     assert all(isinstance(item, Finding) and item.severity.value == "Warning" for item in one.warnings)
     assert "signature" not in str(one.warnings)
+
+
+@pytest.mark.parametrize("name", ["sst-2", "sst_2.v1", "SST~2"])
+def test_lint_takes_a_name_that_no_client_escapes(name: str) -> None:
+    assert built(**GOOD, ensemble={"modelName": name}).warnings == []
 
 
 @pytest.mark.parametrize("uri", ["hf://o/n@1f2e", "pvc://claim/a", "configmap://name/key"])
