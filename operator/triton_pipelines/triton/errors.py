@@ -41,6 +41,10 @@ class RejectedError(TritonError):
         self.reason = reason
 
 
+class OverloadedError(RejectedError):
+    """The pod sheds load: a full queue, or a request that waited longer than its queue policy allows. Says nothing about the answers."""
+
+
 _RESTRICTED: Final = "protocol is restricted"
 _NOT_READY: Final = ("unknown model", "is not found", "has no available versions", "is not ready", "not found")
 _OVERLOADED: Final = ("request timeout expired", "exceeds maximum queue size")
@@ -64,7 +68,7 @@ def translate(action: str, address: str, status: str, detail: str) -> TritonErro
     if _RESTRICTED in lower:
         return RestrictedError(f"{action} at {address}: the control key is missing or is not this pod's")
     if any(text in lower for text in _OVERLOADED):
-        return RejectedError(f"{action} at {address}: the queue is full or the request waited too long ({said})", said)
+        return OverloadedError(f"{action} at {address}: the queue is full or the request waited too long ({said})", said)
     if any(text in lower for text in _NOT_READY):
         return NotReadyError(f"{action} at {address}: {said}")
     if code in ("UNAVAILABLE", "CANCELLED"):

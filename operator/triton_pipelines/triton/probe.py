@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from triton_pipelines.triton.client import Array, ModelState, TritonClient
-from triton_pipelines.triton.errors import DeadlineError, TritonError
+from triton_pipelines.triton.errors import DeadlineError, OverloadedError, TritonError
 
 DEADLINE_S: Final = 10.0
 
@@ -71,8 +71,8 @@ async def probe(address: str, ensemble: str, control_key: str | None, inputs: Ma
             config = await client.model_config(ensemble, end - time.monotonic())
             begin = time.monotonic()
             answer = await client.infer(ensemble, inputs, deadline_s=end - begin)
-        except DeadlineError as error:
-            # Busy is not broken: a long queue in front of the probe's request says nothing about the answers.
+        except (DeadlineError, OverloadedError) as error:
+            # Busy is not broken: a long or a full queue in front of the probe's request says nothing about the answers.
             return ProbeResult(ready, models, error=str(error))
         except TritonError as error:
             return ProbeResult(ready, models, inference_error=str(error))
