@@ -23,7 +23,8 @@ OWNED_ARGUMENTS = frozenset(
         "--allow-sagemaker", "--allow-vertex-ai", "--grpc-use-ssl", "--grpc-use-ssl-mutual",
     }
 )  # fmt: skip
-OWNED_ENVIRONMENT = frozenset({names.ENV_SITE, names.ENV_CONTROL_KEY, "TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS"})
+# AIP_MODE=PREDICTION makes Triton open the Vertex AI front end in place of HTTP and gRPC, without an argument.
+OWNED_ENVIRONMENT = frozenset({names.ENV_SITE, names.ENV_CONTROL_KEY, "TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS", "AIP_MODE"})
 RESERVED_GPU_ENVIRONMENT = frozenset({"NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"})
 
 # Need of the server itself, before any python instance: host memory for the model while it loads, CUDA contexts, Triton.

@@ -113,6 +113,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "owned, abbreviated": ({"server": {"args": ["--load-mod=x"]}}, "spec.server.args[0]", "--load-model belongs to the operator"),
     "another front end": ({"server": {"args": ["--allow-sagemaker=true"]}}, "spec.server.args[0]", "belongs to the operator"),
     "no flag": ({"server": {"args": ["1"]}}, "spec.server.args[0]", "'1' is no flag; write --flag=value as one item"),
+    "another front end by its switch": ({"server": {"env": [{"name": "AIP_MODE", "value": "PREDICTION"}]}}, "spec.server.env[0].name", "belongs to the operator"),
     "owned variable": ({"server": {"env": [{"name": "TRITONPIPE_CONTROL_KEY", "value": "x"}]}}, "spec.server.env[0].name", "belongs to the operator"),
     "both values": ({"server": {"env": [{"name": "A", "value": "x", "valueFrom": {}}]}}, "spec.server.env[0]", "both value and valueFrom"),
     "all GPUs": ({"server": {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}}, "spec.server.env[0].name", "ask for GPUs with server.gpu"),
