@@ -13,7 +13,8 @@ MASK: Final = "***"
 _SHORTEST: Final = 3
 """Values shorter than this are no secrets, and masking them would make every message unreadable."""
 _USERINFO: Final = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]*://)[^\s/?#'\"<>]*@(?=[^\s/?#'\"<>])")
-_QUERY: Final = re.compile(r"(?P<url>\b[A-Za-z][A-Za-z0-9+.-]*://[^\s?'\"<>]*)\?[^\s'\"<>)]+")
+# A bracket or quote may stand in a query as it is (RFC 3986); one at its end is more likely the sentence's.
+_QUERY: Final = re.compile(r"(?P<url>\b[A-Za-z][A-Za-z0-9+.-]*://[^\s?\"<>]*)\?[^\s\"<>]*[^\s\"<>)']")
 
 
 def redact_url(text: str) -> str:

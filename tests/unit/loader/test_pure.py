@@ -252,3 +252,13 @@ def test_the_digest_of_several_files_is_that_of_their_sha256sum_lines() -> None:
     one, two = hashlib.sha256(b"1").hexdigest(), hashlib.sha256(b"2").hexdigest()
     assert digest_of({"a": one}) == one
     assert digest_of({"b": two, "a": one}) == hashlib.sha256(f"{one}  a\n{two}  b\n".encode()).hexdigest()
+
+
+@pytest.mark.parametrize("query", ["sig=S3CRET", "a=it's&sig=S3CRET", "a=(1)&sig=S3CRET", "a=b)S3CRET", "a='S3CRET'", "a=?S3CRET"])
+@pytest.mark.parametrize("path", ["models/m.onnx", "it's/m.onnx", "m(1)/m.onnx", "m'?b/m.onnx"])
+@pytest.mark.parametrize("around", ["{}", "'{}'", "({})", "at {}, attempt 2"])
+def test_no_character_that_a_query_may_hold_ends_its_masking(path: str, query: str, around: str) -> None:
+    """RFC 3986 allows quotes and brackets in paths and queries as they stand."""
+    said = redact_url(around.format(f"https://files.example/{path}?{query}"))
+    assert "S3CRET" not in said
+    assert "https://files.example/" in said
