@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+import ssl
 
+import httpx
 import pytest
 from google.protobuf import text_format
 from hypothesis import given
@@ -20,6 +22,7 @@ from triton_pipelines.loader.redact import RedactingFormatter, Redactor, redact_
 from triton_pipelines.loader.repository import with_count
 from triton_pipelines.loader.retry import Retrier, RetryPolicy
 from triton_pipelines.loader.sources import wanted_file
+from triton_pipelines.loader.sources.hub import HubSource
 from triton_pipelines.loader.uris import HubUri, Located, SourceMap, check_scheme, parse_bucket, parse_folder, parse_hub
 
 
@@ -262,3 +265,13 @@ def test_no_character_that_a_query_may_hold_ends_its_masking(path: str, query: s
     said = redact_url(around.format(f"https://files.example/{path}?{query}"))
     assert "S3CRET" not in said
     assert "https://files.example/" in said
+
+
+@pytest.mark.parametrize("repository", ["-org/name", "org/na--me", "org/name.", f"org/{'n' * 97}"])
+def test_a_name_that_no_hub_has_is_final(repository: str) -> None:
+    """Nothing is asked: the hub's library knows the rules of names. Trying again would hold the pod for nothing."""
+    with httpx.Client() as client:
+        source = HubSource(client, repository, None, "", endpoint="http://127.0.0.1:9", token=None, context=ssl.create_default_context())
+        with pytest.raises(SourceError, match="is no name of a repository") as raised:
+            source.resolve()
+    assert not raised.value.retryable

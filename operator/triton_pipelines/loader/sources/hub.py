@@ -13,7 +13,7 @@ from typing import Final
 import httpx
 import huggingface_hub
 from huggingface_hub import get_session
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
 from triton_pipelines.loader.download import Body
 from triton_pipelines.loader.errors import SourceError
@@ -92,6 +92,8 @@ class HubSource:
             raise SourceError(f"the hub answered {status}", retryable=status >= _RETRYABLE_FROM or status in (0, 408, 429)) from error
         except SourceError:
             raise
+        except HFValidationError as error:
+            raise SourceError(f"{self._repo} is no name of a repository: write hf://org/name ({error})") from error
         except Exception as error:
             # Whichever HTTP client huggingface_hub is built on (requests, httpx …), its transport errors end here.
             text = f"{type(error).__name__}: {error}"
