@@ -1,12 +1,13 @@
 """What breaks around a pipeline: the operator, the API server, a process in a pod, a user who changes their mind."""
 
 from collections.abc import Collection, Sequence
+from functools import partial
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from e2e.suite.access import Access
-from e2e.suite.installation import NAMESPACE, RELEASE, Installation
+from e2e.suite.installation import LABEL, NAMESPACE, RELEASE, Installation
 from e2e.suite.kube import Kube, Object, wait_for
 from e2e.suite.tiny import SAFE_CLIENTS, TinyPipeline, assert_none_lost, is_ready, wait_left
 from triton_pipelines.api import names
@@ -197,6 +198,9 @@ def test_nothing_is_written_while_nothing_changes(kube: Kube, installation: Inst
     def quiet() -> tuple[dict[tuple[str, str], float], set[str]]:
         return writes(installation), versions()
 
+    # The operator's counters are one for all namespaces: those of earlier tests have to be gone.
+    leaving = partial(kube.objects, "Namespace", selector=f"{LABEL}=true")
+    wait_for("no namespace on its way out", leaving, lambda found: not any(item["status"]["phase"] == "Terminating" for item in found), 120.0, lambda found: str(len(found)))
     began, asked = quiet(), tiny.inferences()
     # Two pods are asked every five seconds each: more than three periods of both.
     wait_for("inferences of the operator", tiny.inferences, lambda count: count >= asked + 8, 12.0 * HEALTH_SECONDS)

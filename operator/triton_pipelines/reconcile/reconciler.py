@@ -285,7 +285,8 @@ class Reconciler:
         )
 
 
-DEFAULT_TEXT = "The quick brown fox jumps over the lazy dog."
+# Short, so that it fits any maxLength that a text pipeline would have.
+DEFAULT_TEXT = "Hello."
 
 
 def _alive(pod: Object) -> bool:

@@ -113,6 +113,9 @@ def _conditions(pipeline: InferencePipeline, observed: Observed, rollout: Rollou
     serving = [pod for pod in observed.pods if pod.serving]
     if pipeline.spec.suspend is Switch.ENABLED:
         text = "suspended: no pods, everything else is kept; set suspend to Disabled to serve"
+        staying = sum(not pod.deleting for pod in observed.pods)
+        if staying:
+            return _leaving(f"being suspended: {staying} pods have to go", _available(serving, observed))
         return [
             Condition(ConditionType.READY, True, Reason.SUSPENDED, text),
             Condition(ConditionType.AVAILABLE, False, Reason.SUSPENDED, text),
@@ -152,7 +155,7 @@ def _conditions(pipeline: InferencePipeline, observed: Observed, rollout: Rollou
             models,
             Condition(ConditionType.STALLED, True, failure[0], text),
         ]
-    if replicas == 0 and not observed.pods:
+    if replicas == 0 and all(pod.deleting for pod in observed.pods):
         text = "replicas is 0: no pods are wanted"
         return [Condition(ConditionType.READY, True, Reason.SUCCEEDED, text), available, models]
     if leading is not None and leading.reason is Reason.INFERENCE_FAILED:
@@ -162,7 +165,8 @@ def _conditions(pipeline: InferencePipeline, observed: Observed, rollout: Rollou
             models,
             Condition(ConditionType.RECONCILING, True, leading.reason, leading.message),
         ]
-    if len(updated) >= replicas and not rest and not unproven and observed.deployed_revision() == wanted:
+    surplus = sum(not pod.deleting for pod in observed.pods) - replicas
+    if len(updated) >= replicas and not rest and not unproven and surplus <= 0 and observed.deployed_revision() == wanted:
         return [Condition(ConditionType.READY, True, Reason.SUCCEEDED, progress), available, models]
     reason, text = (leading.reason, f"{progress}; {leading.message}") if leading else (Reason.PROGRESSING, progress)
     if (refused := observed.pods_refused) and len(updated) < replicas and (leading is None or leading.reason in (Reason.LOADING, Reason.PROGRESSING)):
@@ -171,6 +175,8 @@ def _conditions(pipeline: InferencePipeline, observed: Observed, rollout: Rollou
     if leading is None and unproven and not rest and len(updated) >= replicas:
         said = next((p.error for pod in unproven if (p := observed.probes.get(pod.uid)) and p.error), "")
         reason, text = Reason.PROGRESSING, f"{progress}; waiting for a test inference on {len(unproven)} of them{f': {said}' if said else ''}"
+    elif leading is None and surplus > 0 and not rest:
+        reason, text = Reason.DRAINING, f"{progress}; {surplus} pods more than that have to go"
     elif leading is None and rest and len(updated) >= replicas:
         reason, text = Reason.DRAINING, f"{progress}; {len(rest)} pods of older revisions are leaving"
     if rollout.gap:
@@ -188,6 +194,15 @@ def _unproven(probe: Probe | None, asked: bool) -> bool:
     if probe is None:
         return asked
     return bool(probe.error) or (asked and probe.inference_error is None)
+
+
+def _leaving(text: str, available: Condition) -> list[Condition]:
+    """Conditions while pods that are no longer wanted are still there."""
+    return [
+        Condition(ConditionType.READY, False, Reason.DRAINING, text),
+        available,
+        Condition(ConditionType.RECONCILING, True, Reason.DRAINING, text),
+    ]
 
 
 def _available(serving: Sequence[Pod], observed: Observed) -> Condition:

@@ -29,7 +29,6 @@ LOAD_DEADLINE_S: Final = 120.0
 _MAX_MESSAGE_BYTES: Final = 2**31 - 1
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.enable_http_proxy", 0),  # pods are reached directly
     ("grpc.use_local_subchannel_pool", 1),  # a failed connection to an earlier pod at this address is not remembered
 )
@@ -64,13 +63,16 @@ class TritonClient:
         address: ``host:port`` of the pod's gRPC API.
         control_key: the pod's control key; needed for the repository index and for loads where these are restricted. Never logged.
         deadline_s: deadline of every call that is given none of its own, in seconds.
+        max_answer_bytes: largest answer taken in; a larger one is an ``errors.TooLargeError``.
     """
 
-    def __init__(self, address: str, control_key: str | None = None, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(
+        self, address: str, control_key: str | None = None, deadline_s: float = DEADLINE_S, max_answer_bytes: int = _MAX_MESSAGE_BYTES
+    ) -> None:
         self.address = address
         self._deadline_s = deadline_s
         self._control = {} if control_key is None else {names.CONTROL_GRPC_METADATA: control_key}
-        self._client = InferenceServerClient(address, channel_args=list(_CHANNEL_OPTIONS))
+        self._client = InferenceServerClient(address, channel_args=[*_CHANNEL_OPTIONS, ("grpc.max_receive_message_length", max_answer_bytes)])
 
     def __repr__(self) -> str:
         return f"TritonClient({self.address!r})"
@@ -171,7 +173,12 @@ class TritonClient:
             outputs=None if outputs is None else [InferRequestedOutput(output) for output in outputs],
             request_id=request_id,
         )
-        return {tensor.name: answer.as_numpy(tensor.name) for tensor in answer.get_response().outputs}
+        try:
+            return {tensor.name: answer.as_numpy(tensor.name) for tensor in answer.get_response().outputs}
+        except Exception as error:
+            # What stands in an answer is the pod's doing: shapes, types and bytes that do not go together.
+            reason = f"the answer cannot be read ({type(error).__name__}: {error})"
+            raise RejectedError(f"inference on '{name}' at {self.address}: {reason}", reason) from None
 
     async def _call(self, action: str, method: Callable[..., Awaitable[T]], deadline_s: float | None, **arguments: Any) -> T:
         deadline = self._deadline_s if deadline_s is None else deadline_s

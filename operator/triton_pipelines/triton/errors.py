@@ -45,6 +45,11 @@ class OverloadedError(RejectedError):
     """The pod sheds load: a full queue, or a request that waited longer than its queue policy allows. Says nothing about the answers."""
 
 
+class TooLargeError(TritonError):
+    """The pod answered with more than the client takes in."""
+
+
+_TOO_LARGE: Final = "message larger than max"
 _RESTRICTED: Final = "protocol is restricted"
 _NOT_READY: Final = ("unknown model", "is not found", "has no available versions", "is not ready", "not found")
 _OVERLOADED: Final = ("request timeout expired", "exceeds maximum queue size")
@@ -65,6 +70,8 @@ def translate(action: str, address: str, status: str, detail: str) -> TritonErro
     lower = detail.lower()
     if code == "DEADLINE_EXCEEDED":
         return DeadlineError(f"{action} at {address}: no answer before the deadline")
+    if code == "RESOURCE_EXHAUSTED" and _TOO_LARGE in lower:
+        return TooLargeError(f"{action} at {address}: the answer is larger than is taken in")
     if _RESTRICTED in lower:
         return RestrictedError(f"{action} at {address}: the control key is missing or is not this pod's")
     if any(text in lower for text in _OVERLOADED):

@@ -264,9 +264,21 @@ def test_pods_on_their_way_out_do_not_count() -> None:
 
 
 def test_suspended() -> None:
-    scene = Scene(suspend="Enabled").pod(ready=True)
+    scene = Scene(suspend="Enabled")
     assert scene.told() == {"Ready": "True Suspended", "Available": "False Suspended"}
     assert scene.world.deployment["spec"]["replicas"] == 0
+
+
+def test_being_suspended_is_not_yet_suspended() -> None:
+    scene = Scene(suspend="Enabled").pod(ready=True)
+    assert scene.told() == {"Ready": "False Draining", "Available": "True Serving", "Reconciling": "True Draining"}
+    assert "1 pods have to go" in scene.message()
+
+
+def test_more_pods_than_wanted_is_not_ready_yet() -> None:
+    scene = Scene(replicas=1).pod(ready=True).pod(ready=True)
+    assert scene.told()["Ready"] == "False Draining"
+    assert "1 pods more than that have to go" in scene.message()
 
 
 def test_no_replicas_wanted() -> None:

@@ -65,7 +65,7 @@ class Pod:
 
     said = ("", "")
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         pass
 
     async def __aenter__(self) -> Pod:
@@ -103,3 +103,10 @@ async def test_a_pod_that_is_busy_is_not_broken(monkeypatch: pytest.MonkeyPatch,
     result = await probe("10.0.0.1:8001", "sentiment", None, {"TEXT": np.array([[b"a"]], dtype=object)})
     assert not result.inference_ok
     assert ((result.inference_error or "") != "", (result.error or "") != "") == (broken, not broken)
+
+
+async def test_an_answer_too_large_to_look_at_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triton_pipelines.triton.probe.TritonClient", Pod)
+    monkeypatch.setattr(Pod, "said", ("StatusCode.RESOURCE_EXHAUSTED", "CLIENT: Received message larger than max (33554500 vs. 16777216)"))
+    result = await probe("10.0.0.1:8001", "sentiment", None, {"TEXT": np.array([[b"a"]], dtype=object)})
+    assert result.healthy
