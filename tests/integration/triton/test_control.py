@@ -21,7 +21,7 @@ from tests.support.triton import triton_server, write_model
 from triton_pipelines.api import names
 from triton_pipelines.triton import local
 from triton_pipelines.triton.client import TritonClient
-from triton_pipelines.triton.errors import DeadlineError, NotReadyError, RejectedError, RestrictedError, UnreachableError
+from triton_pipelines.triton.errors import DeadlineError, NotReadyError, RejectedError, RestrictedError, TooLargeError, UnreachableError
 from triton_pipelines.triton.local import LocalTriton, LocalTritonError
 from triton_pipelines.triton.probe import probe
 
@@ -265,3 +265,29 @@ def test_a_wanted_port_that_is_taken_is_an_error(repository: Path) -> None:
         server = LocalTriton(repository, [pipelines.ENSEMBLE], http_port=port, grpc_port=port + 1, metrics_port=port + 2, deadline_s=30)
         with pytest.raises(LocalTritonError, match="ended with exit code 1 before it was ready"), server:
             pass
+
+
+LARGE = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        rows = np.zeros((1, 5 * 1024 * 1024), np.float32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", rows)]) for _ in requests]
+"""
+
+
+async def test_a_probe_takes_in_no_more_than_it_can_afford(tmp_path: Path) -> None:
+    config = (
+        'name: "large" backend: "python" max_batch_size: 1 input { name: "TEXT" data_type: TYPE_STRING dims: [1] }'
+        ' output { name: "Y" data_type: TYPE_FP32 dims: [-1] } instance_group { kind: KIND_CPU count: 1 }'
+    )
+    write_model(tmp_path, "large", config, {"model.py": LARGE})
+    with triton_server(tmp_path, ["large"]) as server:
+        async with TritonClient(server.grpc_address, max_answer_bytes=1024**2) as client:
+            with pytest.raises(TooLargeError, match="larger than is taken in"):
+                await client.infer("large", {"TEXT": np.array([[b"a"]], dtype=object)})
+        result = await probe(server.grpc_address, "large", None, {"TEXT": np.array([[b"a"]], dtype=object)})
+    assert result.healthy
