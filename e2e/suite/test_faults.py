@@ -200,7 +200,13 @@ def test_nothing_is_written_while_nothing_changes(kube: Kube, installation: Inst
 
     # The operator's counters are one for all namespaces: those of earlier tests have to be gone.
     leaving = partial(kube.objects, "Namespace", selector=f"{LABEL}=true")
-    wait_for("no namespace on its way out", leaving, lambda found: not any(item["status"]["phase"] == "Terminating" for item in found), 120.0, lambda found: str(len(found)))
+    wait_for(
+        "no namespace on its way out",
+        leaving,
+        lambda found: not any(item["status"]["phase"] == "Terminating" for item in found),
+        120.0,
+        lambda found: str(len(found)),
+    )
     began, asked = quiet(), tiny.inferences()
     # Two pods are asked every five seconds each: more than three periods of both.
     wait_for("inferences of the operator", tiny.inferences, lambda count: count >= asked + 8, 12.0 * HEALTH_SECONDS)
