@@ -119,7 +119,7 @@ def plan(observed: Observed, context: Context, now: dt.datetime, wanted: Wanted 
     if not isinstance(wanted, Wanted):
         return _stalled(observed, Reason.INVALID_SPEC, wanted, now)
     if observed.missing_sources:
-        return _missing_source(observed, now)
+        return _missing_source(wanted, observed, context, now)
     return _act(wanted.pipeline, wanted.graph, wanted.revision, observed, context, now)
 
 
@@ -127,10 +127,14 @@ def _stalled(observed: Observed, reason: Reason, findings: Sequence[Any], now: d
     return _with_status(observed, statuses.stalled(observed, reason, list(findings), now), (), (), None)
 
 
-def _missing_source(observed: Observed, now: dt.datetime) -> Plan:
+def _missing_source(wanted: Wanted, observed: Observed, context: Context, now: dt.datetime) -> Plan:
+    """No new revision can be made of what is not there; the one that is deployed is kept, and scaled, suspended and repaired as ever."""
     text = "; ".join(observed.missing_sources.values())
     decided = statuses.stalled(observed, Reason.SOURCE_UNAVAILABLE, text, now)
-    return _with_status(observed, decided, (), (), WAITING_SECONDS)
+    kept: Plan = Plan()
+    if observed.revision_record(observed.deployed_revision()) is not None:
+        kept = _act(wanted.pipeline, wanted.graph, wanted.revision, observed, context, now, held=True)
+    return _with_status(observed, decided, kept.apply, kept.delete, WAITING_SECONDS)
 
 
 def _pinned(pipeline: InferencePipeline, observed: Observed, options: Options) -> Options:
@@ -142,11 +146,14 @@ def _pinned(pipeline: InferencePipeline, observed: Observed, options: Options) -
     return replace(options, server_image=record["serverImage"])
 
 
-def _act(pipeline: InferencePipeline, graph: Graph, revision: Revision, observed: Observed, context: Context, now: dt.datetime) -> Plan:
+def _act(
+    pipeline: InferencePipeline, graph: Graph, revision: Revision, observed: Observed, context: Context, now: dt.datetime, *, held: bool = False
+) -> Plan:
+    """A pass over a good resource. ``held``: the deployed revision stays, whatever the spec asks for."""
     gpu = pipeline.spec.server.gpu.resource_name
     problems = [problem for pod in observed.pods if (problem := of_pod(pod, observed.probes.get(pod.uid), gpu, observed.nodes)) is not None]
     memory = observed.memory()
-    must_wait = _must_wait(revision, observed, memory, context)
+    must_wait = held or _must_wait(revision, observed, memory, context)
     wanted = observed.deployed_revision() if must_wait else revision.name
     memory = replace(memory, generation=observed.generation, wanted=wanted)
     replicas = 0 if pipeline.spec.suspend is Switch.ENABLED else pipeline.spec.replicas

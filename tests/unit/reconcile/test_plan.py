@@ -387,3 +387,18 @@ def test_status_is_written_only_when_it_says_something_else() -> None:
     world.document["status"]["nonsense"] = 1
     assert world.step().status is not None
     assert world.step().quiet
+
+
+def test_a_source_that_went_missing_freezes_nothing_else() -> None:
+    world = World(room=4).settle()
+    deployed = world.deployed
+    world.missing_sources = {"model": "spec.model.source.uri: there is no ConfigMap weights; create it"}
+    world.change(replicas=2, postprocess={"labels": ["down", "up"]}).settle()
+    assert world.deployed == deployed, "no new revision can be made"
+    assert world.deployment["spec"]["replicas"] == 2
+    assert world.told()["Ready"] == "False SourceUnavailable"
+    assert world.told()["Available"] == "True Serving"
+    del world.children["Service", world.name]
+    world.change(suspend="Enabled").settle()
+    assert ("Service", world.name) in world.children
+    assert world.deployment["spec"]["replicas"] == 0
