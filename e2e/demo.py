@@ -22,6 +22,7 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 
+from e2e.local import binaries
 from e2e.local.cluster import PRODUCT_IMAGES, Cluster
 from e2e.local.images import SAMPLES_IMAGE
 from e2e.models import tree
@@ -157,6 +158,7 @@ def _cluster_build() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _build_cluster() -> None:
+    binaries.path_of("helm")  # of use right after
     Cluster(CLUSTER).up(images=(*PRODUCT_IMAGES, SAMPLES_IMAGE))
 
 
