@@ -13,6 +13,7 @@ from e2e.suite.tiny import SAFE_CLIENTS, TinyPipeline, assert_none_lost, is_read
 from triton_pipelines.api import names
 
 BACK_SECONDS = 90.0
+OUTLASTING_SECONDS = 25
 HEALTH_SECONDS = 5
 """The tiny pipeline's time between two inferences of the operator."""
 DETECTED_SECONDS = 3.0 * HEALTH_SECONDS
@@ -105,7 +106,9 @@ def test_without_operator_the_deployment_heals_and_the_operator_comes_back_to_no
 def test_an_api_server_that_is_away_disturbs_nobody(access: Access, tiny: TinyPipeline) -> None:
     if access.local is None:
         pytest.skip("only a local cluster's API server may be stopped")
-    tiny.serve("old")
+    # A pod that was told to go before the API server went keeps to its drain, and until that is over somebody has to be there who takes
+    # its address out of the Service: the drain has to outlast the absence.
+    tiny.serve("old", rollout={"drainSeconds": OUTLASTING_SECONDS})
     before = tiny.pod_names()
     with tiny.load() as load:
         tiny.change("new")
