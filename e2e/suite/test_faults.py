@@ -210,6 +210,9 @@ def test_nothing_is_written_while_nothing_changes(kube: Kube, installation: Inst
         120.0,
         lambda found: str(len(found)),
     )
+    # Ready comes with the first answers; what the next look at both pods tells (states of the models) may still be written.
+    asked = tiny.inferences()
+    wait_for("a second look at both pods", tiny.inferences, lambda count: count >= asked + 4, 12.0 * HEALTH_SECONDS)
     began, asked = quiet(), tiny.inferences()
     # Two pods are asked every five seconds each: more than three periods of both.
     wait_for("inferences of the operator", tiny.inferences, lambda count: count >= asked + 8, 12.0 * HEALTH_SECONDS)
