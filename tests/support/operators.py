@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import yaml
 
 from tests.support.faultproxy import FaultProxy
@@ -42,7 +43,7 @@ async def eventually(what: str, condition: Callable[[], Any], deadline: float = 
     loop = asyncio.get_running_loop()
     end = loop.time() + deadline
     while True:
-        with contextlib.suppress(NotFound):
+        with contextlib.suppress(NotFound, httpx.ConnectError):
             value = condition()
             if asyncio.iscoroutine(value):
                 value = await value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,46 +15,20 @@ import yaml
 
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import Fault, FaultProxy
+from tests.support.operators import APPLY, CRD_FILE, CRDS, DEADLINE_SECONDS, NAMESPACES, eventually, free_port
 from triton_pipelines.api import names
 from triton_pipelines.app.config import OperatorConfig
 from triton_pipelines.app.main import run_operator
 from triton_pipelines.app.metrics import Metrics
 from triton_pipelines.app.services import Services
 from triton_pipelines.cluster.client import Client, Object
-from triton_pipelines.cluster.errors import Conflict, NotFound
+from triton_pipelines.cluster.errors import Conflict
 from triton_pipelines.cluster.login import load_configuration
-from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES, SECRETS, Resource
+from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES, SECRETS
 from triton_pipelines.reconcile.queue import Key, Result
 
 # Kopf leaves closing of some transports to the loop's end.
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning")]
-DEADLINE_SECONDS = 20.0
-CRDS = Resource("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
-CRD_FILE = Path(__file__).parents[3] / "crds" / f"{names.PLURAL}.{names.GROUP}.yaml"
-APPLY = "application/apply-patch+yaml"
-NAMESPACES = Resource("", "v1", "Namespace", "namespaces", namespaced=False)
-
-
-async def eventually(what: str, condition: Callable[[], Any]) -> Any:
-    """Waits for an observed condition."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + DEADLINE_SECONDS
-    while True:
-        with contextlib.suppress(NotFound, httpx.ConnectError):
-            value = condition()
-            if asyncio.iscoroutine(value):
-                value = await value
-            if value:
-                return value
-        assert loop.time() < deadline, f"not within {DEADLINE_SECONDS} s: {what}"
-        await asyncio.sleep(0.02)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture
