@@ -1,0 +1,59 @@
+"""The fields of the resource as paths of its CRD, and which of them a document writes.
+
+A *field* is what a user gives a value: text, a number, a list of those, a mapping, a part of the Kubernetes API passed on as
+written, an object that takes no further fields. Objects and lists of objects are only the way there. Paths are those of
+`triton_pipelines.api.crd.walk`: ``spec.model.inputs[].name``; a field that is a list or a mapping itself has no mark at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from triton_pipelines.api import crd
+
+
+def _is_way(node: Mapping[str, Any]) -> bool:
+    """Whether the node only leads to fields: an object with properties, or a list or mapping of such."""
+    inner = node.get("items") or node.get("additionalProperties")
+    return bool(node.get("properties")) or (isinstance(inner, Mapping) and _is_way(inner))
+
+
+def fields(schema: Mapping[str, Any] | None = None, root: str = "spec") -> dict[str, Mapping[str, Any]]:
+    """Every field below ``root`` with its schema, in the schema's order. Default: the CRD as the models make it."""
+    nodes = crd.walk(schema if schema is not None else crd.root_schema())
+    return {path: node for path, node in nodes if path.startswith(f"{root}.") and not path.endswith(("[]", "{}")) and not _is_way(node)}
+
+
+def fields_of(document: Mapping[str, Any], schema: Mapping[str, Any] | None = None, root: str = "spec") -> set[str]:
+    """Paths of the fields that a resource writes; ``null`` counts as left out, and so does what is no field."""
+    whole = schema if schema is not None else crd.root_schema()
+    return set(_written(document.get(root), whole["properties"][root], root))
+
+
+def _written(value: Any, node: Mapping[str, Any], path: str) -> Iterator[str]:
+    if value is None:
+        return
+    if not _is_way(node):
+        yield path
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            if key in node.get("properties", {}):
+                yield from _written(item, node["properties"][key], f"{path}.{key}")
+            elif isinstance(node.get("additionalProperties"), Mapping):
+                yield from _written(item, node["additionalProperties"], f"{path}{{}}")
+    elif isinstance(value, list):
+        for item in value:
+            yield from _written(item, node["items"], f"{path}[]")
+
+
+def resources_in(place: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The resources in a YAML file, or in the YAML files of a folder: by themselves, or below ``resource`` (golden cases)."""
+    for file in sorted(place.glob("*.yaml")) if place.is_dir() else [place]:
+        for document in yaml.safe_load_all(file.read_text(encoding="utf-8")):
+            inner = document.get("resource", document) if isinstance(document, dict) else None
+            if isinstance(inner, dict) and inner.get("kind") == crd.names.KIND:
+                yield file, inner
