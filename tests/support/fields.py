@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from triton_pipelines.api import crd
+from triton_pipelines.api import crd, names
 
 
 def _is_way(node: Mapping[str, Any]) -> bool:
@@ -55,5 +55,5 @@ def resources_in(place: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     for file in sorted(place.glob("*.yaml")) if place.is_dir() else [place]:
         for document in yaml.safe_load_all(file.read_text(encoding="utf-8")):
             inner = document.get("resource", document) if isinstance(document, dict) else None
-            if isinstance(inner, dict) and inner.get("kind") == crd.names.KIND:
+            if isinstance(inner, dict) and inner.get("kind") == names.KIND:
                 yield file, inner
