@@ -9,51 +9,62 @@ strict and refuses unknown fields, so that an older loader never silently skips 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from enum import StrEnum
-from pathlib import PurePosixPath
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic import ConfigDict, Field, RootModel, field_validator, model_validator
+
+from triton_pipelines.api.loadreport import (
+    INFORMATIVE,
+    REPORT_MAX_BYTES,
+    Finding,
+    LoadReport,
+    Reason,
+    ReportSource,
+    ResolvedSource,
+    ResolvedSources,
+    resolution,
+    same_source,
+    strayed,
+)
+from triton_pipelines.api.loadtypes import Key, LoadModel, Name, RelativePath, Sha256, Slot, Version, source_key
+
+__all__ = [
+    "INFORMATIVE",
+    "REPORT_MAX_BYTES",
+    "FetchKind",
+    "Finding",
+    "LiveCounts",
+    "LoadPlan",
+    "LoadReport",
+    "PlanCheck",
+    "PlanCount",
+    "PlanFetch",
+    "PlanFile",
+    "PlanTensor",
+    "PlanVersions",
+    "Reason",
+    "ReportSource",
+    "ResolvedSource",
+    "ResolvedSources",
+    "resolution",
+    "same_source",
+    "source_key",
+    "strayed",
+]
 
 PLAN_VERSION: Final = 1
-REPORT_MAX_BYTES: Final = 4096
-"""The kubelet cuts a container's termination message at 4096 bytes (Kubernetes, ``MaxContainerTerminationMessageLength``)."""
 
 
-def _below(path: str) -> str:
-    """``path`` when it is relative, normal and stays below its root; :class:`ValueError` otherwise."""
-    pure = PurePosixPath(path)
-    if not path or pure.is_absolute() or ".." in pure.parts or str(pure) != path or path == "." or "\x00" in path or "\\" in path:
-        raise ValueError(f"{path!r} is not a normal relative path below the model repository")
-    return path
-
-
-RelativePath = Annotated[str, AfterValidator(_below)]
-"""A normal relative POSIX path: not empty, no ``..``, no ``.``, no leading slash, no doubled slash."""
-
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-"""A SHA-256 digest, 64 lower-case hexadecimal digits."""
-
-Key = Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]{1,253}$")]
-"""A ConfigMap key."""
-
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
-"""A step's name: a DNS label (it names mount folders)."""
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
-
-
-class PlanFile(_Model):
+class PlanFile(LoadModel):
     """A file written verbatim from the revision's ConfigMap."""
 
     key: Key
     path: RelativePath
 
 
-class PlanCount(_Model):
+class PlanCount(LoadModel):
     """A step whose instance count is live: ``path`` is its config.pbtxt below the repository."""
 
     step: Name
@@ -74,23 +85,62 @@ class PlanCount(_Model):
 
 
 class FetchKind(StrEnum):
-    """What is made of a source."""
+    """What is made of a source: a tokenizer's file, one file, a model's version folders, or everything below a folder."""
 
     TOKENIZER = "tokenizer"
     FILE = "file"
+    MODEL = "model"
+    FOLDER = "folder"
 
 
-class PlanFetch(_Model):
-    """One source to fetch into ``target`` (a file below the repository).
+class PlanVersions(LoadModel):
+    """Which versions of a model are served, as Triton's version policy says it: exactly one of the three."""
 
-    ``credentials`` and ``ca`` say whether the step's credential and CA folders are mounted. ``path`` names a file inside a
-    source that is a folder. ``field`` is the source's path in the resource, for messages.
+    latest: Version | None = None
+    all: Literal[True] | None = None
+    specific: Annotated[tuple[Version, ...] | None, Field(strict=False, min_length=1)] = None
+
+    @model_validator(mode="after")
+    def _one(self) -> PlanVersions:
+        if sum(value is not None for value in (self.latest, self.all, self.specific)) != 1:
+            raise ValueError("a version policy is exactly one of latest, all and specific")
+        return self
+
+    @property
+    def newest_only(self) -> bool:
+        """Whether this is what a model without a policy does: serve the newest version alone."""
+        return self.latest == 1
+
+    def select(self, held: Collection[int]) -> tuple[int, ...]:
+        """The versions of ``held`` that are served, in ascending order. Versions asked for and not held are left out."""
+        ordered = sorted(set(held))
+        if self.latest is not None:
+            return tuple(ordered[-self.latest :])
+        return tuple(version for version in ordered if self.specific is None or version in self.specific)
+
+
+class PlanFetch(LoadModel):
+    """One source to fetch into ``target``: a file below the repository, for a model or folder a folder of it.
+
+    ``credentials`` and ``ca`` say whether the source's credential and CA folders are mounted (``STEP`` or ``STEP.SLOT``).
+    ``path`` names a file or folder inside a source that is a folder. ``field`` is the source's path in the resource, for messages.
+
+    Of a ``model`` the source decides what is made: one file becomes ``TARGET/1/<file>``; a folder of numbered folders the
+    versions that ``versions`` and ``pinned`` name, each whole; any other folder ``TARGET/1`` with everything below it
+    (``whole``), or with the main file and the data files that this names. ``file`` is the main file's name in a version folder
+    and ``source_file`` its name in the source where that is another; without ``file`` no main file is needed.
     """
 
     step: Name
+    slot: Slot = ""
     uri: Annotated[str, Field(min_length=1, max_length=4096)]
     target: RelativePath
     kind: Annotated[FetchKind, Field(strict=False)] = FetchKind.FILE
+    file: RelativePath | None = None
+    source_file: RelativePath | None = None
+    whole: bool = False
+    versions: PlanVersions | None = None
+    pinned: Version | None = None
     revision: str | None = None
     path: RelativePath | None = None
     sha256: Sha256 | None = None
@@ -100,13 +150,36 @@ class PlanFetch(_Model):
     ca: bool = False
     field: str | None = None
 
+    @field_validator("path", mode="before")
+    @classmethod
+    def _folder(cls, value: object) -> object:
+        """A folder may be written with its slash."""
+        return value.rstrip("/") if isinstance(value, str) and value.rstrip("/") else value
+
+    @model_validator(mode="after")
+    def _fitting(self) -> PlanFetch:
+        model = {"file": self.file, "sourceFile": self.source_file, "versions": self.versions, "pinned": self.pinned, "whole": self.whole or None}
+        given = sorted(name for name, value in model.items() if value is not None)
+        if self.kind is not FetchKind.MODEL and given:
+            raise ValueError(f"step {self.step}: {', '.join(given)} belong to kind model, not {self.kind}")
+        if self.kind is FetchKind.MODEL and "/" in self.target:
+            raise ValueError(f"step {self.step}: the target of a model is its folder in the repository, not {self.target}")
+        if self.kind is FetchKind.MODEL and self.file is None and (self.source_file is not None or not self.whole):
+            raise ValueError(f"step {self.step}: a model needs the name of its file unless whole folders are taken")
+        return self
+
+    @property
+    def key(self) -> str:
+        """:func:`source_key` of this source."""
+        return source_key(self.step, self.slot)
+
     @property
     def spec_field(self) -> str:
         """The source's path in the resource, ``spec.<step>.source`` unless the plan says otherwise."""
         return self.field or f"spec.{self.step}.source"
 
 
-class PlanTensor(_Model):
+class PlanTensor(LoadModel):
     """A declared tensor: ``data_type`` as in the resource (INT64, FP32, STRING …), ``dims`` without the batch axis."""
 
     name: Annotated[str, Field(min_length=1)]
@@ -121,19 +194,27 @@ class PlanTensor(_Model):
         return value
 
 
-class PlanCheck(_Model):
-    """An ONNX file whose inputs and outputs must fit the step's declared tensors."""
+class PlanCheck(LoadModel):
+    """ONNX files whose inputs and outputs must fit the step's declared tensors: the one at ``path``, or ``file`` of every version of ``model``."""
 
     step: Name
     format: Literal["onnx"] = "onnx"
-    path: RelativePath
+    path: RelativePath | None = None
+    model: RelativePath | None = None
+    file: RelativePath | None = None
     field: str
     max_batch_size: Annotated[int, Field(ge=0)]
     inputs: Annotated[tuple[PlanTensor, ...], Field(strict=False)] = ()
     outputs: Annotated[tuple[PlanTensor, ...], Field(strict=False)] = ()
 
+    @model_validator(mode="after")
+    def _one_place(self) -> PlanCheck:
+        if (self.path is None) == (self.model is None) or (self.model is None) != (self.file is None):
+            raise ValueError(f"step {self.step}: a check names either path, or model and file")
+        return self
 
-class LoadPlan(_Model):
+
+class LoadPlan(LoadModel):
     """Everything the loader does for one pod of one revision, in the order of the fields."""
 
     version: Literal[1] = PLAN_VERSION
@@ -149,122 +230,46 @@ class LoadPlan(_Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> LoadPlan:
-        targets = [item.path for item in self.files] + [item.target for item in self.fetch]
+        # What folders hold is known when they are fetched: the loader looks for collisions of their files.
+        files = [item.target for item in self.fetch if item.kind in (FetchKind.FILE, FetchKind.TOKENIZER)]
+        targets = [item.path for item in self.files] + files
         twice = sorted({path for path in targets if targets.count(path) > 1})
         if twice:
             raise ValueError(f"written twice: {', '.join(twice)}")
+        models = [item.target for item in self.fetch if item.kind is FetchKind.MODEL]
+        keys = [item.key for item in self.fetch]
+        for what, names in (("models fetched", models), ("sources named", keys)):
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise ValueError(f"{what} twice: {', '.join(twice)}")
         missing = sorted({item.path for item in self.counts} - {item.path for item in self.files})
         if missing:
             raise ValueError(f"counts name files that the plan does not write: {', '.join(missing)}")
         return self
 
     def to_json(self) -> str:
-        """The plan as canonical JSON (sorted keys, one trailing newline): equal plans give equal bytes."""
-        return _json(self)
+        """The plan as canonical JSON (sorted keys, one trailing newline): equal plans give equal bytes.
+
+        Fields that joined the contract later are left out where they say nothing: a plan that does not use them keeps its bytes, and
+        with them the pipeline's revision.
+        """
+        plan: dict[str, Any] = self.model_dump(mode="json", by_alias=True)
+        for part, later in _LATER.items():
+            for item in plan[part]:
+                for name in later:
+                    if not item[name]:
+                        del item[name]
+                if isinstance(item.get("versions"), dict):
+                    item["versions"] = {name: value for name, value in item["versions"].items() if value is not None}
+        return json.dumps(plan, sort_keys=True, indent=1, ensure_ascii=False) + "\n"
+
+
+_LATER: Final[Mapping[str, tuple[str, ...]]] = {
+    "fetch": ("slot", "file", "sourceFile", "whole", "versions", "pinned"),
+    "checks": ("path", "model", "file"),
+}
 
 
 class LiveCounts(RootModel[dict[str, Annotated[int, Field(ge=0)]]]):
     """``counts.json``: desired instances by step; new pods start from it."""
 
     model_config = ConfigDict(frozen=True, strict=True)
-
-
-class ResolvedSource(_Model):
-    """What an unpinned source was at the first load of a revision: commit, object version or ETag; and the digest."""
-
-    revision: str | None = None
-    sha256: Sha256 | None = None
-
-
-class ResolvedSources(RootModel[dict[str, dict[str, ResolvedSource]]]):
-    """``resolved.json``: by pipeline revision, then by step."""
-
-    model_config = ConfigDict(frozen=True, strict=True)
-
-
-class Reason(StrEnum):
-    """Why a load failed, or what it noticed (:data:`INFORMATIVE` ones never fail a load)."""
-
-    SOURCE_UNAVAILABLE = "SourceUnavailable"
-    SOURCE_CHANGED = "SourceChanged"
-    CHECKSUM_MISMATCH = "ChecksumMismatch"
-    MODEL_MISMATCH = "ModelMismatch"
-    INVALID_TOKENIZER = "InvalidTokenizer"
-    NO_SPACE = "NoSpace"
-    INTERNAL_ERROR = "InternalError"
-    TOKENIZER_SETTINGS_IGNORED = "TokenizerSettingsIgnored"
-
-
-INFORMATIVE: Final = frozenset({Reason.TOKENIZER_SETTINGS_IGNORED})
-"""Reasons that inform and do not fail a load."""
-
-
-class Finding(_Model):
-    """One thing the loader found; ``field`` is a path in the resource."""
-
-    step: str | None = None
-    reason: Annotated[Reason, Field(strict=False)]
-    message: str
-    field: str | None = None
-
-
-class ReportSource(_Model):
-    """What one source resolved to. ``uri`` is the resource's, without credentials."""
-
-    step: str
-    uri: str
-    resolved_revision: str | None = None
-    sha256: Sha256 | None = None
-
-
-class LoadReport(_Model):
-    """The loader's termination message. At most :data:`REPORT_MAX_BYTES` bytes as :meth:`to_json` writes it."""
-
-    ok: bool
-    revision: str
-    sources: Annotated[tuple[ReportSource, ...], Field(strict=False)] = ()
-    findings: Annotated[tuple[Finding, ...], Field(strict=False)] = ()
-
-    def to_json(self, limit: int = REPORT_MAX_BYTES) -> str:
-        """JSON of at most ``limit`` UTF-8 bytes: messages are cut first, then findings that inform, then sources, then findings.
-
-        A cut never breaks the JSON, and the first finding of a failed load always keeps its reason.
-        """
-        report = self
-        for length in (2048, 1024, 512, 256, 128, 64):
-            if _size(report) <= limit:
-                return _compact(report)
-            report = report.model_copy(update={"findings": tuple(_cut(item, length) for item in self.findings)})
-        # Failures before information, so that what is dropped from the end matters least.
-        findings = sorted(report.findings, key=lambda item: item.reason in INFORMATIVE)
-        sources = list(report.sources)
-        while _size(report) > limit and (findings or sources):
-            if len(findings) > 1:
-                findings.pop()
-            elif sources:
-                sources.pop()
-            else:
-                findings.pop()
-            report = report.model_copy(update={"findings": tuple(findings), "sources": tuple(sources)})
-        return _compact(report)
-
-
-def _cut(finding: Finding, length: int) -> Finding:
-    """``finding`` with a message of at most ``length`` characters; the end is kept too, since it says what to do."""
-    text = finding.message
-    if len(text) <= length:
-        return finding
-    tail = length // 3
-    return finding.model_copy(update={"message": f"{text[: length - tail - 3]} … {text[-tail:]}"})
-
-
-def _compact(report: LoadReport) -> str:
-    return report.model_dump_json(by_alias=True, exclude_none=True)
-
-
-def _size(report: LoadReport) -> int:
-    return len(_compact(report).encode())
-
-
-def _json(model: BaseModel) -> str:
-    return json.dumps(model.model_dump(mode="json", by_alias=True), sort_keys=True, indent=1, ensure_ascii=False) + "\n"

@@ -182,12 +182,13 @@ class _Load:
             self.sources.append(done.source)
             self.notes.extend(done.findings)
         for check in plan.checks:
-            if check.path in uris or check.path not in ready:
-                self._check(check, uris.get(check.path, check.path))
+            path = check.path or f"{check.model}/1/{check.file}"
+            if path in uris or path not in ready:
+                self._check(check, path, uris.get(path, path))
 
-    def _check(self, check: PlanCheck, uri: str) -> None:
+    def _check(self, check: PlanCheck, path: str, uri: str) -> None:
         try:
-            message = compare(check, read_onnx(below(self._options.models, check.path)), uri)
+            message = compare(check, read_onnx(below(self._options.models, path)), uri)
         except ValueError as error:
             message = f"{uri} {error}"
         if message:

@@ -17,9 +17,13 @@ from triton_pipelines.api.loadplan import (
     LoadReport,
     PlanCount,
     PlanFetch,
+    PlanVersions,
     Reason,
     ReportSource,
+    ResolvedSource,
     ResolvedSources,
+    resolution,
+    strayed,
 )
 
 PLAN = {
@@ -61,6 +65,9 @@ def test_a_plan_survives_its_json_and_is_canonical() -> None:
 @pytest.mark.parametrize("path", ["", ".", "..", "/etc/passwd", "a/../b", "../a", "a//b", "a/", "./a", "a\\b", "a\0b"], ids=lambda path: repr(path))
 @pytest.mark.parametrize("where", ["files", "emptyDirs", "fetch", "path"])
 def test_paths_that_could_leave_the_repository_are_refused(path: str, where: str) -> None:
+    if (where, path) == ("path", "a/"):
+        assert PlanFetch(step="s", uri="hf://a/b", target="m/1/x", path=path).path == "a"
+        return
     changes: dict[str, object] = {
         "files": {"files": [{"key": "k", "path": path}], "counts": []},
         "emptyDirs": {"emptyDirs": [path]},
@@ -141,3 +148,98 @@ def test_long_messages_are_cut_in_the_middle_and_sources_survive() -> None:
     assert read.findings[0].message.startswith("why it failed")
     assert read.findings[0].message.endswith("what to do")
     assert len(read.findings[0].message) > 1000
+
+
+def fetch(**rest: object) -> dict[str, object]:
+    return {"step": "model", "uri": "hf://a/b", "target": "bert", "kind": "model", "file": "model.onnx", **rest}
+
+
+def test_a_plan_without_the_later_fields_keeps_its_bytes() -> None:
+    """Its JSON is hashed into the revision: a new operator must not roll every pipeline."""
+    text = plan().to_json()
+    for later in ("slot", "sourceFile", "whole", "versions", "pinned", '"model":', '"file":'):
+        assert later not in text
+    full = plan(fetch=[fetch(slot="weights", versions={"specific": [1, 3]}, pinned=3, sourceFile="net.onnx")])
+    assert LoadPlan.model_validate_json(full.to_json()) == full
+    assert json.loads(full.to_json())["fetch"][0]["versions"] == {"specific": [1, 3]}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        fetch(target="bert/1"),
+        fetch(file=None),
+        fetch(file=None, sourceFile="x", whole=True),
+        fetch(versions={}),
+        fetch(versions={"latest": 1, "all": True}),
+        fetch(versions={"specific": []}),
+        fetch(versions={"all": False}),
+        fetch(versions={"latest": 0}),
+        fetch(pinned=0),
+        fetch(slot="a.b"),
+        fetch(kind="folder", whole=True, file=None),
+        fetch(kind="file", target="bert/1/model.onnx"),
+    ],
+)
+def test_what_no_fetch_of_a_model_may_say(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        plan(fetch=[wrong])
+
+
+def test_the_sources_of_a_step_have_names_of_their_own() -> None:
+    read = plan(fetch=[fetch(), fetch(kind="folder", file=None, target="bert/1", slot="extra"), fetch(kind="folder", file=None, slot="more")])
+    assert [item.key for item in read.fetch] == ["model", "model.extra", "model.more"]
+    for twice in ([fetch(), fetch(target="other")], [fetch(), fetch(slot="b")]):
+        with pytest.raises(ValidationError, match="twice"):
+            plan(fetch=twice)
+
+
+@pytest.mark.parametrize(
+    ("policy", "served"),
+    [
+        ({"latest": 1}, (10,)),
+        ({"latest": 2}, (9, 10)),
+        ({"latest": 9}, (1, 9, 10)),
+        ({"all": True}, (1, 9, 10)),
+        ({"specific": [9, 1, 4]}, (1, 9)),
+    ],
+)
+def test_the_versions_that_a_policy_serves(policy: dict[str, object], served: tuple[int, ...]) -> None:
+    assert PlanVersions.model_validate(policy).select([10, 1, 9]) == served
+
+
+def test_a_check_names_one_place() -> None:
+    base = PLAN["checks"][0]  # type: ignore[index]
+    named = {**base, "path": None, "model": "bert", "file": "model.onnx"}
+    assert plan(checks=[named]).checks[0].model == "bert"
+    for wrong in ({**base, "model": "bert"}, {**base, "path": None}, {**named, "file": None}):
+        with pytest.raises(ValidationError):
+            plan(checks=[wrong])
+
+
+def reported(*sources: tuple[str, str, str | None, str | None]) -> LoadReport:
+    made = [ReportSource(step=step, slot=slot, uri="s3://b/k", resolved_revision=revision, sha256=sha) for step, slot, revision, sha in sources]
+    return LoadReport(ok=True, revision="r", sources=tuple(made))
+
+
+def test_a_pod_that_loaded_something_else_is_found() -> None:
+    one, two = "1" * 64, "2" * 64
+    first = reported(("model", "", "a", one), ("model", "extra", "b", None))
+    recorded = resolution(first)
+    assert recorded == {"model": ResolvedSource(revision="a", sha256=one), "model.extra": ResolvedSource(revision="b")}
+    assert strayed(recorded, first) == ()
+    # The same content under another ETag, and a source that is not recorded.
+    assert strayed(recorded, reported(("model", "", "z", one), ("other", "", "z", two))) == ()
+    findings = strayed(recorded, reported(("model", "", "a", two), ("model", "extra", "c", None)))
+    assert [(item.step, item.reason) for item in findings] == [("model", Reason.SOURCE_CHANGED)] * 2
+    assert one in findings[0].message
+    assert two in findings[0].message
+
+
+def test_what_sources_resolved_to_is_the_last_to_go() -> None:
+    many = [ReportSource(step=f"step-{n}", uri="s3://bucket/" + "k" * 900, resolved_revision="e" * 40, sha256="0" * 64) for n in range(15)]
+    read = LoadReport.model_validate_json(LoadReport(ok=True, revision="r", sources=tuple(many)).to_json())
+    assert [item.resolved_revision for item in read.sources] == ["e" * 40] * 15
+    more = LoadReport.model_validate_json(LoadReport(ok=True, revision="r", sources=tuple(many * 4)).to_json())
+    assert len(more.sources) + more.sources_left_out == 60
+    assert more.sources_left_out > 0
