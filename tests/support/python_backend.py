@@ -15,7 +15,15 @@ from typing import Any
 
 import numpy as np
 
-_NUMPY = {"TYPE_INT64": np.int64, "TYPE_INT32": np.int32, "TYPE_FP32": np.float32, "TYPE_FP16": np.float16, "TYPE_STRING": np.object_}
+_NUMPY = {
+    "TYPE_BOOL": np.bool_,
+    "TYPE_INT64": np.int64,
+    "TYPE_INT32": np.int32,
+    "TYPE_FP16": np.float16,
+    "TYPE_FP32": np.float32,
+    "TYPE_FP64": np.float64,
+    "TYPE_STRING": np.object_,
+}
 
 
 class Tensor:

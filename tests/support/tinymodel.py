@@ -60,7 +60,7 @@ def tokenizer(*, baked_in: bool = True) -> Tokenizer:
     made = Tokenizer(WordLevel({word: i for i, word in enumerate((*SPECIAL, *WORDS))}, unk_token="[UNK]"))
     made.normalizer = Lowercase()
     made.pre_tokenizer = Whitespace()
-    made.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    made.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
     if baked_in:
         made.enable_padding(length=32, pad_id=0, pad_token="[PAD]")
         made.enable_truncation(16)

@@ -169,10 +169,66 @@ def test_text_without_tokens_has_one_attended_pad_token(folder: Path) -> None:
     }
 
 
-def test_without_batching_the_rows_are_the_only_dimension(folder: Path) -> None:
-    model = start(folder, max_batch_size=0)
-    (response,) = model.execute([InferenceRequest({"TEXT": np.array([b"fox", b"a dog"], dtype=np.object_)})])
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (3, 1), (1, 1, 3)], ids=str)
+def test_without_batching_every_element_is_a_row(folder: Path, shape: tuple[int, ...], padding: str) -> None:
+    kinds = {**KINDS, "offsets": "Offsets", "lengths": "Lengths"}
+    rows = ["fox", "a dog", "the quick red fox runs"]
+    width = {"Ragged": 7, "Longest": 7, "Bucketed": 8, "Fixed": MAX_LENGTH}[padding]
+    (response,) = start(folder, kinds, max_batch_size=0, padding=padding).execute([InferenceRequest({"TEXT": texts(*rows).reshape(shape)})])
+    arrays = response.arrays()
+    assert unpad(arrays) == [reference(row) for row in rows]
+    assert {name: array.shape for name, array in arrays.items()} == {
+        "input_ids": (3, width),
+        "attention_mask": (3, width),
+        "offsets": (3, width, 2),
+        "lengths": (3, 1),
+    }
+    assert arrays["lengths"].tolist() == [[3], [4], [7]]
+
+
+def test_without_batching_no_rows_are_an_error(folder: Path) -> None:
+    (response,) = start(folder, max_batch_size=0).execute([InferenceRequest({"TEXT": np.zeros((0,), np.object_)})])
+    assert "TEXT has no rows: send at least one text" in response.error().message()
+
+
+def test_only_first_cuts_single_texts(folder: Path) -> None:
+    (response,) = start(folder, truncation="OnlyFirst").execute([InferenceRequest({"TEXT": texts("fox " * 30, "a dog")})])
+    assert unpad(response.arrays()) == [reference("fox " * 30), reference("a dog")]
+
+
+def test_a_reshaped_text_has_no_second_axis(folder: Path) -> None:
+    """With dims [1] and reshape [] the model sees [rows]."""
+    (response,) = start(folder).execute([InferenceRequest({"TEXT": texts("fox", "a dog").reshape(2)})])
     assert unpad(response.arrays()) == [reference("fox"), reference("a dog")]
+
+
+def test_each_output_has_the_type_its_config_declares(folder: Path) -> None:
+    made = config(KINDS)
+    made["output"][1]["data_type"] = "TYPE_INT32"
+    model = start_model("tokenizer", folder, made, {"tritonpipe.outputs": json.dumps(KINDS)})
+    arrays = model.execute([InferenceRequest({"TEXT": texts("a fox")})])[0].arrays()
+    assert (arrays["input_ids"].dtype, arrays["attention_mask"].dtype) == (np.int64, np.int32)
+
+
+def test_offsets_count_characters_not_bytes(folder: Path) -> None:
+    """By hand: an e with a combining accent is two characters in three bytes, the fox face one in four."""
+    model = start(folder, {"ids": "InputIds", "offsets": "Offsets"})
+    (response,) = model.execute([InferenceRequest({"TEXT": texts("caf\u0065\u0301 🦊 fox")})])
+    arrays = response.arrays()
+    assert arrays["offsets"].tolist() == [[[0, 0], [0, 5], [6, 7], [8, 11], [0, 0]]]
+    assert arrays["ids"].tolist() == [[2, 1, 1, 4 + tinymodel.WORDS.index("fox"), 3]]
+
+
+def test_nul_and_ten_megabytes_are_text(folder: Path) -> None:
+    (response,) = start(folder).execute([InferenceRequest({"TEXT": texts(b"a\x00fox", b"the " + b"x" * 10_000_000)})])
+    assert unpad(response.arrays()) == [reference("a\x00fox"), reference("the x")]
+
+
+def test_an_absent_text_fails_its_request(folder: Path) -> None:
+    bad, good = start(folder).execute([InferenceRequest({}), InferenceRequest({"TEXT": texts("fox")})])
+    assert "TEXT is missing" in bad.error().message()
+    assert unpad(good.arrays()) == [reference("fox")]
 
 
 @pytest.mark.parametrize(("token", "pad_id"), [("[PAD]", 9), ("<pad>", 9), ("pad", 9), ("other", 0)], ids=["bert", "roberta", "plain", "none known"])
@@ -200,6 +256,7 @@ def test_saved_padding_names_the_pad_token(tmp_path: Path) -> None:
     [
         ({"padding": "Left"}, "tritonpipe.padding: 'Left' is none of Ragged"),
         ({"truncation": "No"}, "tritonpipe.truncation: 'No'"),
+        ({"truncation": "OnlySecond"}, "OnlySecond cuts the second text of a pair, but tritonpipe.text_pair is not set"),
         ({"max_length": "2"}, "leaves no room for text beside 2 special tokens"),
         ({"max_length": "-1"}, "tritonpipe.max_length: '-1' is not a positive number"),
         ({"buckets": "0,4"}, "below 1"),

@@ -1,25 +1,34 @@
 """Postprocess step of a pipeline, run by Triton's python backend: logits to probabilities and labels, token vectors to one embedding.
 
 Configuration (``parameters`` of config.pbtxt; tensor names and data types come from the config itself):
-    tritonpipe.type       Softmax | Sigmoid (input [rows, classes]) | MeanPooling | FirstToken (input [rows, tokens, width])
-    tritonpipe.input      name of the input tensor
+    tritonpipe.type       Softmax | Sigmoid (input [rows, classes], or [rows, tokens, classes] for an answer per token)
+                          | MeanPooling | FirstToken (input [rows, tokens, width])
+    tritonpipe.input      name of the input tensor, of TYPE_FP16, BF16, FP32 or FP64
     tritonpipe.mask       name of the mask [rows, tokens] (MeanPooling)
     tritonpipe.labels     JSON list with one label per class
     tritonpipe.top_k      how many labels, best first (default 1)
     tritonpipe.normalize  Enabled makes every embedding's length (L2) 1; a zero vector stays zero
 
-Outputs, those of them that the config declares: PROBABILITIES FP32 [classes] in the model's order; LABEL STRING [topK] and SCORE FP32 [topK], equal
-scores in the model's order; EMBEDDING FP32 [width].
+Outputs, those of them that the config declares, in the shape of the input with another last axis (a pooled input loses its token axis, too):
+    PROBABILITIES FP32    [.., classes] in the model's order
+    LABEL STRING          [.., topK], best first, equal scores in the model's order
+    SCORE FP32            [.., topK]
+    EMBEDDING FP32        [.., width]
+The axes before are the ones the input's config declares: with batching, dims [classes] or [tokens, classes] beside the batch axis; with max_batch_size 0
+they stand in dims: [rows, classes], [rows, tokens, classes], or [classes] for one row. Every token gets an answer, padding as well: cut it by the mask.
 
-Arithmetic is FP32 or better whatever the input's type. A row whose answer would not be a finite number fails its request instead of being sent:
-that is a model (often an FP16 one) that overflowed. Mean pooling weighs tokens by the mask; a row that is masked wholly becomes zeros.
+Arithmetic is FP32 or better whatever the input's type. A row whose answer would not be a finite number, or whose logits hold NaN or +infinity, fails
+its request instead of being answered: that is a model (often an FP16 one) that overflowed. -infinity is a class that is masked out: probability 0; when
+a row has nothing else, Softmax has no answer. Mean pooling weighs tokens by the mask; a row that is masked wholly becomes zeros.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 # Appended, so that the image's own packages win.
@@ -29,6 +38,10 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 Array = np.ndarray[Any, Any]
+# Types of numbers an input may have.
+NUMBERS = ("TYPE_FP16", "TYPE_BF16", "TYPE_FP32", "TYPE_FP64")
+# DLPack: where the type's code stands in the structure that a capsule points to (data 8 bytes, device 8, ndim 4), and the codes.
+DLPACK_CODE_OFFSET, DLPACK_UINT, DLPACK_BFLOAT = 20, 1, 4
 CLASSIFIERS = ("Softmax", "Sigmoid")
 POOLINGS = ("MeanPooling", "FirstToken")
 # Outputs and the type each must have.
@@ -40,9 +53,41 @@ class RequestError(ValueError):
     """One request cannot be answered; the text goes to its client."""
 
 
+class _Words:
+    """A BF16 tensor of the python backend, shown to numpy as unsigned 16-bit words: numpy has no such number type, Triton no other way to hand it over."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self, **_: Any) -> Any:
+        capsule = self._tensor.to_dlpack()
+        get = ctypes.pythonapi.PyCapsule_GetPointer
+        get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+        code = ctypes.c_uint8.from_address(get(capsule, b"dltensor") + DLPACK_CODE_OFFSET)
+        if code.value != DLPACK_BFLOAT:
+            raise RequestError(f"{self._tensor.name()} is no BF16 tensor (DLPack type {code.value})")
+        code.value = DLPACK_UINT
+        return capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)  # the CPU's memory, where the python backend puts inputs
+
+
+def read_numbers(tensor: Any, data_type: str) -> Array:
+    """The tensor's array; BF16, whose words are the upper halves of FP32's, as FP32."""
+    if data_type != "TYPE_BF16":
+        return np.asarray(tensor.as_numpy())
+    return (np.from_dlpack(_Words(tensor)).astype(np.uint32) << 16).view(np.float32)
+
+
+def wide(x: Array) -> Array:
+    """FP32 for smaller types, FP64 as it is."""
+    return x if x.dtype == np.float64 else x.astype(np.float32, copy=False)
+
+
 def softmax(logits: Array) -> Array:
     """Probabilities [rows, classes] that sum to 1 per row; -inf means probability 0; NaN where a row has no finite maximum."""
-    x = logits.astype(np.float32, copy=False)
+    x = wide(logits)
     with np.errstate(invalid="ignore", over="ignore"):
         e = np.exp(x - x.max(axis=1, keepdims=True))
         return np.asarray(e / e.sum(axis=1, keepdims=True))
@@ -50,7 +95,7 @@ def softmax(logits: Array) -> Array:
 
 def sigmoid(logits: Array) -> Array:
     """Independent probabilities [rows, classes], exact at both ends."""
-    x = logits.astype(np.float32, copy=False)
+    x = wide(logits)
     e = np.exp(-np.abs(x))  # never overflows
     return np.asarray(np.where(x >= 0, 1.0, e) / (1.0 + e))
 
@@ -64,35 +109,43 @@ def top_k(scores: Array, k: int) -> Array:
 
 def mean_pooling(tokens: Array, mask: Array) -> Array:
     """Mean over tokens [rows, tokens, width] weighted by mask [rows, tokens]; zeros for a row without any weight."""
-    tokens = tokens.astype(np.float32, copy=False)
-    weights = mask.astype(np.float32)
+    tokens = wide(tokens)
+    weights = mask.astype(tokens.dtype)
     total = weights.sum(axis=1, keepdims=True)
     weights /= np.where(total == 0, 1.0, total)
     with np.errstate(invalid="ignore", over="ignore"):
         pooled = np.matmul(weights[:, None, :], tokens)[:, 0, :]
         if not np.isfinite(pooled).all():
             # Weight 0 times what a model left in padding (NaN or infinity) is NaN: leave masked tokens out altogether.
-            pooled = np.matmul(weights[:, None, :], np.where(mask[:, :, None] != 0, tokens, np.float32(0)))[:, 0, :]
+            pooled = np.matmul(weights[:, None, :], np.where(mask[:, :, None] != 0, tokens, tokens.dtype.type(0)))[:, 0, :]
     return np.asarray(pooled)
 
 
 def first_token(tokens: Array) -> Array:
     """The first token's vector of every row: [rows, width]."""
-    return np.asarray(tokens[:, 0, :].astype(np.float32))
+    return wide(tokens[:, 0, :])
 
 
 def normalize(vectors: Array) -> Array:
     """Vectors [rows, width] of length 1; a zero vector stays zero."""
     # Squares in double precision: in FP32 they overflow from 1.8e19 on.
     norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))[:, None]
-    return np.asarray((vectors / np.where(norms == 0, 1.0, norms)).astype(np.float32))
+    return np.asarray((vectors / np.where(norms == 0, 1.0, norms)).astype(vectors.dtype))
 
 
-def check_finite(answer: Array, name: str) -> None:
-    """Refuse an answer with NaN or infinity, naming the row."""
-    if not np.isfinite(answer).all():
-        row = int(np.flatnonzero(~np.isfinite(answer).all(axis=1))[0])
-        raise RequestError(f"row {row}: the model's output {name} holds NaN or infinity, which no answer can be made of")
+def check(sane: Array, name: str, axes: Sequence[int]) -> None:
+    """Refuse a request of which some row is not sane, naming the first.
+
+    Args:
+        sane: per row of the last axis [rows of all axes before, entries].
+        name: the model's output that the answer is made of.
+        axes: the axes before the last one: (rows), (rows, tokens), or none.
+    """
+    if sane.all():
+        return
+    flat = int(np.flatnonzero(~sane.all(axis=1))[0])
+    place = ", ".join(f"{axis} {index}" for axis, index in zip(("row", "token"), np.unravel_index(flat, axes), strict=False))
+    raise RequestError(f"{place or 'row 0'}: the model's output {name} holds NaN or infinity, which no answer can be made of")
 
 
 class TritonPythonModel:
@@ -110,6 +163,10 @@ class TritonPythonModel:
         self._labels = None if labels is None else np.array([str(label).encode() for label in labels], dtype=np.object_)
         self._top_k = int(parameters.get("tritonpipe.top_k", "1"))
         self._outputs = _check(config, parameters, self._type, labels)
+        tensor = next(tensor for tensor in config["input"] if tensor["name"] == self._input)
+        self._data_type, shape = _input(tensor, config.get("max_batch_size", 0) > 0, self._type, labels)
+        self._rank = len(shape)
+        self._shape = f"[{', '.join(map(str, shape))}]"
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """One response per request, in order."""
@@ -117,39 +174,71 @@ class TritonPythonModel:
 
     def _respond(self, request: Any) -> Any:
         try:
-            values = pb_utils.get_input_tensor_by_name(request, self._input).as_numpy()
+            values = read_numbers(_tensor(request, self._input), self._data_type)
+            if values.ndim != self._rank or values.size == 0:
+                empty = ": there are no rows, or nothing in them" if values.size == 0 else ""
+                raise RequestError(f"{self._input} has shape {list(values.shape)}, expected {self._shape}{empty}")
             answer = self._classify(values) if self._type in CLASSIFIERS else {"EMBEDDING": self._pool(values, request)}
         except RequestError as error:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG))
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, answer[name]) for name in self._outputs])
 
-    def _classify(self, logits: Array) -> dict[str, Array]:
-        if logits.ndim != 2 or logits.size == 0:
-            raise RequestError(f"{self._input} has shape {list(logits.shape)}, expected [rows, classes]")
-        classes = logits.shape[1]
+    def _classify(self, values: Array) -> dict[str, Array]:
+        *axes, classes = values.shape
         if self._labels is not None and len(self._labels) != classes:
             raise RequestError(f"{self._input} has {classes} classes, but {len(self._labels)} labels are set in postprocess labels")
-        scores = softmax(logits) if self._type == "Softmax" else sigmoid(logits)
-        check_finite(scores, self._input)
-        answer = {"PROBABILITIES": scores}
+        logits = values.reshape(-1, classes)
+        check(logits < np.inf, self._input, axes)  # false for NaN, too
+        scores = (softmax(logits) if self._type == "Softmax" else sigmoid(logits)).astype(np.float32, copy=False)
+        check(np.isfinite(scores), self._input, axes)
+        answer: dict[str, Array] = {"PROBABILITIES": scores.reshape(values.shape)}
         if self._labels is not None:
             best = top_k(scores, self._top_k)
-            answer["LABEL"] = self._labels[best]
-            answer["SCORE"] = np.take_along_axis(scores, best, axis=1)
+            answer["LABEL"] = self._labels[best].reshape(*axes, -1)
+            answer["SCORE"] = np.take_along_axis(scores, best, axis=1).reshape(*axes, -1)
         return answer
 
-    def _pool(self, tokens: Array, request: Any) -> Array:
-        if tokens.ndim != 3 or tokens.size == 0:
-            raise RequestError(f"{self._input} has shape {list(tokens.shape)}, expected [rows, tokens, width]")
+    def _pool(self, values: Array, request: Any) -> Array:
+        *axes, length, width = values.shape
+        tokens = values.reshape(-1, length, width)
         if self._type == "FirstToken":
             pooled = first_token(tokens)
         else:
-            mask = pb_utils.get_input_tensor_by_name(request, self._mask).as_numpy()
-            if mask.shape != tokens.shape[:2]:
-                raise RequestError(f"{self._mask} has shape {list(mask.shape)}, but {self._input} has {list(tokens.shape[:2])} rows and tokens")
-            pooled = mean_pooling(tokens, mask)
-        check_finite(pooled, self._input)
-        return normalize(pooled) if self._normalize else pooled
+            mask = np.asarray(_tensor(request, self._mask).as_numpy())
+            if mask.shape != values.shape[:-1]:
+                raise RequestError(f"{self._mask} has shape {list(mask.shape)}, but {self._input} has {[*axes, length]} rows and tokens")
+            pooled = mean_pooling(tokens, mask.reshape(-1, length))
+        with np.errstate(invalid="ignore", over="ignore"):
+            answer = (normalize(pooled) if self._normalize else pooled).astype(np.float32, copy=False)
+        check(np.isfinite(pooled) & np.isfinite(answer), self._input, axes)
+        return answer.reshape(*axes, width)
+
+
+def _tensor(request: Any, name: str) -> Any:
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    if tensor is None:
+        raise RequestError(f"{name} is missing: send it")
+    return tensor
+
+
+def _input(tensor: dict[str, Any], batched: bool, kind: str, labels: list[str] | None) -> tuple[str, list[str | int]]:
+    """Data type of the input, and its shape for people: names of the free axes and numbers of the fixed ones."""
+    name, data_type = tensor["name"], tensor["data_type"]
+    if data_type not in NUMBERS:
+        raise ValueError(f"input {name} is {data_type}, but {kind} reads {', '.join(NUMBERS)}")
+    dims = [int(dim) for dim in (tensor["reshape"]["shape"] if "reshape" in tensor else tensor["dims"])]  # what the model sees
+    dims = [-1, *dims] if batched else dims
+    axes = ["rows", "classes"] if kind in CLASSIFIERS else ["rows", "tokens", "width"]
+    least = 1 if kind in CLASSIFIERS else 2
+    if not least + batched <= len(dims) <= 3:
+        wanted = "[classes] or [tokens, classes]" if kind in CLASSIFIERS else "[tokens, width]"
+        raise ValueError(
+            f"input {name} has dims {dims[batched:]}, but {kind} reads {wanted}{'' if batched else ', or the same after an axis of rows'}"
+        )
+    if labels is not None and dims[-1] not in (-1, len(labels)):
+        raise ValueError(f"tritonpipe.labels has {len(labels)} labels, but input {name} has {dims[-1]} classes")
+    axes = ["rows", "tokens", axes[-1]] if len(dims) == 3 else axes[-len(dims) :]
+    return data_type, [axis if dim == -1 else dim for axis, dim in zip(axes, dims)]  # noqa: B905 as many axes as dims
 
 
 def _check(config: dict[str, Any], parameters: dict[str, str], kind: str, labels: list[str] | None) -> list[str]:

@@ -1,22 +1,29 @@
 """Tokenizer step of a pipeline, run by Triton's python backend.
 
-Texts of any number of requests, each with any number of rows, are encoded in one call of the Rust tokenizer and answered with one response per
-request. A request that is wrong gets an error of its own and leaves its neighbours alone.
+Texts, or pairs of texts, of any number of requests, each with any number of rows, are encoded in one call of the Rust tokenizer and answered with
+one response per request. A request that is wrong gets an error of its own and leaves its neighbours alone.
 
 Configuration (``parameters`` of config.pbtxt; tensor names and data types come from the config itself):
     tritonpipe.tokenizer_file  file in the version folder (default tokenizer.json)
     tritonpipe.max_length      most tokens of a row, special tokens included
-    tritonpipe.truncation      LongestFirst cuts longer rows, Refuse answers their request with an error
+    tritonpipe.truncation      how longer rows are cut. LongestFirst: of a pair, the longer text first; OnlyFirst, OnlySecond: that text of a pair
+                               alone, and where the other one leaves it no room the request gets an error; Refuse: an error instead of a cut
     tritonpipe.special_tokens  Enabled | Disabled
     tritonpipe.padding         Ragged: each request to its own longest row; Fixed: to max_length; Bucketed: to the next bucket that holds the
                                request's longest row (max_length is the last); Longest: to the longest row of all requests in the call
     tritonpipe.buckets         lengths for Bucketed, such as "32,64,512"
     tritonpipe.text            name of the input (default TEXT)
+    tritonpipe.text_pair       name of the second input, whose rows are the second texts of pairs; absent: single texts
     tritonpipe.outputs         JSON: output name -> InputIds | AttentionMask | TokenTypeIds | SpecialTokensMask | Offsets | Lengths
+
+Rows. A model that batches (max_batch_size > 0) has one text per row of the batch, [rows, 1] or, reshaped, [rows]; outputs are declared without the
+batch axis: [length], Offsets [length, 2], Lengths [1]. With max_batch_size 0 the texts may have any shape ([-1], [1, -1], [-1, 1], [3]): every element
+is a row, in order, and the outputs are [rows, length], [rows, length, 2] and [rows, 1].
 
 Rows are padded on the right, with the pad token of the tokenizer; padding and truncation saved in tokenizer.json are switched off. A text without
 any token (empty text, special tokens disabled) becomes one pad token that is attended to: with nothing to attend to, a model's answer would be
-undefined and depend on the padding, and a row of length 0 must never reach a batching model step. Offsets count characters of the text.
+undefined and depend on the padding, and a row of length 0 must never reach a batching model step. Offsets are [begin, end) in characters (Unicode
+code points, not bytes) of the text that the token comes from; special tokens and padding have [0, 0].
 """
 
 from __future__ import annotations
@@ -37,9 +44,12 @@ import triton_python_backend_utils as pb_utils
 from tokenizers import Tokenizer
 
 Array = np.ndarray[Any, Any]
+Row = str | tuple[str, str]  # a text, or a pair of texts
 KINDS = ("InputIds", "AttentionMask", "TokenTypeIds", "SpecialTokensMask", "Offsets", "Lengths")
 PADDINGS = ("Ragged", "Fixed", "Bucketed", "Longest")
-TRUNCATIONS = ("LongestFirst", "Refuse")
+TRUNCATIONS = ("LongestFirst", "OnlyFirst", "OnlySecond", "Refuse")
+# The library's names of the ways to cut.
+STRATEGIES = {"LongestFirst": "longest_first", "OnlyFirst": "only_first", "OnlySecond": "only_second"}
 PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>", "<PAD>", "pad")
 DTYPES = {"TYPE_INT32": np.int32, "TYPE_INT64": np.int64}
 
@@ -89,22 +99,36 @@ def decode_rows(rows: Iterable[bytes], name: str) -> list[str]:
     return texts
 
 
-def read_rows(array: Array, name: str, batched: bool) -> list[str]:
-    """The texts of one request: [rows, 1], or [rows] when the model does not batch."""
-    if not (array.ndim == 2 and array.shape[1] == 1) and (batched or array.ndim != 1):
-        raise RequestError(f"{name} has shape {list(array.shape)}, expected [rows, 1]: one text per row")
+def read_rows(tensor: Any, name: str, batched: bool) -> list[str]:
+    """The texts of one input of a request: one per row of the batch, or every element when the model does not batch."""
+    if tensor is None:
+        raise RequestError(f"{name} is missing: send it")
+    array = tensor.as_numpy()
     if array.size == 0:
         raise RequestError(f"{name} has no rows: send at least one text")
+    if batched and array.size != len(array):
+        raise RequestError(f"{name} has shape {list(array.shape)}, expected [rows, 1]: one text per row")
     return decode_rows(array.ravel().tolist(), name)
+
+
+def pair_rows(first: list[str], second: list[str], names: Sequence[str]) -> list[Row]:
+    """Pairs, row by row."""
+    if len(first) != len(second):
+        raise RequestError(f"{names[0]} has {len(first)} rows, but {names[1]} has {len(second)}: send as many rows of both, they are paired in order")
+    return list(zip(first, second))  # noqa: B905 equal lengths, checked
 
 
 class TextEncoder:
     """Tokenizes lists of texts into flat token arrays; knows nothing of Triton."""
 
-    def __init__(self, tokenizer: Any, kinds: Iterable[str], max_length: int | None, truncation: str, special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizer: Any, kinds: Iterable[str], max_length: int | None, truncation: str, special_tokens: bool, pairs: bool = False
+    ) -> None:
         self.max_length = max_length
-        self.refuse = truncation == "Refuse"
+        self.truncation = truncation
         self.special_tokens = special_tokens
+        self.special = tokenizer.num_special_tokens_to_add(pairs) if special_tokens else 0
+        self._tokenizer = tokenizer
         padding = tokenizer.padding or {}
         known = (tokenizer.token_to_id(token) for token in PAD_TOKENS)
         pad_id = padding.get("pad_id")
@@ -116,18 +140,43 @@ class TextEncoder:
         }
         self.kinds = [kind for kind in self.pads if kind in set(kinds)]
         tokenizer.no_padding()
-        tokenizer.no_truncation()
-        if max_length is not None and not self.refuse:
-            special = tokenizer.num_special_tokens_to_add(False) if special_tokens else 0
-            if max_length <= special:
-                raise ValueError(f"tritonpipe.max_length: {max_length} leaves no room for text beside {special} special tokens")
-            tokenizer.enable_truncation(max_length)
+        self._cut()
         # The fast call leaves offsets out.
         self._encode = tokenizer.encode_batch if "Offsets" in self.kinds else tokenizer.encode_batch_fast
 
-    def encode(self, texts: list[str]) -> list[Any]:
-        """One tokenizer run over all texts."""
-        return list(self._encode(texts, add_special_tokens=self.special_tokens))
+    @property
+    def refuse(self) -> bool:
+        """Whether longer rows are an error."""
+        return self.truncation == "Refuse"
+
+    def encode(self, rows: list[Row]) -> list[Any]:
+        """One tokenizer run over all rows."""
+        return list(self._encode(rows, add_special_tokens=self.special_tokens))
+
+    def no_room(self, rows: list[Row]) -> tuple[int, int] | None:
+        """The first row whose uncut text leaves no token to the one that may be cut, and that text's tokens; None when there is none."""
+        if self.max_length is None or self.truncation not in ("OnlyFirst", "OnlySecond"):
+            return None
+        self._tokenizer.no_truncation()
+        try:
+            for index, row in enumerate(rows):
+                if isinstance(row, str):
+                    continue
+                first, second = (len(self._tokenizer.encode(text, add_special_tokens=False)) for text in row)
+                kept = second if self.truncation == "OnlyFirst" else first
+                if first + second + self.special > self.max_length and kept + self.special >= self.max_length:
+                    return index, kept
+            return None
+        finally:
+            self._cut()
+
+    def _cut(self) -> None:
+        self._tokenizer.no_truncation()
+        if self.max_length is None or self.refuse:
+            return
+        if self.max_length <= self.special:
+            raise ValueError(f"tritonpipe.max_length: {self.max_length} leaves no room for text beside {self.special} special tokens")
+        self._tokenizer.enable_truncation(self.max_length, strategy=STRATEGIES[self.truncation])
 
     def arrays(self, encodings: list[Any]) -> tuple[Array, dict[str, Array]]:
         """Lengths [rows] (at least 1 each) and, per kind, the values of all rows laid end to end."""
@@ -164,7 +213,8 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
         self._batched = config.get("max_batch_size", 0) > 0
-        self._text = parameters.get("tritonpipe.text", "TEXT")
+        self._names = _names(config, parameters)
+        pairs = len(self._names) == 2
         self._padding = _choice(parameters, "tritonpipe.padding", PADDINGS)
         truncation = _choice(parameters, "tritonpipe.truncation", TRUNCATIONS)
         special_tokens = _choice(parameters, "tritonpipe.special_tokens", ("Enabled", "Disabled")) == "Enabled"
@@ -172,47 +222,50 @@ class TritonPythonModel:
         self._max_length = sys.maxsize if length is None else length
         self._buckets = parse_buckets(parameters.get("tritonpipe.buckets", ""), self._max_length)
         self._outputs = _outputs(config, parameters)
-        inputs = {tensor["name"]: tensor["data_type"] for tensor in config.get("input", [])}
-        if inputs != {self._text: "TYPE_STRING"}:
-            raise ValueError(f"the tokenizer needs exactly one input, {self._text} of TYPE_STRING, but the model has {inputs}")
+        if truncation == "OnlySecond" and not pairs:
+            raise ValueError("tritonpipe.truncation: OnlySecond cuts the second text of a pair, but tritonpipe.text_pair is not set")
         file = Path(args["model_repository"]) / args["model_version"] / parameters.get("tritonpipe.tokenizer_file", "tokenizer.json")
         try:
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:
             raise ValueError(f"{file.name}: cannot be read as a tokenizer ({error})") from error
         kinds = [kind for _, kind, _ in self._outputs]
-        self._encoder = TextEncoder(tokenizer, kinds, length, truncation, special_tokens)
+        self._encoder = TextEncoder(tokenizer, kinds, length, truncation, special_tokens, pairs)
         self._ones = np.ones(512, dtype=np.int64)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """One response per request, in order."""
         responses: list[Any] = [None] * len(requests)
-        texts: list[str] = []
+        rows: list[Row] = []
         spans: list[tuple[int, int, int]] = []  # (request, first row, end row)
         for index, request in enumerate(requests):
             try:
-                rows = read_rows(pb_utils.get_input_tensor_by_name(request, self._text).as_numpy(), self._text, self._batched)
+                own = self._read(request)
             except RequestError as error:
                 responses[index] = _error(str(error))
                 continue
-            spans.append((index, len(texts), len(texts) + len(rows)))
-            texts += rows
+            spans.append((index, len(rows), len(rows) + len(own)))
+            rows += own
         if spans:
-            self._answer(texts, spans, responses)
+            self._answer(rows, spans, responses)
         return responses
 
-    def _answer(self, texts: list[str], spans: list[tuple[int, int, int]], responses: list[Any]) -> None:
+    def _read(self, request: Any) -> list[Row]:
+        texts = [read_rows(pb_utils.get_input_tensor_by_name(request, name), name, self._batched) for name in self._names]
+        return list(texts[0]) if len(texts) == 1 else pair_rows(texts[0], texts[1], self._names)
+
+    def _answer(self, rows: list[Row], spans: list[tuple[int, int, int]], responses: list[Any]) -> None:
         try:
-            encodings = self._encoder.encode(texts)
+            encodings = self._encoder.encode(rows)
         except BaseException as error:  # a Rust panic is no Exception
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
             if len(spans) == 1:
-                responses[spans[0][0]] = _error(f"the tokenizer failed on this request: {error}", pb_utils.TritonError.INTERNAL)
+                responses[spans[0][0]] = self._failed(rows, error)
                 return
-            # One text made the tokenizer fail: only its request may suffer.
+            # One row made the tokenizer fail: only its request may suffer.
             for index, first, end in spans:
-                self._answer(texts[first:end], [(index, 0, end - first)], responses)
+                self._answer(rows[first:end], [(index, 0, end - first)], responses)
             return
         lengths, flat = self._encoder.arrays(encodings)
         if self._encoder.refuse and int(lengths.max()) > self._max_length:
@@ -235,6 +288,18 @@ class TritonPythonModel:
             arrays = self._arrays(lengths[first:end], flat, starts[first], starts[end], width)
             responses[index] = pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in arrays])
 
+    def _failed(self, rows: list[Row], error: BaseException) -> Any:
+        """The error of a request that the library refused."""
+        found = self._encoder.no_room(rows)
+        if found is None:
+            return _error(f"the tokenizer failed on this request: {error}", pb_utils.TritonError.INTERNAL)
+        row, kept = found
+        cut, uncut = self._names if self._encoder.truncation == "OnlyFirst" else self._names[::-1]
+        return _error(
+            f"row {row}: {uncut} has {kept} tokens, which beside {self._encoder.special} special tokens leaves no room for {cut} within the "
+            f"{self._max_length} allowed, and truncation {self._encoder.truncation} cuts {cut} alone: shorten {uncut}"
+        )
+
     def _refused(self, lengths: Array, span: tuple[int, int, int], responses: list[Any]) -> bool:
         index, first, end = span
         long = np.flatnonzero(lengths[first:end] > self._max_length)
@@ -242,7 +307,7 @@ class TritonPythonModel:
             return False
         row = int(long[0])
         responses[index] = _error(
-            f"row {row} of {self._text} has {int(lengths[first + row])} tokens, more than the {self._max_length} allowed: shorten the text"
+            f"row {row} of {' and '.join(self._names)} has {int(lengths[first + row])} tokens, more than the {self._max_length} allowed: shorten the text"
         )
         return True
 
@@ -274,6 +339,20 @@ def _choice(parameters: dict[str, str], key: str, allowed: Sequence[str]) -> str
     if value not in allowed:
         raise ValueError(f"{key}: {value!r} is none of {', '.join(allowed)}")
     return value
+
+
+def _names(config: dict[str, Any], parameters: dict[str, str]) -> list[str]:
+    """The input of the texts and, for pairs, that of the second ones, checked against the model's config."""
+    names = [parameters.get("tritonpipe.text", "TEXT")]
+    if "tritonpipe.text_pair" in parameters:
+        names.append(parameters["tritonpipe.text_pair"])
+        if names[0] == names[1]:
+            raise ValueError(f"tritonpipe.text_pair: {names[1]} is tritonpipe.text already, a pair needs two inputs")
+    inputs = {tensor["name"]: tensor["data_type"] for tensor in config.get("input", [])}
+    if inputs != dict.fromkeys(names, "TYPE_STRING"):
+        wanted = f"exactly one input, {names[0]}" if len(names) == 1 else f"exactly two inputs, {names[0]} and {names[1]}"
+        raise ValueError(f"the tokenizer needs {wanted} of TYPE_STRING, but the model has {inputs}")
+    return names
 
 
 def _length(parameters: dict[str, str], padding: str) -> int | None:

@@ -1,0 +1,211 @@
+"""The tokenizer step on pairs of texts against direct calls of the tokenizers library, one pair at a time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support import tinymodel
+from tests.support.python_backend import InferenceRequest, load_runtime, start_model, texts
+
+module = load_runtime("tokenizer")
+MAX_LENGTH = 12
+KINDS = {kind.lower(): kind for kind in module.KINDS}
+STRATEGIES = {"LongestFirst": "longest_first", "OnlyFirst": "only_first", "OnlySecond": "only_second"}
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer")
+    tinymodel.write(path / "1")
+    return path
+
+
+def start(
+    folder: Path, max_batch_size: int = 64, kinds: dict[str, str] = KINDS, inputs: tuple[str, ...] = ("QUERY", "PASSAGE"), **parameters: str
+) -> Any:
+    config = {
+        "max_batch_size": max_batch_size,
+        "input": [{"name": name, "data_type": "TYPE_STRING", "dims": [1]} for name in inputs],
+        "output": [{"name": name, "data_type": "TYPE_INT64", "dims": [-1]} for name in kinds],
+    }
+    values = {"text": "QUERY", "text_pair": "PASSAGE", "max_length": str(MAX_LENGTH), "outputs": json.dumps(kinds), **parameters}
+    return start_model("tokenizer", folder, config, {f"tritonpipe.{key}": value for key, value in values.items()})
+
+
+def request(*pairs: tuple[str | bytes, str | bytes]) -> InferenceRequest:
+    return InferenceRequest({"QUERY": texts(*(pair[0] for pair in pairs)), "PASSAGE": texts(*(pair[1] for pair in pairs))})
+
+
+def reference(pair: tuple[str, str], special: bool, strategy: str = "longest_first") -> Any:
+    """The library's own answer for one pair; an exception where it has none."""
+    plain = tinymodel.tokenizer(baked_in=False)
+    plain.enable_truncation(MAX_LENGTH, strategy=strategy)
+    return plain.encode(*pair, add_special_tokens=special)
+
+
+words = st.lists(st.sampled_from((*tinymodel.WORDS, "Unknown", "ü", "🦊", "e\u0301")), max_size=14).map(" ".join)
+pairs_strategy = st.lists(st.lists(st.tuples(words, words), min_size=1, max_size=4), min_size=1, max_size=5)
+
+
+@settings(deadline=None, max_examples=150)
+@given(batches=pairs_strategy, truncation=st.sampled_from(tuple(STRATEGIES)), special=st.booleans())
+def test_every_pair_is_tokenized_as_alone(folder: Path, batches: list[list[tuple[str, str]]], truncation: str, special: bool) -> None:
+    model = start(folder, truncation=truncation, padding="Ragged", special_tokens="Enabled" if special else "Disabled")
+    responses = model.execute([request(*pairs) for pairs in batches])
+    for response, pairs in zip(responses, batches, strict=True):
+        try:
+            expected = [reference(pair, special, STRATEGIES[truncation]) for pair in pairs]
+        except Exception:
+            # The library refuses a pair whose other text alone fills the length.
+            assert f"truncation {truncation} cuts" in response.error().message()
+            continue
+        arrays = response.arrays()
+        for i, encoding in enumerate(expected):
+            length = max(len(encoding), 1)
+            assert arrays["lengths"][i].tolist() == [length]
+            assert arrays["attentionmask"][i].sum() == length
+            if len(encoding):
+                assert arrays["inputids"][i, :length].tolist() == encoding.ids
+                assert arrays["tokentypeids"][i, :length].tolist() == encoding.type_ids
+                assert arrays["specialtokensmask"][i, :length].tolist() == encoding.special_tokens_mask
+                assert [tuple(pair) for pair in arrays["offsets"][i, :length].tolist()] == encoding.offsets
+            assert not arrays["inputids"][i, length:].any()
+            assert not arrays["tokentypeids"][i, length:].any()
+
+
+def test_an_example_by_hand(folder: Path) -> None:
+    """[CLS] the fox [SEP] a big dog [SEP], and a shorter pair padded to it."""
+    (response,) = start(folder).execute([request(("the fox", "A big dog"), ("cat", "bird"))])
+    ids = {word: 4 + i for i, word in enumerate(tinymodel.WORDS)}
+    assert {name: array.tolist() for name, array in response.arrays().items()} == {
+        "inputids": [
+            [2, ids["the"], ids["fox"], 3, ids["a"], ids["big"], ids["dog"], 3],
+            [2, ids["cat"], 3, ids["bird"], 3, 0, 0, 0],
+        ],
+        "attentionmask": [[1] * 8, [1, 1, 1, 1, 1, 0, 0, 0]],
+        "tokentypeids": [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 1, 0, 0, 0]],
+        "specialtokensmask": [[1, 0, 0, 1, 0, 0, 0, 1], [1, 0, 1, 0, 1, 1, 1, 1]],
+        "offsets": [
+            [[0, 0], [0, 3], [4, 7], [0, 0], [0, 1], [2, 5], [6, 9], [0, 0]],
+            [[0, 0], [0, 3], [0, 0], [0, 4], [0, 0], [0, 0], [0, 0], [0, 0]],
+        ],
+        "lengths": [[8], [5]],
+    }
+
+
+LONG = "fox " * 30
+
+
+@pytest.mark.parametrize(
+    ("truncation", "bad", "message"),
+    [
+        ("Refuse", (LONG, "a dog"), "row 1 of QUERY and PASSAGE has 35 tokens, more than the 12 allowed: shorten the text"),
+        (
+            "OnlyFirst",
+            ("a dog", LONG),
+            "row 1: PASSAGE has 30 tokens, which beside 3 special tokens leaves no room for QUERY within the 12 allowed, and truncation OnlyFirst "
+            "cuts QUERY alone: shorten PASSAGE",
+        ),
+        (
+            "OnlySecond",
+            (LONG, "a dog"),
+            "row 1: QUERY has 30 tokens, which beside 3 special tokens leaves no room for PASSAGE within the 12 allowed, and truncation OnlySecond "
+            "cuts PASSAGE alone: shorten QUERY",
+        ),
+    ],
+)
+def test_a_pair_that_cannot_be_cut_fails_alone(folder: Path, truncation: str, bad: tuple[str, str], message: str) -> None:
+    model = start(folder, truncation=truncation)
+    fine = [("a cat", "the dog"), ("fox " * 4, "dog " * 4)] if truncation == "Refuse" else [bad[::-1], ("a cat", "the dog")]
+    if truncation == "Refuse":
+        fine.pop()
+    first, refused, last = model.execute([request(*fine), request(("a", "b"), bad), request(("fox", "dog"))])
+    assert refused.error().message() == message
+    assert refused.error().code() == module.pb_utils.TritonError.INVALID_ARG
+    strategy = STRATEGIES.get(truncation, "longest_first")
+    for response, pairs in ((first, fine), (last, [("fox", "dog")])):
+        for row, pair in zip(response.arrays()["inputids"].tolist(), pairs, strict=True):
+            expected = reference(pair, True, strategy).ids
+            assert row == expected + [0] * (len(row) - len(expected))
+    # The next call cuts as before.
+    (again,) = model.execute([request(fine[0])])
+    assert again.arrays()["lengths"].tolist() == [[len(reference(fine[0], True, strategy))]]
+
+
+def test_a_wrong_request_fails_alone(folder: Path) -> None:
+    model = start(folder)
+    wrong = {
+        "QUERY has 2 rows, but PASSAGE has 3: send as many rows of both": {"QUERY": texts("a", "b"), "PASSAGE": texts("a", "b", "c")},
+        "PASSAGE is missing": {"QUERY": texts("a")},
+        "row 1 of PASSAGE is not valid UTF-8": {"QUERY": texts("a", "b"), "PASSAGE": texts("a", b"\xc3\x28")},
+        "row 0 of QUERY is not valid UTF-8": {"QUERY": texts(b"\xff"), "PASSAGE": texts("a")},
+        "PASSAGE has no rows": {"QUERY": texts("a"), "PASSAGE": texts()},
+        "PASSAGE has shape [1, 2], expected [rows, 1]": {"QUERY": texts("a"), "PASSAGE": np.array([[b"a", b"b"]], dtype=np.object_)},
+    }
+    *refused, good = model.execute([*(InferenceRequest(inputs) for inputs in wrong.values()), request(("the fox", "a dog"))])
+    for response, fragment in zip(refused, wrong, strict=True):
+        assert fragment in response.error().message()
+        assert response.error().code() == module.pb_utils.TritonError.INVALID_ARG
+    assert good.arrays()["inputids"].tolist() == [reference(("the fox", "a dog"), True).ids]
+
+
+def test_a_pair_that_breaks_the_tokenizer_fails_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = start(folder, truncation="OnlyFirst")
+    encode = model._encoder._encode
+
+    def breaking(rows: list[tuple[str, str]], **options: Any) -> Any:
+        if ("boom", "b") in rows:
+            raise ValueError("the library broke")
+        return encode(rows, **options)
+
+    monkeypatch.setattr(model._encoder, "_encode", breaking)
+    first, second = model.execute([request(("boom", "b")), request(("fox", "dog"))])
+    assert first.error().message() == "the tokenizer failed on this request: the library broke"
+    assert second.arrays()["inputids"].tolist() == [reference(("fox", "dog"), True).ids]
+
+
+def test_nul_and_ten_megabytes_in_either_text(folder: Path) -> None:
+    large = b"the fox " + b"x" * 10_000_000
+    (response,) = start(folder, kinds={"ids": "InputIds"}).execute([request((large, "a\x00dog"), ("a dog", large))])
+    unknown = [reference(pair, True).ids for pair in (("the fox x", "a\x00dog"), ("a dog", "the fox x"))]
+    width = max(map(len, unknown))
+    assert response.arrays()["ids"].tolist() == [row + [0] * (width - len(row)) for row in unknown]
+
+
+@pytest.mark.parametrize("shape", [(2,), (1, 2), (2, 1)], ids=str)
+def test_without_batching_every_element_is_a_row(folder: Path, shape: tuple[int, ...]) -> None:
+    inputs = {"QUERY": texts("a", "the fox").reshape(shape), "PASSAGE": texts("dog", "cat").reshape(shape)}
+    (response,) = start(folder, max_batch_size=0).execute([InferenceRequest(inputs)])
+    arrays = response.arrays()
+    assert {name: array.shape for name, array in arrays.items()} == {
+        "inputids": (2, 6),
+        "attentionmask": (2, 6),
+        "tokentypeids": (2, 6),
+        "specialtokensmask": (2, 6),
+        "offsets": (2, 6, 2),
+        "lengths": (2, 1),
+    }
+    assert arrays["inputids"][1].tolist() == reference(("the fox", "cat"), True).ids
+
+
+@pytest.mark.parametrize(
+    ("inputs", "parameters", "fragment"),
+    [
+        (("QUERY",), {}, "exactly two inputs, QUERY and PASSAGE of TYPE_STRING"),
+        (("QUERY", "PASSAGE"), {"text_pair": "TITLE"}, "exactly two inputs, QUERY and TITLE of TYPE_STRING"),
+        (("QUERY",), {"text_pair": "QUERY"}, "tritonpipe.text_pair: QUERY is tritonpipe.text already"),
+        (("QUERY", "PASSAGE"), {"max_length": "3"}, "tritonpipe.max_length: 3 leaves no room for text beside 3 special tokens"),
+        (("QUERY", "PASSAGE"), {"truncation": "First"}, "tritonpipe.truncation: 'First' is none of LongestFirst, OnlyFirst, OnlySecond, Refuse"),
+    ],
+)
+def test_a_wrong_configuration_is_refused_at_load(folder: Path, inputs: tuple[str, ...], parameters: dict[str, str], fragment: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        start(folder, inputs=inputs, **parameters)
+    assert fragment in str(caught.value)
