@@ -59,6 +59,11 @@ def bad() -> list[Sample]:
     return [_read(file) for file in sorted((FOLDER / "bad").glob("*.yaml"))]
 
 
+def grown(version: str) -> list[Sample]:
+    """Resources that an older version took (see docs/decisions/additive-growth.md)."""
+    return [_read(file) for file in sorted((FOLDER / "grown" / version / "good").glob("*.yaml"))]
+
+
 def messages() -> str:
     """The golden list: what a user is told about each bad resource."""
     lines = []

@@ -15,13 +15,15 @@ import pytest
 import yaml
 
 from e2e.local import api
-from tests.corpus import Sample, bad, good
+from tests.corpus import Sample, bad, good, grown
 from tests.support.controlplane import ControlPlane
+from tests.support.meaning import versions
 from triton_pipelines.api import crd, names, parse
 
 pytestmark = pytest.mark.integration
 
 CRD_FILE = Path(__file__).parents[3] / "crds" / "inferencepipelines.tritonpipelines.io.yaml"
+OLDER = [pytest.param(sample, id=f"{version}-{sample.name}") for version in versions() for sample in grown(version)]
 SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 PIPELINES = f"/apis/{names.API_VERSION}/namespaces/default/{names.PLURAL}"
@@ -83,7 +85,7 @@ def test_bad_resources_are_refused_with_the_message_they_name(connection: httpx.
         assert len(causes) == 1, causes
 
 
-@pytest.mark.parametrize("sample", good(), ids=lambda sample: sample.name)
+@pytest.mark.parametrize("sample", [*(pytest.param(sample, id=sample.name) for sample in good()), *OLDER])
 def test_defaults_of_the_server_are_those_of_the_models(connection: httpx.Client, sample: Sample) -> None:
     answer = connection.post(PIPELINES, params={"dryRun": "All", "fieldValidation": "Strict"}, json=sample.document)
     assert answer.status_code == 201, answer.text

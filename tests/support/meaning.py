@@ -1,0 +1,63 @@
+"""What the operator makes of a resource, as data to compare between versions of the operator: models, load plan, pod template.
+
+Whatever differs here rolls the pods of unchanged resources when the operator is upgraded. The runtime's own ``model.py`` files are
+named, not repeated: a change of them is seen in review, and is wanted wherever it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from google.protobuf import json_format, text_format
+from tritonclient.grpc import model_config_pb2
+
+from tests.support.builders import LOADER_IMAGE, SERVER_IMAGE
+from triton_pipelines.api import names, parse
+from triton_pipelines.pipeline import Options, build, check
+from triton_pipelines.render import render
+from triton_pipelines.render.repository import runtime_file
+
+GROWN = Path(__file__).parent.parent / "corpus" / "grown"
+OPTIONS = Options(server_image=SERVER_IMAGE, loader_image=LOADER_IMAGE)
+PARTS = ("models", "plan", "template")
+
+
+def versions() -> list[str]:
+    """The older versions that are kept, oldest first."""
+    return sorted((folder.name for folder in GROWN.iterdir() if folder.is_dir()), key=lambda name: [int(part) for part in name.split(".")])
+
+
+def meaning(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What a resource is rendered to: ``models`` (file → ModelConfig as JSON, or text), ``plan``, ``template``.
+
+    Raises :class:`ValueError` with all findings where the resource is refused.
+    """
+    pipeline, findings = parse(document)
+    if pipeline is None or findings:
+        raise ValueError("; ".join(map(str, findings)))
+    graph = build(pipeline, OPTIONS)
+    if findings := check(pipeline, graph, OPTIONS):
+        raise ValueError("; ".join(map(str, findings)))
+    revision = render(pipeline, graph, OPTIONS)
+    runtime = {runtime_file(step.implementation): step.implementation.value for step in graph.steps if step.python and step.code is None}
+    models = {path: _model(path, text, runtime) for path, text in revision.files.items()}
+    whole = {"models": models, "plan": yaml.safe_load(revision.data[names.KEY_PLAN]), "template": revision.template}
+    # through YAML, so that what was stored and what is made now are of the same types
+    plain: dict[str, Any] = yaml.safe_load(dump(whole).replace(revision.name, "REVISION"))
+    return plain
+
+
+def _model(path: str, text: str, runtime: Mapping[str, str]) -> Any:
+    if not path.endswith(".pbtxt"):
+        return f"(runtime file {runtime[text]})" if text in runtime else text
+    config = text_format.Parse(text, model_config_pb2.ModelConfig())
+    return json_format.MessageToDict(config, preserving_proto_field_name=True)
+
+
+def dump(value: Any) -> str:
+    """YAML with sorted keys, for files that are compared."""
+    text: str = yaml.safe_dump(value, sort_keys=True, allow_unicode=True, width=150)
+    return text

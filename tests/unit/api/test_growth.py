@@ -1,0 +1,168 @@
+"""The contract only grows: what was written for an older version is accepted by this one, in the same meaning.
+
+Each folder of tests/corpus/grown is one older version: its CRD, resources that it took, what it made of them, and the differences
+that are wanted all the same (``accepted.yaml``). See docs/decisions/additive-growth.md.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.corpus import Sample, grown
+from tests.support import crdlint, growth
+from tests.support.meaning import GROWN, PARTS, meaning, versions
+from triton_pipelines.api import crd, parse
+
+VERSIONS = versions()
+SAMPLES = [(version, sample) for version in VERSIONS for sample in grown(version)]
+
+
+def _accepted(version: str, part: str) -> list[dict[str, str]]:
+    entries: list[dict[str, str]] = yaml.safe_load((GROWN / version / "accepted.yaml").read_text(encoding="utf-8"))[part]
+    assert all(entry["reason"].strip() for entry in entries)
+    return entries
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_definition_only_grows(version: str) -> None:
+    old = yaml.safe_load((GROWN / version / "crd.yaml").read_text(encoding="utf-8"))
+    accepted = _accepted(version, "schema")
+    needed = []
+    refused = []
+    for path, change in growth.breaking(old, crd.definition()):
+        fitting = [entry for entry in accepted if crdlint.matches(path, entry["path"]) and change.startswith(entry["change"])]
+        needed += fitting
+        refused += [] if fitting else [f"{path}: {change}"]
+    assert refused == []
+    assert [entry for entry in accepted if entry not in needed] == [], "accepted, and no longer needed"
+
+
+@pytest.mark.parametrize(("version", "sample"), SAMPLES, ids=lambda value: value.name if isinstance(value, Sample) else value)
+def test_resources_of_older_versions_are_taken(version: str, sample: Sample) -> None:
+    pipeline, findings = parse(sample.document)
+    assert findings == []
+    assert pipeline is not None
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_upgrade_rolls_no_pods_of_unchanged_resources(version: str) -> None:
+    """What an older version rendered is rendered still; a wanted difference is an entry of accepted.yaml, and a line of the release notes."""
+    accepted = _accepted(version, "meaning")
+    needed = []
+    compared = 0
+    for sample in grown(version):
+        stored = yaml.safe_load((GROWN / version / "meaning" / sample.file.name).read_text(encoding="utf-8"))
+        now = meaning(sample.document)
+        for part in PARTS:
+            compared += 1
+            fitting = [entry for entry in accepted if crdlint.matches(sample.name, entry["resource"]) and entry["part"] == part]
+            if now[part] != stored[part] and fitting:
+                needed += fitting
+                continue
+            assert now[part] == stored[part], f"{sample.name}: the operator's upgrade would roll its pods ({part})"
+    assert compared > 30
+    assert [entry for entry in accepted if entry not in needed] == [], "accepted, and no longer needed"
+
+
+OLD = crd.definition()
+NODES = dict(crdlint.nodes(OLD))
+Change = Callable[[dict[str, Any]], object]
+
+
+def _node(definition: dict[str, Any], path: str) -> dict[str, Any]:
+    found = {where: node for where, node in crd.walk(crdlint.schema_of(definition)) if where == path}
+    return found[path]  # type: ignore[return-value]
+
+
+def _set(path: str, **values: Any) -> Change:
+    return lambda definition: _node(definition, path).update(
+        {key.replace("list_type", "x-kubernetes-list-type"): value for key, value in values.items()}
+    )
+
+
+def _drop(path: str, *keys: str) -> Change:
+    def change(definition: dict[str, Any]) -> None:
+        node = _node(definition, path)
+        for key in keys[:-1]:
+            node = node[key]
+        del node[keys[-1]]
+
+    return change
+
+
+def _rule(path: str, rule: str, field: str = "colour") -> Change:
+    """A new field beside a new rule."""
+
+    def change(definition: dict[str, Any]) -> None:
+        node = _node(definition, path)
+        node["properties"][field] = {"type": "string", "maxLength": 9, "description": "New."}
+        node.setdefault("x-kubernetes-validations", []).append({"rule": rule, "message": "colour must be grey"})
+
+    return change
+
+
+REPLICAS = "spec.replicas"
+BREAKS: list[tuple[str, str, Change]] = [
+    (REPLICAS, "is gone", _drop("spec", "properties", "replicas")),
+    (REPLICAS, "type was integer, is string", _set(REPLICAS, type="string")),
+    (REPLICAS, "format was int32, is int64", _set(REPLICAS, format="int64")),
+    (REPLICAS, "default was 1, is 2", _set(REPLICAS, default=2)),
+    (REPLICAS, "default was 1, is None", _drop(REPLICAS, "default")),
+    (REPLICAS, "minimum rose from 0 to 1", _set(REPLICAS, minimum=1)),
+    (REPLICAS, "maximum fell", _set(REPLICAS, maximum=3)),
+    ("spec.suspend", "choices are gone: ['Disabled']", _set("spec.suspend", enum=["Enabled"])),
+    ("spec.source.uri", "choices are gone", _set("spec.source.uri", enum=["https://one"])),
+    ("spec.source.uri", "maxLength fell", _set("spec.source.uri", maxLength=5)),
+    ("spec.source.uri", "pattern ^hf:.*$ refuses", _set("spec.source.uri", pattern="^hf:.*$")),
+    ("spec.source.region", "pattern ^[a-z]+$ refuses", _set("spec.source.region", pattern="^[a-z]+$")),
+    ("spec.tokenizer.buckets", "maxItems fell", _set("spec.tokenizer.buckets", maxItems=1)),
+    ("spec.tokenizer.buckets", "x-kubernetes-list-type was atomic, is set", _set("spec.tokenizer.buckets", list_type="set")),
+    ("spec", "became required", _set("spec", required=["replicas", *NODES["spec"].get("required", []), "tokenizer"])),
+    ("spec", "has a new rule", _rule("spec", "self.replicas < 9")),
+    ("spec", "has a new rule", _rule("spec", "has(self.colour) || self.replicas < 9")),
+    ("spec", "has a new rule", _rule("spec", "!has(self.replicas) || self.replicas < 9")),
+    ("spec", "has a new rule", _rule("spec", "!has(self.colour) && self.replicas < 9 || self.replicas < 3")),
+    ("group", "was", lambda definition: definition["spec"].update(group="example.com")),
+    ("names.shortNames", "was", lambda definition: definition["spec"]["names"].update(shortNames=[])),
+    ("names.kind", "was", lambda definition: definition["spec"]["names"].update(kind="Pipe")),
+    ("versions.v1alpha1", "is no longer served", lambda definition: definition["spec"]["versions"][0].update(served=False)),
+    ("subresources.scale", "was", lambda definition: definition["spec"]["versions"][0]["subresources"].pop("scale")),
+]
+GROWTH: list[tuple[str, Change]] = [
+    ("wider bounds", _set(REPLICAS, minimum=-1, maximum=2**31 - 1)),
+    ("a further choice", _set("spec.suspend", enum=["Enabled", "Disabled", "Scheduled"])),
+    ("any text", _drop("spec.source.uri", "pattern")),
+    ("a wider pattern", _set("spec.source.uri", pattern=NODES["spec.source.uri"]["pattern"].replace("^(", "^(gs|az|"))),
+    ("another description", _set("spec.source.uri", description="Somewhere.")),
+    ("a rule about a new field", _rule("spec", "!has(self.colour) || self.replicas < 9 && self.colour == 'grey'")),
+    ("a new field alone", _rule("spec", "true || self.replicas < 9 || !has(self.colour)")),
+]
+
+
+@pytest.mark.parametrize(("path", "change", "doctor"), BREAKS, ids=[f"{path} {change}" for path, change, _ in BREAKS])
+def test_each_break_is_found(path: str, change: str, doctor: Change) -> None:
+    new = copy.deepcopy(OLD)
+    doctor(new)
+    found = growth.breaking(OLD, new)
+    assert [one for one in found if one[0] == path and one[1].startswith(change)], found
+    assert len(found) <= 2  # nothing else is said to break
+
+
+@pytest.mark.parametrize(("what", "doctor"), GROWTH, ids=[what for what, _ in GROWTH])
+def test_growth_is_no_break(what: str, doctor: Change) -> None:
+    new = copy.deepcopy(OLD)
+    doctor(new)
+    assert new != OLD
+    assert growth.breaking(OLD, new) == []
+
+
+def test_a_rule_about_a_new_choice_is_no_break() -> None:
+    new = copy.deepcopy(OLD)
+    _set("spec.suspend", enum=["Enabled", "Disabled", "Scheduled"])(new)
+    _rule("spec", "self.suspend != 'Scheduled' || self.replicas == 1")(new)
+    assert growth.breaking(OLD, new) == []
+    _rule("spec", "self.suspend != 'Enabled' || self.replicas == 1")(new)
+    assert growth.breaking(OLD, new) == [("spec", "has a new rule: colour must be grey")]
