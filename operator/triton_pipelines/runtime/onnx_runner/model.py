@@ -6,6 +6,9 @@ Configuration (``parameters`` of config.pbtxt; tensor names, data types and dims
     tritonpipe.pad_inputs        JSON: input name -> pad value, for inputs [rows, tokens] that may be padded so that requests of different length
                                  share a run; absent: only requests of equal shape share one
 
+With max_batch_size 0 every request is a run of its own, with the dims as they are. An input that the config calls optional must have a default in the
+graph (an initializer of its name), which counts where a request leaves it out.
+
 Requests of one call share runs where that is safe. Padding is only used when the model has proven, on sample input while loading, that a padded
 row gets the same answer as alone (a graph that ignores its mask does not, nor a dynamically quantized one). Output axes that follow the length are
 cut back to each request's own length. Requests are sorted by length and cut into the runs that compute the fewest padded tokens, each run counted
@@ -17,7 +20,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +33,9 @@ import triton_python_backend_utils as pb_utils
 Array = np.ndarray[Any, Any]
 Feed = dict[str, Array]
 # ONNX Runtime's names of the types that numpy and Triton share.
-DATA_TYPES = {
-    "tensor(bool)": "TYPE_BOOL",
-    "tensor(uint8)": "TYPE_UINT8",
-    "tensor(uint16)": "TYPE_UINT16",
-    "tensor(uint32)": "TYPE_UINT32",
-    "tensor(uint64)": "TYPE_UINT64",
-    "tensor(int8)": "TYPE_INT8",
-    "tensor(int16)": "TYPE_INT16",
-    "tensor(int32)": "TYPE_INT32",
-    "tensor(int64)": "TYPE_INT64",
-    "tensor(float16)": "TYPE_FP16",
-    "tensor(float)": "TYPE_FP32",
-    "tensor(double)": "TYPE_FP64",
-    "tensor(string)": "TYPE_STRING",
-}
+_SAME = ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "string")
+DATA_TYPES = {f"tensor({name})": f"TYPE_{name.upper()}" for name in _SAME}
+DATA_TYPES |= {"tensor(float16)": "TYPE_FP16", "tensor(float)": "TYPE_FP32", "tensor(double)": "TYPE_FP64"}
 # What starting one more run costs, in tokens computed: measured on CPU encoders (about 0.1 ms against 20 us a token); on GPUs a launch of about
 # 2 ms against 1.5 us a token. Only the choice of runs hangs on it, never an answer.
 RUN_COST_TOKENS = {"CPU": 8, "GPU": 1300}
@@ -135,6 +126,7 @@ class BatchRunner:
         self._run_cost = run_cost
         self._warn = warn
         self._length_axes: list[list[int]] = [[] for _ in outputs]
+        self._proven: frozenset[str] = frozenset()  # inputs of the sample
 
     @property
     def pads(self) -> dict[str, int]:
@@ -150,6 +142,7 @@ class BatchRunner:
         if not (self._combine and self._pads):
             return
         short, long = sample(3), sample(5)
+        self._proven = frozenset(short)
         try:
             alone = [self._run(short), self._run(long)]
             if [a.ndim for a in alone[0]] != [a.ndim for a in alone[1]]:
@@ -195,7 +188,12 @@ class BatchRunner:
         return runs
 
     def _length(self, feed: Feed) -> int | None:
-        """Tokens per row of a request whose padded inputs agree in shape; None when it cannot be padded."""
+        """Tokens per row of a request whose padded inputs agree in shape; None when it cannot be padded.
+
+        Nothing was proven for a request that leaves an optional input out (its default may be a mask that does not know of padding).
+        """
+        if not self._proven <= set(feed):
+            return None
         shapes = {feed[name].shape for name in self._pads if name in feed}
         if len(shapes) != 1:
             return None
@@ -256,8 +254,9 @@ class TritonPythonModel:
         file = Path(args["model_repository"]) / args["model_version"] / parameters.get("tritonpipe.model_file", "model.onnx")
         kind = args.get("model_instance_kind", "CPU")
         self._session = _session(file, int(parameters.get("tritonpipe.intra_op_threads", "1")), kind, args.get("model_instance_device_id", "0"))
-        _check_tensors("input", self._inputs, self._session.get_inputs(), self._batched)
-        _check_tensors("output", self._outputs, self._session.get_outputs(), self._batched, all_needed=False)
+        needed, defaults = self._session.get_inputs(), self._session.get_overridable_initializers()
+        _check_tensors("input", self._inputs, [*needed, *defaults], self._batched, {tensor.name for tensor in needed})
+        _check_tensors("output", self._outputs, self._session.get_outputs(), self._batched)
         self._runner = BatchRunner(self._run, list(self._outputs), pads, self._batched, RUN_COST_TOKENS.get(kind, 8), pb_utils.Logger.log_warn)
         self._runner.check(self._sample)
 
@@ -286,6 +285,8 @@ class TritonPythonModel:
         feed = {}
         for name, tensor in self._inputs.items():
             given = pb_utils.get_input_tensor_by_name(request, name)
+            if given is None and tensor.get("optional", False):
+                continue
             if given is None:
                 raise RequestError(f"input {name} is missing")
             array = given.as_numpy()
@@ -295,8 +296,10 @@ class TritonPythonModel:
             if array.size == 0:
                 raise RequestError(f"input {name} has shape {list(array.shape)}: it holds nothing")
             feed[name] = array if array.dtype != np.object_ else _decode(name, array)
-        rows = {name: len(array) for name, array in feed.items()}
-        if self._batched and len(set(rows.values())) > 1:
+        if not feed:
+            raise RequestError("none of the inputs is given, all are optional: send at least one")
+        if self._batched and len({len(array) for array in feed.values()}) > 1:
+            rows = {name: len(array) for name, array in feed.items()}
             raise RequestError(f"the inputs differ in rows: {rows}")
         return feed
 
@@ -305,7 +308,7 @@ class TritonPythonModel:
         feed = {}
         for name, tensor in self._inputs.items():
             padded = name in self._runner.pads
-            dims = [length if padded else max(int(dim), 1) for dim in tensor["dims"]]
+            dims = [length if padded else max(dim, 1) for dim in _dims(tensor)]
             feed[name] = np.ones([1, *dims], dtype=pb_utils.triton_string_to_numpy(tensor["data_type"]))
         return feed
 
@@ -334,21 +337,37 @@ def _session(file: Path, threads: int, kind: str, device: str) -> Any:
         raise ValueError(f"{file.name}: ONNX Runtime cannot load it ({_first_line(error)})") from error
 
 
-def _check_tensors(role: str, wanted: dict[str, Any], graph: Sequence[Any], batched: bool, all_needed: bool = True) -> None:
-    """Compare the config's tensors with the graph's; the message shows both sides."""
+def _dims(tensor: dict[str, Any]) -> list[int]:
+    """Dims as the model sees them: Triton applies a reshape before and after."""
+    return [int(dim) for dim in (tensor["reshape"]["shape"] if "reshape" in tensor else tensor["dims"])]
+
+
+def _check_tensors(role: str, wanted: dict[str, Any], graph: Sequence[Any], batched: bool, needed: Set[str] = frozenset()) -> None:
+    """Compare the config's tensors with the graph's; the message shows both sides. ``needed``: those that the graph has no default for."""
     offered = {tensor.name: tensor for tensor in graph}
-    sides = f"the config has {sorted(wanted)}, the graph {sorted(offered)}"
-    if set(wanted) - set(offered) or (all_needed and set(offered) - set(wanted)):
-        raise ValueError(f"{role} names differ: {sides}")
+    if set(wanted) - set(offered) or needed - set(wanted):
+        raise ValueError(f"{role} names differ: the config has {sorted(wanted)}, the graph {sorted(offered)}")
+    if bad := sorted(name for name in needed if wanted[name].get("optional", False)):
+        raise ValueError(f"the config calls inputs {bad} optional, but the graph has no default for them: leave optional out")
     for name, tensor in wanted.items():
+        if tensor["data_type"] not in DATA_TYPES.values():
+            raise ValueError(
+                f"{role} {name} is {tensor['data_type']}, which this runner cannot hand to ONNX Runtime: use a server with the onnxruntime backend"
+            )
         data_type = DATA_TYPES.get(offered[name].type)
         if data_type != tensor["data_type"]:
             raise ValueError(f"{role} {name} is {tensor['data_type']} in the config, {data_type or offered[name].type} in the graph")
-        rank = len(tensor["dims"]) + batched
+        dims = [-1, *_dims(tensor)] if batched else _dims(tensor)
         shape = offered[name].shape
         # ONNX Runtime gives an empty shape for an output whose rank it does not know.
-        if shape and len(shape) != rank:
-            raise ValueError(f"{role} {name} has {rank} dimensions in the config (batch included), but {shape} in the graph")
+        if not shape:
+            continue
+        if len(shape) != len(dims):
+            raise ValueError(f"{role} {name} has {len(dims)} dimensions in the config (batch included), but {shape} in the graph")
+        if any(isinstance(size, int) and size > 0 and dim not in (-1, size) for dim, size in zip(dims, shape, strict=True)):
+            raise ValueError(f"{role} {name} has dims {dims[batched:]} in the config, but {shape} in the graph (batch included)")
+        if batched and isinstance(shape[0], int) and shape[0] > 0:
+            raise ValueError(f"{role} {name} has the fixed shape {shape} in the graph: max_batch_size must be 0, or the first axis of the graph free")
 
 
 def _decode(name: str, array: Array) -> Array:
