@@ -1,0 +1,279 @@
+"""Compares the judge of ``render.judge`` with a real Triton: both get the same model repositories, every difference is shown.
+
+One server runs for many repositories; models are loaded over gRPC, many at a time, and removed afterwards. Its backends are the null backend,
+so that a load takes milliseconds; its core, which validates, is real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+from tritonclient.grpc.aio import InferenceServerClient
+from tritonclient.utils import InferenceServerException
+
+from tests.support import nullbackend
+from tests.support.triton import triton_server
+from triton_pipelines.render.judge import LIMITS, ServerFacts, Violation, judge
+from triton_pipelines.triton.local import LocalTriton
+
+RELEASE: Final = (24, 10)
+"""Release of the local Triton (2.51.0)."""
+FOLDER: Final = "{folder}"
+"""In a parameter: stands for the model's folder as the server sees it."""
+
+_LOAD_S: Final = 60.0
+_POLL_FAILED: Final = re.compile(r"Poll failed for model directory '([^']*)': (.*?)\"?$", re.MULTILINE)
+_ACTIONS: Final = 16
+"""Loads in flight: Triton itself works at four at a time."""
+
+
+@dataclass
+class Repository:
+    """A model repository to judge.
+
+    Attributes:
+        configs: model folder → its config.
+        files: model folder → path below it → content; a model that is not here has the empty version folder 1. A path that ends in "/" is a folder.
+    """
+
+    configs: dict[str, Any]
+    files: dict[str, dict[str, bytes]] = field(default_factory=dict)
+
+    def copy(self) -> Repository:
+        """A deep copy."""
+        configs = {}
+        for name, config in self.configs.items():
+            configs[name] = pb.ModelConfig()
+            configs[name].CopyFrom(config)
+        return Repository(configs, {name: dict(files) for name, files in self.files.items()})
+
+    def beside(self, name: str) -> dict[str, bytes]:
+        """The files of one model beside its config."""
+        return self.files.get(name, {"1/": b""})
+
+    def renamed(self, prefix: str, root: Path) -> Repository:
+        """The same with ``prefix`` before every name, so that many can lie in one repository, and with the folder's place filled in."""
+        result = self.copy()
+        result.configs = {f"{prefix}{name}": config for name, config in result.configs.items()}
+        result.files = {f"{prefix}{name}": dict(self.beside(name)) for name in self.configs}
+        for name, config in result.configs.items():
+            config.name = f"{prefix}{config.name}" if config.name else ""
+            for step in config.ensemble_scheduling.step if config.HasField("ensemble_scheduling") else ():
+                step.model_name = f"{prefix}{step.model_name}" if step.model_name else ""
+            for parameter in config.parameters.values():
+                parameter.string_value = parameter.string_value.replace(FOLDER, str(root / name))
+        return result
+
+    def text(self) -> str:
+        """The whole repository as it is written, for a report."""
+        parts = []
+        for name, config in self.configs.items():
+            parts.append(f"--- {name}/config.pbtxt\n{text_format.MessageToString(config)}")
+            if name in self.files:
+                parts.append(f"--- files of {name}: {', '.join(sorted(self.files[name]))}\n")
+        return "".join(parts)
+
+
+@dataclass
+class Counts:
+    """What the comparisons came to, in models."""
+
+    accepted: int = 0
+    refused: int = 0
+    limits: int = 0
+    untried: int = 0
+    through_step: int = 0
+    disagreements: int = 0
+    loads: int = 0
+    rules: Counter[str] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.loads} real loads: accepted and loaded {self.accepted}, refused by both {self.refused}, stated limits {self.limits} "
+            f"(and {self.untried} not tried), refused for a step {self.through_step}, disagreements {self.disagreements}"
+        )
+
+
+class DisagreementError(AssertionError):
+    """The judge and the server differ; both are shown."""
+
+
+class Differential:
+    """A running server and the comparison with it."""
+
+    def __init__(self, server: LocalTriton, backends: Path) -> None:
+        self.server = server
+        self.counts = Counts()
+        self.backends = {folder.name: frozenset(path.name for path in folder.iterdir()) for folder in backends.iterdir()}
+        self._cases = 0
+        self._log_at = 0
+
+    def facts(self, repository: Repository) -> ServerFacts:
+        """What is known of this server and of a repository on it."""
+        files = {name: {path: len(content) for path, content in repository.beside(name).items()} for name in repository.configs}
+        root = str(self.server.repository)
+        return ServerFacts(release=RELEASE, gpus=0, backends=self.backends, agents=frozenset(), files=files, root=root)
+
+    def compare(self, repositories: Sequence[Repository]) -> None:
+        """Both sides judge all of them.
+
+        Raises:
+            DisagreementError: with the repository, what the judge says and what the server says.
+        """
+        asyncio.run(self._compare(repositories))
+
+    def outcome(self, repository: Repository) -> tuple[list[Violation], dict[str, str | None]]:
+        """Both sides' answers for one repository: the judge's violations, and model → the server's reason (None: loaded). Names as given."""
+        return asyncio.run(self._outcome(repository))
+
+    async def _outcome(self, repository: Repository) -> tuple[list[Violation], dict[str, str | None]]:
+        placed, prefix = self._place(repository)
+        said = judge(placed.configs, self.facts(placed))
+        reasons = await self._ask([placed])
+        return [Violation(v.model.removeprefix(prefix), v.field, v.rule, v.message.replace(prefix, "")) for v in said], {
+            name.removeprefix(prefix): reason for name, reason in reasons.items()
+        }
+
+    async def _compare(self, repositories: Sequence[Repository]) -> None:
+        judged = []
+        for repository in repositories:
+            placed, _ = self._place(repository)
+            said = judge(placed.configs, self.facts(placed))
+            if any(v.rule in LIMITS and LIMITS[v.rule].deadly for v in said):
+                self.counts.untried += len(placed.configs)
+                continue
+            judged.append((placed, said))
+        reasons = await self._ask([placed for placed, _ in judged])
+        reports = [report for placed, said in judged if (report := self._agree(placed, said, reasons))]
+        if reports:
+            self.counts.disagreements += len(reports)
+            raise DisagreementError("\n\n".join(reports))
+
+    def _place(self, repository: Repository) -> tuple[Repository, str]:
+        self._cases += 1
+        prefix = f"c{self._cases}_"
+        return repository.renamed(prefix, self.server.repository), prefix
+
+    def _agree(self, repository: Repository, said: Sequence[Violation], reasons: Mapping[str, str | None]) -> str:
+        """Count the models of one repository; a report where the two differ, else ""."""
+        differ = []
+        for name, config in repository.configs.items():
+            mine = [violation for violation in said if violation.model == name]
+            hard = [violation for violation in mine if violation.rule not in LIMITS]
+            reason = reasons[name]
+            steps = {step.model_name for step in config.ensemble_scheduling.step} if config.HasField("ensemble_scheduling") else set()
+            self.counts.rules.update({str(violation.rule) for violation in mine})
+            if reason is None and not mine:
+                self.counts.accepted += 1
+            elif reason is not None and hard:
+                self.counts.refused += 1
+            elif mine and not hard:
+                self.counts.limits += 1
+            elif reason is not None and any(reasons.get(step) is not None for step in steps):
+                self.counts.through_step += 1
+            else:
+                judged = "\n".join(f"    {violation.rule}: {violation}" for violation in mine) or "    accepted"
+                differ.append(f"{name}\n  the judge says:\n{judged}\n  Triton says:\n    {reason or 'loaded'}")
+        return "\n".join([*differ, repository.text()]) if differ else ""
+
+    # --- the server ------------------------------------------------------------------------------------------------------
+    async def _ask(self, repositories: Sequence[Repository]) -> dict[str, str | None]:
+        """Model → why the server refused it, None where it loaded; afterwards nothing of it is left."""
+        configs = {name: config for repository in repositories for name, config in repository.configs.items()}
+        reasons: dict[str, str | None] = {}
+        limit = asyncio.Semaphore(_ACTIONS)
+        try:
+            for repository in repositories:
+                _write(self.server.repository, repository)
+            async with InferenceServerClient(self.server.grpc_address) as client:
+
+                async def load(name: str) -> None:
+                    async with limit:
+                        self.counts.loads += 1
+                        try:
+                            await client.load_model(name, client_timeout=_LOAD_S)
+                            ready = await client.is_model_ready(name, client_timeout=_LOAD_S)
+                            reasons[name] = None if ready else "the load succeeded, and the model is not ready"
+                        except InferenceServerException as error:
+                            reasons[name] = error.message() or str(error)
+
+                async def unload(name: str) -> None:
+                    async with limit:
+                        await client.unload_model(name, client_timeout=_LOAD_S)
+
+                levels = _levels(configs)
+                for level in levels:
+                    await asyncio.gather(*(load(name) for name in level))
+                for level in reversed(levels):
+                    await asyncio.gather(*(unload(name) for name in level if reasons[name] is None))
+                while any(state.state in ("READY", "UNLOADING", "LOADING") for state in (await client.get_model_repository_index()).models):
+                    await asyncio.sleep(0.01)
+        except (InferenceServerException, OSError) as error:
+            if not self.server.running():
+                texts = "\n".join(repository.text() for repository in repositories)
+                raise DisagreementError(f"the server ended: {self.server.log()[-2000:]}\n{texts}") from error
+            raise
+        finally:
+            for name in configs:
+                shutil.rmtree(self.server.repository / name, ignore_errors=True)
+        return self._explained(reasons)
+
+    def _explained(self, reasons: Mapping[str, str | None]) -> dict[str, str | None]:
+        """The reasons, those that the server keeps to its log taken from there."""
+        log = self.server.log()
+        logged = dict(_POLL_FAILED.findall(log[self._log_at :]))
+        self._log_at = len(log)
+        return {name: logged.get(name, reason) if reason is not None else None for name, reason in reasons.items()}
+
+
+def _write(root: Path, repository: Repository) -> None:
+    for name, config in repository.configs.items():
+        folder = root / name
+        folder.mkdir()
+        (folder / "config.pbtxt").write_text(text_format.MessageToString(config))
+        for path, content in repository.files[name].items():
+            target = folder / path
+            if path.endswith("/"):
+                target.mkdir(parents=True, exist_ok=True)
+            else:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content)
+
+
+def _levels(configs: Mapping[str, Any]) -> list[list[str]]:
+    """Models by depth, those without steps first; ensembles in a circle come last."""
+    waiting = {
+        name: {step.model_name for step in config.ensemble_scheduling.step} & set(configs) if config.HasField("ensemble_scheduling") else set()
+        for name, config in configs.items()
+    }
+    levels: list[list[str]] = []
+    while waiting:
+        level = [name for name, steps in waiting.items() if not steps & set(waiting)] or list(waiting)
+        levels.append(level)
+        for name in level:
+            del waiting[name]
+    return levels
+
+
+@contextmanager
+def running(folder: Path, extra_args: Sequence[str] = ()) -> Iterator[Differential]:
+    """A server with the null backend and an empty repository below ``folder`` (new), ready to compare with."""
+    repository, backends = folder / "repository", folder / "backends"
+    repository.mkdir(parents=True)
+    distribution = nullbackend.distribution(backends)
+    log = folder / "tritonserver.log"
+    # TRITONSERVER logs a line per request at this verbosity for nothing that is looked at here; errors stay.
+    with triton_server(
+        repository, [], distribution=distribution, log_file=log, precompile=False, extra_args=["--log-info=false", *extra_args]
+    ) as server:
+        yield Differential(server, backends)

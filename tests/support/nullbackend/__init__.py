@@ -1,0 +1,97 @@
+"""A Triton whose core is real and whose model backends are one small C library that answers with zeros.
+
+Loading a model of it starts no process, so that thousands of loads are cheap. It stands in, under their names, for the backends that the local
+Triton lacks: Triton's own validation of their configs is real, what these backends would check themselves is not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from e2e.local import cache
+from triton_pipelines.triton.distribution import Distribution, cache_folder, obtain
+
+SOURCE: Final = Path(__file__).with_name("null.c")
+NAME: Final = "null"
+STAND_INS: Final = ("onnxruntime", "tensorrt", "pytorch", "vllm", "tensorrtllm", "dali", "fil")
+"""Backends that the local Triton lacks and that the null backend stands in for."""
+
+FLAGS: Final = ("-std=gnu11", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror")
+_COMPILERS: Final = ("cc", "gcc", "clang")
+_COMPILE_S: Final = 60
+
+
+class CompilerError(RuntimeError):
+    """No C compiler, or it failed; the message says what to do."""
+
+
+def library() -> Path:
+    """The compiled backend library, made once per source and kept in the project's cache.
+
+    Raises:
+        CompilerError: no C compiler is on this machine.
+    """
+    return compiled(SOURCE)
+
+
+def compiled(source: Path) -> Path:
+    """A shared library made of one C file without any header of Triton; undefined symbols are the server's.
+
+    Raises:
+        CompilerError: no C compiler, or it does not take the file.
+    """
+    target = cache_folder() / f"c-{source.stem}-{cache.digest([source.read_bytes(), *FLAGS])}.so"
+    if target.is_file():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / target.name
+        done = subprocess.run([_compiler(), *FLAGS, "-o", str(made), str(source)], capture_output=True, text=True, timeout=_COMPILE_S, check=False)
+        if done.returncode:
+            raise CompilerError(f"{source.name} does not compile: {done.stderr.strip()}")
+        made.rename(target)
+    return target
+
+
+def _compiler() -> str:
+    wanted = [os.environ["CC"]] if os.environ.get("CC") else _COMPILERS
+    found = next((path for name in wanted if (path := shutil.which(name))), None)
+    if found is None:
+        raise CompilerError(f"no C compiler ({', '.join(wanted)}) is on this machine: install gcc (Debian: apt-get install gcc libc6-dev), or set CC")
+    return found
+
+
+def distribution(backends: Path, *extra: str) -> Distribution:
+    """The local Triton with the null backend added, under its own name and those of the backends it stands in for.
+
+    Args:
+        backends: a new folder, made here, for links to Triton's own backends and the library.
+        extra: further backend names to stand in for.
+    """
+    real = obtain()
+    made = library()
+    backends.mkdir(parents=True)
+    for folder in real.backends.iterdir():
+        (backends / folder.name).symlink_to(folder)
+    for name in (NAME, *STAND_INS, *extra):
+        (backends / name).mkdir()
+        (backends / name / f"libtriton_{name}.so").symlink_to(made)
+    return _Rooted(**{field.name: getattr(real, field.name) for field in dataclasses.fields(real)}, folder=backends)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rooted(Distribution):
+    """A distribution with a backend folder of its own."""
+
+    folder: Path
+
+    @property
+    def backends(self) -> Path:
+        """Folder for ``--backend-directory``."""
+        return self.folder
