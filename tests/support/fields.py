@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
 from triton_pipelines.api import crd, names
+from triton_pipelines.api.base import ApiModel
+from triton_pipelines.api.v1alpha1 import Spec
 
 
 def _is_way(node: Mapping[str, Any]) -> bool:
@@ -48,6 +50,27 @@ def _written(value: Any, node: Mapping[str, Any], path: str) -> Iterator[str]:
     elif isinstance(value, list):
         for item in value:
             yield from _written(item, node["items"], f"{path}[]")
+
+
+def owners(model: type[ApiModel] = Spec, root: str = "spec") -> dict[str, str]:
+    """Path of each field → the class and field that define it (``Source.uri``): fields of one type stand at several places."""
+    found: dict[str, str] = {}
+    properties = crd.structural(model)["properties"]
+    for name, info in model.model_fields.items():
+        key = info.alias or name
+        owner = next(base for base in reversed(model.__mro__) if issubclass(base, ApiModel) and name in base.model_fields)
+        path, child = f"{root}.{key}", _child(info.annotation)
+        found[path] = f"{owner.__name__}.{key}"
+        if child is not None:
+            found |= owners(child, f"{path}[]" if properties[key]["type"] == "array" else path)
+    return found
+
+
+def _child(annotation: Any) -> type[ApiModel] | None:
+    """The model that a field's type holds, at any depth (``Optional``, ``tuple``, ``Annotated``)."""
+    if isinstance(annotation, type) and issubclass(annotation, ApiModel):
+        return annotation
+    return next((child for part in get_args(annotation) if (child := _child(part)) is not None), None)
 
 
 def resources_in(place: Path) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -17,7 +17,8 @@ from tritonclient.grpc import model_config_pb2
 from tests.support.builders import LOADER_IMAGE, SERVER_IMAGE
 from triton_pipelines.api import names, parse
 from triton_pipelines.pipeline import Options, build, check
-from triton_pipelines.render import render
+from triton_pipelines.pipeline.graph import Graph
+from triton_pipelines.render import Revision, render
 from triton_pipelines.render.repository import runtime_file
 
 GROWN = Path(__file__).parent.parent / "corpus" / "grown"
@@ -30,18 +31,30 @@ def versions() -> list[str]:
     return sorted((folder.name for folder in GROWN.iterdir() if folder.is_dir()), key=lambda name: [int(part) for part in name.split(".")])
 
 
-def meaning(document: Mapping[str, Any]) -> dict[str, Any]:
-    """What a resource is rendered to: ``models`` (file → ModelConfig as JSON, or text), ``plan``, ``template``.
-
-    Raises :class:`ValueError` with all findings where the resource is refused.
-    """
+def revision_of(document: Mapping[str, Any]) -> tuple[Graph, Revision]:
+    """A resource's graph and its revision. Raises :class:`ValueError` with all findings where the resource is refused."""
     pipeline, findings = parse(document)
     if pipeline is None or findings:
         raise ValueError("; ".join(map(str, findings)))
     graph = build(pipeline, OPTIONS)
     if findings := check(pipeline, graph, OPTIONS):
         raise ValueError("; ".join(map(str, findings)))
-    revision = render(pipeline, graph, OPTIONS)
+    return graph, render(pipeline, graph, OPTIONS)
+
+
+def models_of(document: Mapping[str, Any]) -> dict[str, model_config_pb2.ModelConfig]:
+    """The model configs that a resource is rendered to, by the model's name."""
+    files = revision_of(document)[1].files
+    configs = [text_format.Parse(text, model_config_pb2.ModelConfig()) for path, text in files.items() if path.endswith(".pbtxt")]
+    return {config.name: config for config in configs}
+
+
+def meaning(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What a resource is rendered to: ``models`` (file → ModelConfig as JSON, or text), ``plan``, ``template``.
+
+    Raises :class:`ValueError` with all findings where the resource is refused.
+    """
+    graph, revision = revision_of(document)
     runtime = {runtime_file(step.implementation): step.implementation.value for step in graph.steps if step.python and step.code is None}
     models = {path: _model(path, text, runtime) for path, text in revision.files.items()}
     whole = {"models": models, "plan": yaml.safe_load(revision.data[names.KEY_PLAN]), "template": revision.template}

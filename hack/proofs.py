@@ -1,0 +1,242 @@
+"""Which test shows which field of the resource at work: ``python -m hack.proofs`` prints docs/reference/proofs.md.
+
+Tests carry the claims, and they are read from the source text, so that no test has to run for the table:
+
+- ``@pytest.mark.proves(path, level)`` on a test, on its class, on a parameter, or as ``pytestmark`` of a file. ``*`` in a path stands for
+  any part of it (``spec.*.warmup.mode``);
+- ``@pytest.mark.proves_files(place, level)``: the same for every field that the resources in a YAML file or a folder of them write.
+
+A field that ends in Triton's configuration climbs ``parsed`` (by Triton's own proto) → ``loaded`` (in a real Triton) → ``behaviour``
+(seen in answers, metrics, timing); any other ``accepted`` (by a real API server) → ``applied`` (seen in an object or file that is made)
+→ ``behaviour``. One type can stand at several places (a source, a batcher): what counts is its furthest place, but every place has to be
+shown at the first level. A field below the second level needs a reason in hack/proofs-reasons.yaml.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import yaml
+
+from tests.support.fields import fields, fields_of, owners, resources_in
+
+ROOT = Path(__file__).resolve().parent.parent
+TEST_FOLDERS = ("tests", "e2e")
+REASONS = ROOT / "hack" / "proofs-reasons.yaml"
+IN_TRITON = ("parsed", "loaded", "behaviour")
+ELSEWHERE = ("accepted", "applied", "behaviour")
+ENOUGH = 1
+"""Index of the level from which on a field needs no reason."""
+
+STEPS = ("spec.tokenizer.", "spec.model.", "spec.postprocess.", "spec.steps[].", "spec.auxiliaryModels[].")
+NOT_IN_CONFIG = ("source.", "files[].", "python.", "batchStrategy.source.", "vllm.", "resourcesPerInstance.", "lengths.", "name")
+"""Parts of a step that become files, mounts or limits of the pod, or only words of the resource."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One mark: the test that carries it, the field's path (or the files that write the fields), and the level."""
+
+    test: str
+    target: str
+    level: str
+    files: bool = False
+
+
+@dataclass(frozen=True)
+class Proof:
+    """How far one field got.
+
+    Attributes:
+        name: class and field (``Source.uri``), as in the API reference.
+        places: the paths where it stands.
+        level: the highest level that a test reached at one of them, and `tests` those that did; ``None``: not even the first.
+        reason: why no further, where one is needed.
+    """
+
+    name: str
+    places: tuple[str, ...]
+    level: str | None
+    tests: tuple[str, ...]
+    reason: str | None = None
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """The levels that this field can have, lowest first."""
+        return ladder(self.places[0])
+
+
+def ladder(path: str) -> tuple[str, ...]:
+    """The levels of a field, lowest first."""
+    step = next((prefix for prefix in STEPS if path.startswith(prefix)), None)
+    if step is not None:
+        rest = path.removeprefix(step)
+        return ELSEWHERE if rest.startswith(NOT_IN_CONFIG[:-1]) or rest == NOT_IN_CONFIG[-1] else IN_TRITON
+    return IN_TRITON if path.startswith("spec.ensemble.") and path != "spec.ensemble.entryPoint" else ELSEWHERE
+
+
+def claims_of(file: Path, root: Path = ROOT) -> Iterator[Claim]:
+    """The marks of one test file. Raises :class:`ValueError` for a mark whose arguments are not plain text."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    place = file.relative_to(root).as_posix()
+    tables = {target.id: node.value for node in tree.body if isinstance(node, ast.Assign) for target in node.targets if isinstance(target, ast.Name)}
+    if "pytestmark" in tables:
+        yield from _marks(tables["pytestmark"], place, tables)
+    for node in tree.body:
+        yield from _tests(node, place, tables)
+
+
+def _tests(node: ast.stmt, place: str, tables: Mapping[str, ast.expr]) -> Iterator[Claim]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        for decorator in node.decorator_list:
+            yield from _marks(decorator, f"{place}::{node.name}", tables)
+    if isinstance(node, ast.ClassDef):
+        for inner in node.body:
+            yield from _tests(inner, f"{place}::{node.name}", tables)
+
+
+def _marks(tree: ast.expr, test: str, tables: Mapping[str, ast.expr]) -> Iterator[Claim]:
+    """The marks in an expression, and in the module's tables that it names (parameters with marks)."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in tables and tables[node.id] is not tree:
+            yield from _marks(tables[node.id], test, {})
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("proves", "proves_files")):
+            continue
+        values = [value.value for value in node.args if isinstance(value, ast.Constant) and isinstance(value.value, str)]
+        if len(values) != 2 or len(node.args) != 2 or node.keywords:
+            raise ValueError(f"{test}, line {node.lineno}: {node.func.attr} takes two plain texts")
+        yield Claim(test, values[0], values[1], files=node.func.attr == "proves_files")
+
+
+def all_claims(root: Path = ROOT) -> list[Claim]:
+    """The marks of all tests."""
+    files = [file for folder in TEST_FOLDERS for file in sorted((root / folder).rglob("*.py"))]
+    return [claim for file in files for claim in claims_of(file, root)]
+
+
+def prove(names: Mapping[str, str], claims: Sequence[Claim], reasons: Mapping[str, str], root: Path = ROOT) -> tuple[list[Proof], list[str]]:
+    """What is proven of each field, and what is wrong with the claims and reasons (empty where all is well).
+
+    ``names``: path → class and field (:func:`tests.support.fields.owners`), for the fields alone.
+    """
+    reached: dict[str, dict[str, list[str]]] = {path: {} for path in names}
+    wrong = []
+    for claim in claims:
+        meant = _written(root / claim.target) if claim.files else {path for path in names if _fits(path, claim.target)}
+        if claim.level not in IN_TRITON + ELSEWHERE:
+            wrong.append(f"{claim.test}: there is no level {claim.level}")
+        elif not meant:
+            wrong.append(f"{claim.test}: no resource in {claim.target}" if claim.files else f"{claim.test}: there is no field {claim.target}")
+        elif not claim.files and not any(claim.level in ladder(path) for path in meant):
+            wrong.append(f"{claim.test}: {claim.target} has the levels {', '.join(ladder(min(meant)))}, not {claim.level}")
+        for path in meant & set(names):
+            if claim.level in ladder(path):
+                reached[path].setdefault(claim.level, []).append(claim.test)
+    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for path, name in names.items():
+        groups.setdefault((name, ladder(path)), []).append(path)
+    proofs, used = [], set()
+    for (name, levels), places in groups.items():
+        level = next((level for level in reversed(levels) if any(level in reached[path] for path in places)), None)
+        tests = {test: None for path in places for test in reached[path].get(level, [])} if level else {}
+        unseen = [path for path in places if not reached[path]]
+        pattern = next((pattern for pattern in reasons if any(_fits(path, pattern) for path in unseen or places)), None)
+        if not unseen and level is not None and levels.index(level) >= ENOUGH:
+            proofs.append(Proof(name, tuple(places), level, tuple(tests)))
+            continue
+        if pattern is None:
+            missing = f"{levels[0]} at {', '.join(unseen)}" if unseen else levels[ENOUGH]
+            wrong.append(f"{name}: no test shows it {missing}; mark one (see hack/proofs.py), or say why not in {REASONS.name}")
+        used.add(pattern)
+        proofs.append(Proof(name, tuple(places), level, tuple(tests), reasons.get(pattern or "")))
+    wrong += [f"{REASONS.name}: nothing needs the reason for {pattern} any more" for pattern in reasons if pattern not in used]
+    return proofs, wrong
+
+
+def _fits(path: str, pattern: str) -> bool:
+    return fnmatchcase(path, pattern.replace("[", "[[]"))
+
+
+def _written(place: Path) -> set[str]:
+    return {path for _, document in resources_in(place) for path in fields_of(document)} if place.exists() else set()
+
+
+def reasons_of(file: Path = REASONS) -> dict[str, str]:
+    """Path pattern → why no test gets further."""
+    found: dict[str, str] = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    return found
+
+
+def current() -> tuple[list[Proof], list[str]]:
+    """The state of this checkout."""
+    owner = owners()
+    return prove({path: owner[path] for path in fields()}, all_claims(), reasons_of())
+
+
+def _link(test: str) -> str:
+    file, _, name = test.partition("::")
+    return f"[{name.replace('::', '.') or Path(file).name}](../../{file})"
+
+
+def _shown(proof: Proof, most: int = 2) -> str:
+    more = f" and {len(proof.tests) - most} more" if len(proof.tests) > most else ""
+    links = ", ".join(_link(test) for test in proof.tests[:most]) + more
+    return "; ".join(part for part in (links, proof.reason) if part)
+
+
+def _places(proof: Proof) -> str:
+    more = f" and {len(proof.places) - 1} more" if len(proof.places) > 1 else ""
+    return f"`{min(proof.places, key=_rank)}`{more}"
+
+
+def _rank(path: str) -> tuple[int, int]:
+    """The model's own fields stand for those of other steps; else the shortest path."""
+    return (not path.startswith("spec.model."), len(path))
+
+
+def render(proofs: Sequence[Proof]) -> str:
+    """The table as Markdown."""
+    lines = [
+        "<!-- Generated by `python -m hack.proofs` from the CRD and the marks of the tests. Do not edit. -->",
+        "# A proof per field",
+        "",
+        "What the tests show of each field of `spec`. A field that ends in Triton's configuration is **parsed** by Triton's own proto, **loaded** in a",
+        "real Triton, and its **behaviour** is seen; any other is **accepted** by a real API server, **applied** (seen in an object or a file",
+        "that is made), and its **behaviour** is seen. Only the highest level is told, with tests that reach it. One type can stand at several",
+        "places: the first level is shown at each of them, the highest at one at least. A field below the second level has its reason beside it.",
+        "",
+        "| Fields | first level only | second | behaviour | none |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for name, levels in (("in Triton's configuration", IN_TRITON), ("elsewhere", ELSEWHERE)):
+        group = [proof for proof in proofs if proof.levels == levels]
+        counts = [sum(proof.level == level for proof in group) for level in (*levels, None)]
+        lines.append(f"| {name}: {len(group)} ({', '.join(levels)}) | {' | '.join(map(str, counts))} |")
+    section = ""
+    for proof in sorted(proofs, key=_section):  # a stable sort: the reference's order stays
+        if _section(proof) != section:
+            section = _section(proof)
+            lines += ["", f"## {section}", "", "| Field | Stands at | Level | Shown by |", "| --- | --- | --- | --- |"]
+        lines.append(f"| `{proof.name.partition('.')[2]}` | {_places(proof)} | {proof.level or 'none'} | {_shown(proof)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _section(proof: Proof) -> str:
+    return proof.name.partition(".")[0]
+
+
+def main() -> None:
+    """Print the table, and on stderr what is wrong; the unit tests fail on that."""
+    proofs, wrong = current()
+    sys.stdout.write(render(proofs))
+    for line in wrong:
+        print(line, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""The table of proofs: how marks are read, what is asked of a field, and that this checkout's table is whole and current."""
+
+from pathlib import Path
+
+import pytest
+
+from hack import proofs
+from tests.support.fields import fields, fields_of, owners
+from triton_pipelines.api import crd
+
+PAGE = proofs.ROOT / "docs" / "reference" / "proofs.md"
+NAMES = {
+    "spec.model.maxBatchSize": "StepFields.maxBatchSize",
+    "spec.steps[].maxBatchSize": "StepFields.maxBatchSize",
+    "spec.replicas": "Spec.replicas",
+}
+MODULE = """
+import pytest
+CASES = [pytest.param(1, marks=pytest.mark.proves("spec.b", "loaded")), pytest.param(2)]
+OTHER = [pytest.param(1, marks=pytest.mark.proves("spec.unused", "loaded"))]
+pytestmark = [pytest.mark.integration, pytest.mark.proves_files("good", "accepted")]
+
+@pytest.mark.proves("spec.a", "behaviour")
+@pytest.mark.proves("spec.a2", "parsed")
+def test_a(): ...
+
+@pytest.mark.parametrize("case", CASES)
+async def test_b(case): ...
+
+@pytest.mark.proves("spec.c", "applied")
+class TestC:
+    @pytest.mark.parametrize("case", [pytest.param(1, marks=[pytest.mark.proves("spec.d", "applied")])])
+    def test_d(self, case): ...
+"""
+
+
+def test_marks_are_read_from_the_source(tmp_path: Path) -> None:
+    file = tmp_path / "tests" / "test_x.py"
+    file.parent.mkdir()
+    file.write_text(MODULE, encoding="utf-8")
+    assert proofs.all_claims(tmp_path) == [
+        proofs.Claim("tests/test_x.py", "good", "accepted", files=True),
+        proofs.Claim("tests/test_x.py::test_a", "spec.a", "behaviour"),
+        proofs.Claim("tests/test_x.py::test_a", "spec.a2", "parsed"),
+        proofs.Claim("tests/test_x.py::test_b", "spec.b", "loaded"),
+        proofs.Claim("tests/test_x.py::TestC", "spec.c", "applied"),
+        proofs.Claim("tests/test_x.py::TestC::test_d", "spec.d", "applied"),
+    ]
+
+
+@pytest.mark.parametrize("mark", ['proves(f"spec.{x}", "loaded")', 'proves("spec.a")', 'proves(path="spec.a", level="loaded")'])
+def test_a_mark_that_cannot_be_read_is_an_error(tmp_path: Path, mark: str) -> None:
+    file = tmp_path / "test_x.py"
+    file.write_text(f"import pytest\n@pytest.mark.{mark}\ndef test_x(): ...\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="two plain texts"):
+        list(proofs.claims_of(file, tmp_path))
+
+
+def _claim(target: str, level: str, *, files: bool = False) -> proofs.Claim:
+    return proofs.Claim("tests/test_x.py::test_x", target, level, files)
+
+
+ENOUGH = [_claim("spec.*.maxBatchSize", "parsed"), _claim("spec.model.maxBatchSize", "loaded"), _claim("spec.replicas", "applied")]
+
+
+def test_one_place_beyond_the_first_level_and_all_at_it_are_enough() -> None:
+    found, wrong = proofs.prove(NAMES, ENOUGH, {})
+    assert wrong == []
+    assert [(proof.name, proof.level, len(proof.places)) for proof in found] == [
+        ("StepFields.maxBatchSize", "loaded", 2),
+        ("Spec.replicas", "applied", 1),
+    ]
+    page = proofs.render(found)
+    assert "| `maxBatchSize` | `spec.model.maxBatchSize` and 1 more | loaded | [test_x](../../tests/test_x.py) |" in page
+
+
+@pytest.mark.parametrize(
+    ("claims", "reasons", "told"),
+    [
+        ([], {}, "StepFields.maxBatchSize: no test shows it parsed at spec.model.maxBatchSize, spec.steps[].maxBatchSize"),
+        (ENOUGH[1:], {}, "StepFields.maxBatchSize: no test shows it parsed at spec.steps[].maxBatchSize"),
+        ([ENOUGH[0], ENOUGH[2]], {}, "StepFields.maxBatchSize: no test shows it loaded"),
+        ([*ENOUGH[:2], _claim("spec.replicas", "accepted")], {}, "Spec.replicas: no test shows it applied"),
+        ([*ENOUGH, _claim("spec.colour", "applied")], {}, "there is no field spec.colour"),
+        ([*ENOUGH, _claim("spec.*.colour", "applied")], {}, "there is no field spec.*.colour"),
+        ([*ENOUGH, _claim("spec.replicas", "loaded")], {}, "spec.replicas has the levels accepted, applied, behaviour, not loaded"),
+        ([*ENOUGH, _claim("spec.replicas", "seen")], {}, "there is no level seen"),
+        ([*ENOUGH, _claim("tests/nowhere", "applied", files=True)], {}, "no resource in tests/nowhere"),
+        (ENOUGH, {"spec.replicas": "no cluster at hand"}, "nothing needs the reason for spec.replicas"),
+        (ENOUGH, {"spec.colour": "no paint at hand"}, "nothing needs the reason for spec.colour"),
+    ],
+)
+def test_what_is_missing_or_needless_is_told(claims: list[proofs.Claim], reasons: dict[str, str], told: str) -> None:
+    _, wrong = proofs.prove(NAMES, claims, reasons)
+    assert any(told in line for line in wrong), wrong
+
+
+def test_a_reason_stands_in_for_a_level_and_is_shown() -> None:
+    found, wrong = proofs.prove(NAMES, [ENOUGH[0], ENOUGH[2]], {"spec.*.maxBatchSize": "no GPU at hand"})
+    assert wrong == []
+    assert "| parsed | [test_x](../../tests/test_x.py); no GPU at hand |" in proofs.render(found)
+
+
+def test_files_claim_the_fields_that_they_write(tmp_path: Path) -> None:
+    (tmp_path / "good").mkdir()
+    text = "kind: InferencePipeline\nspec: {replicas: 2, model: {maxBatchSize: 4, inputs: null}, steps: [{name: a, maxBatchSize: 2}]}\n"
+    (tmp_path / "good" / "a.yaml").write_text(text, encoding="utf-8")
+    claims = [_claim("good", "parsed", files=True), _claim("good", "accepted", files=True), ENOUGH[1]]
+    found, wrong = proofs.prove(NAMES, claims, {"spec.replicas": "no cluster at hand"}, tmp_path)
+    assert wrong == []
+    assert [proof.level for proof in found] == ["loaded", "accepted"]
+
+
+def test_fields_are_what_takes_a_value() -> None:
+    known = fields()
+    assert {"spec.replicas", "spec.tokenizer.buckets", "spec.model.parameters", "spec.server.affinity", "spec.model.inputs[].dims"} <= set(known)
+    assert not {"spec.model", "spec.model.inputs", "spec.model.inputs[]", "spec.tokenizer.buckets[]", "spec.model.parameters{}"} & set(known)
+    assert set(known) <= set(owners())
+    assert {path for path, _ in crd.walk(crd.root_schema()) if path.startswith("spec.")} >= set(known)
+    document = {
+        "spec": {"model": {"inputs": [{"name": "a", "dims": [1]}, {"from": "x.y"}], "parameters": {"a": "b"}, "outputs": None, "nonsense": 1}}
+    }
+    inputs = {f"spec.model.inputs[].{name}" for name in ("name", "dims", "from")}
+    assert fields_of(document) == inputs | {"spec.model.parameters"}
+
+
+def test_no_field_of_this_checkout_lacks_a_proof() -> None:
+    _, wrong = proofs.current()
+    assert wrong == []
+
+
+def test_the_page_is_current() -> None:
+    """After a change: ``make golden``."""
+    assert PAGE.read_text(encoding="utf-8") == proofs.render(proofs.current()[0])
+
+
+def test_every_test_that_is_linked_exists() -> None:
+    linked = {test.split("::")[0] for proof in proofs.current()[0] for test in proof.tests}
+    assert linked
+    assert {file for file in linked if not (proofs.ROOT / file).is_file()} == set()
