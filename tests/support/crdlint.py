@@ -61,7 +61,7 @@ ABBREVIATIONS = {
 }
 FILLER = {"a", "an", "the", "of", "this", "that", "its", "it", "is", "for", "to", "in", "and", "or", "value", "field", "object", "list", "optional"}
 ADVICE = re.compile(
-    r"\b(must|needs?|need|goes? with|only|remove|use|set|write|written|takes?|cannot|at most|at least|exactly|distinct|differ|give|needed|forbidden)\b",
+    r"\b(must|needs?|need|goes? with|only|remove|use|set|write|written|takes?|cannot|at most|at least|exactly|distinct|differ|give|needed|forbidden|choose|excludes?|is for|are for|never)\b",
     re.IGNORECASE,
 )
 SECRETS = re.compile(r"(password|token|secret|credential|privateKey|accessKey)$", re.IGNORECASE)

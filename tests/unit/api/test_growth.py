@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.corpus import Sample, grown
-from tests.support import crdlint, growth
+from tests.support import celnew, crdlint, growth
 from tests.support.meaning import GROWN, PARTS, meaning, versions
 from triton_pipelines.api import crd, parse
 
@@ -104,6 +104,16 @@ def _rule(path: str, rule: str, field: str = "colour") -> Change:
     return change
 
 
+def _alternative(path: str, more: str) -> Change:
+    """A further way to fulfil the first rule of a node that is made of alternatives."""
+
+    def change(definition: dict[str, Any]) -> None:
+        rule = next(rule for rule in _node(definition, path)["x-kubernetes-validations"] if "||" in rule["rule"])
+        rule["rule"] = f"{rule['rule']} || {more}"
+
+    return change
+
+
 REPLICAS = "spec.replicas"
 BREAKS: list[tuple[str, str, Change]] = [
     (REPLICAS, "is gone", _drop("spec", "properties", "replicas")),
@@ -138,6 +148,7 @@ GROWTH: list[tuple[str, Change]] = [
     ("a wider pattern", _set("spec.source.uri", pattern=NODES["spec.source.uri"]["pattern"].replace("^(", "^(gs|az|"))),
     ("another description", _set("spec.source.uri", description="Somewhere.")),
     ("a rule about a new field", _rule("spec", "!has(self.colour) || self.replicas < 9 && self.colour == 'grey'")),
+    ("an older rule with a further alternative", _alternative("spec.source", "self.uri.startsWith('new://')")),
     ("a new field alone", _rule("spec", "true || self.replicas < 9 || !has(self.colour)")),
 ]
 
@@ -157,6 +168,45 @@ def test_growth_is_no_break(what: str, doctor: Change) -> None:
     doctor(new)
     assert new != OLD
     assert growth.breaking(OLD, new) == []
+
+
+OLDER = {"": {"required": ["must"]}, "must": {}, "a": {}, "kind": {"enum": ["X", "Y"]}, "items": {}, "items[]": {}, "items[].a": {}}
+
+
+@pytest.mark.parametrize(
+    ("rule", "holds"),
+    [
+        ("!has(self.new) || self.a > 3", True),
+        ("!(has(self.a) && has(self.new) && self.new == 'x')", True),
+        ("!(has(self.a) && self.a == 'x')", False),
+        ("has(self.new) == has(self.other)", True),
+        ("has(self.new) == has(self.a)", False),
+        ("has(self.new) != has(self.other)", False),
+        ("has(self.new) != has(self.must)", True),
+        ("has(self.must) && self.must == 1", False),
+        ("(has(self.kind) && self.kind == 'Z') == has(self.new)", True),
+        ("(has(self.kind) && self.kind == 'X') == has(self.new)", False),
+        ("!(self.kind in ['Z', 'W'])", True),
+        ("!(self.kind in ['Z', 'X'])", False),
+        ("self.kind != 'Z' || self.a == 1", True),
+        ("self.kind == 'Z' ? self.a > 3 : true", True),
+        ("has(self.a) ? !has(self.new) : true", True),
+        ("has(self.a) ? has(self.new) : true", False),
+        ("self.items.all(i, !has(i.new) || i.a > 3)", True),
+        ("self.items.all(i, i.a > 3)", False),
+        ("self.items.all(i, self.items.all(j, !has(j.new) || i.a != j.a))", True),
+        ("size(self.items) < 3 && !has(self.new)", False),
+        ("!has(self.new) || self.items.exists_one(i, i == self.new) && self.new.matches('^a|b$')", True),
+    ],
+)
+def test_a_rule_is_read_as_an_older_resource_meets_it(rule: str, holds: bool) -> None:
+    assert celnew.holds_for_older(rule, "", OLDER) is holds
+
+
+@pytest.mark.parametrize("rule", ["has(self.a", "self.a ||", "(self.a) self.b"])
+def test_a_rule_that_cannot_be_read_is_an_error(rule: str) -> None:
+    with pytest.raises((ValueError, IndexError)):
+        celnew.holds_for_older(rule, "", OLDER)
 
 
 def test_a_rule_about_a_new_choice_is_no_break() -> None:
