@@ -21,6 +21,7 @@ import yaml
 from triton_pipelines.api import parse
 
 FOLDER = Path(__file__).parent
+GROWN = FOLDER / "grown"
 GOLDEN = FOLDER / "messages.txt"
 _HEADER = re.compile(r"^# (path|message|server path|server): ?(.*)$")
 
@@ -59,9 +60,16 @@ def bad() -> list[Sample]:
     return [_read(file) for file in sorted((FOLDER / "bad").glob("*.yaml"))]
 
 
+def versions() -> list[str]:
+    """The older versions of the contract that are kept, oldest first."""
+    return sorted(
+        (folder.name for folder in GROWN.iterdir() if (folder / "crd.yaml").exists()), key=lambda name: [int(part) for part in name.split(".")]
+    )
+
+
 def grown(version: str) -> list[Sample]:
     """Resources that an older version took (see docs/decisions/additive-growth.md)."""
-    return [_read(file) for file in sorted((FOLDER / "grown" / version / "good").glob("*.yaml"))]
+    return [_read(file) for file in sorted((GROWN / version / "good").glob("*.yaml"))]
 
 
 def messages() -> str:

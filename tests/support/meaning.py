@@ -7,7 +7,6 @@ named, not repeated: a change of them is seen in review, and is wanted wherever 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -21,14 +20,8 @@ from triton_pipelines.pipeline.graph import Graph
 from triton_pipelines.render import Revision, render
 from triton_pipelines.render.repository import runtime_file
 
-GROWN = Path(__file__).parent.parent / "corpus" / "grown"
 OPTIONS = Options(server_image=SERVER_IMAGE, loader_image=LOADER_IMAGE)
 PARTS = ("models", "plan", "template")
-
-
-def versions() -> list[str]:
-    """The older versions that are kept, oldest first."""
-    return sorted((folder.name for folder in GROWN.iterdir() if folder.is_dir()), key=lambda name: [int(part) for part in name.split(".")])
 
 
 def revision_of(document: Mapping[str, Any]) -> tuple[Graph, Revision]:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import yaml
 
-from tests.support.meaning import GROWN, dump, meaning
+from tests.corpus import GROWN
+from tests.support.meaning import dump, meaning
 from triton_pipelines.api import crd
 
 ROOT = Path(__file__).parents[3]

@@ -15,9 +15,8 @@ import pytest
 import yaml
 
 from e2e.local import api
-from tests.corpus import Sample, bad, good, grown
+from tests.corpus import Sample, bad, good, grown, versions
 from tests.support.controlplane import ControlPlane
-from tests.support.meaning import versions
 from triton_pipelines.api import crd, names, parse
 
 pytestmark = pytest.mark.integration

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.corpus import Sample, grown
+from tests.corpus import GROWN, Sample, grown, versions
 from tests.support import celnew, crdlint, growth
-from tests.support.meaning import GROWN, PARTS, meaning, versions
+from tests.support.meaning import PARTS, meaning
 from triton_pipelines.api import crd, parse
 
 VERSIONS = versions()
