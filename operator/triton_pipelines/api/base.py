@@ -82,11 +82,16 @@ def _duplicates(items: tuple[Any, ...], info: FieldInfo, path: str) -> Iterator[
     names = [str(one) for one in keys] if isinstance(keys, list) else []
     seen = set()
     for index, item in enumerate(items):
-        identity = tuple(getattr(item, name) for name in names) if names else item
+        identity = tuple(_at_key(item, name) for name in names) if names else item
         if identity in seen:
-            shown = ", ".join(f"{name} {getattr(item, name)!r}" for name in names) if names else repr(item)
+            shown = ", ".join(f"{name} {value!r}" for name, value in zip(names, identity, strict=True)) if names else repr(item)
             yield Finding(f"{path}[{index}]", f"{shown} stands there twice; remove one")
         seen.add(identity)
+
+
+def _at_key(item: ApiModel, key: str) -> Any:
+    """The value of a field by its name on the wire."""
+    return next(getattr(item, name) for name, info in type(item).model_fields.items() if (info.alias or name) == key)
 
 
 class Switch(StrEnum):

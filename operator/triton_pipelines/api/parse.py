@@ -62,10 +62,16 @@ def parse(document: Mapping[str, Any]) -> tuple[InferencePipeline | None, list[F
     return (None if absent else pipeline), absent + list(pipeline.spec.broken_rules("spec"))
 
 
+# Parts of the Kubernetes API and of Triton's ModelConfig that are kept as written: null has a meaning of its own in some.
+_PASSED_ON = frozenset(
+    {"configPatch", "engineArgs", "podTemplate", "affinity", "tolerations", "topologySpreadConstraints", "valueFrom", "inferenceFrom", "metricsFrom"}
+)
+
+
 def _as_sent(value: Any) -> Any:
     """The value as the API server sees it: fields that are null are left out, ``2.0`` is a whole number."""
     if isinstance(value, Mapping):
-        return {key: _as_sent(item) for key, item in value.items() if item is not None}
+        return {key: item if key in _PASSED_ON else _as_sent(item) for key, item in value.items() if item is not None}
     if isinstance(value, (list, tuple)):
         return [_as_sent(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,5 +1,6 @@
 """The corpus as the command line judges it; the API server's judgement is in tests/integration/api."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from tests.corpus import GOLDEN, Sample, bad, good, messages
 from triton_pipelines.api import parse
 from triton_pipelines.api.base import ApiModel
-from triton_pipelines.api.crd import model_classes
+from triton_pipelines.api.crd import model_classes, root_schema, walk
+from triton_pipelines.api.parse import _as_sent
 
 
 @pytest.mark.parametrize("sample", good(), ids=lambda sample: sample.name)
@@ -68,6 +70,14 @@ def test_status_and_foreign_metadata_are_ignored() -> None:
     assert findings == []
     assert pipeline is not None
     assert pipeline.metadata.generation == 7
+
+
+def test_parts_of_other_apis_keep_their_nulls() -> None:
+    """As the API server stores them, and as a configPatch clears a field."""
+    kept = {re.sub(r"\[\]$", "", path).rsplit(".", 1)[-1] for path, node in walk(root_schema()) if "x-kubernetes-preserve-unknown-fields" in node}
+    assert kept
+    for key in kept:
+        assert _as_sent({"a": {key: {"b": None}, "c": None}}) == {"a": {key: {"b": None}}}, key
 
 
 @pytest.mark.parametrize("secret", ["https://user:hunter2@host/a b", "https://host/a b?signature=hunter2", "ftp://user:hunter2@host/a"])
