@@ -175,6 +175,24 @@ def _bound(schema: Mapping[str, Any], result: dict[str, Any]) -> None:
     result.setdefault("format", "int32" if max(abs(result["minimum"]), abs(result["maximum"])) <= INT32_MAX else "int64")
 
 
+# Descriptions from this length on (characters) are written out once: the whole definition has to fit the annotation in which a
+# client-side apply keeps it (262144 bytes).
+WRITTEN_ONCE_FROM = 80
+
+
+def write_once(schema: dict[str, Any], root: str) -> dict[str, Any]:
+    """The schema with every long description written out at its first place, and a pointer to that at the others."""
+    first: dict[str, str] = {}
+    for path, node in walk(schema, root):
+        text = node.get("description", "")
+        place = first.setdefault(text, path)
+        pointer = f"As {place}."
+        if place != path and len(text) >= WRITTEN_ONCE_FROM and len(pointer) < len(text):
+            assert isinstance(node, dict)
+            node["description"] = pointer
+    return schema
+
+
 def structural(model: type[ApiModel], *, defaults: bool = True) -> dict[str, Any]:
     """The structural schema of one model; ``defaults=False`` for what the operator writes (status)."""
     return _Structural(model, defaults=defaults).convert()
@@ -213,7 +231,7 @@ def root_schema() -> dict[str, Any]:
             "apiVersion": {"type": "string", "description": "Version of the schema of this object."},
             "kind": {"type": "string", "description": "Kind of this object."},
             "metadata": {"type": "object"},
-            "spec": structural(Spec),
+            "spec": write_once(structural(Spec), "spec"),
             # Until the operator has looked, the observed generation is none: otherwise kstatus (Flux, Helm) takes a new object for current.
             "status": {**structural(Status, defaults=False), "default": {"observedGeneration": NOT_OBSERVED}},
         },

@@ -7,9 +7,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .base import ApiModel, Rule, Switch, TensorReference, TritonName
+from .base import ApiModel, Passthrough, Rule, Switch, TensorReference, TritonName
 from .batching import DynamicBatching
-from .steps import MAX_INSTANCES
+from .instances import InstanceResources, Instances
+from .python import Python
+from .steps import PRESERVE
+from .tensors import BY_NAME, MAX_TENSORS, InputTensor, OutputTensor
 
 
 class PostprocessType(StrEnum):
@@ -20,16 +23,11 @@ class PostprocessType(StrEnum):
     SIGMOID = "Sigmoid"
     MEAN_POOLING = "MeanPooling"
     FIRST_TOKEN = "FirstToken"  # noqa: S105 - not a password
+    PYTHON = "Python"
 
 
 CLASSIFIERS = (PostprocessType.SOFTMAX, PostprocessType.SIGMOID)
 POOLINGS = (PostprocessType.MEAN_POOLING, PostprocessType.FIRST_TOKEN)
-
-
-class PostprocessInstances(ApiModel):
-    """Instances of the postprocess step."""
-
-    count: Annotated[int, Field(ge=1, le=MAX_INSTANCES, description="Processes in a pod.")] = 1
 
 
 class Postprocess(ApiModel):
@@ -39,7 +37,7 @@ class Postprocess(ApiModel):
     type: Annotated[
         PostprocessType | None,
         Field(
-            description="None (the default): the model's outputs are the pipeline's. Softmax, Sigmoid: probabilities and labels. MeanPooling, FirstToken: an embedding."
+            description="None (the default): the model's outputs are the pipeline's. Softmax, Sigmoid: probabilities and labels. MeanPooling, FirstToken: an embedding. Python: own model.py."
         ),
     ] = None
     from_: Annotated[TensorReference | None, Field(alias="from", description="The tensor it reads. Default: the model's first output.")] = None
@@ -50,8 +48,28 @@ class Postprocess(ApiModel):
     ] = ()
     top_k: Annotated[int | None, Field(ge=1, le=4096, description="How many labels and scores are answered, best first. Default 1.")] = None
     normalize: Annotated[Switch | None, Field(description="Enabled (the default): embeddings have unit length.")] = None
-    instances: Annotated[PostprocessInstances, Field(description="How many processes a pod runs.")] = PostprocessInstances()
+    python: Annotated[Python | None, Field(description="Type Python: the code.")] = None
+    inputs: Annotated[
+        tuple[InputTensor, ...],
+        Field(
+            max_length=MAX_TENSORS,
+            description="Type Python: its input tensors. Default: the model's outputs of the same names.",
+            json_schema_extra=BY_NAME,
+        ),
+    ] = ()
+    outputs: Annotated[
+        tuple[OutputTensor, ...],
+        Field(max_length=MAX_TENSORS, description="Type Python: its output tensors. Needed with it.", json_schema_extra=BY_NAME),
+    ] = ()
+    instances: Annotated[Instances, Field(description="How many processes a pod runs.")] = Instances()
+    resources_per_instance: Annotated[
+        InstanceResources | None,
+        Field(description="What one more instance may use. Default: 100m and 256Mi; cpu 1 and 400Mi where it is scaled."),
+    ] = None
     dynamic_batching: Annotated[DynamicBatching | None, Field(description="Batching of this step. Default: on.")] = None
+    config_patch: Annotated[
+        Passthrough | None, Field(description="Further fields of Triton's ModelConfig, as model.configPatch.", json_schema_extra=PRESERVE)
+    ] = None
 
     rules = (
         Rule(
@@ -79,9 +97,27 @@ class Postprocess(ApiModel):
             field="maskFrom",
         ),
         Rule(
-            cel="!has(self.from) || has(self.type) && self.type != 'None'",
-            message="from needs a type other than None",
-            holds=lambda p: p.from_ is None or p.type not in (None, PostprocessType.NONE),
+            cel="!has(self.from) || has(self.type) && !(self.type in ['None', 'Python'])",
+            message="from needs a type other than None and Python (whose inputs have a from each)",
+            holds=lambda p: p.from_ is None or p.type not in (None, PostprocessType.NONE, PostprocessType.PYTHON),
             field="from",
+        ),
+        Rule(
+            cel="(has(self.type) && self.type == 'Python') == has(self.python)",
+            message="python is needed for type Python and forbidden otherwise",
+            holds=lambda p: (p.type is PostprocessType.PYTHON) == (p.python is not None),
+            field="python",
+        ),
+        Rule(
+            cel="!has(self.python) || has(self.python.code) && has(self.outputs) && size(self.outputs) > 0",
+            message="type Python needs python.code and its outputs written out",
+            holds=lambda p: p.python is None or (p.python.code is not None and bool(p.outputs)),
+            field="outputs",
+        ),
+        Rule(
+            cel="has(self.python) || !(has(self.inputs) && size(self.inputs) > 0) && !(has(self.outputs) && size(self.outputs) > 0)",
+            message="inputs and outputs are for type Python; what the other types read and answer follows from type",
+            holds=lambda p: p.python is not None or not (p.inputs or p.outputs),
+            field="inputs",
         ),
     )

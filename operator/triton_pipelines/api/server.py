@@ -7,10 +7,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .base import ApiModel, LabelKey, ObjectName, Passthrough, Quantity, Rule, Switch, Text
+from .base import ApiModel, LabelKey, ObjectName, Passthrough, Quantity, Rule, Switch, TensorName, Text
+from .tensors import ATOMIC, BY_NAME
 
 PRESERVE = {"x-kubernetes-preserve-unknown-fields": True}
-ATOMIC = {"x-kubernetes-list-type": "atomic"}
 
 
 class ImagePullPolicy(StrEnum):
@@ -24,14 +24,14 @@ class ImagePullPolicy(StrEnum):
 class LocalReference(ApiModel):
     """An object of the pipeline's namespace, by name."""
 
-    name: Annotated[ObjectName, Field(description="Name of the object.")]
+    name: Annotated[ObjectName, Field(description="An object of the pipeline's namespace.")]
 
 
 class EnvVar(ApiModel):
     """An environment variable of the Triton container."""
 
     name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", description="Name of the variable.")]
-    value: Annotated[Text | None, Field(description="Its value.")] = None
+    value: Annotated[Text | None, Field(description="Text of the variable; a secret belongs into valueFrom.")] = None
     value_from: Annotated[
         Passthrough | None,
         Field(description="A reference as in a Pod: secretKeyRef, configMapKeyRef, fieldRef or resourceFieldRef.", json_schema_extra=PRESERVE),
@@ -53,12 +53,33 @@ class Gpu(ApiModel):
             json_schema_extra={"x-kubernetes-list-type": "set"},
         ),
     ] = ()
+    claim_template: Annotated[
+        ObjectName | None,
+        Field(description="Dynamic resource allocation: a ResourceClaimTemplate of the namespace that gives the GPUs, instead of count."),
+    ] = None
+
+    rules = (
+        Rule(
+            cel="!has(self.claimTemplate) || (!has(self.count) || self.count == 1) && (!has(self.resourceName) || self.resourceName == 'nvidia.com/gpu')",
+            message="claimTemplate takes the place of count and resourceName: the template says how many of which; remove them",
+            holds=lambda g: g.claim_template is None or (g.count == 1 and g.resource_name == "nvidia.com/gpu"),
+            field="claimTemplate",
+        ),
+    )
+
+
+class ModelCache(ApiModel):
+    """A volume that pods share for sources and TensorRT engines."""
+
+    claim_name: Annotated[
+        ObjectName, Field(description="A PersistentVolumeClaim of the namespace; ReadWriteMany where pods run on more than one node.")
+    ]
 
 
 class ResourceList(ApiModel):
     """Compute resources of the Triton container; GPUs come from server.gpu."""
 
-    cpu: Annotated[Quantity | None, Field(description="CPU.")] = None
+    cpu: Annotated[Quantity | None, Field(description="Cores, such as 2 or 500m.")] = None
     memory: Annotated[Quantity | None, Field(description="Memory; the shared memory counts into the limit.")] = None
 
 
@@ -127,6 +148,12 @@ class Server(ApiModel):
             description="Triton release such as 24.10. Default: read from the image's tag; needed where the tag does not say. It decides flags and features.",
         ),
     ] = None
+    auto_complete: Annotated[
+        Switch,
+        Field(
+            description="Enabled: Triton completes configs from the model files, which some backends demand; then no step is scaled live, since every change would be a full reload."
+        ),
+    ] = Switch.DISABLED
     image_pull_policy: Annotated[ImagePullPolicy | None, Field(description="As in a Pod.")] = None
     image_pull_secrets: Annotated[
         tuple[LocalReference, ...],
@@ -173,6 +200,16 @@ class Server(ApiModel):
         ),
     ] = Resources()
     shared_memory: Annotated[Quantity | None, Field(description="Size of /dev/shm. Default: computed from the number of python instances.")] = None
+    model_cache: Annotated[
+        ModelCache | None, Field(description="A volume shared by pods for sources and engines. Default: each pod fetches its own.")
+    ] = None
+    pod_template: Annotated[
+        Passthrough | None,
+        Field(
+            description="A partial PodTemplateSpec, merged last: containers, initContainers, volumes and env by name, volumeMounts by mountPath, tolerations appended, other lists replaced. The operator can forbid it; what it owns is refused.",
+            json_schema_extra=PRESERVE,
+        ),
+    ] = None
     service: Annotated[Service, Field(description="The Service in front of the pods.")] = Service()
     network_policy: Annotated[NetworkPolicy, Field(description="Who may reach the ports.")] = NetworkPolicy()
     disruption_budget: Annotated[
@@ -213,18 +250,50 @@ class InferenceHealth(StrEnum):
     DISABLED = "Disabled"
 
 
+class ExampleInput(ApiModel):
+    """One tensor of an example request."""
+
+    name: Annotated[TensorName, Field(description="Name of the pipeline's input.")]
+    shape: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=2**31 - 1)], ...],
+        Field(max_length=17, description="Its shape, with the batch axis.", json_schema_extra=ATOMIC),
+    ]
+    data: Annotated[
+        tuple[Annotated[str, Field(max_length=65536)], ...],
+        Field(
+            min_length=1,
+            max_length=4096,
+            description="Its elements, each as text, in row-major order; a single one stands for all.",
+            json_schema_extra=ATOMIC,
+        ),
+    ]
+
+
 class Health(ApiModel):
     """A real inference per pod, beside Triton's own readiness: a dead process keeps looking ready to Triton."""
 
-    inference: Annotated[InferenceHealth, Field(description="Auto: each ready pod is asked with an example text.")] = InferenceHealth.AUTO
-    text: Annotated[Text | None, Field(description="The example text. Default: a short sentence.")] = None
+    inference: Annotated[
+        InferenceHealth,
+        Field(description="Auto: each ready pod is asked with an example, which text pipelines need not give. Disabled: none is."),
+    ] = InferenceHealth.AUTO
+    text: Annotated[Text | None, Field(description="The example text, for every input of text. Default: a short sentence.")] = None
+    inputs: Annotated[
+        tuple[ExampleInput, ...],
+        Field(max_length=64, description="An example request, for pipelines that read more than text.", json_schema_extra=BY_NAME),
+    ] = ()
     period_seconds: Annotated[int, Field(ge=5, le=3600, description="Time between two inferences.")] = 30
 
     rules = (
         Rule(
-            cel="!has(self.text) || !has(self.inference) || self.inference != 'Disabled'",
-            message="text has no effect with inference Disabled; remove one of them",
-            holds=lambda h: h.text is None or h.inference is not InferenceHealth.DISABLED,
+            cel="!(has(self.text) || has(self.inputs)) || !has(self.inference) || self.inference != 'Disabled'",
+            message="text and inputs have no effect with inference Disabled; remove one of them",
+            holds=lambda h: (h.text is None and not h.inputs) or h.inference is not InferenceHealth.DISABLED,
+            field="inference",
+        ),
+        Rule(
+            cel="!(has(self.text) && has(self.inputs))",
+            message="text and inputs exclude each other; write the text under inputs, or text alone",
+            holds=lambda h: h.text is None or not h.inputs,
             field="text",
         ),
     )

@@ -41,7 +41,7 @@ class Endpoints(ApiModel):
 class TensorStatus(ApiModel):
     """A tensor of the public interface."""
 
-    name: Annotated[Short, Field(description="Name.")]
+    name: Annotated[Short, Field(description="Name that clients use.")]
     data_type: Annotated[Short, Field(description="Element type as clients send it (BYTES for text).")]
     shape: Annotated[
         tuple[Annotated[int, Field(ge=-1, le=2**31 - 1)], ...],
@@ -98,7 +98,7 @@ class PaddingStatus(ApiModel):
 class WarningStatus(ApiModel):
     """Something that works but is probably not meant."""
 
-    path: Annotated[Short, Field(description="The field.")]
+    path: Annotated[Short, Field(description="Path of the field that it is about.")]
     message: Annotated[Long, Field(description="What is doubtful, and what to write instead.")]
 
 
@@ -107,7 +107,7 @@ class Status(ApiModel):
 
     conditions: Annotated[
         tuple[ConditionStatus, ...],
-        Field(max_length=16, description="Conditions.", json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
+        Field(max_length=16, description="What holds now, by type: Ready, Available and more.", json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
     ] = ()
     observed_generation: Annotated[
         int,

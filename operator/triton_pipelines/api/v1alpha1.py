@@ -8,31 +8,93 @@ from pydantic import Field
 
 from .base import ApiModel, Rule, Switch, TritonName
 from .batching import MAX_BATCH
+from .instances import InstanceKind
 from .postprocess import Postprocess, PostprocessType
 from .server import Health, Rollout, Server
 from .source import Source
-from .steps import Model, Tokenizer
+from .steps import STEP_NAME_MAX, STEP_NAME_PATTERN, Model, Step
+from .tensors import BY_NAME, MAX_TENSORS, PublicInput, PublicOutput
+from .tokenizer import Tokenizer
 
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAME_MAX = 40
+MAX_STEPS = 12
 
 
 class Ensemble(ApiModel):
     """The public face of the pipeline."""
 
     model_name: Annotated[TritonName | None, Field(description="Name that clients call. Default: metadata.name.")] = None
-    max_batch_size: Annotated[int | None, Field(ge=1, le=MAX_BATCH, description="Most rows in a request. Default: the smallest of the steps'.")] = (
-        None
+    inputs: Annotated[
+        tuple[PublicInput, ...],
+        Field(
+            max_length=MAX_TENSORS,
+            description="Inputs, in this order. Default: the tokenizer's texts (STRING, dims [1]), then what steps read from pipeline.",
+            json_schema_extra=BY_NAME,
+        ),
+    ] = ()
+    outputs: Annotated[
+        tuple[PublicOutput, ...],
+        Field(max_length=MAX_TENSORS, description="Outputs, in this order, of any step. Default: all of the last step's.", json_schema_extra=BY_NAME),
+    ] = ()
+    max_batch_size: Annotated[
+        int | None,
+        Field(ge=0, le=MAX_BATCH, description="Most rows in a request; 0: the batch axis stands in dims. Default: the smallest of the steps'."),
+    ] = None
+    entry_point: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=STEP_NAME_MAX,
+            pattern=STEP_NAME_PATTERN,
+            description="Name of a step that calls the others itself (business logic scripting): clients call its model, and no ensemble is made.",
+        ),
+    ] = None
+    max_inflight_requests: Annotated[
+        int | None,
+        Field(ge=0, le=2**31 - 1, description="Requests that may be under way between two steps; server 25.11 or newer. Default 0: no limit."),
+    ] = None
+    response_cache: Annotated[
+        Switch | None, Field(description="Enabled: equal requests are answered from Triton's local response cache. Default: Disabled.")
+    ] = None
+
+    rules = (
+        Rule(
+            cel="!has(self.entryPoint) || !(has(self.modelName) || has(self.inputs) || has(self.outputs) || has(self.maxBatchSize) || has(self.maxInflightRequests))",
+            message="with entryPoint no ensemble is made: its name, tensors and batch size are the step's own; remove the other fields",
+            holds=lambda e: (
+                e.entry_point is None
+                or not (e.model_name or e.inputs or e.outputs or e.max_batch_size is not None or e.max_inflight_requests is not None)
+            ),
+            field="entryPoint",
+        ),
     )
 
 
-def _distinct_names(spec: Spec) -> bool:
-    used = [spec.tokenizer.model_name, spec.model.model_name]
-    if spec.postprocess.type not in (None, PostprocessType.NONE):
-        used.append(spec.postprocess.model_name)
-    if spec.ensemble.model_name is not None:
-        used.append(spec.ensemble.model_name)
-    return len(set(used)) == len(used)
+class Slo(ApiModel):
+    """What clients are promised. Used by warnings, and by the tuner to choose batching."""
+
+    p99_milliseconds: Annotated[int | None, Field(ge=1, le=3_600_000, description="99 of 100 requests are answered within so many milliseconds.")] = (
+        None
+    )
+    network_and_queue_budget_milliseconds: Annotated[
+        int, Field(ge=0, le=3_600_000, description="Share of it that network and queues in front of the server take; it is subtracted first.")
+    ] = 5
+
+
+class Tracing(ApiModel):
+    """Triton's OpenTelemetry traces."""
+
+    otlp_endpoint: Annotated[
+        str, Field(max_length=512, pattern=r"^https?://[^\s,]+$", description="OTLP over HTTP, such as http://collector:4318/v1/traces.")
+    ]
+    sample_every: Annotated[int, Field(ge=1, le=1_000_000_000, description="One of so many requests is traced.")] = 1000
+
+
+class Observability(ApiModel):
+    """What can be seen of the pods beside metrics."""
+
+    tracing: Annotated[Tracing | None, Field(description="Traces. Triton fixes them at start: a change is a new revision. Default: none.")] = None
 
 
 class Spec(ApiModel):
@@ -41,45 +103,98 @@ class Spec(ApiModel):
     source: Annotated[Source | None, Field(description="One folder that holds tokenizer and model: the default of both.")] = None
     replicas: Annotated[int, Field(ge=0, le=10000, description="Pods.")] = 1
     suspend: Annotated[Switch, Field(description="Enabled: no pods; everything else is kept.")] = Switch.DISABLED
-    tokenizer: Annotated[Tokenizer, Field(description="Text to tokens, on CPU.")]
-    model: Annotated[Model, Field(description="The GPU step.")]
+    tokenizer: Annotated[Tokenizer | None, Field(description="Text to tokens, on CPU. Left out: the pipeline is made of the other steps.")] = None
+    model: Annotated[Model | None, Field(description="The GPU step. Left out: the pipeline is made of steps.")] = None
     postprocess: Annotated[Postprocess, Field(description="What is made of the model's output.")] = Postprocess()
+    steps: Annotated[
+        tuple[Step, ...], Field(max_length=MAX_STEPS, description="Further steps, before, beside or after the model.", json_schema_extra=BY_NAME)
+    ] = ()
+    auxiliary_models: Annotated[
+        tuple[Step, ...],
+        Field(
+            max_length=MAX_STEPS,
+            description="Models that are loaded and watched but not wired: what a step's own code calls.",
+            json_schema_extra=BY_NAME,
+        ),
+    ] = ()
     ensemble: Annotated[Ensemble, Field(description="The public face of the pipeline.")] = Ensemble()
     health: Annotated[Health, Field(description="A real inference per pod.")] = Health()
     server: Annotated[Server, Field(description="The Triton pods.")] = Server()
     rollout: Annotated[Rollout, Field(description="How a new revision takes over.")] = Rollout()
+    slo: Annotated[Slo, Field(description="What clients are promised.")] = Slo()
+    observability: Annotated[Observability, Field(description="Traces of the pods.")] = Observability()
 
     rules = (
         Rule(
-            cel="has(self.tokenizer.source) || has(self.source)",
+            cel="has(self.model) || has(self.steps) && size(self.steps) > 0",
+            message="model is needed, or steps: a pipeline has at least one step that computes",
+            holds=lambda s: s.model is not None or bool(s.steps),
+            field="model",
+        ),
+        Rule(
+            cel="!has(self.tokenizer) || has(self.tokenizer.source) || has(self.source) || has(self.tokenizer.python)",
             message="tokenizer.source is needed, or a source for the whole pipeline",
-            holds=lambda s: s.tokenizer.source is not None or s.source is not None,
+            holds=lambda s: s.tokenizer is None or s.tokenizer.source is not None or s.source is not None or s.tokenizer.python is not None,
             field="tokenizer.source",
         ),
         Rule(
-            cel="has(self.model.source) || has(self.source) || has(self.model.python) && has(self.model.python.code)",
+            cel="!has(self.model) || has(self.model.source) || has(self.source) || has(self.model.python) && has(self.model.python.code)"
+            " || has(self.model.vllm) && has(self.model.vllm.engineArgs) || has(self.model.backend)",
             message="model.source is needed, or a source for the whole pipeline",
-            holds=lambda s: s.model.source is not None or s.source is not None or (s.model.python is not None and s.model.python.code is not None),
+            holds=lambda s: (
+                s.model is None
+                or s.model.source is not None
+                or s.source is not None
+                or (s.model.python is not None and s.model.python.code is not None)
+                or s.model.vllm is not None
+                or s.model.backend is not None
+            ),
             field="model.source",
         ),
         Rule(
-            cel="self.tokenizer.modelName != self.model.modelName"
-            " && (!has(self.postprocess) || !has(self.postprocess.type) || self.postprocess.type == 'None'"
-            " || !(self.postprocess.modelName in [self.tokenizer.modelName, self.model.modelName]))"
-            " && (!has(self.ensemble) || !has(self.ensemble.modelName) || !(self.ensemble.modelName in [self.tokenizer.modelName, self.model.modelName]))"
-            " && (!has(self.ensemble) || !has(self.ensemble.modelName) || !has(self.postprocess) || !has(self.postprocess.type)"
-            " || self.postprocess.type == 'None' || self.ensemble.modelName != self.postprocess.modelName)",
-            message="modelName must differ between tokenizer, model, postprocess and ensemble",
-            holds=_distinct_names,
+            cel="!has(self.tokenizer) || !has(self.model) || self.tokenizer.modelName != self.model.modelName",
+            message="modelName must differ between tokenizer and model",
+            holds=lambda s: s.tokenizer is None or s.model is None or s.tokenizer.model_name != s.model.model_name,
         ),
         Rule(
-            cel="!(has(self.model.instances) && has(self.model.instances.kind) && self.model.instances.kind == 'GPU'"
+            cel="!has(self.postprocess) || !has(self.postprocess.type) || self.postprocess.type == 'None'"
+            " || (!has(self.tokenizer) || self.postprocess.modelName != self.tokenizer.modelName)"
+            " && (!has(self.model) || self.postprocess.modelName != self.model.modelName)",
+            message="postprocess.modelName must differ from the tokenizer's and the model's",
+            holds=lambda s: s.postprocess.type in (None, PostprocessType.NONE) or s.postprocess.model_name not in _slot_names(s),
+            field="postprocess.modelName",
+        ),
+        Rule(
+            cel="!has(self.ensemble) || !has(self.ensemble.modelName)"
+            " || (!has(self.tokenizer) || self.ensemble.modelName != self.tokenizer.modelName)"
+            " && (!has(self.model) || self.ensemble.modelName != self.model.modelName)"
+            " && (!has(self.postprocess) || !has(self.postprocess.type) || self.postprocess.type == 'None' || self.ensemble.modelName != self.postprocess.modelName)",
+            message="ensemble.modelName must differ from the tokenizer's, the model's and the postprocess's",
+            holds=lambda s: s.ensemble.model_name is None or s.ensemble.model_name not in _slot_names(s, postprocess=True),
+            field="ensemble.modelName",
+        ),
+        Rule(
+            cel="!(has(self.steps) && has(self.auxiliaryModels)) || self.steps.all(s, self.auxiliaryModels.all(a, a.name != s.name))",
+            message="a name stands both in steps and in auxiliaryModels; choose another",
+            holds=lambda s: not {step.name for step in s.steps} & {step.name for step in s.auxiliary_models},
+            field="auxiliaryModels",
+        ),
+        Rule(
+            cel="!(has(self.model) && has(self.model.instances) && has(self.model.instances.kind) && self.model.instances.kind == 'GPU'"
             " && has(self.server) && has(self.server.gpu) && has(self.server.gpu.count) && self.server.gpu.count == 0)",
             message="instances.kind GPU needs a GPU, but server.gpu.count is 0; set kind to CPU or ask for a GPU",
-            holds=lambda s: not (s.model.instances.kind == "GPU" and s.server.gpu.count == 0),
+            holds=lambda s: s.model is None or not (s.model.instances.kind is InstanceKind.GPU and s.server.gpu.count == 0),
             field="model.instances.kind",
         ),
     )
+
+
+def _slot_names(spec: Spec, *, postprocess: bool = False) -> set[str]:
+    """Model names of the fixed slots that are used."""
+    used = {slot.model_name for slot in (spec.tokenizer, spec.model) if slot is not None}
+    if postprocess and spec.postprocess.type not in (None, PostprocessType.NONE):
+        used.add(spec.postprocess.model_name)
+    return used
 
 
 class Metadata(ApiModel):
@@ -113,8 +228,14 @@ class InferencePipeline(ApiModel):
         return self.metadata.namespace
 
     @property
-    def ensemble_name(self) -> str:
+    def public_name(self) -> str:
         """Name of the model that clients call."""
+        entry = self.spec.ensemble.entry_point
+        if entry is not None:
+            named = {step.name: step.model_name or step.name for step in (*self.spec.steps, *self.spec.auxiliary_models)}
+            slots = {"tokenizer": self.spec.tokenizer, "model": self.spec.model}
+            named |= {name: slot.model_name for name, slot in slots.items() if slot is not None}
+            return named.get(entry, entry)
         return self.spec.ensemble.model_name or self.metadata.name
 
 

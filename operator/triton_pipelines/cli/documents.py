@@ -16,6 +16,7 @@ from triton_pipelines.api.base import Finding
 from triton_pipelines.api.parse import parse
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.pipeline import Graph, Options, build, check, lint
+from triton_pipelines.render import review
 
 from .failure import EXIT_FINDINGS, EXIT_USAGE, Failure
 
@@ -107,7 +108,7 @@ def judge(label: str, document: dict[str, Any], options: Options) -> Judged:
     if pipeline is None or findings:
         return Judged(label, pipeline, None, tuple(findings))
     graph = build(pipeline, options)
-    findings = check(pipeline, graph, options)
+    findings = check(pipeline, graph, options) or review(pipeline, graph, options)
     if findings:
         return Judged(label, pipeline, None, tuple(findings))
     return Judged(label, pipeline, graph, (), tuple(lint(pipeline, graph, options)))

@@ -80,7 +80,7 @@ def model_url(target: str, server: str) -> str:
         return f"{parts.scheme}://{parts.netloc}{found['model']}"
     pipeline = resource(Path(target))
     parts = _split(server if "://" in server else f"http://{server}")
-    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}/v2/models/{quote(pipeline.ensemble_name, safe='')}"
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}/v2/models/{quote(pipeline.public_name, safe='')}"
 
 
 def _split(address: str) -> Any:

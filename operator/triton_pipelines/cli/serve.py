@@ -23,7 +23,7 @@ from triton_pipelines.loader.main import LoadOptions
 from triton_pipelines.loader.main import run as load
 from triton_pipelines.loader.uris import SourceMap
 from triton_pipelines.pipeline import Options
-from triton_pipelines.pipeline.graph import Graph, Implementation
+from triton_pipelines.pipeline.graph import Graph, Implementation, Step
 from triton_pipelines.render import render
 from triton_pipelines.triton.distribution import DistributionError
 from triton_pipelines.triton.local import LOOPBACK, LocalTriton, LocalTritonError
@@ -88,7 +88,7 @@ def serve(
             with _working_folder(folder) as place:
                 models = _lay_out(pipeline, graph, options, place, mounts or place, mapped)
                 server = LocalTriton(
-                    models, [graph.model_name], http_port=port, grpc_port=grpc_port, metrics_port=metrics_port, log_file=log, deadline_s=deadline
+                    models, list(graph.load), http_port=port, grpc_port=grpc_port, metrics_port=metrics_port, log_file=log, deadline_s=deadline
                 )
                 typer.echo(f"{pipeline.name}: starting Triton", err=True)
                 # On a terminal a moving sign; in a log the line above is enough.
@@ -165,14 +165,18 @@ def _working_folder(chosen: Path | None) -> Iterator[Path]:
 
 def _on_cpu(graph: Graph) -> Graph:
     """The same graph with every step on CPU: a Triton without CUDA refuses KIND_GPU and ends."""
-    for step in graph.steps:
+    for step in graph.models:
         if step.implementation is Implementation.BACKEND:
             raise Failure(
-                f"{step.path}.platform: {step.platform} needs a Triton with that backend; the local one runs python and ONNX steps only."
+                f"{step.path}.platform: {step.platform or step.backend} needs a Triton with that backend; the local one runs python and ONNX steps only."
                 " Use a cluster, or platform python",
                 EXIT_USAGE,
             )
-    return replace(graph, steps=tuple(replace(step, instances=replace(step.instances, kind="KIND_CPU")) for step in graph.steps))
+
+    def on_cpu(step: Step) -> Step:
+        return replace(step, instances=replace(step.instances, kind="KIND_CPU", gpus=()))
+
+    return replace(graph, steps=tuple(map(on_cpu, graph.steps)), auxiliary=tuple(map(on_cpu, graph.auxiliary)))
 
 
 def _lay_out(pipeline: InferencePipeline, graph: Graph, options: Options, folder: Path, mounts: Path, mapped: SourceMap) -> Path:
@@ -219,6 +223,7 @@ def _announce(pipeline: InferencePipeline, graph: Graph, server: LocalTriton) ->
     inputs = ", ".join(str(tensor) for tensor in graph.inputs)
     outputs = ", ".join(str(output.tensor) for output in graph.outputs)
     address = f"{server.http_url}/v2/models/{graph.model_name}"
+    padding = f"  padding {graph.padding.chosen.value} ({graph.padding.reason})\n" if graph.padding else ""
     typer.echo(
         f"{pipeline.name} is served by a real Triton on CPU\n"
         f"  HTTP    {address}/infer\n"
@@ -226,7 +231,7 @@ def _announce(pipeline: InferencePipeline, graph: Graph, server: LocalTriton) ->
         f"  metrics {server.metrics_url}\n"
         f"  inputs  {inputs}\n"
         f"  outputs {outputs}\n"
-        f"  padding {graph.padding.chosen.value} ({graph.padding.reason})\n"
+        f"{padding}"
         f'try: tritonpipe infer {address} "some text"\n'
         "Ctrl-C ends it"
     )

@@ -2,319 +2,263 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from triton_pipelines.api.base import Switch
-from triton_pipelines.api.batching import DynamicBatching
-from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
-from triton_pipelines.api.postprocess import CLASSIFIERS, Postprocess, PostprocessType
-from triton_pipelines.api.steps import (
-    DataType,
-    InstanceKind,
-    Model,
-    ModelInput,
-    Padding,
-    Platform,
-    Runner,
-    Tokenizer,
-    TokenizerOutput,
-    TokenTensor,
-)
+from triton_pipelines.api.postprocess import PostprocessType
+from triton_pipelines.api.steps import Platform, StepFields
+from triton_pipelines.api.tensors import DataType, InputTensor
+from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.v1alpha1 import InferencePipeline, Spec
 
-from .graph import (
-    PIPELINE,
-    Graph,
-    Implementation,
-    Input,
-    Instances,
-    Output,
-    PaddingChoice,
-    Reference,
-    Role,
-    Step,
-    Tensor,
-)
+from .defaults import DEFAULT_MAX_LENGTH, MODEL, POSTPROCESS, TOKENIZER
+from .graph import PIPELINE, Graph, Implementation, Output, PaddingChoice, Reference, Role, Step, Tensor
+from .modelstep import Surroundings, implementation_of, max_batch_size, model_step
 from .options import Options
-from .sources import file_name_of
-
-TOKENIZER, MODEL, POSTPROCESS = "tokenizer", "model", "postprocess"
-DEFAULT_MAX_LENGTH = 512
-DEFAULT_MAX_BATCH_SIZE = 64
-
-# Usual names of token tensors, lower case, as exported Hugging Face models spell them.
-USUAL_NAMES = {
-    "input_ids": TokenTensor.INPUT_IDS,
-    "attention_mask": TokenTensor.ATTENTION_MASK,
-    "token_type_ids": TokenTensor.TOKEN_TYPE_IDS,
-    "special_tokens_mask": TokenTensor.SPECIAL_TOKENS_MASK,
-    "offset_mapping": TokenTensor.OFFSETS,
-    "offsets": TokenTensor.OFFSETS,
-    "lengths": TokenTensor.LENGTHS,
-}
-# Values with which the runner may fill a shorter request beside a longer one; the mask makes them invisible.
-_PAD_VALUE = {TokenTensor.INPUT_IDS: 0, TokenTensor.ATTENTION_MASK: 0, TokenTensor.TOKEN_TYPE_IDS: 0}
-
-# Triton's default file names per platform (core: model_config_utils.cc, SetDefaultModelFilename).
-FILE_NAMES = {
-    Platform.ONNX: "model.onnx",
-    Platform.TENSORRT: "model.plan",
-    Platform.PYTORCH: "model.pt",
-    Platform.PYTHON: "model.py",
-}
-BACKENDS = {
-    Platform.ONNX: "onnxruntime",
-    Platform.TENSORRT: "tensorrt",
-    Platform.PYTORCH: "pytorch",
-    Platform.PYTHON: "python",
-}
+from .poststep import postprocess_read, postprocess_step
+from .tokens import Token, choose_padding, token_dims, token_outputs, token_read, tokenizer_step
 
 
 def build(pipeline: InferencePipeline, options: Options) -> Graph:
     """The graph of a resource that its schema and rules accept; wrong references stay in it for the checks to find."""
     spec = pipeline.spec
-    model_batch = spec.model.max_batch_size or DEFAULT_MAX_BATCH_SIZE
-    implementation, file_name = _implementation(spec.model, options)
-    padding = _padding(spec.tokenizer, implementation)
-    tokens = _token_outputs(spec.tokenizer, spec.model, spec.postprocess)
-    text = Tensor(spec.tokenizer.inputs.text, DataType.STRING, (1,))
-    tokenizer = _tokenizer(spec.tokenizer, model_batch, padding, tokens, spec)
-    model = _model(spec, implementation, file_name, tokenizer, tokens, options)
-    steps = [tokenizer, model]
+    wired = _fields(spec)
+    sizes = [max_batch_size(fields) for _, _, _, _, fields in wired]
+    tokenizer_batch = _tokenizer_batch(spec, sizes)
+    tokens = _tokens(spec, wired, options)
+    padding = _padding(spec, wired, options)
+    batched = tokenizer_batch is not None and tokenizer_batch > 0
+    length = (spec.tokenizer.max_length or DEFAULT_MAX_LENGTH) if spec.tokenizer and padding and padding.chosen is Padding.FIXED else -1
+    token_tensors = [Tensor(name, token.data_type, token_dims(token, length, batched)) for name, token in tokens.items()]
+    around = Surroundings(
+        spec=spec,
+        tokens=tokens,
+        token_tensors=token_tensors,
+        lengths=_lengths(spec, padding),
+        read=lambda wanted: _reader(wanted, spec),
+        options=options,
+    )
+    steps: list[Step] = []
+    if spec.tokenizer is not None and tokenizer_batch is not None and padding is not None:
+        steps.append(tokenizer_step(spec, tokenizer_batch, padding, tokens, _text_dims(spec, tokenizer_batch)))
+    steps += [model_step(name, role, model_name, path, fields, around) for name, role, model_name, path, fields in wired]
+    auxiliary = tuple(model_step(name, role, model_name, path, fields, around) for name, role, model_name, path, fields in _auxiliary(spec))
     post = spec.postprocess
     if post.type not in (None, PostprocessType.NONE):
-        steps.append(_postprocess(post, text, tokenizer, model, tokens))
-    last = steps[-1]
-    outputs = tuple(Output(tensor, Reference(last.name, tensor.name)) for tensor in last.outputs)
-    smallest = min(step.max_batch_size for step in steps)
-    return Graph(
+        read = {tensor.name: postprocess_read(tensor, spec) or _reader(tensor, spec) for tensor in post.inputs}
+        steps.append(postprocess_step(post, steps, tokens, _text_inputs(spec, tokenizer_batch), read))
+    if spec.ensemble.response_cache is Switch.ENABLED and spec.ensemble.entry_point is not None:
+        steps = [replace(step, response_cache=step.name == spec.ensemble.entry_point) for step in steps]
+    graph = Graph(
         pipeline=pipeline.name,
-        model_name=pipeline.ensemble_name,
-        max_batch_size=spec.ensemble.max_batch_size or smallest,
-        inputs=(text,),
-        outputs=outputs,
+        model_name=pipeline.public_name,
+        max_batch_size=_ensemble_batch(spec, steps),
+        inputs=(),
+        outputs=(),
         steps=tuple(steps),
+        auxiliary=auxiliary,
         padding=padding,
+        entry=spec.ensemble.entry_point,
+        max_inflight_requests=spec.ensemble.max_inflight_requests or 0,
+        response_cache=spec.ensemble.response_cache is Switch.ENABLED,
+        auto_complete=spec.server.auto_complete is Switch.ENABLED,
+        tracing=spec.observability.tracing,
     )
+    return _entered(graph) if graph.entry is not None else _wired(graph, spec, tokenizer_batch)
 
 
-def _implementation(model: Model, options: Options) -> tuple[Implementation, str]:
-    if model.python is not None and model.python.code is not None:
-        return Implementation.CODE, FILE_NAMES[Platform.PYTHON]
-    if model.python is not None and model.python.runner is Runner.ONNX_RUNTIME:
-        return Implementation.ONNX_RUNNER, FILE_NAMES[Platform.ONNX]
-    if model.platform is Platform.ONNX and Platform.ONNX.value in options.substitute_runner:
-        return Implementation.ONNX_RUNNER, FILE_NAMES[Platform.ONNX]
-    return Implementation.BACKEND, FILE_NAMES[model.platform]
+# Name, role, model name, path in the resource, fields.
+Wanted = tuple[str, Role, str, str, StepFields]
 
 
-def _padding(tokenizer: Tokenizer, implementation: Implementation) -> PaddingChoice:
-    """api.md §6: until the ONNX adapter exists, Auto is Ragged for python steps and the runner, else Fixed."""
-    wanted = tokenizer.padding or Padding.AUTO
-    longest = tokenizer.max_length or DEFAULT_MAX_LENGTH
-    if wanted is Padding.BUCKETED:
-        buckets = tuple(sorted({*tokenizer.buckets, longest}))
-        return PaddingChoice(Padding.BUCKETED, "asked for by tokenizer.padding", buckets)
-    if wanted is not Padding.AUTO:
-        return PaddingChoice(wanted, "asked for by tokenizer.padding")
-    if implementation is Implementation.BACKEND:
-        return PaddingChoice(Padding.FIXED, f"Auto: Triton batches only equal shapes for this platform, so every row has {longest} tokens")
-    return PaddingChoice(Padding.RAGGED, "Auto: the model step takes requests of different lengths in one batch, so no token is computed for nothing")
-
-
-def _kind(output: TokenizerOutput) -> TokenTensor | None:
-    return output.tensor or USUAL_NAMES.get(output.name.lower())
-
-
-def _read_by(wanted: ModelInput, tokenizer: Tokenizer) -> Reference:
-    """What a model input reads. Without ``from``: the tokenizer's output of that name, else the only one that carries what the name says."""
-    if wanted.from_:
-        return Reference.parse(wanted.from_)
-    declared = [output.name for output in tokenizer.outputs]
-    usual = USUAL_NAMES.get(wanted.name.lower())
-    same = [output.name for output in tokenizer.outputs if usual is not None and _kind(output) is usual]
-    return Reference(TOKENIZER, same[0] if wanted.name not in declared and len(same) == 1 else wanted.name)
-
-
-def _token_outputs(tokenizer: Tokenizer, model: Model, post: Postprocess) -> dict[str, tuple[TokenTensor | None, DataType]]:
-    """Name → (what it carries, element type) of the tokenizer's outputs, in order."""
-    wanted: dict[str, DataType] = {}
-    for tensor in model.inputs:
-        reference = _read_by(tensor, tokenizer)
-        if reference.step == TOKENIZER:
-            wanted.setdefault(reference.tensor, tensor.data_type)
-    result: dict[str, tuple[TokenTensor | None, DataType]] = {}
-    for output in tokenizer.outputs:
-        result[output.name] = (_kind(output), output.data_type or wanted.get(output.name, DataType.INT64))
-    if not tokenizer.outputs:
-        if model.inputs:
-            for name, data_type in wanted.items():
-                result[name] = (USUAL_NAMES.get(name.lower()), data_type)
-        else:
-            result = {
-                "input_ids": (TokenTensor.INPUT_IDS, DataType.INT64),
-                "attention_mask": (TokenTensor.ATTENTION_MASK, DataType.INT64),
-            }
-        for name in (reference.tensor for text in (post.from_, post.mask_from) if text and (reference := Reference.parse(text)).step == TOKENIZER):
-            result.setdefault(name, (USUAL_NAMES.get(name.lower()), DataType.INT64))
-        needs_mask = post.type is PostprocessType.MEAN_POOLING and post.mask_from is None
-        if needs_mask and all(kind is not TokenTensor.ATTENTION_MASK for kind, _ in result.values()):
-            result["attention_mask"] = (TokenTensor.ATTENTION_MASK, DataType.INT64)
+def _fields(spec: Spec) -> list[Wanted]:
+    """Model and further steps."""
+    result: list[Wanted] = []
+    if spec.model is not None:
+        result.append((MODEL, Role.MODEL, spec.model.model_name, "spec.model", spec.model))
+    result += [(step.name, Role.STEP, step.model_name or step.name, f"spec.steps[{index}]", step) for index, step in enumerate(spec.steps)]
     return result
 
 
-def _token_dims(kind: TokenTensor | None, padding: PaddingChoice, longest: int) -> tuple[int, ...]:
-    if kind is TokenTensor.LENGTHS:
-        return (1,)
-    length = longest if padding.chosen is Padding.FIXED else -1
-    return (length, 2) if kind is TokenTensor.OFFSETS else (length,)
+def _auxiliary(spec: Spec) -> list[Wanted]:
+    return [
+        (step.name, Role.AUXILIARY, step.model_name or step.name, f"spec.auxiliaryModels[{index}]", step)
+        for index, step in enumerate(spec.auxiliary_models)
+    ]
 
 
-def _tokenizer(
-    tokenizer: Tokenizer,
-    model_batch: int,
-    padding: PaddingChoice,
-    tokens: dict[str, tuple[TokenTensor | None, DataType]],
-    spec: Spec,
-) -> Step:
-    longest = tokenizer.max_length or DEFAULT_MAX_LENGTH
-    text = Tensor(tokenizer.inputs.text, DataType.STRING, (1,))
-    outputs = tuple(Tensor(name, data_type, _token_dims(kind, padding, longest)) for name, (kind, data_type) in tokens.items())
-    parameters = {
-        "text": tokenizer.inputs.text,
-        "max_length": str(longest),
-        "truncation": tokenizer.truncation.value,
-        "special_tokens": tokenizer.special_tokens.value,
-        "padding": padding.chosen.value,
-        "outputs": json.dumps({name: kind.value for name, (kind, _) in tokens.items() if kind}, ensure_ascii=False),
-    }
-    if padding.buckets:
-        parameters["buckets"] = ",".join(map(str, padding.buckets))
-    count = tokenizer.instances
-    return Step(
-        name=TOKENIZER,
-        role=Role.TOKENIZER,
-        model_name=tokenizer.model_name,
-        implementation=Implementation.TOKENIZER,
-        platform="",
-        backend="python",
-        max_batch_size=tokenizer.max_batch_size or model_batch,
-        inputs=(Input(text, Reference(PIPELINE, text.name), "spec.tokenizer.inputs.text"),),
-        outputs=outputs,
-        instances=Instances("KIND_CPU", count.start, count.low, count.high),
-        batching=tokenizer.dynamic_batching or DynamicBatching(),
-        path="spec.tokenizer",
-        parameters=_prefixed(parameters),
-        source=tokenizer.source or spec.source,
-        source_path="spec.tokenizer.source" if tokenizer.source else "spec.source",
-        file_name="tokenizer.json",
-    )
+def _tokenizer_batch(spec: Spec, sizes: Sequence[int]) -> int | None:
+    """Rows of the tokenizer's batch: as written, else the model's."""
+    if spec.tokenizer is None:
+        return None
+    if spec.tokenizer.max_batch_size is not None:
+        return spec.tokenizer.max_batch_size
+    return sizes[0] if sizes else 0
 
 
-def _model(
-    spec: Spec,
-    implementation: Implementation,
-    file_name: str,
-    tokenizer: Step,
-    tokens: dict[str, tuple[TokenTensor | None, DataType]],
-    options: Options,
-) -> Step:
-    model = spec.model
-    python = implementation is not Implementation.BACKEND
-    inputs = []
-    for index, wanted in enumerate(model.inputs):
-        source = _read_by(wanted, spec.tokenizer)
-        tensor = Tensor(wanted.name, wanted.data_type, wanted.dims)
-        inputs.append(Input(tensor, source, f"spec.model.inputs[{index}]", ragged=python and tensor.variable))
-    if not model.inputs:
-        for tensor in tokenizer.outputs:
-            # Declared as the file has it (any length), also where every row is padded to one length.
-            shape = tuple(-1 if axis == 0 and tokens[tensor.name][0] is not TokenTensor.LENGTHS else size for axis, size in enumerate(tensor.dims))
-            read = replace(tensor, dims=shape)
-            inputs.append(Input(read, Reference(TOKENIZER, tensor.name), f"spec.tokenizer.outputs ({tensor.name})", ragged=python and read.variable))
-    substituted = implementation is Implementation.ONNX_RUNNER and model.platform is not Platform.PYTHON
-    kind = model.instances.kind or (InstanceKind.CPU if spec.server.gpu.count == 0 else InstanceKind.GPU)
-    if substituted:
-        kind = InstanceKind.CPU
-    parameters = dict(model.parameters)
-    if implementation is Implementation.ONNX_RUNNER:
-        parameters |= _prefixed({"model_file": file_name, "pad_inputs": json.dumps(_pad_values(inputs, tokens))})
-    return Step(
-        name=MODEL,
-        role=Role.MODEL,
-        model_name=model.model_name,
-        implementation=implementation,
-        platform="" if python else model.platform.value,
-        backend="python" if python else BACKENDS[model.platform],
-        max_batch_size=model.max_batch_size or DEFAULT_MAX_BATCH_SIZE,
-        inputs=tuple(inputs),
-        outputs=tuple(Tensor(output.name, output.data_type, output.dims) for output in model.outputs),
-        instances=Instances(f"KIND_{kind.value}", *(model.instances.count,) * 3),
-        batching=model.dynamic_batching or DynamicBatching(),
-        path="spec.model",
-        parameters=parameters,
-        # Own code brings what it needs; the pipeline's common folder is not forced on it.
-        source=model.source if implementation is Implementation.CODE else model.source or spec.source,
-        source_path="spec.model.source" if model.source else "spec.source",
-        file_name=file_name if implementation is not Implementation.CODE else file_name_of(model.source) if model.source else None,
-        code=model.python.code.inline if model.python and model.python.code else None,
-    )
+def _ensemble_batch(spec: Spec, steps: Sequence[Step]) -> int:
+    if spec.ensemble.max_batch_size is not None:
+        return spec.ensemble.max_batch_size
+    # A step without a batch axis of its own makes the whole pipeline one without: the axis then stands in everybody's dims.
+    return min((step.max_batch_size for step in steps), default=0)
 
 
-def _pad_values(inputs: list[Input], tokens: dict[str, tuple[TokenTensor | None, DataType]]) -> dict[str, int]:
-    """Inputs that the runner may pad across requests: only those whose mask hides the padding."""
-    kinds = {entry.tensor.name: tokens.get(entry.source.tensor, (None, None))[0] for entry in inputs if entry.source.step == TOKENIZER}
-    if TokenTensor.ATTENTION_MASK not in kinds.values():
+def _text_dims(spec: Spec, batch: int) -> tuple[int, ...]:
+    """Shape of the texts: as the pipeline's input says, else one text per row, or any number without rows."""
+    name = spec.tokenizer.inputs.text if spec.tokenizer else ""
+    declared = next((one.dims for one in spec.ensemble.inputs if one.name == name), None)
+    return declared or ((1,) if batch > 0 else (-1,))
+
+
+def _text_inputs(spec: Spec, batch: int | None) -> list[Tensor]:
+    """Public inputs that the tokenizer reads."""
+    if spec.tokenizer is None or batch is None:
+        return []
+    texts = spec.tokenizer.inputs
+    dims = _text_dims(spec, batch)
+    result = [] if texts.text_from else [Tensor(texts.text, DataType.STRING, dims)]
+    if texts.text_pair is not None and not texts.text_pair_from:
+        result.append(Tensor(texts.text_pair, DataType.STRING, dims))
+    return result
+
+
+def _reader(wanted: InputTensor, spec: Spec) -> Reference | None:
+    """Who feeds an input: as written, else the tokenizer's tensor of that usual name, else the pipeline's input of that name."""
+    if wanted.from_:
+        return Reference.parse(wanted.from_)
+    token = token_read(wanted, spec.tokenizer)
+    if token is not None:
+        return token
+    public = any(one.name == wanted.name for one in spec.ensemble.inputs)
+    if wanted.optional is Switch.ENABLED and not public:
+        return None
+    # With a tokenizer an unknown name is rather a misspelt token tensor than another input of the pipeline.
+    return Reference(PIPELINE if public or spec.tokenizer is None else TOKENIZER, wanted.name)
+
+
+def _tokens(spec: Spec, wired: Sequence[Wanted], options: Options) -> dict[str, Token]:
+    if spec.tokenizer is None:
         return {}
-    return {name: _PAD_VALUE[kind] for name, kind in kinds.items() if kind in _PAD_VALUE}
+    read: list[tuple[str, DataType | None]] = []
+    for _, _, _, _, fields in wired:
+        for tensor in fields.inputs:
+            reference = _reader(tensor, spec)
+            if reference is not None and reference.step == TOKENIZER:
+                read.append((reference.tensor, tensor.data_type))
+    post = spec.postprocess
+    for tensor in post.inputs:
+        reference = postprocess_read(tensor, spec) or _reader(tensor, spec)
+        if reference is not None and reference.step == TOKENIZER:
+            read.append((reference.tensor, tensor.data_type))
+    texts = [post.from_, post.mask_from, *(output.from_ for output in spec.ensemble.outputs)]
+    named = [Reference.parse(text) for text in texts if text]
+    read += [(one.tensor, None) for one in named if one.step == TOKENIZER]
+    default = any(_takes_tokens(fields) for _, _, _, _, fields in wired)
+    return token_outputs(spec.tokenizer, read, default=default, mask=post.type is PostprocessType.MEAN_POOLING and post.mask_from is None)
 
 
-def _postprocess(post: Postprocess, text: Tensor, tokenizer: Step, model: Step, tokens: dict[str, tuple[TokenTensor | None, DataType]]) -> Step:
-    assert post.type is not None
-    known = {Reference(PIPELINE, text.name): text}
-    known |= {Reference(step.name, tensor.name): tensor for step in (tokenizer, model) for tensor in step.outputs}
-    source = Reference.parse(post.from_) if post.from_ else Reference(MODEL, model.outputs[0].name)
-    read = known.get(source)
-    tensor = Tensor(source.tensor, DataType.FP32, (-1,)) if read is None else read
-    inputs = [Input(tensor, source, "spec.postprocess.from", ragged=tensor.variable)]
-    parameters = {"type": post.type.value, "input": tensor.name}
-    if post.type is PostprocessType.MEAN_POOLING:
-        usual = next((name for name, (kind, _) in tokens.items() if kind is TokenTensor.ATTENTION_MASK), "attention_mask")
-        mask_source = Reference.parse(post.mask_from) if post.mask_from else Reference(TOKENIZER, usual)
-        mask = known.get(mask_source) or Tensor(mask_source.tensor, DataType.INT64, (-1,))
-        if mask.name == tensor.name:  # of another step: inputs of one step need names of their own
-            mask = replace(mask, name=f"{mask.name}_mask")
-        # The mask is read as variable: the pooled tensor may come back as long as the longest row only.
-        inputs.append(Input(replace(mask, dims=(-1,)), mask_source, "spec.postprocess.maskFrom", ragged=True))
-        parameters["mask"] = mask.name
-    outputs: list[Tensor] = []
-    if post.type in CLASSIFIERS:
-        classes = tensor.dims[-1]
-        outputs.append(Tensor("PROBABILITIES", DataType.FP32, (classes,)))
-        if post.labels:
-            top = post.top_k or 1
-            outputs += [Tensor("LABEL", DataType.STRING, (top,)), Tensor("SCORE", DataType.FP32, (top,))]
-            parameters |= {"labels": json.dumps(list(post.labels), ensure_ascii=False), "top_k": str(top)}
-    else:
-        outputs.append(Tensor("EMBEDDING", DataType.FP32, (tensor.dims[-1],)))
-        parameters["normalize"] = (post.normalize or Switch.ENABLED).value
-    return Step(
-        name=POSTPROCESS,
-        role=Role.POSTPROCESS,
-        model_name=post.model_name,
-        implementation=Implementation.POSTPROCESS,
-        platform="",
-        backend="python",
-        max_batch_size=model.max_batch_size,
-        inputs=tuple(inputs),
-        outputs=tuple(outputs),
-        instances=Instances("KIND_CPU", *(post.instances.count,) * 3),
-        batching=post.dynamic_batching or DynamicBatching(),
-        path="spec.postprocess",
-        parameters=_prefixed(parameters),
+def _takes_tokens(fields: StepFields) -> bool:
+    """Whether a step that names no inputs reads the tokenizer's; the vLLM engine reads text."""
+    return not fields.inputs and fields.platform is not Platform.VLLM
+
+
+def _padding(spec: Spec, wired: Sequence[Wanted], options: Options) -> PaddingChoice | None:
+    if spec.tokenizer is None:
+        return None
+    equal = False
+    for _, _, _, _, fields in wired:
+        own = [tensor for tensor in fields.inputs if (read := _reader(tensor, spec)) is not None and read.step == TOKENIZER]
+        reads = bool(own) or _takes_tokens(fields)
+        ragged = bool(own) and all(tensor.ragged is Switch.ENABLED for tensor in own)
+        equal |= reads and not ragged and implementation_of(fields, options) is Implementation.BACKEND
+    return choose_padding(spec.tokenizer, equal_shapes_only=equal)
+
+
+def _lengths(spec: Spec, padding: PaddingChoice | None) -> tuple[int, ...]:
+    """Lengths, in tokens, that a row may have when it is padded; warm-up runs each."""
+    longest = (spec.tokenizer.max_length if spec.tokenizer else None) or DEFAULT_MAX_LENGTH
+    return padding.buckets if padding is not None and padding.buckets else (longest,)
+
+
+def _entered(graph: Graph) -> Graph:
+    """A pipeline whose entry point calls the other models itself: nothing is wired, its tensors are the public ones."""
+    entry = next((step for step in graph.models if step.name == graph.entry), None)
+    if entry is None:
+        return graph
+
+    def unwired(step: Step) -> Step:
+        return replace(step, inputs=tuple(replace(one, source=None) for one in step.inputs))
+
+    return replace(
+        graph,
+        max_batch_size=entry.max_batch_size,
+        inputs=tuple(one.tensor for one in entry.inputs),
+        outputs=tuple(Output(tensor, Reference(entry.name, tensor.name), entry.path) for tensor in entry.outputs),
+        steps=tuple(map(unwired, graph.steps)),
+        auxiliary=tuple(map(unwired, graph.auxiliary)),
     )
 
 
-def _prefixed(parameters: dict[str, str]) -> dict[str, str]:
-    return {RUNTIME_PARAMETER_PREFIX + key: value for key, value in parameters.items()}
+def _wired(graph: Graph, spec: Spec, tokenizer_batch: int | None) -> Graph:
+    """The ensemble around the steps: the order of the data, public inputs and outputs."""
+    steps = tuple(in_order(graph.steps))
+    declared = tuple(Tensor(one.name, one.data_type, one.dims) for one in spec.ensemble.inputs)
+    inputs = declared or tuple(_collected(_text_inputs(spec, tokenizer_batch), steps))
+    graph = replace(graph, steps=steps, inputs=inputs)
+    return replace(graph, outputs=tuple(_outputs(graph, spec)))
+
+
+def _collected(texts: Iterable[Tensor], steps: Sequence[Step]) -> list[Tensor]:
+    """The texts, then what steps read from the pipeline, each once, as its first reader declares it."""
+    result = {tensor.name: tensor for tensor in texts}
+    for step in steps:
+        for entry in step.inputs:
+            if entry.source is not None and entry.source.step == PIPELINE:
+                result.setdefault(entry.source.tensor, replace(entry.tensor, name=entry.source.tensor, reshape=None))
+    return list(result.values())
+
+
+def _outputs(graph: Graph, spec: Spec) -> list[Output]:
+    if spec.ensemble.outputs:
+        result = []
+        for index, wanted in enumerate(spec.ensemble.outputs):
+            source = Reference.parse(wanted.from_)
+            made = graph.resolve(source) or Tensor(wanted.name, DataType.FP32, (-1,))
+            tensor = replace(made, name=wanted.name, reshape=None)
+            result.append(Output(tensor, source, f"spec.ensemble.outputs[{index}].from"))
+        return result
+    last = _last(graph)
+    if last is None:
+        return []
+    return [Output(replace(tensor, reshape=None), Reference(last.name, tensor.name), last.path) for tensor in last.outputs]
+
+
+def _last(graph: Graph) -> Step | None:
+    """The step whose outputs are the pipeline's: the postprocess, else the last one that no other step reads."""
+    read = {entry.source.step for step in graph.steps for entry in step.inputs if entry.source is not None}
+    post = graph.step(POSTPROCESS)
+    unread = [step for step in graph.steps if step.name not in read]
+    return post or (unread[-1] if unread else None)
+
+
+def in_order(steps: Sequence[Step]) -> list[Step]:
+    """Steps in the order of the data, the written order where data leaves it open; those in a circle stand last, for the checks to find."""
+    left, done = list(steps), {PIPELINE}
+    result: list[Step] = []
+    known = {step.name for step in steps}
+    while left:
+        ready = next(
+            (
+                step
+                for step in left
+                if all(entry.source is None or entry.source.step in done or entry.source.step not in known for entry in step.inputs)
+            ),
+            None,
+        )
+        if ready is None:
+            return [*result, *left]
+        left.remove(ready)
+        result.append(ready)
+        done.add(ready.name)
+    return result

@@ -5,13 +5,19 @@ The graph is what rendering, status and scaling speak of; none of them looks at 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
-from triton_pipelines.api.batching import DynamicBatching
+from triton_pipelines.api.batching import DynamicBatching, SequenceBatching
+from triton_pipelines.api.instances import InstanceResources
+from triton_pipelines.api.loadplan import FetchKind, source_key
+from triton_pipelines.api.optimization import Lengths, VersionPolicy
 from triton_pipelines.api.source import Source
-from triton_pipelines.api.steps import DataType, Padding
+from triton_pipelines.api.tensors import DataType
+from triton_pipelines.api.tokenizer import Padding
+from triton_pipelines.api.v1alpha1 import Tracing
 
 PIPELINE = "pipeline"
 
@@ -22,6 +28,8 @@ class Role(StrEnum):
     TOKENIZER = "Tokenizer"
     MODEL = "Model"
     POSTPROCESS = "Postprocess"
+    STEP = "Step"
+    AUXILIARY = "Auxiliary"
 
 
 class Implementation(StrEnum):
@@ -36,11 +44,15 @@ class Implementation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of one row: ``dims`` is its shape without the batch axis, -1 for any length."""
+    """A tensor of one row: ``dims`` is its shape without the batch axis (with it where the step does not batch), -1 for any length.
+
+    ``reshape`` is the shape that the model itself has, where it differs.
+    """
 
     name: str
     data_type: DataType
     dims: tuple[int, ...]
+    reshape: tuple[int, ...] | None = None
 
     @property
     def variable(self) -> bool:
@@ -70,25 +82,29 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An input of a step: the tensor, who feeds it, and whether requests of different shape may share a batch.
+    """An input of a step: the tensor, who feeds it (``None``: nobody), and whether requests of different shape may share a batch.
 
     ``path`` is the field of the resource that a finding about it names.
     """
 
     tensor: Tensor
-    source: Reference
+    source: Reference | None
     path: str
     ragged: bool = False
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Instances:
-    """Instances of a step: Triton's kind, the count it starts with and the bounds for live changes."""
+    """Instances of a step: Triton's kind, the count it starts with, the bounds for live changes, and where they run."""
 
     kind: str
     count: int
     low: int
     high: int
+    gpus: tuple[int, ...] = ()
+    profiles: tuple[str, ...] = ()
+    host_policy: str = ""
 
     @property
     def scaled(self) -> bool:
@@ -97,10 +113,45 @@ class Instances:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One composing model.
+class Fetch:
+    """One source of a step and what becomes of it; ``target`` is a path below the model repository.
 
-    ``source_path`` is the field that gave ``source``: the step's own, or the pipeline's where that is the default.
+    ``slot`` tells several sources of one step apart; ``path`` is the field that gave the source. ``file`` and ``source_file`` are
+    the main file of kind ``model``: its name in a version folder, and in the source where that differs.
+    """
+
+    step: str
+    slot: str
+    source: Source
+    path: str
+    kind: FetchKind
+    target: str
+    file: str | None = None
+    source_file: str | None = None
+    whole: bool = False
+
+    @property
+    def key(self) -> str:
+        """Name of its mounts, and of it in what the loader reports."""
+        return source_key(self.step, self.slot)
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupSample:
+    """One inference of a new instance before it serves: rows, and each input with the lengths that stand for -1."""
+
+    name: str
+    rows: int
+    inputs: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One model of the repository.
+
+    ``batching`` is ``None`` where no dynamic batcher is written. ``accelerator`` holds the settings of TensorRT inside the ONNX
+    Runtime backend. ``file_name`` is the main file in a version folder, ``code`` a
+    ``model.py`` written in the resource, ``files`` further text files of the version folder.
     """
 
     name: str
@@ -113,30 +164,52 @@ class Step:
     inputs: tuple[Input, ...]
     outputs: tuple[Tensor, ...]
     instances: Instances
-    batching: DynamicBatching
+    resources: InstanceResources
     path: str
+    batching: DynamicBatching | None = None
+    sequences: SequenceBatching | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
-    source: Source | None = None
-    source_path: str = ""
+    fetches: tuple[Fetch, ...] = ()
     file_name: str | None = None
+    default_file: str | None = None
     code: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    version_policy: VersionPolicy | None = None
+    version: int | None = None
+    warmup: tuple[WarmupSample, ...] = ()
+    accelerator: tuple[tuple[str, str], ...] | None = None
+    lengths: Lengths | None = None
+    decoupled: bool = False
+    response_cache: bool = False
+    config_patch: Mapping[str, Any] | None = None
 
     @property
     def python(self) -> bool:
         """Whether it runs in the python backend: a process and a shared-memory region per instance."""
-        return self.implementation is not Implementation.BACKEND
+        return self.backend == "python"
 
     def output(self, name: str) -> Tensor | None:
         """The output of that name."""
         return next((tensor for tensor in self.outputs if tensor.name == name), None)
 
+    @property
+    def source(self) -> Source | None:
+        """The step's main source."""
+        return next((item.source for item in self.fetches if not item.slot), None)
+
+    @property
+    def source_path(self) -> str:
+        """The field that gave :attr:`source`: the step's own, or the pipeline's where that is the default."""
+        return next((item.path for item in self.fetches if not item.slot), "")
+
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A public output of the pipeline: its tensor as clients see it, and who makes it."""
+    """A public output of the pipeline: its tensor as clients see it, who makes it, and the field that asked for it."""
 
     tensor: Tensor
     source: Reference
+    path: str = "spec.ensemble.outputs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +223,11 @@ class PaddingChoice:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A whole pipeline, every default resolved. Steps stand in the order in which data flows."""
+    """A whole pipeline, every default resolved.
+
+    ``steps`` stand in the order in which data flows; with an ``entry`` (a step that calls the others itself) nothing is wired and
+    no ensemble is made. ``auxiliary`` models are loaded beside. ``padding`` is ``None`` without a tokenizer of ours.
+    """
 
     pipeline: str
     model_name: str
@@ -158,10 +235,43 @@ class Graph:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Output, ...]
     steps: tuple[Step, ...]
-    padding: PaddingChoice
+    auxiliary: tuple[Step, ...] = ()
+    padding: PaddingChoice | None = None
+    entry: str | None = None
+    max_inflight_requests: int = 0
+    response_cache: bool = False
+    auto_complete: bool = False
+    tracing: Tracing | None = None
+
+    @property
+    def models(self) -> tuple[Step, ...]:
+        """Every model of the repository but the ensemble."""
+        return (*self.steps, *self.auxiliary)
+
+    @property
+    def load(self) -> tuple[str, ...]:
+        """Models that the server is told to load: the ensemble brings its steps, an entry point brings nothing."""
+        if self.entry is not None:
+            return (self.model_name, *(step.model_name for step in self.models if step.model_name != self.model_name))
+        return (self.model_name, *(step.model_name for step in self.auxiliary))
+
+    @property
+    def tokenizer(self) -> Step | None:
+        """The tokenizer."""
+        return next((step for step in self.steps if step.role is Role.TOKENIZER), None)
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether clients may get any number of responses to a request."""
+        return any(step.decoupled for step in self.steps if self.entry in (None, step.name))
+
+    @property
+    def fetches(self) -> Iterator[Fetch]:
+        """Every source of every model."""
+        return (item for step in self.models for item in step.fetches)
 
     def step(self, name: str) -> Step | None:
-        """The step of that name."""
+        """The wired step of that name."""
         return next((step for step in self.steps if step.name == name), None)
 
     def resolve(self, reference: Reference) -> Tensor | None:

@@ -10,7 +10,8 @@ from decimal import Decimal
 from triton_pipelines.api import names
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
-from .graph import Graph, Role, Step
+from .graph import Graph, Step
+from .options import IMAGE_FAMILIES, Options
 
 # Arguments that the operator writes itself; a second one would end Triton or open the control API.
 OWNED_ARGUMENTS = frozenset(
@@ -30,15 +31,20 @@ RESERVED_GPU_ENVIRONMENT = frozenset({"NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DE
 # Need of the server itself, before any python instance: host memory for the model while it loads, CUDA contexts, Triton.
 BASE_CPU_MILLIS = 250
 BASE_MEMORY = 2 * 1024**3
-# A postprocess or runner process: interpreter, numpy (38 MB measured for numpy only) and its library.
-OTHER_INSTANCE_MEMORY = 256 * 1024**2
-OTHER_INSTANCE_CPU_MILLIS = 100
+# Triton's local response cache, where it is switched on: room for many thousand answers of a classifier.
+RESPONSE_CACHE_BYTES = 256 * 1024**2
 # One shared-memory region per python instance: 1 MB growing in 1 MB steps from 24.10, 64 MB in older ones (python_backend).
 SHARED_MEMORY_BASE = 64 * 1024**2
 SHARED_MEMORY_PER_INSTANCE = 64 * 1024**2
 
 _SUFFIX = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _TAG = re.compile(r":v?(\d{2})\.(\d{2})(?:[.\-_+]|$)")
+
+
+def default_image(graph: Graph, options: Options) -> str:
+    """The operator's image for a resource that names none: of the family whose backend one of the models needs."""
+    families = [IMAGE_FAMILIES[step.backend] for step in graph.models if step.backend in IMAGE_FAMILIES]
+    return options.family_images[families[0]] if families else options.server_image
 
 
 def server_version(version: str | None, image: str) -> tuple[int, int] | None:
@@ -140,9 +146,13 @@ class Sizes:
     shared_memory: str
 
 
-def _processes(step: Step, gpus: int) -> int:
-    """Python processes of a step: Triton counts instances of KIND_GPU per GPU."""
-    return step.instances.count * (max(gpus, 1) if step.instances.kind == "KIND_GPU" else 1)
+def _processes(step: Step, count: int, gpus: int) -> int:
+    """Python processes of a step: Triton counts instances of KIND_GPU per GPU, and any of them per served version."""
+    versions = 1
+    if step.version_policy is not None:
+        versions = max(step.version_policy.latest or 1, len(step.version_policy.specific))
+    per_gpu = (len(step.instances.gpus) or max(gpus, 1)) if step.instances.kind in ("KIND_GPU", "KIND_AUTO") else 1
+    return count * per_gpu * versions
 
 
 def sizes(pipeline: InferencePipeline, graph: Graph) -> Sizes:
@@ -150,22 +160,29 @@ def sizes(pipeline: InferencePipeline, graph: Graph) -> Sizes:
 
     A computed request never exceeds a limit that the user wrote: the API server refuses such a pod.
     """
-    spec, server = pipeline.spec, pipeline.spec.server
-    each_cpu = millis(spec.tokenizer.resources_per_instance.cpu)
-    each_memory = bytes_of(spec.tokenizer.resources_per_instance.memory)
-    tokenizer = next(step for step in graph.steps if step.role is Role.TOKENIZER)
-    others = sum(_processes(step, server.gpu.count) for step in graph.steps if step.python and step.role is not Role.TOKENIZER)
-    low, high = tokenizer.instances.count, tokenizer.instances.high
-    shared = bytes_of(server.shared_memory) if server.shared_memory else SHARED_MEMORY_BASE + SHARED_MEMORY_PER_INSTANCE * (high + others)
-    own_cpu = BASE_CPU_MILLIS + OTHER_INSTANCE_CPU_MILLIS * others
-    own_memory = BASE_MEMORY + OTHER_INSTANCE_MEMORY * others
+    server = pipeline.spec.server
+    python = [step for step in graph.models if step.python]
+    low = [(step, _processes(step, step.instances.count, server.gpu.count)) for step in python]
+    high = [(step, _processes(step, step.instances.high, server.gpu.count)) for step in python]
+    shared = SHARED_MEMORY_BASE + SHARED_MEMORY_PER_INSTANCE * sum(count for _, count in high)
+    if server.shared_memory:
+        shared = bytes_of(server.shared_memory)
+    cache = RESPONSE_CACHE_BYTES if graph.response_cache else 0
     asked, capped = server.resources.requests, server.resources.limits
-    request_cpu = millis(asked.cpu) if asked.cpu else own_cpu + low * each_cpu
-    request_memory = bytes_of(asked.memory) if asked.memory else own_memory + low * each_memory
-    limit_cpu = millis(capped.cpu) if capped.cpu else max(request_cpu, own_cpu + high * each_cpu)
-    limit_memory = bytes_of(capped.memory) if capped.memory else max(request_memory, own_memory + high * each_memory) + shared
+    request_cpu = millis(asked.cpu) if asked.cpu else BASE_CPU_MILLIS + _cpu(low)
+    request_memory = bytes_of(asked.memory) if asked.memory else BASE_MEMORY + cache + _memory(low)
+    limit_cpu = millis(capped.cpu) if capped.cpu else max(request_cpu, BASE_CPU_MILLIS + _cpu(high))
+    limit_memory = bytes_of(capped.memory) if capped.memory else max(request_memory, BASE_MEMORY + cache + _memory(high)) + shared
     if not asked.cpu:
         request_cpu = min(request_cpu, limit_cpu)
     if not asked.memory:
         request_memory = min(request_memory, limit_memory)
     return Sizes(cpu(request_cpu), cpu(limit_cpu), memory(request_memory), memory(limit_memory), memory(shared))
+
+
+def _cpu(steps: Sequence[tuple[Step, int]]) -> int:
+    return sum(millis(step.resources.cpu) * count for step, count in steps)
+
+
+def _memory(steps: Sequence[tuple[Step, int]]) -> int:
+    return sum(bytes_of(step.resources.memory) * count for step, count in steps)

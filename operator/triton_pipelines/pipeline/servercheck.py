@@ -12,14 +12,14 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .graph import Graph
 from .options import Options
-from .server import OWNED_ARGUMENTS, OWNED_ENVIRONMENT, RESERVED_GPU_ENVIRONMENT, bytes_of, millis, server_version, sizes
+from .server import OWNED_ARGUMENTS, OWNED_ENVIRONMENT, RESERVED_GPU_ENVIRONMENT, bytes_of, default_image, millis, server_version, sizes
 
 FLOOR_VERSION = (24, 8)
 
 
 def check_server(pipeline: InferencePipeline, graph: Graph, options: Options) -> Iterator[Finding]:
     server = pipeline.spec.server
-    image = server.image or options.server_image
+    image = server.image or default_image(graph, options)
     version = server_version(server.version, image)
     if version is None:
         yield Finding(

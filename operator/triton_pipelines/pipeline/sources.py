@@ -7,10 +7,69 @@ from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from triton_pipelines.api.base import Finding
+from triton_pipelines.api.loadplan import FetchKind
+from triton_pipelines.api.python import Python
 from triton_pipelines.api.source import Source
+from triton_pipelines.api.v1alpha1 import Spec
+
+from .defaults import ENVIRONMENT_FILE, TOKENIZER, VERSION_FOLDER
+from .graph import Fetch
 
 # What a source must not bring: the renderer writes this file.
 RESERVED_FILES = ("model.py",)
+
+
+def tokenizer_fetches(spec: Spec) -> tuple[Fetch, ...]:
+    """The tokenizer's own source: tokenizer.json, or for own code whatever lies there."""
+    tokenizer = spec.tokenizer
+    assert tokenizer is not None
+    source, path = (tokenizer.source, "spec.tokenizer.source") if tokenizer.source else (spec.source, "spec.source")
+    folder = f"{tokenizer.model_name}/{VERSION_FOLDER}"
+    if tokenizer.python is not None:
+        # Own code brings what it needs; the pipeline's common folder is not forced on it.
+        return (side_source(TOKENIZER, folder, tokenizer.source, "spec.tokenizer.source"),) if tokenizer.source else ()
+    if source is None:
+        return ()
+    return (Fetch(TOKENIZER, "", source, path, FetchKind.TOKENIZER, f"{folder}/tokenizer.json"),)
+
+
+def side_source(step: str, folder: str, source: Source, path: str) -> Fetch:
+    """The source of a step with own code: one file beside model.py, or all that a folder holds."""
+    if not names_file(source):
+        return Fetch(step, "", source, path, FetchKind.FOLDER, folder)
+    return Fetch(step, "", source, path, FetchKind.FILE, f"{folder}/{file_name_of(source)}")
+
+
+def code_of(python: Python | None) -> str | None:
+    """The code that stands in the resource itself."""
+    return python.code.inline if python is not None and python.code is not None else None
+
+
+def python_fetches(step: str, model_name: str, python: Python, path: str) -> tuple[Fetch, ...]:
+    """Sources of own code: the code, its side files, its packed environment."""
+    folder = f"{model_name}/{VERSION_FOLDER}"
+    result: list[Fetch] = []
+    code = python.code
+    if code is not None and code.config_map_key_ref is not None:
+        reference = code.config_map_key_ref
+        uri = Source(uri=f"configmap://{reference.name}/{reference.key}")
+        result.append(Fetch(step, "code", uri, f"{path}.code.configMapKeyRef", FetchKind.FILE, f"{folder}/model.py"))
+    if code is not None and code.source is not None:
+        where = f"{path}.code.source"
+        if not names_file(code.source):
+            result.append(Fetch(step, "code", code.source, where, FetchKind.MODEL, model_name, "model.py", code.source.file_name, whole=True))
+        else:
+            result.append(Fetch(step, "code", code.source, where, FetchKind.FILE, f"{folder}/model.py"))
+    for index, side in enumerate(python.files):
+        single = names_file(side.source)
+        name = side.path or (file_name_of(side.source) if single else None)
+        where = f"{path}.files[{index}].source"
+        target = f"{folder}/{name}" if name else folder
+        result.append(Fetch(step, f"file-{index}", side.source, where, FetchKind.FILE if single else FetchKind.FOLDER, target))
+    if python.environment is not None:
+        source = python.environment.source
+        result.append(Fetch(step, "env", source, f"{path}.environment.source", FetchKind.FILE, f"{model_name}/{ENVIRONMENT_FILE}"))
+    return tuple(result)
 
 
 def file_name_of(source: Source) -> str | None:
@@ -20,9 +79,17 @@ def file_name_of(source: Source) -> str | None:
     scheme, _, rest = source.uri.partition("://")
     if scheme == "https":
         return unquote(urlsplit(source.uri).path).rsplit("/", 1)[-1] or None
+    if scheme == "oci":
+        return None
     parts = rest.partition("@")[0].split("/") if scheme == "hf" else rest.split("/")
-    folder = 2 if scheme == "hf" else 1
+    folder = {"hf": 2, "az": 2}.get(scheme, 1)
     return parts[-1] or None if len(parts) > folder else None
+
+
+def names_file(source: Source) -> bool:
+    """Whether a source names one file rather than a folder: the last part of its address has an ending."""
+    name = file_name_of(source)
+    return name is not None and "." in name.strip(".")
 
 
 def check_source(source: Source, path: str) -> Iterator[Finding]:
@@ -48,8 +115,10 @@ def check_source(source: Source, path: str) -> Iterator[Finding]:
             yield Finding(f"{path}.uri", "names no repository; write hf://org/name")
         if revision and source.revision is not None:
             yield Finding(f"{path}.revision", f"the uri already says @{revision}; write the revision once")
-    if scheme == "s3" and not rest.split("/", 1)[0]:
-        yield Finding(f"{path}.uri", "names no bucket; write s3://bucket/key")
+    if scheme in ("s3", "gs") and not rest.split("/", 1)[0]:
+        yield Finding(f"{path}.uri", f"names no bucket; write {scheme}://bucket/key")
+    if scheme == "oci" and "/" not in rest.strip("/"):
+        yield Finding(f"{path}.uri", "names no repository; write oci://registry/repository:tag, or with @sha256:… a digest")
 
 
 def pinned(source: Source) -> bool:
@@ -57,7 +126,7 @@ def pinned(source: Source) -> bool:
     scheme, _, rest = source.uri.partition("://")
     if scheme in ("pvc", "configmap"):
         return True
-    return source.revision is not None or source.sha256 is not None or (scheme == "hf" and "@" in rest)
+    return source.revision is not None or source.sha256 is not None or (scheme == "hf" and "@" in rest) or (scheme == "oci" and "@sha256:" in rest)
 
 
 def _is_normal(path: str) -> bool:

@@ -21,7 +21,7 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.cluster.diff import covers, needs_apply
 from triton_pipelines.pipeline import Graph, Options, build, check, lint
 from triton_pipelines.render import Revision, render
-from triton_pipelines.render.errors import RenderError
+from triton_pipelines.render.errors import RefusedError, RenderError
 from triton_pipelines.render.objects import (
     control_secret,
     deployment,
@@ -106,6 +106,8 @@ def resolve(observed: Observed, options: Options) -> Wanted | list[Finding]:
         return findings
     try:
         return Wanted(pipeline, graph, render(pipeline, graph, options, observed.digests))
+    except RefusedError as refused:
+        return refused.findings
     except RenderError as error:
         return [Finding("spec", str(error))]
 
@@ -143,7 +145,8 @@ def _pinned(pipeline: InferencePipeline, observed: Observed, options: Options) -
     record = observed.revision_record(memory.wanted)
     if record is None or memory.generation != observed.generation or pipeline.spec.server.image is not None:
         return options
-    return replace(options, server_image=record["serverImage"])
+    image = record["serverImage"]
+    return replace(options, server_image=image, family_images=dict.fromkeys(options.family_images, image))
 
 
 def _act(
@@ -213,7 +216,7 @@ def _live_counts(graph: Graph, observed: Observed) -> dict[str, int]:
     """Desired count of every scaled step: the recorded one within its bounds, else where it starts."""
     recorded = json_object(observed.live_data().get(names.KEY_COUNTS))
     result = {}
-    for step in graph.steps:
+    for step in graph.models:
         if step.instances.scaled:
             count = recorded.get(step.name)
             start = count if isinstance(count, int) and not isinstance(count, bool) else step.instances.count

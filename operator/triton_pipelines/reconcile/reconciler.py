@@ -34,7 +34,8 @@ from triton_pipelines.cluster.resources import (
     resource_of,
 )
 from triton_pipelines.cluster.store import Store, owner_key
-from triton_pipelines.pipeline import Graph, Options
+from triton_pipelines.pipeline import Graph, Options, build
+from triton_pipelines.pipeline.graph import Fetch
 
 from . import status as statuses
 from .events import Event, transitions
@@ -158,17 +159,18 @@ class Reconciler:
         """Hashes of ConfigMap sources, and those that are not there."""
         digests: dict[str, str] = {}
         missing: dict[str, str] = {}
-        for step, uri in _config_map_sources(pipeline).items():
+        for item in _config_map_sources(pipeline):
+            step, uri = item.key, item.source.uri
             name, _, data_key = uri.removeprefix("configmap://").partition("/")
             try:
                 found = await self.client.get(CONFIG_MAPS, pipeline.namespace, name)
             except NotFound:
-                missing[step] = f"spec.{step}.source.uri: {uri}: there is no ConfigMap {name} in namespace {pipeline.namespace}; create it"
+                missing[step] = f"{item.path}: {uri}: there is no ConfigMap {name} in namespace {pipeline.namespace}; create it"
                 continue
             content = (found.get("data") or {}).get(data_key) or (found.get("binaryData") or {}).get(data_key)
             if content is None:
                 have = ", ".join(sorted([*(found.get("data") or {}), *(found.get("binaryData") or {})])) or "none"
-                missing[step] = f"spec.{step}.source.uri: {uri}: ConfigMap {name} has no key {data_key}; it has {have}"
+                missing[step] = f"{item.path}: {uri}: ConfigMap {name} has no key {data_key}; it has {have}"
                 continue
             digests[step] = hashlib.sha256(content.encode()).hexdigest()
         return digests, missing
@@ -294,10 +296,9 @@ def _alive(pod: Object) -> bool:
     return (pod.get("status") or {}).get("phase") not in ("Failed", "Succeeded")
 
 
-def _config_map_sources(pipeline: InferencePipeline) -> dict[str, str]:
-    spec = pipeline.spec
-    given = {"tokenizer": spec.tokenizer.source or spec.source, "model": spec.model.source or spec.source}
-    return {step: source.uri for step, source in given.items() if source is not None and source.uri.startswith("configmap://")}
+def _config_map_sources(pipeline: InferencePipeline) -> list[Fetch]:
+    """Sources that are ConfigMaps, of every model; the operator's options have no say in them."""
+    return [item for item in build(pipeline, Options()).fetches if item.source.uri.startswith("configmap://")]
 
 
 def _rolls(deployment: Object) -> bool:

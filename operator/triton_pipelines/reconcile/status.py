@@ -10,9 +10,9 @@ from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Switch
 from triton_pipelines.api.conditions import KIND_OF, MESSAGE_MAX, Condition, ConditionType, Kind, Reason, merge
 from triton_pipelines.api.server import InferenceHealth
-from triton_pipelines.api.steps import DataType
+from triton_pipelines.api.tensors import DataType
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.pipeline.graph import Graph, Role, Tensor
+from triton_pipelines.pipeline.graph import Graph, Tensor
 
 from .observed import Observed, Pod, Probe
 from .problems import Problem, worst
@@ -89,13 +89,13 @@ def compute(
         "endpoints": _endpoints(pipeline),
         "ensemble": _ensemble(graph),
         "steps": _steps(graph, observed, wanted, counts),
-        "padding": {"chosen": graph.padding.chosen.value, "reason": graph.padding.reason},
+        "padding": {"chosen": graph.padding.chosen.value, "reason": graph.padding.reason} if graph.padding else {},
         "sources": _sources(observed, wanted),
         "warnings": [{"path": item.path[:SHORT_MAX], "message": item.message[:MESSAGE_MAX]} for item in warnings[:WARNINGS_MAX]],
     }
-    tokenizer = next(step for step in graph.steps if step.role is Role.TOKENIZER)
-    count = counts.get(tokenizer.name, tokenizer.instances.count)
-    status["tokenizer"] = {"instances": count, "desiredInstances": count, "summary": f"{count}/{tokenizer.instances.high}"}
+    if (tokenizer := graph.tokenizer) is not None:
+        count = counts.get(tokenizer.name, tokenizer.instances.count)
+        status["tokenizer"] = {"instances": count, "desiredInstances": count, "summary": f"{count}/{tokenizer.instances.high}"}
     return {key: value for key, value in status.items() if value not in ([], {}, "")}
 
 
@@ -266,7 +266,7 @@ def _steps(graph: Graph, observed: Observed, wanted: str, counts: Mapping[str, i
     pods = [pod for pod in observed.pods if pod.revision == wanted and not pod.deleting]
     probes = [observed.probes[pod.uid] for pod in pods if pod.uid in observed.probes]
     result = []
-    for step in graph.steps:
+    for step in graph.models:
         states = [model for probe in probes for model in probe.models if model.name == step.model_name]
         ready = [model for model in states if model.state == "READY"]
         reason = next((model.reason for model in states if model.state != "READY" and model.reason), "")

@@ -1,6 +1,6 @@
 """Pure: from the graph to the model repository and the Kubernetes objects."""
 
-from .errors import RenderError
-from .render import Revision, render
+from .errors import RefusedError, RenderError
+from .render import Revision, render, review
 
-__all__ = ["RenderError", "Revision", "render"]
+__all__ = ["RefusedError", "RenderError", "Revision", "render", "review"]

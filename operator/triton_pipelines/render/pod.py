@@ -9,7 +9,7 @@ from triton_pipelines.api import names
 from triton_pipelines.api.server import Server
 from triton_pipelines.api.source import Source
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.pipeline.graph import Graph
+from triton_pipelines.pipeline.graph import Fetch, Graph
 from triton_pipelines.pipeline.options import Options
 from triton_pipelines.pipeline.server import server_arguments, sizes
 
@@ -70,9 +70,9 @@ def _hardened() -> dict[str, Any]:
     return {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 
-def step_sources(graph: Graph) -> dict[str, Source]:
-    """Step → its source, for those that have one."""
-    return {step.name: step.source for step in graph.steps if step.source is not None}
+def _volume(kind: str, item: Fetch) -> str:
+    """Name of the volume that a source's credentials, CA or content come from: a DNS label."""
+    return f"{kind}-{item.key.replace('.', '-')}"
 
 
 def _loader(pipeline: InferencePipeline, graph: Graph, options: Options, revision: str) -> dict[str, Any]:
@@ -83,18 +83,19 @@ def _loader(pipeline: InferencePipeline, graph: Graph, options: Options, revisio
         {"name": names.VOLUME_LIVE, "mountPath": names.PATH_LIVE, "readOnly": True},
     ]
     claims: set[str] = set()
-    for step, source in step_sources(graph).items():
+    for item in graph.fetches:
+        source = item.source
         scheme, name = _mounted(options, source)
         if source.secret_ref:
-            mounts.append({"name": f"credentials-{step}", "mountPath": f"{names.PATH_CREDENTIALS}/{step}", "readOnly": True})
+            mounts.append({"name": _volume("credentials", item), "mountPath": f"{names.PATH_CREDENTIALS}/{item.key}", "readOnly": True})
         if source.ca_ref:
-            mounts.append({"name": f"ca-{step}", "mountPath": f"{names.PATH_CA}/{step}", "readOnly": True})
+            mounts.append({"name": _volume("ca", item), "mountPath": f"{names.PATH_CA}/{item.key}", "readOnly": True})
         if scheme == "configmap":
-            mounts.append({"name": f"configmap-{step}", "mountPath": f"{names.PATH_CONFIGMAPS}/{step}", "readOnly": True})
+            mounts.append({"name": _volume("configmap", item), "mountPath": f"{names.PATH_CONFIGMAPS}/{item.key}", "readOnly": True})
         if scheme == "pvc" and name not in claims:
             claims.add(name)
             mounts.append({"name": f"claim-{len(claims)}", "mountPath": f"{names.PATH_CLAIMS}/{name}", "readOnly": True})
-    mapped = relevant_source_map(options.source_map, [source.uri for source in step_sources(graph).values()])
+    mapped = relevant_source_map(options.source_map, [item.source.uri for item in graph.fetches])
     container: dict[str, Any] = {
         "name": names.CONTAINER_LOADER,
         "image": options.loader_image,
@@ -159,7 +160,7 @@ def _triton(pipeline: InferencePipeline, graph: Graph, options: Options, revisio
         "command": ["tritonserver"],
         "args": server_arguments(
             names.PATH_MODELS,
-            [graph.model_name],
+            graph.load,
             exit_timeout_seconds=drain,
             connection_age_milliseconds=connection_age(drain),
             control_key=f"$({names.ENV_CONTROL_KEY})",
@@ -214,15 +215,16 @@ def _volumes(pipeline: InferencePipeline, graph: Graph, options: Options, revisi
         {"name": names.VOLUME_LIVE, "configMap": {"name": names.live_name(pipeline.name), "optional": True}},
     ]
     claims: set[str] = set()
-    for step, source in step_sources(graph).items():
+    for item in graph.fetches:
+        source = item.source
         scheme, name = _mounted(options, source)
         if source.secret_ref:
-            volumes.append({"name": f"credentials-{step}", "secret": {"secretName": source.secret_ref.name}})
+            volumes.append({"name": _volume("credentials", item), "secret": {"secretName": source.secret_ref.name}})
         if source.ca_ref:
-            item = {"key": source.ca_ref.key, "path": "ca.crt"}
-            volumes.append({"name": f"ca-{step}", "configMap": {"name": source.ca_ref.name, "items": [item]}})
+            entry = {"key": source.ca_ref.key, "path": "ca.crt"}
+            volumes.append({"name": _volume("ca", item), "configMap": {"name": source.ca_ref.name, "items": [entry]}})
         if scheme == "configmap":
-            volumes.append({"name": f"configmap-{step}", "configMap": {"name": name}})
+            volumes.append({"name": _volume("configmap", item), "configMap": {"name": name}})
         if scheme == "pvc" and name not in claims:
             claims.add(name)
             volumes.append({"name": f"claim-{len(claims)}", "persistentVolumeClaim": {"claimName": name, "readOnly": True}})

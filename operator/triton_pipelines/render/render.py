@@ -9,11 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from triton_pipelines.api import names
+from triton_pipelines.api.base import Finding
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.pipeline.graph import Graph
 from triton_pipelines.pipeline.options import Options
+from triton_pipelines.pipeline.server import default_image, server_version
 
-from .errors import RenderError
+from .errors import RefusedError, RenderError
+from .judge import ServerFacts
+from .judge.server import OLDEST
+from .modelconfig import configs
 from .objects import revision_config_map
 from .pod import template
 from .repository import load_plan, repository
@@ -42,8 +47,8 @@ def render(pipeline: InferencePipeline, graph: Graph, options: Options, digests:
 
     Equal arguments give equal bytes. Raises :class:`RenderError` for a defect of the renderer.
     """
-    files = repository(graph)
-    image = pipeline.spec.server.image or options.server_image
+    image = pipeline.spec.server.image or default_image(graph, options)
+    files = repository(graph, facts(pipeline, image))
     unnamed = {
         "files": files,
         "plan": load_plan(graph, files, pipeline.namespace, "").to_json(),
@@ -61,6 +66,24 @@ def render(pipeline: InferencePipeline, graph: Graph, options: Options, digests:
     if size > CONFIG_MAP_LIMIT:
         raise RenderError(f"the revision's ConfigMap would hold {size} bytes, more than {CONFIG_MAP_LIMIT}")
     return Revision(name, image, pod, files, data)
+
+
+def review(pipeline: InferencePipeline, graph: Graph, options: Options) -> list[Finding]:
+    """What Triton would refuse of a checked graph, with the fields of the resource; empty: it may be rendered."""
+    try:
+        configs(graph, facts(pipeline, pipeline.spec.server.image or default_image(graph, options)))
+        template(pipeline, graph, options, "", "")
+    except RefusedError as refused:
+        return refused.findings
+    return []
+
+
+def facts(pipeline: InferencePipeline, image: str) -> ServerFacts:
+    """What is known of the server before it runs."""
+    gpu = pipeline.spec.server.gpu
+    release = server_version(pipeline.spec.server.version, image)
+    # How many GPUs a claim gives is the template's business.
+    return ServerFacts(release=release or OLDEST, gpus=gpu.count if gpu.claim_template is None else None)
 
 
 def config_map(pipeline: InferencePipeline, revision: Revision) -> dict[str, Any]:

@@ -6,18 +6,16 @@ import re
 from collections.abc import Mapping
 from importlib import resources
 
-from triton_pipelines.api.loadplan import FetchKind, LoadPlan, PlanCheck, PlanCount, PlanFetch, PlanFile, PlanTensor
-from triton_pipelines.api.source import Source
-from triton_pipelines.api.steps import Platform
-from triton_pipelines.pipeline.build import FILE_NAMES
-from triton_pipelines.pipeline.graph import Graph, Implementation, Step, Tensor
+from triton_pipelines.api.loadplan import FetchKind, LoadPlan, PlanCheck, PlanCount, PlanFetch, PlanFile, PlanTensor, PlanVersions
+from triton_pipelines.pipeline.defaults import VERSION_FOLDER
+from triton_pipelines.pipeline.graph import Fetch, Graph, Implementation, Step, Tensor
 
-from .errors import RenderError
+from .judge import ServerFacts
 from .modelconfig import configs
 
-VERSION_FOLDER = "1"
 # Python packages that the loader copies for the stock Triton image, which carries numpy only.
 SITE_PACKAGES = ("tokenizers",)
+ONNX_ENDING = ".onnx"
 
 
 def runtime_file(implementation: Implementation) -> str:
@@ -25,15 +23,16 @@ def runtime_file(implementation: Implementation) -> str:
     return (resources.files("triton_pipelines.runtime") / implementation.value / "model.py").read_text(encoding="utf-8")
 
 
-def repository(graph: Graph) -> dict[str, str]:
+def repository(graph: Graph, facts: ServerFacts | None = None) -> dict[str, str]:
     """Path below the repository → content of every file that is rendered (sources are fetched beside them)."""
-    files = {f"{name}/config.pbtxt": text for name, text in configs(graph).items()}
-    for step in graph.steps:
-        path = f"{step.model_name}/{VERSION_FOLDER}/model.py"
-        if step.implementation is Implementation.CODE:
-            files[path] = step.code or ""
-        elif step.implementation is not Implementation.BACKEND:
-            files[path] = runtime_file(step.implementation)
+    files = {f"{name}/config.pbtxt": text for name, text in configs(graph, facts).items()}
+    for step in graph.models:
+        folder = f"{step.model_name}/{VERSION_FOLDER}"
+        if step.code is not None:
+            files[f"{folder}/model.py"] = step.code
+        elif step.implementation not in (Implementation.BACKEND, Implementation.CODE):
+            files[f"{folder}/model.py"] = runtime_file(step.implementation)
+        files |= {f"{folder}/{name}": text for name, text in step.files.items()}
     return dict(sorted(files.items()))
 
 
@@ -59,7 +58,7 @@ def load_plan(graph: Graph, files: Mapping[str, str], namespace: str, revision: 
         namespace=namespace,
         revision=revision,
         files=tuple(PlanFile(key=key, path=path) for path, key in keys(files).items()),
-        empty_dirs=(f"{graph.model_name}/{VERSION_FOLDER}",),
+        empty_dirs=_empty_dirs(graph, files),
         counts=tuple(
             PlanCount(
                 step=step.name,
@@ -68,27 +67,39 @@ def load_plan(graph: Graph, files: Mapping[str, str], namespace: str, revision: 
                 min=step.instances.low,
                 max=step.instances.high,
             )
-            for step in graph.steps
-            if step.instances.scaled
+            for step in graph.models
+            if step.instances.scaled and not graph.auto_complete
         ),
-        fetch=tuple(_fetch(step, step.source) for step in graph.steps if step.source is not None),
-        checks=tuple(_check(step) for step in graph.steps if step.source is not None and _is_onnx(step)),
+        fetch=tuple(_fetch(item, step) for step in graph.models for item in step.fetches),
+        checks=tuple(check for step in graph.models if (check := _check(step)) is not None),
         site=SITE_PACKAGES,
     )
 
 
-def _is_onnx(step: Step) -> bool:
-    return step.file_name == FILE_NAMES[Platform.ONNX] and step.implementation is not Implementation.CODE
+def _empty_dirs(graph: Graph, files: Mapping[str, str]) -> tuple[str, ...]:
+    """Version folders that nothing is laid into: the ensemble's, and those of backends without a file. Triton needs one to see a version."""
+    filled = {path.split("/", 1)[0] for path in files if path.count("/") > 1} | {item.target.split("/", 1)[0] for item in graph.fetches}
+    names = [step.model_name for step in graph.models if step.model_name not in filled]
+    return tuple(f"{name}/{VERSION_FOLDER}" for name in ([graph.model_name] if graph.entry is None else []) + names)
 
 
-def _fetch(step: Step, source: Source) -> PlanFetch:
-    if step.file_name is None:
-        raise RenderError(f"{step.name}: no name is known for the file of {source.uri}")
+def _fetch(item: Fetch, step: Step) -> PlanFetch:
+    source, model = item.source, item.kind is FetchKind.MODEL
+    policy = step.version_policy if model and not item.slot else None
+    versions = None
+    if policy is not None and not policy.default:
+        versions = PlanVersions(latest=policy.latest, all=True if policy.all else None, specific=tuple(sorted(policy.specific)) or None)
     return PlanFetch(
-        step=step.name,
+        step=item.step,
+        slot=item.slot,
         uri=source.uri,
-        target=f"{step.model_name}/{VERSION_FOLDER}/{step.file_name}",
-        kind=FetchKind.TOKENIZER if step.implementation is Implementation.TOKENIZER else FetchKind.FILE,
+        target=item.target,
+        kind=item.kind,
+        file=item.file,
+        source_file=item.source_file,
+        whole=item.whole,
+        versions=versions,
+        pinned=step.version if model and not item.slot else None,
         revision=source.revision,
         path=source.path,
         sha256=source.sha256,
@@ -96,17 +107,25 @@ def _fetch(step: Step, source: Source) -> PlanFetch:
         region=source.region,
         credentials=source.secret_ref is not None,
         ca=source.ca_ref is not None,
-        field=step.source_path,
+        field=item.path,
     )
 
 
-def _check(step: Step) -> PlanCheck:
-    def tensors(items: list[Tensor]) -> tuple[PlanTensor, ...]:
-        return tuple(PlanTensor(name=item.name, data_type=item.data_type.value, dims=item.dims) for item in items)
+def _check(step: Step) -> PlanCheck | None:
+    """The look into an ONNX file, for whoever runs it: Triton's backend, or the runner in its place."""
+    main = next((item for item in step.fetches if not item.slot), None)
+    if main is None or not (step.file_name or "").endswith(ONNX_ENDING) or step.implementation in (Implementation.CODE, Implementation.TOKENIZER):
+        return None
 
+    def tensors(items: list[Tensor]) -> tuple[PlanTensor, ...]:
+        return tuple(PlanTensor(name=item.name, data_type=item.data_type.value, dims=item.reshape or item.dims) for item in items)
+
+    folder = main.kind is FetchKind.MODEL
     return PlanCheck(
         step=step.name,
-        path=f"{step.model_name}/{VERSION_FOLDER}/{step.file_name}",
+        path=None if folder else main.target,
+        model=step.model_name if folder else None,
+        file=step.file_name if folder else None,
         field=step.path,
         max_batch_size=step.max_batch_size,
         inputs=tensors([entry.tensor for entry in step.inputs]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from tests.support.builders import built, graph, options
 from triton_pipelines.pipeline import Graph
 from triton_pipelines.pipeline.graph import Reference
 from triton_pipelines.render import RenderError
-from triton_pipelines.render.modelconfig import configs, parse, tensor_names, verify, with_count
+from triton_pipelines.render.modelconfig import configs, parse, tensor_names, with_count
 
 ODD = ["a.b", "a/b:0", "854", 'quo"te', "it's", "back\\slash", "ünï 字 😀", "{{ x }}", "${HOME}", "%s", "#", " blank ", "\u2028", "PROBABILITIES"]
 
@@ -108,131 +107,6 @@ def test_a_count_changes_nothing_but_the_count() -> None:
         assert changed != config
         changed.instance_group[0].count = config.instance_group[0].count
         assert changed == config
-
-
-def _break_name(got: dict[str, Any]) -> None:
-    got["model"].name = "other"
-
-
-def _break_batch(got: dict[str, Any]) -> None:
-    got["sentiment"].max_batch_size = 65
-
-
-def _break_map(got: dict[str, Any]) -> None:
-    got["sentiment"].ensemble_scheduling.step[1].input_map["nosuch"] = "TEXT"
-
-
-def _break_output_map(got: dict[str, Any]) -> None:
-    got["sentiment"].ensemble_scheduling.step[1].output_map["nosuch"] = "x"
-
-
-def _break_input(got: dict[str, Any]) -> None:
-    del got["sentiment"].ensemble_scheduling.step[1].input_map["input_ids"]
-
-
-def _break_order(got: dict[str, Any]) -> None:
-    steps = got["sentiment"].ensemble_scheduling.step
-    steps[0].CopyFrom(steps[2])
-
-
-def _break_kind(got: dict[str, Any]) -> None:
-    got["tokenizer"].instance_group[0].kind = model_config_pb2.ModelInstanceGroup.KIND_GPU
-
-
-def _break_auto(got: dict[str, Any]) -> None:
-    got["model"].instance_group[0].kind = model_config_pb2.ModelInstanceGroup.KIND_AUTO
-
-
-def _break_count(got: dict[str, Any]) -> None:
-    got["model"].instance_group[0].count = 0
-
-
-def _break_backend(got: dict[str, Any]) -> None:
-    got["model"].backend = ""
-
-
-def _break_dims(got: dict[str, Any]) -> None:
-    got["model"].output[0].dims[0] = 0
-
-
-def _break_preferred(got: dict[str, Any]) -> None:
-    got["model"].dynamic_batching.preferred_batch_size.append(65)
-
-
-def _break_group(got: dict[str, Any]) -> None:
-    got["sentiment"].instance_group.add(count=1)
-
-
-def _break_steps(got: dict[str, Any]) -> None:
-    del got["sentiment"].ensemble_scheduling.step[:]
-
-
-def _break_missing(got: dict[str, Any]) -> None:
-    got["sentiment"].ensemble_scheduling.step[1].model_name = "gone"
-
-
-def _break_type(got: dict[str, Any]) -> None:
-    got["model"].input[0].data_type = model_config_pb2.TYPE_INT32
-
-
-def _break_shape(got: dict[str, Any]) -> None:
-    got["model"].input[0].dims[0] = 511
-
-
-def _break_public_shape(got: dict[str, Any]) -> None:
-    got["sentiment"].output[0].dims[0] = 3
-
-
-def _break_unused(got: dict[str, Any]) -> None:
-    got["model"].output.add(name="u", data_type=model_config_pb2.TYPE_FP32, dims=[1])
-    got["sentiment"].ensemble_scheduling.step[1].output_map["u"] = "u"
-
-
-def _break_twice(got: dict[str, Any]) -> None:
-    got["sentiment"].ensemble_scheduling.step[1].output_map["logits"] = "tokenizer.input_ids"
-
-
-def _break_distinct(got: dict[str, Any]) -> None:
-    got["model"].output.add().CopyFrom(got["model"].output[0])
-
-
-def _break_unwritten(got: dict[str, Any]) -> None:
-    got["sentiment"].output.add(name="u", data_type=model_config_pb2.TYPE_FP32, dims=[1])
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (_break_name, "directory name must equal model name"),
-        (_break_batch, "allows maximum batch size 65"),
-        (_break_map, "non-existing input nosuch"),
-        (_break_output_map, "non-existing output nosuch"),
-        (_break_input, "input_ids of model is not mapped"),
-        (_break_order, "not written before it is read"),
-        (_break_kind, "must be KIND_CPU"),
-        (_break_auto, "explicit kind"),
-        (_break_count, "count of at least 1"),
-        (_break_backend, "backend must be set"),
-        (_break_dims, "must be integer >= 1, or -1"),
-        (_break_preferred, "preferred batch sizes"),
-        (_break_group, "should not be specified for ensemble"),
-        (_break_steps, "must specify 'step'"),
-        (_break_missing, "step gone is not in the repository"),
-        (_break_type, "inconsistent data type or shape: input_ids"),
-        (_break_shape, "inconsistent data type or shape: input_ids"),
-        (_break_public_shape, "inconsistent data type or shape of output PROBABILITIES"),
-        (_break_unused, "u is unused"),
-        (_break_twice, "more than once"),
-        (_break_distinct, "tensor names must be distinct"),
-        (_break_unwritten, "u is not written"),
-    ],
-)
-def test_a_defect_of_the_renderer_reaches_no_server(damage: Any, words: str) -> None:
-    one = graph()
-    got = parsed(one)
-    damage(got)
-    with pytest.raises(RenderError, match=re.escape(words)):
-        verify(one, got)
 
 
 @pytest.mark.parametrize("text", ["nosuch: 1", "name: 1", "max_batch_size: -", "dynamic_batching {} ensemble_scheduling {}"])

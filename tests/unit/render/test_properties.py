@@ -15,8 +15,9 @@ from triton_pipelines.api.loadplan import LoadPlan
 from triton_pipelines.api.server import RolloutStrategy
 from triton_pipelines.pipeline import build, check, lint
 from triton_pipelines.render import render
+from triton_pipelines.render.errors import RefusedError
+from triton_pipelines.render.judge import judge
 from triton_pipelines.render.modelconfig import parse as parse_config
-from triton_pipelines.render.modelconfig import verify
 from triton_pipelines.render.objects import deployment
 from triton_pipelines.render.render import config_map
 
@@ -162,9 +163,20 @@ def examine(resource: dict[str, Any], given_options: Any) -> None:
         event("finding")
         return
     event("rendered")
-    revision = render(pipeline, graph, given_options)
+    try:
+        revision = render(pipeline, graph, given_options)
+    except RefusedError as refused:
+        event("refused")
+        named = all(item.path.startswith("spec.") and item.message for item in refused.findings)
+    else:
+        named = True
+        _rendered(pipeline, graph, given_options, resource, revision)
+    assert named
+
+
+def _rendered(pipeline: Any, graph: Any, given_options: Any, resource: dict[str, Any], revision: Any) -> None:
     configs = {path.split("/")[0]: parse_config(text) for path, text in revision.files.items() if path.endswith(".pbtxt")}
-    verify(graph, configs)
+    assert judge(configs) == []
     plan = LoadPlan.model_validate_json(revision.data["plan.json"])
     assert {item.path for item in plan.files} == set(revision.files)
     assert json.loads(revision.data["deployment.json"])["template"] == revision.template
@@ -208,7 +220,7 @@ BREAKS: list[tuple[dict[str, Any], str]] = [
     ({"model": {"source": {"path": "../x"}}}, "spec.model.source.path"),
     ({"model": {"parameters": {"tritonpipe.x": "y"}}}, "spec.model.parameters"),
     ({"model": {"inputs": [{"name": "x", "dataType": "INT64", "dims": [-1], "from": "nosuch.x"}]}}, "spec.model.inputs[0]"),
-    ({"model": {"inputs": [{"name": "x", "dataType": "INT64", "dims": [1], "from": "pipeline.nosuch"}]}}, "spec.model.inputs[0]"),
+    ({"model": {"inputs": [{"name": "x", "dataType": "INT64", "dims": [1], "from": "pipeline.text"}]}}, "spec.model.inputs[0]"),
     ({"ensemble": {"maxBatchSize": 65536}}, "spec.ensemble.maxBatchSize"),
     ({"postprocess": {"type": "Softmax", "from": "nosuch.x", "maskFrom": None, "normalize": None}}, "spec.postprocess.from"),
 ]

@@ -1,0 +1,140 @@
+"""What a backend makes of a model's file: versions, warm-up, TensorRT inside ONNX Runtime, vLLM's engine, token range."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from .base import ApiModel, Passthrough, Rule, Switch
+from .batching import MAX_BATCH
+
+MAX_TOKENS = 1_048_576
+
+
+class AllVersions(ApiModel):
+    """Every numbered version."""
+
+
+class VersionPolicy(ApiModel):
+    """Which numbered versions of a model are served. Triton runs the instance count for each of them."""
+
+    latest: Annotated[int | None, Field(ge=1, le=64, description="So many of the highest numbers.")] = None
+    all: Annotated[AllVersions | None, Field(description="Every version: write {}.")] = None
+    specific: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=2**31 - 1)], ...],
+        Field(max_length=64, description="These versions.", json_schema_extra={"x-kubernetes-list-type": "set"}),
+    ] = ()
+
+    rules = (
+        Rule(
+            cel="(has(self.latest) ? 1 : 0) + (has(self.all) ? 1 : 0) + (has(self.specific) && size(self.specific) > 0 ? 1 : 0) == 1",
+            message="exactly one of versionPolicy.latest, versionPolicy.all and versionPolicy.specific is needed",
+            holds=lambda p: (p.latest is not None) + (p.all is not None) + bool(p.specific) == 1,
+        ),
+    )
+
+    @property
+    def default(self) -> bool:
+        """Whether it says no more than Triton's own default."""
+        return self.latest == 1
+
+
+class Warmup(ApiModel):
+    """Inferences that a new instance runs before it serves, so that no client waits for lazy initialization."""
+
+    mode: Annotated[
+        Switch, Field(description="Disabled: none. A warm-up that fails ends Triton 24.10: switch it on only for inputs known to answer.")
+    ] = Switch.ENABLED
+    batch_sizes: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=MAX_BATCH)], ...],
+        Field(
+            max_length=16,
+            description="Rows of each inference. Default: 1, the preferred batch sizes and maxBatchSize.",
+            json_schema_extra={"x-kubernetes-list-type": "set"},
+        ),
+    ] = ()
+
+    rules = (
+        Rule(
+            cel="!has(self.mode) || self.mode != 'Disabled' || !has(self.batchSizes)",
+            message="batchSizes has no effect with mode Disabled; remove one of them",
+            holds=lambda w: w.mode is Switch.ENABLED or not w.batch_sizes,
+            field="batchSizes",
+        ),
+    )
+
+
+class Precision(StrEnum):
+    """Number formats of TensorRT engines."""
+
+    FP32 = "FP32"
+    FP16 = "FP16"
+    BF16 = "BF16"
+    INT8 = "INT8"
+
+
+class TensorRT(ApiModel):
+    """TensorRT inside the ONNX Runtime backend."""
+
+    precision: Annotated[Precision | None, Field(description="FP32 (the default), FP16, BF16 or INT8 with a calibration table.")] = None
+    engine_cache: Annotated[
+        Switch | None,
+        Field(
+            description="Enabled: built engines are kept, on server.modelCache where that is set, always outside the model's folder. Default: Disabled."
+        ),
+    ] = None
+    calibration_table: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=128,
+            pattern=r"^[A-Za-z0-9_][-A-Za-z0-9_.]*$",
+            description="INT8: name of the calibration table, a file beside the model's file.",
+        ),
+    ] = None
+    workspace_mebibytes: Annotated[int | None, Field(ge=1, le=1_048_576, description="Scratch memory that an engine may use, in MiB.")] = None
+
+    rules = (
+        Rule(
+            cel="(has(self.precision) && self.precision == 'INT8') == has(self.calibrationTable)",
+            message="calibrationTable is needed for precision INT8 and forbidden otherwise",
+            holds=lambda t: (t.precision is Precision.INT8) == (t.calibration_table is not None),
+            field="calibrationTable",
+        ),
+    )
+
+
+class Optimization(ApiModel):
+    """What the backend makes of the file; further settings go through configPatch."""
+
+    tensorrt: Annotated[TensorRT | None, Field(description="Run the ONNX file with TensorRT.")] = None
+
+
+class Lengths(ApiModel):
+    """Token range that a model's file takes."""
+
+    min: Annotated[int | None, Field(ge=1, le=MAX_TOKENS, description="Fewest tokens in a row. Default 1.")] = None
+    max: Annotated[int | None, Field(ge=1, le=MAX_TOKENS, description="Most tokens in a row.")] = None
+
+    rules = (
+        Rule(
+            cel="!has(self.min) || !has(self.max) || self.min <= self.max",
+            message="lengths.max must be at least lengths.min",
+            holds=lambda r: r.min is None or r.max is None or r.min <= r.max,
+            field="max",
+        ),
+    )
+
+
+class Vllm(ApiModel):
+    """The vLLM engine."""
+
+    engine_args: Annotated[
+        Passthrough,
+        Field(
+            description="Arguments of vLLM's AsyncEngineArgs, written to model.json as they are. model may be left out where source brings the weights.",
+            json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+        ),
+    ]

@@ -1,0 +1,88 @@
+"""How a python step runs: own code with its side files and environment, or a runner that comes with the operator."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from .base import ApiModel, DataKey, ObjectName, Rule
+from .source import Source
+from .tensors import ATOMIC
+
+MAX_FILES = 16
+
+
+class Runner(StrEnum):
+    """Own python-backend runners that come with the operator."""
+
+    ONNX_RUNTIME = "OnnxRuntime"
+
+
+class ConfigMapKey(ApiModel):
+    """A key of a ConfigMap of the pipeline's namespace."""
+
+    name: Annotated[ObjectName, Field(description="Name of the ConfigMap.")]
+    key: Annotated[DataKey, Field(description="Key whose text is taken.")] = "model.py"
+
+
+class Code(ApiModel):
+    """Own code of a python step: a full Triton model.py. It runs with the rights of the pod; the operator can forbid it."""
+
+    inline: Annotated[str | None, Field(min_length=1, max_length=65536, description="The code itself.")] = None
+    config_map_key_ref: Annotated[ConfigMapKey | None, Field(description="A ConfigMap that holds it; a change of it is a new revision.")] = None
+    source: Annotated[Source | None, Field(description="A file that holds it, or a folder with model.py and the modules it imports.")] = None
+
+    rules = (
+        Rule(
+            cel="(has(self.inline) ? 1 : 0) + (has(self.configMapKeyRef) ? 1 : 0) + (has(self.source) ? 1 : 0) == 1",
+            message="exactly one of code.inline, code.configMapKeyRef and code.source is needed",
+            holds=lambda c: [c.inline, c.config_map_key_ref, c.source].count(None) == 2,
+        ),
+    )
+
+
+class SideFile(ApiModel):
+    """A file or folder laid beside model.py."""
+
+    source: Annotated[Source, Field(description="The file, or a folder.")]
+    path: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=256,
+            pattern=r"^[A-Za-z0-9_][-A-Za-z0-9_.]*(/[A-Za-z0-9_][-A-Za-z0-9_.]*)*$",
+            description="Where it lies, below the folder of model.py. Default: the file's own name; needed for a folder.",
+        ),
+    ] = None
+
+
+class Environment(ApiModel):
+    """Python packages of a step: a packed environment for the Python of the server image."""
+
+    source: Annotated[
+        Source, Field(description="A .tar.gz that conda-pack made; its Python must be the image's (3.10 up to 24.10, 3.12 from 24.12).")
+    ]
+
+
+class Python(ApiModel):
+    """How a python step runs: own code, or a runner that comes with the operator."""
+
+    code: Annotated[Code | None, Field(description="Own model.py.")] = None
+    runner: Annotated[Runner | None, Field(description="OnnxRuntime: runs an ONNX file with the onnxruntime package of the server image.")] = None
+    files: Annotated[
+        tuple[SideFile, ...],
+        Field(max_length=MAX_FILES, description="Files that the code needs: vocabularies, tables, helper modules.", json_schema_extra=ATOMIC),
+    ] = ()
+    environment: Annotated[
+        Environment | None, Field(description="A packed Python environment. Default: the image's own Python; nothing is installed at pod start.")
+    ] = None
+
+    rules = (
+        Rule(
+            cel="has(self.code) != has(self.runner)",
+            message="exactly one of python.code and python.runner is needed",
+            holds=lambda p: (p.code is None) != (p.runner is None),
+        ),
+    )

@@ -1,0 +1,115 @@
+"""Tensors as a user declares them: element types, shapes, and what a tokenizer's outputs carry."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from .base import ApiModel, Dimension, Rule, Switch, TensorName, TensorReference
+
+ATOMIC = {"x-kubernetes-list-type": "atomic"}
+BY_NAME = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+MAX_TENSORS = 64
+MAX_DIMS = 16
+
+
+class DataType(StrEnum):
+    """Tensor element types, named as Triton's protocol names them (STRING is BYTES on the wire)."""
+
+    BOOL = "BOOL"
+    UINT8 = "UINT8"
+    UINT16 = "UINT16"
+    UINT32 = "UINT32"
+    UINT64 = "UINT64"
+    INT8 = "INT8"
+    INT16 = "INT16"
+    INT32 = "INT32"
+    INT64 = "INT64"
+    FP16 = "FP16"
+    FP32 = "FP32"
+    FP64 = "FP64"
+    BF16 = "BF16"
+    STRING = "STRING"
+
+
+class TokenTensor(StrEnum):
+    """What a tokenizer output carries."""
+
+    INPUT_IDS = "InputIds"
+    ATTENTION_MASK = "AttentionMask"
+    TOKEN_TYPE_IDS = "TokenTypeIds"  # noqa: S105 - not a password
+    SPECIAL_TOKENS_MASK = "SpecialTokensMask"
+    OFFSETS = "Offsets"
+    LENGTHS = "Lengths"
+
+
+Dims = Annotated[
+    tuple[Dimension, ...],
+    Field(
+        min_length=1,
+        max_length=MAX_DIMS,
+        description="Shape of one row, without the batch axis (with it where maxBatchSize is 0); -1: any length.",
+        json_schema_extra=ATOMIC,
+    ),
+]
+
+
+class PublicInput(ApiModel):
+    """One input of the pipeline, as clients send it."""
+
+    name: Annotated[TensorName, Field(description="Name that clients use.")]
+    data_type: Annotated[DataType, Field(description="Element type.")]
+    dims: Dims
+
+
+class PublicOutput(ApiModel):
+    """One output of the pipeline, as clients get it."""
+
+    name: Annotated[TensorName, Field(description="Name that clients use.")]
+    from_: Annotated[
+        TensorReference, Field(alias="from", description="The tensor that is answered: STEP.OUTPUT, of any step, split at the first dot.")
+    ]
+
+
+class OutputTensor(ApiModel):
+    """One output tensor of a step."""
+
+    name: Annotated[TensorName, Field(description="Name of the tensor in the model.")]
+    data_type: Annotated[DataType, Field(description="Element type.")]
+    dims: Dims
+    reshape: Annotated[
+        tuple[Dimension, ...] | None,
+        Field(
+            max_length=MAX_DIMS, description="Shape that the model itself has where it differs from dims; [] for a scalar.", json_schema_extra=ATOMIC
+        ),
+    ] = None
+
+
+class InputTensor(OutputTensor):
+    """One input tensor of a step."""
+
+    from_: Annotated[
+        TensorReference | None,
+        Field(
+            alias="from",
+            description="The tensor it reads: STEP.OUTPUT or pipeline.INPUT. Left out: the tokenizer's tensor of that usual name, or the pipeline's input of that name.",
+        ),
+    ] = None
+    optional: Annotated[Switch | None, Field(description="Enabled: a request may leave it out, and without from nothing feeds it.")] = None
+    ragged: Annotated[
+        Switch | None,
+        Field(
+            description="Enabled: requests of different shape share a batch. Default: Enabled for python steps with a dim of -1, else Disabled; other backends then get one flat tensor."
+        ),
+    ] = None
+
+    rules = (
+        Rule(
+            cel="!(has(self.ragged) && self.ragged == 'Enabled' && has(self.reshape))",
+            message="ragged and reshape exclude each other: a ragged input has no common shape; remove one of them",
+            holds=lambda t: not (t.ragged is Switch.ENABLED and t.reshape is not None),
+            field="ragged",
+        ),
+    )

@@ -1,0 +1,195 @@
+"""The CPU step that turns text into tokens, as a user writes it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .base import ApiModel, Dimension, Passthrough, Rule, Switch, TensorName, TensorReference, TritonName
+from .batching import MAX_BATCH, DynamicBatching
+from .instances import InstanceResources, Instances
+from .optimization import MAX_TOKENS
+from .python import Python
+from .source import Source
+from .steps import PRESERVE, preferred_fit
+from .tensors import ATOMIC, BY_NAME, MAX_DIMS, DataType, TokenTensor
+
+
+class TokenizerType(StrEnum):
+    """What turns text into tokens."""
+
+    HUGGING_FACE = "HuggingFace"
+    PYTHON = "Python"
+
+
+class Padding(StrEnum):
+    """In which shape tokens leave the tokenizer; all modes give the same answers."""
+
+    AUTO = "Auto"
+    RAGGED = "Ragged"
+    FIXED = "Fixed"
+    BUCKETED = "Bucketed"
+    LONGEST = "Longest"
+
+
+class Truncation(StrEnum):
+    """What happens to a text longer than maxLength."""
+
+    LONGEST_FIRST = "LongestFirst"
+    ONLY_FIRST = "OnlyFirst"
+    ONLY_SECOND = "OnlySecond"
+    REFUSE = "Refuse"
+
+
+class TokenizerInputs(ApiModel):
+    """Which texts the tokenizer reads."""
+
+    text: Annotated[TensorName, Field(description="The text (BYTES): name of the pipeline's input, and of the tokenizer's.")] = "TEXT"
+    text_from: Annotated[
+        TensorReference | None,
+        Field(description="Where it comes from, if not from the pipeline's input of that name: STEP.OUTPUT of an earlier step."),
+    ] = None
+    text_pair: Annotated[TensorName | None, Field(description="The second text of a pair, row by row, as rerankers and NLI models read it.")] = None
+    text_pair_from: Annotated[TensorReference | None, Field(description="Where the second text comes from; as textFrom.")] = None
+
+    rules = (
+        Rule(
+            cel="!has(self.textPairFrom) || has(self.textPair)",
+            message="textPairFrom needs textPair, the tokenizer's own name of that input",
+            holds=lambda t: t.text_pair_from is None or t.text_pair is not None,
+            field="textPairFrom",
+        ),
+        Rule(
+            cel="!has(self.textPair) || self.textPair != (has(self.text) ? self.text : 'TEXT')",
+            message="text and textPair must be different inputs",
+            holds=lambda t: t.text_pair != t.text,
+            field="textPair",
+        ),
+    )
+
+
+class TokenizerOutput(ApiModel):
+    """One output tensor of the tokenizer."""
+
+    name: Annotated[TensorName, Field(description="Name of the tensor in Triton.")]
+    tensor: Annotated[TokenTensor | None, Field(description="What it carries. Left out: told by a usual name such as input_ids, in any case.")] = None
+    data_type: Annotated[
+        Literal[DataType.INT32, DataType.INT64] | None,
+        Field(description="INT64 or INT32. Left out: that of the input that reads it, else INT64."),
+    ] = None
+    dims: Annotated[
+        tuple[Dimension, ...] | None,
+        Field(
+            min_length=1,
+            max_length=MAX_DIMS,
+            description="Type Python only: shape of one row. Default: that of the tensor it carries.",
+            json_schema_extra=ATOMIC,
+        ),
+    ] = None
+
+
+class Tokenizer(ApiModel):
+    """The CPU step that turns text into tokens: with the Rust tokenizers library, or with own code."""
+
+    model_name: Annotated[TritonName, Field(description="Name in the model repository.")] = "tokenizer"
+    type: Annotated[
+        TokenizerType | None,
+        Field(description="HuggingFace (the default): tokenizer.json through the Rust tokenizers library. Python: own model.py."),
+    ] = None
+    source: Annotated[
+        Source | None, Field(description="A folder with tokenizer.json (or vocab.txt with its configuration), or the file. Default: spec.source.")
+    ] = None
+    python: Annotated[Python | None, Field(description="Type Python: the code.")] = None
+    inputs: Annotated[TokenizerInputs, Field(description="Texts that it reads.")] = TokenizerInputs()
+    outputs: Annotated[
+        tuple[TokenizerOutput, ...],
+        Field(
+            max_length=16,
+            description="Its output tensors. Default: those that later steps read, by their usual names. Needed for type Python.",
+            json_schema_extra=BY_NAME,
+        ),
+    ] = ()
+    max_length: Annotated[int | None, Field(ge=1, le=MAX_TOKENS, description="Longest row, in tokens. Default 512.")] = None
+    truncation: Annotated[
+        Truncation,
+        Field(
+            description="LongestFirst cuts a longer text (of a pair, the longer one); OnlyFirst, OnlySecond cut that text of a pair; Refuse answers that request with an error."
+        ),
+    ] = Truncation.LONGEST_FIRST
+    special_tokens: Annotated[Switch, Field(description="Enabled: the tokenizer's own special tokens are added.")] = Switch.ENABLED
+    padding: Annotated[
+        Padding | None,
+        Field(
+            description="Ragged (each request keeps its own length), Fixed (to maxLength), Bucketed (to the next bucket), Longest (to the longest of the tokenizer's batch), or Auto, the default."
+        ),
+    ] = None
+    buckets: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=MAX_TOKENS)], ...],
+        Field(max_length=32, description="Lengths of padding Bucketed, ascending; maxLength is always the last.", json_schema_extra=ATOMIC),
+    ] = ()
+    max_batch_size: Annotated[
+        int | None,
+        Field(ge=0, le=MAX_BATCH, description="Most rows in a batch; 0: no batching, clients send texts of shape [n]. Default: the model's."),
+    ] = None
+    dynamic_batching: Annotated[DynamicBatching | None, Field(description="Batching of this step. Default: on.")] = None
+    instances: Annotated[Instances, Field(description="How many tokenizer processes a pod runs.")] = Instances()
+    resources_per_instance: Annotated[
+        InstanceResources, Field(description="What one more instance may use; sizes the pod's requests and limits.")
+    ] = InstanceResources()
+    config_patch: Annotated[
+        Passthrough | None, Field(description="Further fields of Triton's ModelConfig, as model.configPatch.", json_schema_extra=PRESERVE)
+    ] = None
+
+    rules = (
+        Rule(
+            cel="!has(self.maxBatchSize) || !has(self.dynamicBatching) || !has(self.dynamicBatching.preferredBatchSizes)"
+            " || self.dynamicBatching.preferredBatchSizes.all(size, size <= self.maxBatchSize)",
+            message="each of dynamicBatching.preferredBatchSizes must be at most maxBatchSize",
+            holds=lambda t: preferred_fit(t.max_batch_size, t.dynamic_batching),
+            field="dynamicBatching.preferredBatchSizes",
+        ),
+        Rule(
+            cel="!has(self.buckets) || self.buckets.all(b, b <= (has(self.maxLength) ? self.maxLength : 512))",
+            message="each of buckets must be at most maxLength (512 where it is left out)",
+            holds=lambda t: all(b <= (t.max_length or 512) for b in t.buckets),
+            field="buckets",
+        ),
+        Rule(
+            cel="!has(self.buckets) || self.buckets.isSorted() && self.buckets.all(b, self.buckets.exists_one(o, o == b))",
+            message="buckets must be ascending, each once",
+            holds=lambda t: all(a < b for a, b in zip(t.buckets, t.buckets[1:], strict=False)),
+            field="buckets",
+        ),
+        Rule(
+            cel="(has(self.buckets) && size(self.buckets) > 0) == (has(self.padding) && self.padding == 'Bucketed')",
+            message="buckets go with padding Bucketed, and padding Bucketed needs them",
+            holds=lambda t: bool(t.buckets) == (t.padding is Padding.BUCKETED),
+            field="buckets",
+        ),
+        Rule(
+            cel="(has(self.type) && self.type == 'Python') == has(self.python)",
+            message="python is needed for type Python and forbidden otherwise",
+            holds=lambda t: (t.type is TokenizerType.PYTHON) == (t.python is not None),
+            field="python",
+        ),
+        Rule(
+            cel="!has(self.python) || has(self.python.code) && has(self.outputs) && size(self.outputs) > 0",
+            message="type Python needs python.code and its outputs written out",
+            holds=lambda t: t.python is None or (t.python.code is not None and bool(t.outputs)),
+            field="outputs",
+        ),
+        Rule(
+            cel="has(self.python) || !has(self.outputs) || self.outputs.all(o, !has(o.dims))",
+            message="outputs[].dims is for type Python; the shape of tokens follows from padding",
+            holds=lambda t: t.python is not None or all(output.dims is None for output in t.outputs),
+            field="outputs",
+        ),
+        Rule(
+            cel="!has(self.truncation) || !(self.truncation in ['OnlyFirst', 'OnlySecond']) || has(self.inputs) && has(self.inputs.textPair)",
+            message="truncation OnlyFirst and OnlySecond are for text pairs; set inputs.textPair, or write LongestFirst or Refuse",
+            holds=lambda t: t.truncation not in (Truncation.ONLY_FIRST, Truncation.ONLY_SECOND) or t.inputs.text_pair is not None,
+            field="truncation",
+        ),
+    )

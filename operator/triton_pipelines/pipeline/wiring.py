@@ -1,0 +1,193 @@
+"""Who feeds whom: every reference names a tensor that is there, of the same type and a shape that fits, and everything made is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from triton_pipelines.api.base import Finding
+from triton_pipelines.api.postprocess import PostprocessType
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+
+from .graph import PIPELINE, Graph, Input, Output, Reference, Role, Step, Tensor
+
+
+def check_wiring(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
+    """Findings about references between steps, the pipeline's inputs and its outputs."""
+    if graph.entry is not None:
+        yield from _entry(graph)
+        return
+    yield from _circle(graph)
+    for step in graph.steps:
+        for entry in step.inputs:
+            yield from _input(graph, step, entry)
+        if not step.inputs:
+            yield Finding(f"{step.path}.inputs", f"is needed: without a tokenizer nothing says what {step.name} reads; name each input tensor")
+    yield from _unread(graph)
+    yield from _public(pipeline, graph)
+
+
+def _entry(graph: Graph) -> Iterator[Finding]:
+    known = [step.name for step in graph.models]
+    if graph.entry not in known:
+        yield Finding("spec.ensemble.entryPoint", f"names the step {graph.entry!r}, which does not exist; known are {', '.join(known)}")
+
+
+def _circle(graph: Graph) -> Iterator[Finding]:
+    """Steps that wait for each other."""
+    position = {step.name: index for index, step in enumerate(graph.steps)}
+    for step in graph.steps:
+        for entry in step.inputs:
+            if entry.source is not None and position.get(entry.source.step, -1) >= position[step.name]:
+                made_by = "the same step" if entry.source.step == step.name else f"{entry.source.step}, which waits for {step.name} itself"
+                yield Finding(entry.path, f"reads {entry.source}, which is made by {made_by}: data must not run in a circle")
+
+
+def _input(graph: Graph, step: Step, entry: Input) -> Iterator[Finding]:
+    if entry.source is None:
+        if not entry.optional:
+            yield Finding(entry.path, f"nothing feeds {entry.tensor.name} of {step.name}; write from")
+        return
+    made_by = entry.source.step
+    names = [PIPELINE, *(other.name for other in graph.steps)]
+    if made_by not in names:
+        beside = " (auxiliary models are not wired)" if any(other.name == made_by for other in graph.auxiliary) else ""
+        yield Finding(entry.path, f"from names the step {made_by!r}, which does not exist{beside}; known are {', '.join(names)}")
+        return
+    made = graph.resolve(entry.source)
+    if made is None:
+        what = "input" if made_by == PIPELINE else "output"
+        yield Finding(entry.path, f"reads {entry.source}, but {made_by} has no such {what}; it has {_have(graph, made_by)}")
+        return
+    yield from _fits(graph, step, entry, made)
+
+
+def _have(graph: Graph, name: str) -> str:
+    step = graph.step(name)
+    tensors: tuple[Tensor, ...] = graph.inputs if step is None else step.outputs
+    return ", ".join(tensor.name for tensor in tensors) or "none"
+
+
+def full_dims(dims: tuple[int, ...], batched: bool) -> tuple[int, ...]:
+    """Shape with the batch axis."""
+    return (-1, *dims) if batched else dims
+
+
+def _fits(graph: Graph, step: Step, entry: Input, made: Tensor) -> Iterator[Finding]:
+    """Types and shapes of both sides. Triton compares whole shapes as soon as one side has no batch axis (ensemble_utils.cc)."""
+    assert entry.source is not None
+    read = entry.tensor
+    maker = graph.step(entry.source.step)
+    makes = graph.max_batch_size > 0 if maker is None else maker.max_batch_size > 0
+    reads = step.max_batch_size > 0
+    if made.data_type is not read.data_type:
+        yield Finding(
+            entry.path,
+            f"inconsistent data type: {read.name} reads {read.data_type.value}, but {entry.source} is {made.data_type.value}; declare the same dataType on both sides",
+        )
+    same = makes == reads
+    left, right = (made.dims, read.dims) if same else (full_dims(made.dims, makes), full_dims(read.dims, reads))
+    note = "" if same else " (with the batch axis, since only one side batches)"
+    if len(left) != len(right):
+        yield Finding(
+            entry.path,
+            f"inconsistent shape: {read.name} has dims {list(right)}, but {entry.source} has {list(left)}{note}; the number of dims must be equal",
+        )
+    elif any(a != b and -1 not in (a, b) for a, b in zip(left, right, strict=True)):
+        yield Finding(
+            entry.path, f"inconsistent shape: {read.name} has dims {list(right)}, but {entry.source} has {list(left)}{note}; only -1 fits any length"
+        )
+
+
+def _read(graph: Graph) -> list[Reference]:
+    """Every tensor that somebody reads: a step or a client."""
+    fed = [entry.source for step in graph.steps for entry in step.inputs if entry.source is not None]
+    return [*fed, *(output.source for output in graph.outputs)]
+
+
+def _unread(graph: Graph) -> Iterator[Finding]:
+    """Triton refuses a step that has no part in the answer: an ensemble step needs both maps, and what is written must be read."""
+    read = {reference.step for reference in _read(graph)}
+    for step in graph.steps:
+        if step.name not in read:
+            yield Finding(
+                step.path,
+                f"no other step and no output of the pipeline reads what {step.name} makes;"
+                f" read one of {_have(graph, step.name)} with from, or answer with it in ensemble.outputs",
+            )
+        elif step.inputs and all(entry.source is None for entry in step.inputs):
+            yield Finding(f"{step.path}.inputs", f"nothing feeds {step.name}: at least one input needs a from")
+
+
+def _public(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
+    declared = {tensor.name: index for index, tensor in enumerate(pipeline.spec.ensemble.inputs)}
+    for tensor in graph.inputs:
+        path = f"spec.ensemble.inputs[{declared[tensor.name]}]" if tensor.name in declared else "spec.tokenizer.inputs.text"
+        if any(output.tensor.name == tensor.name for output in graph.outputs):
+            yield Finding(path, f"{tensor.name!r} is an output of the pipeline, too; choose another name for the input")
+        if tensor.name in declared and Reference(PIPELINE, tensor.name) not in _read(graph):
+            yield Finding(path, f"no step reads {tensor.name}; remove it, or read it with from: pipeline.{tensor.name}")
+    spelt: dict[str, str] = {}
+    for tensor in graph.inputs:
+        other = spelt.setdefault(tensor.name.lower(), tensor.name)
+        if other != tensor.name and tensor.name not in declared:
+            reader = next(entry.path for step in graph.steps for entry in step.inputs if entry.source == Reference(PIPELINE, tensor.name))
+            yield Finding(reader, f"reads pipeline.{tensor.name}, which differs from the input {other} only in case; write pipeline.{other}")
+    for output in graph.outputs:
+        yield from _output(graph, output)
+    answered: dict[Reference, str] = {}
+    for output in graph.outputs:
+        if output.source in answered:
+            yield Finding(output.path, f"{output.source} is already answered as {answered[output.source]!r}; Triton maps a tensor once: remove one")
+        answered.setdefault(output.source, output.tensor.name)
+
+
+def _output(graph: Graph, output: Output) -> Iterator[Finding]:
+    source = output.source
+    if source.step == PIPELINE:
+        yield Finding(output.path, f"{source} is an input of the pipeline; an output is made by a step")
+        return
+    maker = graph.step(source.step)
+    if maker is None:
+        known = ", ".join(step.name for step in graph.steps)
+        yield Finding(output.path, f"from names the step {source.step!r}, which does not exist; known are {known}")
+    elif graph.resolve(source) is None:
+        yield Finding(output.path, f"answers with {source}, but {source.step} has no such output; it has {_have(graph, source.step)}")
+
+
+def check_names(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
+    """Names of models, which are folders of one repository, and of tensors."""
+    seen: dict[str, str] = {} if graph.entry is not None else {graph.model_name: "spec.ensemble.modelName"}
+    for step in graph.models:
+        if step.model_name in seen:
+            default = " (metadata.name where that is left out)" if step.model_name == graph.model_name and graph.entry is None else ""
+            yield Finding(
+                f"{step.path}.modelName", f"{step.model_name!r} is already the name given by {seen[step.model_name]}{default}; choose another"
+            )
+        seen.setdefault(step.model_name, f"{step.path}.modelName")
+        for tensor in [*[entry.tensor for entry in step.inputs], *step.outputs]:
+            if 0 in tensor.dims or 0 in (tensor.reshape or ()):
+                yield Finding(f"{step.path}", f"{tensor.name}: a dim must be at least 1, or -1 for any length")
+            yield from _reshape(step, tensor)
+    if pipeline.spec.postprocess.type not in (None, PostprocessType.NONE) and not any(step.role is Role.MODEL for step in graph.steps):
+        post = pipeline.spec.postprocess
+        if post.from_ is None and post.python is None:
+            yield Finding("spec.postprocess.from", "is needed: without spec.model nothing says which tensor it reads")
+
+
+def _reshape(step: Step, tensor: Tensor) -> Iterator[Finding]:
+    """Triton's rules of a reshape (model_config_utils.cc): as many elements on both sides, a scalar only beside a batch axis."""
+    if tensor.reshape is None:
+        return
+    if not tensor.reshape and step.max_batch_size == 0:
+        yield Finding(step.path, f"{tensor.name}: reshape [] (a scalar) needs a batch axis; set maxBatchSize, or reshape to [1]")
+    if _elements(tensor.dims) != _elements(tensor.reshape) or tensor.dims.count(-1) != tensor.reshape.count(-1):
+        yield Finding(
+            step.path, f"{tensor.name}: dims {list(tensor.dims)} and reshape {list(tensor.reshape)} must hold equally many elements, and as many -1"
+        )
+
+
+def _elements(dims: tuple[int, ...]) -> int:
+    result = 1
+    for size in dims:
+        result *= size if size > 0 else 1
+    return result
