@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -235,6 +235,20 @@ class Asker:
         self._tasks.append(task)
         return task
 
+    async def stream(self, name: str, arrays: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+        """All answers of a decoupled model to one request, in order, as lists by output name."""
+
+        async def requests() -> AsyncIterator[dict[str, Any]]:
+            yield {"model_name": name, "inputs": _inputs(arrays)}
+
+        answers = []
+        # The client says that nothing follows; the server ends the stream after the last answer.
+        async for result, error in self._client.stream_infer(requests(), stream_timeout=SECONDS):
+            if error is not None:
+                raise error
+            answers.append({output.name: result.as_numpy(output.name).tolist() for output in result.get_response().outputs})
+        return answers
+
     async def line_up(self, model: Model, *values: Any, **options: Any) -> list[asyncio.Task[dict[str, Any]]]:
         """Requests that are pending in exactly this order."""
         tasks = []
@@ -245,10 +259,14 @@ class Asker:
         return tasks
 
     async def _infer(self, name: str, arrays: Mapping[str, np.ndarray], options: dict[str, Any]) -> dict[str, Any]:
-        given = []
-        for key, array in arrays.items():
-            entry = InferInput(key, list(array.shape), np_to_triton_dtype(array.dtype))
-            entry.set_data_from_numpy(array)
-            given.append(entry)
-        answer = await self._client.infer(name, given, client_timeout=SECONDS, **options)
+        answer = await self._client.infer(name, _inputs(arrays), client_timeout=SECONDS, **options)
         return {output.name: answer.as_numpy(output.name).tolist() for output in answer.get_response().outputs}
+
+
+def _inputs(arrays: Mapping[str, np.ndarray]) -> list[InferInput]:
+    given = []
+    for name, array in arrays.items():
+        entry = InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+        entry.set_data_from_numpy(array)
+        given.append(entry)
+    return given

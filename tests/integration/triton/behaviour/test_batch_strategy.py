@@ -1,0 +1,80 @@
+"""Custom batching libraries: their limit shows in the batches that are formed."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.recorder import Asker, Workbench, tensor, until
+from triton_pipelines.triton.errors import TritonError
+
+pytestmark = pytest.mark.integration
+SOURCE = Path(__file__).with_name("batchstrategy.c")
+LIMIT = 3
+# Longer than any test. Without a delay Triton ends a batch's account at its first request and goes on to add to it.
+NEVER_US = 3_600_000_000
+PARAMETER = "TRITON_BATCH_STRATEGY_PATH"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The library, compiled."""
+    file = tmp_path_factory.mktemp("strategy") / "strategy.so"
+    command = ["cc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-DLIMIT={LIMIT}", "-o", str(file), str(SOURCE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return file.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "named"),
+    [
+        ("none", None, False),
+        ("by_default_name", "batchstrategy.so", False),
+        ("in_the_version", "1/batchstrategy.so", False),
+        ("by_path", "libraries/own.so", True),
+        ("unnamed", "libraries/own.so", False),
+    ],
+)
+async def test_the_limit_shows_in_the_batches(triton: Workbench, client: Asker, library: bytes, name: str, place: str | None, named: bool) -> None:
+    """A batch waits for its eighth request; the library lets three in, and the fourth sends them off."""
+    model_name = f"strategy_{name}"
+    parameters = {PARAMETER: str(triton.repository / model_name / str(place))} if named else {}
+    files = {} if place is None else {place: library}
+    scheduling = f"dynamic_batching {{ max_queue_delay_microseconds: {NEVER_US} }}"
+    # Only where shapes may differ does every request wake the batcher; else it sleeps until a whole batch is there.
+    tensors = {"inputs": tensor("X", dims="-1"), "outputs": tensor("Y", dims="-1")}
+    model = await triton.deploy(model_name, scheduling, files=files, parameters=parameters, **tensors)
+    tasks = []
+    for value in range(1, 8):
+        tasks.append(client.ask(model, value))
+
+        async def arrived(count: int = value) -> bool:
+            return await model.pending() + len(model.order()) == count
+
+        await until(arrived, f"request {value} arrives")
+    limited = place is not None and (named or place.endswith("batchstrategy.so"))
+    expected = [[1, 2, 3], [4, 5, 6], [7]] if limited else [list(range(1, 8))]
+    await until(lambda: model.batches() == expected[:-1], f"the batches {expected[:-1]}")
+    # Eight rows are a batch by themselves: what waits before them goes.
+    full = np.arange(100, 108, dtype=np.int32).reshape(8, 1)
+    await asyncio.gather(*tasks, client.ask(model, inputs={"X": full}))
+    assert model.batches() == [*expected, full.ravel().tolist()]
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "scheduling", "reason"),
+    [
+        ("absent", "absent.so", "dynamic_batching { }", "path not found"),
+        ("with_sequences", "batchstrategy.so", "sequence_batching { }", "cannot be specified"),
+    ],
+)
+async def test_what_triton_refuses(triton: Workbench, library: bytes, name: str, path: str, scheduling: str, reason: str) -> None:
+    model_name = f"strategy_{name}"
+    parameters = {PARAMETER: str(triton.repository / model_name / path)}
+    with pytest.raises(TritonError, match=reason):
+        await triton.deploy(model_name, scheduling, files={"batchstrategy.so": library}, parameters=parameters)
