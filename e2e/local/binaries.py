@@ -97,7 +97,10 @@ BINARIES: dict[str, Binary] = {
         Binary("gpu-device-plugin", Module("gpu-device-plugin"), "."),
         Binary("pause", Module("pause"), "."),
         Binary("kind", Module("kind"), "sigs.k8s.io/kind", ("version",), r"^kind v0\.(?:3[3-9])\."),
+        # Servers of source protocols, for the loader's tests.
         Binary("versitygw", Module("versitygw"), "github.com/versity/versitygw/cmd/versitygw"),
+        Binary("fake-gcs-server", Module("fake-gcs-server"), "github.com/fsouza/fake-gcs-server"),
+        Binary("registry", Module("registry"), "github.com/distribution/distribution/v3/cmd/registry"),
         # The rules by which GitOps tools judge and compare objects, from their own code (tests of the resource's status and defaults).
         Binary("kstatus", Module("kstatus"), "."),
         Binary("argodiff", Module("argodiff"), "."),

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import ssl
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import certifi
 
 from triton_pipelines.api.loadplan import PlanFetch
 from triton_pipelines.loader.errors import SourceError
 from triton_pipelines.loader.redact import Redactor
+from triton_pipelines.loader.uris import Located, RegistryUri, parse_azure, parse_registry
 
 CA_FILE: Final = "ca.crt"
-_AMBIENT: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_CONTAINER_AUTHORIZATION_TOKEN")
+_AMBIENT: Final = (
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_CONTAINER_AUTHORIZATION_TOKEN"),
+    *("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_TOKEN"),
+    *("AZURE_CLIENT_SECRET", "GOOGLE_SERVICE_ACCOUNT_KEY", "HF_TOKEN"),
+)
+_PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+DOCKER_CONFIG: Final = ".dockerconfigjson"
+"""Key of a Secret of type ``kubernetes.io/dockerconfigjson``."""
+_DOCKER_HUB: Final = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"})
 
 
 def ssl_context(ca: Path | None) -> ssl.SSLContext:
@@ -41,6 +53,9 @@ class Credentials:
     token: str | None = field(default=None, repr=False)
     user: tuple[str, str] | None = field(default=None, repr=False)
     keys: tuple[str, str, str | None] | None = field(default=None, repr=False)
+    account_key: str | None = field(default=None, repr=False)
+    sas_token: str | None = field(default=None, repr=False)
+    service_account: str | None = field(default=None, repr=False)
     ca_file: Path | None = None
 
     def headers(self, from_url: tuple[str, str] | None = None) -> dict[str, str]:
@@ -57,46 +72,138 @@ class Credentials:
         return ssl_context(self.ca_file)
 
 
-def read_credentials(item: PlanFetch, scheme: str, credentials: Path, ca: Path, redact: Redactor) -> Credentials:
-    """The credentials of ``item`` for a source of ``scheme``; each value becomes known to ``redact``.
+def read_credentials(item: PlanFetch, located: Located, credentials: Path, ca: Path, redact: Redactor) -> Credentials:
+    """The credentials of ``item`` for the source ``located``; each value becomes known to ``redact``.
 
     Raises :class:`SourceError` that names the secret's missing key.
     """
-    ca_file = ca / item.step / CA_FILE if item.ca else None
+    ca_file = ca / item.key / CA_FILE if item.ca else None
     if ca_file is not None and not ca_file.is_file():
         raise SourceError(f"caRef: the bundle has no key {CA_FILE}")
     # What the platform injects must not show either.
     redact.add(*(os.environ.get(name) for name in _AMBIENT))
+    for name in _PROXIES:
+        redact.add(*_password(os.environ.get(name)), *_password(os.environ.get(name.lower())))
     if not item.credentials:
         return Credentials(ca_file=ca_file)
-    values = _read(credentials / item.step)
-    redact.add(*(value for key, value in values.items() if key not in ("username", "accessKeyId")))
+    values = _read(credentials / item.key)
+    redact.add(*(value for key, value in values.items() if key not in ("username", "accessKeyId", "accountName")))
     # An access key id is no secret by itself, but scanners treat it as one.
     redact.add(values.get("accessKeyId"))
+    return replace(_of_scheme(located, values, redact), ca_file=ca_file)
 
+
+def _of_scheme(located: Located, values: Mapping[str, str], redact: Redactor) -> Credentials:
     def need(*keys: str) -> None:
         missing = [key for key in keys if not values.get(key)]
         if missing:
-            held = ", ".join(sorted(values)) or "nothing"
             raise SourceError(f"secretRef: the secret lacks {' and '.join(missing)} (it holds {held})")
 
-    match scheme:
+    held = ", ".join(sorted(values)) or "nothing"
+    match located.scheme:
         case "hf":
             need("token")
-            return Credentials(token=values["token"], ca_file=ca_file)
+            return Credentials(token=values["token"])
         case "s3":
             need("accessKeyId", "secretAccessKey")
-            keys = (values["accessKeyId"], values["secretAccessKey"], values.get("sessionToken") or None)
-            return Credentials(keys=keys, ca_file=ca_file)
+            return Credentials(keys=(values["accessKeyId"], values["secretAccessKey"], values.get("sessionToken") or None))
+        case "gs":
+            need("serviceAccountKey")
+            return Credentials(service_account=_service_account(values["serviceAccountKey"], redact))
+        case "az":
+            return _azure(located, values, redact)
+        case "oci":
+            user = (values.get("username", ""), values.get("password", ""))
+            if not all(user):
+                if not values.get(DOCKER_CONFIG):
+                    raise SourceError(f"secretRef: the secret needs {DOCKER_CONFIG}, or username and password (it holds {held})")
+                user = _docker(values[DOCKER_CONFIG], parse_registry(located.uri), redact)
+            redact.add_basic(*user)
+            return Credentials(user=user)
         case "https" | "http":
             if values.get("token"):
-                return Credentials(token=values["token"], ca_file=ca_file)
+                return Credentials(token=values["token"])
             if not (values.get("username") and values.get("password")):
-                held = ", ".join(sorted(values)) or "nothing"
                 raise SourceError(f"secretRef: the secret needs token, or username and password (it holds {held})")
             redact.add_basic(values["username"], values["password"])
-            return Credentials(user=(values["username"], values["password"]), ca_file=ca_file)
-    return Credentials(ca_file=ca_file)
+            return Credentials(user=(values["username"], values["password"]))
+    return Credentials()
+
+
+def _password(proxy: str | None) -> tuple[str, ...]:
+    """The password in a proxy's address, as written and as meant."""
+    try:
+        password = urlsplit(proxy or "").password
+    except ValueError:
+        return ()
+    return (password, unquote(password)) if password else ()
+
+
+def _service_account(text: str, redact: Redactor) -> str:
+    key = _json(text, "serviceAccountKey")
+    private = key.get("private_key")
+    if not isinstance(private, str) or not isinstance(key.get("client_email"), str):
+        raise SourceError("secretRef: serviceAccountKey is no key file of a service account (it lacks private_key or client_email)")
+    # An error may show the key in part: each of its lines counts.
+    redact.add(private, str(key.get("private_key_id") or ""), *(line for line in private.split("\n") if not line.startswith("-----")))
+    return text
+
+
+def _azure(located: Located, values: Mapping[str, str], redact: Redactor) -> Credentials:
+    account = parse_azure(located.uri).account
+    if values.get("accountName", account) != account:
+        raise SourceError(f"secretRef: the secret is for account {values['accountName']}, the URI names {account}")
+    if values.get("sasToken"):
+        token = values["sasToken"].lstrip("?")
+        redact.add(token, *(value for name, value in parse_qsl(token) if name == "sig"))
+        return Credentials(sas_token=token)
+    if values.get("accountKey"):
+        try:
+            base64.b64decode(values["accountKey"], validate=True)
+        except ValueError:
+            raise SourceError("secretRef: accountKey is not base64: copy the storage account's access key as the portal shows it") from None
+        return Credentials(account_key=values["accountKey"])
+    raise SourceError(f"secretRef: the secret needs accountKey (with accountName) or sasToken (it holds {', '.join(sorted(values)) or 'nothing'})")
+
+
+def _docker(text: str, uri: RegistryUri, redact: Redactor) -> tuple[str, str]:
+    """User and password for a registry in a Docker configuration; the longest entry that fits wins, as in the kubelet."""
+    auths = _json(text, DOCKER_CONFIG).get("auths")
+    if not isinstance(auths, dict):
+        raise SourceError(f"secretRef: {DOCKER_CONFIG} has no auths: create it with kubectl create secret docker-registry")
+    found: tuple[str, Mapping[str, Any] | None] = ("", None)
+    for name, entry in auths.items():
+        host, _, path = name.removeprefix("https://").removeprefix("http://").strip("/").partition("/")
+        # Docker Hub's entry is an address of its old API.
+        path = "" if path in ("v1", "v2") else path
+        same = host == uri.registry or (host in _DOCKER_HUB and uri.registry in _DOCKER_HUB)
+        below = not path or uri.repository == path or uri.repository.startswith(f"{path}/")
+        if same and below and isinstance(entry, dict) and len(name) > len(found[0]):
+            found = (name, entry)
+    if found[1] is None:
+        raise SourceError(f"secretRef: {DOCKER_CONFIG} has no entry for {uri.registry} (it has {', '.join(sorted(auths)) or 'none'})")
+    entry = found[1]
+    user, password = str(entry.get("username") or ""), str(entry.get("password") or "")
+    if entry.get("auth"):
+        redact.add(str(entry["auth"]))
+        try:
+            user, _, password = base64.b64decode(str(entry["auth"]), validate=True).decode().partition(":")
+        except ValueError:
+            raise SourceError(f"secretRef: {DOCKER_CONFIG}: auth of {found[0]} is not base64 of user:password") from None
+    if not user or not password:
+        raise SourceError(f"secretRef: {DOCKER_CONFIG} has no user and password for {found[0]} (identity tokens and helpers are not taken)")
+    return user, password
+
+
+def _json(text: str, key: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        # The parser's own message would show where, and with it some of the text.
+        raise SourceError(f"secretRef: {key} is no JSON") from None
+    if not isinstance(value, dict):
+        raise SourceError(f"secretRef: {key} must hold a JSON object")
+    return value
 
 
 def _read(folder: Path) -> dict[str, str]:

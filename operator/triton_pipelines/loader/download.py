@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -14,11 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from triton_pipelines.loader.cache import FileCache, key_of
 from triton_pipelines.loader.errors import NoSpaceError, SourceError
-from triton_pipelines.loader.progress import Progress, human
+from triton_pipelines.loader.listing import Listing
+from triton_pipelines.loader.progress import MeterMaker, Progress, human
 from triton_pipelines.loader.retry import Retrier
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_WAITS: Final = 3
+"""Times that a download waits for another pod's before it goes ahead by itself."""
 BLOCK: Final = 1 << 20
 """Bytes read at once from a local file."""
 
@@ -29,6 +34,8 @@ class Body:
 
     ``size`` is the whole file's, where the source tells. ``validator`` lets a later request continue this very version, None
     when the source cannot promise that. ``revision`` is what an unpinned source resolved to (commit, object version, ETag).
+    ``identity`` is what is the same only while the content is (commit, version, strong ETag, digest), None where nothing is;
+    ``digest`` the SHA-256 that the source itself says the file has.
     """
 
     chunks: Iterator[bytes]
@@ -36,13 +43,19 @@ class Body:
     size: int | None = None
     validator: str | None = None
     revision: str | None = None
+    identity: str | None = None
+    digest: str | None = None
 
 
 class Source(Protocol):
-    """Where files come from. ``name`` is relative to the source's folder."""
+    """Where files come from. Names are relative to the source's folder. Safe for threads once it is resolved."""
 
     def resolve(self) -> str | None:
         """The revision that holds for all files of the source (a commit), or None where each file has its own."""
+        ...
+
+    def list(self, place: str) -> Listing:
+        """What lies at ``place``; ``/`` at its end, or nothing at all, names a folder. Raises :class:`SourceError`."""
         ...
 
     def open(self, name: str, *, offset: int = 0, validator: str | None = None) -> AbstractContextManager[Body]:
@@ -64,28 +77,64 @@ class Downloaded:
     resumed: bool
 
 
+@dataclass(frozen=True)
+class Job:
+    """A file to download. ``what`` (field and URI) starts every log line; ``scope`` says what its source is, for the cache's key."""
+
+    source: Source
+    name: str
+    target: Path
+    what: str
+    scope: str | None = None
+    meter: MeterMaker | None = None
+
+
 class Downloader:
-    """Downloads with retries; unfinished files lie beside their target as ``NAME.part`` with ``NAME.part.json``."""
+    """Downloads with retries; unfinished files lie beside their target as ``NAME.part`` with ``NAME.part.json``.
 
-    def __init__(self, retrier: Retrier, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
-        self._retrier, self._log, self._clock = retrier, log, clock
+    A finished file has ``NAME.done.json`` beside it until it is moved to the repository, so that a restarted container fetches
+    none twice. ``stop`` ends all downloads of a group when one of them failed for good.
+    """
 
-    def fetch(self, source: Source, name: str, target: Path, what: str) -> Downloaded:
-        """Fetch ``name`` into ``target``. ``what`` (field and URI) starts every log line.
+    def __init__(self, retrier: Retrier, log: logging.Logger, clock: Callable[[], float] = time.monotonic, cache: FileCache | None = None) -> None:
+        self._retrier, self._log, self.clock, self._cache = retrier, log, clock, cache
+
+    def fetch(self, job: Job, stop: threading.Event | None = None) -> Downloaded:
+        """Do ``job``.
 
         Raises :class:`SourceError` when the source stays unreadable and :class:`NoSpaceError` when the volume is full.
         """
-        target.parent.mkdir(parents=True, exist_ok=True)
-        return self._retrier.run(what, lambda: self._attempt(source, name, target, what))
+        job.target.parent.mkdir(parents=True, exist_ok=True)
+        waits = 0
 
-    def _attempt(self, source: Source, name: str, target: Path, what: str) -> Downloaded:
-        part = _Part(target)
+        def attempt() -> Downloaded:
+            nonlocal waits
+            while True:
+                done = self._attempt(job, stop or threading.Event(), patient=waits < _WAITS)
+                if isinstance(done, Downloaded):
+                    return done
+                # The connection is closed by now: a wait may be long.
+                waits += 1
+                assert self._cache is not None
+                self._cache.wait(done)
+
+        return self._retrier.run(job.what, attempt)
+
+    def _attempt(self, job: Job, stop: threading.Event, patient: bool) -> Downloaded | str:
+        """The file, or the key of the cache that another pod is filling."""
+        if stop.is_set():
+            raise SourceError("stopped, since another file of the same source failed")
+        part = _Part(job.target)
         resumable = part.read()
         offset, validator = (part.size(), resumable) if resumable else (0, None)
         before = part.size() if resumable else 0
         try:
-            with source.open(name, offset=offset, validator=validator) as body:
-                return self._stream(body, part, target, what)
+            with job.source.open(job.name, offset=offset, validator=validator) as body:
+                if (done := part.finished(body)) is not None:
+                    return done
+                if self._cache is None or job.scope is None or body.identity is None:
+                    return self._stream(body, part, job, stop)
+                return self._through_cache(self._cache, key_of(job.scope, job.name, body.identity), body, part, job, stop, patient)
         except SourceError as error:
             if error.restart:
                 part.drop()
@@ -93,43 +142,70 @@ class Downloader:
             raise
         except OSError as error:
             if error.errno in _FULL:
-                raise NoSpaceError(None, free_bytes(target.parent), what) from error
+                raise NoSpaceError(None, free_bytes(job.target.parent), job.what) from error
             raise
 
-    def _stream(self, body: Body, part: _Part, target: Path, what: str) -> Downloaded:
+    def _through_cache(self, cache: FileCache, key: str, body: Body, part: _Part, job: Job, stop: threading.Event, patient: bool) -> Downloaded | str:
+        # The source was asked first: who may not read a file there does not get it from here.
+        if body.size is not None and body.size > free_bytes(job.target.parent) + part.size():
+            raise NoSpaceError(body.size, free_bytes(job.target.parent), job.what)
+        if (cached := cache.take(key, job.target)) is not None:
+            part.drop()
+            self._log.info("%s: %s from the model cache", job.what, human(cached.size))
+            if job.meter is not None:
+                job.meter(cached.size, cached.size).finish()
+            done = Downloaded(job.target, cached.sha256, cached.size, body.revision, resumed=False)
+            part.note(done, body.identity)
+            return done
+        lease = cache.lease(key)
+        if lease is None:
+            return key if patient else self._stream(body, part, job, stop)
+        with lease:
+            done = self._stream(body, part, job, stop)
+            cache.put(key, done.path, done.sha256)
+            return done
+
+    def _stream(self, body: Body, part: _Part, job: Job, stop: threading.Event) -> Downloaded:
         digest = hashlib.sha256()
         if body.offset:
             if body.offset != part.size():
                 part.drop()
                 raise SourceError(f"the server went on at byte {body.offset} of a file that was asked for from elsewhere", retryable=True)
             part.hash_into(digest)
-            self._log.info("%s: resumes at %s", what, human(body.offset))
+            self._log.info("%s: resumes at %s", job.what, human(body.offset))
         else:
             part.drop()
         if body.size is not None:
-            free, needed = free_bytes(target.parent), body.size - body.offset
+            free, needed = free_bytes(job.target.parent), body.size - body.offset
             if needed > free:
-                raise NoSpaceError(needed, free, what)
+                raise NoSpaceError(needed, free, job.what)
         part.write(body.validator)
-        progress = Progress(self._log, what, body.size, body.offset, self._clock)
+        meter = job.meter(body.size, body.offset) if job.meter else Progress(self._log, job.what, body.size, body.offset, self.clock)
         size = body.offset
         with part.path.open("ab") as file:
             for chunk in body.chunks:
                 file.write(chunk)
                 digest.update(chunk)
                 size += len(chunk)
-                progress.add(len(chunk))
+                meter.add(len(chunk))
+                if stop.is_set():
+                    raise SourceError("stopped, since another file of the same source failed")
             file.flush()
             os.fsync(file.fileno())
         if body.size is not None and size != body.size:
             if size > body.size:
                 part.drop()
             raise SourceError(f"the body ended at byte {size} of {body.size}", retryable=True)
-        progress.finish()
-        part.path.replace(target)
-        fsync_folder(target.parent)
+        if body.digest is not None and digest.hexdigest() != body.digest:
+            part.drop()
+            raise SourceError(f"what came has the digest {digest.hexdigest()}, not {body.digest} as the source says", retryable=True)
+        meter.finish()
+        done = Downloaded(job.target, digest.hexdigest(), size, body.revision, resumed=body.offset > 0)
+        part.path.replace(job.target)
+        fsync_folder(job.target.parent)
         part.drop()
-        return Downloaded(target, digest.hexdigest(), size, body.revision, resumed=body.offset > 0)
+        part.note(done, body.identity)
+        return done
 
 
 class _Part:
@@ -137,7 +213,9 @@ class _Part:
 
     def __init__(self, target: Path) -> None:
         self.path = target.with_name(f"{target.name}.part")
+        self._target = target
         self._note = target.with_name(f"{target.name}.part.json")
+        self._done = target.with_name(f"{target.name}.done.json")
 
     def size(self) -> int:
         try:
@@ -157,6 +235,21 @@ class _Part:
         temporary = self._note.with_name(f"{self._note.name}.tmp")
         temporary.write_text(json.dumps({"validator": validator}))
         temporary.replace(self._note)
+
+    def note(self, done: Downloaded, identity: str | None) -> None:
+        """Remember a finished file for a restart of the container."""
+        if identity is not None:
+            write_atomically(self._done, json.dumps({"identity": identity, "sha256": done.sha256}).encode())
+
+    def finished(self, body: Body) -> Downloaded | None:
+        """The file, when an earlier attempt finished it and the source still has the same one."""
+        try:
+            note = json.loads(self._done.read_text())
+            if body.identity is None or note["identity"] != body.identity or sha256_of(self._target) != note["sha256"]:
+                return None
+            return Downloaded(self._target, note["sha256"], self._target.stat().st_size, body.revision, resumed=True)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def drop(self) -> None:
         self._note.unlink(missing_ok=True)

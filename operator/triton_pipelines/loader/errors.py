@@ -10,17 +10,25 @@ class SourceError(Exception):
 
     ``retryable`` says whether the same request may succeed later, ``retry_after`` what the server asked for in seconds,
     ``missing`` that the source answered and has no such file, ``restart`` that the unfinished file here cannot be continued,
-    ``progress`` that new bytes arrived before the failure.
+    ``challenge`` (WWW-Authenticate) that the server wants credentials, or others, ``progress`` that new bytes arrived before the failure.
     """
 
     def __init__(
-        self, message: str, *, retryable: bool = False, retry_after: float | None = None, missing: bool = False, restart: bool = False
+        self,
+        message: str,
+        *,
+        retryable: bool = False,
+        retry_after: float | None = None,
+        missing: bool = False,
+        restart: bool = False,
+        challenge: str | None = None,
     ) -> None:
         super().__init__(message)
         self.retryable = retryable
         self.retry_after = retry_after
         self.missing = missing
         self.restart = restart
+        self.challenge = challenge
         self.progress = False
 
 

@@ -19,25 +19,30 @@ from pydantic import ValidationError
 from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import (
     INFORMATIVE,
+    FetchKind,
     Finding,
     LiveCounts,
     LoadPlan,
     LoadReport,
     PlanCheck,
+    PlanFetch,
     Reason,
     ReportSource,
     ResolvedSource,
     ResolvedSources,
 )
+from triton_pipelines.loader.cache import KEEP_FREE, FileCache
 from triton_pipelines.loader.download import free_bytes, write_atomically
 from triton_pipelines.loader.errors import LoadError, NoSpaceError
-from triton_pipelines.loader.fetching import Fetcher
+from triton_pipelines.loader.fetching import Fetched, Fetcher
+from triton_pipelines.loader.layout import Layout
 from triton_pipelines.loader.onnxfile import compare, read_onnx
 from triton_pipelines.loader.redact import RedactingFormatter, Redactor, redact_url
 from triton_pipelines.loader.repository import below, prepare, write_files
 from triton_pipelines.loader.retry import Retrier, RetryPolicy
 from triton_pipelines.loader.site import copy_package
 from triton_pipelines.loader.sources import Folders
+from triton_pipelines.loader.staging import PARALLEL
 from triton_pipelines.loader.uris import SourceMap
 
 EXIT_OK: Final = 0
@@ -64,6 +69,9 @@ class LoadOptions:
     termination: Path | None = TERMINATION_LOG
     source_map: SourceMap = field(default_factory=SourceMap)
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    cache: Path | None = None
+    cache_keep_free: float = 100 * KEEP_FREE
+    parallel: int = PARALLEL
 
     @property
     def models(self) -> Path:
@@ -87,6 +95,11 @@ def parse_options(argv: Sequence[str]) -> LoadOptions:
     defaults = LoadOptions()
     for name in ("revision", "live", "root", "credentials", "ca", "configmaps", "claims", "termination"):
         parser.add_argument(f"--{name}", type=Path, default=getattr(defaults, name), metavar="PATH")
+    parser.add_argument("--cache", type=Path, default=None, metavar="PATH", help="a volume on which pods share fetched files")
+    parser.add_argument(
+        "--cache-keep-free", type=_percent, default=defaults.cache_keep_free, metavar="PERCENT", help="share of the cache volume that stays free"
+    )
+    parser.add_argument("--parallel", type=_at_least_one, default=defaults.parallel, metavar="COUNT", help="files of a source fetched at once")
     parser.add_argument("--source-map", action="append", default=[], metavar="PREFIX=TARGET", help="rewrite source URIs; repeatable")
     parser.add_argument("--retry-attempts", type=int, default=defaults.retry.attempts, help="tries in a row without progress")
     parser.add_argument("--retry-delay", type=float, default=defaults.retry.first_delay, metavar="SECONDS")
@@ -97,6 +110,20 @@ def parse_options(argv: Sequence[str]) -> LoadOptions:
         return LoadOptions(**values, source_map=SourceMap.parse(rules), retry=retry)
     except ValueError as error:
         parser.error(str(error))
+
+
+def _percent(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 90:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 90")
+    return value
+
+
+def _at_least_one(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 64:
+        raise argparse.ArgumentTypeError(f"{text} is not between 1 and 64")
+    return value
 
 
 def run(options: Sequence[str] | LoadOptions, out: TextIO | None = None) -> int:
@@ -156,37 +183,73 @@ class _Load:
         resolved = read_resolved(options.live, plan.revision)
         counts = read_counts(options.live, self._log)
         folders = Folders(options.credentials, options.ca, options.configmaps, options.claims)
-        fetcher = Fetcher(options.models, options.state, folders, options.source_map, Retrier(self._log, options.retry), self._redact, self._log)
-        ready = {item.target: fetcher.reusable(item, resolved.get(item.step)) for item in plan.fetch}
+        cache = FileCache(options.cache, self._log, keep_free=options.cache_keep_free / 100) if options.cache is not None else None
+        fetcher = Fetcher(
+            options.models,
+            options.state,
+            folders,
+            options.source_map,
+            Retrier(self._log, options.retry),
+            self._redact,
+            self._log,
+            cache=cache,
+            parallel=options.parallel,
+        )
+        ready = {item.key: fetcher.reusable(item, resolved.get(item.key)) for item in plan.fetch}
         kept = [path for done in ready.values() if done for path in done.files]
         prepare(options.models, kept, options.state / "started")
-        for change in write_files(plan, options.revision, options.models, counts):
+        layout = Layout(plan)
+        fetched: dict[str, Fetched] = {}
+        # Models first: where other files go hangs on the versions that their sources have.
+        try:
+            for item in sorted(plan.fetch, key=lambda item: item.kind is not FetchKind.MODEL):
+                if (done := self._fetch(fetcher, item, resolved.get(item.key), ready[item.key], layout)) is not None:
+                    fetched[item.key] = done
+        finally:
+            if cache is not None and (finding := cache.finding()) is not None:
+                self.notes.append(finding)
+            for item in plan.fetch:
+                if item.key in fetched:
+                    self.sources.append(fetched[item.key].source)
+                    self.notes.extend(fetched[item.key].findings)
+        for change in write_files(plan, options.revision, options.models, counts, layout.of_plan()):
             self._log.info("count set: %s", change)
         for package in plan.site:
             options.site.mkdir(parents=True, exist_ok=True)
             copy_package(package, options.site)
-        uris: dict[str, str] = {}
-        for item in plan.fetch:
-            done = ready[item.target]
-            try:
-                if done is None:
-                    done = fetcher.fetch(item, resolved.get(item.step))
-                else:
-                    self._log.info("%s %s: complete since an earlier attempt", item.spec_field, redact_url(item.uri))
-            except NoSpaceError:
-                raise
-            except LoadError as error:
-                self.errors.append(error)
-                continue
-            uris[item.target] = done.source.uri
-            self.sources.append(done.source)
-            self.notes.extend(done.findings)
+        written = {str(path.relative_to(options.models)): done.source.uri for done in fetched.values() for path in done.files}
+        targets = {item.target for item in plan.fetch}
         for check in plan.checks:
-            path = check.path or f"{check.model}/1/{check.file}"
-            if path in uris or path not in ready:
-                self._check(check, path, uris.get(path, path))
+            for path in self._paths(check):
+                if path in written or (check.path is not None and path not in targets):
+                    self._check(check, path, written.get(path, path))
+
+    def _fetch(self, fetcher: Fetcher, item: PlanFetch, resolved: ResolvedSource | None, ready: Fetched | None, layout: Layout) -> Fetched | None:
+        try:
+            if ready is None:
+                done = fetcher.fetch(item, resolved, layout)
+            else:
+                done = ready
+                layout.note(item, [str(path.relative_to(self._options.models)) for path in done.files])
+                self._log.info("%s %s: complete since an earlier attempt", item.spec_field, redact_url(item.uri))
+        except NoSpaceError:
+            raise
+        except LoadError as error:
+            self.errors.append(error)
+            return None
+        layout.found(item, done.versions)
+        return done
+
+    def _paths(self, check: PlanCheck) -> list[str]:
+        """The files to check: the one named, or that of every version of a model."""
+        if check.path is not None:
+            return [check.path]
+        folders = (self._options.models / str(check.model)).glob("[1-9]*")
+        return [f"{check.model}/{folder.name}/{check.file}" for folder in sorted(folders, key=lambda folder: (len(folder.name), folder.name))]
 
     def _check(self, check: PlanCheck, path: str, uri: str) -> None:
+        if check.model is not None:
+            uri = f"{uri} (version {path.split('/')[1]})"
         try:
             message = compare(check, read_onnx(below(self._options.models, path)), uri)
         except ValueError as error:

@@ -1,10 +1,11 @@
-"""Progress of a download as log lines: bytes, share, rate."""
+"""Progress of downloads as log lines: bytes, share, rate; of several files at once as one picture."""
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 EVERY_SECONDS: Final = 5.0
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -17,6 +18,22 @@ def human(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} {_UNITS[-1]}"
+
+
+class Meter(Protocol):
+    """What one download tells its progress to."""
+
+    def add(self, count: int) -> None:
+        """Note ``count`` more bytes."""
+        ...
+
+    def finish(self) -> None:
+        """Note that the file is whole."""
+        ...
+
+
+MeterMaker = Callable[[int | None, int], Meter]
+"""Starts a download's meter: the file's size, where it is known, and the bytes that were there before."""
 
 
 class Progress:
@@ -40,7 +57,70 @@ class Progress:
         self._log.info("%s: fetched %s", self._what, self._line(self._clock()))
 
     def _line(self, now: float) -> str:
-        rate = (self._done - self._start) / max(now - self._began, 1e-6)
-        if self._total:
-            return f"{human(self._done)} of {human(self._total)} ({100 * self._done // self._total} %), {human(rate)}/s"
-        return f"{human(self._done)}, {human(rate)}/s"
+        return _line(self._done, self._start, self._total, now - self._began)
+
+
+class GroupProgress:
+    """One picture of several files that are fetched at once; safe for threads. ``total`` bytes of all of them, where they are known."""
+
+    def __init__(self, log: logging.Logger, what: str, files: int, total: int | None, clock: Callable[[], float]) -> None:
+        self._log, self._what, self._files, self._total, self._clock = log, what, files, total, clock
+        self._lock = threading.Lock()
+        self._done: dict[str, int] = {}
+        self._start: dict[str, int] = {}
+        self._whole = 0
+        self._began = self._last = clock()
+
+    def of(self, name: str) -> MeterMaker:
+        """A meter for the file ``name``; a new attempt at it starts from what it has then."""
+
+        def begin(_: int | None, start: int) -> Meter:
+            with self._lock:
+                self._done[name] = start
+                self._start.setdefault(name, start)
+            return _Share(self, name)
+
+        return begin
+
+    def there(self, name: str, size: int) -> None:
+        """Note a file that needed no download."""
+        with self._lock:
+            self._done[name] = self._start[name] = size
+            self._whole += 1
+
+    def finish(self) -> None:
+        """Write the closing line."""
+        with self._lock:
+            self._log.info("%s: fetched %s", self._what, self._text(self._clock()))
+
+    def add(self, name: str, count: int, whole: int = 0) -> None:
+        """Note ``count`` more bytes of a file, and whether it is whole now."""
+        with self._lock:
+            self._done[name] += count
+            self._whole += whole
+            now = self._clock()
+            if now - self._last >= EVERY_SECONDS:
+                self._last = now
+                self._log.info("%s: %s", self._what, self._text(now))
+
+    def _text(self, now: float) -> str:
+        start = sum(self._start.values())
+        return f"{self._whole} of {self._files} files, {_line(sum(self._done.values()), start, self._total, now - self._began)}"
+
+
+class _Share:
+    def __init__(self, group: GroupProgress, name: str) -> None:
+        self._group, self._name = group, name
+
+    def add(self, count: int) -> None:
+        self._group.add(self._name, count)
+
+    def finish(self) -> None:
+        self._group.add(self._name, 0, whole=1)
+
+
+def _line(done: int, start: int, total: int | None, seconds: float) -> str:
+    rate = max(0, done - start) / max(seconds, 1e-6)
+    if total:
+        return f"{human(done)} of {human(total)} ({100 * done // total} %), {human(rate)}/s"
+    return f"{human(done)}, {human(rate)}/s"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -51,8 +51,8 @@ def _empty(folder: Path, kept: set[Path], parents: set[Path]) -> None:
             shutil.rmtree(path)
 
 
-def write_files(plan: LoadPlan, revision: Path, root: Path, counts: dict[str, int]) -> list[str]:
-    """Write the plan's files and folders; a config whose step has a live count gets it. Returns what was changed, in words."""
+def write_files(plan: LoadPlan, revision: Path, root: Path, counts: dict[str, int], places: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Write the plan's files, each to its ``places``, and folders; a config whose step has a live count gets it. Returns what was changed, in words."""
     wanted = {item.path: item for item in plan.counts}
     changes = []
     for item in plan.files:
@@ -67,7 +67,8 @@ def write_files(plan: LoadPlan, revision: Path, root: Path, counts: dict[str, in
             if changed != text:
                 changes.append(f"{item.path}: {number} instances")
                 data = changed.encode()
-        write_atomically(below(root, item.path), data)
+        for place in places[item.path]:
+            write_atomically(below(root, place), data)
     for folder in plan.empty_dirs:
         below(root, folder).mkdir(parents=True, exist_ok=True)
     return changes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -9,11 +10,11 @@ from urllib.parse import unquote, urlsplit
 
 from triton_pipelines.loader.errors import SourceError
 
-SCHEMES: Final = ("hf", "s3", "https", "pvc", "configmap")
+SCHEMES: Final = ("hf", "s3", "gs", "az", "oci", "https", "pvc", "configmap")
 """Schemes of ``source.uri`` in a resource."""
 MAPPED_SCHEMES: Final = (*SCHEMES, "http", "file")
 """Schemes that a source map may lead to."""
-_ENDPOINT_SCHEMES: Final = ("hf", "s3")
+_ENDPOINT_SCHEMES: Final = ("hf", "s3", "gs", "az", "oci")
 """Protocols over HTTP whose server a source map may replace: ``hf://=http://mirror`` names an endpoint. A longer prefix
 (``s3://models/=http://files/``) names another URI, fetched as a plain file."""
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -21,7 +22,7 @@ LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 @dataclass(frozen=True)
 class Located:
-    """Where a source is fetched from: ``uri`` after mapping, ``endpoint`` of a mapped hf or s3, ``mapped`` when a rule applied."""
+    """Where a source is fetched from: ``uri`` after mapping, ``endpoint`` of a mapped protocol (:data:`_ENDPOINT_SCHEMES`), ``mapped`` when a rule applied."""
 
     uri: str
     endpoint: str | None = None
@@ -74,6 +75,9 @@ def scheme_of(uri: str) -> str:
 def check_scheme(located: Located) -> None:
     """Raise :class:`SourceError` for a URI that a resource may not use; ``http`` and ``file`` need a source map (http: or loopback)."""
     scheme = located.scheme
+    # Where a rule put a prefix before it, .. would lead out of what the rule opened.
+    if ".." in unquote(located.uri.partition("://")[2].partition("?")[0]).replace("\\", "/").split("/"):
+        raise SourceError("the URI may not hold '..': write the path without it")
     if scheme in SCHEMES or (located.mapped and scheme in MAPPED_SCHEMES):
         return
     if scheme == "http":
@@ -104,11 +108,60 @@ def parse_hub(uri: str) -> HubUri:
 
 
 def parse_bucket(uri: str) -> tuple[str, str]:
-    """Bucket and key of an ``s3://bucket/key`` URI; a key that ends with ``/``, or an empty one, is a folder."""
+    """Bucket and key of an ``s3://bucket/key`` or ``gs://bucket/key`` URI; a key that ends with ``/``, or an empty one, is a folder."""
     bucket, _, key = uri.partition("://")[2].partition("/")
     if not bucket:
-        raise SourceError("names no bucket: write s3://bucket/key")
+        raise SourceError(f"names no bucket: write {scheme_of(uri)}://bucket/key")
     return bucket, key
+
+
+@dataclass(frozen=True)
+class AzureUri:
+    """``az://account/container/key``."""
+
+    account: str
+    container: str
+    key: str
+
+
+def parse_azure(uri: str) -> AzureUri:
+    """Split a URI of Azure Blob Storage. The account is part of the address, as it is of a blob's own URL."""
+    account, container, key = [*uri.partition("://")[2].split("/", 2), "", ""][:3]
+    if not account or not container:
+        raise SourceError("names no container: write az://account/container/key")
+    return AzureUri(account, container, key)
+
+
+@dataclass(frozen=True)
+class RegistryUri:
+    """``oci://registry/repository[:tag|@digest]``; ``reference`` is a tag or digest, None where the URI names none."""
+
+    registry: str
+    repository: str
+    reference: str | None
+
+
+_REPOSITORY: Final = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*")
+_REFERENCE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}|sha256:[0-9a-f]{64}")
+"""Names and tags as the OCI distribution specification (1.1) has them."""
+
+
+def parse_registry(uri: str) -> RegistryUri:
+    """Split a URI of an OCI registry. Raises :class:`SourceError` for names that no registry takes."""
+    registry, _, rest = uri.partition("://")[2].partition("/")
+    name, at, digest = rest.strip("/").partition("@")
+    name, colon, tag = name.partition(":")
+    if not registry or not _REPOSITORY.fullmatch(name):
+        raise SourceError("names no repository of a registry: write oci://registry/repository:tag or …@sha256:digest, in lower case")
+    reference = digest if at else tag
+    if (at or colon) and not is_reference(reference):
+        raise SourceError(f"{reference[:140]!r} is no tag and no digest: write oci://registry/repository:tag or …@sha256: and 64 digits")
+    return RegistryUri(registry, name, reference or None)
+
+
+def is_reference(text: str) -> bool:
+    """Whether this is a tag or a digest of a registry."""
+    return _REFERENCE.fullmatch(text) is not None
 
 
 def parse_folder(uri: str) -> tuple[str, str]:
@@ -117,6 +170,17 @@ def parse_folder(uri: str) -> tuple[str, str]:
     if not name:
         raise SourceError("names no object: write pvc://claim/path or configmap://name/key")
     return name, path.strip("/")
+
+
+def insecure(located: Located, endpoint: str | None) -> str | None:
+    """The host that credentials would reach in the clear; None for https, for what is no network, and on loopback."""
+    for address in (located.endpoint or endpoint, located.uri):
+        if address and scheme_of(address) == "http":
+            host = urlsplit(address).hostname or ""
+            return None if host in LOOPBACK else host
+        if address and address is not located.uri:
+            return None
+    return None
 
 
 def file_path(uri: str) -> str:

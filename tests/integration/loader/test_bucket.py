@@ -27,7 +27,7 @@ from e2e.local.pki import Authority
 from e2e.local.processes import Process, reserved_ports
 from tests.integration.loader.conftest import Pod
 from triton_pipelines.api.loadplan import FetchKind, PlanFetch, Reason
-from triton_pipelines.loader.sources.bucket import s3_store
+from triton_pipelines.loader.sources.stores import s3_store
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 

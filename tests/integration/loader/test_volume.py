@@ -45,7 +45,7 @@ def test_a_file_larger_than_the_volume_is_refused_before_it_is_fetched(small: Po
     with LoopbackServer(lambda request: file_response(request, data, '"big"')) as server:
         small.map(f"https://models.example.com/={server.url}/")
         missing = PlanFetch(step="tokenizer", uri="pvc://absent/t.json", target="tokenizer/1/tokenizer.json")
-        small.plan(missing, item(server.url), missing.model_copy(update={"target": "never/1/reached"}))
+        small.plan(missing, item(server.url), missing.model_copy(update={"target": "never/1/reached", "slot": "more"}))
         code, report = small.load()
     # What failed before is told too; nothing more is tried on a full volume.
     assert [item.reason for item in report.findings] == [Reason.SOURCE_UNAVAILABLE, Reason.NO_SPACE]

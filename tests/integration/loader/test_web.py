@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from e2e.local.pki import Authority
 from tests.integration.loader.conftest import Pod
 from tests.integration.loader.faulty import BUFFER, DATA, ETAG, SHA, TOKEN, Faulty, fetched, item
 from tests.support.web import LoopbackServer, Request, Response
@@ -182,8 +183,9 @@ def test_what_another_revision_resolved_to_does_not_count(trusting: Pod, server:
     assert trusting.load()[0] == 0
 
 
-def test_a_folder_of_a_web_server_and_a_path_in_it(trusting: Pod, server: LoopbackServer) -> None:
-    trusting.plan(item(f"{server.url}/folder/?sig=x"), item(f"{server.url}/other", path="deep/net.bin", target="model/1/b.bin"))
+def test_a_folder_of_a_web_server_and_a_path_in_it(trusting: Pod, server: LoopbackServer, authority: Authority) -> None:
+    trusting.trust("model.b", authority.identity)
+    trusting.plan(item(f"{server.url}/folder/?sig=x"), item(f"{server.url}/other", path="deep/net.bin", target="model/1/b.bin", slot="b"))
     assert trusting.load()[0] == 0
     assert [urlsplit(request.path).path for request in server.requests] == ["/folder/model.bin", "/other/deep/net.bin"]
 

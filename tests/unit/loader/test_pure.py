@@ -16,7 +16,7 @@ from tritonclient.grpc import model_config_pb2
 
 from triton_pipelines.api.loadplan import FetchKind, PlanFetch, Reason
 from triton_pipelines.loader.errors import LoadError, SourceError
-from triton_pipelines.loader.fetching import digest_of
+from triton_pipelines.loader.staging import digest_of
 from triton_pipelines.loader.progress import Progress, human
 from triton_pipelines.loader.redact import RedactingFormatter, Redactor, redact_url
 from triton_pipelines.loader.repository import with_count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -33,11 +33,27 @@ class Folders:
 
 @dataclass(frozen=True)
 class Opened:
-    """A readable source; ``file`` is the one file it names, None where it is a folder (of a tokenizer)."""
+    """A readable source; ``file`` is the one file it names, None where it is a folder of a tokenizer.
+
+    Of a model or folder ``place`` is what the URI and path name below the source's own folder; what lies there is asked for.
+    """
 
     source: Source
     file: str | None
     located: uris.Located
+    place: str | None = None
+
+
+@dataclass(frozen=True)
+class Access:
+    """What opening a source needs beside its address. ``learned`` is told secrets that a server gives; ``workspace`` is for unpacked archives."""
+
+    credentials: Credentials
+    folders: Folders
+    client: httpx.Client
+    revision: str | None
+    learned: Callable[[str], None]
+    workspace: Path
 
 
 def wanted_file(item: PlanFetch, last: str, is_folder: bool | None) -> tuple[bool, str | None]:
@@ -55,23 +71,37 @@ def wanted_file(item: PlanFetch, last: str, is_folder: bool | None) -> tuple[boo
     return True, None if item.kind is FetchKind.TOKENIZER else PurePosixPath(item.target).name
 
 
-def open_source(
-    item: PlanFetch, located: uris.Located, credentials: Credentials, folders: Folders, client: httpx.Client, revision: str | None
-) -> Opened:
-    """The source of ``item`` at ``revision`` (None: whatever it is now). Raises :class:`SourceError`."""
+def open_source(item: PlanFetch, located: uris.Located, access: Access) -> Opened:
+    """The source of ``item`` at ``access.revision`` (None: whatever it is now). Raises :class:`SourceError`."""
     uris.check_scheme(located)
     match located.scheme:
         case "hf":
-            return _hub(item, located, credentials, client, revision)
-        case "s3":
-            return _bucket(item, located, credentials, revision)
+            return _hub(item, located, access)
+        case "s3" | "gs" | "az":
+            return _bucket(item, located, access)
+        case "oci":
+            return _registry(item, located, access)
         case "https" | "http":
-            return _web(item, located, credentials, client)
+            return _web(item, located, access)
         case scheme:
-            return _folder(item, located, folders, scheme)
+            return _folder(item, located, access.folders, scheme)
 
 
-def _hub(item: PlanFetch, located: uris.Located, credentials: Credentials, client: httpx.Client, revision: str | None) -> Opened:
+def join(place: str, name: str) -> str:
+    """``name`` below ``place``, which may be empty or end with a slash."""
+    return f"{place.rstrip('/')}/{name}".lstrip("/")
+
+
+def _is_tree(item: PlanFetch) -> bool:
+    """Whether what lies at the URI decides what is fetched."""
+    return item.kind in (FetchKind.MODEL, FetchKind.FOLDER)
+
+
+def _place(item: PlanFetch, path: str) -> str:
+    return path if item.path is None else join(path, item.path)
+
+
+def _hub(item: PlanFetch, located: uris.Located, access: Access) -> Opened:
     from triton_pipelines.loader.sources.hub import HubSource
 
     uri = uris.parse_hub(located.uri)
@@ -80,38 +110,70 @@ def _hub(item: PlanFetch, located: uris.Located, credentials: Credentials, clien
     is_folder, file = wanted_file(item, parts.name, True if not uri.path else None)
     folder = uri.path if is_folder else str(parts.parent)
     source = HubSource(
-        client,
+        access.client,
         uri.repo,
-        revision or item.revision or uri.revision,
-        "" if folder == "." else folder,
+        access.revision or item.revision or uri.revision,
+        "" if folder == "." or _is_tree(item) else folder,
         endpoint=located.endpoint or item.endpoint,
-        token=credentials.token,
-        context=credentials.ssl_context(),
+        token=access.credentials.token,
+        context=access.credentials.ssl_context(),
     )
-    return Opened(source, file, located)
+    return Opened(source, file, located, _place(item, uri.path) if _is_tree(item) else None)
 
 
-def _bucket(item: PlanFetch, located: uris.Located, credentials: Credentials, revision: str | None) -> Opened:
-    from triton_pipelines.loader.sources.bucket import BucketSource, s3_store
+def _bucket(item: PlanFetch, located: uris.Located, access: Access) -> Opened:
+    from triton_pipelines.loader.sources import stores
+    from triton_pipelines.loader.sources.bucket import BucketSource
 
-    bucket, key = uris.parse_bucket(located.uri)
+    held, endpoint = access.credentials, located.endpoint or item.endpoint
+    store: stores.Store
+    if located.scheme == "az":
+        uri = uris.parse_azure(located.uri)
+        key = uri.key
+        store = stores.azure_store(
+            uri.account, uri.container, endpoint=endpoint, account_key=held.account_key, sas_token=held.sas_token, ca=held.ca_file
+        )
+    else:
+        bucket, key = uris.parse_bucket(located.uri)
+        if located.scheme == "gs":
+            store = stores.gcs_store(bucket, endpoint=endpoint, service_account=held.service_account, ca=held.ca_file)
+        else:
+            store = stores.s3_store(bucket, endpoint=endpoint, region=item.region, keys=held.keys, ca=held.ca_file)
     parent, _, last = key.rpartition("/")
     is_folder, file = wanted_file(item, last, None)
     folder = key.rstrip("/") if is_folder else parent
-    version = revision or item.revision
-    store = s3_store(bucket, endpoint=located.endpoint or item.endpoint, region=item.region, keys=credentials.keys, ca=credentials.ca_file)
+    place = _place(item, key) if _is_tree(item) else None
+    version = access.revision or item.revision
     source = BucketSource(
         store,
-        f"{folder}/" if folder else "",
-        pinned=file,
+        f"{folder}/" if folder and place is None else "",
+        pinned=file if place is None else place,
         # A quoted value is an ETag: it is compared after the request, not asked for.
         version=None if version is None or '"' in version else version,
-        ambient=credentials.keys is None,
+        ambient=not item.credentials,
     )
-    return Opened(source, file, located)
+    return Opened(source, file, located, place)
 
 
-def _web(item: PlanFetch, located: uris.Located, credentials: Credentials, client: httpx.Client) -> Opened:
+def _registry(item: PlanFetch, located: uris.Located, access: Access) -> Opened:
+    from triton_pipelines.loader.sources.oci import OciSource
+
+    if item.revision is not None and not uris.is_reference(item.revision):
+        raise SourceError(f"revision {item.revision!r} is no tag and no digest of a registry")
+    source = OciSource(
+        access.client,
+        uris.parse_registry(located.uri),
+        access.revision or item.revision,
+        endpoint=located.endpoint or item.endpoint,
+        credentials=access.credentials,
+        learned=access.learned,
+        workspace=access.workspace,
+    )
+    _, file = wanted_file(item, "", True)
+    return Opened(source, file, located, (item.path or "") if _is_tree(item) else None)
+
+
+def _web(item: PlanFetch, located: uris.Located, access: Access) -> Opened:
     from triton_pipelines.loader.sources.web import WebSource, split_userinfo
 
     url, user = split_userinfo(located.uri)
@@ -123,21 +185,27 @@ def _web(item: PlanFetch, located: uris.Located, credentials: Credentials, clien
     folder = parts.path.rstrip("/") if is_folder else parent
     base = urlunsplit(parts._replace(path=f"{folder}/", query="", fragment=""))
     exact: Mapping[str, str] = {} if is_folder or file is None else {file: url}
-    return Opened(WebSource(client, base, credentials.headers(user), exact), file, located)
+    source = WebSource(access.client, base, access.credentials.headers(user), exact)
+    place = (item.path or ("" if is_folder else file)) if _is_tree(item) else None
+    return Opened(source, file, located, place)
 
 
 def _folder(item: PlanFetch, located: uris.Located, folders: Folders, scheme: str) -> Opened:
+    fence: Path | None
     if scheme == "file":
-        fence, path, missing = None, Path(uris.file_path(located.uri)), "check the path"
+        root, fence, below, missing = Path("/"), None, uris.file_path(located.uri).lstrip("/"), "check the path"
     elif scheme == "configmap":
-        name, key = uris.parse_folder(located.uri)
-        fence = folders.configmaps / item.step
-        path, missing = fence / key, f"check the keys of ConfigMap {name} (binary files belong in binaryData)"
+        name, below = uris.parse_folder(located.uri)
+        fence = root = folders.configmaps / item.key
+        missing = f"check the keys of ConfigMap {name} (binary files belong in binaryData)"
     else:
         claim, below = uris.parse_folder(located.uri)
-        fence = folders.claims / claim
-        path, missing = fence / below, f"check the path below claim {claim}"
+        fence = root = folders.claims / claim
+        missing = f"check the path below claim {claim}"
     if fence is not None and not fence.is_dir():
         raise SourceError(f"is not mounted at {fence}", retryable=True)
+    if _is_tree(item):
+        return Opened(FolderSource(root, fence, missing), None, located, _place(item, below))
+    path = root / below
     is_folder, file = wanted_file(item, path.name, path.is_dir())
     return Opened(FolderSource(path if is_folder else path.parent, fence, missing), file, located)

@@ -1,26 +1,23 @@
-"""Objects of S3 and what speaks its protocol, through obstore."""
+"""Objects of S3, Google Cloud Storage and Azure Blob Storage, and of what speaks their protocols, through obstore."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import obstore
-from obstore.exceptions import BaseError, PermissionDeniedError, PreconditionError, UnauthenticatedError
-from obstore.store import S3Store
+from obstore.exceptions import PermissionDeniedError, PreconditionError, UnauthenticatedError
 
 from triton_pipelines.loader.download import Body
 from triton_pipelines.loader.errors import SourceError
+from triton_pipelines.loader.listing import MAX_FILES, Entry, Listing, folder
 
 if TYPE_CHECKING:
-    from obstore import GetOptions
-    from obstore.store import ClientConfig
+    from obstore import GetOptions, ObjectMeta
+    from obstore.store import AzureStore, GCSStore, S3Store
 
-DEFAULT_REGION: Final = "us-east-1"
 _CHUNK: Final = 4 << 20
 _CERTIFICATE: Final = re.compile(r"InvalidCertificate\(\s*(\w+)")
 _CODE: Final = re.compile(r"<Code>([^<]{1,80})</Code>")
@@ -29,56 +26,53 @@ _STATUS: Final = re.compile(r"\bstatus: (\d{3})\b")
 _CAUSE: Final = re.compile(r"""\b(?:message|error): "([^"]+)\"""")
 
 
-def s3_store(
-    bucket: str,
-    *,
-    endpoint: str | None,
-    region: str | None,
-    keys: tuple[str, str, str | None] | None,
-    ca: Path | None,
-) -> S3Store:
-    """A store of ``bucket``. ``keys`` are access key id, secret and session token; None: the pod's ambient identity.
-
-    With ``endpoint`` the bucket is addressed by path, which every S3 server takes. Retries are the downloader's, which logs them.
-    """
-    client: ClientConfig = {
-        "connect_timeout": "10s",
-        "read_timeout": "60s",
-        "timeout": "7days",
-        "allow_http": (endpoint or "").startswith("http://"),
-    }
-    if ca is not None:
-        client["root_certificate"] = ca.read_bytes()
-    options: dict[str, Any] = {"virtual_hosted_style_request": endpoint is None}
-    # The platform tells a pod with an identity of its own where it runs (AWS_REGION); the resource's word comes first.
-    if region or not any(os.environ.get(name) for name in ("AWS_REGION", "AWS_DEFAULT_REGION")):
-        options["region"] = region or DEFAULT_REGION
-    if endpoint is not None:
-        options["endpoint"] = endpoint.rstrip("/")
-    if keys is not None:
-        access, secret, session = keys
-        # A provider, not options: the environment's session token would otherwise mix with these keys.
-        options["credential_provider"] = lambda: {
-            "access_key_id": access,
-            "secret_access_key": secret,
-            "token": session,
-            "expires_at": None,
-        }
-    try:
-        return S3Store(bucket, client_options=client, retry_config={"max_retries": 0}, **options)
-    except (BaseError, ValueError) as error:
-        raise SourceError(f"the store cannot be used as configured: {error}") from error
-
-
 class BucketSource:
     """Objects below the key prefix ``folder``; ``version`` pins the object version of the file ``pinned``."""
 
-    def __init__(self, store: S3Store, folder: str, *, pinned: str | None = None, version: str | None = None, ambient: bool = False) -> None:
+    def __init__(
+        self, store: S3Store | GCSStore | AzureStore, folder: str, *, pinned: str | None = None, version: str | None = None, ambient: bool = False
+    ) -> None:
         self._store, self._folder, self._pinned, self._version, self._ambient = store, folder, pinned, version, ambient
 
     def resolve(self) -> str | None:
         """None: each object has its own version."""
         return None
+
+    def list(self, place: str) -> Listing:
+        """The object ``folder + place``, or everything below it; with ``/`` at the end, or empty, it is a folder."""
+        key = self._folder + place
+        if key and not key.endswith("/"):
+            try:
+                meta = obstore.head(self._store, key)
+                return Listing((Entry(key.rpartition("/")[2], meta["size"], _identity(meta)),), single=True)
+            except FileNotFoundError:
+                pass
+            except Exception as error:
+                raise self._error(error, place) from error
+        if self._version is not None:
+            raise SourceError(f"revision {self._version} is an object's version, and {key or 'the URI'} is no object: remove it, or name the object")
+        prefix = f"{key.strip('/')}/" if key.strip("/") else ""
+        try:
+            return folder(self._below(prefix))
+        except SourceError as error:
+            if error.missing:
+                raise SourceError(f"has no object {key.rstrip('/')} and nothing below it: check uri and path", missing=True) from error
+            raise
+
+    def _below(self, prefix: str) -> Iterator[Entry]:
+        count = 0
+        try:
+            for chunk in obstore.list(self._store, prefix=prefix or None, chunk_size=1000):
+                for meta in chunk:
+                    name = meta["path"].removeprefix(prefix)
+                    # Some tools write an empty object for each folder.
+                    if name and not (meta["size"] == 0 and meta["path"].endswith("/")):
+                        count += 1
+                        yield Entry(name, meta["size"], _identity(meta))
+                if count > MAX_FILES:
+                    return
+        except Exception as error:
+            raise self._error(error, prefix) from error
 
     @contextmanager
     def open(self, name: str, *, offset: int = 0, validator: str | None = None) -> Iterator[Body]:
@@ -94,13 +88,13 @@ class BucketSource:
         except _ChangedError:
             offset = 0
             result = self._get(name, {"version": options["version"]} if "version" in options else {})
-        etag, version = result.meta.get("e_tag"), result.meta.get("version")
         yield Body(
             self._chunks(result, name),
             offset=offset if offset and validator else 0,
             size=result.meta["size"],
-            validator=etag,
-            revision=version if version and version != "null" else etag,
+            validator=result.meta.get("e_tag"),
+            revision=_identity(result.meta),
+            identity=_identity(result.meta),
         )
 
     def _get(self, name: str, options: GetOptions) -> Any:
@@ -133,6 +127,12 @@ class BucketSource:
         # 4xx is about the request: another region's bucket, a skewed clock, a malformed name.
         final = status is not None and 300 <= status < 500 and status not in (408, 429)
         return SourceError(f"{text}{hint}", retryable=not final)
+
+
+def _identity(meta: ObjectMeta) -> str | None:
+    """An object's version where its bucket keeps versions, else its ETag."""
+    version = meta.get("version")
+    return version if version and version != "null" else meta.get("e_tag")
 
 
 class _ChangedError(Exception):

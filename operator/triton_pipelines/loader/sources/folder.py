@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from triton_pipelines.loader.download import BLOCK, Body
 from triton_pipelines.loader.errors import SourceError
+from triton_pipelines.loader.listing import Entry, Listing, folder
 
 
 class FolderSource:
@@ -20,12 +22,45 @@ class FolderSource:
         """None: a folder has no revision, its files' digests stand for it."""
         return None
 
+    def list(self, place: str) -> Listing:
+        """The file at ``place``, or everything below it. Links to files of the same volume count as those files."""
+        path = self._folder / place
+        self._fenced(path, place or str(path))
+        if path.is_file():
+            return Listing((Entry(path.name, path.stat().st_size),), single=True)
+        if not path.is_dir():
+            raise SourceError(f"has no file or folder {place or path.name}: {self._missing}", missing=True)
+        return folder(self._below(path))
+
+    def _below(self, root: Path) -> Iterator[Entry]:
+        def failed(error: OSError) -> None:
+            raise SourceError(f"{error.filename} cannot be read: {error.strerror}", retryable=not isinstance(error, PermissionError)) from error
+
+        for at, folders, files in os.walk(root, onerror=failed):
+            for name in list(folders):
+                # The kubelet keeps the content of ConfigMaps and Secrets in folders named so, and links to it.
+                if name.startswith(".."):
+                    folders.remove(name)
+                elif (Path(at) / name).is_symlink():
+                    raise SourceError(f"{(Path(at) / name).relative_to(root)} is a link to a folder: copy the folder into its place")
+            for name in files:
+                path = Path(at) / name
+                if name.startswith(".."):
+                    continue
+                self._fenced(path, str(path.relative_to(root)))
+                if not path.is_file():
+                    raise SourceError(f"{path.relative_to(root)} is no file and no folder, or a link that leads nowhere: remove it")
+                yield Entry(str(path.relative_to(root)), path.stat().st_size)
+
+    def _fenced(self, path: Path, name: str) -> None:
+        if self._fence is not None and not path.resolve().is_relative_to(self._fence.resolve()):
+            raise SourceError(f"{name} leads out of its volume through a link or ..: copy the file into the volume")
+
     @contextmanager
     def open(self, name: str, *, offset: int = 0, validator: str | None = None) -> Iterator[Body]:
         """Read ``name`` below the folder, going on at ``offset`` while size and time stamp are unchanged."""
         path = self._folder / name
-        if self._fence is not None and not path.resolve().is_relative_to(self._fence.resolve()):
-            raise SourceError(f"{name} leads out of its volume through a link or ..: copy the file into the volume")
+        self._fenced(path, name)
         try:
             file = path.open("rb")
         except (FileNotFoundError, NotADirectoryError):

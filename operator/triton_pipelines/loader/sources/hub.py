@@ -17,6 +17,7 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationE
 
 from triton_pipelines.loader.download import Body
 from triton_pipelines.loader.errors import SourceError
+from triton_pipelines.loader.listing import Entry, Listing, folder
 from triton_pipelines.loader.sources.web import TIMEOUT, WebSource
 
 DEFAULT_ENDPOINT: Final = "https://huggingface.co"
@@ -43,17 +44,31 @@ class HubSource:
         # False: never a token that happens to lie in the environment.
         self._token: str | bool = token or False
         self._commit: str | None = None
-        self._files: frozenset[str] = frozenset()
+        self._files: dict[str, int | None] = {}
 
     def resolve(self) -> str | None:
         """The commit, asked for once."""
         if self._commit is None:
             info = self._info()
             self._commit = info.sha
-            self._files = frozenset(item.rfilename for item in info.siblings or ())
+            self._files = {item.rfilename: item.size for item in info.siblings or ()}
             if self._commit is None:
                 raise SourceError("the hub names no commit for it")
         return self._commit
+
+    def list(self, place: str) -> Listing:
+        """The file ``folder + place`` at the resolved commit, or everything below it."""
+        self.resolve()
+        path = self._folder + place
+        if path in self._files and not path.endswith("/"):
+            return Listing((Entry(path.rpartition("/")[2], self._files[path], self._commit),), single=True)
+        prefix = f"{path.strip('/')}/" if path.strip("/") else ""
+        try:
+            return folder(Entry(name.removeprefix(prefix), size, self._commit) for name, size in self._files.items() if name.startswith(prefix))
+        except SourceError as error:
+            if error.missing:
+                raise SourceError(f"has no file and no folder {path} at {self._commit}", missing=True) from error
+            raise
 
     @contextmanager
     def open(self, name: str, *, offset: int = 0, validator: str | None = None) -> Iterator[Body]:
@@ -67,7 +82,7 @@ class HubSource:
         source = WebSource(self._client, f"{base}/", self._headers(), {last: url})
         with source.open(last, offset=offset, validator=validator) as body:
             # The ETag is the blob's; the commit is what can be fetched again.
-            yield Body(body.chunks, body.offset, body.size, body.validator, commit)
+            yield Body(body.chunks, body.offset, body.size, body.validator, commit, identity=commit)
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}
@@ -77,7 +92,7 @@ class HubSource:
         huggingface_hub.set_client_factory(lambda: client_type(verify=self._context, follow_redirects=True))
         api = huggingface_hub.HfApi(endpoint=self._endpoint, token=self._token, library_name="triton-pipelines")
         try:
-            return api.model_info(self._repo, revision=self._revision, timeout=TIMEOUT.read)
+            return api.model_info(self._repo, revision=self._revision, timeout=TIMEOUT.read, files_metadata=True)
         except GatedRepoError as error:
             raise SourceError(f"{self._repo} is gated: accept its terms and name a token with access in source.secretRef") from error
         except RevisionNotFoundError as error:

@@ -14,6 +14,7 @@ import httpx
 
 from triton_pipelines.loader.download import Body
 from triton_pipelines.loader.errors import SourceError
+from triton_pipelines.loader.listing import Entry, Listing
 
 _RETRYABLE: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
@@ -23,14 +24,26 @@ TIMEOUT: Final = httpx.Timeout(60.0, connect=10.0)
 
 
 class WebSource:
-    """Files below the URL ``base`` (ends with ``/``); ``exact`` maps a name to a URL of its own (signed queries)."""
+    """Files below the URL ``base`` (ends with ``/``); ``exact`` maps a name to a URL of its own (signed queries).
 
-    def __init__(self, client: httpx.Client, base: str, headers: Mapping[str, str], exact: Mapping[str, str] | None = None) -> None:
+    ``immutable``: a URL's content never changes, so that a range needs no proof.
+    """
+
+    def __init__(
+        self, client: httpx.Client, base: str, headers: Mapping[str, str], exact: Mapping[str, str] | None = None, *, immutable: bool = False
+    ) -> None:
+        self._immutable = immutable
         self._client, self._base, self._headers, self._exact = client, base, dict(headers), dict(exact or {})
 
     def resolve(self) -> str | None:
         """None: each file has its own ETag."""
         return None
+
+    def list(self, place: str) -> Listing:
+        """The file at ``place``; a folder (``/`` at the end, or empty) cannot be listed."""
+        if not place or place.endswith("/"):
+            return Listing(None)
+        return Listing((Entry(place.rpartition("/")[2]),), single=True)
 
     @contextmanager
     def open(self, name: str, *, offset: int = 0, validator: str | None = None) -> Iterator[Body]:
@@ -38,7 +51,9 @@ class WebSource:
         url = self._exact.get(name) or self._base + quote(name)
         headers = {**self._headers, "Accept-Encoding": "identity"}
         if offset and validator:
-            headers |= {"Range": f"bytes={offset}-", "If-Range": validator}
+            headers["Range"] = f"bytes={offset}-"
+            if not self._immutable:
+                headers["If-Range"] = validator
         with web_errors(), stream(self._client, url, headers) as response:
             start, size = _range(response, offset if offset and validator else 0)
             encoded = response.headers.get("content-encoding", "identity").lower() != "identity"
@@ -48,6 +63,7 @@ class WebSource:
                 size=None if encoded else size,
                 validator=None if encoded else _validator(response),
                 revision=response.headers.get("etag") or response.headers.get("last-modified"),
+                identity=None if encoded else _strong(response),
             )
 
 
@@ -104,13 +120,17 @@ def _check_status(response: httpx.Response, url: str, presented: bool) -> None:
     where = urlsplit(url).hostname
     if status in (401, 403):
         advice = "check the secret of source.secretRef" if presented else "name its credentials in source.secretRef"
-        raise SourceError(f"{where} answered {status} {response.reason_phrase}: {advice}")
+        raise SourceError(f"{where} answered {status} {response.reason_phrase}: {advice}", challenge=_challenge(response))
     if status in (404, 410):
         raise SourceError(f"{where} has no file {urlsplit(url).path} ({status}): check uri, path and revision", missing=True)
     if status == 416:
         # What lies here is longer than, or not part of, the file: the next attempt starts anew.
         raise SourceError(f"{where} refuses to go on where the last attempt ended", retryable=True, restart=True)
     raise SourceError(f"{where} answered {status} {response.reason_phrase}", retryable=status in _RETRYABLE, retry_after=_retry_after(response))
+
+
+def _challenge(response: httpx.Response) -> str | None:
+    return response.headers.get("www-authenticate", "") if response.status_code == 401 else None
 
 
 def _retry_after(response: httpx.Response) -> float | None:
@@ -140,10 +160,14 @@ def _range(response: httpx.Response, asked: int) -> tuple[int, int | None]:
 
 def _validator(response: httpx.Response) -> str | None:
     """What If-Range takes: a strong ETag, else a date (RFC 9110, 13.1.5)."""
-    etag = response.headers.get("etag")
-    if etag and not etag.startswith("W/"):
-        return str(etag)
+    if etag := _strong(response):
+        return etag
     return response.headers.get("last-modified") if response.headers.get("accept-ranges", "").lower() == "bytes" else None
+
+
+def _strong(response: httpx.Response) -> str | None:
+    etag = response.headers.get("etag")
+    return str(etag) if etag and not etag.startswith("W/") else None
 
 
 def _chunks(response: httpx.Response) -> Iterator[bytes]:

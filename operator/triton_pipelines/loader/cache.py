@@ -1,0 +1,246 @@
+"""Files that pods share on one volume: found by what they are, verified on use, never half there, never waited for in vain.
+
+Layout below the volume: ``v1/index/KK/KEY.json`` (digest and size of what a key stands for), ``v1/files/DD/DIGEST`` (the content),
+``v1/locks/KEY`` (who fetches it now), ``v1/tmp``. Whatever is wrong with the volume, a load goes on without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from triton_pipelines.api.loadplan import Finding, Reason
+from triton_pipelines.loader.lease import Lease, LeaseTimes, try_lease, wait_for
+from triton_pipelines.loader.progress import human
+
+KEEP_FREE: Final = 0.1
+"""Share of the cache volume that is left free."""
+IN_USE_SECONDS: Final = 900.0
+"""A file used within this time is not evicted. On a local file system who has it open keeps it anyway; NFS keeps a removed file only
+for clients of the same host."""
+ABANDONED_SECONDS: Final = 3600.0
+"""An unfinished file that nobody wrote to for so long was left by a pod that is gone."""
+_BLOCK: Final = 1 << 20
+_FICLONE: Final = 0x40049409
+"""``ioctl`` that makes a file share another's blocks (linux/fs.h); XFS, Btrfs and others, within one file system."""
+
+
+@dataclass(frozen=True)
+class Cached:
+    """A file of the cache that now lies at its target."""
+
+    sha256: str
+    size: int
+
+
+def key_of(*parts: str | None) -> str:
+    """The key of a file: what it was asked as, and what proved that it is that version."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+class FileCache:
+    """The cache on the volume at ``root``. Its methods never raise for what is wrong with that volume; :meth:`finding` says it."""
+
+    def __init__(
+        self,
+        root: Path,
+        log: logging.Logger,
+        *,
+        keep_free: float = KEEP_FREE,
+        times: LeaseTimes | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._root, self._log, self._keep_free, self._clock = root / "v1", log, keep_free, clock
+        self._times = times or LeaseTimes()
+        self._problem: str | None = None
+        self._room = threading.Lock()
+
+    def finding(self) -> Finding | None:
+        """Why the cache was not used, for the report."""
+        if self._problem is None:
+            return None
+        return Finding(
+            reason=Reason.CACHE_UNUSED, message=f"the model cache was not used for some files: {self._problem}. They came from their sources."
+        )
+
+    def take(self, key: str, target: Path) -> Cached | None:
+        """Copy the file of ``key`` to ``target`` and verify it; None when it is not there. Raises :class:`OSError` for ``target`` alone."""
+        try:
+            note = json.loads(self._index(key).read_text())
+            cached = Cached(str(note["sha256"]), int(note["size"]))
+            blob = self._blob(cached.sha256)
+            os.utime(blob)
+            source = blob.open("rb")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self._note("it cannot be read", error)
+            return None
+        with source:
+            if self._copy(source.fileno(), target) == cached.sha256:
+                return cached
+        target.unlink(missing_ok=True)
+        self._log.warning("the model cache holds a broken copy of %s; it is removed", cached.sha256)
+        with contextlib.suppress(OSError):
+            self._index(key).unlink(missing_ok=True)
+            blob.unlink(missing_ok=True)
+        return None
+
+    def put(self, key: str, path: Path, sha256: str) -> None:
+        """Keep a copy of ``path`` for ``key``, when there is room."""
+        temporary = self._root / "tmp" / uuid.uuid4().hex
+        try:
+            size = path.stat().st_size
+            blob = self._blob(sha256)
+            for folder in (temporary.parent, blob.parent, self._index(key).parent):
+                _folder(folder)
+            if not blob.exists():
+                if not self._make_room(size):
+                    return
+                with path.open("rb") as source:
+                    self._copy(source.fileno(), temporary, shared=True)
+                temporary.replace(blob)
+            temporary.write_text(json.dumps({"sha256": sha256, "size": size}))
+            _share(temporary)
+            temporary.replace(self._index(key))
+        except OSError as error:
+            self._note("it cannot be written", error)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+    def lease(self, key: str) -> Lease | None:
+        """The right to fetch ``key`` while others wait; None while somebody else has it. A volume that takes no lock gives it to everyone."""
+        try:
+            _folder(self._lock(key).parent)
+            return try_lease(self._lock(key), self._times)
+        except OSError as error:
+            self._note("it cannot be written", error)
+            return Lease(None, self._times)
+
+    def wait(self, key: str) -> None:
+        """Return when ``key`` is there, when nobody fetches it any more, or when waiting is longer than it is worth."""
+        self._log.info("another pod is fetching the same file into the model cache; waiting for it")
+        with contextlib.suppress(OSError):
+            wait_for(self._lock(key), self._times, self._index(key).exists, self._clock)
+
+    def _make_room(self, size: int) -> bool:
+        """Whether ``size`` bytes may be added, after the least recently used files have gone."""
+        with self._room:
+            now = self._now()
+            for left in (self._root / "tmp").iterdir():
+                with contextlib.suppress(OSError):
+                    if now - left.stat().st_mtime > ABANDONED_SECONDS:
+                        left.unlink(missing_ok=True)
+            if self._lacking(size) <= 0:
+                return True
+            for used, blob in sorted(self._blobs()):
+                if now - used < IN_USE_SECONDS:
+                    break
+                self._log.info("the model cache is full: its least recently used file %s is removed", blob.name)
+                # Its index entries lead nowhere from now on, which is a miss.
+                with contextlib.suppress(OSError):
+                    blob.unlink(missing_ok=True)
+                if self._lacking(size) <= 0:
+                    return True
+            self._note(f"its volume has no room for {human(size)} ({human(self._lacking(size))} more would have to be free)", None)
+            return False
+
+    def _blobs(self) -> list[tuple[float, Path]]:
+        found = []
+        for blob in (self._root / "files").glob("*/*"):
+            with contextlib.suppress(OSError):
+                found.append((blob.stat().st_mtime, blob))
+        return found
+
+    def _lacking(self, size: int) -> int:
+        figures = os.statvfs(self._root)
+        return int(size + self._keep_free * figures.f_blocks * figures.f_frsize - figures.f_bavail * figures.f_frsize)
+
+    def _now(self) -> float:
+        """The volume's own time: its server's clock may differ from this host's."""
+        mark = self._root / "tmp" / uuid.uuid4().hex
+        mark.touch()
+        try:
+            return mark.stat().st_mtime
+        finally:
+            mark.unlink(missing_ok=True)
+
+    def _copy(self, source: int, target: Path, *, shared: bool = False) -> str | None:
+        """Copy an open file and return the copy's digest; None when the source fails (an NFS server that lost it, for one).
+
+        Raises :class:`OSError` of ``target``.
+        """
+        target.unlink(missing_ok=True)
+        digest = hashlib.sha256()
+        with target.open("xb+") as file:
+            cloned = _clone(source, file.fileno())
+            while True:
+                try:
+                    block = file.read(_BLOCK) if cloned else os.read(source, _BLOCK)
+                except OSError as error:
+                    self._note("it cannot be read", error)
+                    return None
+                if not block:
+                    break
+                digest.update(block)
+                if not cloned:
+                    file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+        if shared:
+            _share(target)
+        return digest.hexdigest()
+
+    def _note(self, what: str, error: Exception | None) -> None:
+        detail = f" ({error.strerror or error})" if isinstance(error, OSError) else (f" ({type(error).__name__})" if error else "")
+        if self._problem is None:
+            self._problem = f"{what}{detail}"
+        self._log.warning("the model cache is not used: %s%s", what, detail)
+
+    def _index(self, key: str) -> Path:
+        return self._root / "index" / key[:2] / f"{key}.json"
+
+    def _blob(self, sha256: str) -> Path:
+        if len(sha256) != 64 or not sha256.isalnum():
+            raise ValueError("no digest")
+        return self._root / "files" / sha256[:2] / sha256
+
+    def _lock(self, key: str) -> Path:
+        return self._root / "locks" / key
+
+
+def _clone(source: int, target: int) -> bool:
+    """Let ``target`` share the blocks of ``source`` (reflink); False where the file system, or another one, cannot."""
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return False
+    return True
+
+
+def _folder(path: Path) -> None:
+    """A folder that every pod of the volume may write to: pods may run as different users of one group."""
+    if not path.is_dir():
+        path.mkdir(parents=True, exist_ok=True)
+        for made in (path, path.parent):
+            with contextlib.suppress(OSError):
+                made.chmod(0o2775)
+
+
+def _share(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.chmod(0o664)

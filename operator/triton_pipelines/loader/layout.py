@@ -1,0 +1,70 @@
+"""Who writes which file of the repository: the plan's own files, and what sources bring; no path has two writers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import PurePosixPath
+
+from triton_pipelines.api.loadplan import FetchKind, LoadPlan, PlanFetch, Reason
+from triton_pipelines.loader.errors import LoadError
+from triton_pipelines.loader.selection import FIRST
+
+
+class Layout:
+    """Paths below the repository and their writers.
+
+    What the plan puts into version 1 of a model whose versions come from a source (a runner's ``model.py``, side files) belongs
+    to each of its versions: which there are, is known here alone.
+    """
+
+    def __init__(self, plan: LoadPlan) -> None:
+        self._plan = {item.path for item in plan.files}
+        self._models = {item.target for item in plan.fetch if item.kind is FetchKind.MODEL}
+        self._versions: dict[str, tuple[int, ...]] = {}
+        self._written: dict[str, str] = {}
+
+    def found(self, item: PlanFetch, versions: Collection[int]) -> None:
+        """Note the versions that a model's source brought."""
+        if item.kind is FetchKind.MODEL:
+            self._versions[item.target] = tuple(sorted(versions))
+
+    def note(self, item: PlanFetch, names: Collection[str]) -> None:
+        """Note files that are there from an earlier attempt."""
+        self._written |= dict.fromkeys(names, item.spec_field)
+
+    def of_plan(self) -> Mapping[str, tuple[str, ...]]:
+        """Where each of the plan's own files goes."""
+        return {path: self._everywhere(path) for path in self._plan}
+
+    def place(self, item: PlanFetch, path: str, what: str) -> tuple[str, ...]:
+        """Where a fetched file goes. Raises :class:`LoadError` when something else is written there."""
+        model, _, rest = path.partition("/")
+        if item.kind is FetchKind.MODEL:
+            inner = f"{model}/{FIRST}/{rest.partition('/')[2]}"
+            paths: tuple[str, ...] = (path,)
+            asked = {path, inner}
+        else:
+            paths = self._everywhere(path)
+            asked = {path, *paths}
+        for own in sorted(asked & self._plan):
+            raise LoadError(
+                Reason.MODEL_MISMATCH,
+                f"{what}: holds {PurePosixPath(path).name}, and {own} is written by the operator itself: remove or rename the file in the source.",
+            )
+        for one in paths:
+            if (other := self._written.get(one)) is not None or (other := self._folded(one)) is not None:
+                raise LoadError(Reason.MODEL_MISMATCH, f"{what}: would write {one}, which {other} writes too: give one of them another path.")
+        for one in paths:
+            self._written[one] = item.spec_field
+        return paths
+
+    def _folded(self, path: str) -> str | None:
+        """Who writes a file where ``path`` needs a folder."""
+        return next((self._written[str(parent)] for parent in PurePosixPath(path).parents if str(parent) in self._written), None)
+
+    def _everywhere(self, path: str) -> tuple[str, ...]:
+        model, _, rest = path.partition("/")
+        inner = rest.removeprefix(f"{FIRST}/")
+        if model not in self._models or inner == rest:
+            return (path,)
+        return tuple(f"{model}/{version}/{inner}" for version in self._versions.get(model, (FIRST,)))
