@@ -6,7 +6,7 @@ named, not repeated: a change of them is seen in review, and is wanted wherever 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -21,7 +21,6 @@ from triton_pipelines.render import Revision, render
 from triton_pipelines.render.repository import runtime_file
 
 OPTIONS = Options(server_image=SERVER_IMAGE, loader_image=LOADER_IMAGE)
-PARTS = ("models", "plan", "template")
 
 
 def revision_of(document: Mapping[str, Any]) -> tuple[Graph, Revision]:
@@ -61,6 +60,15 @@ def _model(path: str, text: str, runtime: Mapping[str, str]) -> Any:
         return f"(runtime file {runtime[text]})" if text in runtime else text
     config = text_format.Parse(text, model_config_pb2.ModelConfig())
     return json_format.MessageToDict(config, preserving_proto_field_name=True)
+
+
+def differences(old: Any, new: Any, path: str) -> Iterator[str]:
+    """Paths below which two values differ, as deep as both are mappings."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in sorted({*old, *new}):
+            yield from differences(old.get(key), new.get(key), f"{path}/{key}")
+    elif old != new:
+        yield path
 
 
 def dump(value: Any) -> str:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from triton_pipelines.api.base import Switch
 from triton_pipelines.api.batching import DynamicBatching
 from triton_pipelines.api.instances import InstanceKind
 from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
@@ -100,7 +101,7 @@ def choose_padding(tokenizer: Tokenizer, *, equal_shapes_only: bool) -> PaddingC
         return PaddingChoice(wanted, "asked for by tokenizer.padding")
     if equal_shapes_only:
         return PaddingChoice(Padding.FIXED, f"Auto: Triton batches only equal shapes for this platform, so every row has {longest} tokens")
-    return PaddingChoice(Padding.RAGGED, "Auto: the model step takes requests of different lengths in one batch, so no token is computed for nothing")
+    return PaddingChoice(Padding.RAGGED, "Auto: requests of different lengths need not be padded to each other here, so no token is computed for nothing")
 
 
 def token_dims(token: Token, length: int, batched: bool) -> tuple[int, ...]:
@@ -117,6 +118,7 @@ def tokenizer_step(spec: Spec, max_batch_size: int, padding: PaddingChoice, toke
     assert tokenizer is not None
     longest = tokenizer.max_length or DEFAULT_MAX_LENGTH
     batched = max_batch_size > 0
+    batching = tokenizer.dynamic_batching or DynamicBatching()
     length = longest if padding.chosen is Padding.FIXED else -1
     outputs = tuple(Tensor(name, token.data_type, token_dims(token, length, batched)) for name, token in tokens.items())
     own = tokenizer.python is not None
@@ -158,7 +160,7 @@ def tokenizer_step(spec: Spec, max_batch_size: int, padding: PaddingChoice, toke
             tokenizer.instances.host_policy or "",
         ),
         resources=tokenizer.resources_per_instance,
-        batching=tokenizer.dynamic_batching or DynamicBatching(),
+        batching=None if batching.mode is Switch.DISABLED else batching,
         path="spec.tokenizer",
         parameters=python_parameters(tokenizer.python is not None and tokenizer.python.environment is not None) if own else prefixed(parameters),
         fetches=(*tokenizer_fetches(spec), *fetches),

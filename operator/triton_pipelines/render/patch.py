@@ -105,9 +105,10 @@ def _set(message: Any, field: Any, value: Any, path: str) -> list[Finding]:
 def _parse(message: Any, value: Mapping[str, Any], path: str) -> list[Finding]:
     """Read protobuf JSON into a message; what protobuf says is wrong, without the way it got there."""
     try:
-        json_format.Parse(json.dumps(value), message)
+        read = json_format.Parse(json.dumps(value), type(message)())
     except json_format.ParseError as error:
         return [Finding(path, f"is not what Triton's {message.DESCRIPTOR.name} holds there: {str(error).rstrip('.')}")]
+    message.MergeFrom(read)  # not parsed into it: that would clear a map's other keys
     return []
 
 
