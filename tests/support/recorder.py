@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -100,6 +101,15 @@ async def until(condition: Callable[[], T | Awaitable[T]], what: str, seconds: f
             return value  # type: ignore[no-any-return]
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
         await asyncio.sleep(_POLL_S)
+
+
+def compiled(source: Path, folder: Path, *flags: str) -> bytes:
+    """The shared library that a C file makes."""
+    file = folder / f"{source.stem}.so"
+    command = ["cc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", *flags, "-o", str(file), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return file.read_bytes()
 
 
 def tensor(name: str, data_type: str = "TYPE_INT32", dims: str = "1", more: str = "") -> str:

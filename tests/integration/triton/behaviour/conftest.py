@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from tests.support.recorder import Asker, Workbench
 from tests.support.triton import triton_server, write_model
 
-FLAGS = ("--cache-config=local,size=1048576", "--host-policy=behaviour,cpu-cores=0-0")
+CORE = min(os.sched_getaffinity(0))
+FLAGS = ("--cache-config=local,size=1048576", f"--host-policy=behaviour,cpu-cores={CORE}-{CORE}")
 IDLE = (
     'name: "idle" backend: "python" max_batch_size: 0 input { name: "X" data_type: TYPE_INT32 dims: [ 1 ] } '
     'output { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] } instance_group { kind: KIND_CPU count: 1 }'

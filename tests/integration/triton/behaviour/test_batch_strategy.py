@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.support.recorder import Asker, Workbench, tensor, until
+from tests.support.recorder import Asker, Workbench, compiled, tensor, until
 from triton_pipelines.triton.errors import TritonError
 
 pytestmark = pytest.mark.integration
-SOURCE = Path(__file__).with_name("batchstrategy.c")
 LIMIT = 3
 # Longer than any test. Without a delay Triton ends a batch's account at its first request and goes on to add to it.
 NEVER_US = 3_600_000_000
@@ -23,11 +21,7 @@ PARAMETER = "TRITON_BATCH_STRATEGY_PATH"
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The library, compiled."""
-    file = tmp_path_factory.mktemp("strategy") / "strategy.so"
-    command = ["cc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-DLIMIT={LIMIT}", "-o", str(file), str(SOURCE)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return file.read_bytes()
+    return compiled(Path(__file__).with_name("batchstrategy.c"), tmp_path_factory.mktemp("strategy"), f"-DLIMIT={LIMIT}")
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.support.recorder import Asker, Model, Workbench
+from tests.support.recorder import Asker, Model, Workbench, compiled
 
 pytestmark = pytest.mark.integration
 LONG_US = 3_600_000_000
@@ -150,6 +151,28 @@ async def test_a_state_begins_with_its_initial_value(triton: Workbench, client: 
     (line,) = model.events("begin")
     assert line["requests"][0]["inputs"]["STATE"] == [7, 9]
     assert line["requests"][0]["shapes"]["STATE"] == [1, 2]
+
+
+async def test_a_state_lasts_as_long_as_its_sequence(triton: Workbench, client: Asker, tmp_path: Path) -> None:
+    """With a backend that gives the state back: every sequence adds up its own numbers, from its initial value on."""
+    library = compiled(Path(__file__).with_name("accumulate.c"), tmp_path)
+    state = (
+        'state [ { input_name: "STATE" output_name: "NEXT" data_type: TYPE_INT32 dims: [ 1 ]'
+        ' initial_state { data_type: TYPE_INT32 dims: [ 1 ] data_file: "begin" name: "begin" } } ]'
+    )
+    model = await triton.deploy(
+        "accumulate",
+        scheduling("oldest { max_candidate_sequences: 4 }", state=state),
+        max_batch_size=1,
+        platform='backend: "accumulate"',
+        files={"initial_state/begin": np.array([100], np.int32).tobytes(), "libtriton_accumulate.so": library},
+    )
+    sums = []
+    for value, sequence, start, end in ((1, 7, True, False), (10, 8, True, False), (2, 7, False, False), (20, 8, False, True), (3, 7, False, True)):
+        sums.append((await ask(client, model, value, sequence, start=start, end=end))["Y"][0][0])
+    assert sums == [101, 110, 103, 130, 106]
+    # A sequence that begins anew begins with the initial value.
+    assert (await ask(client, model, 5, 7, start=True, end=True))["Y"] == [[105]]
 
 
 async def test_an_ensemble_hands_the_sequence_on(triton: Workbench, client: Asker) -> None:
