@@ -171,7 +171,8 @@ def _padding(spec: Spec, wired: Sequence[Wanted], options: Options) -> PaddingCh
         own = [tensor for tensor in fields.inputs if (read := _reader(tensor, spec)) is not None and read.step == TOKENIZER]
         reads = bool(own) or _takes_tokens(fields)
         ragged = bool(own) and all(tensor.ragged is Switch.ENABLED for tensor in own)
-        equal |= reads and not ragged and implementation_of(fields, options) is Implementation.BACKEND
+        batches = max_batch_size(fields) > 0
+        equal |= reads and batches and not ragged and implementation_of(fields, options) is Implementation.BACKEND
     return choose_padding(spec.tokenizer, equal_shapes_only=equal)
 
 
