@@ -74,8 +74,11 @@ cluster: env ## A real one-node cluster on this machine, for kubectl
 cluster-down: env ## Remove it
 	@$(BIN)/python -m e2e.local down --name local
 
-fuzz soak:
-	@echo "make $@: not built yet (the long differential run and the long fault run come with live scaling)" >&2; exit 2
+fuzz: env ## Compare the judge with a real Triton for long: LOADS=5000 SECONDS=900 SEED=... OUT=out/fuzz
+	@$(BIN)/python -m tests.support.differential $(if $(LOADS),--loads $(LOADS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(OUT),--out $(OUT))
+
+soak:
+	@echo "make $@: not built yet (the long fault run comes with live scaling)" >&2; exit 2
 
 clean: ## Remove the environment and caches of the checkout (downloads and builds outside it stay)
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache out

@@ -9,9 +9,18 @@ Time is not judged: a busy machine makes an example slow, never wrong. Examples 
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 _PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("repeatable", derandomize=True, **_PATIENT)
 settings.register_profile("explore", derandomize=False, **_PATIENT)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show what tests have counted or measured: their property ``figures``, which comes through from parallel workers as well."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == "figures":
+                terminalreporter.write_line(f"{report.nodeid}: {value}")

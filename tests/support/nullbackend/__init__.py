@@ -71,7 +71,7 @@ def distribution(backends: Path, *extra: str) -> Distribution:
     """The local Triton with the null backend added, under its own name and those of the backends it stands in for.
 
     Args:
-        backends: a new folder, made here, for links to Triton's own backends and the library.
+        backends: a new folder, made here, for Triton's own backends and the library.
         extra: further backend names to stand in for.
     """
     real = obtain()
@@ -81,7 +81,8 @@ def distribution(backends: Path, *extra: str) -> Distribution:
         (backends / folder.name).symlink_to(folder)
     for name in (NAME, *STAND_INS, *extra):
         (backends / name).mkdir()
-        (backends / name / f"libtriton_{name}.so").symlink_to(made)
+        # A copy: Triton refuses a library that a link takes out of its backend's folder.
+        shutil.copy(made, backends / name / f"libtriton_{name}.so")
     return _Rooted(**{field.name: getattr(real, field.name) for field in dataclasses.fields(real)}, folder=backends)
 
 

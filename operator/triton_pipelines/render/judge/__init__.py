@@ -12,11 +12,11 @@ from typing import Any
 
 from . import batching, ensembles, flow, instances, models, sequences, tensors, warmup
 from .identity import identity
-from .limits import LIMITS, Limit
+from .limits import DEADLY, LIMITS, Limit
 from .server import ServerFacts
 from .violations import Findings, Rule, Violation
 
-__all__ = ["LIMITS", "Limit", "Rule", "ServerFacts", "Violation", "judge"]
+__all__ = ["DEADLY", "LIMITS", "Limit", "Rule", "ServerFacts", "Violation", "judge"]
 
 
 def judge(configs: Mapping[str, Any], facts: ServerFacts | None = None) -> list[Violation]:

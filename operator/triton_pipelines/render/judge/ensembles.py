@@ -93,6 +93,7 @@ class _Ensemble:
         self.first: dict[str, _Use] = {}
         self.written: dict[str, _Use] = {}
         self.read: dict[str, list[tuple[str, _Use]]] = {}
+        self.inputs = {tensor.name for tensor in self.config.input}
 
     def check(self) -> bool:
         """Judge it; whether it is decoupled."""
@@ -123,7 +124,8 @@ class _Ensemble:
         if step.model_version == VARIABLE:
             return
         versions = served(step.model_name, model, self.facts)
-        if versions is None and step.model_version > 0:
+        # Where nothing is served, the model itself is at fault and said to be.
+        if (versions is None and step.model_version > 0) or (versions is not None and not versions):
             return
         if versions is None or step.model_version not in versions:
             there = "" if versions is None else f"; served are {listed(sorted(versions))}"
@@ -153,7 +155,7 @@ class _Ensemble:
                 spot, target = keyed(f"{path}.input_map", tensor.name), step.input_map[tensor.name]
                 self.read.setdefault(target, []).append((spot, use))
                 self._compare(spot, target, use)
-            elif not tensor.optional:
+            elif not tensor.optional and step.input_map:
                 self.findings.add(
                     f"{path}.input_map",
                     Rule.STEP_INPUT_UNMAPPED,
@@ -169,7 +171,8 @@ class _Ensemble:
             if tensor.name in step.output_map:
                 use = self._use(step, "output", tensor, model)
                 target = step.output_map[tensor.name]
-                self.written.setdefault(target, use)
+                if self.written.setdefault(target, use) is not use or target in self.inputs:
+                    continue  # written twice, which ``flow`` says
                 self._compare(keyed(f"{path}.output_map", tensor.name), target, use)
 
     def _use(self, step: Any, side: str, tensor: Any, model: Any) -> _Use:

@@ -18,20 +18,19 @@ PLATFORMS: Final = {
     "onnxruntime": ("onnxruntime_onnx",),
     "pytorch": ("pytorch_libtorch", "torch_aoti"),
 }
-# Default file name → the backend (and for TensorFlow and PyTorch AOTI the platform) that Triton infers from it, in its order.
-_FILES: Final = (
-    ("model.savedmodel", "tensorflow", "tensorflow_savedmodel"),
-    ("model.graphdef", "tensorflow", "tensorflow_graphdef"),
-    ("model.plan", "tensorrt", TENSORRT_PLATFORM),
-    ("model.onnx", "onnxruntime", "onnxruntime_onnx"),
-    ("model.xml", "openvino", ""),
-    ("model.pt", "pytorch", "pytorch_libtorch"),
-    ("model.pt2", "pytorch", "torch_aoti"),
-    (PYTHON_FILE, "python", ""),
+# Backend, its default file, its platform: what Triton tries in turn for a model that names no backend.
+_KNOWN: Final = (
+    ("tensorflow", "model.savedmodel", "tensorflow_savedmodel"),
+    ("tensorflow", "model.graphdef", "tensorflow_graphdef"),
+    ("tensorrt", "model.plan", TENSORRT_PLATFORM),
+    ("onnxruntime", "model.onnx", "onnxruntime_onnx"),
+    ("openvino", "model.xml", ""),
+    ("pytorch", "model.pt", "pytorch_libtorch"),
+    ("pytorch", "model.pt2", "torch_aoti"),
+    ("python", PYTHON_FILE, ""),
 )
-_BACKEND_OF_PLATFORM: Final = {platform: backend for backend, platforms in PLATFORMS.items() for platform in platforms} | {"libtorch": "pytorch"}
+_DEFAULT_PLATFORM: Final = {"tensorrt": TENSORRT_PLATFORM, "onnxruntime": "onnxruntime_onnx", "pytorch": "pytorch_libtorch"}
 _AOTI_SINCE: Final = (26, 3)
-_AOTI: Final = frozenset({"torch_aoti", "libtorch"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,37 +60,38 @@ def identity(name: str, config: Any, facts: ServerFacts) -> Identity:
         facts: the server; where the model's files are unknown nothing is inferred from them.
     """
     backend, platform, filename = config.backend, config.platform, config.default_model_filename
-    aoti = facts.release >= _AOTI_SINCE
-    if platform and not backend:
-        known = _BACKEND_OF_PLATFORM.get(platform, "")
-        backend = known if aoti or platform not in _AOTI else ""
     if not backend:
-        backend, inferred = _by_file(filename, aoti) if filename else ("", "") if platform else _by_folder(name, facts, aoti)
-        platform = platform or inferred
+        backend, platform = _inferred(name, config, facts)
     if not platform:
-        platform = _platform(backend, filename, name, facts)
+        platform = _tensorflow_platform(name, config, facts) if backend == "tensorflow" else _DEFAULT_PLATFORM.get(backend, "")
     if not backend and not platform and not filename and "." in name:
         # A custom backend: model folder "model.identity" for backend "identity".
         backend = name.split(".", 1)[1]
     return Identity(backend, platform)
 
 
-def _platform(backend: str, filename: str, name: str, facts: ServerFacts) -> str:
-    if backend == "tensorflow":
-        found = _by_file(filename) if filename else _by_folder(name, facts)
-        return found[1] if found[0] == "tensorflow" else ""
-    return {"tensorrt": TENSORRT_PLATFORM, "onnxruntime": "onnxruntime_onnx", "pytorch": "pytorch_libtorch"}.get(backend, "")
+def _inferred(name: str, config: Any, facts: ServerFacts) -> tuple[str, str]:
+    """Backend and platform of a model that names no backend: by its platform, its file's name, or the files of its folder."""
+    platform, filename = config.platform, config.default_model_filename
+    present = frozenset[str]() if platform or filename else _entries(name, facts)
+    for backend, file, own in _KNOWN:
+        if own == "torch_aoti" and facts.release < _AOTI_SINCE:
+            continue
+        by_file = filename == file and not (platform and backend == "tensorflow")
+        alias = platform == "libtorch" and backend == "pytorch" and facts.release >= _AOTI_SINCE
+        if by_file or file in present or alias or (platform and platform == own):
+            return backend, platform or own
+    return "", platform
 
 
-def _by_file(filename: str, aoti: bool = True) -> tuple[str, str]:
-    return next(((backend, platform) for file, backend, platform in _FILES if file == filename and (aoti or platform not in _AOTI)), ("", ""))
+def _tensorflow_platform(name: str, config: Any, facts: ServerFacts) -> str:
+    """TensorFlow's platform, which only the file tells."""
+    present = {config.default_model_filename} if config.default_model_filename else _entries(name, facts)
+    return next((own for backend, file, own in _KNOWN if backend == "tensorflow" and file in present), "")
 
 
-def _by_folder(name: str, facts: ServerFacts, aoti: bool = True) -> tuple[str, str]:
-    """From the files of the version folder that comes first as a text."""
+def _entries(name: str, facts: ServerFacts) -> frozenset[str]:
+    """What lies in the version folder that comes first as a text."""
     files = facts.files.get(name, {})
     folders = sorted({path.split("/", 1)[0] for path in files if "/" in path})
-    if not folders:
-        return "", ""
-    entries = {path.split("/")[1] for path in files if path.startswith(f"{folders[0]}/")}
-    return next((found for file, *_ in _FILES if file in entries and (found := _by_file(file, aoti))[0]), ("", ""))
+    return frozenset(path.split("/")[1] for path in files if folders and path.startswith(f"{folders[0]}/"))

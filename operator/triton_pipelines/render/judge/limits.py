@@ -56,3 +56,9 @@ LIMITS: Final[Mapping[Rule, Limit]] = {
         "Triton compares each use of a tensor with the first one only; where that has -1, a writer and a reader that never fit pass, and every request fails."
     ),
 }
+
+FATAL: Final = frozenset({Rule.INITIAL_STATE})
+"""Rules of Triton's own where the server does not refuse but ends itself (2.51.0: the scheduler is destroyed before its threads were made)."""
+
+DEADLY: Final = FATAL | {rule for rule, limit in LIMITS.items() if limit.deadly}
+"""Rules under which a test does not ask a server that it shares with other models."""

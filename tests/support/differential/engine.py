@@ -7,11 +7,11 @@ so that a load takes milliseconds; its core, which validates, is real.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +23,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.support import nullbackend
 from tests.support.triton import triton_server
-from triton_pipelines.render.judge import LIMITS, ServerFacts, Violation, judge
+from triton_pipelines.render.judge import DEADLY, LIMITS, ServerFacts, Violation, judge
 from triton_pipelines.triton.local import LocalTriton
 
 RELEASE: Final = (24, 10)
@@ -33,6 +33,9 @@ FOLDER: Final = "{folder}"
 
 _LOAD_S: Final = 60.0
 _POLL_FAILED: Final = re.compile(r"Poll failed for model directory '([^']*)': (.*?)\"?$", re.MULTILINE)
+_POLL_S: Final = 0.01
+_END_S: Final = 5.0
+_BUSY: Final = ("READY", "LOADING", "UNLOADING")
 _ACTIONS: Final = 16
 """Loads in flight: Triton itself works at four at a time."""
 
@@ -97,6 +100,12 @@ class Counts:
     loads: int = 0
     rules: Counter[str] = field(default_factory=Counter)
 
+    def add(self, other: Counts) -> None:
+        """Add the counts of another server."""
+        for name in ("accepted", "refused", "limits", "untried", "through_step", "disagreements", "loads"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.rules.update(other.rules)
+
     def __str__(self) -> str:
         return (
             f"{self.loads} real loads: accepted and loaded {self.accepted}, refused by both {self.refused}, stated limits {self.limits} "
@@ -111,8 +120,9 @@ class DisagreementError(AssertionError):
 class Differential:
     """A running server and the comparison with it."""
 
-    def __init__(self, server: LocalTriton, backends: Path) -> None:
+    def __init__(self, server: LocalTriton, backends: Path, rate_limiting: bool = False) -> None:
         self.server = server
+        self.rate_limiting = rate_limiting
         self.counts = Counts()
         self.backends = {folder.name: frozenset(path.name for path in folder.iterdir()) for folder in backends.iterdir()}
         self._cases = 0
@@ -122,7 +132,9 @@ class Differential:
         """What is known of this server and of a repository on it."""
         files = {name: {path: len(content) for path, content in repository.beside(name).items()} for name in repository.configs}
         root = str(self.server.repository)
-        return ServerFacts(release=RELEASE, gpus=0, backends=self.backends, agents=frozenset(), files=files, root=root)
+        return ServerFacts(
+            release=RELEASE, gpus=0, backends=self.backends, agents=frozenset(), files=files, root=root, rate_limiting=self.rate_limiting
+        )
 
     def compare(self, repositories: Sequence[Repository]) -> None:
         """Both sides judge all of them.
@@ -132,28 +144,39 @@ class Differential:
         """
         asyncio.run(self._compare(repositories))
 
+    def alone(self, repository: Repository, model: str) -> str | None:
+        """Why the server does not serve one model of a repository, which may end it: None where it loads."""
+        placed, prefix = self._place(Repository({model: repository.configs[model]}, {model: repository.beside(model)}))
+        try:
+            return asyncio.run(self._ask([placed]))[f"{prefix}{model}"]
+        except DisagreementError as error:
+            return str(error).splitlines()[0]
+
     def outcome(self, repository: Repository) -> tuple[list[Violation], dict[str, str | None]]:
         """Both sides' answers for one repository: the judge's violations, and model → the server's reason (None: loaded). Names as given."""
         return asyncio.run(self._outcome(repository))
 
     async def _outcome(self, repository: Repository) -> tuple[list[Violation], dict[str, str | None]]:
         placed, prefix = self._place(repository)
-        said = judge(placed.configs, self.facts(placed))
         reasons = await self._ask([placed])
-        return [Violation(v.model.removeprefix(prefix), v.field, v.rule, v.message.replace(prefix, "")) for v in said], {
-            name.removeprefix(prefix): reason for name, reason in reasons.items()
-        }
+        return self.judged(repository), {name.removeprefix(prefix): reason for name, reason in reasons.items()}
+
+    def judged(self, repository: Repository) -> list[Violation]:
+        """The judge's answer alone."""
+        placed = repository.renamed("", self.server.repository)
+        return judge(placed.configs, self.facts(placed))
 
     async def _compare(self, repositories: Sequence[Repository]) -> None:
         judged = []
         for repository in repositories:
             placed, _ = self._place(repository)
             said = judge(placed.configs, self.facts(placed))
-            if any(v.rule in LIMITS and LIMITS[v.rule].deadly for v in said):
+            if any(violation.rule in DEADLY for violation in said):
                 self.counts.untried += len(placed.configs)
                 continue
             judged.append((placed, said))
         reasons = await self._ask([placed for placed, _ in judged])
+        self.counts.loads += len(reasons)
         reports = [report for placed, said in judged if (report := self._agree(placed, said, reasons))]
         if reports:
             self.counts.disagreements += len(reports)
@@ -199,7 +222,6 @@ class Differential:
 
                 async def load(name: str) -> None:
                     async with limit:
-                        self.counts.loads += 1
                         try:
                             await client.load_model(name, client_timeout=_LOAD_S)
                             ready = await client.is_model_ready(name, client_timeout=_LOAD_S)
@@ -209,31 +231,52 @@ class Differential:
 
                 async def unload(name: str) -> None:
                     async with limit:
-                        await client.unload_model(name, client_timeout=_LOAD_S)
+                        # A refused model stays in the server's graph of models until it is unloaded.
+                        with contextlib.suppress(InferenceServerException):
+                            await client.unload_model(name, client_timeout=_LOAD_S)
 
                 levels = _levels(configs)
                 for level in levels:
                     await asyncio.gather(*(load(name) for name in level))
                 for level in reversed(levels):
-                    await asyncio.gather(*(unload(name) for name in level if reasons[name] is None))
-                while any(state.state in ("READY", "UNLOADING", "LOADING") for state in (await client.get_model_repository_index()).models):
-                    await asyncio.sleep(0.01)
-        except (InferenceServerException, OSError) as error:
-            if not self.server.running():
+                    await asyncio.gather(*(unload(name) for name in level))
+                async with asyncio.timeout(_LOAD_S):
+                    # The server tells nobody when it is done.
+                    while any(state.state in _BUSY for state in (await client.get_model_repository_index()).models):  # noqa: ASYNC110
+                        await asyncio.sleep(_POLL_S)
+        except InferenceServerException as error:
+            if await self._ended():
                 texts = "\n".join(repository.text() for repository in repositories)
-                raise DisagreementError(f"the server ended: {self.server.log()[-2000:]}\n{texts}") from error
+                raise DisagreementError(f"the server ended: {_signal(self.server.log())}\n{texts}") from error
             raise
         finally:
             for name in configs:
                 shutil.rmtree(self.server.repository / name, ignore_errors=True)
         return self._explained(reasons)
 
+    async def _ended(self) -> bool:
+        """Whether the server ended, or is about to."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_END_S):
+                while self.server.running():  # noqa: ASYNC110
+                    await asyncio.sleep(_POLL_S)
+        return not self.server.running()
+
     def _explained(self, reasons: Mapping[str, str | None]) -> dict[str, str | None]:
         """The reasons, those that the server keeps to its log taken from there."""
-        log = self.server.log()
-        logged = dict(_POLL_FAILED.findall(log[self._log_at :]))
-        self._log_at = len(log)
+        log_file = self.server.log_file
+        if log_file is None:
+            raise ValueError("the server was started without a log file")
+        with log_file.open(errors="replace") as log:
+            log.seek(self._log_at)
+            logged = dict(_POLL_FAILED.findall(log.read()))
+            self._log_at = log.tell()
         return {name: logged.get(name, reason) if reason is not None else None for name, reason in reasons.items()}
+
+
+def _signal(log: str) -> str:
+    """The line of the log that says how the server ended."""
+    return next((line for line in log.splitlines() if line.startswith("Signal")), log[-500:])
 
 
 def _write(root: Path, repository: Repository) -> None:
@@ -265,8 +308,8 @@ def _levels(configs: Mapping[str, Any]) -> list[list[str]]:
     return levels
 
 
-@contextmanager
-def running(folder: Path, extra_args: Sequence[str] = ()) -> Iterator[Differential]:
+@contextlib.contextmanager
+def running(folder: Path, extra_args: Sequence[str] = (), rate_limiting: bool = False) -> Iterator[Differential]:
     """A server with the null backend and an empty repository below ``folder`` (new), ready to compare with."""
     repository, backends = folder / "repository", folder / "backends"
     repository.mkdir(parents=True)
@@ -276,4 +319,4 @@ def running(folder: Path, extra_args: Sequence[str] = ()) -> Iterator[Differenti
     with triton_server(
         repository, [], distribution=distribution, log_file=log, precompile=False, extra_args=["--log-info=false", *extra_args]
     ) as server:
-        yield Differential(server, backends)
+        yield Differential(server, backends, rate_limiting)
