@@ -52,10 +52,16 @@ class Store:
     _removed: dict[Resource, dict[Key, int]] = field(default_factory=lambda: defaultdict(dict), init=False)  # when; until the next LIST
     _clock: int = field(default=0, init=False)  # counts changes; orders them against a LIST in progress
 
-    def put(self, resource: Resource, obj: Object) -> bool:
+    def put(self, resource: Resource, obj: Object, *, since: int | None = None) -> bool:
         """Takes in an object from a watch or from the answer to a write.
 
         An older state of the same object (by resourceVersion) is left aside, so a late echo does not undo what is known already.
+
+        Args:
+            resource: the object's kind.
+            obj: the object.
+            since: of the answer to a write, what :meth:`mark` gave before it was sent. Where the watch has told since of the object's
+                deletion, the answer is the older news, and an object put back would stay until the next LIST.
 
         Returns:
             Whether the store knows something new.
@@ -65,6 +71,8 @@ class Store:
             obj["metadata"].pop("managedFields", None)
         entry = self._objects[resource].get(key_of(obj))
         if entry is not None and not _is_newer(obj, entry.obj):
+            return False
+        if entry is None and since is not None and self._removed[resource].get(key_of(obj), 0) > since:
             return False
         self._set(resource, obj)
         return True
@@ -109,7 +117,7 @@ class Store:
     # --- comparison with a LIST ------------------------------------------------------------------------------------------
 
     def mark(self) -> int:
-        """A moment in the store's own time, to be taken before a LIST is sent."""
+        """A moment in the store's own time, to be taken before a LIST or a write is sent."""
         return self._clock
 
     def replace(self, resource: Resource, items: Iterable[Object], *, since: int, namespace: str | None = None) -> set[Key]:

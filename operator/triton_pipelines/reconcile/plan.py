@@ -18,7 +18,7 @@ from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.loadplan import LoadReport
 from triton_pipelines.api.parse import parse
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.cluster.diff import covers, needs_apply
+from triton_pipelines.cluster.diff import needs_apply
 from triton_pipelines.pipeline import Graph, Options, build, check, lint
 from triton_pipelines.render import Revision, render
 from triton_pipelines.render.errors import RefusedError, RenderError
@@ -292,10 +292,8 @@ def _requeue(status: Mapping[str, Any], rollout: Rollout, problems: Sequence[Pro
 
 
 def _with_status(observed: Observed, status: dict[str, Any], apply: Sequence[Object], delete: Sequence[Deletion], requeue: float | None) -> Plan:
-    # Both ways: nothing missing of what is said, nothing left of what was said before.
-    before = dict(observed.status)
-    same = not covers(before, status) and not covers(status, before)
-    events = () if same else transitions(before, status)
+    same = not statuses.differs(observed.pipeline, status)
+    events = () if same else transitions(observed.status, status)
     return Plan(tuple(apply), tuple(delete), None if same else status, tuple(events), requeue)
 
 

@@ -59,6 +59,10 @@ class NameTaken(Exception):  # noqa: N818 - the word of the condition
     """An object that the pipeline needs a name for is somebody else's."""
 
 
+class StatusRefused(Exception):  # noqa: N818
+    """The API server does not take a status of ours: a defect, or a CRD of another release."""
+
+
 class FormerChild(Exception):  # noqa: N818
     """An object of a former pipeline of the same name has not gone yet."""
 
@@ -93,12 +97,20 @@ class Reconciler:
     max_concurrent_rollouts: int = 5
     _probes: dict[Key, dict[str, Probe]] = field(default_factory=dict)
     _starting: set[Key] = field(default_factory=set)  # whose Deployment is being applied right now
+    _refused: dict[Key, str] = field(default_factory=dict)  # status writes that were refused, as told
 
     async def reconcile(self, key: Key) -> Result:
         """One pass. Errors of the API server leave it as they are: the queue backs off by their class."""
+        try:
+            return await self._pass(key)
+        except StatusRefused:
+            return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="stalled")
+
+    async def _pass(self, key: Key) -> Result:
         raw = self.store.get(INFERENCE_PIPELINES, *key)
         if raw is None:
             self._probes.pop(key, None)
+            self._refused.pop(key, None)
             return Result()
         if hands_off(raw):
             return Result()
@@ -167,10 +179,10 @@ class Reconciler:
             except NotFound:
                 missing[step] = f"{item.path}: {uri}: there is no ConfigMap {name} in namespace {pipeline.namespace}; create it"
                 continue
-            content = (found.get("data") or {}).get(data_key) or (found.get("binaryData") or {}).get(data_key)
+            content = {**(found.get("binaryData") or {}), **(found.get("data") or {})}.get(data_key)
             if content is None:
-                have = ", ".join(sorted([*(found.get("data") or {}), *(found.get("binaryData") or {})])) or "none"
-                missing[step] = f"{item.path}: {uri}: ConfigMap {name} has no key {data_key}; it has {have}"
+                # Which keys it has is not said: whoever may write a pipeline need not be allowed to read ConfigMaps.
+                missing[step] = f"{item.path}: {uri}: ConfigMap {name} has no key {data_key}; add it, or name one that it has"
                 continue
             digests[step] = hashlib.sha256(content.encode()).hexdigest()
         return digests, missing
@@ -234,7 +246,8 @@ class Reconciler:
             if known is None:
                 known = await self._foreign(resource, namespace, name)
             _check_owner(known, item, uid)
-            self.store.put(resource, await apply_over(self.client, item, known))
+            since = self.store.mark()
+            self.store.put(resource, await apply_over(self.client, item, known), since=since)
         await _log.ainfo("applied", kind=item["kind"], object=name)
 
     async def _foreign(self, resource: Resource, namespace: str, name: str) -> Object | None:
@@ -254,26 +267,58 @@ class Reconciler:
         self.store.remove(resource, key[0], deletion.name, uid=deletion.uid or None)
 
     async def _write_status(self, observed: Observed, status: Mapping[str, Any], events: tuple[Event, ...] | None = None) -> None:
-        metadata = observed.pipeline["metadata"]
+        """Write a status and post its events. ``events`` not given: only where the status says anything new.
+
+        Raises:
+            StatusRefused: the API server does not take it; the pipeline's conditions say so, where they can.
+        """
         if events is None:
-            events = tuple(transitions(observed.status, status))
-            if not events and _same_conditions(observed.status, status):
+            if not statuses.differs(observed.pipeline, status):
                 return
-        body = {
-            "apiVersion": names.API_VERSION,
-            "kind": names.KIND,
-            "metadata": {"name": metadata["name"], "namespace": metadata["namespace"], "uid": metadata["uid"]},
-            "status": dict(status),
-        }
+            events = tuple(transitions(observed.status, status))
         try:
-            answer = await self.client.apply_status(body)
-        except (NotFound, Conflict):
-            return  # deleted meanwhile, or another of the same name: its own event brings the next pass
-        self.store.put(INFERENCE_PIPELINES, answer)
+            await self._put_status(observed.pipeline, status)
+        except Invalid as error:
+            raise StatusRefused(await self._tell_refused(observed, error)) from error
+        self._refused.pop((observed.pipeline["metadata"]["namespace"], observed.name), None)
         for event in events:
-            error = await post_event(self.client, self._event(observed.pipeline, event))
-            if error is not None:
-                await _log.awarning("event not written", reason=event.reason, error=str(error))
+            await self._post(observed.pipeline, event)
+
+    async def _put_status(self, pipeline: Object, status: Mapping[str, Any]) -> None:
+        metadata = pipeline["metadata"]
+        namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
+        body = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": name, "namespace": namespace, "uid": uid}}
+        since = self.store.mark()
+        try:
+            answer = await self.client.apply_status({**body, "status": dict(status)})
+        except NotFound:
+            # Whatever the caches say: there is no such pipeline, and no event may come that tells so.
+            self.store.remove(INFERENCE_PIPELINES, namespace, name, uid=uid)
+        except Conflict:
+            return  # another of the same name: its own event brings the next pass
+        else:
+            self.store.put(INFERENCE_PIPELINES, answer, since=since)
+
+    async def _tell_refused(self, observed: Observed, error: Invalid) -> str:
+        """Say by the status that was taken before that the new one was not; returns the words."""
+        text = f"the API server refuses the pipeline's status, so the rest of it is out of date: {error.message}; is the CRD that of this operator's release?"
+        key = (observed.pipeline["metadata"]["namespace"], observed.name)
+        told = statuses.stalled(observed, Reason.API_ERROR, text, self.clock(), final=True)
+        if statuses.differs(observed.pipeline, told):
+            try:
+                await self._put_status(observed.pipeline, told)
+            except Invalid as again:
+                await _log.aerror("not even the conditions of a status are taken", error=again.message)
+        if self._refused.get(key) != text:
+            self._refused[key] = text
+            await _log.aerror("status refused", error=error.message)
+            await self._post(observed.pipeline, Event(True, Reason.API_ERROR.value, "WriteStatus", text))
+        return text
+
+    async def _post(self, pipeline: Object, event: Event) -> None:
+        error = await post_event(self.client, self._event(pipeline, event))
+        if error is not None:
+            await _log.awarning("event not written", reason=event.reason, error=str(error))
 
     def _event(self, pipeline: Object, event: Event) -> Object:
         return event_object(
@@ -329,13 +374,6 @@ def _left_by_us(known: Object, item: Object) -> bool:
     applied = any(entry.get("manager") == names.MANAGER_CHILDREN for entry in known["metadata"].get("managedFields") or ())
     labels = known["metadata"].get("labels") or {}
     return applied and labels.get(names.LABEL_PIPELINE) == item["metadata"]["labels"][names.LABEL_PIPELINE]
-
-
-def _same_conditions(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    def essence(status: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        return [(item["type"], item["status"], item["reason"], item["message"]) for item in status.get("conditions") or ()]
-
-    return essence(before) == essence(after)
 
 
 def _soonest(*times: float | None) -> float | None:

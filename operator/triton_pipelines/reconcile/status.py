@@ -12,6 +12,7 @@ from triton_pipelines.api.conditions import KIND_OF, MESSAGE_MAX, Condition, Con
 from triton_pipelines.api.server import InferenceHealth
 from triton_pipelines.api.tensors import DataType
 from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.cluster.diff import covers, needs_apply
 from triton_pipelines.pipeline.graph import Graph, Tensor
 
 from .observed import Observed, Pod, Probe
@@ -24,6 +25,8 @@ SHORT_MAX = 512
 # Of a URI in the schema; masking what is secret in one may make it longer than it was written.
 URI_MAX = 1024
 CLUSTER_SUFFIX = "svc"
+# Merge keys of the status' own lists, as in its schema.
+_LIST_KEYS = {"steps": ("name",), "sources": ("step",)}
 
 
 def rfc3339(now: dt.datetime) -> str:
@@ -31,12 +34,24 @@ def rfc3339(now: dt.datetime) -> str:
     return now.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def stalled(observed: Observed, reason: Reason, findings: Sequence[Finding] | str, now: dt.datetime) -> dict[str, Any]:
+def differs(pipeline: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    """Whether a status would change anything if it were written: something missing of what is said, or left of what was said before.
+
+    What others put beside it is theirs: an apply leaves it, so it must not lead to one at every pass.
+    """
+    before = dict(pipeline.get("status") or {})
+    if pipeline["metadata"].get("managedFields"):
+        live = {"metadata": pipeline["metadata"], "status": before}
+        return bool(needs_apply(live, {"status": status}, names.MANAGER_STATUS, subresource="status", list_keys=_LIST_KEYS))
+    return bool(covers(before, status, list_keys=_LIST_KEYS) or covers(status, before, list_keys=_LIST_KEYS))
+
+
+def stalled(observed: Observed, reason: Reason, findings: Sequence[Finding] | str, now: dt.datetime, *, final: bool | None = None) -> dict[str, Any]:
     """Status of a resource that cannot be acted on: everything else stays as it was, the running version serves on.
 
-    ``Stalled`` where only the user can help, ``Reconciling`` where ``reason`` is one to wait for.
+    ``Stalled`` where only the user can help (``final``, by default as the reason says), ``Reconciling`` where there is something to wait for.
     """
-    final = KIND_OF[reason] is Kind.STALLED
+    final = KIND_OF[reason] is Kind.STALLED if final is None else final
     message = findings if isinstance(findings, str) else _listed(findings)
     available = _available([pod for pod in observed.pods if pod.serving], observed)
     conditions = [
