@@ -5,18 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .server import ServerFacts
+from .server import Release, ServerFacts
 
 ENSEMBLE: Final = "ensemble"
 TENSORRT_PLATFORM: Final = "tensorrt_plan"
 PYTHON_FILE: Final = "model.py"
 
+_AOTI: Final = "torch_aoti"
+_AOTI_SINCE: Final[Release] = (26, 3)
 # Backend → the platforms that Triton accepts beside it. Any other backend takes any platform but these.
-PLATFORMS: Final = {
+_PLATFORMS: Final = {
     "tensorflow": ("tensorflow_graphdef", "tensorflow_savedmodel"),
     "tensorrt": (TENSORRT_PLATFORM,),
     "onnxruntime": ("onnxruntime_onnx",),
-    "pytorch": ("pytorch_libtorch", "torch_aoti"),
+    "pytorch": ("pytorch_libtorch", _AOTI),
 }
 # Backend, its default file, its platform: what Triton tries in turn for a model that names no backend.
 _KNOWN: Final = (
@@ -26,11 +28,10 @@ _KNOWN: Final = (
     ("onnxruntime", "model.onnx", "onnxruntime_onnx"),
     ("openvino", "model.xml", ""),
     ("pytorch", "model.pt", "pytorch_libtorch"),
-    ("pytorch", "model.pt2", "torch_aoti"),
+    ("pytorch", "model.pt2", _AOTI),
     ("python", PYTHON_FILE, ""),
 )
 _DEFAULT_PLATFORM: Final = {"tensorrt": TENSORRT_PLATFORM, "onnxruntime": "onnxruntime_onnx", "pytorch": "pytorch_libtorch"}
-_AOTI_SINCE: Final = (26, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,11 @@ class Identity:
     def tensorrt(self) -> bool:
         """Whether the fields that only TensorRT models may have are allowed."""
         return self.platform == TENSORRT_PLATFORM
+
+
+def platforms(backend: str, facts: ServerFacts) -> tuple[str, ...]:
+    """The platforms that Triton accepts beside a backend; none for a backend that takes any."""
+    return tuple(name for name in _PLATFORMS.get(backend, ()) if name != _AOTI or facts.release >= _AOTI_SINCE)
 
 
 def identity(name: str, config: Any, facts: ServerFacts) -> Identity:
@@ -75,7 +81,7 @@ def _inferred(name: str, config: Any, facts: ServerFacts) -> tuple[str, str]:
     platform, filename = config.platform, config.default_model_filename
     present = frozenset[str]() if platform or filename else _entries(name, facts)
     for backend, file, own in _KNOWN:
-        if own == "torch_aoti" and facts.release < _AOTI_SINCE:
+        if own == _AOTI and facts.release < _AOTI_SINCE:
             continue
         by_file = filename == file and not (platform and backend == "tensorflow")
         alias = platform == "libtorch" and backend == "pytorch" and facts.release >= _AOTI_SINCE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 from typing import Any, Final
 
-from .identity import ENSEMBLE, PLATFORMS, PYTHON_FILE, Identity
+from .identity import ENSEMBLE, PYTHON_FILE, Identity, platforms
 from .server import Release, ServerFacts
 from .violations import Findings, Rule, keyed, listed
 
@@ -53,7 +53,7 @@ def _backend(config: Any, identity: Identity, facts: ServerFacts, findings: Find
         given = f"platform {platform!r} does not say which" if platform else "none is given"
         findings.add("backend", Rule.BACKEND, f"a model needs a backend, and {given}: write backend, such as 'python' or 'onnxruntime'")
         return
-    allowed = PLATFORMS.get(backend, ())
+    allowed = platforms(backend, facts)
     if allowed and platform not in allowed:
         shown = f"not {platform!r}" if platform else "and none is given"
         findings.add("platform", Rule.BACKEND_PLATFORM, f"backend {backend!r} goes with platform {' or '.join(map(repr, allowed))}, {shown}")
