@@ -105,7 +105,8 @@ class HubServer:
         commit = self._commit(request, repo, revision)
         if isinstance(commit, Response):
             return commit
-        siblings = [{"rfilename": name} for name in self._commits[repo][commit]]
+        sized = "blobs=true" in urlsplit(request.path).query.lower()
+        siblings = [{"rfilename": name, **({"size": len(data)} if sized else {})} for name, data in self._commits[repo][commit].items()]
         body = {"_id": commit[:24], "id": repo, "modelId": repo, "sha": commit, "private": False, "tags": [], "downloads": 0, "likes": 0}
         return Response(200, {"Content-Type": "application/json"}, json.dumps({**body, "siblings": siblings}).encode())
 

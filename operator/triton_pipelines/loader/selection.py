@@ -14,6 +14,8 @@ from triton_pipelines.loader.listing import Entry, Listing, numbered, some
 CONFIG: Final = "config.pbtxt"
 _CONFIGS: Final = "configs"
 """Triton's folder of further model configurations beside config.pbtxt."""
+_NEWEST: Final = 10
+"""Versions that a message names."""
 FIRST: Final = 1
 """The version of a model whose source has no version folders."""
 
@@ -105,7 +107,7 @@ def _versions(item: PlanFetch, found: Mapping[int, tuple[Entry, ...]], names: Co
 
 
 def _wanted(item: PlanFetch, found: Mapping[int, object], held: Collection[int]) -> tuple[int, ...]:
-    there = f"the source has {some(map(str, found))}"
+    there = f"the source has {', '.join(map(str, sorted(found)[-_NEWEST:]))}"
     if held:
         # Newer versions that were published since wait for the next revision of the pipeline.
         if gone := sorted(set(held) - set(found)):
@@ -156,7 +158,7 @@ def _only_first(item: PlanFetch, what: str) -> None:
         asked = f"versions {', '.join(map(str, policy.specific))}" if policy.specific else "several versions"
     raise LoadError(
         Reason.MODEL_MISMATCH,
-        f"{asked} of the model are asked for, and the source is {what}, which is version {FIRST} alone: name a folder that holds a folder "
+        f"the resource asks for {asked} of the model, and the source is {what}, which is version {FIRST} alone: name a folder that holds a folder "
         "per version (1, 2, …), or remove the version policy.",
     )
 

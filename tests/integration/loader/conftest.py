@@ -6,6 +6,7 @@ import datetime
 import io
 import json
 import os
+import shutil
 import ssl
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 
 from e2e.local.pki import Authority, Identity
 from tests.support.web import LoopbackServer
-from triton_pipelines.api.loadplan import LoadPlan, LoadReport, PlanFetch
+from triton_pipelines.api.loadplan import LoadPlan, LoadReport, PlanFetch, resolution
 from triton_pipelines.loader import LoadOptions, run
 from triton_pipelines.loader.retry import RetryPolicy
 from triton_pipelines.loader.uris import SourceMap
@@ -50,9 +51,9 @@ class Pod:
         (self.options.revision / "plan.json").write_text(plan.to_json())
         return plan
 
-    def resolved(self, step: str, revision: str | None, sha256: str | None, of: str = "4f1d00") -> None:
-        """Write what a step's source was at the first load."""
-        content = {of: {step: {"revision": revision, "sha256": sha256}}}
+    def resolved(self, key: str, revision: str | None, sha256: str | None, of: str = "4f1d00") -> None:
+        """Write what a source (``STEP`` or ``STEP.SLOT``) was at the first load."""
+        content = {of: {key: {"revision": revision, "sha256": sha256}}}
         (self.options.live / "resolved.json").write_text(json.dumps(content))
 
     def secret(self, step: str, **values: str) -> None:
@@ -71,6 +72,20 @@ class Pod:
     def map(self, *rules: str) -> None:
         """Set the source map."""
         self.options = replace(self.options, source_map=SourceMap.parse(rules))
+
+    def recorded(self) -> None:
+        """Write what the last load reported, as the operator does."""
+        report = self.report()
+        content = {report.revision: {key: item.model_dump(mode="json") for key, item in resolution(report).items()}}
+        (self.options.live / "resolved.json").write_text(json.dumps(content))
+
+    def another(self) -> None:
+        """The next pod of the same revision: nothing of this one's volume is there."""
+        shutil.rmtree(self.options.root, ignore_errors=True)
+
+    def tree(self) -> list[str]:
+        """All files of the model repository."""
+        return sorted(str(path.relative_to(self.models)) for path in self.models.rglob("*") if path.is_file())
 
     def load(self) -> tuple[int, LoadReport]:
         """Run the loader in this process; its log is added to ``output``."""

@@ -16,13 +16,13 @@ from tritonclient.grpc import model_config_pb2
 
 from triton_pipelines.api.loadplan import FetchKind, PlanFetch, Reason
 from triton_pipelines.loader.errors import LoadError, SourceError
-from triton_pipelines.loader.staging import digest_of
 from triton_pipelines.loader.progress import Progress, human
 from triton_pipelines.loader.redact import RedactingFormatter, Redactor, redact_url
 from triton_pipelines.loader.repository import with_count
 from triton_pipelines.loader.retry import Retrier, RetryPolicy
 from triton_pipelines.loader.sources import wanted_file
 from triton_pipelines.loader.sources.hub import HubSource
+from triton_pipelines.loader.staging import digest_of
 from triton_pipelines.loader.uris import HubUri, Located, SourceMap, check_scheme, parse_bucket, parse_folder, parse_hub
 
 

@@ -1,0 +1,199 @@
+"""Models as version folders, whole folders and side files: from claims and a hub, through to the repository that Triton reads."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.integration.loader.conftest import Pod
+from tests.integration.loader.test_folders import check, graph
+from tests.support.hub import HubServer
+from triton_pipelines.api.loadplan import FetchKind, PlanCheck, PlanFetch, PlanFile, PlanVersions, Reason
+
+pytestmark = pytest.mark.integration
+
+
+def model(uri: str = "pvc://models/bert", **rest: object) -> PlanFetch:
+    defaults: dict[str, object] = {"step": "model", "uri": uri, "target": "bert", "kind": FetchKind.MODEL, "file": "model.onnx"}
+    return PlanFetch(**{**defaults, **rest})  # type: ignore[arg-type]
+
+
+def checked(**rest: object) -> PlanCheck:
+    return check().model_copy(update={"path": None, "model": "bert", "file": "model.onnx", **rest})
+
+
+@pytest.fixture
+def claim(pod: Pod) -> Path:
+    """The folder bert of a mounted claim."""
+    made = pod.options.claims / "models" / "bert"
+    made.mkdir(parents=True)
+    return made
+
+
+def write(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"content of {name}")
+
+
+def test_the_newest_version_is_served_and_each_that_exists_is_checked(pod: Pod, claim: Path) -> None:
+    for version in (1, 2, 10):
+        (claim / str(version)).mkdir()
+        graph(claim / str(version) / "net.onnx", external=True)
+    write(claim, "config.pbtxt", "10/config.pbtxt")
+    pod.plan(model(source_file="net.onnx"), checks=[checked()])
+    code, report = pod.load()
+    assert code == 0, pod.output
+    assert pod.tree() == ["bert/10/model.onnx", "bert/10/weights.bin"]
+    assert report.sources[0].resolved_revision == "versions=10"
+    lines = "".join(f"{hashlib.sha256((claim / name).read_bytes()).hexdigest()}  {name}\n" for name in ("10/net.onnx", "10/weights.bin"))
+    assert report.sources[0].sha256 == hashlib.sha256(lines.encode()).hexdigest()
+    assert [item.reason for item in report.findings] == [Reason.FILES_IGNORED]
+    assert "pvc://models/bert (version 10) fit" in pod.output
+
+
+def test_a_pod_that_comes_later_takes_the_versions_of_the_first(pod: Pod, claim: Path) -> None:
+    write(claim, "1/model.onnx", "2/model.onnx")
+    pod.plan(model(versions=PlanVersions(latest=2)))
+    assert pod.load()[0] == 0, pod.output
+    pod.recorded()
+    write(claim, "3/model.onnx", "4/model.onnx")
+    pod.another()
+    code, report = pod.load()
+    assert code == 0, pod.output
+    assert pod.tree() == ["bert/1/model.onnx", "bert/2/model.onnx"]
+    assert report.sources[0].resolved_revision == "versions=1,2"
+    shutil.rmtree(claim / "1")
+    pod.another()
+    code, report = pod.load()
+    assert (code, report.findings[0].reason) == (2, Reason.SOURCE_CHANGED)
+    assert "version 1 is gone" in report.findings[0].message
+    write(claim, "1/model.onnx")
+    (claim / "2/model.onnx").write_text("overwritten")
+    pod.another()
+    code, report = pod.load()
+    assert (code, report.findings[0].reason) == (2, Reason.SOURCE_CHANGED)
+
+
+def test_one_version_that_does_not_fit_is_named(pod: Pod, claim: Path) -> None:
+    for version, classes in ((1, 2), (2, 3)):
+        (claim / str(version)).mkdir()
+        graph(claim / str(version) / "model.onnx", classes=classes)
+    pod.plan(model(versions=PlanVersions(all=True)), checks=[checked()])
+    code, report = pod.load()
+    assert (code, [item.reason for item in report.findings]) == (2, [Reason.MODEL_MISMATCH])
+    assert report.findings[0].message.startswith("pvc://models/bert (version 2) does not fit spec.model")
+
+
+@pytest.mark.parametrize(
+    ("item", "says"),
+    [
+        (model(pinned=3), "version 3 is asked for; the source has 1, 2: publish it"),
+        (model("pvc://models/bert/1", versions=PlanVersions(all=True)), "asks for several versions of the model, and the source is a folder without"),
+        (model("pvc://models/bert/1/model.onnx", pinned=2), "the source is the one file model.onnx, which is version 1 alone"),
+        (model(file="model.plan"), "has no file 2/model.plan; 2/ holds model.onnx"),
+    ],
+)
+def test_versions_that_the_source_does_not_have(pod: Pod, claim: Path, item: PlanFetch, says: str) -> None:
+    write(claim, "1/model.onnx", "2/model.onnx")
+    pod.plan(item.model_copy(update={"field": "spec.model.source"}))
+    code, report = pod.load()
+    assert (code, report.findings[0].field) == (2, "spec.model.source")
+    assert says in report.findings[0].message
+    assert report.findings[0].message.startswith("spec.model.source pvc://models/bert")
+    assert pod.tree() == []
+
+
+def test_a_runner_is_laid_beside_every_version_and_side_files_too(pod: Pod, claim: Path) -> None:
+    (pod.options.revision / "m").write_text("# runner")
+    write(claim, "3/model.onnx", "5/model.onnx")
+    write(pod.options.claims / "models", "extra/labels.txt", "extra/more/words.txt")
+    extra = PlanFetch(step="model", slot="extra", uri="pvc://models/extra", kind=FetchKind.FOLDER, target="bert/1")
+    one = PlanFetch(step="model", slot="one", uri="pvc://models/extra/labels.txt", kind=FetchKind.FOLDER, target="bert")
+    pod.plan(extra, one, model(versions=PlanVersions(all=True)), files=[PlanFile(key="m", path="bert/1/model.py")])
+    code, report = pod.load()
+    assert code == 0, pod.output
+    files = ("labels.txt", "model.onnx", "model.py", "more/words.txt")
+    expected = ["bert/labels.txt", *(f"bert/{version}/{name}" for version in (3, 5) for name in files)]
+    assert pod.tree() == sorted(expected)
+    assert [(item.step, item.slot) for item in report.sources] == [("model", "extra"), ("model", "one"), ("model", "")]
+    before = {path: path.stat().st_ino for path in pod.models.rglob("*/*/*") if path.is_file() and path.name != "model.py"}
+    assert pod.load()[0] == 0, pod.output
+    assert pod.tree() == sorted(expected)
+    assert {path: path.stat().st_ino for path in before} == before
+
+
+def test_what_the_operator_writes_is_never_overwritten(pod: Pod, claim: Path) -> None:
+    (pod.options.revision / "m").write_text("# ours")
+    write(claim, "2/model.onnx", "2/model.py")
+    pod.plan(model(), files=[PlanFile(key="m", path="bert/1/model.py")])
+    code, report = pod.load()
+    assert (code, report.findings[0].reason) == (2, Reason.MODEL_MISMATCH)
+    assert "holds model.py, and bert/1/model.py is written by the operator itself" in report.findings[0].message
+
+
+def test_a_folder_as_a_whole_and_its_main_file_alone(pod: Pod, claim: Path) -> None:
+    graph(claim / "net.onnx", external=True)
+    write(claim, "vocab.txt", "assets/a/b.json", "config.pbtxt")
+    pod.plan(model(source_file="net.onnx", whole=True), revision="a")
+    assert pod.load()[0] == 0, pod.output
+    assert pod.tree() == ["bert/1/assets/a/b.json", "bert/1/model.onnx", "bert/1/vocab.txt", "bert/1/weights.bin"]
+    pod.another()
+    pod.plan(model(source_file="net.onnx"), checks=[checked()])
+    assert pod.load()[0] == 0, pod.output
+    assert pod.tree() == ["bert/1/model.onnx", "bert/1/weights.bin"]
+
+
+def test_links_in_a_folder_may_not_lead_astray(pod: Pod, claim: Path, tmp_path: Path) -> None:
+    write(claim, "model.onnx", "blobs/1")
+    (claim / "inside.bin").symlink_to("blobs/1")
+    pod.plan(model(whole=True))
+    assert pod.load()[0] == 0, pod.output
+    assert (pod.models / "bert/1/inside.bin").read_text() == "content of blobs/1"
+    assert not (pod.models / "bert/1/inside.bin").is_symlink()
+    for link, target, says in (
+        ("out.bin", "/etc/passwd", "leads out of its volume"),
+        ("sub", "blobs", "is a link to a folder"),
+        ("gone", "nowhere", "a link that leads nowhere"),
+    ):
+        (claim / link).symlink_to(target)
+        pod.another()
+        code, report = pod.load()
+        assert code == 2
+        assert says in report.findings[0].message, report.findings
+        (claim / link).unlink()
+
+
+def test_a_folder_of_a_source_map_may_not_lead_out(pod: Pod, tmp_path: Path) -> None:
+    write(tmp_path, "samples/a/model.onnx", "secret/model.onnx")
+    pod.map(f"hf://=file://{tmp_path}/samples/")
+    for uri in ("hf://../secret", "hf://a/%2e%2e/%2E%2E/secret", "hf://a/..\\..\\secret"):
+        pod.plan(model(uri))
+        code, report = pod.load()
+        assert code == 2
+        assert "may not hold '..'" in report.findings[0].message
+    pod.plan(model("hf://a", file="model.bin", source_file="model.onnx"))
+    assert pod.load()[0] == 0, pod.output
+
+
+def test_a_repository_of_a_hub_as_versions_and_as_a_whole(pod: Pod) -> None:
+    files = {"README.md": b"text", "a/1/model.onnx": b"one", "a/2/model.onnx": b"two", "a/2/x.bin": b"x" * 2_000_000, "b/weights.bin": b"w"}
+    with HubServer() as hub:
+        commit = hub.publish("org/name", files)
+        pod.map(f"hf://={hub.url}")
+        whole = model("hf://org/name/b", target="whole", slot="whole", file=None, whole=True)
+        pod.plan(model("hf://org/name", path="a/"), whole)
+        code, report = pod.load()
+        assert code == 0, pod.output
+        assert pod.tree() == ["bert/2/model.onnx", "bert/2/x.bin", "whole/1/weights.bin"]
+        assert [item.resolved_revision for item in report.sources] == [commit, commit]
+        assert "fetched 2 of 2 files, 1.9 MiB of 1.9 MiB (100 %)" in pod.output
+        pod.recorded()
+        hub.publish("org/name", {**files, "a/3/model.onnx": b"three"})
+        pod.another()
+        code, report = pod.load()
+        assert code == 0, pod.output
+        assert pod.tree() == ["bert/2/model.onnx", "bert/2/x.bin", "whole/1/weights.bin"]
