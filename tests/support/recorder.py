@@ -49,7 +49,7 @@ class TritonPythonModel:
         self.config = json.loads(args["model_config"])
         self.parameters = {key: value["string_value"] for key, value in self.config["parameters"].items()}
         self.about = {"version": int(args["model_version"]), "instance": args["model_instance_name"]}
-        self.say("load", parameters=self.parameters, cores=sorted(os.sched_getaffinity(0)))
+        self.say("load", parameters=self.parameters, cores=sorted(os.sched_getaffinity(0)), kind=args["model_instance_kind"])
 
     def say(self, event, **facts):
         line = json.dumps({"event": event, "at": time.time(), **self.about, **facts})

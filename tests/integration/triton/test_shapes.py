@@ -228,3 +228,42 @@ async def test_optional_inputs_and_small_types_of_a_graph(server: LocalTriton) -
     assert (without["y"].tolist(), without["odd"].tolist()) == ([[10, 20]], [[False]])
     assert (given["y"].tolist(), given["odd"].tolist()) == ([[3, 6]], [[True]])
     assert (given["y"].dtype, given["odd"].dtype) == (np.float16, np.bool_)
+
+
+async def test_an_answer_per_token_of_every_client(tmp_path: Path) -> None:
+    """A tagger: tokens of any number per request, ragged all the way, and the labels of each row's own tokens."""
+    pipelines.write_pipeline(tmp_path)
+    tags = [f"tag{number}" for number in range(tinymodel.WIDTH)]
+    outputs = [tensor("PROBABILITIES", "TYPE_FP32", f"-1, {tinymodel.WIDTH}"), tensor("LABEL", "TYPE_STRING", "-1, 1")]
+    hidden = tensor("hidden", "TYPE_FP32", f"-1, {tinymodel.WIDTH}")
+    parameters = {"type": "Softmax", "input": "hidden", "labels": json.dumps(tags)}
+    config = pipelines.config("tags", [hidden], outputs, parameters, ragged=True)
+    config = config.replace("dynamic_batching { }", "dynamic_batching { max_queue_delay_microseconds: 100000 }")  # waits for company
+    write_model(tmp_path, "tags", config, {"model.py": runtime.source("postprocess")})
+    both = {"input_ids": "input_ids", "attention_mask": "attention_mask"}
+    steps = [
+        (pipelines.TOKENIZER, {"TEXT": "TEXT"}, both),
+        (pipelines.MODEL, both, {"hidden": "hidden"}),
+        ("tags", {"hidden": "hidden"}, {"PROBABILITIES": "PROBABILITIES", "LABEL": "LABEL"}),
+    ]
+    ensemble = pipelines.ensemble("TEXT", outputs, steps).replace(f'name: "{pipelines.ENSEMBLE}"', 'name: "tagging"')
+    write_model(tmp_path, "tagging", ensemble)
+    random = np.random.default_rng(9)
+    with triton_server(tmp_path, ["tagging"]) as server:
+        async with TritonClient(server.grpc_address) as client:
+
+            async def ask(rows: list[str]) -> None:
+                answer = await client.infer("tagging", {"TEXT": texts(*rows)})
+                tokens = [tinymodel.tokenizer(baked_in=False).encode(row).ids for row in rows]
+                assert answer["PROBABILITIES"].shape == (len(rows), max(map(len, tokens)), tinymodel.WIDTH)
+                for i, ids in enumerate(tokens):
+                    expected = expected_probabilities(tinymodel.encode(np.array(ids)))
+                    np.testing.assert_allclose(answer["PROBABILITIES"][i, : len(ids)], expected, atol=1e-5)
+                    assert answer["LABEL"][i, : len(ids), 0].tolist() == [tags[best].encode() for best in expected.argmax(axis=1)]
+
+            batches = [
+                [" ".join(random.choice(tinymodel.WORDS, size=random.integers(0, 20))) for _ in range(rows)] for rows in (1, 2, 1, 5, 1, 3, 1, 1)
+            ]
+            await asyncio.gather(*(ask(rows) for rows in batches * 2))
+            (statistics,) = await client.statistics("tags")
+    assert statistics.execution_count < 2 * len(batches), "the requests were not in company"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ async def test_direct_slots_and_controls(triton: Workbench, client: Asker) -> No
     assert [request["inputs"]["READY"] for request in alone] == [[0.0], [1.0]]
 
 
-@pytest.mark.parametrize("strategy", ["direct { }", "oldest { max_candidate_sequences: 4 }"])
+@pytest.mark.parametrize("strategy", ["direct { }", "oldest { max_candidate_sequences: 4 preserve_ordering: true }"])
 async def test_a_sequence_stays_with_its_instance(triton: Workbench, client: Asker, strategy: str) -> None:
     model = await triton.deploy(f"sticky_{strategy.split()[0]}", scheduling(strategy), max_batch_size=1, instances="count: 2 kind: KIND_CPU")
     sequences = (1, 2) if strategy.startswith("direct") else (1, 2, 3, 4)
@@ -102,13 +103,28 @@ async def test_oldest_batches_over_sequences(triton: Workbench, client: Asker) -
 
 
 async def test_an_idle_sequence_loses_its_slot(triton: Workbench, client: Asker) -> None:
-    model = await triton.deploy("idle_sequence", scheduling("direct { }", idle_us=100_000), max_batch_size=1)
+    """Not before its time, which is longer than Triton's own of one second."""
+    idle_s = 1.5
+    model = await triton.deploy("idle_sequence", scheduling("direct { }", idle_us=int(idle_s * 1e6)), max_batch_size=1)
+    sent = time.time()
     await ask(client, model, 1, 11, start=True)
     # It never ends; the next one gets the only slot all the same.
     await ask(client, model, 2, 22, start=True, end=True)
+    assert model.events("begin")[1]["at"] - sent >= idle_s
     with pytest.raises(InferenceServerException, match="must specify the START flag"):
         await ask(client, model, 3, 11)
     assert model.order() == [1, 2]
+
+
+async def test_slots_wait_for_one_another(triton: Workbench, client: Asker) -> None:
+    """With full use of the slots demanded, one sequence's request waits for the other's."""
+    strategy = f"direct {{ max_queue_delay_microseconds: {LONG_US} minimum_slot_utilization: 1.0 }}"
+    model = await triton.deploy("full_slots", scheduling(strategy), max_batch_size=2)
+    first = ask(client, model, 1, 11, start=True)
+    await model.until_pending(1)
+    await asyncio.gather(first, ask(client, model, 2, 22, start=True))
+    assert [sorted(batch) for batch in model.batches()] == [[1, 2]]
+    assert [request["inputs"]["READY"] for request in model.events("begin")[0]["requests"]] == [[1.0], [1.0]]
 
 
 async def test_a_sequence_that_is_not_idle_keeps_its_slot(triton: Workbench, client: Asker) -> None:

@@ -86,6 +86,30 @@ async def test_every_instance_is_warm_before_it_serves(triton: Workbench, client
     assert len(model.batches()) == 7
 
 
+@pytest.mark.parametrize(
+    ("name", "group", "kind", "count"),
+    [
+        ("cpu", "count: 3 kind: KIND_CPU", "CPU", 3),
+        ("model", "count: 2 kind: KIND_MODEL", "MODEL", 2),
+        # Without a GPU.
+        ("auto", "count: 2", "CPU", 2),
+    ],
+)
+async def test_instances(triton: Workbench, client: Asker, name: str, group: str, kind: str, count: int) -> None:
+    """As many processes as the count says, all of which work at once."""
+    model = await triton.deploy(f"instances_{name}", instances=group)
+    assert [line["kind"] for line in model.events("load")] == [kind] * count
+    for value in range(count):
+        model.hold(value)
+    tasks = [client.ask(model, value) for value in range(count)]
+    for value in range(count):
+        await model.until_executing(value)
+    for value in range(count):
+        model.release(value)
+    await asyncio.gather(*tasks)
+    assert len({line["instance"] for line in model.events("begin")}) == count
+
+
 async def test_a_host_policy_binds_its_instances(triton: Workbench) -> None:
     """The server's policy ``behaviour`` is the first core; without one an instance takes them all."""
     bound = await triton.deploy("bound", instances='count: 1 kind: KIND_CPU host_policy: "behaviour"')
@@ -106,6 +130,17 @@ async def test_the_response_cache_answers_what_it_knows(triton: Workbench, clien
         (statistics,) = await control.statistics(name)
     assert statistics.inference_stats.cache_hit.count == (2 if enabled else 0)
     assert statistics.inference_stats.cache_miss.count == (2 if enabled else 0)
+
+
+async def test_the_response_cache_of_an_ensemble(triton: Workbench, client: Asker) -> None:
+    step = await triton.deploy("cached_step")
+    scheduling = (
+        'response_cache { enable: true } ensemble_scheduling { step { model_name: "cached_step" model_version: -1'
+        ' input_map { key: "X" value: "X" } output_map { key: "Y" value: "Y" } } }'
+    )
+    await triton.deploy("cached_ensemble", scheduling, platform='platform: "ensemble"')
+    assert [(await client.ask("cached_ensemble", value))["Y"] for value in (1, 1, 2, 1)] == [[[2]], [[2]], [[3]], [[2]]]
+    assert step.order() == [1, 2]
 
 
 async def test_parameters_arrive_unchanged(triton: Workbench) -> None:
@@ -139,6 +174,13 @@ async def test_a_decoupled_model_streams(triton: Workbench, client: Asker) -> No
         assert await client.stream("decoupled", {"X": np.array([[count]], np.int32)}) == [{"Y": [[number]]} for number in range(count)]
     with pytest.raises(InferenceServerException, match="decoupled"):
         await client.ask("decoupled", 1)
+    # The ensemble streams as its step does.
+    scheduling = (
+        'ensemble_scheduling { step { model_name: "decoupled" model_version: -1'
+        ' input_map { key: "X" value: "X" } output_map { key: "Y" value: "Y" } } }'
+    )
+    await triton.deploy("decoupled_ensemble", scheduling, platform='platform: "ensemble"')
+    assert await client.stream("decoupled_ensemble", {"X": np.array([[3]], np.int32)}) == [{"Y": [[number]]} for number in range(3)]
 
 
 ENTRY = """
