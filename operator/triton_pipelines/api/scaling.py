@@ -1,0 +1,97 @@
+"""Live scaling of CPU steps, as a user writes it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from .base import ApiModel, ObjectName, Rule
+
+
+class ScalingMode(StrEnum):
+    """Whether the operator changes instance counts."""
+
+    ACTIVE = "Active"
+    ADVISORY = "Advisory"
+    OFF = "Off"
+
+
+class ScalingFallback(StrEnum):
+    """What happens to counts when metrics stay away; counts never go down for that."""
+
+    RECENT_MAX = "RecentMax"
+    HOLD = "Hold"
+    INITIAL = "Initial"
+
+
+class CpuResize(StrEnum):
+    """Whether a pod's CPU grows in place before pods are added."""
+
+    DISABLED = "Disabled"
+    IN_PLACE = "InPlace"
+
+
+class Windows(ApiModel):
+    """Times over which signals are looked at."""
+
+    fast_seconds: Annotated[int, Field(ge=2, le=600, description="Window that growth reacts to; never shorter than 2.2 scrapes of the metrics.")] = 12
+    slow_seconds: Annotated[int, Field(ge=10, le=3600, description="Window of steady figures: service time and verdicts.")] = 60
+
+
+class ScaleUp(ApiModel):
+    """Growth of counts."""
+
+    cooldown_seconds: Annotated[
+        int | None,
+        Field(ge=0, le=3600, description="Pause after a growth. Default: 8 s, or measured actuation plus one scrape where that is longer."),
+    ] = None
+
+
+class ScaleDown(ApiModel):
+    """Shrinking of counts."""
+
+    stabilization_seconds: Annotated[int, Field(ge=0, le=86400, description="A count goes down only to what sufficed all this time.")] = 180
+    max_step_percent: Annotated[int, Field(ge=1, le=100, description="Largest share of the instances that one step down removes; one at least.")] = 33
+
+
+class Scaling(ApiModel):
+    """Live scaling of CPU steps: counts change in place, over gRPC, without a restart and without a lost request."""
+
+    mode: Annotated[ScalingMode, Field(description="Active; Advisory decides and publishes, and changes nothing; Off does not look.")] = (
+        ScalingMode.ACTIVE
+    )
+    target_utilization_percent: Annotated[int, Field(ge=10, le=95, description="Busy share of the scaled step that is aimed at.")] = 70
+    scale_up_threshold_percent: Annotated[
+        int | None,
+        Field(ge=10, le=100, description="Below this busy share, and without a wait, nothing grows. Default 80, or the target where that is higher."),
+    ] = None
+    windows: Annotated[Windows, Field(description="Times over which signals are looked at.")] = Windows()
+    scale_up: Annotated[ScaleUp, Field(description="Growth of counts.")] = ScaleUp()
+    scale_down: Annotated[ScaleDown, Field(description="Shrinking of counts.")] = ScaleDown()
+    backlog_drain_seconds: Annotated[int, Field(ge=1, le=3600, description="Time within which a backlog is to be worked off.")] = 10
+    stale_after_seconds: Annotated[int, Field(ge=10, le=3600, description="Metrics that are so old count as away, and fallback applies.")] = 60
+    fallback: Annotated[
+        ScalingFallback,
+        Field(description="Without metrics: RecentMax (highest count of the last 15 minutes) and Initial go up only; Hold changes nothing."),
+    ] = ScalingFallback.RECENT_MAX
+    max_direction_changes_per_hour: Annotated[int, Field(ge=1, le=120, description="After so many, counts only grow until the hour is over.")] = 6
+    prometheus_ref: Annotated[
+        ObjectName, Field(description="One of the operator's named Prometheus connections. Without any, pods are read directly.")
+    ] = "default"
+
+    rules = (
+        Rule(
+            cel="!has(self.scaleUpThresholdPercent) || self.scaleUpThresholdPercent >= (has(self.targetUtilizationPercent) ? self.targetUtilizationPercent : 70)",
+            message="scaleUpThresholdPercent must be at least targetUtilizationPercent",
+            holds=lambda s: s.scale_up_threshold_percent is None or s.scale_up_threshold_percent >= s.target_utilization_percent,
+            field="scaleUpThresholdPercent",
+        ),
+        Rule(
+            cel="!has(self.windows) || (has(self.windows.fastSeconds) ? self.windows.fastSeconds : 12) <= (has(self.windows.slowSeconds) ? self.windows.slowSeconds : 60)",
+            message="windows.fastSeconds must be at most windows.slowSeconds",
+            holds=lambda s: s.windows.fast_seconds <= s.windows.slow_seconds,
+            field="windows.fastSeconds",
+        ),
+    )
