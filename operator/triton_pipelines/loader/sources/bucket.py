@@ -85,6 +85,9 @@ class BucketSource:
             options["if_match"] = validator
         try:
             result = self._get(name, options)
+            if offset and validator and result.meta.get("e_tag") != validator:
+                # A server that does not know the condition would otherwise give the rest of another object.
+                raise _ChangedError
         except _ChangedError:
             offset = 0
             result = self._get(name, {"version": options["version"]} if "version" in options else {})
@@ -114,7 +117,7 @@ class BucketSource:
 
     def _error(self, error: Exception, name: str) -> SourceError:
         text, status, certificate = _read(error)
-        if isinstance(error, FileNotFoundError):
+        if isinstance(error, FileNotFoundError) or status == 404:
             return SourceError(f"has no object {self._folder}{name}: check bucket, key and revision", missing=True)
         if isinstance(error, PermissionDeniedError | UnauthenticatedError):
             who = "the pod's own identity" if self._ambient else "the secret of source.secretRef"
