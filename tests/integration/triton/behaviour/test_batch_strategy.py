@@ -13,7 +13,7 @@ from triton_pipelines.triton.errors import TritonError
 
 pytestmark = pytest.mark.integration
 LIMIT = 3
-# Longer than any test. Without a delay Triton ends a batch's account at its first request and goes on to add to it.
+# Longer than any test.
 NEVER_US = 3_600_000_000
 PARAMETER = "TRITON_BATCH_STRATEGY_PATH"
 
@@ -58,6 +58,18 @@ async def test_the_limit_shows_in_the_batches(triton: Workbench, client: Asker, 
     full = np.arange(100, 108, dtype=np.int32).reshape(8, 1)
     await asyncio.gather(*tasks, client.ask(model, inputs={"X": full}))
     assert model.batches() == [*expected, full.ravel().tolist()]
+
+
+async def test_without_a_delay_a_library_cannot_limit_a_batch(triton: Workbench, client: Asker, library: bytes) -> None:
+    """Of Triton 24.10: what joins a batch that only waits for its instance gets an account of its own, so that every request is the first."""
+    model = await triton.deploy("strategy_undelayed", "dynamic_batching { }", files={"batchstrategy.so": library})
+    model.hold(0)
+    first = client.ask(model, 0)
+    await model.until_executing(0)
+    others = await client.line_up(model, *range(1, LIMIT + 3))
+    model.release(0)
+    await asyncio.gather(first, *others)
+    assert max(map(len, model.batches())) > LIMIT
 
 
 @pytest.mark.parametrize(
