@@ -6,13 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tests.support import nullbackend
 from tests.support.differential import Differential, Repository, breaks, running
+from tests.support.differential.fuzz import campaign
 from tests.support.differential.good import add_model, good
-from tests.support.differential.repositories import repositories
 from triton_pipelines.render.judge import LIMITS, Rule
 
 pytestmark = pytest.mark.integration
@@ -20,6 +18,7 @@ pytestmark = pytest.mark.integration
 # Draws of up to four repositories of a few models each.
 _EXAMPLES = 150
 _LOADS = 300
+_SEED = 2451
 
 
 @pytest.fixture(scope="module")
@@ -94,12 +93,7 @@ def test_every_rule_is_broken_somewhere() -> None:
 
 @pytest.mark.timeout(300)
 def test_generated_repositories_agree(differential: Differential, record_property: Callable[[str, object], None]) -> None:
-    @settings(max_examples=_EXAMPLES, report_multiple_bugs=False, suppress_health_check=list(HealthCheck), database=None)
-    @given(st.lists(repositories(), min_size=1, max_size=4))
-    def compare(drawn: list[Repository]) -> None:
-        differential.compare(drawn)
-
-    compare()
+    campaign(differential, number=_SEED, examples=_EXAMPLES)
     counts = differential.counts
     record_property("figures", f"{counts}; rules met: {', '.join(sorted(counts.rules))}")
     assert counts.loads >= _LOADS
