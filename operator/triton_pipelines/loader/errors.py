@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from triton_pipelines.api.loadplan import Finding, Reason
+
+PROXY_REFUSED: Final = "the proxy of HTTPS_PROXY refuses these or no credentials (407): write user and password into its address"
 
 
 class SourceError(Exception):

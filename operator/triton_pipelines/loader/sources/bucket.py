@@ -11,7 +11,7 @@ import obstore
 from obstore.exceptions import PermissionDeniedError, PreconditionError, UnauthenticatedError
 
 from triton_pipelines.loader.download import Body
-from triton_pipelines.loader.errors import SourceError
+from triton_pipelines.loader.errors import PROXY_REFUSED, SourceError
 from triton_pipelines.loader.listing import MAX_FILES, Entry, Listing, folder
 
 if TYPE_CHECKING:
@@ -124,6 +124,8 @@ class BucketSource:
             return SourceError(f"refused: {who} may not read {self._folder}{name} ({text})")
         if certificate:
             return SourceError(f"the server's certificate is not trusted ({certificate}): name its CA in source.caRef")
+        if "ProxyAuthRequired" in str(error):
+            return SourceError(PROXY_REFUSED)
         if status == 416:
             return SourceError("the server refuses to go on where the last attempt ended", retryable=True, restart=True)
         hint = "; no credentials are given and the pod has no cloud identity: name source.secretRef" if self._ambient and "169.254" in text else ""

@@ -16,9 +16,13 @@ from huggingface_hub import get_session
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
 from triton_pipelines.loader.download import Body
-from triton_pipelines.loader.errors import SourceError
+from triton_pipelines.loader.errors import PROXY_REFUSED, SourceError
 from triton_pipelines.loader.listing import Entry, Listing, folder
 from triton_pipelines.loader.sources.web import TIMEOUT, WebSource
+
+# Else the library asks huggingface.co itself for what it puts into its User-Agent, whatever hub is meant: a pod without a way there waits
+# for nothing, and one with tells somebody what it does.
+huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True
 
 DEFAULT_ENDPOINT: Final = "https://huggingface.co"
 _RETRYABLE_FROM: Final = 500
@@ -112,6 +116,8 @@ class HubSource:
         except Exception as error:
             # Whichever HTTP client huggingface_hub is built on (requests, httpx …), its transport errors end here.
             text = f"{type(error).__name__}: {error}"
+            if type(error).__name__ == "ProxyError" and "407" in text:
+                raise SourceError(PROXY_REFUSED) from error
             if "CERTIFICATE_VERIFY_FAILED" in text:
                 raise SourceError("the hub's certificate is not trusted: name its CA in source.caRef") from error
             raise SourceError(f"the hub cannot be asked ({text})", retryable=True) from error

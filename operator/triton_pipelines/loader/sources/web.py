@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 import httpx
 
 from triton_pipelines.loader.download import Body
-from triton_pipelines.loader.errors import SourceError
+from triton_pipelines.loader.errors import PROXY_REFUSED, SourceError
 from triton_pipelines.loader.listing import Entry, Listing
 
 _RETRYABLE: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -81,6 +81,8 @@ def web_errors() -> Iterator[None]:
 
 
 def _transport(error: httpx.TransportError) -> tuple[str, bool]:
+    if isinstance(error, httpx.ProxyError) and "407" in str(error):
+        return PROXY_REFUSED, False
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
