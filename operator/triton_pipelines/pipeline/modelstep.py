@@ -123,8 +123,8 @@ def model_step(name: str, role: Role, model_name: str, path: str, fields: StepFi
 def _batching(fields: StepFields) -> DynamicBatching | None:
     if fields.dynamic_batching is not None:
         return None if fields.dynamic_batching.mode is Switch.DISABLED else fields.dynamic_batching
-    # The vLLM engine batches by itself, and a decoupled model's responses are not one per request.
-    return None if fields.platform is Platform.VLLM else DynamicBatching()
+    # The vLLM engine batches by itself; without a batch axis there is nothing to batch.
+    return None if fields.platform is Platform.VLLM or max_batch_size(fields) == 0 else DynamicBatching()
 
 
 def _inputs(fields: StepFields, path: str, batch: int, python: bool, around: Surroundings) -> tuple[Input, ...]:

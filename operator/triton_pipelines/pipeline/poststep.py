@@ -52,7 +52,7 @@ def postprocess_step(post: Postprocess, steps: Sequence[Step], tokens: Tokens, t
             wanted.host_policy or "",
         ),
         resources=post.resources_per_instance or (InstanceResources() if count.high > count.low else FIXED_RESOURCES),
-        batching=_batching(post),
+        batching=_batching(post, model.max_batch_size > 0),
         path="spec.postprocess",
         parameters=parameters,
         fetches=python_fetches(POSTPROCESS, post.model_name, post.python, "spec.postprocess.python") if post.python else (),
@@ -61,9 +61,9 @@ def postprocess_step(post: Postprocess, steps: Sequence[Step], tokens: Tokens, t
     )
 
 
-def _batching(post: Postprocess) -> DynamicBatching | None:
+def _batching(post: Postprocess, batched: bool) -> DynamicBatching | None:
     if post.dynamic_batching is None:
-        return DynamicBatching()
+        return DynamicBatching() if batched else None
     return None if post.dynamic_batching.mode is Switch.DISABLED else post.dynamic_batching
 
 

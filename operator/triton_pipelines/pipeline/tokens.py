@@ -118,7 +118,7 @@ def tokenizer_step(spec: Spec, max_batch_size: int, padding: PaddingChoice, toke
     assert tokenizer is not None
     longest = tokenizer.max_length or DEFAULT_MAX_LENGTH
     batched = max_batch_size > 0
-    batching = tokenizer.dynamic_batching or DynamicBatching()
+    batching = tokenizer.dynamic_batching or (DynamicBatching() if batched else None)
     length = longest if padding.chosen is Padding.FIXED else -1
     outputs = tuple(Tensor(name, token.data_type, token_dims(token, length, batched)) for name, token in tokens.items())
     own = tokenizer.python is not None
@@ -160,7 +160,7 @@ def tokenizer_step(spec: Spec, max_batch_size: int, padding: PaddingChoice, toke
             tokenizer.instances.host_policy or "",
         ),
         resources=tokenizer.resources_per_instance,
-        batching=None if batching.mode is Switch.DISABLED else batching,
+        batching=None if batching is None or batching.mode is Switch.DISABLED else batching,
         path="spec.tokenizer",
         parameters=python_parameters(tokenizer.python is not None and tokenizer.python.environment is not None) if own else prefixed(parameters),
         fetches=(*tokenizer_fetches(spec), *fetches),
