@@ -131,6 +131,9 @@ class Downloader:
         try:
             with job.source.open(job.name, offset=offset, validator=validator) as body:
                 if (done := part.finished(body)) is not None:
+                    self._log.info("%s: whole since an earlier attempt", job.what)
+                    if job.meter is not None:
+                        job.meter(done.size, done.size).finish()
                     return done
                 if self._cache is None or job.scope is None or body.identity is None:
                     return self._stream(body, part, job, stop)

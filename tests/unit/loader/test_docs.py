@@ -10,7 +10,7 @@ import yaml
 
 from triton_pipelines.api.loadplan import Reason
 from triton_pipelines.api.source import Source
-from triton_pipelines.loader.uris import SourceMap
+from triton_pipelines.loader.uris import SCHEMES, SourceMap
 
 GUIDE = (Path(__file__).parents[3] / "docs/user/sources.md").read_text()
 EXAMPLES = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
@@ -26,7 +26,7 @@ def test_examples_are_valid_sources(example: str) -> None:
 
 def test_every_scheme_has_an_example() -> None:
     shown = {yaml.safe_load(example)["source"]["uri"].partition("://")[0] for example in EXAMPLES}
-    assert shown == {"hf", "s3", "https", "pvc", "configmap"}
+    assert shown == set(SCHEMES)
 
 
 def test_every_reason_is_explained() -> None:
