@@ -20,6 +20,7 @@ class Request:
     method: str
     path: str
     headers: Mapping[str, str]
+    body: bytes = b""
 
 
 @dataclass
@@ -70,13 +71,15 @@ class LoopbackServer:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                request = Request(self.command, self.path, {key.lower(): value for key, value in self.headers.items()})
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                request = Request(self.command, self.path, {key.lower(): value for key, value in self.headers.items()}, body)
                 with outer.log:
                     outer.requests.append(request)
                     outer.log.notify_all()
                 self._send(answer(request))
 
             do_HEAD = do_GET
+            do_POST = do_GET
 
             def _send(self, response: Response) -> None:
                 self.send_response(response.status)

@@ -240,6 +240,7 @@ def test_a_changed_object_is_a_changed_source(keyed: Pod, gateway: Gateway) -> N
     assert hashlib.sha256(b"second").hexdigest() in report.findings[0].message
 
 
+@pytest.mark.proves("spec.source.revision", "behaviour")
 def test_versions_are_recorded_and_fetched_again(keyed: Pod, gateway: Gateway) -> None:
     store = gateway.bucket("versioned")
     _enable_versioning(gateway, "versioned")

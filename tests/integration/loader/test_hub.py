@@ -56,6 +56,7 @@ def test_a_vocabulary_only_repository(pod: Pod, minilm: Path) -> None:
         assert sorted(path.rpartition("/")[2] for path in asked(hub)[1:]) == ["special_tokens_map.json", "tokenizer_config.json", "vocab.txt"]
 
 
+@pytest.mark.proves("spec.source.revision", "behaviour")
 @pytest.mark.parametrize("how", ["uri", "revision"])
 def test_a_branch_resolves_to_its_commit(pod: Pod, minilm: Path, how: str) -> None:
     with HubServer() as hub:
@@ -93,6 +94,7 @@ def test_a_commit_that_is_gone_is_a_changed_source(pod: Pod, minilm: Path) -> No
     assert "gone" in report.findings[0].message
 
 
+@pytest.mark.proves("spec.source.secretRef.name", "behaviour")
 def test_a_token_goes_to_the_hub_and_not_to_its_cdn(pod: Pod, minilm: Path) -> None:
     with HubServer(token=TOKEN, cdn=True) as hub:
         hub.publish(REPO, files(minilm, "tokenizer.json"))
@@ -143,6 +145,7 @@ def test_refusals_of_the_hub_are_final_and_clear(pod: Pod, case: str, says: str)
     assert says in report.findings[0].message
 
 
+@pytest.mark.proves("spec.source.uri", "behaviour")
 def test_a_file_of_a_repository_by_its_uri(pod: Pod) -> None:
     with HubServer() as hub:
         hub.publish(REPO, {"deep/net.bin": b"weights"})
@@ -166,6 +169,7 @@ def test_a_hub_that_stumbles_is_asked_again(pod: Pod) -> None:
     assert "the hub answered 503" in pod.output
 
 
+@pytest.mark.proves("spec.source.caRef.name", "behaviour")
 def test_a_hub_with_a_ca_of_its_own(pod: Pod, tls: ssl.SSLContext, authority: Authority) -> None:
     with HubServer() as hub:
         hub.publish(REPO, {"model.plan": b"weights"})

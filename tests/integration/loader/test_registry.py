@@ -14,6 +14,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from e2e.local.pki import Authority
@@ -22,6 +23,9 @@ from tests.integration.loader.servers import ISSUER, SERVICE, Registry, free_por
 from tests.support.relay import Relay
 from tests.support.web import LoopbackServer
 from triton_pipelines.api.loadplan import FetchKind, PlanFetch, Reason
+from triton_pipelines.loader.credentials import Credentials
+from triton_pipelines.loader.sources.oci import OciSource
+from triton_pipelines.loader.uris import parse_registry
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
@@ -199,6 +203,7 @@ def test_a_title_that_leads_astray_is_refused(trusting: Pod, hub: Registry) -> N
     assert "is no plain path below its folder" in report.findings[0].message
 
 
+@pytest.mark.proves("spec.source.secretRef.name", "behaviour")
 @pytest.mark.parametrize("form", ["user", "docker", "docker-path"])
 def test_a_private_repository_with_each_form_of_secret(trusting: Pod, hub: Registry, form: str) -> None:
     hub.push("private/bert", "v1", (FILE, {TITLE: "model.bin"}, b"w"))
@@ -259,7 +264,7 @@ def test_a_connection_that_breaks_is_resumed(trusting: Pod, hub: Registry) -> No
     assert (trusting.models / "bert/1/model.bin").read_bytes() == DATA
 
 
-def test_a_token_that_runs_out_is_asked_for_again(trusting: Pod, hub: Registry) -> None:
+def test_a_token_that_the_registry_refuses_is_not_asked_for_for_ever(trusting: Pod, hub: Registry) -> None:
     hub.push("models/slow", "v1", (FILE, {TITLE: "a"}, b"1"), (FILE, {TITLE: "model.bin"}, b"2"))
     before = len(hub.asked)
     hub.seconds = -100
@@ -271,6 +276,22 @@ def test_a_token_that_runs_out_is_asked_for_again(trusting: Pod, hub: Registry) 
         hub.seconds = 300
     assert len(hub.asked) - before == 1
     assert trusting.load()[0] == 0, trusting.output
+
+
+def test_a_token_that_runs_out_is_asked_for_again(hub: Registry, authority: Authority, tmp_path: Path) -> None:
+    hub.push("models/slow", "v2", (FILE, {TITLE: "model.bin"}, DATA))
+    (tmp_path / "ca.crt").write_bytes(authority.identity.certificate)
+    learned: list[str] = []
+    credentials = Credentials(ca_file=tmp_path / "ca.crt")
+    with httpx.Client(verify=credentials.ssl_context()) as client:
+        uri = parse_registry(f"oci://{hub.host}/models/slow:v2")
+        source = OciSource(client, uri, None, endpoint=None, credentials=credentials, learned=learned.append, workspace=tmp_path / "w")
+        source.resolve()
+        # What the registry thinks of a token after its minutes.
+        source._headers = {"Authorization": f"Bearer {learned[0][:-8]}AAAAAAAA"}
+        with source.open("model.bin") as body:
+            assert b"".join(body.chunks) == DATA
+    assert len(learned) == 2
 
 
 def test_what_is_not_there_is_named(trusting: Pod, hub: Registry) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.loader.conftest import Pod
-from tests.support.web import LoopbackServer, Response, file_response
-from triton_pipelines.api.loadplan import PlanFetch, PlanFile, Reason
+from tests.support.hub import HubServer
+from tests.support.web import LoopbackServer, Request, Response, file_response
+from triton_pipelines.api.loadplan import FetchKind, PlanFetch, PlanFile, Reason
 
 pytestmark = pytest.mark.integration
 
@@ -54,6 +56,43 @@ def test_a_file_larger_than_the_volume_is_refused_before_it_is_fetched(small: Po
     assert f"needs {SIZE + 1} bytes" in finding.message
     assert "bytes free" in finding.message
     assert not list(small.options.root.rglob("*.part"))
+
+
+def test_a_folder_larger_than_the_volume_is_refused_before_its_first_file(small: Pod) -> None:
+    with HubServer() as hub:
+        hub.publish("org/name", {f"{n}.bin": bytes(1 << 20) for n in range(5)})
+        small.map(f"hf://={hub.url}")
+        small.plan(PlanFetch(step="model", uri="hf://org/name", target="bert", kind=FetchKind.MODEL, whole=True))
+        code, report = small.load()
+        assert not any("/resolve/" in request.path for request in hub.requests)
+    assert (code, [item.reason for item in report.findings]) == (2, [Reason.NO_SPACE])
+    assert f"needs {5 << 20} bytes" in report.findings[0].message
+
+
+def test_one_file_that_cannot_be_had_ends_the_others(pod: Pod) -> None:
+    release, hub = threading.Event(), HubServer()
+    hub.publish("org/name", {f"{n}.bin": bytes(100_000) for n in range(8)})
+
+    def answer(request: Request) -> Response:
+        if "/resolve/" not in request.path:
+            return hub.answer(request)
+        if request.path.endswith("2.bin"):
+            return Response(403)
+        response = hub.answer(request)
+        response.hold = (10, release)
+        return response
+
+    with LoopbackServer(answer) as server:
+        pod.map(f"hf://={server.url}")
+        pod.plan(PlanFetch(step="model", uri="hf://org/name", target="bert", kind=FetchKind.MODEL, whole=True))
+        # What stands still goes on once the refusal has come.
+        releasing = threading.Timer(0.3, release.set)
+        releasing.start()
+        code, report = pod.load()
+    assert code == 2, pod.output
+    assert "answered 403" in report.findings[0].message
+    assert len([request for request in server.requests if "/resolve/" in request.path]) < 8
+    assert pod.tree() == []
 
 
 def test_a_volume_that_fills_up_while_a_file_of_unknown_size_comes(small: Pod) -> None:

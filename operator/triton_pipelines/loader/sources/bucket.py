@@ -23,6 +23,9 @@ _CERTIFICATE: Final = re.compile(r"InvalidCertificate\(\s*(\w+)")
 _CODE: Final = re.compile(r"<Code>([^<]{1,80})</Code>")
 _MESSAGE: Final = re.compile(r"<Message>([^<]{1,300})</Message>")
 _STATUS: Final = re.compile(r"\bstatus: (\d{3})\b")
+_TOKEN: Final = "Error performing token request"
+_NO_IDENTITY: Final = re.compile(rf"169\.254\.|metadata\.google\.internal|{_TOKEN}")
+"""Where clouds hand out a pod's identity: a failure there means that it has none, or that a proxy stands in between."""
 _CAUSE: Final = re.compile(r"""\b(?:message|error): "([^"]+)\"""")
 
 
@@ -128,9 +131,16 @@ class BucketSource:
             return SourceError(PROXY_REFUSED)
         if status == 416:
             return SourceError("the server refuses to go on where the last attempt ended", retryable=True, restart=True)
-        hint = "; no credentials are given and the pod has no cloud identity: name source.secretRef" if self._ambient and "169.254" in text else ""
+        hint = (
+            "; no credentials are given and the pod has no usable cloud identity: name source.secretRef"
+            if self._ambient and _NO_IDENTITY.search(text)
+            else ""
+        )
         # 4xx is about the request: another region's bucket, a skewed clock, a malformed name.
         final = status is not None and 300 <= status < 500 and status not in (408, 429)
+        if _TOKEN in text:
+            # A cloud's token server refuses a pod that it does not know yet, for the first seconds of its life.
+            final = status == 400
         return SourceError(f"{text}{hint}", retryable=not final)
 
 
