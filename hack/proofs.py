@@ -3,8 +3,9 @@
 Tests carry the claims, and they are read from the source text, so that no test has to run for the table:
 
 - ``@pytest.mark.proves(path, level)`` on a test, on its class, on a parameter, or as ``pytestmark`` of a file. ``*`` in a path stands for
-  any part of it (``spec.*.warmup.mode``);
-- ``@pytest.mark.proves_files(place, level)``: the same for every field that the resources in a YAML file or a folder of them write.
+  any part of it (``spec.*.warmup.mode``), and a path that leads to further fields stands for all of them;
+- ``@pytest.mark.proves_files(place, level, *but)``: the same for every field that the resources in a YAML file or a folder of them write,
+  except for those that one of the patterns ``but`` fits.
 
 A field that ends in Triton's configuration climbs ``parsed`` (by Triton's own proto) → ``loaded`` (in a real Triton) → ``behaviour``
 (seen in answers, metrics, timing); any other ``accepted`` (by a real API server) → ``applied`` (seen in an object or file that is made)
@@ -34,7 +35,18 @@ ENOUGH = 1
 """Index of the level from which on a field needs no reason."""
 
 STEPS = ("spec.tokenizer.", "spec.model.", "spec.postprocess.", "spec.steps[].", "spec.auxiliaryModels[].")
-NOT_IN_CONFIG = ("source.", "files[].", "python.", "batchStrategy.source.", "vllm.", "resourcesPerInstance.", "lengths.", "name")
+NOT_IN_CONFIG = (
+    "source.",
+    "files[].",
+    "python.",
+    "batchStrategy.source.",
+    "vllm.",
+    "resourcesPerInstance.",
+    "lengths.",
+    "instances.min",
+    "instances.max",
+    "name",
+)
 """Parts of a step that become files, mounts or limits of the pod, or only words of the resource."""
 
 
@@ -46,6 +58,7 @@ class Claim:
     target: str
     level: str
     files: bool = False
+    but: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,9 +121,10 @@ def _marks(tree: ast.expr, test: str, tables: Mapping[str, ast.expr]) -> Iterato
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("proves", "proves_files")):
             continue
         values = [value.value for value in node.args if isinstance(value, ast.Constant) and isinstance(value.value, str)]
-        if len(values) != 2 or len(node.args) != 2 or node.keywords:
-            raise ValueError(f"{test}, line {node.lineno}: {node.func.attr} takes two plain texts")
-        yield Claim(test, values[0], values[1], files=node.func.attr == "proves_files")
+        files = node.func.attr == "proves_files"
+        if len(values) != len(node.args) or node.keywords or len(values) < 2 or (len(values) > 2 and not files):
+            raise ValueError(f"{test}, line {node.lineno}: {node.func.attr} takes two plain texts{' and patterns' if files else ''}")
+        yield Claim(test, values[0], values[1], files, tuple(values[2:]))
 
 
 def all_claims(root: Path = ROOT) -> list[Claim]:
@@ -127,14 +141,15 @@ def prove(names: Mapping[str, str], claims: Sequence[Claim], reasons: Mapping[st
     reached: dict[str, dict[str, list[str]]] = {path: {} for path in names}
     wrong = []
     for claim in claims:
-        meant = _written(root / claim.target) if claim.files else {path for path in names if _fits(path, claim.target)}
+        meant = _written(root / claim.target) if claim.files else {path for path in names if _below(path, claim.target)}
         if claim.level not in IN_TRITON + ELSEWHERE:
             wrong.append(f"{claim.test}: there is no level {claim.level}")
         elif not meant:
             wrong.append(f"{claim.test}: no resource in {claim.target}" if claim.files else f"{claim.test}: there is no field {claim.target}")
         elif not claim.files and not any(claim.level in ladder(path) for path in meant):
             wrong.append(f"{claim.test}: {claim.target} has the levels {', '.join(ladder(min(meant)))}, not {claim.level}")
-        for path in meant & set(names):
+        wrong += [f"{claim.test}: {pattern} excepts nothing" for pattern in claim.but if not any(_fits(path, pattern) for path in meant)]
+        for path in {path for path in meant & set(names) if not any(_fits(path, pattern) for pattern in claim.but)}:
             if claim.level in ladder(path):
                 reached[path].setdefault(claim.level, []).append(claim.test)
     groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
@@ -156,6 +171,11 @@ def prove(names: Mapping[str, str], claims: Sequence[Claim], reasons: Mapping[st
         proofs.append(Proof(name, tuple(places), level, tuple(tests), reasons.get(pattern or "")))
     wrong += [f"{REASONS.name}: nothing needs the reason for {pattern} any more" for pattern in reasons if pattern not in used]
     return proofs, wrong
+
+
+def _below(path: str, pattern: str) -> bool:
+    """Whether a field is the one that a mark names, or stands below it."""
+    return any(_fits(path, f"{pattern}{end}") for end in ("", ".*", "[].*", "{}.*"))
 
 
 def _fits(path: str, pattern: str) -> bool:

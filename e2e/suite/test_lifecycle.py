@@ -21,6 +21,7 @@ def answers(endpoint: Endpoint) -> None:
     check_answer("sentiment", cases, clients.grpc(endpoint, "sentiment", [case["text"] for case in cases]))
 
 
+@pytest.mark.proves("spec.suspend", "behaviour")
 def test_suspend_takes_the_pods_and_keeps_the_rest(pipeline: Pipeline, open_endpoint: Open) -> None:
     pipeline.apply(small("sentiment"))
     pipeline.wait_ready()

@@ -14,8 +14,9 @@ import yaml
 from tests.support.builders import LOADER_IMAGE, SERVER_IMAGE
 from triton_pipelines.api import parse
 from triton_pipelines.api.server import RolloutStrategy
+from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.pipeline import Options, build, check, lint
-from triton_pipelines.render import render
+from triton_pipelines.render import Revision, render
 from triton_pipelines.render.objects import (
     control_secret,
     deployment,
@@ -35,6 +36,25 @@ REVISION = "REVISION"
 def path_of(name: str) -> Path:
     """Where the expected output of a case lies."""
     return FOLDER / f"{name}.golden.txt"
+
+
+def deployment_of(pipeline: InferencePipeline, revision: Revision) -> dict[str, Any]:
+    """The Deployment, as if the rollout had not to ask for room."""
+    mode = RolloutStrategy.SURGE if pipeline.spec.rollout.strategy is RolloutStrategy.AUTO else pipeline.spec.rollout.strategy
+    return deployment(pipeline, revision.template, mode, pipeline.spec.replicas)
+
+
+def objects_of(pipeline: InferencePipeline, revision: Revision, options: Options) -> list[dict[str, Any]]:
+    """All other objects of a pipeline; the revision's ConfigMap comes first."""
+    made = [
+        config_map(pipeline, revision),
+        live_config_map(pipeline, {}),
+        control_secret(pipeline, revision.name, "KEY"),
+        service(pipeline),
+        network_policy(pipeline, options.operator_namespace),
+        disruption_budget(pipeline),
+    ]
+    return [item for item in made if item is not None]
 
 
 def text_of(name: str) -> str:
@@ -62,20 +82,9 @@ def text_of(name: str) -> str:
     for path, text in revision.files.items():
         parts.append((f"models/{path}", f"(runtime file {runtime[text]})\n" if text in runtime else text))
     parts.append(("plan.json", revision.data["plan.json"]))
-    stored = config_map(pipeline, revision)
+    stored, *objects = objects_of(pipeline, revision, options)
     stored["data"] = dict.fromkeys(stored["data"], "…")
-    mode = RolloutStrategy.SURGE if pipeline.spec.rollout.strategy is RolloutStrategy.AUTO else pipeline.spec.rollout.strategy
-    objects: list[dict[str, Any] | None] = [
-        deployment(pipeline, revision.template, mode, pipeline.spec.replicas),
-        stored,
-        live_config_map(pipeline, {}),
-        control_secret(pipeline, revision.name, "KEY"),
-        service(pipeline),
-        network_policy(pipeline, options.operator_namespace),
-        disruption_budget(pipeline),
-    ]
-    for item in objects:
-        if item is not None:
-            parts.append((f"{item['kind']} {item['metadata']['name']}", yaml.safe_dump(item, sort_keys=True, allow_unicode=True, width=150)))
+    for item in (deployment_of(pipeline, revision), stored, *objects):
+        parts.append((f"{item['kind']} {item['metadata']['name']}", yaml.safe_dump(item, sort_keys=True, allow_unicode=True, width=150)))
     text = "\n".join(f"===== {title}\n{body}" for title, body in parts)
     return text.replace(revision.name, REVISION)

@@ -15,28 +15,33 @@ from tritonclient.grpc import model_config_pb2
 
 from tests.support.builders import LOADER_IMAGE, SERVER_IMAGE
 from triton_pipelines.api import names, parse
+from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.pipeline import Options, build, check
 from triton_pipelines.pipeline.graph import Graph
 from triton_pipelines.render import Revision, render
+from triton_pipelines.render.errors import RefusedError
 from triton_pipelines.render.repository import runtime_file
 
 OPTIONS = Options(server_image=SERVER_IMAGE, loader_image=LOADER_IMAGE)
 
 
-def revision_of(document: Mapping[str, Any]) -> tuple[Graph, Revision]:
-    """A resource's graph and its revision. Raises :class:`ValueError` with all findings where the resource is refused."""
+def rendered(document: Mapping[str, Any]) -> tuple[InferencePipeline, Graph, Revision]:
+    """A resource's pipeline, its graph and its revision. Raises :class:`ValueError` with all findings where the resource is refused."""
     pipeline, findings = parse(document)
     if pipeline is None or findings:
         raise ValueError("; ".join(map(str, findings)))
     graph = build(pipeline, OPTIONS)
     if findings := check(pipeline, graph, OPTIONS):
         raise ValueError("; ".join(map(str, findings)))
-    return graph, render(pipeline, graph, OPTIONS)
+    try:
+        return pipeline, graph, render(pipeline, graph, OPTIONS)
+    except RefusedError as error:
+        raise ValueError(str(error)) from error
 
 
 def models_of(document: Mapping[str, Any]) -> dict[str, model_config_pb2.ModelConfig]:
     """The model configs that a resource is rendered to, by the model's name."""
-    files = revision_of(document)[1].files
+    files = rendered(document)[2].files
     configs = [text_format.Parse(text, model_config_pb2.ModelConfig()) for path, text in files.items() if path.endswith(".pbtxt")]
     return {config.name: config for config in configs}
 
@@ -46,7 +51,7 @@ def meaning(document: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises :class:`ValueError` with all findings where the resource is refused.
     """
-    graph, revision = revision_of(document)
+    _, graph, revision = rendered(document)
     runtime = {runtime_file(step.implementation): step.implementation.value for step in graph.steps if step.python and step.code is None}
     models = {path: _model(path, text, runtime) for path, text in revision.files.items()}
     whole = {"models": models, "plan": yaml.safe_load(revision.data[names.KEY_PLAN]), "template": revision.template}

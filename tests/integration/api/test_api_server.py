@@ -84,6 +84,7 @@ def test_bad_resources_are_refused_with_the_message_they_name(connection: httpx.
         assert len(causes) == 1, causes
 
 
+@pytest.mark.proves_files("tests/corpus/good", "accepted")
 @pytest.mark.parametrize("sample", [*(pytest.param(sample, id=sample.name) for sample in good()), *OLDER])
 def test_defaults_of_the_server_are_those_of_the_models(connection: httpx.Client, sample: Sample) -> None:
     answer = connection.post(PIPELINES, params={"dryRun": "All", "fieldValidation": "Strict"}, json=sample.document)

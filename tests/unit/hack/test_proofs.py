@@ -74,6 +74,12 @@ def test_one_place_beyond_the_first_level_and_all_at_it_are_enough() -> None:
     assert "| `maxBatchSize` | `spec.model.maxBatchSize` and 1 more | loaded | [test_x](../../tests/test_x.py) |" in page
 
 
+def test_a_way_stands_for_the_fields_below_it() -> None:
+    found, wrong = proofs.prove(NAMES, [_claim("spec.model", "loaded"), _claim("spec.steps", "parsed"), ENOUGH[2]], {})
+    assert wrong == []
+    assert found[0].level == "loaded"
+
+
 @pytest.mark.parametrize(
     ("claims", "reasons", "told"),
     [
@@ -109,6 +115,10 @@ def test_files_claim_the_fields_that_they_write(tmp_path: Path) -> None:
     found, wrong = proofs.prove(NAMES, claims, {"spec.replicas": "no cluster at hand"}, tmp_path)
     assert wrong == []
     assert [proof.level for proof in found] == ["loaded", "accepted"]
+    spared = proofs.Claim("tests/test_x.py::test_x", "good", "applied", True, ("spec.replicas",))
+    assert proofs.prove(NAMES, [*claims, spared], {"spec.replicas": "no cluster at hand"}, tmp_path) == (found, [])
+    _, wrong = proofs.prove(NAMES, [*claims, proofs.Claim("t", "good", "applied", True, ("spec.colour",))], {}, tmp_path)
+    assert wrong == ["t: spec.colour excepts nothing"]
 
 
 def test_fields_are_what_takes_a_value() -> None:

@@ -71,6 +71,7 @@ def test_a_failed_surge_leaves_the_old_revision_serving() -> None:
     assert [pod.revision for pod in world.serving] == [old]
 
 
+@pytest.mark.proves("spec.rollout.progressDeadlineSeconds", "behaviour")
 def test_a_rollout_without_progress_has_failed() -> None:
     world = served(room=1, rollout={"strategy": "Surge", "progressDeadlineSeconds": 60})
     world.change(**CHANGE).settle()
@@ -260,11 +261,13 @@ def test_auto_makes_room_where_only_some_nodes_are_hopeless() -> None:
     assert world.change(**CHANGE).settle().told()["Ready"] == "True Succeeded"
 
 
+@pytest.mark.proves("spec.rollout.strategy", "behaviour")
 def test_strategies_set_the_mode() -> None:
     for strategy, expected in (("Surge", "surge 1"), ("NoSurge", "surge 0"), ("Recreate", "Recreate"), ("Auto", "surge 1")):
         assert mode(World(builders.document(rollout={"strategy": strategy})).settle()) == expected
 
 
+@pytest.mark.proves("spec.suspend", "behaviour")
 def test_suspend_and_back() -> None:
     world = served(replicas=2)
     children = set(world.children)
@@ -287,6 +290,7 @@ def test_a_change_under_suspend_rolls_out_when_it_ends() -> None:
     assert world.told()["Ready"] == "True Succeeded"
 
 
+@pytest.mark.proves("spec.replicas", "behaviour")
 def test_replicas_up_and_down_roll_nothing() -> None:
     world = served()
     revision, pods = world.deployed, {pod.name for pod in world.pods}

@@ -47,6 +47,7 @@ def ask(model: Any, *inputs: np.ndarray, mask: np.ndarray | None = None) -> list
     return list(model.execute(requests))
 
 
+@pytest.mark.proves("spec.postprocess.type", "behaviour")
 @given(matrices)
 def test_softmax_equals_its_definition(logits: np.ndarray) -> None:
     probabilities = module.softmax(logits)
@@ -66,6 +67,7 @@ def test_sigmoid_equals_its_definition(logits: np.ndarray) -> None:
     np.testing.assert_allclose(module.sigmoid(logits), expected, rtol=1e-5, atol=1e-37)
 
 
+@pytest.mark.proves("spec.postprocess.topK", "behaviour")
 @given(arrays.arrays(np.float32, (3, 5), elements=st.sampled_from([0.0, 0.25, 0.5, 1.0])), st.integers(1, 5))
 def test_top_k_is_sorted_and_stable(scores: np.ndarray, k: int) -> None:
     for row, best in zip(scores.tolist(), module.top_k(scores, k).tolist(), strict=True):
@@ -97,6 +99,7 @@ def test_normalized_vectors_have_length_one(vectors: np.ndarray) -> None:
         np.testing.assert_allclose(got, [value / length if length else 0 for value in vector], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.proves("spec.postprocess.labels", "behaviour")
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_classification_with_labels(dtype: type) -> None:
     model = start("Softmax", CLASSIFIER, labels=json.dumps(LABELS), top_k="2")
@@ -117,6 +120,7 @@ def test_sigmoid_without_labels() -> None:
     np.testing.assert_allclose(response.arrays()["PROBABILITIES"], [[0.5, 1, 3.7835e-44]], atol=1e-6)
 
 
+@pytest.mark.proves("spec.postprocess.normalize", "behaviour")
 @pytest.mark.parametrize("normalize", ["Enabled", "Disabled"])
 def test_pooling_request(normalize: str) -> None:
     tokens = np.array([[[3, 4], [5, 12]], [[8, 6], [0, 0]]], np.float32)

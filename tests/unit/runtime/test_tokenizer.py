@@ -71,6 +71,8 @@ requests_strategy = st.lists(
 )
 
 
+@pytest.mark.proves("spec.tokenizer.padding", "behaviour")
+@pytest.mark.proves("spec.tokenizer.specialTokens", "behaviour")
 @settings(deadline=None, max_examples=60)
 @given(batches=requests_strategy, padding=st.sampled_from(PADDINGS), special=st.booleans())
 def test_every_row_of_every_request_is_tokenized_as_alone(folder: Path, batches: list[list[str]], padding: str, special: bool) -> None:
@@ -87,6 +89,8 @@ def test_every_row_of_every_request_is_tokenized_as_alone(folder: Path, batches:
         assert arrays["input_ids"].shape == arrays["attention_mask"].shape == (len(rows), width)
 
 
+@pytest.mark.proves("spec.tokenizer.outputs[].tensor", "behaviour")
+@pytest.mark.proves("spec.tokenizer.outputs[].dataType", "behaviour")
 @pytest.mark.parametrize("data_type", ["TYPE_INT32", "TYPE_INT64"])
 def test_every_kind_of_output(folder: Path, data_type: str) -> None:
     kinds = {kind.lower(): kind for kind in module.KINDS}
@@ -279,6 +283,7 @@ def test_unpadded_rows_are_not_copied() -> None:
     assert module.pad_rows(flat, np.array([4, 2]), 4, -1).tolist() == [[0, 1, 2, 3], [4, 5, -1, -1]]
 
 
+@pytest.mark.proves("spec.tokenizer.buckets", "behaviour")
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=8), given_buckets=st.sets(st.integers(1, 60)))
 def test_bucket_is_the_smallest_that_holds_the_row(lengths: list[int], given_buckets: set[int]) -> None:
     buckets = module.parse_buckets(",".join(map(str, given_buckets)), 40)

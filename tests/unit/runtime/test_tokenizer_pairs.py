@@ -54,6 +54,7 @@ words = st.lists(st.sampled_from((*tinymodel.WORDS, "Unknown", "ü", "🦊", "e\
 pairs_strategy = st.lists(st.lists(st.tuples(words, words), min_size=1, max_size=4), min_size=1, max_size=5)
 
 
+@pytest.mark.proves("spec.tokenizer.truncation", "behaviour")
 @settings(deadline=None, max_examples=150)
 @given(batches=pairs_strategy, truncation=st.sampled_from(tuple(STRATEGIES)), special=st.booleans())
 def test_every_pair_is_tokenized_as_alone(folder: Path, batches: list[list[tuple[str, str]]], truncation: str, special: bool) -> None:

@@ -24,6 +24,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return compiled(Path(__file__).with_name("batchstrategy.c"), tmp_path_factory.mktemp("strategy"), f"-DLIMIT={LIMIT}")
 
 
+@pytest.mark.proves("spec.model.batchStrategy.path", "behaviour")
 @pytest.mark.parametrize(
     ("name", "place", "named"),
     [

@@ -26,6 +26,7 @@ async def test_requests_that_wait_share_a_batch(triton: Workbench, client: Asker
     assert model.batches() == [[0], [1, 2, 3, 4], [5, 6]]
 
 
+@pytest.mark.proves("spec.model.dynamicBatching.mode", "behaviour")
 async def test_without_dynamic_batching_every_request_runs_alone(triton: Workbench, client: Asker) -> None:
     model = await triton.deploy("alone", max_batch_size=4)
     model.hold(0)
@@ -37,6 +38,7 @@ async def test_without_dynamic_batching_every_request_runs_alone(triton: Workben
     assert model.batches() == [[0], [1], [2], [3]]
 
 
+@pytest.mark.proves("spec.model.dynamicBatching.preferredBatchSizes", "behaviour")
 async def test_a_preferred_size_ends_the_wait(triton: Workbench, client: Asker) -> None:
     """Three requests wait for ever, four run at once, and the fifth waits for three more, though a batch could hold eight."""
     scheduling = f"dynamic_batching {{ preferred_batch_size: [ 4 ] max_queue_delay_microseconds: {NEVER_US} }}"
@@ -50,6 +52,7 @@ async def test_a_preferred_size_ends_the_wait(triton: Workbench, client: Asker) 
     assert model.batches() == [[1, 2, 3, 4], [5, 6, 7, 8]]
 
 
+@pytest.mark.proves("spec.model.dynamicBatching.maxQueueDelayMicroseconds", "behaviour")
 async def test_the_delay_waits_for_a_full_batch(triton: Workbench, client: Asker) -> None:
     model = await triton.deploy("full", f"dynamic_batching {{ max_queue_delay_microseconds: {NEVER_US} }}", max_batch_size=3)
     waiting = await client.line_up(model, 1, 2)
@@ -58,6 +61,7 @@ async def test_the_delay_waits_for_a_full_batch(triton: Workbench, client: Asker
     assert model.batches() == [[1, 2, 3]]
 
 
+@pytest.mark.proves("spec.model.dynamicBatching.maxQueueDelayMicroseconds", "behaviour")
 async def test_the_delay_ends(triton: Workbench, client: Asker) -> None:
     delay_s = 0.25
     model = await triton.deploy("delayed", f"dynamic_batching {{ max_queue_delay_microseconds: {int(delay_s * 1e6)} }}")
@@ -68,6 +72,7 @@ async def test_the_delay_ends(triton: Workbench, client: Asker) -> None:
     assert model.batches() == [[1]]
 
 
+@pytest.mark.proves("spec.model.dynamicBatching.preserveOrdering", "behaviour")
 @pytest.mark.parametrize("preserve", [False, True])
 async def test_order_of_answers(triton: Workbench, client: Asker, preserve: bool) -> None:
     """Two instances: the second request is done while the first is held."""

@@ -32,6 +32,8 @@ async def refusals(tasks: Sequence[asyncio.Task[object]]) -> list[str]:
     return [str(result.message()).removeprefix("[request id: <id_unknown>] ") for result in results if isinstance(result, InferenceServerException)]
 
 
+@pytest.mark.proves("spec.model.dynamicBatching.priorityLevels", "behaviour")
+@pytest.mark.proves("spec.model.dynamicBatching.defaultPriorityLevel", "behaviour")
 @pytest.mark.parametrize(("default", "expected"), [(1, [0, 3, 20, 21, 10, 11]), (3, [0, 20, 21, 10, 11, 3])])
 async def test_priorities_and_their_default(triton: Workbench, client: Asker, default: int, expected: list[int]) -> None:
     """1 is served first; a request without a priority has the default one."""
@@ -46,6 +48,7 @@ async def test_priorities_and_their_default(triton: Workbench, client: Asker, de
     assert model.order() == expected
 
 
+@pytest.mark.proves("spec.model.dynamicBatching.queuePolicy.maxQueueSize", "behaviour")
 async def test_a_full_queue_refuses_the_next(triton: Workbench, client: Asker) -> None:
     model = await triton.deploy("bounded", "dynamic_batching { default_queue_policy { max_queue_size: 2 } }", max_batch_size=1)
     accepted = [await busy(client, model), *await client.line_up(model, 1, 2)]
@@ -56,6 +59,8 @@ async def test_a_full_queue_refuses_the_next(triton: Workbench, client: Asker) -
     assert model.order() == [0, 1, 2]
 
 
+@pytest.mark.proves("spec.model.dynamicBatching.priorityQueuePolicies[].priority", "behaviour")
+@pytest.mark.proves("spec.model.dynamicBatching.priorityQueuePolicies[].maxQueueSize", "behaviour")
 async def test_a_full_queue_of_one_priority_refuses_that_one_alone(triton: Workbench, client: Asker) -> None:
     scheduling = "dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 2 value { max_queue_size: 1 } } }"
     model = await triton.deploy("bounded_second", scheduling, max_batch_size=1)
@@ -88,6 +93,9 @@ async def after(microseconds: int) -> None:
     await until(lambda: time.monotonic() > end, "time passes")
 
 
+@pytest.mark.proves("spec.model.dynamicBatching.queuePolicy.timeoutAction", "behaviour")
+@pytest.mark.proves("spec.model.dynamicBatching.queuePolicy.defaultTimeoutMicroseconds", "behaviour")
+@pytest.mark.proves("spec.model.dynamicBatching.queuePolicy.allowTimeoutOverride", "behaviour")
 @pytest.mark.parametrize(
     ("name", "policy", "client_timeout_us", "refused", "order"),
     [

@@ -40,6 +40,10 @@ def signals(model: Model) -> dict[int, dict[str, Any]]:
     return {entry["X"][0]: {name: entry[name][0] for name in ("START", "END", "READY", "CORRID")} for entry in requests if entry["READY"] == [1.0]}
 
 
+@pytest.mark.proves("spec.model.sequenceBatching.strategy", "behaviour")
+@pytest.mark.proves("spec.model.sequenceBatching.controls[].name", "behaviour")
+@pytest.mark.proves("spec.model.sequenceBatching.controls[].kind", "behaviour")
+@pytest.mark.proves("spec.model.sequenceBatching.controls[].dataType", "behaviour")
 async def test_direct_slots_and_controls(triton: Workbench, client: Asker) -> None:
     """Two slots: a third sequence waits until one ends; each sequence keeps its slot."""
     model = await triton.deploy("direct", scheduling("direct { }"), max_batch_size=2)
@@ -80,6 +84,8 @@ async def test_a_sequence_stays_with_its_instance(triton: Workbench, client: Ask
     assert len(set.union(*homes.values())) == 2
 
 
+@pytest.mark.proves("spec.model.sequenceBatching.strategy", "behaviour")
+@pytest.mark.proves("spec.model.sequenceBatching.maxCandidateSequences", "behaviour")
 async def test_oldest_batches_over_sequences(triton: Workbench, client: Asker) -> None:
     """Requests of different sequences share a batch, those of one never; a candidate too many waits for an end."""
     strategy = f"oldest {{ max_candidate_sequences: 2 preferred_batch_size: [ 2 ] max_queue_delay_microseconds: {LONG_US} }}"
@@ -102,6 +108,7 @@ async def test_oldest_batches_over_sequences(triton: Workbench, client: Asker) -
     assert [sorted(batch) for batch in model.batches()] == [[1, 2], [3, 6], [4, 7], [5, 8]]
 
 
+@pytest.mark.proves("spec.model.sequenceBatching.maxSequenceIdleMicroseconds", "behaviour")
 async def test_an_idle_sequence_loses_its_slot(triton: Workbench, client: Asker) -> None:
     """Not before its time, which is longer than Triton's own of one second."""
     idle_s = 1.5
@@ -155,6 +162,7 @@ async def test_correlation_ids_may_be_texts(triton: Workbench, client: Asker) ->
         await ask(client, broken, 1, names[0], start=True)
 
 
+@pytest.mark.proves("spec.model.sequenceBatching.states[].initial", "behaviour")
 async def test_a_state_begins_with_its_initial_value(triton: Workbench, client: Asker) -> None:
     """The python backend hands a state in, but never takes one back: what a step keeps, it keeps itself."""
     state = (
@@ -169,6 +177,10 @@ async def test_a_state_begins_with_its_initial_value(triton: Workbench, client: 
     assert line["requests"][0]["shapes"]["STATE"] == [1, 2]
 
 
+@pytest.mark.proves("spec.model.sequenceBatching.states[].inputName", "behaviour")
+@pytest.mark.proves("spec.model.sequenceBatching.states[].outputName", "behaviour")
+@pytest.mark.proves("spec.model.sequenceBatching.states[].dataType", "behaviour")
+@pytest.mark.proves("spec.model.sequenceBatching.states[].dims", "behaviour")
 async def test_a_state_lasts_as_long_as_its_sequence(triton: Workbench, client: Asker, tmp_path: Path) -> None:
     """With a backend that gives the state back: every sequence adds up its own numbers, from its initial value on."""
     library = compiled(Path(__file__).with_name("accumulate.c"), tmp_path)

@@ -33,6 +33,9 @@ async def ready_versions(triton: Workbench, name: str) -> set[int]:
         return {int(state.version) for state in await control.repository_index() if state.name == name and state.ready}
 
 
+@pytest.mark.proves("spec.model.versionPolicy.latest", "behaviour")
+@pytest.mark.proves("spec.model.versionPolicy.all", "behaviour")
+@pytest.mark.proves("spec.model.versionPolicy.specific", "behaviour")
 @pytest.mark.parametrize(
     ("name", "policy", "served"),
     [
@@ -55,6 +58,7 @@ async def test_version_policies(triton: Workbench, client: Asker, name: str, pol
             await client.ask(model, 0, model_version=str(version))
 
 
+@pytest.mark.proves("spec.model.version", "behaviour")
 @pytest.mark.parametrize(("pinned", "answer"), [(1, 1), (-1, 3)])
 async def test_an_ensemble_calls_the_version_it_is_pinned_to(triton: Workbench, client: Asker, pinned: int, answer: int) -> None:
     step, ensemble = f"pinned_step{pinned}", f"pinned{pinned}"
@@ -67,6 +71,8 @@ async def test_an_ensemble_calls_the_version_it_is_pinned_to(triton: Workbench, 
     assert (await client.ask(ensemble, 0))["Y"] == [[answer]]
 
 
+@pytest.mark.proves("spec.model.warmup.mode", "behaviour")
+@pytest.mark.proves("spec.model.warmup.batchSizes", "behaviour")
 async def test_every_instance_is_warm_before_it_serves(triton: Workbench, client: Asker) -> None:
     warmup = """
     model_warmup [
@@ -110,6 +116,7 @@ async def test_instances(triton: Workbench, client: Asker, name: str, group: str
     assert len({line["instance"] for line in model.events("begin")}) == count
 
 
+@pytest.mark.proves("spec.model.instances.hostPolicy", "behaviour")
 async def test_a_host_policy_binds_its_instances(triton: Workbench) -> None:
     """The server's policy ``behaviour`` is the first core; without one an instance takes them all."""
     bound = await triton.deploy("bound", instances='count: 1 kind: KIND_CPU host_policy: "behaviour"')
@@ -119,6 +126,7 @@ async def test_a_host_policy_binds_its_instances(triton: Workbench) -> None:
     assert [line["cores"] for line in free.events("load")] == [cores]
 
 
+@pytest.mark.proves("spec.ensemble.responseCache", "behaviour")
 @pytest.mark.parametrize("enabled", [True, False])
 async def test_the_response_cache_answers_what_it_knows(triton: Workbench, client: Asker, enabled: bool) -> None:
     name = f"cached_{enabled}".lower()
@@ -143,6 +151,7 @@ async def test_the_response_cache_of_an_ensemble(triton: Workbench, client: Aske
     assert step.order() == [1, 2]
 
 
+@pytest.mark.proves("spec.model.parameters", "behaviour")
 async def test_parameters_arrive_unchanged(triton: Workbench) -> None:
     """Any text, as it is."""
     texts = ["no", "8", "${x}", "$$TRITON_MODEL_DIRECTORY/x", "true", "", ' quo"te \\ \n tab\t ', "ü 🦊", "{}", "'"]
@@ -167,6 +176,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.proves("spec.model.decoupled", "behaviour")
 async def test_a_decoupled_model_streams(triton: Workbench, client: Asker) -> None:
     """As many answers as X says, none for 0; a call that expects one answer is refused."""
     await triton.deploy("decoupled", "model_transaction_policy { decoupled: true }", code=DECOUPLED)
@@ -208,6 +218,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.proves("spec.ensemble.entryPoint", "behaviour")
 async def test_an_entry_model_calls_auxiliary_models(triton: Workbench, client: Asker) -> None:
     left, right = await triton.deploy("left"), await triton.deploy("right")
     await triton.deploy("entry", "dynamic_batching { }", code=ENTRY)

@@ -13,6 +13,7 @@ from tests.support.recorder import Asker, Workbench, tensor
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.proves("spec.model.inputs[].optional", "behaviour")
 async def test_optional_inputs_may_be_left_out(triton: Workbench, client: Asker) -> None:
     inputs = f"{tensor('X')}, {tensor('Z', more='optional: true')}"
     model = await triton.deploy("optional", inputs=inputs)
@@ -36,6 +37,8 @@ async def test_a_step_of_an_ensemble_may_go_without_its_optional_input(triton: W
     assert step.events("begin")[0]["requests"][0]["inputs"] == {"X": [3]}
 
 
+@pytest.mark.proves("spec.model.inputs[].reshape", "behaviour")
+@pytest.mark.proves("spec.model.outputs[].reshape", "behaviour")
 async def test_the_model_sees_reshaped_tensors(triton: Workbench, client: Asker) -> None:
     """The client's [rows, 1] and [rows, 4] are the model's [rows] and [rows, 2, 2]; its answers go back the other way."""
     inputs = f"{tensor('X', more='reshape { shape: [ ] }')}, {tensor('Z', dims='4', more='reshape { shape: [ 2, 2 ] }')}"
@@ -47,6 +50,7 @@ async def test_the_model_sees_reshaped_tensors(triton: Workbench, client: Asker)
     assert answer == {"Y": [[2], [3]], "W": [[1, 2, 3, 4], [5, 6, 7, 8]]}
 
 
+@pytest.mark.proves("spec.model.inputs[].ragged", "behaviour")
 @pytest.mark.parametrize("ragged", [False, True])
 async def test_ragged_inputs_share_a_batch(triton: Workbench, client: Asker, ragged: bool) -> None:
     more = "allow_ragged_batch: true" if ragged else ""
@@ -66,6 +70,8 @@ async def test_ragged_inputs_share_a_batch(triton: Workbench, client: Asker, rag
     assert model.batches()[1:] == ([[1, 2, 3, 4, 5]] if ragged else [[1, 2, 3, 4], [5]])
 
 
+@pytest.mark.proves("spec.model.maxBatchSize", "behaviour")
+@pytest.mark.proves("spec.model.inputs[].dims", "behaviour")
 @pytest.mark.parametrize(("dims", "shape"), [("-1", (3,)), ("3", (3,)), ("1, -1", (1, 3)), ("-1, 1", (3, 1))])
 async def test_without_a_batch_axis_dims_are_the_whole_shape(triton: Workbench, client: Asker, dims: str, shape: tuple[int, ...]) -> None:
     name = "whole_" + "_".join(dims.replace("-", "m").split(", "))
@@ -80,6 +86,8 @@ async def test_without_a_batch_axis_dims_are_the_whole_shape(triton: Workbench, 
 NAMES = ("854", "input.1", "a/b:0", "with space", "ü", "x" * 300, "-", "..", "StatefulPartitionedCall:0")
 
 
+@pytest.mark.proves("spec.model.inputs[].name", "behaviour")
+@pytest.mark.proves("spec.model.outputs[].name", "behaviour")
 @pytest.mark.parametrize("number", range(len(NAMES)), ids=NAMES)
 async def test_tensor_names_of_every_kind(triton: Workbench, client: Asker, number: int) -> None:
     """As a model's input and output at once, alone and through an ensemble that calls it by the same name."""
