@@ -92,7 +92,7 @@ async def make_namespace(client: Client, name: str) -> str:
 async def healthy(target: ProbeTarget, now: Any) -> Probe:
     """Stands in for the prober: every pod that is asked answers well."""
     states = tuple(ModelState(step.model_name, "READY") for step in target.graph.steps)
-    return Probe(now, True, states, inference_error=None if target.text is None else "")
+    return Probe(now, True, states, inference_error=None if target.example is None else "")
 
 
 @dataclass

@@ -66,7 +66,7 @@ def check_object(item: Object) -> None:
 
 @dataclass
 class ModelPod:
-    """A pod of the model. ``created``: serial number; ``away``: being terminated."""
+    """A pod of the model. ``created``: when; ``away``: being terminated; ``loaded``: what its unpinned source resolved to."""
 
     name: str
     revision: str
@@ -75,6 +75,7 @@ class ModelPod:
     phase: str = "Pending"  # Pending | Unschedulable | Loading | Failing | Ready
     since: dt.datetime = START
     away: bool = False
+    loaded: str = ""
 
     @property
     def serving(self) -> bool:
@@ -175,7 +176,7 @@ class World:
         placed: Object = {"type": "PodScheduled", "status": "True" if scheduled else "False", "lastTransitionTime": rfc3339(pod.since)}
         if pod.phase == "Unschedulable":
             placed |= {"reason": "Unschedulable", "message": self.scheduler}
-        source = ReportSource(step="model", uri="s3://models/sentiment/model.onnx", resolved_revision=f"etag-of-{pod.name}")
+        source = ReportSource(step="model", uri="s3://models/sentiment/model.onnx", resolved_revision=pod.loaded)
         report = LoadReport(ok=True, revision=pod.revision, sources=(source,))
         loader: Object = {"name": names.CONTAINER_LOADER, "state": {"waiting": {"reason": "PodInitializing"}}}
         server: Object = {"name": names.CONTAINER_SERVER, "ready": ready, "state": {"waiting": {"reason": "PodInitializing"}}}
@@ -241,6 +242,10 @@ class World:
         for deletion in decided.delete[: max(left, 0)]:
             if deletion.kind == "Secret":
                 self.secrets.pop(deletion.name, None)
+            elif deletion.kind == "Pod":
+                (pod,) = [pod for pod in self.pods if pod.name == deletion.name]
+                assert deletion.uid == f"uid-{pod.name}"
+                pod.away = True
             else:
                 gone = self.children.pop((deletion.kind, deletion.name))
                 assert deletion.uid == gone["metadata"]["uid"]
@@ -349,13 +354,19 @@ class World:
             placed = sum(other.phase not in ("Pending", "Unschedulable") for other in self.pods)
             if pod.phase in ("Pending", "Unschedulable"):
                 if self.room is None or placed < self.room:
-                    pod.phase, pod.since = "Loading", self.now
+                    pod.phase, pod.since, pod.loaded = "Loading", self.now, self._fetch(pod)
                 elif pod.phase == "Pending":
                     pod.phase, pod.since = "Unschedulable", self.now
             elif pod.phase in ("Loading", "Failing"):
                 ends = "Failing" if self.verdicts.get(pod.revision) == BAD else "Ready"
                 self.pods[index] = replace(pod, phase=ends, since=self.now)
         return self
+
+    def _fetch(self, pod: ModelPod) -> str:
+        """The loader: what is recorded for the revision, else what the source is at this moment: something else for each pod."""
+        live = self.children.get(("ConfigMap", names.live_name(self.name)), {}).get("data", {})
+        recorded = json.loads(live.get(names.KEY_RESOLVED, "{}")).get(pod.revision, {}).get("model", {})
+        return str(recorded.get("revision") or f"etag-of-{pod.name}")
 
     def pass_time(self, seconds: float) -> World:
         """The clock goes on."""

@@ -70,9 +70,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create, patch, delete]
+# Pods of its own Deployments that Kubernetes cannot see to be broken are deleted, so that new ones take their place.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch]
+  verbs: [list, watch, delete]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from triton_pipelines.api.base import Finding
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
+from .example import check_example
 from .graph import Graph
 from .options import Options
 from .servercheck import check_server
@@ -34,33 +35,9 @@ def check(pipeline: InferencePipeline, graph: Graph, options: Options) -> list[F
         *check_models(pipeline, graph, options),
         *check_sources(graph),
         *check_server(pipeline, graph, options),
-        *_health(pipeline, graph),
+        *check_example(pipeline, graph),
         *_size(pipeline),
     ]
-
-
-def _health(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
-    """The example request must be one of this pipeline's."""
-    public = {tensor.name: tensor for tensor in graph.inputs}
-    for index, example in enumerate(pipeline.spec.health.inputs):
-        path = f"spec.health.inputs[{index}]"
-        if example.name not in public:
-            yield Finding(f"{path}.name", f"{example.name!r} is no input of the pipeline; it has {', '.join(public) or 'none'}")
-            continue
-        elements = 1
-        for size in example.shape:
-            elements *= size
-        if len(example.data) not in (1, elements):
-            yield Finding(
-                f"{path}.data", f"has {len(example.data)} elements, but shape {list(example.shape)} has {elements}; give all, or a single one for all"
-            )
-        dims = public[example.name].dims
-        full = (-1, *dims) if graph.max_batch_size > 0 else dims
-        if len(full) != len(example.shape) or any(a not in (-1, b) for a, b in zip(full, example.shape, strict=True)):
-            yield Finding(f"{path}.shape", f"{list(example.shape)} does not fit {example.name}, whose shape is {list(full)} with the batch axis")
-    given = {example.name for example in pipeline.spec.health.inputs}
-    if given and (absent := [name for name in public if name not in given]):
-        yield Finding("spec.health.inputs", f"leaves out {', '.join(absent)}; an example request names every input of the pipeline")
 
 
 def _size(pipeline: InferencePipeline) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .defaults import DEFAULT_MAX_LENGTH
+from .example import lint_example
 from .graph import Graph, Implementation, Role
 from .options import Options
 from .server import millis
@@ -35,6 +36,7 @@ def _lint(pipeline: InferencePipeline, graph: Graph, options: Options) -> Iterat
     yield from _instances(pipeline, graph)
     yield from _plans(pipeline, graph)
     yield from _sequences(pipeline, graph)
+    yield from lint_example(pipeline, graph)
 
 
 def _batching(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:

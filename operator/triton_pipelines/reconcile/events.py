@@ -19,11 +19,13 @@ class Event:
     note: str
 
 
+# Events of one change of status that tell of lint's warnings.
+DOUBTS_TOLD = 5
 _LEAST = frozenset({Reason.PROGRESSING, Reason.LOADING, Reason.DRAINING})
 
 
 def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
-    """Events of a status change: a new revision, and every new cause of Ready and Available; none for what only counts on."""
+    """Events of a status change: a new revision, every new cause of Ready and Available, new warnings; none for what only counts on."""
     events = []
     revision = after.get("revision")
     if revision and revision != before.get("revision"):
@@ -40,7 +42,21 @@ def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Eve
             continue
         warning = KIND_OF[reason] is not Kind.FINE
         events.append(Event(warning, reason.value, kind.value, new.get("message", "")))
-    return events
+    return events + _doubts(before, after)
+
+
+def _doubts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
+    """Lint's warnings, each once: those that the status did not have before. Of many the first ones, and how many more there are."""
+    known = {_doubt(item) for item in before.get("warnings") or ()}
+    fresh = [text for item in after.get("warnings") or () if (text := _doubt(item)) not in known]
+    told = [Event(True, "DoubtfulSpec", "Lint", text) for text in fresh[:DOUBTS_TOLD]]
+    if more := len(fresh) - len(told):
+        told.append(Event(True, "DoubtfulSpec", "Lint", f"and {more} more; all stand in status.warnings"))
+    return told
+
+
+def _doubt(item: Mapping[str, Any]) -> str:
+    return f"{item.get('path', '')}: {item.get('message', '')}"
 
 
 def _condition(status: Mapping[str, Any], kind: ConditionType) -> Mapping[str, Any]:

@@ -28,6 +28,9 @@ class ModelState:
 
 # Looks in a row without an answer after which a pod that was good no longer counts as such: with the default period some two minutes.
 MISSES_ALLOWED = 3
+# How long a look that met a dead process counts, and how many are kept: releases up to 24.05 start such processes again by themselves.
+DEAD_WINDOW = dt.timedelta(minutes=10)
+DEAD_KEPT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,8 @@ class Probe:
 
     ``ensemble_ready`` is the ensemble's own readiness; ``inference_error`` is empty when a real inference gave a sane answer and
     ``None`` when none was tried; ``error`` says why the pod could not be asked at all. ``misses`` counts later looks that brought no
-    answer in time: a busy pod keeps its last verdict for some of them.
+    answer in time: a busy pod keeps its last verdict for some of them. ``dead``: the looks of late that met a dead process of a model,
+    oldest first, and ``dead_in_a_row`` how many of the last ones did.
     """
 
     at: dt.datetime
@@ -45,6 +49,8 @@ class Probe:
     inference_error: str | None = None
     error: str = ""
     misses: int = 0
+    dead: tuple[dt.datetime, ...] = ()
+    dead_in_a_row: int = 0
 
     @property
     def good(self) -> bool:
@@ -55,7 +61,11 @@ class Probe:
         """This look, or the last one kept where this brought no answer: a good pod is given :data:`MISSES_ALLOWED` of them."""
         if self.error and last is not None and last.good and last.misses < MISSES_ALLOWED:
             return replace(last, at=self.at, misses=last.misses + 1)
-        return self
+        before = tuple(moment for moment in (last.dead if last else ()) if self.at - moment < DEAD_WINDOW)
+        in_a_row = last.dead_in_a_row if last else 0
+        # A look without an answer says nothing of processes.
+        in_a_row = in_a_row + 1 if self.dead else in_a_row if self.error else 0
+        return replace(self, dead=(*before, *self.dead)[-DEAD_KEPT:], dead_in_a_row=in_a_row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +143,7 @@ class Memory:
     """The controller's memory of one pipeline, kept in the live ConfigMap so that a restart loses nothing.
 
     ``secrets``: revision → hash of the control key that was applied; ``mode_revision``/``mode``: the fallback that an Auto rollout
-    took; ``proven``: the revision that last served the whole pipeline; ``failed``: a revision that was taken back, with the
+    took; ``healed``: when a pod was last deleted for a dead process (RFC 3339); ``proven``: the revision that last served the whole pipeline; ``failed``: a revision that was taken back, with the
     generation of the spec that asked for it, why, and the revision that took its place; ``generation`` and ``wanted``: the spec last
     acted on and the revision it came to, so that another revision for the same spec is known to be nobody's wish.
     """
@@ -149,6 +159,7 @@ class Memory:
     restored: str = ""
     generation: int = 0
     wanted: str = ""
+    healed: str = ""
 
     @classmethod
     def parse(cls, text: str | None) -> Memory:
@@ -158,6 +169,8 @@ class Memory:
         secrets = known.get("secrets") or {}
         known["secrets"] = {revision: digest for revision, digest in secrets.items() if isinstance(digest, str)}
         memory = cls(**known)
+        if not _is_time(memory.healed):
+            memory = replace(memory, healed="")
         if memory.failed_reason not in {*Reason, ""}:
             return replace(memory, failed_revision="", failed_reason="")
         return memory
@@ -247,6 +260,14 @@ def json_object(text: str | None) -> dict[str, Any]:
     except ValueError:
         return {}
     return document if isinstance(document, dict) else {}
+
+
+def _is_time(text: str) -> bool:
+    try:
+        moment = timestamp(text)
+    except ValueError:
+        return False
+    return moment is not None and moment.tzinfo is not None
 
 
 def timestamp(text: str | None) -> dt.datetime | None:

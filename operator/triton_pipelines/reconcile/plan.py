@@ -15,7 +15,7 @@ from typing import Any
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Switch
 from triton_pipelines.api.conditions import Reason
-from triton_pipelines.api.loadplan import LoadReport
+from triton_pipelines.api.loadplan import ResolvedSource, ResolvedSources, resolution
 from triton_pipelines.api.parse import parse
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.cluster.diff import needs_apply
@@ -34,6 +34,7 @@ from triton_pipelines.render.objects import (
 
 from . import status as statuses
 from .events import Event, transitions
+from .healing import heal
 from .observed import Memory, Object, Observed, json_object
 from .problems import Problem, config_missing, of_pod
 from .rollout import Rollout, decide
@@ -55,13 +56,15 @@ class Deletion:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a pass does, in this order: ``apply`` (in turn), ``delete``, ``status`` (``None``: unchanged), then ``events``."""
+    """What a pass does, in this order: ``apply`` (in turn), ``delete``, ``notes`` (events of what it did), ``status`` (``None``:
+    unchanged), then ``events`` (of the change of status)."""
 
     apply: tuple[Object, ...] = ()
     delete: tuple[Deletion, ...] = ()
     status: dict[str, Any] | None = None
     events: tuple[Event, ...] = ()
     requeue_after: float | None = None
+    notes: tuple[Event, ...] = ()
 
     @property
     def quiet(self) -> bool:
@@ -136,7 +139,7 @@ def _missing_source(wanted: Wanted, observed: Observed, context: Context, now: d
     kept: Plan = Plan()
     if observed.revision_record(observed.deployed_revision()) is not None:
         kept = _act(wanted.pipeline, wanted.graph, wanted.revision, observed, context, now, held=True)
-    return _with_status(observed, decided, kept.apply, kept.delete, WAITING_SECONDS)
+    return _with_status(observed, decided, kept.apply, kept.delete, WAITING_SECONDS, kept.notes)
 
 
 def _pinned(pipeline: InferencePipeline, observed: Observed, options: Options) -> Options:
@@ -162,6 +165,9 @@ def _act(
     replicas = 0 if pipeline.spec.suspend is Switch.ENABLED else pipeline.spec.replicas
     rollout = decide(wanted, pipeline.spec.rollout.strategy, replicas, observed, memory, problems, now)
     kept = _kept_revisions(pipeline, observed, rollout, wanted)
+    resolved = _resolved(observed, kept)
+    healing = heal(observed, resolved, rollout.memory, now)
+    rollout = replace(rollout, memory=healing.memory)
     counts = _live_counts(graph, observed)
     secrets, memory = _secrets(pipeline, rollout, observed, context, kept)
     # In this order a pass may end anywhere: a revision's ConfigMap is the trace by which its Secret is pruned, what the live ConfigMap
@@ -172,16 +178,16 @@ def _act(
         # An immutable revision is written once; the default images that it recorded stay.
         data = (record or {}).get("data") or revision.data
         desired.append(revision_config_map(pipeline, wanted, data))
-    live = live_config_map(pipeline, _live_data(observed, memory, counts, kept, wanted))
+    live = live_config_map(pipeline, _live_data(memory, counts, resolved))
     template = _template(revision, rollout, observed)
     optional = [network_policy(pipeline, context.options.operator_namespace), disruption_budget(pipeline)]
     desired += [*secrets, live, service(pipeline), *(item for item in optional if item is not None)]
     desired.append(deployment(pipeline, template, rollout.mode, replicas))
     apply = [item for item in desired if needs_apply(observed.child(item["kind"], item["metadata"]["name"]), item, names.MANAGER_CHILDREN)]
-    delete = _pruned(pipeline, observed, desired, kept)
+    delete = [*(Deletion("Pod", pod.name, pod.uid) for pod in healing.pods), *_pruned(pipeline, observed, desired, kept)]
     warnings = lint(pipeline, graph, context.options)
-    status = statuses.compute(pipeline, graph, observed, rollout, wanted, warnings, problems, counts, now)
-    return _with_status(observed, status, apply, delete, _requeue(status, rollout, problems, must_wait))
+    status = statuses.compute(pipeline, graph, observed, rollout, wanted, warnings, problems, counts, healing.astray, now)
+    return _with_status(observed, status, apply, delete, _requeue(status, rollout, problems, must_wait), healing.events)
 
 
 def _must_wait(revision: Revision, observed: Observed, memory: Memory, context: Context) -> bool:
@@ -241,29 +247,38 @@ def _secrets(pipeline: InferencePipeline, rollout: Rollout, observed: Observed, 
     return result, replace(rollout.memory, secrets=dict(sorted(applied.items())))
 
 
-def _live_data(observed: Observed, memory: Memory, counts: Mapping[str, int], kept: Sequence[str], wanted: str) -> dict[str, str]:
-    resolved = json_object(observed.live_data().get(names.KEY_RESOLVED))
-    resolved = {revision: steps for revision, steps in resolved.items() if revision in kept}
+def _resolved(observed: Observed, kept: Sequence[str]) -> dict[str, dict[str, ResolvedSource]]:
+    """What each kept revision was first loaded from: as recorded, else as its oldest pod reports."""
+    recorded = json_object(observed.live_data().get(names.KEY_RESOLVED))
+    result = {revision: found for revision in kept if revision in recorded and (found := _record(recorded[revision])) is not None}
     for pod in sorted(observed.pods, key=lambda item: item.raw["metadata"].get("creationTimestamp") or ""):
         report = pod.load_report()
         # The first load of a revision decides what its unpinned sources are; later pods fetch exactly that.
-        if report is not None and report.ok and pod.revision in kept and pod.revision not in resolved:
-            resolved[pod.revision] = _resolution(report)
+        if report is not None and report.ok and pod.revision in kept and pod.revision not in result:
+            result[pod.revision] = resolution(report)
+    return result
+
+
+def _record(value: Any) -> dict[str, ResolvedSource] | None:
+    """One revision's record; what somebody's edit has made unreadable counts as none, as in the loader."""
+    try:
+        return ResolvedSources.model_validate({"revision": value}).root["revision"]
+    except ValueError:
+        return None
+
+
+def _live_data(memory: Memory, counts: Mapping[str, int], resolved: Mapping[str, Mapping[str, ResolvedSource]]) -> dict[str, str]:
     data = {
         names.KEY_COUNTS: json.dumps(dict(sorted(counts.items()))),
         names.KEY_MEMORY: memory.to_json(),
     }
     if resolved:
-        data[names.KEY_RESOLVED] = json.dumps(resolved, sort_keys=True)
+        plain = {
+            revision: {key: item.model_dump(by_alias=True, exclude_none=True) for key, item in sources.items()}
+            for revision, sources in resolved.items()
+        }
+        data[names.KEY_RESOLVED] = json.dumps(plain, sort_keys=True)
     return data
-
-
-def _resolution(report: LoadReport) -> dict[str, dict[str, str]]:
-    result: dict[str, dict[str, str]] = {}
-    for item in report.sources:
-        values = {"revision": item.resolved_revision, "sha256": item.sha256}
-        result[item.step] = {key: value for key, value in values.items() if value}
-    return result
 
 
 def _pruned(pipeline: InferencePipeline, observed: Observed, desired: Sequence[Object], kept: Sequence[str]) -> tuple[Deletion, ...]:
@@ -291,10 +306,17 @@ def _requeue(status: Mapping[str, Any], rollout: Rollout, problems: Sequence[Pro
     return WAITING_SECONDS if ready.get("status") != "True" or problems or must_wait else None
 
 
-def _with_status(observed: Observed, status: dict[str, Any], apply: Sequence[Object], delete: Sequence[Deletion], requeue: float | None) -> Plan:
+def _with_status(
+    observed: Observed,
+    status: dict[str, Any],
+    apply: Sequence[Object],
+    delete: Sequence[Deletion],
+    requeue: float | None,
+    notes: Sequence[Event] = (),
+) -> Plan:
     same = not statuses.differs(observed.pipeline, status)
     events = () if same else transitions(observed.status, status)
-    return Plan(tuple(apply), tuple(delete), None if same else status, tuple(events), requeue)
+    return Plan(tuple(apply), tuple(delete), None if same else status, tuple(events), requeue, tuple(notes))
 
 
 def first_objects(pipeline: InferencePipeline, graph: Graph, revision: Revision, options: Options, control_key: str) -> list[Object]:

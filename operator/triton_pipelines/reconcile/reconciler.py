@@ -35,6 +35,7 @@ from triton_pipelines.cluster.resources import (
 )
 from triton_pipelines.cluster.store import Store, owner_key
 from triton_pipelines.pipeline import Graph, Options, build
+from triton_pipelines.pipeline.example import ExampleRequest, example_of, why_unasked
 from triton_pipelines.pipeline.graph import Fetch
 
 from . import status as statuses
@@ -44,7 +45,7 @@ from .plan import Context, Deletion, Plan, Wanted, hands_off, plan, resolve
 from .queue import Key, Result
 
 CHILD_RESOURCES: tuple[Resource, ...] = (DEPLOYMENTS, CONFIG_MAPS, SERVICES, NETWORK_POLICIES, POD_DISRUPTION_BUDGETS)
-RESOURCE_OF_KIND = {resource.kind: resource for resource in (*CHILD_RESOURCES, SECRETS)}
+RESOURCE_OF_KIND = {resource.kind: resource for resource in (*CHILD_RESOURCES, SECRETS, PODS)}
 # A pod that is not ready yet is asked this often why (seconds); one that is ready, every health.periodSeconds.
 UNREADY_PROBE_SECONDS = 5.0
 # While ConfigMap sources are not watched (they bear no label of ours), their content is compared this often (seconds).
@@ -69,12 +70,12 @@ class FormerChild(Exception):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class ProbeTarget:
-    """A pod to ask: where, which models, and whether an inference is wanted."""
+    """A pod to ask: where, which models, and the inference that is wanted, if any."""
 
     pod: Pod
     graph: Graph
     control_key: str
-    text: str | None
+    example: ExampleRequest | None
 
 
 Prober = Callable[[ProbeTarget, dt.datetime], Awaitable[Probe]]
@@ -97,6 +98,7 @@ class Reconciler:
     max_concurrent_rollouts: int = 5
     _probes: dict[Key, dict[str, Probe]] = field(default_factory=dict)
     _starting: set[Key] = field(default_factory=set)  # whose Deployment is being applied right now
+    _leaving: dict[Key, set[str]] = field(default_factory=dict)  # uids of pods that were deleted here
     _refused: dict[Key, str] = field(default_factory=dict)  # status writes that were refused, as told
 
     async def reconcile(self, key: Key) -> Result:
@@ -155,6 +157,9 @@ class Reconciler:
     async def _observe(self, key: Key, raw: Object, pipeline: InferencePipeline | None) -> Observed:
         children = {(resource.kind, item["metadata"]["name"]): item for resource in CHILD_RESOURCES for item in self.store.children(resource, key)}
         pods = tuple(Pod.of(item) for item in self.store.children(PODS, key) if _alive(item))
+        if leaving := self._leaving.pop(key, set()) & {pod.uid for pod in pods}:
+            self._leaving[key] = leaving
+            pods = tuple(replace(pod, deleting=True) if pod.uid in leaving else pod for pod in pods)
         digests, missing = await self._sources(pipeline) if pipeline else ({}, {})
         nodes = None
         if any(pod.condition("PodScheduled").get("status") == "False" for pod in pods):
@@ -200,7 +205,7 @@ class Reconciler:
         # The second is a revision of the same spec that waits to be replaced by this operator's templates.
         revisions = {wanted.revision.name, memory.wanted if memory.generation == observed.generation else ""}
         health = pipeline.spec.health
-        text = health.text or DEFAULT_TEXT if health.inference is InferenceHealth.AUTO else None
+        asked = health.inference is InferenceHealth.AUTO and not why_unasked(pipeline, wanted.graph)
         known = self._probes.setdefault(key, {})
         running = {pod.uid: pod for pod in observed.pods if pod.server_running and not pod.deleting}
         for uid in set(known) - set(running):
@@ -209,7 +214,7 @@ class Reconciler:
 
         def due_in(pod: Pod) -> float:
             last = known.get(pod.uid)
-            unasked = last is not None and text is not None and last.inference_error is None and not last.error
+            unasked = last is not None and asked and last.inference_error is None and not last.error
             if last is None or (pod.ready and (unasked or not last.ensemble_ready)):
                 return 0.0
             settled = pod.ready and not last.error and not last.inference_error
@@ -218,7 +223,10 @@ class Reconciler:
 
         due = [pod for pod in pods.values() if due_in(pod) <= 0]
         if due:
-            targets = [ProbeTarget(pod, wanted.graph, self.derive(pipeline.metadata.uid, pod.revision), text if pod.ready else None) for pod in due]
+            example = example_of(pipeline, wanted.graph) if any(pod.ready for pod in due) else None
+            targets = [
+                ProbeTarget(pod, wanted.graph, self.derive(pipeline.metadata.uid, pod.revision), example if pod.ready else None) for pod in due
+            ]
             answers = await asyncio.gather(*(self.prober(target, now) for target in targets))
             known.update({pod.uid: answer.after(known.get(pod.uid)) for pod, answer in zip(due, answers, strict=True)})
         return max(1.0, min(due_in(pod) for pod in pods.values())) if pods else None
@@ -235,6 +243,8 @@ class Reconciler:
             await self._apply(item, uid)
         for deletion in decided.delete:
             await self._delete(key, deletion)
+        for event in decided.notes:
+            await self._post(observed.pipeline, event)
 
     async def _apply(self, item: Object, uid: str) -> None:
         resource = resource_of(item)
@@ -264,6 +274,10 @@ class Reconciler:
         except Conflict:
             return  # another object bears the name now
         await _log.ainfo("deleted", kind=deletion.kind, object=deletion.name)
+        if resource == PODS:
+            # It takes its time to go, and until the watch says so nobody is to delete it again.
+            self._leaving.setdefault(key, set()).add(deletion.uid)
+            return
         self.store.remove(resource, key[0], deletion.name, uid=deletion.uid or None)
 
     async def _write_status(self, observed: Observed, status: Mapping[str, Any], events: tuple[Event, ...] | None = None) -> None:
@@ -330,10 +344,6 @@ class Reconciler:
             instance=self.instance,
             now=self.clock(),
         )
-
-
-# Short, so that it fits any maxLength that a text pipeline would have.
-DEFAULT_TEXT = "Hello."
 
 
 def _alive(pod: Object) -> bool:

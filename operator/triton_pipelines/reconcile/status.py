@@ -10,9 +10,9 @@ from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Switch
 from triton_pipelines.api.conditions import KIND_OF, MESSAGE_MAX, Condition, ConditionType, Kind, Reason, merge
 from triton_pipelines.api.server import InferenceHealth
-from triton_pipelines.api.tensors import DataType
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.cluster.diff import covers, needs_apply
+from triton_pipelines.pipeline.example import public_shape, why_unasked, wire_type
 from triton_pipelines.pipeline.graph import Graph, Tensor
 
 from .observed import Observed, Pod, Probe
@@ -24,6 +24,7 @@ WARNINGS_MAX = 20
 SHORT_MAX = 512
 # Of a URI in the schema; masking what is secret in one may make it longer than it was written.
 URI_MAX = 1024
+REASON_MAX = 1024
 CLUSTER_SUFFIX = "svc"
 # Merge keys of the status' own lists, as in its schema.
 _LIST_KEYS = {"steps": ("name",), "sources": ("step",)}
@@ -86,10 +87,11 @@ def compute(
     warnings: Sequence[Finding],
     problems: Sequence[Problem],
     counts: Mapping[str, int],
+    astray: Mapping[str, str],
     now: dt.datetime,
 ) -> dict[str, Any]:
     """Status of a resource that is acted on; one dictionary, whole."""
-    conditions = _conditions(pipeline, observed, rollout, wanted, problems)
+    conditions = _conditions(pipeline, graph, observed, rollout, wanted, problems)
     settled = any(item.type is ConditionType.STALLED and item.status for item in conditions) or (
         conditions[0].type is ConditionType.READY and conditions[0].status is True
     )
@@ -103,7 +105,7 @@ def compute(
         "selector": ",".join(f"{key}={value}" for key, value in names.selector(pipeline.name).items()),
         "endpoints": _endpoints(pipeline),
         "ensemble": _ensemble(graph),
-        "steps": _steps(graph, observed, wanted, counts),
+        "steps": _steps(graph, observed, wanted, counts, astray),
         "padding": {"chosen": graph.padding.chosen.value, "reason": graph.padding.reason} if graph.padding else {},
         "sources": _sources(observed, wanted),
         "warnings": [{"path": item.path[:SHORT_MAX], "message": item.message[:MESSAGE_MAX]} for item in warnings[:WARNINGS_MAX]],
@@ -123,7 +125,9 @@ def _counts(observed: Observed, wanted: str) -> dict[str, int]:
     }
 
 
-def _conditions(pipeline: InferencePipeline, observed: Observed, rollout: Rollout, wanted: str, problems: Sequence[Problem]) -> list[Condition]:
+def _conditions(
+    pipeline: InferencePipeline, graph: Graph, observed: Observed, rollout: Rollout, wanted: str, problems: Sequence[Problem]
+) -> list[Condition]:
     replicas = 0 if pipeline.spec.suspend is Switch.ENABLED else pipeline.spec.replicas
     serving = [pod for pod in observed.pods if pod.serving]
     if pipeline.spec.suspend is Switch.ENABLED:
@@ -137,7 +141,7 @@ def _conditions(pipeline: InferencePipeline, observed: Observed, rollout: Rollou
         ]
     updated = [pod for pod in serving if pod.revision == wanted]
     rest = [pod for pod in observed.pods if pod.revision != wanted and not pod.deleting]
-    asked = pipeline.spec.health.inference is InferenceHealth.AUTO
+    asked = pipeline.spec.health.inference is InferenceHealth.AUTO and not why_unasked(pipeline, graph)
     unproven = [pod for pod in updated if _unproven(observed.probes.get(pod.uid), asked)]
     available = _available(serving, observed)
     models = _models(observed, wanted, updated, problems, replicas)
@@ -264,39 +268,40 @@ def _endpoints(pipeline: InferencePipeline) -> dict[str, str]:
     }
 
 
-def _tensor(tensor: Tensor) -> dict[str, Any]:
-    kind = "BYTES" if tensor.data_type is DataType.STRING else tensor.data_type.value
-    return {"name": tensor.name, "dataType": kind, "shape": [-1, *tensor.dims]}
+def _tensor(tensor: Tensor, graph: Graph) -> dict[str, Any]:
+    return {"name": tensor.name, "dataType": wire_type(tensor.data_type), "shape": list(public_shape(tensor, graph))}
 
 
 def _ensemble(graph: Graph) -> dict[str, Any]:
     return {
         "modelName": graph.model_name,
-        "inputs": [_tensor(tensor) for tensor in graph.inputs],
-        "outputs": [_tensor(output.tensor) for output in graph.outputs],
+        "inputs": [_tensor(tensor, graph) for tensor in graph.inputs],
+        "outputs": [_tensor(output.tensor, graph) for output in graph.outputs],
     }
 
 
-def _steps(graph: Graph, observed: Observed, wanted: str, counts: Mapping[str, int]) -> list[dict[str, Any]]:
+def _steps(graph: Graph, observed: Observed, wanted: str, counts: Mapping[str, int], astray: Mapping[str, str]) -> list[dict[str, Any]]:
     pods = [pod for pod in observed.pods if pod.revision == wanted and not pod.deleting]
     probes = [observed.probes[pod.uid] for pod in pods if pod.uid in observed.probes]
     result = []
     for step in graph.models:
-        states = [model for probe in probes for model in probe.models if model.name == step.model_name]
-        ready = [model for model in states if model.state == "READY"]
-        reason = next((model.reason for model in states if model.state != "READY" and model.reason), "")
+        # A model has a state for each of its versions.
+        states = [[model for model in probe.models if model.name == step.model_name] for probe in probes]
+        ready = sum(any(model.state == "READY" for model in versions) for versions in states)
+        reasons = (model.reason for versions in states for model in versions if model.state != "READY" and model.reason not in ("", "unloaded"))
         count = counts.get(step.name, step.instances.count)
         entry: dict[str, Any] = {
             "name": step.name,
             "modelName": step.model_name,
             "role": step.role.value,
-            "readyPods": len(ready),
+            "readyPods": ready,
             "pods": len(pods),
             "instances": count,
             "desiredInstances": count,
         }
+        reason = f"SourceChanged: {astray[step.name]}" if step.name in astray else next(reasons, "")
         if reason:
-            entry["reason"] = reason[:1024]
+            entry["reason"] = reason[:REASON_MAX]
         result.append(entry)
     return result
 
@@ -307,7 +312,8 @@ def _sources(observed: Observed, wanted: str) -> list[dict[str, str]]:
         if report is not None and report.ok:
             return [
                 {
-                    "step": item.step,
+                    # A step with several sources has an entry for each, such as model.code.
+                    "step": item.key,
                     "uri": item.uri[:URI_MAX],
                     **({"resolvedRevision": item.resolved_revision[:SHORT_MAX]} if item.resolved_revision else {}),
                     **({"sha256": item.sha256} if item.sha256 else {}),

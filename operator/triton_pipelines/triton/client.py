@@ -7,11 +7,12 @@ Every call has a deadline; failures are the few types of ``errors``. Address pod
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+import grpc  # type: ignore[import-untyped]
 import numpy as np
 from tritonclient.grpc import InferInput, InferRequestedOutput, InferResult
 from tritonclient.grpc.aio import InferenceServerClient
@@ -26,6 +27,8 @@ T = TypeVar("T")
 DEADLINE_S: Final = 5.0
 # Removing instances takes about 1.2 s each, one after the other, beside the running batch; new ones load in parallel (measured).
 LOAD_DEADLINE_S: Final = 120.0
+# Asks for an empty last response, so that a request without any answer ends as well.
+_EMPTY_FINAL: Final = "triton_enable_empty_final_response"
 _MAX_MESSAGE_BYTES: Final = 2**31 - 1
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
@@ -147,21 +150,25 @@ class TritonClient:
         outputs: Sequence[str] | None = None,
         deadline_s: float | None = None,
         request_id: str = "",
+        sequence_id: int | str = 0,
     ) -> dict[str, Array]:
         """One inference.
 
         Args:
             name: model or ensemble.
-            inputs: arrays by input name, rows first where the model batches; texts as an object array of bytes or str.
+            inputs: arrays by input name, rows first where the model batches; texts as an object array of bytes or str, BF16 as
+                ``ml_dtypes.bfloat16``.
             outputs: names of the outputs wanted; None for all.
             deadline_s: seconds.
             request_id: returned by the server and written to its traces.
+            sequence_id: where given, the request is the whole of a sequence with this id: its first and its last.
 
         Returns:
             Arrays by output name; texts as object arrays of bytes.
 
         Raises:
             RejectedError: the request was wrong, or a queue was full.
+            DeadBackendError: a process of a python model is gone.
             NotReadyError: no such model is serving.
         """
         answer: InferResult = await self._call(
@@ -172,7 +179,57 @@ class TritonClient:
             inputs=[_tensor(key, array) for key, array in inputs.items()],
             outputs=None if outputs is None else [InferRequestedOutput(output) for output in outputs],
             request_id=request_id,
+            sequence_id=sequence_id,
+            sequence_start=bool(sequence_id),
+            sequence_end=bool(sequence_id),
         )
+        return self._arrays(name, answer)
+
+    async def first_answer(
+        self, name: str, inputs: Mapping[str, Array], deadline_s: float | None = None, request_id: str = "", sequence_id: int | str = 0
+    ) -> dict[str, Array]:
+        """The first answer to a request on a stream, which decoupled models need; the rest is cancelled.
+
+        Args and errors as of :meth:`infer`.
+
+        Returns:
+            As :meth:`infer`; empty where the model ends the request without any answer, which it may.
+        """
+        request = {
+            "model_name": name,
+            "inputs": [_tensor(key, array) for key, array in inputs.items()],
+            "request_id": request_id,
+            "sequence_id": sequence_id,
+            "sequence_start": bool(sequence_id),
+            "sequence_end": bool(sequence_id),
+            "parameters": {_EMPTY_FINAL: True},
+        }
+
+        async def once(client_timeout: float) -> InferResult:
+            answered = asyncio.Event()
+
+            async def requests() -> AsyncIterator[dict[str, Any]]:
+                yield request
+                # A stream that the client has ended is ended by the server, too; the answer may be on its way.
+                await answered.wait()
+
+            stream = self._client.stream_infer(requests(), stream_timeout=client_timeout)
+            try:
+                async for result, error in stream:
+                    if error is not None:
+                        raise error
+                    return result
+            except grpc.aio.AioRpcError as error:
+                raise InferenceServerException(error.details() or "", str(error.code())) from None
+            finally:
+                answered.set()
+                stream.cancel()
+            raise InferenceServerException("the stream ended without an answer", "StatusCode.UNAVAILABLE")
+
+        answer: InferResult = await self._call(f"inference on '{name}'", once, deadline_s)
+        return self._arrays(name, answer)
+
+    def _arrays(self, name: str, answer: InferResult) -> dict[str, Array]:
         try:
             return {tensor.name: answer.as_numpy(tensor.name) for tensor in answer.get_response().outputs}
         except Exception as error:

@@ -45,6 +45,10 @@ class OverloadedError(RejectedError):
     """The pod sheds load: a full queue, or a request that waited longer than its queue policy allows. Says nothing about the answers."""
 
 
+class DeadBackendError(RejectedError):
+    """A process of a python model is gone. The server keeps calling the model ready; up to 26.03 nothing but a reload or restart brings it back."""
+
+
 class TooLargeError(TritonError):
     """The pod answered with more than the client takes in."""
 
@@ -53,6 +57,7 @@ _TOO_LARGE: Final = "message larger than max"
 _RESTRICTED: Final = "protocol is restricted"
 _NOT_READY: Final = ("unknown model", "is not found", "has no available versions", "is not ready", "not found")
 _OVERLOADED: Final = ("request timeout expired", "exceeds maximum queue size")
+_DEAD: Final = ("stub process", "is not healthy")
 _POLL_FAILED: Final = "failed to poll from model repository"
 
 
@@ -76,6 +81,8 @@ def translate(action: str, address: str, status: str, detail: str) -> TritonErro
         return RestrictedError(f"{action} at {address}: the control key is missing or is not this pod's")
     if any(text in lower for text in _OVERLOADED):
         return OverloadedError(f"{action} at {address}: the queue is full or the request waited too long ({said})", said)
+    if all(text in lower for text in _DEAD):
+        return DeadBackendError(f"{action} at {address}: {said}", said)
     if any(text in lower for text in _NOT_READY):
         return NotReadyError(f"{action} at {address}: {said}")
     if code in ("UNAVAILABLE", "CANCELLED"):

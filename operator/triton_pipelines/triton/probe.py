@@ -6,18 +6,20 @@ Readiness endpoints alone are not enough: a dead python stub or an ensemble that
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from triton_pipelines.triton.client import Array, ModelState, TritonClient
-from triton_pipelines.triton.errors import DeadlineError, OverloadedError, TooLargeError, TritonError
+from triton_pipelines.triton.errors import DeadBackendError, DeadlineError, OverloadedError, TooLargeError, TritonError
 
 DEADLINE_S: Final = 10.0
 # Many pods are asked side by side, and what they answer is a tenant's choice: the operator's memory must not be.
 MAX_ANSWER_BYTES: Final = 16 * 1024**2
+# In traces and logs, so that a probe is not taken for a client.
+REQUEST_ID: Final = "tritonpipe-probe"
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class ProbeResult:
         inference_ok: an inference was answered and the answer is sane.
         inference_error: why not, in words; None when it was.
         latency_s: seconds the inference took; None when there was no answer.
+        dead_process: the inference failed since a process of a python model is gone.
         error: what kept the probe from looking (unreachable, control key, deadline); None when it could look.
     """
 
@@ -39,6 +42,7 @@ class ProbeResult:
     inference_error: str | None = None
     latency_s: float | None = None
     error: str | None = None
+    dead_process: bool = False
 
     @property
     def healthy(self) -> bool:
@@ -46,14 +50,31 @@ class ProbeResult:
         return self.error is None and self.ensemble_ready and self.inference_ok
 
 
-async def probe(address: str, ensemble: str, control_key: str | None, inputs: Mapping[str, Array], deadline_s: float = DEADLINE_S) -> ProbeResult:
+@dataclass(frozen=True)
+class Question:
+    """An example request, and how it is to be asked.
+
+    Attributes:
+        inputs: arrays by input name.
+        stream: the model may answer any number of times: one answer, or the end without any, is enough.
+        sequence_id: an id of its own for models that keep sequences; 0: no sequence.
+        finite: outputs in which no infinity is meant. In others a negative one is: models mask logits with it.
+    """
+
+    inputs: Mapping[str, Array]
+    stream: bool = False
+    sequence_id: int | str = 0
+    finite: Collection[str] = ()
+
+
+async def probe(address: str, ensemble: str, control_key: str | None, question: Question | None, deadline_s: float = DEADLINE_S) -> ProbeResult:
     """Look at one pod. Never raises for what a pod can do wrong: that is the result.
 
     Args:
         address: ``host:port`` of the pod's gRPC API.
         ensemble: the pipeline's ensemble, or the entry model of one without.
         control_key: the pod's control key, for the repository index.
-        inputs: an example request; empty: only readiness and states are asked.
+        question: an example request; None: only readiness and states are asked.
         deadline_s: seconds for all of it.
     """
     end = time.monotonic() + deadline_s
@@ -65,46 +86,66 @@ async def probe(address: str, ensemble: str, control_key: str | None, inputs: Ma
             models = tuple(await client.repository_index(end - time.monotonic()))
         except TritonError as error:
             return ProbeResult(ready, models, error=str(error))
-        if not inputs:
+        if question is None:
             return ProbeResult(ready, models)
         if not ready:
             return ProbeResult(ready, models, inference_error=f"'{ensemble}' is not ready")
+        begin = time.monotonic()
         try:
-            config = await client.model_config(ensemble, end - time.monotonic())
+            config = await client.model_config(ensemble, end - begin)
             begin = time.monotonic()
-            answer = await client.infer(ensemble, inputs, deadline_s=end - begin)
+            ask = client.first_answer if question.stream else client.infer
+            answer = await ask(ensemble, question.inputs, deadline_s=end - begin, request_id=REQUEST_ID, sequence_id=question.sequence_id)
         except TooLargeError:
             # Answered, and too much to look at: that it came says that every step works.
             return ProbeResult(ready, models, True, None, time.monotonic() - begin)
         except (DeadlineError, OverloadedError) as error:
+            if question.sequence_id:
+                # Every slot may be held by a client's sequence for as long as that lasts; a dead process would have said so at once.
+                return ProbeResult(ready, models, True)
             # Busy is not broken: a long or a full queue in front of the probe's request says nothing about the answers.
             return ProbeResult(ready, models, error=str(error))
         except TritonError as error:
-            return ProbeResult(ready, models, inference_error=str(error))
-        fault = find_fault(config, inputs, answer)
+            return ProbeResult(ready, models, inference_error=str(error), dead_process=isinstance(error, DeadBackendError))
+        fault = find_fault(config, question, answer)
         return ProbeResult(ready, models, fault is None, fault, time.monotonic() - begin)
 
 
-def find_fault(config: Any, inputs: Mapping[str, Array], answer: Mapping[str, Array]) -> str | None:
+def find_fault(config: Any, question: Question, answer: Mapping[str, Array]) -> str | None:
     """Why an answer cannot be right, in words; None for a sane one.
 
-    Sane: every output of the config is there and holds something, numbers are finite, and where the model batches every output has a row per input
-    row.
+    Sane: every output of the config is there and, unless its shape is free, holds something; no number is NaN or plus infinity, nor
+    minus infinity where none is meant; where the model batches every output has a row per input row. A response of a stream may leave
+    outputs out, and has its own rows.
 
     Args:
         config: the model's ModelConfig.
-        inputs: what was asked.
+        question: what was asked.
         answer: what came back.
     """
-    rows = {len(array) for array in inputs.values()} if config.max_batch_size > 0 else set()
+    rows = {len(array) for array in question.inputs.values()} if config.max_batch_size > 0 and not question.stream else set()
     for output in config.output:
         array = answer.get(output.name)
         if array is None:
+            if question.stream:
+                continue
             return f"output {output.name} is missing from the answer"
-        if array.size == 0:
-            return f"output {output.name} is empty: shape {list(array.shape)}"
-        if array.dtype.kind in "fc" and not np.isfinite(array).all():
-            return f"output {output.name} holds NaN or infinity"
         if rows and len(array) not in rows:
             return f"output {output.name} has {len(array)} rows for {max(rows)} rows of input"
+        if array.size == 0 and -1 not in output.dims:
+            return f"output {output.name} is empty: shape {list(array.shape)}"
+        if fault := _fault_of_numbers(array, finite=output.name in question.finite):
+            return f"output {output.name} holds {fault}"
+    return None
+
+
+def _fault_of_numbers(array: Array, *, finite: bool) -> str | None:
+    # bfloat16 is no kind of NumPy's own.
+    if array.dtype.kind not in "fc" and array.dtype.name != "bfloat16":
+        return None
+    numbers = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+    if np.isnan(numbers).any():
+        return "NaN"
+    if np.isposinf(numbers).any() or (finite and np.isinf(numbers).any()):
+        return "infinity"
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 from google.protobuf import text_format
@@ -10,13 +11,13 @@ from tritonclient.grpc import model_config_pb2
 from tests.support.python_backend import texts
 from triton_pipelines.triton.client import Array, ModelState
 from triton_pipelines.triton.errors import translate
-from triton_pipelines.triton.probe import ProbeResult, find_fault, probe
+from triton_pipelines.triton.probe import ProbeResult, Question, find_fault, probe
 
 CONFIG = text_format.Parse(
-    'max_batch_size: 8 output { name: "SCORE" data_type: TYPE_FP32 } output { name: "LABEL" data_type: TYPE_STRING }',
+    'max_batch_size: 8 output { name: "SCORE" data_type: TYPE_FP32 dims: 1 } output { name: "LABEL" data_type: TYPE_STRING dims: 1 }',
     model_config_pb2.ModelConfig(),
 )
-INPUTS = {"TEXT": texts("a", "b")}
+ASKED = Question({"TEXT": texts("a", "b")}, finite=("SCORE",))
 LABELS = texts("x", "y")
 
 
@@ -26,21 +27,47 @@ LABELS = texts("x", "y")
         ({"SCORE": np.ones((2, 1)), "LABEL": LABELS}, None),
         ({"SCORE": np.ones((2, 1)), "LABEL": LABELS, "MORE": np.array([np.nan])}, None),
         ({"SCORE": np.ones((2, 1))}, "output LABEL is missing from the answer"),
-        ({"SCORE": np.array([[1], [np.nan]]), "LABEL": LABELS}, "output SCORE holds NaN or infinity"),
-        ({"SCORE": np.array([[1], [-np.inf]]), "LABEL": LABELS}, "output SCORE holds NaN or infinity"),
+        ({"SCORE": np.array([[1], [np.nan]]), "LABEL": LABELS}, "output SCORE holds NaN"),
+        ({"SCORE": np.array([[1], [-np.inf]]), "LABEL": LABELS}, "output SCORE holds infinity"),
         ({"SCORE": np.ones((1, 1)), "LABEL": LABELS}, "output SCORE has 1 rows for 2 rows of input"),
         ({"SCORE": np.ones((2, 0)), "LABEL": LABELS}, "output SCORE is empty: shape [2, 0]"),
     ],
 )
 def test_sanity(answer: dict[str, Array], fault: str | None) -> None:
-    assert find_fault(CONFIG, INPUTS, answer) == fault
+    assert find_fault(CONFIG, ASKED, answer) == fault
+
+
+RAW = text_format.Parse('max_batch_size: 8 output { name: "logits" data_type: TYPE_FP32 dims: [ -1 ] }', model_config_pb2.ModelConfig())
+
+
+@pytest.mark.parametrize(
+    ("numbers", "fault"),
+    [
+        (np.array([[-np.inf, 0.5]], np.float32), None),  # masked logits
+        (np.array([[np.inf, 0.5]], np.float32), "output logits holds infinity"),
+        (np.array([[np.nan, 0.5]], np.float32), "output logits holds NaN"),
+        (np.array([[np.nan, 0.5]], np.float16), "output logits holds NaN"),
+        (np.array([[np.nan, 0.5]], ml_dtypes.bfloat16), "output logits holds NaN"),
+        (np.array([[-np.inf, 0.5]], ml_dtypes.bfloat16), None),
+        (np.empty((1, 0), np.float32), None),  # nothing found in an image
+    ],
+)
+def test_what_a_model_says_itself_is_not_judged_like_our_postprocess(numbers: Array, fault: str | None) -> None:
+    assert find_fault(RAW, Question({"IMAGE": np.zeros((1, 3))}), {"logits": numbers}) == fault
+
+
+def test_a_response_of_a_stream_may_leave_outputs_out_and_has_rows_of_its_own() -> None:
+    asked = Question(ASKED.inputs, stream=True)
+    assert find_fault(CONFIG, asked, {}) is None
+    assert find_fault(CONFIG, asked, {"SCORE": np.ones((1, 1))}) is None
+    assert find_fault(CONFIG, asked, {"SCORE": np.array([[np.nan]])}) == "output SCORE holds NaN"
 
 
 def test_rows_are_free_without_batching() -> None:
     config = model_config_pb2.ModelConfig()
     config.CopyFrom(CONFIG)
     config.max_batch_size = 0
-    assert find_fault(config, INPUTS, {"SCORE": np.ones((7, 1)), "LABEL": LABELS}) is None
+    assert find_fault(config, ASKED, {"SCORE": np.ones((7, 1)), "LABEL": LABELS}) is None
 
 
 @pytest.mark.parametrize(
@@ -100,13 +127,31 @@ class Pod:
 async def test_a_pod_that_is_busy_is_not_broken(monkeypatch: pytest.MonkeyPatch, said: tuple[str, str], broken: bool) -> None:
     monkeypatch.setattr("triton_pipelines.triton.probe.TritonClient", Pod)
     monkeypatch.setattr(Pod, "said", said)
-    result = await probe("10.0.0.1:8001", "sentiment", None, {"TEXT": np.array([[b"a"]], dtype=object)})
+    result = await probe("10.0.0.1:8001", "sentiment", None, Question({"TEXT": np.array([[b"a"]], dtype=object)}))
     assert not result.inference_ok
     assert ((result.inference_error or "") != "", (result.error or "") != "") == (broken, not broken)
+
+
+@pytest.mark.parametrize("dead", [True, False])
+async def test_a_dead_process_is_told_from_a_refusal(monkeypatch: pytest.MonkeyPatch, dead: bool) -> None:
+    said = "in ensemble 'sentiment', Stub process 'tokenizer_0_0' is not healthy." if dead else "the input is not healthy"
+    monkeypatch.setattr("triton_pipelines.triton.probe.TritonClient", Pod)
+    monkeypatch.setattr(Pod, "said", ("INTERNAL", said))
+    result = await probe("10.0.0.1:8001", "sentiment", None, ASKED)
+    assert result.inference_error
+    assert result.dead_process is dead
+
+
+@pytest.mark.parametrize("said", [("DEADLINE_EXCEEDED", "Deadline Exceeded"), ("UNAVAILABLE", "Exceeds maximum queue size")])
+async def test_where_every_slot_is_a_clients_sequence_the_pod_is_busy_and_good(monkeypatch: pytest.MonkeyPatch, said: tuple[str, str]) -> None:
+    monkeypatch.setattr("triton_pipelines.triton.probe.TritonClient", Pod)
+    monkeypatch.setattr(Pod, "said", said)
+    asked = Question(ASKED.inputs, sequence_id=2**30)
+    assert (await probe("10.0.0.1:8001", "sentiment", None, asked)).healthy
 
 
 async def test_an_answer_too_large_to_look_at_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triton_pipelines.triton.probe.TritonClient", Pod)
     monkeypatch.setattr(Pod, "said", ("StatusCode.RESOURCE_EXHAUSTED", "CLIENT: Received message larger than max (33554500 vs. 16777216)"))
-    result = await probe("10.0.0.1:8001", "sentiment", None, {"TEXT": np.array([[b"a"]], dtype=object)})
+    result = await probe("10.0.0.1:8001", "sentiment", None, Question({"TEXT": np.array([[b"a"]], dtype=object)}))
     assert result.healthy

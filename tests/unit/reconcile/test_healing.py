@@ -1,0 +1,172 @@
+"""Pods that are made anew: other content than recorded, a dead process of a model. The planner decides on hand-made pods."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+
+import pytest
+
+from tests.support import builders
+from tests.support.worlds import START, World
+from triton_pipelines.api import names
+from triton_pipelines.api.loadplan import LoadReport, ReportSource, ResolvedSources
+from triton_pipelines.reconcile.healing import DEAD_LOOKS, DEAD_LOOKS_ALONE, HEAL_INTERVAL, Healing, heal
+from triton_pipelines.reconcile.observed import DEAD_KEPT, DEAD_WINDOW, Memory, Observed, Pod, Probe
+
+GONE = "Stub process 'tokenizer_0_0' is not healthy."
+REVISION = "0123456789"
+RESOLVED = {REVISION: {"model": {"revision": "first"}}}
+
+
+def pod(name: str, loaded: str = "first", *, ready: bool = True, age: int = 0, leaving: bool = False) -> Pod:
+    """A pod that loaded this."""
+    source = ReportSource(step="model", uri="s3://models/model.onnx", resolved_revision=loaded)
+    message = LoadReport(ok=True, revision=REVISION, sources=(source,)).to_json()
+    metadata = {"name": name, "uid": name, "labels": {names.LABEL_REVISION: REVISION}, "creationTimestamp": f"2026-01-01T00:00:{30 - age:02}Z"}
+    if leaving:
+        metadata["deletionTimestamp"] = "2026-01-01T00:01:00Z"
+    return Pod.of(
+        {
+            "metadata": metadata,
+            "status": {
+                "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+                "initContainerStatuses": [{"name": names.CONTAINER_LOADER, "state": {"terminated": {"exitCode": 0, "message": message}}}],
+            },
+        }
+    )
+
+
+def healed(*pods: Pod, probes: dict[str, Probe] | None = None, memory: Memory | None = None, now: dt.datetime = START) -> list[str]:
+    """Names of the pods that go."""
+    return [one.name for one in decide(*pods, probes=probes, memory=memory, now=now).pods]
+
+
+def decide(*pods: Pod, probes: dict[str, Probe] | None = None, memory: Memory | None = None, now: dt.datetime = START) -> Healing:
+    resolved = ResolvedSources.model_validate(RESOLVED).root
+    observed = Observed({"metadata": {"name": "sentiment"}}, {}, pods, probes or {})
+    return heal(observed, resolved, memory or Memory(), now)
+
+
+# --- content ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pods", "going"),
+    [
+        ([pod("a"), pod("b")], []),
+        # Found right after its loader ended: nobody was served by it.
+        ([pod("a"), pod("b", "second", ready=False)], ["b"]),
+        ([pod("a"), pod("b", "second")], ["b"]),
+        ([pod("a", ready=False), pod("b", "second", ready=False)], ["b"]),
+        # The last one that serves is not taken away for it.
+        ([pod("b", "second")], []),
+        ([pod("a", ready=False), pod("b", "second")], []),
+        ([pod("a", leaving=True), pod("b", "second")], []),
+        # But two contents never stand behind one Service.
+        ([pod("b", "second", age=2), pod("c", "third", age=1)], ["c"]),
+        ([pod("b", "second", age=1), pod("c", "third", age=2)], ["b"]),
+        ([pod("b", "second", age=2), pod("c", "second", age=1)], []),
+        ([pod("b", "second", leaving=True), pod("a")], []),
+    ],
+)
+def test_what_was_recorded_first_stays(pods: list[Pod], going: list[str]) -> None:
+    assert healed(*pods) == going
+
+
+def test_the_step_and_the_event_say_what_was_loaded() -> None:
+    found = decide(pod("a"), pod("b", "second"))
+    assert "revision second" in found.astray["model"]
+    assert "first loaded from revision first" in found.astray["model"]
+    (event,) = found.events
+    assert event.warning
+    assert event.reason == "SourceChanged"
+    assert event.note.startswith("pod b is deleted and loads again what is recorded: s3://models/model.onnx")
+
+
+def test_pods_that_start_side_by_side_while_the_source_changes_end_with_one_content() -> None:
+    world = World(builders.document(replicas=3))
+    world.settle()
+    assert len({one.loaded for one in world.serving}) == 1
+    assert len(world.serving) == 3
+    assert any(deletion.kind == "Pod" for decided in world.log for deletion in decided.delete)
+    recorded = json.loads(world.children["ConfigMap", names.live_name(world.name)]["data"][names.KEY_RESOLVED])
+    assert {one.loaded for one in world.serving} == {recorded[world.deployed]["model"]["revision"]}
+
+
+# --- dead processes -----------------------------------------------------------------------------------------------------------
+
+
+def looks(*said: str, seconds: float = 5.0, ago: float = 0.0) -> Probe:
+    """What is known of a pod after looks: each ``dead``, ``good``, ``late`` or ``wrong``; the last one was ``ago`` seconds ago."""
+    known: Probe | None = None
+    for index, what in enumerate(said):
+        at = START - dt.timedelta(seconds=ago + seconds * (len(said) - 1 - index))
+        look = {
+            "good": Probe(at, True, inference_error=""),
+            "late": Probe(at, True, error="no answer before the deadline"),
+            "wrong": Probe(at, True, inference_error="output LABEL is missing"),
+            "dead": Probe(at, True, inference_error=GONE, dead=(at,)),
+        }[what]
+        known = look.after(known)
+    assert known is not None
+    return known
+
+
+GOOD = looks("good")
+
+
+@pytest.mark.parametrize(
+    ("said", "alone", "beside"),
+    [
+        (["dead"] * (DEAD_LOOKS - 1), False, False),
+        (["dead"] * DEAD_LOOKS, False, True),
+        (["dead"] * (DEAD_LOOKS_ALONE - 1), False, True),
+        (["dead"] * DEAD_LOOKS_ALONE, True, True),
+        # One of several processes: most looks find another one.
+        (["dead", "good", "dead", "good", "good", "dead"], False, True),
+        (["dead", "good"] * DEAD_LOOKS_ALONE + ["dead"], False, True),
+        # The last look says that it is well again.
+        (["dead"] * DEAD_LOOKS_ALONE + ["good"], False, False),
+        (["dead", "dead", "late", "dead", "dead", "late", "dead", "dead"], True, True),
+        # Wrong answers are no dead process.
+        (["wrong"] * 20, False, False),
+    ],
+)
+def test_a_dead_process_costs_the_pod_its_life_sooner_where_another_serves(said: list[str], alone: bool, beside: bool) -> None:
+    broken = looks(*said)
+    assert healed(pod("a"), probes={"a": broken}) == (["a"] if alone else [])
+    assert healed(pod("a"), pod("b"), probes={"a": broken, "b": GOOD}) == (["a"] if beside else [])
+
+
+def test_another_pod_that_is_no_better_is_no_reason() -> None:
+    broken = looks(*["dead"] * DEAD_LOOKS)
+    for other in (looks("wrong"), looks("late"), broken):
+        assert healed(pod("a"), pod("b"), probes={"a": broken, "b": other}) == []
+    assert healed(pod("a"), pod("b"), probes={"a": broken}) == []
+    assert healed(pod("a"), pod("b", leaving=True), probes={"a": broken, "b": GOOD}) == []
+    assert healed(pod("a"), pod("b", ready=False), probes={"a": broken, "b": GOOD}) == []
+
+
+def test_one_pod_at_a_time_and_no_more_often_than_the_interval() -> None:
+    broken = looks(*["dead"] * DEAD_LOOKS_ALONE)
+    first = decide(pod("a"), pod("b"), probes={"a": broken, "b": broken})
+    assert [one.name for one in first.pods] == ["a"]
+    (event,) = first.events
+    assert (event.warning, event.reason) == (True, "ProcessDied")
+    assert GONE in event.note
+    memory = Memory.parse(first.memory.to_json())
+    assert healed(pod("b"), probes={"b": broken}, memory=memory) == []
+    assert healed(pod("b"), probes={"b": broken}, memory=memory, now=START + HEAL_INTERVAL - dt.timedelta(seconds=1)) == []
+    assert healed(pod("b"), probes={"b": broken}, memory=memory, now=START + HEAL_INTERVAL) == ["b"]
+
+
+def test_looks_that_met_a_dead_process_are_forgotten_in_time_and_kept_in_bounds() -> None:
+    old = looks("dead", "dead", ago=DEAD_WINDOW.total_seconds())
+    assert Probe(START, True, inference_error=GONE, dead=(START,)).after(old).dead == (START,)
+    assert len(looks(*["dead"] * 3 * DEAD_KEPT).dead) == DEAD_KEPT
+
+
+@pytest.mark.parametrize("text", ["yesterday", "2026-01-01", "12"])
+def test_a_time_that_cannot_be_read_is_forgotten(text: str) -> None:
+    assert Memory.parse(json.dumps({"healed": text})).healed == ""
