@@ -12,6 +12,7 @@ import numpy as np
 
 from e2e.models.reference import Matrix, softmax
 from e2e.models.sentiment import WORDS_HEAD_FILE
+from e2e.models.wordpiece import WordPiece
 from e2e.models.words import (
     CONTINUED,
     FIRST_WORD,
@@ -29,7 +30,6 @@ from e2e.models.words import (
     TOPIC_SCORE,
     TOPICS,
 )
-from e2e.models.wordpiece import WordPiece
 
 # Texts of the classifier by words, of `article`, `two-models`, `bls` and `unbatched`.
 WORDS_TEXTS: Final = (

@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 from onnx import TensorProto, helper
 
 from e2e.models.graph import Graph

@@ -17,7 +17,7 @@ from e2e.models.graph import Graph
 from e2e.models.minilm import ATTENTION_MASK, INPUT_IDS, LOGITS, LinearHead
 from e2e.models.weights import Array
 
-TOKEN_TYPE_IDS: Final = "token_type_ids"  # noqa: S105 - not a password
+TOKEN_TYPE_IDS: Final = "token_type_ids"
 SPECIAL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 # Classes of the topics classifier, and words that speak for each; every one is a single token of the vocabulary.

@@ -172,7 +172,12 @@ def test_only_doubtful_rows_go_to_the_large_model(sample: Client) -> None:
     assert answer["ANSWERED_BY"].ravel().tolist() == [b"small" if one else b"large" for one in sure]
     close(answer["PROBABILITIES"], np.array([(c if s else SENTIMENT[c["text"]])["probabilities"] for c, s in zip(known, sure, strict=True)]))
     after = executions(sample)
-    assert {name: after[name] - before[name] for name in after} == {"cascade": len(known), "tokenizer": len(known), "small": len(known), "large": sure.count(False)}
+    assert {name: after[name] - before[name] for name in after} == {
+        "cascade": len(known),
+        "tokenizer": len(known),
+        "small": len(known),
+        "large": sure.count(False),
+    }
 
 
 @on("bls")

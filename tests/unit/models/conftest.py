@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import save_file
 
+from e2e.models import words
 from e2e.models.weights import EncoderConfig, Weights, random_weights
 
 TINY = EncoderConfig(vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=40, max_position_embeddings=16)
+
+# Enough words for the tables of the small models; the special tokens stand first.
+LISTED = [*(word for part in (words.TOPICS, words.TAGGED) for listed in part.values() for word in listed), *words.HALF]
+VOCABULARY = [*words.SPECIAL, "the", "in", ",", ".", "##s", "##berg", "weather", "planet", *dict.fromkeys(LISTED)]
 
 
 @pytest.fixture(scope="session")

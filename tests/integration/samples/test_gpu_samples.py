@@ -1,0 +1,141 @@
+"""Samples for GPUs, on a Triton whose core, python backend and loader are real, and whose TensorRT, vLLM and ONNX Runtime are stand-ins.
+
+The stand-in backend answers with zeros: what is shown is that Triton's own validation takes the whole repository, that files lie where configs say,
+and that requests pass through all steps. What the backends make of their files is not. Instances run as KIND_CPU: a Triton without CUDA refuses KIND_GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.http
+
+from e2e.models import tree
+from tests.support import nullbackend
+from tests.support.samples import column
+from tests.support.serving import SAMPLES
+from tests.support.triton import triton_server
+from triton_pipelines.cli.documents import only
+from triton_pipelines.cli.serve import _lay_out
+from triton_pipelines.loader.uris import SourceMap
+from triton_pipelines.pipeline import Options
+from triton_pipelines.pipeline.graph import Graph, Step
+from triton_pipelines.triton.distribution import Distribution
+from triton_pipelines.triton.local import LocalTriton
+
+pytestmark = pytest.mark.integration
+TEXTS = column("Best concert of my life.", "What a waste of money, " * 20, "ok")
+
+
+@pytest.fixture(scope="module")
+def distribution(tmp_path_factory: pytest.TempPathFactory) -> Distribution:
+    return nullbackend.distribution(tmp_path_factory.mktemp("backends") / "backends")
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> SourceMap:
+    """The samples' own sources, and in the place of a plan and of somebody's weights files that nobody reads."""
+    folder, built = tmp_path_factory.mktemp("sources"), tree.build()
+    for name in ("model.plan", "qwen/config.json", "qwen/model.safetensors", "qwen/tokenizer.json"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("{}")
+    return SourceMap.parse(
+        [
+            f"s3://models/sentiment/model.plan={(folder / 'model.plan').as_uri()}",
+            f"hf://Qwen/Qwen2.5-1.5B-Instruct={(folder / 'qwen').as_uri()}",
+            f"s3://={(built / 's3').as_uri()}/",
+            f"hf://={(built / 'hub').as_uri()}/",
+        ]
+    )
+
+
+@contextlib.contextmanager
+def loaded(
+    name: str, distribution: Distribution, sources: SourceMap, folder: Path
+) -> Iterator[tuple[LocalTriton, tritonclient.http.InferenceServerClient]]:
+    """A sample laid out by the loader as in a pod, on that server."""
+    options = Options(models_path=str(folder / "models"), engines_path=str(folder / "engines"))
+    pipeline, graph = only(SAMPLES / f"{name}.yaml", options)
+    models = _lay_out(pipeline, _on_cpu(graph), options, folder, folder, sources)
+    with triton_server(models, list(graph.load), distribution=distribution) as server:
+        with tritonclient.http.InferenceServerClient(server.http_url.removeprefix("http://")) as client:
+            yield server, client
+
+
+def _on_cpu(graph: Graph) -> Graph:
+    def moved(step: Step) -> Step:
+        kind = "KIND_CPU" if step.instances.kind == "KIND_GPU" else step.instances.kind
+        return replace(step, instances=replace(step.instances, kind=kind, gpus=()))
+
+    return replace(graph, steps=tuple(map(moved, graph.steps)))
+
+
+def infer(client: tritonclient.http.InferenceServerClient, model: str) -> Any:
+    tensor = tritonclient.http.InferInput("TEXT", list(TEXTS.shape), "BYTES")
+    tensor.set_data_from_numpy(TEXTS)
+    return client.infer(model, [tensor])
+
+
+@pytest.mark.proves_files("manifests/samples/tensorrt.yaml", "loaded")
+def test_tensorrt(distribution: Distribution, sources: SourceMap, tmp_path: Path) -> None:
+    with loaded("tensorrt", distribution, sources, tmp_path) as (_, client):
+        tokens = infer(client, "tokenizer")
+        # Three rows, the longest of which has more than 64 tokens: the bucket of 128, in the plan's type.
+        assert tokens.as_numpy("input_ids").shape == (3, 128)
+        assert tokens.as_numpy("input_ids").dtype == np.int32
+        np.testing.assert_allclose(infer(client, "tensorrt").as_numpy("PROBABILITIES"), np.full((3, 2), 0.5))
+        config = client.get_model_config("model")
+        assert config["platform"] == "tensorrt_plan"
+        (group,) = config["instance_group"]
+        assert (group["count"], group["profile"]) == (2, ["0"])
+        # Every bucket is warmed up, so that no client waits for a first execution.
+        assert {sample["inputs"]["input_ids"]["dims"][0] for sample in config["model_warmup"]} == {32, 64, 128, 256}
+
+
+@pytest.mark.proves_files("manifests/samples/mig.yaml", "loaded")
+def test_mig(distribution: Distribution, sources: SourceMap, tmp_path: Path) -> None:
+    with loaded("mig", distribution, sources, tmp_path) as (_, client):
+        assert infer(client, "tokenizer").as_numpy("input_ids").shape == (3, 128)  # Fixed: Triton's ONNX backend batches equal shapes only
+        np.testing.assert_allclose(infer(client, "mig").as_numpy("PROBABILITIES"), np.full((3, 2), 0.5))
+
+
+@pytest.mark.proves_files("manifests/samples/onnx-tensorrt.yaml", "loaded")
+def test_onnx_tensorrt(distribution: Distribution, sources: SourceMap, tmp_path: Path) -> None:
+    with loaded("onnx-tensorrt", distribution, sources, tmp_path) as (_, client):
+        np.testing.assert_allclose(infer(client, "onnx-tensorrt").as_numpy("PROBABILITIES"), np.full((3, 2), 0.5))
+        config = client.get_model_config("model")
+        (accelerator,) = config["optimization"]["execution_accelerators"]["gpu_execution_accelerator"]
+        assert accelerator["name"] == "tensorrt"
+        parameters = accelerator["parameters"]
+        assert parameters["precision_mode"] == "FP16"
+        assert parameters["max_workspace_size_bytes"] == str(2048 * 1024**2)
+        assert not Path(parameters["trt_engine_cache_path"]).is_relative_to(tmp_path / "models")
+        assert sorted({int(sample["batch_size"]) for sample in config["model_warmup"]}) == [1, 8, 32]
+
+
+@pytest.mark.proves_files("manifests/samples/vllm.yaml", "loaded")
+def test_vllm(distribution: Distribution, sources: SourceMap, tmp_path: Path) -> None:
+    """The reason for the entry point: a request names the text alone, and leaves out whatever else the engine can take."""
+    with loaded("vllm", distribution, sources, tmp_path) as (server, client):
+        engine = json.loads((tmp_path / "models" / "assistant" / "1" / "model.json").read_text())
+        assert engine["max_model_len"] == 4096
+        assert {path.name for path in Path(engine["model"]).iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
+        config = client.get_model_config("assistant")
+        assert config["model_transaction_policy"] == {"decoupled": True}
+        assert config["instance_group"][0]["kind"] == "KIND_MODEL"
+        answer = httpx.post(f"{server.http_url}/v2/models/assistant/generate", json={"text_input": "What is MIG?"}, timeout=30)
+        assert answer.status_code == 200, answer.text
+        assert "text_output" in answer.json()
+        stream = {"text_input": "What is MIG?", "stream": True, "sampling_parameters": '{"max_tokens": 4}'}
+        streamed = httpx.post(f"{server.http_url}/v2/models/assistant/generate_stream", json=stream, timeout=30)
+        assert streamed.status_code == 200, streamed.text
+        assert streamed.text.startswith("data: ")
+        assert {item["name"] for item in client.get_model_repository_index()} == {"assistant"}

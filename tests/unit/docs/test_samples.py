@@ -1,0 +1,90 @@
+"""The samples: each is valid, warns of exactly what it means to leave to its reader, and renders to what Triton's own proto takes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from tests.unit.docs import markdown
+from triton_pipelines.cli.documents import judge, only
+from triton_pipelines.pipeline import Options
+from triton_pipelines.reconcile.plan import first_objects
+from triton_pipelines.render import render
+
+SAMPLES = {path.stem: path for path in sorted((markdown.ROOT / "manifests" / "samples").glob("*.yaml"))}
+OPTIONS = {"GPU nodes": Options(), "a server without the ONNX backend": Options(substitute_runner=frozenset({"onnxruntime_onnx"}))}
+
+# Warnings that the samples give, and why they are let stand. Field → reason; a field with a * is any index.
+UNPINNED = "a sample follows its repository; whoever copies it pins what it uses"
+UNBOUNDED = "a first resource is to be short; slo, documents and tensorrt show bounds"
+COMMON = {"spec.tokenizer.source": UNPINNED, "spec.model.source": UNPINNED, "spec.tokenizer.dynamicBatching.queuePolicy": UNBOUNDED}
+WARNINGS: dict[str, dict[str, str]] = {
+    name: dict(COMMON) for name in ("article", "embedding", "mig", "ner", "onnx-tensorrt", "reranker", "sentiment")
+}
+WARNINGS |= {
+    "bls": {
+        "spec.tokenizer.source": UNPINNED,
+        "spec.auxiliaryModels[*].source": UNPINNED,
+        "spec.tokenizer.dynamicBatching.queuePolicy": UNBOUNDED,
+    },
+    "cleaner": {"spec.tokenizer.source": UNPINNED, "spec.model.source": UNPINNED, "spec.steps[*].dynamicBatching.queuePolicy": UNBOUNDED},
+    "custom-python": {"spec.tokenizer.source": UNPINNED, "spec.tokenizer.dynamicBatching.queuePolicy": UNBOUNDED},
+    "documents": {"spec.tokenizer.source": UNPINNED, "spec.model.source": UNPINNED},
+    "image": {"spec.model.source": UNPINNED, "spec.steps[*].dynamicBatching.queuePolicy": UNBOUNDED},
+    "sequence": {},
+    "slo": {"spec.tokenizer.source": UNPINNED, "spec.model.source": UNPINNED},
+    "tensorrt": {
+        "spec.tokenizer.source": UNPINNED,
+        "spec.model.source": UNPINNED,
+        "spec.tokenizer.padding": "buckets are what the sample shows: texts of a few typical lengths, each bucket batched by itself",
+    },
+    "two-models": {**COMMON, "spec.steps[*].source": UNPINNED},
+    "unbatched": {"spec.tokenizer.source": UNPINNED, "spec.model.source": UNPINNED},
+    "vllm": {"spec.model.source": UNPINNED},
+}
+
+
+def document(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(SAMPLES[name].read_text(encoding="utf-8"))
+    return found
+
+
+def test_every_sample_has_its_line_in_the_table() -> None:
+    assert set(WARNINGS) == set(SAMPLES)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_warnings_are_those_of_the_table(name: str) -> None:
+    judged = judge(name, document(name), Options())
+    assert judged.findings == ()
+    assert {re.sub(r"\[\d+\]", "[*]", warning.path) for warning in judged.warnings} == set(WARNINGS[name])
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.proves_files("manifests/samples", "parsed")
+def test_configs_are_what_tritons_proto_takes(name: str, options: Options) -> None:
+    """`only` has judged them by the rules of the server already."""
+    pipeline, graph = only(SAMPLES[name], options)
+    revision = render(pipeline, graph, options)
+    configs = {Path(path).parts[0]: text for path, text in revision.files.items() if path.endswith("/config.pbtxt")}
+    wanted = {step.model_name for step in graph.models} | {graph.model_name}
+    assert set(configs) == wanted
+    for model, text in configs.items():
+        assert text_format.Parse(text, model_config_pb2.ModelConfig()).name == model
+    assert {"Deployment", "Service", "ConfigMap"} <= {item["kind"] for item in first_objects(pipeline, graph, revision, options, "key")}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_sample_says_what_it_is_for(name: str) -> None:
+    text = SAMPLES[name].read_text(encoding="utf-8")
+    assert text.startswith("# ")
+    assert document(name)["metadata"]["name"] == name
+    assert len(text.splitlines()) < 140
+    assert max(map(len, text.splitlines())) <= 175
