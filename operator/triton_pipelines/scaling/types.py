@@ -53,7 +53,11 @@ class Law:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """Bounds of one scaled step. ``cores`` and ``memory_bytes``: what one more instance may use at most (resourcesPerInstance)."""
+    """Bounds of one scaled step, per pod.
+
+    ``cores`` and ``memory_bytes``: what one more instance may use at most (resourcesPerInstance); ``shared_memory_bytes``: what the
+    renderer reserves of /dev/shm for one instance. 0: not bounded by it.
+    """
 
     name: str
     model_name: str
@@ -62,6 +66,7 @@ class StepLimits:
     initial: int
     cores: float = 1.0
     memory_bytes: float = 0.0
+    shared_memory_bytes: float = 0.0
     tokenizer: bool = True
 
 
@@ -70,7 +75,11 @@ class PipelineLimits:
     """What bounds a pipeline's pods: the scaled steps, the GPU steps that they feed, and one container's CPU and memory.
 
     ``cpu_limit`` (cores), ``memory_limit``, ``shared_memory`` (bytes): of one container, as applied (the pod's status after a
-    resize); ``None``: unlimited or unknown. ``gpu_steps``: model names of the steps on the GPU, in the order of the data.
+    resize); ``None``: unlimited or unknown. ``shared_memory_base``: what of it no instance may count on. ``gpu_steps``: model names
+    of the steps on the GPU, in the order of the data; ``gpu_instances``: their instances per pod (1 where absent); ``gpu_batches``:
+    their max_batch_size (batching is not judged where absent or < 2). ``gpu_capacity``: requests/s that one pod's GPU step carries,
+    from the tuner's profile; ``None``: not known. ``revision``: what was measured of another revision is forgotten. ``active``: False
+    in mode Advisory: counts are recommended from those that run, never taken for granted.
     """
 
     steps: tuple[StepLimits, ...]
@@ -78,6 +87,12 @@ class PipelineLimits:
     cpu_limit: float | None = None
     memory_limit: float | None = None
     shared_memory: float | None = None
+    shared_memory_base: float = 0.0
+    gpu_instances: Mapping[str, int] = field(default_factory=dict)
+    gpu_batches: Mapping[str, int] = field(default_factory=dict)
+    gpu_capacity: float | None = None
+    revision: str = ""
+    active: bool = True
     law: Law = Law()
 
 
@@ -93,28 +108,58 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
+class Growth:
+    """The last growth, while the step stays saturated: what it must have raised to be followed by another (knee.py).
+
+    ``throughput``: requests/s of the GPU step before it; ``service``: E then; ``cores``: the CPU limit then.
+    """
+
+    at: float
+    before: int
+    after: int
+    throughput: float
+    service: float
+    cores: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StepMemory:
-    """What the law remembers of a step, beside its desired count."""
+    """What the law remembers of a step, beside its desired count.
+
+    ``service``: E, seconds of one instance per request; ``wants``: (time, highest wanted count) in slots over the stabilization
+    window; ``counts``: (time, count) where it changed, over the last 15 minutes; ``turns``: times of direction changes in the last
+    hour, ``direction``: sign of the last change; ``growth``: judged by the knee; ``frozen``: (time, the growth that bought nothing);
+    ``stalled``: since when requests wait and none completes; ``cap``: the last known bound on growth.
+    """
 
     desired: int
-    service: float | None = None  # E, seconds of one instance per request
-    wants: tuple[tuple[float, int], ...] = ()  # (time, wanted count) over the stabilization window
-    counts: tuple[tuple[float, int], ...] = ()  # (time, count) over the last 15 minutes
+    service: float | None = None
+    wants: tuple[tuple[float, int], ...] = ()
+    counts: tuple[tuple[float, int], ...] = ()
     last_up: float | None = None
-    turns: tuple[float, ...] = ()  # times of direction changes in the last hour
-    direction: int = 0  # sign of the last change
-    knee: tuple[float, int, float] | None = None  # (time, count, GPU-step throughput) before the last growth
-    frozen_at: int | None = None  # count above which growth bought nothing
+    last_change: float | None = None
+    turns: tuple[float, ...] = ()
+    direction: int = 0
+    growth: Growth | None = None
+    frozen: tuple[float, Growth] | None = None
+    stalled: float | None = None
+    cap: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What survives a restart: per step, the last actions (newest first, at most 5), and measured actuation seconds."""
+    """What survives a restart: per step, the last actions (newest first, at most 5), and measured actuation seconds.
+
+    ``actuation`` is set by who carries decisions out; ``last_fresh``: time of the last usable sample; ``blind``: since when there is
+    none; ``revision``: of the pipeline whose figures these are.
+    """
 
     steps: Mapping[str, StepMemory] = field(default_factory=dict)
     history: tuple[Action, ...] = ()
     actuation: float | None = None
     last_fresh: float | None = None
+    blind: float | None = None
+    revision: str = ""
 
 
 @dataclass(frozen=True, slots=True)

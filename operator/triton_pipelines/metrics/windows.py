@@ -1,0 +1,180 @@
+"""Rates over a window from raw samples of Triton's counters. Pure.
+
+Triton adds a batch's compute time once for each of its requests (infer_stats), so the busy time is divided by the mean batch. All
+counters move when a request completes; only the pending gauge is live. Differences are taken between samples with the times of
+their own scrapes, never past a counter reset, and a window that history does not cover says so: what follows from it may raise a
+count and never lower one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+
+from triton_pipelines.metrics.samples import Counters, PodHistory, Scrape
+
+_EDGE = 0.1  # seconds: scrapes jitter, and a window of 60 s has to find the sample of 60.02 s ago
+_COVERED = 0.8  # share of a window that history has to cover to speak for it
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Rates of one model over a window, of one pod or summed over pods.
+
+    ``seconds``: time between the two samples; ``throughput`` x: completions/s, cache hits included; ``growth`` dq: requests/s by
+    which the backlog grows (negative while it drains); ``busy``: busy seconds per second, batch-corrected; ``executions``: per
+    second; ``computed``: completions/s that went through an execution; ``queued``: seconds of queueing per second;
+    ``failures``: per second; ``covered``: whether history covers the window, without a counter reset in it.
+    """
+
+    seconds: float
+    throughput: float = 0.0
+    growth: float = 0.0
+    busy: float = 0.0
+    executions: float = 0.0
+    computed: float = 0.0
+    queued: float = 0.0
+    failures: float = 0.0
+    covered: bool = True
+
+    @property
+    def arrivals(self) -> float:
+        """Arriving requests/s: completions and growth of the backlog. Never negative."""
+        return max(0.0, self.throughput + self.growth)
+
+    @property
+    def service(self) -> float | None:
+        """Busy seconds of one instance per request; ``None`` without completions."""
+        return self.busy / self.throughput if self.throughput > 0 else None
+
+    @property
+    def batch(self) -> float | None:
+        """Requests per execution; ``None`` without executions."""
+        return self.computed / self.executions if self.executions > 0 else None
+
+    @property
+    def queue(self) -> float | None:
+        """Mean seconds in the queue of the requests that completed: for diagnosis, it reads 0 in a stall."""
+        return self.queued / self.throughput if self.throughput > 0 else None
+
+
+def rates(history: PodHistory, model: str, seconds: float | None) -> Rates | None:
+    """Rates of ``model`` over the last ``seconds`` of ``history``, ending at its newest scrape; ``None``: over the last interval.
+
+    ``None`` where fewer than two samples stand after the last counter reset, as in a pod that has just started.
+    """
+    run, reset = _since_reset(history.scrapes, model)
+    if len(run) < 2:
+        return None
+    newest = run[-1]
+    if seconds is None:
+        first, covered = run[-2], True
+    else:
+        first = next(scrape for scrape in run if scrape.at >= newest.at - seconds - _EDGE)
+        if first is newest:
+            first = run[-2]  # scrapes are farther apart than the window is long
+        covered = newest.at - run[0].at >= _COVERED * seconds and not (reset and run[0].at > newest.at - seconds)
+    return _between(first, newest, model, covered)
+
+
+def total(parts: Iterable[Rates | None]) -> Rates | None:
+    """Sum over pods; a pod without rates adds nothing and makes the sum uncovered. ``None`` where no pod has any."""
+    listed = list(parts)
+    known = [part for part in listed if part is not None]
+    if not known:
+        return None
+    return Rates(
+        seconds=max(part.seconds for part in known),
+        throughput=sum(part.throughput for part in known),
+        growth=sum(part.growth for part in known),
+        busy=sum(part.busy for part in known),
+        executions=sum(part.executions for part in known),
+        computed=sum(part.computed for part in known),
+        queued=sum(part.queued for part in known),
+        failures=sum(part.failures for part in known),
+        covered=len(known) == len(listed) and all(part.covered for part in known),
+    )
+
+
+def pending(history: PodHistory, model: str) -> float | None:
+    """Requests that wait now; ``None`` where the newest scrape has no such model."""
+    counters = history.scrapes[-1].models.get(model) if history.scrapes else None
+    return None if counters is None else counters.pending
+
+
+def mean_pending(history: PodHistory, model: str, seconds: float) -> float | None:
+    """Mean of the pending gauge over the last ``seconds``; ``None`` without a sample."""
+    scrapes = _sorted(history.scrapes, model)
+    values = [scrape.models[model].pending for scrape in scrapes if scrape.at >= scrapes[-1].at - seconds - _EDGE]
+    return sum(values) / len(values) if values else None
+
+
+def newest(history: PodHistory, model: str) -> float | None:
+    """Time of the newest scrape that has ``model``, Unix seconds."""
+    return max((scrape.at for scrape in history.scrapes if model in scrape.models), default=None)
+
+
+def absurd(history: PodHistory, models: Iterable[str]) -> str:
+    """What in ``history`` cannot be: a value that is not finite or below 0, in words; "" where all is well."""
+    wanted = tuple(models)
+    for scrape in history.scrapes:
+        if not math.isfinite(scrape.at):
+            return f"a scrape at the time {scrape.at}"
+        for model in wanted:
+            counters = scrape.models.get(model)
+            if counters is not None and not all(math.isfinite(value) and value >= 0 for value in astuple(counters)):
+                return f"a counter of model {model} that is negative or not finite"
+    return ""
+
+
+def _sorted(scrapes: Sequence[Scrape], model: str) -> list[Scrape]:
+    """Scrapes that have the model by time, one for each time: sources may repeat or mix them."""
+    by_time = {scrape.at: scrape for scrape in scrapes if model in scrape.models}
+    return [by_time[at] for at in sorted(by_time)]
+
+
+def _since_reset(scrapes: Sequence[Scrape], model: str) -> tuple[list[Scrape], bool]:
+    """Scrapes after the last counter reset, and whether there was one."""
+    run: list[Scrape] = []
+    reset = False
+    for scrape in _sorted(scrapes, model):
+        if run and _went_back(run[-1].models[model], scrape.models[model]):
+            run, reset = [], True
+        run.append(scrape)
+    return run, reset
+
+
+def _went_back(before: Counters, after: Counters) -> bool:
+    return (
+        after.success < before.success
+        or after.failure < before.failure
+        or after.execs < before.execs
+        or after.cache_hits < before.cache_hits
+        or after.queue_us < before.queue_us
+        or after.compute_infer_us < before.compute_infer_us
+    )
+
+
+def _between(first: Scrape, last: Scrape, model: str, covered: bool) -> Rates:
+    a, b = first.models[model], last.models[model]
+    seconds = last.at - first.at
+    success = b.success - a.success
+    computed = max(0.0, success - (b.cache_hits - a.cache_hits))
+    executions = b.execs - a.execs
+    spent = (
+        b.compute_input_us + b.compute_infer_us + b.compute_output_us - a.compute_input_us - a.compute_infer_us - a.compute_output_us
+    ) * 1e-6
+    # A batch of k requests adds its time k times; fewer requests than executions only happens where requests failed.
+    batch = max(1.0, computed / executions) if executions > 0 else 1.0
+    return Rates(
+        seconds=seconds,
+        throughput=success / seconds,
+        growth=(b.pending - a.pending) / seconds,
+        busy=max(0.0, spent) / seconds / batch,
+        executions=executions / seconds,
+        computed=computed / seconds,
+        queued=(b.queue_us - a.queue_us) * 1e-6 / seconds,
+        failures=(b.failure - a.failure) / seconds,
+        covered=covered,
+    )
