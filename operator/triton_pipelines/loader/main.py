@@ -71,6 +71,7 @@ class LoadOptions:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     cache: Path | None = None
     cache_keep_free: float = 100 * KEEP_FREE
+    folders: tuple[Path, ...] = ()
     parallel: int = PARALLEL
 
     @property
@@ -99,6 +100,7 @@ def parse_options(argv: Sequence[str]) -> LoadOptions:
     parser.add_argument(
         "--cache-keep-free", type=_percent, default=defaults.cache_keep_free, metavar="PERCENT", help="share of the cache volume that stays free"
     )
+    parser.add_argument("--folder", action="append", default=[], type=Path, metavar="PATH", help="made where it is missing; repeatable")
     parser.add_argument("--parallel", type=_at_least_one, default=defaults.parallel, metavar="COUNT", help="files of a source fetched at once")
     parser.add_argument("--source-map", action="append", default=[], metavar="PREFIX=TARGET", help="rewrite source URIs; repeatable")
     parser.add_argument("--retry-attempts", type=int, default=defaults.retry.attempts, help="tries in a row without progress")
@@ -107,7 +109,8 @@ def parse_options(argv: Sequence[str]) -> LoadOptions:
     rules = [*os.environ.get(names.ENV_SOURCE_MAP, "").split(","), *values.pop("source_map")]
     retry = RetryPolicy(attempts=values.pop("retry_attempts"), first_delay=values.pop("retry_delay"))
     try:
-        return LoadOptions(**values, source_map=SourceMap.parse(rules), retry=retry)
+        folders = tuple(values.pop("folder"))
+        return LoadOptions(**values, folders=folders, source_map=SourceMap.parse(rules), retry=retry)
     except ValueError as error:
         parser.error(str(error))
 
@@ -198,6 +201,8 @@ class _Load:
         ready = {item.key: fetcher.reusable(item, resolved.get(item.key)) for item in plan.fetch}
         kept = [path for done in ready.values() if done for path in done.files]
         prepare(options.models, kept, options.state / "started")
+        for folder in options.folders:
+            self._make(folder)
         layout = Layout(plan)
         fetched: dict[str, Fetched] = {}
         # Models first: where other files go hangs on the versions that their sources have.
@@ -223,6 +228,13 @@ class _Load:
             for path in self._paths(check):
                 if path in written or (check.path is not None and path not in targets):
                     self._check(check, path, written.get(path, path))
+
+    def _make(self, folder: Path) -> None:
+        """A folder of a shared volume that Triton writes to. Where it cannot be made the volume is out of order, which shows in its use."""
+        try:
+            folder.mkdir(mode=0o2775, parents=True, exist_ok=True)
+        except OSError as error:
+            self._log.warning("%s cannot be made: %s", folder, error.strerror)
 
     def _fetch(self, fetcher: Fetcher, item: PlanFetch, resolved: ResolvedSource | None, ready: Fetched | None, layout: Layout) -> Fetched | None:
         try:

@@ -21,7 +21,7 @@ from e2e.local.pki import Authority
 from tests.integration.loader.conftest import Pod
 from tests.integration.loader.servers import ISSUER, SERVICE, Registry, free_port, registry
 from tests.support.relay import Relay
-from tests.support.web import LoopbackServer
+from tests.support.web import LoopbackServer, Request, Response
 from triton_pipelines.api.loadplan import FetchKind, PlanFetch, Reason
 from triton_pipelines.loader.credentials import Credentials
 from triton_pipelines.loader.sources.oci import OciSource
@@ -292,6 +292,27 @@ def test_a_token_that_runs_out_is_asked_for_again(hub: Registry, authority: Auth
         with source.open("model.bin") as body:
             assert b"".join(body.chunks) == DATA
     assert len(learned) == 2
+
+
+def test_a_blob_that_is_not_what_its_manifest_says_is_refused(trusting: Pod, tls: ssl.SSLContext) -> None:
+    """A stand-in for the registry: the real one checks what is pushed to it."""
+    layer = {"mediaType": FILE, "digest": f"sha256:{hashlib.sha256(b'right').hexdigest()}", "size": 5, "annotations": {TITLE: "model.bin"}}
+
+    def wrong(request: Request) -> Response:
+        if "/blobs/" in request.path:
+            return Response(200, {}, b"wrong")
+        return Response(200, {}, json.dumps({"schemaVersion": 2, "layers": [layer]}).encode())
+
+    with LoopbackServer(wrong, tls) as server:
+        trusting.map(f"oci://={server.url}")
+        uri = "oci://registry.example/models/x:v1"
+        trusting.plan(PlanFetch(step="model", uri=uri, target="bert", kind=FetchKind.MODEL, file="model.bin", ca=True))
+        code, report = trusting.load()
+        assert code == 3, trusting.output
+        assert f"not {hashlib.sha256(b'right').hexdigest()} as the source says" in report.findings[0].message
+        # Nor a manifest that is not what was asked for.
+        trusting.plan(PlanFetch(step="model", uri=uri.replace(":v1", f"@sha256:{'0' * 64}"), target="b", kind=FetchKind.FOLDER, ca=True))
+        assert "with something else" in trusting.load()[1].findings[0].message
 
 
 def test_what_is_not_there_is_named(trusting: Pod, hub: Registry) -> None:

@@ -93,6 +93,8 @@ def test_one_file_that_cannot_be_had_ends_the_others(pod: Pod) -> None:
     assert "answered 403" in report.findings[0].message
     assert len([request for request in server.requests if "/resolve/" in request.path]) < 8
     assert pod.tree() == []
+    # Nor were those under way brought to their end.
+    assert list(pod.options.state.rglob("*.done.json")) == []
 
 
 def test_a_volume_that_fills_up_while_a_file_of_unknown_size_comes(small: Pod) -> None:

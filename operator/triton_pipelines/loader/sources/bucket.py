@@ -120,7 +120,7 @@ class BucketSource:
 
     def _error(self, error: Exception, name: str) -> SourceError:
         text, status, certificate = _read(error)
-        if isinstance(error, FileNotFoundError) or status == 404:
+        if isinstance(error, FileNotFoundError) or (status == 404 and _TOKEN not in text):
             return SourceError(f"has no object {self._folder}{name}: check bucket, key and revision", missing=True)
         if isinstance(error, PermissionDeniedError | UnauthenticatedError):
             who = "the pod's own identity" if self._ambient else "the secret of source.secretRef"
