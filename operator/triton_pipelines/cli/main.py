@@ -13,7 +13,7 @@ import typer
 import triton_pipelines
 from triton_pipelines.api import crd as crd_module
 
-from . import infer, operate, render, serve, status, validate
+from . import importing, infer, init, operate, render, serve, status, validate
 from .failure import EXIT_FAILED, Failure
 from .output import tolerate_encoding
 
@@ -46,6 +46,8 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 app.command("validate", rich_help_panel=_FILES)(validate.validate)
 app.command("render", rich_help_panel=_FILES)(render.render_files)
+app.command("init", rich_help_panel=_FILES)(init.init)
+app.command("import", rich_help_panel=_FILES)(importing.import_repository)
 app.command("serve", rich_help_panel=_LOCAL)(serve.serve)
 app.command("infer", rich_help_panel=_LOCAL)(infer.infer)
 app.command("status", rich_help_panel=_CLUSTER)(status.status)

@@ -14,8 +14,9 @@ from .defaults import DEFAULT_MAX_LENGTH
 from .example import lint_example
 from .graph import Graph, Implementation, Role
 from .options import Options
+from .schedulerlint import lint_schedulers
 from .server import millis
-from .sources import pinned
+from .sources import PLACEHOLDER, pinned
 
 # One instance beside so many cores is probably not meant.
 MANY_CORES = 4
@@ -36,6 +37,7 @@ def _lint(pipeline: InferencePipeline, graph: Graph, options: Options) -> Iterat
     yield from _instances(pipeline, graph)
     yield from _plans(pipeline, graph)
     yield from _sequences(pipeline, graph)
+    yield from lint_schedulers(graph)
     yield from lint_example(pipeline, graph)
 
 
@@ -71,6 +73,8 @@ def _batching(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
 
 def _sources(graph: Graph) -> Iterator[Finding]:
     for path, source in {item.path: item.source for item in graph.fetches}.items():
+        if source.uri == PLACEHOLDER or source.uri.startswith(f"{PLACEHOLDER}/"):
+            yield _warn(f"{path}.uri", f"{PLACEHOLDER} is a placeholder: write where the file lies, such as s3://bucket/key")
         if not pinned(source):
             yield _warn(
                 path,

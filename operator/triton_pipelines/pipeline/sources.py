@@ -17,6 +17,9 @@ from .graph import Fetch
 
 # What a source must not bring: the renderer writes this file.
 RESERVED_FILES = ("model.py",)
+# What `tritonpipe init` and `tritonpipe import` write where nobody has said where files will lie: a claim of the pipeline's own namespace, so that
+# a resource that is applied as it is never reaches for somebody else's files.
+PLACEHOLDER = "pvc://replace-me"
 
 
 def tokenizer_fetches(spec: Spec) -> tuple[Fetch, ...]:

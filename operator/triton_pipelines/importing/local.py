@@ -1,0 +1,23 @@
+"""Files of this machine: digests of what may be gigabytes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+BLOCK: Final = 1 << 20
+Meter = Callable[[int], None]
+"""Told how many more bytes were read."""
+
+
+def sha256_of(path: Path, meter: Meter | None = None) -> str:
+    """SHA-256 of a file, in lower-case hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+            if meter is not None:
+                meter(len(block))
+    return digest.hexdigest()
