@@ -1,9 +1,10 @@
-"""``tritonpipe infer``: one request, printed for people."""
+"""``tritonpipe infer``: one request to a pipeline of any shape, and its answer printed for people."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote, urlsplit
@@ -16,10 +17,12 @@ from rich.text import Text
 from .documents import resource
 from .failure import EXIT_FAILED, EXIT_USAGE, Failure
 from .output import console, shortened
+from .tensors import BYTES, Array, Model, cell, decode, encode, plain, requests
 
 CONNECT_SECONDS = 10.0
 DEFAULT_URL = "http://127.0.0.1:8000"
-SHOWN_NUMBERS = 6
+# Length of the JSON part of a body that goes on with binary tensors.
+LENGTH_HEADER = "Inference-Header-Content-Length"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 # What addresses have in common: the model, perhaps a version, then what is asked of it (/infer, /ready, …).
 _MODEL = re.compile(r"^(?P<model>.*?/v2/models/[^/]+(?:/versions/[^/]+)?)(?:/.*)?$")
@@ -27,37 +30,65 @@ _MODEL = re.compile(r"^(?P<model>.*?/v2/models/[^/]+(?:/versions/[^/]+)?)(?:/.*)
 
 def infer(
     target: Annotated[str, typer.Argument(metavar="FILE|URL", help="The pipeline's file, or http(s)://HOST:PORT/v2/models/MODEL.")],
-    text: Annotated[list[str], typer.Argument(metavar="TEXT", help="Texts, each a row of the batch; write -- before one that begins with -.")],
+    text: Annotated[
+        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts, each a row of the batch; write -- before one that begins with -.")
+    ] = None,
+    pair: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Second text of a pair; as many as TEXTs, or one for all. Repeatable.")
+    ] = None,
+    value: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="NAME=VALUE",
+            help="An input by name: a text (repeatable), numbers such as 1,2,3 or [[1,2],[3,4]], one number for the whole tensor.",
+        ),
+    ] = None,
+    file: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input-file", metavar="NAME=PATH", help="An input from a file: what numpy.save wrote (.npy), else its bytes, such as those of an image."
+        ),
+    ] = None,
     url: Annotated[str, typer.Option(metavar="URL", help="Address of the server, where a file is given.")] = DEFAULT_URL,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the server's whole answer as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole answer as JSON; of a stream, a line for each response.")] = False,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="How long to wait for the answer.")] = 60.0,
 ) -> None:
-    """Send texts to a pipeline as one batch and print the answer.
+    """Send one request to a pipeline and print the answer: texts as one batch, or tensors by name.
 
     Of a file only the model's name is taken; what answers is the server, one of `tritonpipe serve` or a pipeline's Service.
-    Exit code: 2 wrong use, 3 the server cannot be reached or refuses the request.
+    A decoupled pipeline's responses are printed as they come. Exit code: 2 wrong use, 3 the server cannot be reached or refuses the request.
     """
-    for item in text:
+    if not (text or value or file):
+        raise Failure("nothing to send: give texts, or tensors by --input and --input-file", EXIT_USAGE)
+    for item in (*(text or []), *(pair or []), *(value or [])):
         _refuse_broken(item)
     base = model_url(target, url)
     # Proxies of the environment are not for this machine itself.
     proxied = urlsplit(base).hostname not in _LOOPBACK
     with httpx.Client(timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)), trust_env=proxied) as client:
-        metadata = _call(client, "GET", base)
-        name = _text_input(metadata, base)
-        order = [item["name"] for item in metadata["outputs"]]
-        tensor = {"name": name, "datatype": "BYTES", "shape": [len(text), 1], "data": text}
-        answer = _call(client, "POST", f"{base}/infer", {"inputs": [tensor], "outputs": [{"name": item} for item in order]})
+        model = _described(client, base)
+        arrays = requests(model, text or [], pair or [], value or [], file or [])
+        if model.decoupled:
+            _stream(client, base, model, arrays, as_json)
+            return
+        body, length = encode(arrays, model)
+        headers = {LENGTH_HEADER: str(length), "Content-Type": "application/octet-stream"}
+        document, rest = _asked(client, f"{base}/infer", body, headers)
     try:
+        outputs = decode(document, rest)
         # Triton answers in an order of its own; the pipeline's is that of its metadata.
-        answer["outputs"] = sorted(answer["outputs"], key=lambda item: order.index(item["name"]))
-        columns = {str(output["name"]): _cells(output, len(text)) for output in answer["outputs"]}
+        outputs = {name: outputs[name] for name in sorted(outputs, key=model.outputs.index)}
+        if as_json:
+            typer.echo(_json(document, outputs))
+            return
+        rows = max((len(array) for array in arrays.values()), default=1) if model.batched else None
+        if rows is not None and all(array.size % rows == 0 for array in outputs.values()):
+            _table(arrays, outputs, rows)
+        else:
+            _list(outputs)
     except (KeyError, TypeError, ValueError) as error:
         raise Failure(f"{base}/infer answered what is no inference answer; is it a Triton?", EXIT_FAILED) from error
-    if as_json:
-        typer.echo(json.dumps(answer, ensure_ascii=False))
-    else:
-        _print(text, columns)
 
 
 def model_url(target: str, server: str) -> str:
@@ -99,19 +130,47 @@ def _refuse_broken(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise Failure(f"TEXT {text.encode(errors='replace')[:40]!r}: is no UTF-8 text", EXIT_USAGE) from error
+        raise Failure(f"{text.encode(errors='replace')[:40]!r}: is no UTF-8 text", EXIT_USAGE) from error
 
 
-def _call(client: httpx.Client, method: str, url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+def _described(client: httpx.Client, base: str) -> Model:
+    """What the server says of the model."""
+    metadata = _document(_sent(client, "GET", base), base)
     try:
-        answer = client.request(method, url, json=body)
-    except httpx.TimeoutException as error:
-        raise Failure(f"{url}: no answer in time ({type(error).__name__}); --timeout waits longer", EXIT_FAILED) from error
+        config = _document(_sent(client, "GET", f"{base}/config"), base)
+    except Failure:
+        config = {}  # a gateway may let inference through alone; the metadata says most of it
+    try:
+        return Model.of(metadata, config)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Failure(f"{base} answered what is no model's metadata; is it a Triton?", EXIT_FAILED) from error
+
+
+def _sent(client: httpx.Client, method: str, url: str, **content: Any) -> httpx.Response:
+    try:
+        return client.request(method, url, **content)
     except httpx.HTTPError as error:
-        hint = "does the server speak http, not https?" if "SSL" in str(error) else "is the pipeline served there?"
-        raise Failure(f"{url} cannot be reached: {error or type(error).__name__}; {hint}", EXIT_FAILED) from error
+        raise _unreached(url, error) from error
+
+
+def _unreached(url: str, error: httpx.HTTPError) -> Failure:
+    if isinstance(error, httpx.TimeoutException):
+        return Failure(f"{url}: no answer in time ({type(error).__name__}); --timeout waits longer", EXIT_FAILED)
+    hint = "does the server speak http, not https?" if "SSL" in str(error) else "is the pipeline served there?"
+    return Failure(f"{url} cannot be reached: {error or type(error).__name__}; {hint}", EXIT_FAILED)
+
+
+def _asked(client: httpx.Client, url: str, body: bytes, headers: Mapping[str, str]) -> tuple[dict[str, Any], bytes]:
+    """The JSON part of the answer and the bytes behind it."""
+    answer = _sent(client, "POST", url, content=body, headers=dict(headers))
+    length = answer.headers.get(LENGTH_HEADER, "")
+    size = int(length) if length.isdecimal() else len(answer.content)
+    return _document(answer, url, answer.content[:size]), answer.content[size:]
+
+
+def _document(answer: httpx.Response, url: str, content: bytes | None = None) -> dict[str, Any]:
     try:
-        document = answer.json()
+        document = json.loads(answer.content if content is None else content)
     except ValueError:
         document = None
     said = document.get("error") if isinstance(document, dict) else None
@@ -122,36 +181,71 @@ def _call(client: httpx.Client, method: str, url: str, body: dict[str, Any] | No
     return document
 
 
-def _text_input(metadata: dict[str, Any], base: str) -> str:
-    """Name of the model's one text input."""
+def _stream(client: httpx.Client, base: str, model: Model, arrays: Mapping[str, Array], as_json: bool) -> None:
+    """Ask by ``generate_stream``, which answers with server-sent events, and print each response as it comes."""
+    if deep := [name for name, array in arrays.items() if array.size != max(array.shape, default=1)]:
+        raise Failure(f"{', '.join(deep)}: a stream over HTTP takes single values and plain lists; ask this pipeline by gRPC", EXIT_USAGE)
+    body = {name: values[0] if len(values := [plain(item) for item in array.ravel()]) == 1 else values for name, array in arrays.items()}
+    url = f"{base}/generate_stream"
     try:
-        inputs = [(str(item["name"]), str(item["datatype"])) for item in metadata["inputs"]]
-        _ = [item["name"] for item in metadata["outputs"]]
-    except (KeyError, TypeError) as error:
-        raise Failure(f"{base} answered what is no model's metadata; is it a Triton?", EXIT_FAILED) from error
-    if len(inputs) != 1 or inputs[0][1] != "BYTES":
-        have = ", ".join(" ".join(item) for item in inputs)
-        raise Failure(f"{base} takes {have}; this command sends texts to a model with one text input", EXIT_USAGE)
-    return inputs[0][0]
+        with client.stream("POST", url, json=body) as answer:
+            if answer.status_code != httpx.codes.OK:
+                answer.read()
+                _document(answer, url)
+            for line in answer.iter_lines():
+                if line.startswith("data:"):
+                    _response(line.removeprefix("data:").strip(), url, model, as_json)
+    except httpx.HTTPError as error:
+        raise _unreached(url, error) from error
 
 
-def _print(texts: list[str], columns: dict[str, list[str]]) -> None:
+def _response(text: str, url: str, model: Model, as_json: bool) -> None:
+    """One response of a stream."""
+    try:
+        document = json.loads(text)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise Failure(f"{url} answered something that is no JSON object; is it a Triton?", EXIT_FAILED)
+    if set(document) == {"error"}:
+        raise Failure(f"{url} answered: {document['error']}", EXIT_FAILED)
+    if as_json:
+        typer.echo(json.dumps(document, ensure_ascii=False))
+        return
+    found = [name for name in model.outputs if name in document]
+    for name in found:
+        values = document[name] if isinstance(document[name], list) else [document[name]]
+        label = f"{name}: " if len(model.outputs) > 1 else ""
+        typer.echo(label + shortened(" ".join(str(value) for value in values)))
+
+
+def _json(document: Mapping[str, Any], outputs: Mapping[str, Array]) -> str:
+    kinds = {item["name"]: item.get("datatype", BYTES) for item in document["outputs"]}
+    listed = [
+        {"name": name, "datatype": kinds[name], "shape": list(array.shape), "data": [plain(item) for item in array.ravel()]}
+        for name, array in outputs.items()
+    ]
+    return json.dumps({**document, "outputs": listed}, ensure_ascii=False)
+
+
+def _table(arrays: Mapping[str, Array], outputs: Mapping[str, Array], rows: int) -> None:
+    """A row for each row of the batch: its texts, or its number where there is none, and the outputs."""
+    texts = {name: array for name, array in arrays.items() if array.dtype == object and array.size == rows}
+    labels: Sequence[tuple[str, Sequence[str]]] = [
+        ("text" if len(texts) == 1 else name, [str(plain(item)) for item in array.ravel()]) for name, array in texts.items()
+    ] or [("row", [str(row) for row in range(rows)])]
     table = Table()
-    table.add_column("text", overflow="fold")
-    for name in columns:
+    for name in (*(label for label, _ in labels), *outputs):
         table.add_column(Text(name), overflow="fold")
-    # Text, not str: a text in brackets is no markup.
-    for row in zip(texts, *columns.values(), strict=True):
-        table.add_row(*(Text(shortened(cell)) for cell in row))
+    shaped = [array.reshape(rows, *(array.shape[1:] if len(array) == rows else (-1,))) for array in outputs.values()]
+    for row in range(rows):
+        cells = [*(words[row] for _, words in labels), *(cell(array[row]) for array in shaped)]
+        # Text, not str: a text in brackets is no markup.
+        table.add_row(*(Text(shortened(item)) for item in cells))
     console().print(table)
 
 
-def _cells(output: dict[str, Any], rows: int) -> list[str]:
-    """One cell per row of an output."""
-    size = len(output["data"]) // rows
-    return [_cell(output["data"][row * size : (row + 1) * size]) for row in range(rows)]
-
-
-def _cell(values: list[Any]) -> str:
-    shown = [f"{value:.4f}" if isinstance(value, float) else str(value) for value in values[:SHOWN_NUMBERS]]
-    return " ".join(shown) + (f" … ({len(values)} values)" if len(values) > SHOWN_NUMBERS else "")
+def _list(outputs: Mapping[str, Array]) -> None:
+    """Outputs without a common row: each on a line, with its shape."""
+    for name, array in outputs.items():
+        console().print(Text(f"{name} {list(array.shape)}: {shortened(cell(array))}"))

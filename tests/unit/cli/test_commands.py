@@ -232,7 +232,7 @@ def test_an_answer_as_table_and_as_json(tritonpipe: Run, server: Serve) -> None:
         ((502, b"<html>Bad Gateway"), None, 3, "answered 502: Bad Gateway"),
         (told({"error": "unknown model"}, 404), None, 3, "answered 404: unknown model"),
         (told({**METADATA, "inputs": [{"name": "X", "datatype": "FP32"}]}), None, 2, "takes X FP32"),
-        (told({**METADATA, "inputs": METADATA["inputs"] * 2}), None, 2, "one text input"),
+        (told({**METADATA, "inputs": [*METADATA["inputs"], {"name": "MORE", "datatype": "BYTES"}]}), None, 2, "nothing is given for MORE BYTES"),
         (told(METADATA), told({}), 3, "no inference answer"),
         (told(METADATA), told({"outputs": [{"name": "Z", "data": []}]}), 3, "no inference answer"),
         (told(METADATA), told({"error": "too many rows"}, 400), 3, "answered 400: too many rows"),
