@@ -152,6 +152,11 @@ class Differential:
         except DisagreementError as error:
             return str(error).splitlines()[0]
 
+    def served(self, repository: Repository) -> dict[str, str | None]:
+        """Model → why the server refuses it, None where it loads. Names as given."""
+        placed, prefix = self._place(repository)
+        return {name.removeprefix(prefix): reason for name, reason in asyncio.run(self._ask([placed])).items()}
+
     def outcome(self, repository: Repository) -> tuple[list[Violation], dict[str, str | None]]:
         """Both sides' answers for one repository: the judge's violations, and model → the server's reason (None: loaded). Names as given."""
         return asyncio.run(self._outcome(repository))
@@ -309,11 +314,11 @@ def _levels(configs: Mapping[str, Any]) -> list[list[str]]:
 
 
 @contextlib.contextmanager
-def running(folder: Path, extra_args: Sequence[str] = (), rate_limiting: bool = False) -> Iterator[Differential]:
-    """A server with the null backend and an empty repository below ``folder`` (new), ready to compare with."""
+def running(folder: Path, extra_args: Sequence[str] = (), rate_limiting: bool = False, python: bool = True) -> Iterator[Differential]:
+    """A server with the null backend and an empty repository below ``folder`` (new), ready to compare with; ``python`` as of the null backend."""
     repository, backends = folder / "repository", folder / "backends"
     repository.mkdir(parents=True)
-    distribution = nullbackend.distribution(backends)
+    distribution = nullbackend.distribution(backends, python=python)
     log = folder / "tritonserver.log"
     # TRITONSERVER logs a line per request at this verbosity for nothing that is looked at here; errors stay.
     with triton_server(

@@ -67,19 +67,21 @@ def _compiler() -> str:
     return found
 
 
-def distribution(backends: Path, *extra: str) -> Distribution:
+def distribution(backends: Path, *extra: str, python: bool = True) -> Distribution:
     """The local Triton with the null backend added, under its own name and those of the backends it stands in for.
 
     Args:
         backends: a new folder, made here, for Triton's own backends and the library.
         extra: further backend names to stand in for.
+        python: whether the python backend is the real one; else the null backend stands in for it too, so that a load starts no process.
     """
     real = obtain()
     made = library()
     backends.mkdir(parents=True)
-    for folder in real.backends.iterdir():
+    kept = [folder for folder in real.backends.iterdir() if python or folder.name != "python"]
+    for folder in kept:
         (backends / folder.name).symlink_to(folder)
-    for name in (NAME, *STAND_INS, *extra):
+    for name in (NAME, *STAND_INS, *extra, *(() if python else ("python",))):
         (backends / name).mkdir()
         # A copy: Triton refuses a library that a link takes out of its backend's folder.
         shutil.copy(made, backends / name / f"libtriton_{name}.so")

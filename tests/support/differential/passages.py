@@ -1,0 +1,115 @@
+"""Compares what the product says of whole resources with what a real Triton says of the configs rendered of them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+import yaml
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from triton_pipelines.api import Finding
+from triton_pipelines.render.judge import DEADLY
+
+from .engine import Differential, DisagreementError
+from .resources import Document, documents, through
+
+STRICTER: Final = {
+    r"since only one side batches": "Triton takes equal dims where one side alone batches, and then fails every batch of two or more rows",
+    r"is already answered as": "the renderer maps a tensor once; what is rendered past the check lacks the second output",
+    r"runs on GPUs only": "the plan would fail in its backend, which the null backend stands in for",
+}
+"""Findings that speak of Triton's rules and go further on purpose: what they say → why."""
+
+# What a finding says that claims a rule of Triton's.
+_CLAIMS: Final = re.compile(r"\(in the config of |inconsistent (data type|shape)|Triton")
+
+
+@dataclass
+class Tally:
+    """What the comparisons came to, in resources.
+
+    Attributes:
+        loaded: accepted, and every model of it loaded.
+        refused: refused by both sides.
+        unrendered: refused, and no config can be made of them.
+        own: refused for the product's own reasons, and Triton loads them; by what the first finding says.
+        loads: models that Triton was asked to load.
+    """
+
+    loaded: int = 0
+    refused: int = 0
+    unrendered: int = 0
+    loads: int = 0
+    own: Counter[str] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.loads} real loads of {self.loaded + self.refused + self.unrendered + self.own.total()} resources: accepted and loaded {self.loaded}, "
+            f"refused by both {self.refused}, refused by the product's own rules {self.own.total()}, refused and not to be rendered {self.unrendered}, disagreements 0"
+        )
+
+
+def compare(differential: Differential, document: Document, tally: Tally) -> None:
+    """Take one resource through the product and ask Triton.
+
+    Raises:
+        DisagreementError: an accepted resource does not load, or one loads that the judge refused, or that was refused for no stated reason.
+    """
+    passage = through(document)
+    if passage.repository is None:
+        tally.unrendered += 1
+        return
+    if passage.findings and any(violation.rule in DEADLY for violation in differential.judged(passage.repository)):
+        tally.unrendered += 1
+        return
+    reasons = {name: reason for name, reason in differential.served(passage.repository).items() if reason is not None}
+    tally.loads += len(passage.repository.configs)
+    if not passage.findings and not reasons:
+        tally.loaded += 1
+    elif passage.findings and reasons:
+        tally.refused += 1
+    elif reasons:
+        raise DisagreementError(
+            _report("the product accepts, Triton refuses", document, "\n".join(f"{name}: {text}" for name, text in reasons.items()))
+        )
+    elif claimed := [finding for finding in passage.findings if claims_triton(finding)]:
+        raise DisagreementError(_report("the product refuses by a rule of Triton's, Triton loads", document, "\n".join(map(str, claimed))))
+    else:
+        tally.own[_kind(passage.findings[0])] += 1
+
+
+def claims_triton(finding: Finding) -> bool:
+    """Whether a finding says that Triton would refuse, and is not known to go further."""
+    return _CLAIMS.search(finding.message) is not None and not any(re.search(pattern, finding.message) for pattern in STRICTER)
+
+
+def _kind(finding: Finding) -> str:
+    """What a finding says, without the names and numbers of the one resource."""
+    return re.sub(r"'[^']*'|\[[^\]]*\]|-?[0-9]+", "…", finding.message)[:80]
+
+
+def campaign(differential: Differential, number: int, examples: int) -> Tally:
+    """Compare ``examples`` resources, those of seed ``number``.
+
+    Raises:
+        DisagreementError: the first one.
+    """
+    tally = Tally()
+
+    @seed(number)
+    @settings(
+        max_examples=examples, phases=[Phase.generate], deadline=None, database=None, derandomize=False, suppress_health_check=list(HealthCheck)
+    )
+    @given(documents())
+    def ask(document: Document) -> None:
+        compare(differential, document, tally)
+
+    ask()
+    return tally
+
+
+def _report(what: str, document: Document, said: str) -> str:
+    return f"{what}:\n{said}\n---\n{yaml.safe_dump(document, sort_keys=False, allow_unicode=True)}"
