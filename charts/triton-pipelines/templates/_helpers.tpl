@@ -42,6 +42,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end -}}
 {{- end -}}
 
+{{/* Triton image per platform family, as the operator takes them. */}}
+{{- define "triton-pipelines.images" -}}
+{{- $images := list (printf "default=%s" .Values.server.image) -}}
+{{- range $family, $image := .Values.server.familyImages -}}
+{{- $images = append $images (printf "%s=%s" $family $image) -}}
+{{- end -}}
+{{- join "," $images -}}
+{{- end -}}
+
 {{/* What the operator may do in a namespace with pipelines. */}}
 {{- define "triton-pipelines.pipelineRules" -}}
 - apiGroups: [tritonpipelines.io]

@@ -47,11 +47,19 @@ VOLUME_REVISION: Final = "revision"
 VOLUME_LIVE: Final = "live"
 VOLUME_SHM: Final = "dshm"
 VOLUME_TMP: Final = "tmp"
+VOLUME_CACHE: Final = "model-cache"
+VOLUME_ENGINES: Final = "engines"
+# Volumes of the operator on the node's disk: their size may be bounded by server.podTemplate.
+DISK_VOLUMES: Final = (VOLUME_DATA, VOLUME_TMP, VOLUME_ENGINES)
+# Name under which a pod's container asks for the GPUs of a ResourceClaimTemplate.
+CLAIM_GPU: Final = "gpu"
 PATH_ROOT: Final = "/tritonpipe"
 PATH_MODELS: Final = f"{PATH_ROOT}/models"
 PATH_SITE: Final = f"{PATH_ROOT}/site"
 PATH_ENGINES: Final = "/tritonpipe-engines"
 PATH_CACHE: Final = "/tritonpipe-cache"
+# Folder of a shared volume that holds the engines, one folder per pipeline; the loader's own files lie beside it.
+FOLDER_ENGINES: Final = "engines"
 PATH_CONFIG: Final = "/etc/tritonpipe"
 PATH_REVISION: Final = f"{PATH_CONFIG}/revision"
 PATH_LIVE: Final = f"{PATH_CONFIG}/live"

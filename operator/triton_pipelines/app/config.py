@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from triton_pipelines.loader.uris import SourceMap
-from triton_pipelines.pipeline.options import DEFAULT_LOADER_IMAGE, DEFAULT_SERVER_IMAGE, Options
+from triton_pipelines.pipeline.options import DEFAULT_FAMILY_IMAGES, DEFAULT_LOADER_IMAGE, DEFAULT_SERVER_IMAGE, SUBSTITUTABLE, Options
 
 ENV_PREFIX: Final = "TRITONPIPE_"
 DEFAULT_IMAGE: Final = "default"
@@ -70,12 +70,13 @@ class OperatorConfig(BaseModel):
         operator_key_file: the operator key as mounted (optional Secret volume). Its file name is the Secret's data key.
         operator_key_secret: name of that Secret.
         operator_key_wait_seconds: how long to wait for the kubelet to mount a Secret that exists already.
-        images: Triton image per platform family; ``default`` has to be there.
+        images: Triton image per platform family (vllm, tensorrtllm); ``default`` is for all others. What is left out has its default.
         loader_image: image of the init container: the operator's own.
         image_pull_policy: of the images above.
         source_map: rules ``PREFIX=TARGET`` for air-gapped mirrors, as the loader takes them.
         substitute_runner: platforms that run on the project's own runner instead of Triton's backend, for servers without it.
-        custom_code: whether pipelines may bring own Python.
+        custom_code: whether pipelines may bring own Python, and containers of their own through podTemplate.
+        pod_template: whether pipelines may change their pods with podTemplate.
         max_concurrent_rollouts: rollouts at a time that no spec change asked for (a new operator release).
         api_timeout_seconds: for one request to the API server.
         api_max_in_flight: requests to the API server at a time.
@@ -106,6 +107,7 @@ class OperatorConfig(BaseModel):
     source_map: Names = ()
     substitute_runner: Annotated[frozenset[str], BeforeValidator(_split)] = frozenset()
     custom_code: Literal["allow", "forbid"] = "allow"
+    pod_template: Literal["allow", "forbid"] = "allow"
     max_concurrent_rollouts: int = Field(default=5, ge=1)
     api_timeout_seconds: float = Field(default=30.0, gt=0)
     api_max_in_flight: int = Field(default=32, ge=1)
@@ -123,8 +125,18 @@ class OperatorConfig(BaseModel):
 
     @field_validator("images")
     @classmethod
-    def _images_have_a_default(cls, value: Mapping[str, str]) -> Mapping[str, str]:
-        return MappingProxyType({DEFAULT_IMAGE: DEFAULT_SERVER_IMAGE, **value})
+    def _images_are_of_known_families(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        known = {DEFAULT_IMAGE: DEFAULT_SERVER_IMAGE, **DEFAULT_FAMILY_IMAGES}
+        if unknown := sorted(value.keys() - known.keys()):
+            raise ValueError(f"{', '.join(unknown)}: no family of images; there are {', '.join(known)}")
+        return MappingProxyType({**known, **value})
+
+    @field_validator("substitute_runner")
+    @classmethod
+    def _platforms_can_be_substituted(cls, value: frozenset[str]) -> frozenset[str]:
+        if unknown := sorted(value - SUBSTITUTABLE):
+            raise ValueError(f"{', '.join(unknown)}: the runner does not run such a platform; it runs {', '.join(sorted(SUBSTITUTABLE))}")
+        return value
 
     @field_validator("source_map")
     @classmethod
@@ -153,6 +165,8 @@ class OperatorConfig(BaseModel):
             source_map=self.source_map,
             substitute_runner=self.substitute_runner,
             custom_code_allowed=self.custom_code == "allow",
+            pod_template_allowed=self.pod_template == "allow",
+            family_images={family: image for family, image in self.images.items() if family != DEFAULT_IMAGE},
             operator_namespace=self.operator_namespace,
         )
 

@@ -38,7 +38,7 @@ def operator(
     operator_key_secret: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the Secret of the operator key.")] = None,
     image: Annotated[
         list[str] | None,
-        typer.Option(metavar="FAMILY=IMAGE", help="Triton image per platform family; default=IMAGE is the one for all others. Repeatable."),
+        typer.Option(metavar="FAMILY=IMAGE", help="Triton image per platform family (vllm, tensorrtllm); default=IMAGE for all others. Repeatable."),
     ] = None,
     loader_image: Annotated[str | None, typer.Option(metavar="IMAGE", help="Image of the init container: the operator's own.")] = None,
     image_pull_policy: Annotated[str | None, typer.Option(metavar="POLICY", help="Of these images: IfNotPresent (default), Always or Never.")] = None,
@@ -48,6 +48,7 @@ def operator(
         typer.Option(metavar="PLATFORM", help="Platform that runs on the project's runner, for servers without its backend; repeatable."),
     ] = None,
     custom_code: Annotated[str | None, typer.Option(metavar="MODE", help="allow (default) or forbid own code in pipelines.")] = None,
+    pod_template: Annotated[str | None, typer.Option(metavar="MODE", help="allow (default) or forbid podTemplate in pipelines.")] = None,
     max_concurrent_rollouts: Annotated[
         int | None, typer.Option(metavar="COUNT", help="Rollouts at a time that no spec change asked for. Default 5.")
     ] = None,
@@ -71,6 +72,7 @@ def operator(
         "source_map": source_map,
         "substitute_runner": substitute_runner,
         "custom_code": custom_code,
+        "pod_template": pod_template,
         "max_concurrent_rollouts": max_concurrent_rollouts,
         "log_level": log_level,
     }

@@ -50,6 +50,8 @@ def build(pipeline: InferencePipeline, options: Options) -> Graph:
         steps.append(postprocess_step(post, steps, tokens, _text_inputs(spec, tokenizer_batch), read))
     if spec.ensemble.response_cache is Switch.ENABLED and spec.ensemble.entry_point is not None:
         steps = [replace(step, response_cache=step.name == spec.ensemble.entry_point) for step in steps]
+    if spec.server.auto_complete is Switch.ENABLED:
+        steps, auxiliary = [_fixed(step) for step in steps], tuple(map(_fixed, auxiliary))
     graph = Graph(
         pipeline=pipeline.name,
         model_name=pipeline.public_name,
@@ -66,6 +68,11 @@ def build(pipeline: InferencePipeline, options: Options) -> Graph:
         tracing=spec.observability.tracing,
     )
     return _entered(graph) if graph.entry is not None else _wired(graph, spec, tokenizer_batch)
+
+
+def _fixed(step: Step) -> Step:
+    """The step with the count it starts with: a config that the backend completes is reloaded by every change."""
+    return replace(step, instances=replace(step.instances, low=step.instances.count, high=step.instances.count))
 
 
 # Name, role, model name, path in the resource, fields.

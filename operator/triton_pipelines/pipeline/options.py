@@ -15,6 +15,8 @@ DEFAULT_FAMILY_IMAGES = {
     "vllm": "nvcr.io/nvidia/tritonserver:24.10-vllm-python-py3",
     "tensorrtllm": "nvcr.io/nvidia/tritonserver:24.10-trtllm-python-py3",
 }
+# Platforms whose steps the project's own runner can run.
+SUBSTITUTABLE = frozenset({"onnxruntime_onnx"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
 from triton_pipelines.api import names
+from triton_pipelines.api.server import Server
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .graph import Graph, Step
@@ -24,6 +25,17 @@ OWNED_ARGUMENTS = frozenset(
         "--allow-sagemaker", "--allow-vertex-ai", "--grpc-use-ssl", "--grpc-use-ssl-mutual",
     }
 )  # fmt: skip
+# What observability.tracing writes: a second setting of the same would win or end Triton, by the order of the arguments.
+TRACE_ARGUMENTS = frozenset({"--trace-config", "--trace-file", "--trace-level", "--trace-rate", "--trace-count", "--log-frequency"})
+CACHE_ARGUMENTS = frozenset({"--cache-config", "--response-cache-byte-size"})
+# Flag → the release that brought it (release notes and branches of triton-inference-server/server); an unknown flag ends Triton.
+# All that the operator itself writes are older than the oldest release that it takes.
+FLAG_RELEASES = {
+    "--grpc-max-response-pool-size": (25, 3),
+    "--grpc-infer-thread-count": (25, 4),
+    "--http-max-input-size": (25, 6),
+    "--allow-client-shm": (26, 4),
+}
 # AIP_MODE=PREDICTION makes Triton open the Vertex AI front end in place of HTTP and gRPC, without an argument.
 OWNED_ENVIRONMENT = frozenset({names.ENV_SITE, names.ENV_CONTROL_KEY, "TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS", "AIP_MODE"})
 RESERVED_GPU_ENVIRONMENT = frozenset({"NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"})
@@ -33,6 +45,10 @@ BASE_CPU_MILLIS = 250
 BASE_MEMORY = 2 * 1024**3
 # Triton's local response cache, where it is switched on: room for many thousand answers of a classifier.
 RESPONSE_CACHE_BYTES = 256 * 1024**2
+# Triton's own default of max_sequence_idle_microseconds (core: sequence_batch_scheduler.cc).
+DEFAULT_IDLE_MICROSECONDS = 1_000_000
+# Between a last sequence's end and the server's: unloading took 3 s (measured, 24.10).
+UNLOAD_SECONDS = 5
 # One shared-memory region per python instance: 1 MB growing in 1 MB steps from 24.10, 64 MB in older ones (python_backend).
 SHARED_MEMORY_BASE = 64 * 1024**2
 SHARED_MEMORY_PER_INSTANCE = 64 * 1024**2
@@ -111,18 +127,22 @@ def server_arguments(
     exit_timeout_seconds: int,
     connection_age_milliseconds: int | None,
     control_key: str | None,
+    auto_complete: bool = False,
+    features: Sequence[str] = (),
     extra: Sequence[str] = (),
 ) -> list[str]:
     """Arguments of ``tritonserver``, the same in a pod and in ``tritonpipe serve``.
 
     ``--exit-on-error=false``: the index can be asked why a model failed; readiness hangs on the ensemble, not on the server.
     ``control_key`` is the text put behind ``admin-key=`` (in a pod an environment reference, so that no secret stands in the pod).
+    ``features`` are those of :func:`feature_arguments`, ``extra`` the user's own.
     """
     arguments = [
         f"--model-repository={repository}",
         "--model-control-mode=explicit",
         *(f"--load-model={name}" for name in load),
-        "--disable-auto-complete-config",
+        # Configs are complete: what a backend would fill in makes the next count change a full reload.
+        *([] if auto_complete else ["--disable-auto-complete-config"]),
         "--exit-on-error=false",
         f"--exit-timeout-secs={exit_timeout_seconds}",
     ]
@@ -132,7 +152,92 @@ def server_arguments(
     if control_key is not None:
         restriction = f"{names.CONTROL_GROUPS}:{names.CONTROL_HEADER}={control_key}"
         arguments += [f"--http-restricted-api={restriction}", f"--grpc-restricted-protocol={restriction}"]
-    return [*arguments, *extra]
+    return [*arguments, *features, *extra]
+
+
+def flag_of(argument: str) -> str:
+    """The name of an argument's flag."""
+    return re.split(r"[=\s]", argument, maxsplit=1)[0]
+
+
+def same_flag(flag: str, known: Iterable[str]) -> str | None:
+    """The flag of ``known`` that this one is: Triton's parser takes every unambiguous beginning of a name (getopt_long)."""
+    if flag in (known := sorted(known)):
+        return flag
+    return next((one for one in known if len(flag) > 2 and flag.startswith("--") and one.startswith(flag)), None)
+
+
+def feature_arguments(pipeline: InferencePipeline, graph: Graph) -> list[str]:
+    """Arguments that fields of the resource ask for: the response cache, traces."""
+    arguments = []
+    if size := _cache_bytes(graph) if cache_argument(pipeline) is None else 0:
+        arguments.append(f"--cache-config=local,size={size}")
+    if (tracing := graph.tracing) is not None:
+        # OTLP over HTTP, fixed at start. The pipeline's name is the service: traces of several arrive at one collector.
+        arguments += [
+            "--trace-config=mode=opentelemetry",
+            f"--trace-config=opentelemetry,url={tracing.otlp_endpoint}",
+            f"--trace-config=opentelemetry,resource=service.name={pipeline.name}",
+            f"--trace-config=opentelemetry,resource=service.namespace={pipeline.namespace}",
+            f"--trace-config=rate={tracing.sample_every}",
+            "--trace-config=level=TIMESTAMPS",
+        ]
+    return arguments
+
+
+def cache_argument(pipeline: InferencePipeline) -> str | None:
+    """The user's own setting of the response cache, which stands in place of ours."""
+    return next((item for item in pipeline.spec.server.args if same_flag(flag_of(item), CACHE_ARGUMENTS)), None)
+
+
+def _cache_bytes(graph: Graph) -> int:
+    """Room for the response cache, 0 where nothing uses it. A patched config may use it, too."""
+    used = graph.response_cache or any(step.response_cache or "response_cache" in _patched(step) for step in graph.models)
+    return RESPONSE_CACHE_BYTES if used else 0
+
+
+def _patched(step: Step) -> set[str]:
+    """Fields that ``configPatch`` writes, as the proto spells them."""
+    return {re.sub(r"(?<!^)([A-Z])", r"_\1", key).lower() for key in step.config_patch or {}}
+
+
+def sequence_idle_seconds(pipeline: InferencePipeline) -> int | None:
+    """The longest time that a sequence of any step may pause, rounded up; ``None`` where no step has sequences."""
+    spec = pipeline.spec
+    steps = [step for step in (spec.model, *spec.steps, *spec.auxiliary_models) if step is not None and step.sequence_batching is not None]
+    idle = [step.sequence_batching.max_sequence_idle_microseconds or DEFAULT_IDLE_MICROSECONDS for step in steps if step.sequence_batching]
+    return -(-max(idle) // 1_000_000) if idle else None
+
+
+def drain_seconds(pipeline: InferencePipeline) -> int:
+    """Wait before Triton is told to stop. At least 1: older API servers refuse a preStop sleep of 0."""
+    return max(pipeline.spec.rollout.drain_seconds, 1)
+
+
+def exit_timeout_seconds(pipeline: InferencePipeline) -> int:
+    """Time that Triton gets to end: as long again, and long enough for the last open sequence.
+
+    Measured (24.10): told to stop, Triton goes on answering on open connections and waits for every sequence to end or to be given up
+    as idle; when its exit timeout runs out before, the sequences are lost and it ends with exit code 1.
+    """
+    idle = sequence_idle_seconds(pipeline)
+    return max(drain_seconds(pipeline), 0 if idle is None else idle + UNLOAD_SECONDS)
+
+
+def connection_age_milliseconds(pipeline: InferencePipeline) -> int | None:
+    """Time after which a gRPC connection is told to move: a third of the drain, so that all move while a pod drains.
+
+    ``None`` with sequences: a client that moves in the middle of one loses it; it stays until the pod is gone.
+    """
+    return None if sequence_idle_seconds(pipeline) is not None else max(1000, drain_seconds(pipeline) * 1000 // 3)
+
+
+def refused_variable(name: str, value: str | None, server: Server) -> str | None:
+    """Why the Triton container may not have this environment variable; ``None``: it may."""
+    hidden = server.gpu.count == 0 and value in ("", "void", "none", "-1")
+    if name in RESERVED_GPU_ENVIRONMENT and not hidden:
+        return f"{name} would show the pod GPUs that the scheduler did not give it; remove it and ask for GPUs with server.gpu"
+    return f"{name} belongs to the operator; remove it" if name in OWNED_ENVIRONMENT else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +272,8 @@ def sizes(pipeline: InferencePipeline, graph: Graph) -> Sizes:
     shared = SHARED_MEMORY_BASE + SHARED_MEMORY_PER_INSTANCE * sum(count for _, count in high)
     if server.shared_memory:
         shared = bytes_of(server.shared_memory)
-    cache = RESPONSE_CACHE_BYTES if graph.response_cache else 0
+    given = cache_argument(pipeline)
+    cache = _given_cache(given) if given is not None else _cache_bytes(graph)
     asked, capped = server.resources.requests, server.resources.limits
     request_cpu = millis(asked.cpu) if asked.cpu else BASE_CPU_MILLIS + _cpu(low)
     request_memory = bytes_of(asked.memory) if asked.memory else BASE_MEMORY + cache + _memory(low)
@@ -178,6 +284,12 @@ def sizes(pipeline: InferencePipeline, graph: Graph) -> Sizes:
     if not asked.memory:
         request_memory = min(request_memory, limit_memory)
     return Sizes(cpu(request_cpu), cpu(limit_cpu), memory(request_memory), memory(limit_memory), memory(shared))
+
+
+def _given_cache(argument: str) -> int:
+    """Bytes of a response cache that the user's own argument sets up; 0 where it does not say."""
+    match = re.search(r"size=([0-9]+)", argument) or re.fullmatch(r"--response-cache-byte-size[= ]([0-9]+)", argument)
+    return int(match[1]) if match else 0
 
 
 def _cpu(steps: Sequence[tuple[Step, int]]) -> int:

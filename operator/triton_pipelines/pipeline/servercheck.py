@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,9 +11,30 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .graph import Graph
 from .options import Options
-from .server import OWNED_ARGUMENTS, OWNED_ENVIRONMENT, RESERVED_GPU_ENVIRONMENT, bytes_of, default_image, millis, server_version, sizes
+from .server import (
+    FLAG_RELEASES,
+    OWNED_ARGUMENTS,
+    TRACE_ARGUMENTS,
+    bytes_of,
+    default_image,
+    flag_of,
+    millis,
+    refused_variable,
+    same_flag,
+    server_version,
+    sizes,
+)
 
 FLOOR_VERSION = (24, 8)
+INFLIGHT_VERSION = (25, 11)
+# Arguments that a field of the resource says.
+INSTEAD_OF_ARGUMENTS = {
+    "--disable-auto-complete-config": "server.autoComplete",
+    "--strict-model-config": "server.autoComplete",
+    "--exit-timeout-secs": "rollout.drainSeconds",
+    "--grpc-max-connection-age": "rollout.drainSeconds",
+    "--load-model": "auxiliaryModels",
+}
 
 
 def check_server(pipeline: InferencePipeline, graph: Graph, options: Options) -> Iterator[Finding]:
@@ -34,32 +54,59 @@ def check_server(pipeline: InferencePipeline, graph: Graph, options: Options) ->
         yield Finding(
             "spec.server.version", f"{version[0]:02d}.{version[1]:02d} is too old: live scaling without reloads came with 24.08; use a newer image"
         )
-    for index, argument in enumerate(server.args):
-        flag = re.split(r"[=\s]", argument, maxsplit=1)[0]
-        if owned := _owned(flag):
-            yield Finding(f"spec.server.args[{index}]", f"{owned} belongs to the operator; remove it")
-        elif not argument.startswith("-"):
-            yield Finding(f"spec.server.args[{index}]", f"{argument!r} is no flag; write --flag=value as one item")
+    yield from _arguments(pipeline, version)
     for index, variable in enumerate(server.env):
-        hidden = server.gpu.count == 0 and variable.value in ("", "void", "none", "-1")
-        if variable.name in RESERVED_GPU_ENVIRONMENT and not hidden:
-            yield Finding(
-                f"spec.server.env[{index}].name",
-                f"{variable.name} would show the pod GPUs that the scheduler did not give it; remove it and ask for GPUs with server.gpu",
-            )
-        if variable.name in OWNED_ENVIRONMENT:
-            yield Finding(f"spec.server.env[{index}].name", f"{variable.name} belongs to the operator; remove it")
+        if why := refused_variable(variable.name, variable.value, server):
+            yield Finding(f"spec.server.env[{index}].name", why)
         if variable.value is not None and variable.value_from is not None:
             yield Finding(f"spec.server.env[{index}]", "has both value and valueFrom; write one of them")
+    inflight = pipeline.spec.ensemble.max_inflight_requests
+    if inflight and version is not None and version < INFLIGHT_VERSION:
+        yield Finding(
+            "spec.ensemble.maxInflightRequests",
+            f"came with 25.11, and server.version is {_spelled(version)}, which does not load a config that has it; remove it, or use a newer image",
+        )
+    if server.pod_template is not None and not options.pod_template_allowed:
+        yield Finding(
+            "spec.server.podTemplate",
+            "is forbidden by this operator (--pod-template=forbid); use the other fields of spec.server, or ask whoever runs the operator",
+        )
+    yield from _fixed(pipeline, graph)
     yield from _resources(pipeline, graph)
     yield from _affinity(server)
 
 
-def _owned(flag: str) -> str | None:
-    """The operator's argument that this one is: Triton's parser takes every unambiguous beginning of a name (getopt_long)."""
-    if flag in OWNED_ARGUMENTS:
-        return flag
-    return next((owned for owned in sorted(OWNED_ARGUMENTS) if len(flag) > 2 and flag.startswith("--") and owned.startswith(flag)), None)
+def _spelled(version: tuple[int, int]) -> str:
+    return f"{version[0]:02d}.{version[1]:02d}"
+
+
+def _arguments(pipeline: InferencePipeline, version: tuple[int, int] | None) -> Iterator[Finding]:
+    """Arguments that the operator writes itself, and those that the server does not know: either ends Triton or opens its control API."""
+    tracing = pipeline.spec.observability.tracing is not None
+    for index, argument in enumerate(pipeline.spec.server.args):
+        path, flag = f"spec.server.args[{index}]", flag_of(argument)
+        if owned := same_flag(flag, OWNED_ARGUMENTS):
+            instead = f"; write {instead} instead" if (instead := INSTEAD_OF_ARGUMENTS.get(owned)) else "; remove it"
+            yield Finding(path, f"{owned} belongs to the operator{instead}")
+        elif tracing and (owned := same_flag(flag, TRACE_ARGUMENTS)):
+            yield Finding(path, f"{owned} is what observability.tracing sets; remove one of them")
+        elif not argument.startswith("-"):
+            yield Finding(path, f"{argument!r} is no flag; write --flag=value as one item")
+        elif version is not None and version < (since := FLAG_RELEASES.get(flag, version)):
+            yield Finding(
+                path,
+                f"{flag} came with {_spelled(since)}, and server.version is {_spelled(version)}, which it would end; remove it, or use a newer image",
+            )
+
+
+def _fixed(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
+    """Ranges of counts where no count changes."""
+    spec = pipeline.spec
+    if not graph.auto_complete:
+        return
+    for path, slot in (("spec.tokenizer", spec.tokenizer), ("spec.postprocess", spec.postprocess)):
+        if slot is not None and slot.instances is not None and slot.instances.ranged:
+            yield Finding(f"{path}.instances", "no step is scaled live with server.autoComplete Enabled; write count")
 
 
 def _resources(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:

@@ -10,9 +10,13 @@ from triton_pipelines.api import names
 from triton_pipelines.api.base import Switch
 from triton_pipelines.api.server import DisruptionBudget, RolloutStrategy
 from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.pipeline.server import sequence_idle_seconds
 
 from .plain import plain
 
+# Kubernetes' own default, and the most that it takes.
+AFFINITY_SECONDS = 10800
+AFFINITY_SECONDS_MAX = 86400
 PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
 
 
@@ -62,8 +66,17 @@ def control_secret(pipeline: InferencePipeline, revision: str, key: str) -> dict
 
 
 def service(pipeline: InferencePipeline) -> dict[str, Any]:
-    """The Service in front of the pods: HTTP, gRPC and metrics under their usual numbers."""
+    """The Service in front of the pods: HTTP, gRPC and metrics under their usual numbers.
+
+    A client of a step with sequences stays on one pod, which alone knows its sequence.
+    """
     wanted = pipeline.spec.server.service
+    idle = sequence_idle_seconds(pipeline)
+    sticky: dict[str, Any] = {"sessionAffinity": "None"}
+    if idle is not None:
+        # Written out, so that they go together: the API server takes no timeout without an affinity.
+        seconds = min(max(idle, AFFINITY_SECONDS), AFFINITY_SECONDS_MAX)
+        sticky = {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": seconds}}}
     result = _object(
         pipeline,
         "v1",
@@ -71,6 +84,7 @@ def service(pipeline: InferencePipeline) -> dict[str, Any]:
         pipeline.name,
         spec={
             "type": wanted.type.value,
+            **sticky,
             "selector": names.selector(pipeline.name),
             "ports": [
                 {"name": "http", "port": names.PORT_HTTP, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"},
@@ -144,6 +158,8 @@ def deployment(pipeline: InferencePipeline, template: Mapping[str, Any], mode: R
     spec: dict[str, Any] = {
         "selector": {"matchLabels": names.selector(pipeline.name)},
         "strategy": strategy(mode),
+        # Written out: rollouts are paused by the resource's annotation, and by nobody behind the operator's back.
+        "paused": False,
         "progressDeadlineSeconds": pipeline.spec.rollout.progress_deadline_seconds,
         "revisionHistoryLimit": pipeline.spec.rollout.revision_history_limit,
         "template": json.loads(json.dumps(template)),

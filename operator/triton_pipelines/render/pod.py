@@ -9,11 +9,20 @@ from triton_pipelines.api import names
 from triton_pipelines.api.server import Server
 from triton_pipelines.api.source import Source
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.pipeline.graph import Fetch, Graph
+from triton_pipelines.pipeline.defaults import ENVIRONMENT_PARAMETER
+from triton_pipelines.pipeline.graph import Fetch, Graph, Implementation
 from triton_pipelines.pipeline.options import Options
-from triton_pipelines.pipeline.server import server_arguments, sizes
+from triton_pipelines.pipeline.server import (
+    connection_age_milliseconds,
+    drain_seconds,
+    exit_timeout_seconds,
+    feature_arguments,
+    server_arguments,
+    sizes,
+)
 
 from .plain import plain
+from .podtemplate import merged
 
 UID = 1000  # of the stock Triton image's unprivileged user
 GRACE_MARGIN_SECONDS = 10
@@ -21,30 +30,25 @@ GRACE_MARGIN_SECONDS = 10
 # and a value of it in the probe would roll every pod when it changes.
 STARTUP_SECONDS = 7200
 STARTUP_PERIOD_SECONDS = 2
+# The model's backends and ours write next to nothing there.
+TMP_LIMIT = "4Gi"
+KNOWN_BACKENDS = frozenset({"onnxruntime", "tensorrt", "pytorch", "python"})
 GPU_RESOURCE = "nvidia.com/gpu"
 GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
 
 
-def connection_age(drain_seconds: int) -> int:
-    """Milliseconds after which a gRPC connection is told to move: a third of the drain, so that all move while a pod drains."""
-    return max(1000, drain_seconds * 1000 // 3)
-
-
 def template(pipeline: InferencePipeline, graph: Graph, options: Options, revision: str, server_image: str) -> dict[str, Any]:
-    """The pod template of a revision."""
-    spec, server = pipeline.spec, pipeline.spec.server
-    # A preStop sleep and an exit timeout of 0 are refused by older servers and by Triton.
-    drain = max(spec.rollout.drain_seconds, 1)
+    """The pod template of a revision. Raises :class:`RefusedError` for what ``server.podTemplate`` may not say."""
+    server = pipeline.spec.server
+    security: dict[str, Any] = {"runAsNonRoot": True, "runAsUser": UID, "runAsGroup": UID, "seccompProfile": {"type": "RuntimeDefault"}}
+    if server.model_cache is not None:
+        # A fresh volume is root's; its files change hands once, not at every start.
+        security |= {"fsGroup": UID, "fsGroupChangePolicy": "OnRootMismatch"}
     pod: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": 2 * drain + GRACE_MARGIN_SECONDS,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": UID,
-            "runAsGroup": UID,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "terminationGracePeriodSeconds": drain_seconds(pipeline) + exit_timeout_seconds(pipeline) + GRACE_MARGIN_SECONDS,
+        "securityContext": security,
         "initContainers": [_loader(pipeline, graph, options, revision)],
         "containers": [_triton(pipeline, graph, options, revision, server_image)],
         "volumes": _volumes(pipeline, graph, options, revision),
@@ -59,11 +63,11 @@ def template(pipeline: InferencePipeline, graph: Graph, options: Options, revisi
         "priorityClassName": server.priority_class_name,
         "imagePullSecrets": [{"name": item.name} for item in server.image_pull_secrets],
     }
+    if server.gpu.claim_template is not None:
+        optional["resourceClaims"] = [{"name": names.CLAIM_GPU, "resourceClaimTemplateName": server.gpu.claim_template}]
     pod |= {key: value for key, value in optional.items() if value}
-    return {
-        "metadata": {"labels": {**names.labels(pipeline.name), names.LABEL_REVISION: revision}},
-        "spec": pod,
-    }
+    whole = {"metadata": {"labels": {**names.labels(pipeline.name), names.LABEL_REVISION: revision}}, "spec": pod}
+    return whole if server.pod_template is None else merged(whole, pipeline, options)
 
 
 def _hardened() -> dict[str, Any]:
@@ -82,7 +86,9 @@ def _loader(pipeline: InferencePipeline, graph: Graph, options: Options, revisio
         {"name": names.VOLUME_REVISION, "mountPath": names.PATH_REVISION, "readOnly": True},
         {"name": names.VOLUME_LIVE, "mountPath": names.PATH_LIVE, "readOnly": True},
     ]
-    claims: set[str] = set()
+    if pipeline.spec.server.model_cache is not None:
+        mounts.append({"name": names.VOLUME_CACHE, "mountPath": names.PATH_CACHE})
+    claims, mounted = _claims(pipeline, graph, options), set[str]()
     for item in graph.fetches:
         source = item.source
         scheme, name = _mounted(options, source)
@@ -92,16 +98,22 @@ def _loader(pipeline: InferencePipeline, graph: Graph, options: Options, revisio
             mounts.append({"name": _volume("ca", item), "mountPath": f"{names.PATH_CA}/{item.key}", "readOnly": True})
         if scheme == "configmap":
             mounts.append({"name": _volume("configmap", item), "mountPath": f"{names.PATH_CONFIGMAPS}/{item.key}", "readOnly": True})
-        if scheme == "pvc" and name not in claims:
-            claims.add(name)
-            mounts.append({"name": f"claim-{len(claims)}", "mountPath": f"{names.PATH_CLAIMS}/{name}", "readOnly": True})
+        if scheme == "pvc" and name not in mounted:
+            mounted.add(name)
+            mounts.append({"name": claims[name], "mountPath": f"{names.PATH_CLAIMS}/{name}", "readOnly": True})
     mapped = relevant_source_map(options.source_map, [item.source.uri for item in graph.fetches])
+    cache = []
+    if pipeline.spec.server.model_cache is not None:
+        cache.append(f"--cache={names.PATH_CACHE}")
+        if _keeps_engines(graph):
+            # Made by the loader, so that it is its user's: the kubelet would make it root's.
+            cache.append(f"--folder={names.PATH_CACHE}/{_engines_folder(pipeline)}")
     container: dict[str, Any] = {
         "name": names.CONTAINER_LOADER,
         "image": options.loader_image,
         "imagePullPolicy": options.image_pull_policy,
         "command": ["tritonpipe"],
-        "args": ["load", *(f"--source-map={entry}" for entry in mapped)],
+        "args": ["load", *cache, *(f"--source-map={entry}" for entry in mapped)],
         "env": [{"name": "HOME", "value": "/tmp"}, {"name": "HF_HOME", "value": "/tmp/hf"}],  # noqa: S108
         "volumeMounts": mounts,
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}},
@@ -109,6 +121,27 @@ def _loader(pipeline: InferencePipeline, graph: Graph, options: Options, revisio
         "terminationMessagePolicy": "File",
     }
     return container
+
+
+def _claims(pipeline: InferencePipeline, graph: Graph, options: Options) -> dict[str, str]:
+    """Claim → name of its volume: a pod names a claim once (two volumes of one claim keep some kubelets waiting), the model cache first."""
+    cache = pipeline.spec.server.model_cache
+    claims = {} if cache is None else {cache.claim_name: names.VOLUME_CACHE}
+    for item in graph.fetches:
+        scheme, name = _mounted(options, item.source)
+        if scheme == "pvc":
+            claims.setdefault(name, f"claim-{len(claims) + (cache is None)}")
+    return claims
+
+
+def _keeps_engines(graph: Graph) -> bool:
+    """Whether a step writes TensorRT engines."""
+    return any(key == "trt_engine_cache_enable" and value == "1" for step in graph.models for key, value in step.accelerator or ())
+
+
+def _engines_folder(pipeline: InferencePipeline) -> str:
+    """Below a shared volume: pipelines of a namespace may have models of the same name."""
+    return f"{names.FOLDER_ENGINES}/{pipeline.name}"
 
 
 def relevant_source_map(entries: Sequence[str], uris: Sequence[str]) -> list[str]:
@@ -132,12 +165,12 @@ def _mounted(options: Options, source: Source) -> tuple[str, str]:
 
 
 def _triton(pipeline: InferencePipeline, graph: Graph, options: Options, revision: str, image: str) -> dict[str, Any]:
-    spec, server = pipeline.spec, pipeline.spec.server
+    server = pipeline.spec.server
     size = sizes(pipeline, graph)
-    drain = max(spec.rollout.drain_seconds, 1)
     limits: dict[str, str] = {"cpu": size.cpu_limit, "memory": size.memory_limit}
     requests: dict[str, str] = {"cpu": size.cpu_request, "memory": size.memory_request}
-    if server.gpu.count:
+    claimed = server.gpu.claim_template is not None
+    if server.gpu.count and not claimed:
         limits[server.gpu.resource_name] = str(server.gpu.count)
         requests[server.gpu.resource_name] = str(server.gpu.count)
     environment: list[dict[str, Any]] = [
@@ -161,9 +194,11 @@ def _triton(pipeline: InferencePipeline, graph: Graph, options: Options, revisio
         "args": server_arguments(
             names.PATH_MODELS,
             graph.load,
-            exit_timeout_seconds=drain,
-            connection_age_milliseconds=connection_age(drain),
+            exit_timeout_seconds=exit_timeout_seconds(pipeline),
+            connection_age_milliseconds=connection_age_milliseconds(pipeline),
             control_key=f"$({names.ENV_CONTROL_KEY})",
+            auto_complete=graph.auto_complete,
+            features=feature_arguments(pipeline, graph),
             extra=server.args,
         ),
         "env": environment,
@@ -172,12 +207,13 @@ def _triton(pipeline: InferencePipeline, graph: Graph, options: Options, revisio
             {"name": "grpc", "containerPort": names.PORT_GRPC, "protocol": "TCP"},
             {"name": "metrics", "containerPort": names.PORT_METRICS, "protocol": "TCP"},
         ],
-        "resources": {"requests": requests, "limits": limits},
+        "resources": {"requests": requests, "limits": limits} | ({"claims": [{"name": names.CLAIM_GPU}]} if claimed else {}),
         "volumeMounts": [
             # Read-only is what keeps count changes in place: no bytecode cache makes the version folder look newer.
             {"name": names.VOLUME_DATA, "mountPath": names.PATH_ROOT, "readOnly": True},
             {"name": names.VOLUME_SHM, "mountPath": "/dev/shm"},  # noqa: S108
             {"name": names.VOLUME_TMP, "mountPath": "/tmp"},  # noqa: S108
+            *_engine_mounts(pipeline, graph),
         ],
         # The server stays live while the ensemble is down, and ready while a process is dead; only the ensemble itself says the truth.
         "readinessProbe": {
@@ -200,21 +236,42 @@ def _triton(pipeline: InferencePipeline, graph: Graph, options: Options, revisio
             "failureThreshold": 6,
         },
         # Triton resets new connections from the moment of SIGTERM; until every client knows that the pod is gone, it must not come.
-        "lifecycle": {"preStop": {"sleep": {"seconds": drain}}},
+        "lifecycle": {"preStop": {"sleep": {"seconds": drain_seconds(pipeline)}}},
         "securityContext": _hardened(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
 
+def _engine_mounts(pipeline: InferencePipeline, graph: Graph) -> list[dict[str, Any]]:
+    """Where TensorRT keeps engines: on the shared volume, else in a folder of the pod that outlives its containers."""
+    if not _keeps_engines(graph):
+        return []
+    if pipeline.spec.server.model_cache is None:
+        return [{"name": names.VOLUME_ENGINES, "mountPath": names.PATH_ENGINES}]
+    return [{"name": names.VOLUME_CACHE, "mountPath": names.PATH_ENGINES, "subPath": _engines_folder(pipeline)}]
+
+
+def _tmp(graph: Graph) -> dict[str, Any]:
+    """The folder of temporary files. Bounded where only Triton, its backends and files of ours write there, so that a leak ends the pod
+    and not its node; unbounded where a packed environment is unpacked there or an engine keeps its compiled kernels, whose size nobody knows.
+    The model repository has no bound: models may be of any size, and the loader asks for room before it fetches."""
+    open_ended = any(
+        step.implementation is Implementation.CODE or ENVIRONMENT_PARAMETER in step.parameters or step.backend not in KNOWN_BACKENDS
+        for step in graph.models
+    )
+    return {} if open_ended else {"sizeLimit": TMP_LIMIT}
+
+
 def _volumes(pipeline: InferencePipeline, graph: Graph, options: Options, revision: str) -> list[dict[str, Any]]:
     volumes: list[dict[str, Any]] = [
         {"name": names.VOLUME_DATA, "emptyDir": {}},
-        {"name": names.VOLUME_TMP, "emptyDir": {}},
+        {"name": names.VOLUME_TMP, "emptyDir": _tmp(graph)},
         {"name": names.VOLUME_SHM, "emptyDir": {"medium": "Memory", "sizeLimit": sizes(pipeline, graph).shared_memory}},
         {"name": names.VOLUME_REVISION, "configMap": {"name": names.revision_name(pipeline.name, revision)}},
         {"name": names.VOLUME_LIVE, "configMap": {"name": names.live_name(pipeline.name), "optional": True}},
     ]
-    claims: set[str] = set()
+    if _keeps_engines(graph) and pipeline.spec.server.model_cache is None:
+        volumes.append({"name": names.VOLUME_ENGINES, "emptyDir": {}})
     for item in graph.fetches:
         source = item.source
         scheme, name = _mounted(options, source)
@@ -225,9 +282,10 @@ def _volumes(pipeline: InferencePipeline, graph: Graph, options: Options, revisi
             volumes.append({"name": _volume("ca", item), "configMap": {"name": source.ca_ref.name, "items": [entry]}})
         if scheme == "configmap":
             volumes.append({"name": _volume("configmap", item), "configMap": {"name": name}})
-        if scheme == "pvc" and name not in claims:
-            claims.add(name)
-            volumes.append({"name": f"claim-{len(claims)}", "persistentVolumeClaim": {"claimName": name, "readOnly": True}})
+    for claim, volume in _claims(pipeline, graph, options).items():
+        # What the loader only reads is read-only as a whole; the cache is written to.
+        read_only = {} if volume == names.VOLUME_CACHE else {"readOnly": True}
+        volumes.append({"name": volume, "persistentVolumeClaim": {"claimName": claim, **read_only}})
     return volumes
 
 

@@ -70,12 +70,14 @@ def render(pipeline: InferencePipeline, graph: Graph, options: Options, digests:
 
 def review(pipeline: InferencePipeline, graph: Graph, options: Options) -> list[Finding]:
     """What Triton would refuse of a checked graph, with the fields of the resource; empty: it may be rendered."""
-    try:
-        configs(graph, facts(pipeline, pipeline.spec.server.image or default_image(graph, options)))
-        template(pipeline, graph, options, "", "")
-    except RefusedError as refused:
-        return refused.findings
-    return []
+    image = pipeline.spec.server.image or default_image(graph, options)
+    findings: list[Finding] = []
+    for made in (lambda: configs(graph, facts(pipeline, image)), lambda: template(pipeline, graph, options, "", image)):
+        try:
+            made()
+        except RefusedError as refused:
+            findings += refused.findings
+    return findings
 
 
 def facts(pipeline: InferencePipeline, image: str) -> ServerFacts:
@@ -94,8 +96,11 @@ def config_map(pipeline: InferencePipeline, revision: Revision) -> dict[str, Any
 def _without_default_images(pipeline: InferencePipeline, pod: dict[str, Any]) -> dict[str, Any]:
     """The template less what the operator alone decides: a new release, or another default pull policy, must not roll pods."""
     for container in pod["spec"]["initContainers"]:
-        container["image"] = container["imagePullPolicy"] = ""
+        if container["name"] == names.CONTAINER_LOADER:
+            container["image"] = container["imagePullPolicy"] = ""
     for container in pod["spec"]["containers"]:
+        if container["name"] != names.CONTAINER_SERVER:
+            continue
         if pipeline.spec.server.image is None:
             container["image"] = ""
         if pipeline.spec.server.image_pull_policy is None:

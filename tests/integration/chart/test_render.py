@@ -104,12 +104,15 @@ def test_default_values_are_the_operators_own_defaults() -> None:
 
 def test_full_values_reach_the_operator() -> None:
     config = operator_config(render("full"))
-    assert dict(config.images) == {"default": "registry.example.com:5000/nvidia/tritonserver:25.03-py3"}
+    registry = "registry.example.com:5000/nvidia/tritonserver"
+    families = {"vllm": f"{registry}:25.03-vllm-python-py3", "tensorrtllm": f"{registry}:25.03-trtllm-python-py3"}
+    assert dict(config.images) == {"default": f"{registry}:25.03-py3", **families}
+    assert (config.render_options.server_image, dict(config.render_options.family_images)) == (f"{registry}:25.03-py3", families)
     assert config.loader_image == "registry.example.com:5000/mirror/triton-pipelines:0.1.0-loader"
     assert config.image_pull_policy == "Always"
     assert config.source_map == ("hf://=https://hub.example.com", "s3://models/=https://mirror.example.com/models/")
     assert config.substitute_runner == {"onnxruntime_onnx"}
-    assert config.custom_code == "forbid"
+    assert (config.custom_code, config.pod_template) == ("forbid", "forbid")
     assert (config.workers, config.max_concurrent_rollouts, config.api_max_in_flight) == (16, 2, 64)
     assert (config.resync_seconds, config.relist_seconds, config.api_timeout_seconds, config.shutdown_seconds) == (300, 120, 12.5, 45)
     assert (config.metrics_port, config.liveness_port, config.log_level) == (9090, 9091, "debug")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from triton_pipelines.app.config import ConfigError, OperatorConfig, load_config, variable_of
+from triton_pipelines.pipeline.options import DEFAULT_FAMILY_IMAGES
 
 
 def test_defaults_are_valid_and_cluster_wide() -> None:
@@ -14,6 +15,8 @@ def test_defaults_are_valid_and_cluster_wide() -> None:
     assert config.images["default"] == "nvcr.io/nvidia/tritonserver:24.10-py3"
     assert config.render_options.server_image == config.images["default"]
     assert config.render_options.custom_code_allowed
+    assert config.render_options.pod_template_allowed
+    assert dict(config.render_options.family_images) == DEFAULT_FAMILY_IMAGES
 
 
 def test_variables_fill_in_and_options_win() -> None:
@@ -24,6 +27,7 @@ def test_variables_fill_in_and_options_win() -> None:
         "TRITONPIPE_SOURCE_MAP": "hf://=http://127.0.0.1:1,s3://=http://127.0.0.1:2",
         "TRITONPIPE_SUBSTITUTE_RUNNER": "onnxruntime_onnx",
         "TRITONPIPE_CUSTOM_CODE": "forbid",
+        "TRITONPIPE_POD_TEMPLATE": "forbid",
         "OTHER": "x",
     }
     config = load_config({"workers": 5, "log_level": None}, environ)
@@ -36,6 +40,8 @@ def test_variables_fill_in_and_options_win() -> None:
     assert options.source_map == ("hf://=http://127.0.0.1:1", "s3://=http://127.0.0.1:2")
     assert options.substitute_runner == {"onnxruntime_onnx"}
     assert not options.custom_code_allowed
+    assert not options.pod_template_allowed
+    assert dict(options.family_images) == {**DEFAULT_FAMILY_IMAGES, "vllm": "v:1"}
 
 
 @pytest.mark.parametrize(
@@ -45,6 +51,9 @@ def test_variables_fill_in_and_options_win() -> None:
         ({"namespaces": ["team-*"]}, ["--namespaces", "team-*", "patterns are not supported"]),
         ({"images": ["noequals"]}, ["--images", "'noequals'", "NAME=VALUE"]),
         ({"source_map": ["nonsense"]}, ["--source-map", "nonsense", "PREFIX=TARGET"]),
+        ({"images": ["default=a:1", "vlm=b:1"]}, ["--images", "vlm: no family of images", "default, vllm, tensorrtllm"]),
+        ({"substitute_runner": ["onnxruntime_onnx", "tensorrt_plan"]}, ["--substitute-runner", "tensorrt_plan", "it runs onnxruntime_onnx"]),
+        ({"pod_template": "maybe"}, ["--pod-template", "'allow' or 'forbid'"]),
         ({"custom_code": "maybe"}, ["--custom-code", "'allow' or 'forbid'"]),
         ({"metrics_port": 9000, "liveness_port": 9000}, ["metrics_port", "liveness_port", "9000"]),
         ({"unknown": 1}, ["--unknown"]),
