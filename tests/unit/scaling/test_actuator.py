@@ -1,0 +1,157 @@
+"""A count change over several pods: the order in which they are touched, and what is told of each way it can end."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from triton_pipelines.scaling.actuator import Ended, Pace, PodGoneError, PodRefusedError, PodSilentError, Target, actuate
+from triton_pipelines.scaling.backoff import Backoff
+
+PACE = Pace(load=5.0, settle=0.2, settle_poll=0.01, verify=0.05, verify_poll=0.01)
+
+
+@dataclass
+class FakePod:
+    """A pod as Triton behaves: a load sets the count, or does not, late or never. A stand-in; the real one is in the integration tests."""
+
+    name: str
+    now: int = 1
+    refuses: str = ""
+    silent: bool = False
+    late: int = 0  # looks at the count until a silent load shows
+    gone: bool = False
+    ignores: bool = False
+    faults: list[str] = field(default_factory=list)
+    inference: str = ""
+    log: list[str] = field(default_factory=list)
+    pending: int | None = None
+    gate: asyncio.Event | None = None
+
+    async def count(self, model: str) -> int:
+        if self.pending is not None:
+            self.late -= 1
+            if self.late < 0:
+                self.now, self.pending = self.pending, None
+        return self.now
+
+    async def load(self, model: str, config_json: str, deadline: float) -> None:
+        self.log.append(f"{self.name} {config_json}")
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.gone:
+            raise PodGoneError("connection refused")
+        if self.refuses:
+            raise PodRefusedError(self.refuses)
+        if self.silent:
+            self.pending = int(config_json)
+            raise PodSilentError("deadline")
+        if not self.ignores:
+            self.now = int(config_json)
+
+    async def fault(self, model: str, public: str) -> str:
+        return self.faults.pop(0) if self.faults else ""
+
+    async def answers(self) -> str:
+        return self.inference
+
+
+def targets(*pods: FakePod) -> list[Target]:
+    return [Target(pod.name, pod, str, pod.now) for pod in pods]
+
+
+async def test_growth_goes_to_the_first_pod_alone_then_to_a_quarter_at_a_time() -> None:
+    log: list[str] = []
+    pods = [FakePod(f"p{index}", log=log, gate=asyncio.Event()) for index in range(8)]
+    started: list[str] = []
+    running = asyncio.create_task(actuate("tokenizer", "sentiment", 3, targets(*pods), pace=PACE, started=lambda target: started.append(target.pod)))
+    seen = []
+    for group in (["p0"], ["p1", "p2"], ["p3", "p4"], ["p5", "p6"], ["p7"]):
+        async with asyncio.timeout(5):
+            while len(started) < sum(map(len, seen)) + len(group):
+                await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        seen.append(started[sum(map(len, seen)) :])
+        for name in group:
+            gate = pods[int(name[1:])].gate
+            assert gate is not None
+            gate.set()
+    assert seen == [["p0"], ["p1", "p2"], ["p3", "p4"], ["p5", "p6"], ["p7"]]
+    outcome = await running
+    assert outcome.proven
+    assert {pod.now for pod in pods} == {3}
+
+
+async def test_removal_goes_from_pod_to_pod() -> None:
+    pods = [FakePod(name, now=4, gate=asyncio.Event()) for name in "abc"]
+    started: list[str] = []
+    running = asyncio.create_task(actuate("tokenizer", "sentiment", 2, targets(*pods), pace=PACE, started=lambda target: started.append(target.pod)))
+    for index, pod in enumerate(pods):
+        async with asyncio.timeout(5):
+            while len(started) <= index:
+                await asyncio.sleep(0)
+        assert started == list("abc"[: index + 1])
+        assert pod.gate is not None
+        pod.gate.set()
+    assert (await running).proven
+
+
+@pytest.mark.parametrize(
+    ("spoil", "ended", "words", "count"),
+    [
+        (lambda pod: setattr(pod, "refuses", "no space in /dev/shm"), Ended.REFUSED, "refused 3 instances: no space in /dev/shm", 1),
+        (lambda pod: setattr(pod, "ignores", True), Ended.BROKEN, "reports 1 instances after a change to 3", 1),
+        (lambda pod: setattr(pod, "inference", "stub process is not healthy"), Ended.BROKEN, "stub process", 3),
+        (lambda pod: pod.faults.extend(["'sentiment' is not ready"] * 100), Ended.BROKEN, "'sentiment' is not ready", 3),
+        (lambda pod: (setattr(pod, "silent", True), setattr(pod, "late", 1000)), Ended.SILENT, "the count did not follow", 1),
+    ],
+)
+async def test_a_canary_that_fails_keeps_the_others_as_they_are(spoil: Callable[[FakePod], object], ended: Ended, words: str, count: int) -> None:
+    canary, other = FakePod("canary"), FakePod("other")
+    spoil(canary)
+    outcome = await actuate("tokenizer", "sentiment", 3, targets(canary, other), pace=PACE)
+    assert outcome.results["canary"].ended is ended
+    assert words in outcome.reason
+    assert outcome.results["canary"].count == count
+    assert outcome.results["other"].ended is Ended.SKIPPED
+    assert (other.now, other.log) == (1, [])
+    assert not outcome.proven
+
+
+async def test_a_load_without_an_answer_is_watched_and_never_sent_again() -> None:
+    pod = FakePod("pod", silent=True, late=3)
+    outcome = await actuate("tokenizer", "sentiment", 2, targets(pod), pace=PACE)
+    assert outcome.results["pod"].ended is Ended.PROVEN
+    assert pod.log == ["pod 2"]
+
+
+async def test_an_ensemble_that_comes_back_within_its_time_is_no_fault() -> None:
+    outcome = await actuate("tokenizer", "sentiment", 2, targets(FakePod("pod", faults=["'sentiment' is not ready"])), pace=PACE)
+    assert outcome.proven
+    assert outcome.reason == ""
+
+
+async def test_a_pod_that_went_hinders_nobody() -> None:
+    gone, other = FakePod("gone", gone=True), FakePod("other")
+    outcome = await actuate("tokenizer", "sentiment", 2, targets(gone, other), pace=PACE)
+    assert [result.ended for result in outcome.results.values()] == [Ended.GONE, Ended.PROVEN]
+    assert outcome.proven
+    assert other.now == 2
+
+
+async def test_pods_that_have_the_count_are_left_alone() -> None:
+    pod = FakePod("pod", now=2)
+    outcome = await actuate("tokenizer", "sentiment", 2, targets(pod), pace=PACE)
+    assert outcome.proven
+    assert pod.log == []
+
+
+def test_pauses_double_with_each_failure() -> None:
+    once = Backoff().failed(100.0, "full")
+    assert Backoff().wait(8.0, 0.0) == 0.0
+    assert once.wait(8.0, 100.0) == 16.0
+    assert once.wait(8.0, 110.0) == 6.0
+    twice = once.failed(120.0, "full")
+    assert twice.wait(8.0, 120.0) == 32.0
+    assert Backoff(failures=40, last=0.0).wait(8.0, 0.0) == 600.0
