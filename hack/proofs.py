@@ -16,6 +16,7 @@ shown at the first level. A field below the second level needs a reason in hack/
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -192,6 +193,7 @@ def reasons_of(file: Path = REASONS) -> dict[str, str]:
     return found
 
 
+@functools.cache
 def current() -> tuple[list[Proof], list[str]]:
     """The state of this checkout."""
     owner = owners()

@@ -6,7 +6,9 @@ A bad file starts with comments that hold what is expected:
 - ``# server path:`` and ``# server:`` the cause that the API server names, where it differs from the above. The path is empty for
   a refusal that names no field; the text need only be contained in the server's.
 
-``python -m tests.corpus`` rewrites ``messages.txt``, the list of all bad files with the message a user gets.
+Files in ``refused`` are such that only the operator can judge them: the API server takes them, and the pipeline stalls with the findings.
+
+``python -m tests.corpus`` rewrites ``messages.txt`` and ``refusals.txt``, the lists of these files with the messages a user gets.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from triton_pipelines.api import parse
 FOLDER = Path(__file__).parent
 GROWN = FOLDER / "grown"
 GOLDEN = FOLDER / "messages.txt"
+REFUSALS = FOLDER / "refusals.txt"
 _HEADER = re.compile(r"^# (path|message|server path|server): ?(.*)$")
 
 
@@ -70,6 +73,11 @@ def versions() -> list[str]:
 def grown(version: str) -> list[Sample]:
     """Resources that an older version took (see docs/decisions/additive-growth.md)."""
     return [_read(file) for file in sorted((GROWN / version / "good").glob("*.yaml"))]
+
+
+def refused() -> list[Sample]:
+    """Resources that every schema accepts and the operator refuses."""
+    return [_read(file) for file in sorted((FOLDER / "refused").glob("*.yaml"))]
 
 
 def messages() -> str:

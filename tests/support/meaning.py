@@ -13,8 +13,10 @@ import yaml
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2
 
+from tests.corpus import refused
 from tests.support.builders import LOADER_IMAGE, SERVER_IMAGE
 from triton_pipelines.api import names, parse
+from triton_pipelines.api.base import Finding
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.pipeline import Options, build, check
 from triton_pipelines.pipeline.graph import Graph
@@ -25,18 +27,35 @@ from triton_pipelines.render.repository import runtime_file
 OPTIONS = Options(server_image=SERVER_IMAGE, loader_image=LOADER_IMAGE)
 
 
-def rendered(document: Mapping[str, Any]) -> tuple[InferencePipeline, Graph, Revision]:
-    """A resource's pipeline, its graph and its revision. Raises :class:`ValueError` with all findings where the resource is refused."""
+def judged(document: Mapping[str, Any]) -> tuple[InferencePipeline, Graph, Revision | None, list[Finding]]:
+    """What the operator makes of a resource that the schema takes, or finds: by its own rules, then by those of Triton.
+
+    Raises :class:`ValueError` where the schema refuses it already.
+    """
     pipeline, findings = parse(document)
     if pipeline is None or findings:
         raise ValueError("; ".join(map(str, findings)))
     graph = build(pipeline, OPTIONS)
     if findings := check(pipeline, graph, OPTIONS):
-        raise ValueError("; ".join(map(str, findings)))
+        return pipeline, graph, None, findings
     try:
-        return pipeline, graph, render(pipeline, graph, OPTIONS)
+        return pipeline, graph, render(pipeline, graph, OPTIONS), []
     except RefusedError as error:
-        raise ValueError(str(error)) from error
+        return pipeline, graph, None, error.findings
+
+
+def rendered(document: Mapping[str, Any]) -> tuple[InferencePipeline, Graph, Revision]:
+    """A resource's pipeline, its graph and its revision. Raises :class:`ValueError` with all findings where the resource is refused."""
+    pipeline, graph, revision, findings = judged(document)
+    if revision is None:
+        raise ValueError("; ".join(map(str, findings)))
+    return pipeline, graph, revision
+
+
+def refusals() -> str:
+    """The golden list: what the operator says to each resource of the corpus that it refuses."""
+    files = ("\n".join([sample.file.name, *(f"  {finding}" for finding in judged(sample.document)[3]), ""]) for sample in refused())
+    return "\n".join(files)
 
 
 def models_of(document: Mapping[str, Any]) -> dict[str, model_config_pb2.ModelConfig]:

@@ -15,8 +15,9 @@ import pytest
 import yaml
 
 from e2e.local import api
-from tests.corpus import Sample, bad, good, grown, versions
+from tests.corpus import Sample, bad, good, grown, refused, versions
 from tests.support.controlplane import ControlPlane
+from tests.support.fields import fields_of, owners
 from triton_pipelines.api import crd, names, parse
 
 pytestmark = pytest.mark.integration
@@ -105,15 +106,25 @@ def test_defaults_of_the_server_are_those_of_the_models(connection: httpx.Client
     assert again.spec == pipeline.spec
 
 
+@pytest.mark.parametrize("sample", refused(), ids=lambda sample: sample.name)
+def test_what_only_the_operator_can_judge_is_stored(connection: httpx.Client, sample: Sample) -> None:
+    answer = connection.post(PIPELINES, params={"dryRun": "All", "fieldValidation": "Strict"}, json=sample.document)
+    assert answer.status_code == 201, answer.text
+
+
 def test_the_server_fills_in_every_default_of_the_schema(connection: httpx.Client) -> None:
-    sample = next(one for one in good() if one.name == "empty-objects")
-    stored = connection.post(PIPELINES, params={"dryRun": "All"}, json=sample.document).json()
-    filled = {f"spec.{path}": value for path, value in _leaves(stored["spec"])} | {"status": stored.get("status")}
-    wanted = {path: node["default"] for path, node in crd.walk(crd.root_schema()) if "default" in node}
-    same = ("spec.tokenizer.source.", "spec.model.source.")  # the type of spec.source, which stands for all three
-    expected = {path: value for path, value in wanted.items() if not path.startswith(same)}
-    assert "spec.source.caRef.key" in expected
-    assert {path: filled.get(path) for path in expected} == expected
+    """One place of each type is enough: a source stands at many."""
+    owner = owners()
+    filled: dict[str, Any] = {}
+    for sample in good():
+        stored = connection.post(PIPELINES, params={"dryRun": "All"}, json=sample.document).json()
+        assert stored["status"] == {"observedGeneration": crd.NOT_OBSERVED}
+        written = fields_of(sample.document)
+        filled |= {path: value for path, value in _leaves({"spec": stored["spec"]}) if path in owner and path not in written}
+    wanted = {path: node["default"] for path, node in crd.walk(crd.root_schema()) if "default" in node and path in owner}
+    assert "spec.source.caRef.key" in wanted
+    assert {path: value for path, value in filled.items() if wanted[path] != value} == {}
+    assert {owner[path] for path in wanted} - {owner[path] for path in filled} == set()
 
 
 def _write_status(connection: httpx.Client, name: str, status: dict[str, Any]) -> httpx.Response:
