@@ -64,20 +64,17 @@ def targets(*pods: FakePod) -> list[Target]:
 async def test_growth_goes_to_the_first_pod_alone_then_to_a_quarter_at_a_time() -> None:
     log: list[str] = []
     pods = [FakePod(f"p{index}", log=log, gate=asyncio.Event()) for index in range(8)]
-    started: list[str] = []
-    running = asyncio.create_task(actuate("tokenizer", "sentiment", 3, targets(*pods), pace=PACE, started=lambda target: started.append(target.pod)))
-    seen = []
+    started: asyncio.Queue[str] = asyncio.Queue()
+    running = asyncio.create_task(actuate("tokenizer", "sentiment", 3, targets(*pods), pace=PACE, started=lambda one: started.put_nowait(one.pod)))
     for group in (["p0"], ["p1", "p2"], ["p3", "p4"], ["p5", "p6"], ["p7"]):
-        async with asyncio.timeout(5):
-            while len(started) < sum(map(len, seen)) + len(group):
-                await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        seen.append(started[sum(map(len, seen)) :])
+        assert [await asyncio.wait_for(started.get(), 5) for _ in group] == group
+        for _ in range(10):  # whoever else was to start would have by now
+            await asyncio.sleep(0)
+        assert started.empty()
         for name in group:
             gate = pods[int(name[1:])].gate
             assert gate is not None
             gate.set()
-    assert seen == [["p0"], ["p1", "p2"], ["p3", "p4"], ["p5", "p6"], ["p7"]]
     outcome = await running
     assert outcome.proven
     assert {pod.now for pod in pods} == {3}
@@ -85,13 +82,13 @@ async def test_growth_goes_to_the_first_pod_alone_then_to_a_quarter_at_a_time() 
 
 async def test_removal_goes_from_pod_to_pod() -> None:
     pods = [FakePod(name, now=4, gate=asyncio.Event()) for name in "abc"]
-    started: list[str] = []
-    running = asyncio.create_task(actuate("tokenizer", "sentiment", 2, targets(*pods), pace=PACE, started=lambda target: started.append(target.pod)))
-    for index, pod in enumerate(pods):
-        async with asyncio.timeout(5):
-            while len(started) <= index:
-                await asyncio.sleep(0)
-        assert started == list("abc"[: index + 1])
+    started: asyncio.Queue[str] = asyncio.Queue()
+    running = asyncio.create_task(actuate("tokenizer", "sentiment", 2, targets(*pods), pace=PACE, started=lambda one: started.put_nowait(one.pod)))
+    for pod in pods:
+        assert await asyncio.wait_for(started.get(), 5) == pod.name
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert started.empty()
         assert pod.gate is not None
         pod.gate.set()
     assert (await running).proven
@@ -104,7 +101,7 @@ async def test_removal_goes_from_pod_to_pod() -> None:
         (lambda pod: setattr(pod, "ignores", True), Ended.BROKEN, "reports 1 instances after a change to 3", 1),
         (lambda pod: setattr(pod, "inference", "stub process is not healthy"), Ended.BROKEN, "stub process", 3),
         (lambda pod: pod.faults.extend(["'sentiment' is not ready"] * 100), Ended.BROKEN, "'sentiment' is not ready", 3),
-        (lambda pod: (setattr(pod, "silent", True), setattr(pod, "late", 1000)), Ended.SILENT, "the count did not follow", 1),
+        (lambda pod: vars(pod).update(silent=True, late=1000), Ended.SILENT, "the count did not follow", 1),
     ],
 )
 async def test_a_canary_that_fails_keeps_the_others_as_they_are(spoil: Callable[[FakePod], object], ended: Ended, words: str, count: int) -> None:
