@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import shlex
 import signal
 import socket
 import tempfile
@@ -18,11 +19,13 @@ import typer
 from rich.console import Console
 
 from triton_pipelines.api.names import PORT_GRPC, PORT_HTTP, PORT_METRICS
+from triton_pipelines.api.tensors import DataType
+from triton_pipelines.api.tensors import DataType
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.loader.main import LoadOptions
 from triton_pipelines.loader.main import run as load
 from triton_pipelines.loader.uris import SourceMap
-from triton_pipelines.pipeline import Options
+from triton_pipelines.pipeline import Options, build
 from triton_pipelines.pipeline.graph import Graph, Implementation, Step
 from triton_pipelines.render import render
 from triton_pipelines.triton.distribution import DistributionError
@@ -34,6 +37,9 @@ from .failure import EXIT_FAILED, EXIT_FINDINGS, EXIT_USAGE, Failure
 # The local Triton has the python backend alone: ONNX steps run on the project's runner.
 SUBSTITUTED = ("onnxruntime_onnx",)
 LOCK = ".lock"
+# Below the working folder: the model repository, as the loader lays it out.
+MODELS = "models"
+ENGINES = "engines"
 LOG_LINES = 15
 
 
@@ -62,7 +68,7 @@ def serve(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="What a pod would have mounted: credentials/STEP/KEY, ca/STEP/ca.crt, configmaps/STEP/KEY, claims/CLAIM/…",
+            help="What a pod would have mounted: credentials/STEP/KEY, ca/STEP/ca.crt, configmaps/STEP/KEY (STEP.code/KEY for own Python), claims/CLAIM/…",
         ),
     ] = None,
     folder: Annotated[
@@ -83,9 +89,12 @@ def serve(
     try:
         with _signals():
             pipeline, graph = only(file, options)
-            graph = _on_cpu(graph)
+            _refuse_backends(graph)
             _refuse_taken(ports)
             with _working_folder(folder) as place:
+                # What steps are told of files in their own repository is true of this folder.
+                options = replace(options, models_path=str(place / MODELS), engines_path=str(place / ENGINES))
+                graph = _on_cpu(build(pipeline, options))
                 models = _lay_out(pipeline, graph, options, place, mounts or place, mapped)
                 server = LocalTriton(
                     models, list(graph.load), http_port=port, grpc_port=grpc_port, metrics_port=metrics_port, log_file=log, deadline_s=deadline
@@ -163,18 +172,22 @@ def _working_folder(chosen: Path | None) -> Iterator[Path]:
         yield folder
 
 
+def _refuse_backends(graph: Graph) -> None:
+    """Say at once which steps the local Triton cannot run."""
+    if lacking := [step for step in graph.models if step.implementation is Implementation.BACKEND]:
+        steps = "; ".join(f"{step.path}.{'platform' if step.platform else 'backend'}: {step.platform or step.backend}" for step in lacking)
+        raise Failure(
+            f"{steps}: needs a Triton with that backend, and the local one has the python backend alone. Steps of platform python are served here,"
+            " and onnxruntime_onnx on the project's runner; use a cluster for others (tensorrt_plan, pytorch_libtorch, vllm, any other backend)",
+            EXIT_USAGE,
+        )
+
+
 def _on_cpu(graph: Graph) -> Graph:
     """The same graph with every step on CPU: a Triton without CUDA refuses KIND_GPU and ends."""
-    for step in graph.models:
-        if step.implementation is Implementation.BACKEND:
-            raise Failure(
-                f"{step.path}.platform: {step.platform or step.backend} needs a Triton with that backend; the local one runs python and ONNX steps only."
-                " Use a cluster, or platform python",
-                EXIT_USAGE,
-            )
 
     def on_cpu(step: Step) -> Step:
-        return replace(step, instances=replace(step.instances, kind="KIND_CPU", gpus=()))
+        return replace(step, instances=replace(step.instances, kind="KIND_CPU", gpus=(), profiles=()))
 
     return replace(graph, steps=tuple(map(on_cpu, graph.steps)), auxiliary=tuple(map(on_cpu, graph.auxiliary)))
 
@@ -224,6 +237,7 @@ def _announce(pipeline: InferencePipeline, graph: Graph, server: LocalTriton) ->
     outputs = ", ".join(str(output.tensor) for output in graph.outputs)
     address = f"{server.http_url}/v2/models/{graph.model_name}"
     padding = f"  padding {graph.padding.chosen.value} ({graph.padding.reason})\n" if graph.padding else ""
+    hint = f'try: tritonpipe infer {address} "some text"\n' if takes_texts(graph) else ""
     typer.echo(
         f"{pipeline.name} is served by a real Triton on CPU\n"
         f"  HTTP    {address}/infer\n"
@@ -232,6 +246,19 @@ def _announce(pipeline: InferencePipeline, graph: Graph, server: LocalTriton) ->
         f"  inputs  {inputs}\n"
         f"  outputs {outputs}\n"
         f"{padding}"
-        f'try: tritonpipe infer {address} "some text"\n'
+        f"try: tritonpipe infer {address} {_example(graph)}\n"
         "Ctrl-C ends it"
     )
+
+
+def _example(graph: Graph) -> str:
+    """Arguments of ``tritonpipe infer`` for this pipeline."""
+    texts = [tensor for tensor in graph.inputs if tensor.data_type is DataType.STRING]
+    words = ['"some text"', '--pair "another"'][: len(texts)]
+    others = [tensor for tensor in graph.inputs if tensor not in texts[:2]]
+    return " ".join([*words, *(f"--input {shlex.quote(tensor.name)}=…" for tensor in others)])
+
+
+def takes_texts(graph: Graph) -> bool:
+    """Whether ``tritonpipe infer`` can ask the pipeline: one input of texts, a row each."""
+    return graph.max_batch_size > 0 and [(one.data_type, one.dims) for one in graph.inputs] == [(DataType.STRING, (1,))]

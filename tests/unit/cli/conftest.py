@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -42,3 +46,44 @@ def tritonpipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 
     monkeypatch.setenv("COLUMNS", "200")
     return run
+
+
+Serve = Callable[[Mapping[str, tuple[int, bytes]]], str]
+
+
+@pytest.fixture
+def server() -> Iterator[Serve]:
+    """A server that answers what it is told to, by method; a stand-in for what is no Triton."""
+    answers: dict[str, tuple[int, bytes]] = {}
+    asked: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+            code, body = answers[self.command]
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+
+    def serve(given: Mapping[str, tuple[int, bytes]]) -> str:
+        answers.update(given)
+        return f"http://127.0.0.1:{listening.server_port}/v2/models/m"
+
+    yield serve
+    listening.shutdown()
+    thread.join()
+    listening.server_close()
+
+
+def told(document: Any, code: int = 200) -> tuple[int, bytes]:
+    return code, json.dumps(document).encode()

@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import socket
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
-from typing import Any
 
 import pytest
 import yaml
 
-from tests.unit.cli.conftest import Run
+from tests.unit.cli.conftest import Run, Serve, told
 from triton_pipelines.api import crd
-from triton_pipelines.cli import infer, output, status
+from triton_pipelines.cli import infer, output
 from triton_pipelines.cli.failure import Failure
 
 ROOT = Path(__file__).parents[3]
@@ -83,7 +79,7 @@ def test_the_kubectl_plugin_is_the_same_program(tritonpipe: Run) -> None:
         ["infer", "ftp://host/v2/models/m", "text"],
         ["infer", SENTIMENT, "text", "--url", "http://"],
         ["infer", SENTIMENT, "broken \udcff"],
-        ["status"],
+        ["status", "sentiment", "--all-namespaces"],
         ["crd", "more"],
         ["operator", "--workers", "0"],
         ["operator", "--custom-code", "perhaps"],
@@ -132,7 +128,7 @@ def test_serve_says_which_platform_it_cannot_run(tritonpipe: Run, tmp_path: Path
     file.write_text(yaml.safe_dump(document))
     ended = tritonpipe("serve", str(file))
     assert ended.code == 2
-    assert "spec.model.platform: tensorrt_plan needs a Triton with that backend" in ended.err
+    assert "spec.model.platform: tensorrt_plan: needs a Triton with that backend" in ended.err
 
 
 # --- infer --------------------------------------------------------------------------------------------------------------------------
@@ -169,47 +165,6 @@ def test_a_file_gives_only_its_name(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump(document))
     with pytest.raises(Failure, match=r"spec\.ensemble\.modelNam"):
         infer.model_url(str(file), "h:1")
-
-
-Serve = Callable[[Mapping[str, tuple[int, bytes]]], str]
-
-
-@pytest.fixture
-def server() -> Iterator[Serve]:
-    """A server that answers what it is told to, by method; a stand-in for what is no Triton."""
-    answers: dict[str, tuple[int, bytes]] = {}
-    asked: list[bytes] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.rfile.read(int(self.headers.get("Content-Length", 0))))
-            code, body = answers[self.command]
-            self.send_response(code)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_POST = do_GET
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-
-    def serve(given: Mapping[str, tuple[int, bytes]]) -> str:
-        answers.update(given)
-        return f"http://127.0.0.1:{listening.server_port}/v2/models/m"
-
-    yield serve
-    listening.shutdown()
-    thread.join()
-    listening.server_close()
-
-
-def told(document: Any, code: int = 200) -> tuple[int, bytes]:
-    return code, json.dumps(document).encode()
 
 
 def test_an_answer_as_table_and_as_json(tritonpipe: Run, server: Serve) -> None:
@@ -268,97 +223,3 @@ def test_a_proxy_is_not_asked_for_this_machine(tritonpipe: Run, server: Serve, m
 )
 def test_shortened(text: str, shown: str) -> None:
     assert output.shortened(text) == shown
-
-
-# --- status -------------------------------------------------------------------------------------------------------------------------
-def kubeconfig(path: Path, server: str, namespace: str | None = "nlp") -> str:
-    context = {"cluster": "c", "user": "u"} | ({"namespace": namespace} if namespace else {})
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "current-context": "here",
-                "clusters": [{"name": "c", "cluster": {"server": server}}],
-                "users": [{"name": "u", "user": {"token": "secret"}}],
-                "contexts": [{"name": "here", "context": context}, {"name": "bare", "context": {"cluster": "c", "user": "u"}}],
-            }
-        )
-    )
-    return str(path)
-
-
-def test_namespace_of_the_context(tmp_path: Path) -> None:
-    file = kubeconfig(tmp_path / "config", "http://127.0.0.1:1")
-    assert status.context_namespace(file, None) == "nlp"
-    assert status.context_namespace(file, "bare") == "default"
-    assert status.context_namespace(file, "unknown") == "default"
-    assert status.context_namespace(str(tmp_path / "none"), None) == "default"
-
-
-def test_no_kubeconfig(tritonpipe: Run, tmp_path: Path) -> None:
-    ended = tritonpipe("status", "sentiment", "--kubeconfig", str(tmp_path / "none"))
-    assert ended.code == 3
-    assert f"the kubeconfig {tmp_path / 'none'} cannot be used" in ended.err
-
-
-def test_a_context_that_does_not_exist(tritonpipe: Run, tmp_path: Path) -> None:
-    ended = tritonpipe("status", "sentiment", "--kubeconfig", kubeconfig(tmp_path / "config", "http://127.0.0.1:1"), "--context", "nowhere")
-    assert ended.code == 3
-    assert "'nowhere'" in ended.err
-
-
-def test_no_api_server(tritonpipe: Run, tmp_path: Path) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        file = kubeconfig(tmp_path / "config", f"http://127.0.0.1:{unused.getsockname()[1]}")
-        ended = tritonpipe("status", "sentiment", "--kubeconfig", file)
-    assert ended.code == 3
-    assert "the cluster cannot be asked" in ended.err
-    assert "secret" not in ended.err
-
-
-def not_found(message: str) -> dict[str, Any]:
-    return {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404, "message": message}
-
-
-@pytest.mark.parametrize(
-    ("message", "code", "said"),
-    [
-        ('inferencepipelines.tritonpipelines.io "sentiment" not found', 2, "no InferencePipeline sentiment in namespace nlp"),
-        ("the server could not find the requested resource", 3, "knows no InferencePipeline"),
-    ],
-)
-def test_what_is_not_there(tritonpipe: Run, server: Serve, tmp_path: Path, message: str, code: int, said: str) -> None:
-    url = server({"GET": told(not_found(message), 404)}).partition("/v2")[0]
-    ended = tritonpipe("status", "sentiment", "--kubeconfig", kubeconfig(tmp_path / "config", url))
-    assert ended.code == code
-    assert said in ended.err
-
-
-def test_a_status_for_people(tritonpipe: Run, server: Serve, tmp_path: Path) -> None:
-    state = {
-        "observedGeneration": 2,
-        "revision": "abc",
-        "servingRevision": "old",
-        "replicas": 1,
-        "readyReplicas": 1,
-        "conditions": [{"type": "Ready", "status": "False", "reason": "InvalidSpec", "message": "spec.model [bold]: wrong"}],
-        "steps": [{"name": "tokenizer", "modelName": "tok", "pods": 1, "readyPods": 1, "instances": 2}],
-        "tokenizer": {"summary": "2/4"},
-        "ensemble": {"modelName": "sentiment", "inputs": [{"name": "TEXT", "dataType": "STRING", "shape": [-1, 1]}], "outputs": []},
-        "endpoints": {"http": "http://sentiment.nlp.svc:8000"},
-        "sources": [{"step": "model", "uri": "s3://m/x", "resolvedRevision": "v7", "sha256": "0123456789abcdef"}],
-        "warnings": [{"path": "spec.model", "message": "careful"}],
-    }
-    document = {"metadata": {"namespace": "nlp", "name": "sentiment", "generation": 3}, "status": state}
-    url = server({"GET": told(document)}).partition("/v2")[0]
-    file = kubeconfig(tmp_path / "config", url)
-    shown = tritonpipe("status", "sentiment", "--kubeconfig", file)
-    assert shown.code == 0
-    for text in (
-        *("nlp/sentiment", "revision abc (serving old)", "tokenizers 2/4", "has not looked at its latest change", "spec.model [bold]: wrong"),
-        *("TEXT STRING[-1, 1]", "http://sentiment.nlp.svc:8000", "at v7 sha256 0123456789ab", "warning: spec.model: careful"),
-    ):
-        assert text in shown.out
-    assert json.loads(tritonpipe("status", "sentiment", "--kubeconfig", file, "--json").out) == state
