@@ -65,9 +65,11 @@ def loaded(
     options = Options(models_path=str(folder / "models"), engines_path=str(folder / "engines"))
     pipeline, graph = only(SAMPLES / f"{name}.yaml", options)
     models = _lay_out(pipeline, _on_cpu(graph), options, folder, folder, sources)
-    with triton_server(models, list(graph.load), distribution=distribution) as server:
-        with tritonclient.http.InferenceServerClient(server.http_url.removeprefix("http://")) as client:
-            yield server, client
+    with (
+        triton_server(models, list(graph.load), distribution=distribution) as server,
+        tritonclient.http.InferenceServerClient(server.http_url.removeprefix("http://")) as client,
+    ):
+        yield server, client
 
 
 def _on_cpu(graph: Graph) -> Graph:

@@ -17,9 +17,9 @@ import yaml
 
 from tests.unit.docs import markdown
 from triton_pipelines.api import crd, names
-from triton_pipelines.api.parse import parse
+from triton_pipelines.cli.documents import judge
 from triton_pipelines.cli.main import app
-from triton_pipelines.pipeline import Options, build, check
+from triton_pipelines.pipeline import Options
 
 FENCES = [fence for page in markdown.pages() for fence in markdown.fences(page)]
 YAML = [fence for fence in FENCES if fence.language == "yaml"]
@@ -49,11 +49,8 @@ def pipelines(fence: markdown.Fence) -> Iterator[dict[str, Any]]:
 
 
 def findings(document: dict[str, Any]) -> list[str]:
-    """Everything that API server and operator would say against a resource."""
-    pipeline, found = parse(document)
-    if pipeline is not None and not found:
-        found = check(pipeline, build(pipeline, Options()), Options())
-    return [str(finding) for finding in found]
+    """Everything that API server, operator and Triton would say against a resource."""
+    return [str(finding) for finding in judge("example", document, Options()).findings]
 
 
 @pytest.mark.parametrize("fence", YAML, ids=str)
@@ -63,6 +60,19 @@ def test_pipelines_are_valid_unless_marked(fence: markdown.Fence) -> None:
         assert found, "the example is marked as invalid, but nothing is wrong with it"
     else:
         assert found == []
+
+
+# Examples marked as invalid, each with the messages that the page shows behind it.
+TOLD = [
+    (fence, behind.text)
+    for fence, behind in zip(FENCES, FENCES[1:], strict=False)
+    if fence.language == "yaml" and "invalid" in fence.info and behind.page == fence.page and behind.language == "text"
+]
+
+
+@pytest.mark.parametrize(("fence", "told"), TOLD, ids=str)
+def test_messages_on_a_page_are_those_that_come(fence: markdown.Fence, told: str) -> None:
+    assert [finding for document in pipelines(fence) for finding in findings(document)] == told.splitlines()
 
 
 def test_fragments_are_looked_at() -> None:
