@@ -26,8 +26,9 @@ from .files import Files, Meter
 from .notes import Note, Report, Weight
 from .own import Own, own
 from .repository import Model, Repository
-from .slots import SLOTS, Call, calls_of, free_name, name_calls, references
+from .slots import SLOTS, Call, calls_of, free_name, in_data_order, name_calls, references
 
+_ORDER = (TOKENIZER, MODEL, "steps", POSTPROCESS, "auxiliaryModels", "ensemble", "server")
 # Backends whose engine is on a GPU whatever the kind of its instances says.
 _GPU_BACKENDS = ("tensorrt", "tensorrtllm", "vllm")
 
@@ -59,6 +60,7 @@ def import_models(repository: Repository, wanted: str | None, prefix: str, meter
     _server(draft, choice)
     if choice.public.config.response_cache.enable:
         draft.spec["ensemble"]["responseCache"] = "Enabled"
+    draft.spec = {key: draft.spec[key] for key in _ORDER if key in draft.spec}
     _complete(draft, choice, report)
     for note in report.notes:
         if note.path:
@@ -117,7 +119,7 @@ def _move_batching(choice: Choice, report: Report) -> None:
         kept = [size for size in meant.dynamic_batching.preferred_batch_size if size <= model.config.max_batch_size]
         del model.config.dynamic_batching.preferred_batch_size[:]
         model.config.dynamic_batching.preferred_batch_size.extend(kept)
-    report.changed(where, f"{why}. The settings were moved to what had none: {', '.join(model.name for model in without)}", "spec")
+    report.changed(where, f"{why}. The settings were moved to what had none: {', '.join(model.name for model in without)}")
 
 
 def _ensemble(draft: Draft, choice: Choice, files: Files) -> None:
@@ -134,7 +136,7 @@ def _ensemble(draft: Draft, choice: Choice, files: Files) -> None:
         call = by_name[MODEL]
         made = fields.step_fields(call.model, f"spec.{MODEL}", references(call, calls), files, call.version)
         spec[MODEL] = _named(call.model, made, MODEL)
-    further = [call for call in calls if call.name not in (TOKENIZER, MODEL, POSTPROCESS)]
+    further = [call for call in in_data_order(calls) if call.name not in (TOKENIZER, MODEL, POSTPROCESS)]
     for index, call in enumerate(further):
         made = fields.step_fields(call.model, f"spec.steps[{index}]", references(call, calls), files, call.version)
         named = {"name": call.name, **({"modelName": call.model.name} if call.model.name != call.name else {})}
@@ -256,6 +258,9 @@ def _own_words(base: Any, model: Model, step: Step, report: Report) -> None:
                 f"{step.path}.{about}",
             )
             config.parameters[key].CopyFrom(base.parameters[key])
+    if STRATEGY_PARAMETER in config.parameters and STRATEGY_PARAMETER not in base.parameters and step.path != f"spec.{TOKENIZER}":
+        # The operator gives the library the name under which Triton looks for it.
+        del config.parameters[STRATEGY_PARAMETER]
     ours, theirs = base.optimization.execution_accelerators, config.optimization.execution_accelerators
     if base.optimization.HasField("execution_accelerators") and ours != theirs:
         cache = dict(theirs.gpu_execution_accelerator[0].parameters).get("trt_engine_cache_path")

@@ -28,7 +28,7 @@ def patch_of(base: Any, wanted: Any) -> dict[str, Any]:
         if field.name in _TENSORS:
             items = _items(left, right, _TENSOR_OWNED)
         elif field.name == "instance_group":
-            items = _items(left, right, _GROUP_OWNED) if len(left) == len(right) else []
+            items = _items(left, right, _GROUP_OWNED) if len(left) == len(right) == 1 else []
         else:
             result |= _field(base, wanted, field)
             continue
@@ -47,12 +47,10 @@ def _items(base: Any, wanted: Any, owned: tuple[str, ...]) -> list[dict[str, Any
         for field in left.DESCRIPTOR.fields:
             if field.name not in owned:
                 changes |= _field(left, right, field)
-        items.append(({"name": left.name} if "name" in left.DESCRIPTOR.fields_by_name else {}) | changes if changes else {})
-    while items and not items[-1]:
-        items.pop()
-    # Tensors are found by their names; groups by their places.
-    named = [item for item in items if item]
-    return items if base and "count" in base[0].DESCRIPTOR.fields_by_name else named
+        # Tensors are found by their names; the one group of instances by its place.
+        if changes:
+            items.append(changes if owned is _GROUP_OWNED else {"name": left.name, **changes})
+    return items
 
 
 def _field(base: Any, wanted: Any, field: Any) -> dict[str, Any]:
@@ -83,19 +81,41 @@ def _is_map(field: Any) -> bool:
 
 def _map(left: Any, right: Any, field: Any) -> dict[str, Any]:
     changes: dict[str, Any] = {}
-    for key in [*left, *(key for key in right if key not in left)]:
+    for key in sorted({*left, *right}, key=str):
         if isinstance(key, str) and field.name == "parameters" and key.startswith(RUNTIME_PARAMETER_PREFIX):
             continue
         if key not in right:
             changes[str(key)] = None
         elif key not in left or left[key] != right[key]:
             value = right[key]
-            changes[str(key)] = json_format.MessageToDict(value) if hasattr(value, "DESCRIPTOR") else value
+            changes[str(key)] = _numbers(json_format.MessageToDict(value), value.DESCRIPTOR) if hasattr(value, "DESCRIPTOR") else value
     return {field.json_name: changes} if changes else {}
 
 
 def _json(message: Any, field: Any, empty: Any) -> Any:
-    return json_format.MessageToDict(message).get(field.json_name, empty)
+    return _numbers(json_format.MessageToDict(message), message.DESCRIPTOR).get(field.json_name, empty)
+
+
+_LONG = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
+
+
+def _numbers(value: Any, descriptor: Any) -> Any:
+    """Protobuf JSON with 64-bit numbers as numbers: protobuf writes them as text, and reads both."""
+    result: dict[str, Any] = {}
+    for name, item in value.items():
+        field = next(one for one in descriptor.fields if one.json_name == name)
+        if _is_map(field):
+            inner = field.message_type.fields_by_name["value"]
+            result[name] = {key: _number(item[key], inner) for key in sorted(item)}  # protobuf keeps no order
+        else:
+            result[name] = [_number(one, field) for one in item] if isinstance(item, list) else _number(item, field)
+    return result
+
+
+def _number(item: Any, field: Any) -> Any:
+    if field.type == FieldDescriptor.TYPE_MESSAGE:
+        return _numbers(item, field.message_type)
+    return int(item) if field.cpp_type in _LONG else item
 
 
 def differences(got: Any, wanted: Any, place: str = "") -> Iterator[tuple[str, str, str]]:
@@ -148,6 +168,8 @@ def _word(field: Any, value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
     text = text_format.MessageToString(value, as_one_line=True, as_utf8=True).strip() if hasattr(value, "DESCRIPTOR") else str(value)
     text = text or ("{}" if hasattr(value, "DESCRIPTOR") else '""')
     return text if len(text) <= 160 else f"{text[:157]}…"

@@ -37,6 +37,7 @@ Fields = dict[str, Any]
 def step_fields(model: Model, path: str, wires: Mapping[str, str], files: Files, version: int) -> Fields:
     """Fields of a model or further step at ``path``; ``wires``: input → what it reads; ``version``: what the ensemble asks for, -1 for the latest."""
     config = model.config
+    files.beside(model, path)
     platform = _platform(model)
     made: Fields = {"platform": platform.value} if platform is not None else {"backend": model.backend}
     policy = schedulers.version_policy(config)
@@ -75,6 +76,7 @@ def step_fields(model: Model, path: str, wires: Mapping[str, str], files: Files,
 def tokenizer(model: Model, wires: Mapping[str, str], files: Files) -> Fields:
     """Fields of the tokenizer: the operator's own, or somebody's code that turns text into tokens."""
     config = model.config
+    files.beside(model, "spec.tokenizer")
     made: Fields = {} if model.name == "tokenizer" else {"modelName": model.name}
     if own(model) is Own.TOKENIZER:
         _same_code(model, "tokenizer", files, "spec.tokenizer")
@@ -109,6 +111,7 @@ def tokenizer(model: Model, wires: Mapping[str, str], files: Files) -> Fields:
 def postprocess(model: Model, wires: Mapping[str, str], files: Files) -> Fields:
     """Fields of the postprocess: the operator's own, or somebody's code."""
     config = model.config
+    files.beside(model, "spec.postprocess")
     made: Fields = {} if model.name == "postprocess" else {"modelName": model.name}
     if own(model) is Own.POSTPROCESS:
         _same_code(model, "postprocess", files, "spec.postprocess")
@@ -137,7 +140,7 @@ def _content(model: Model, platform: Platform | None, path: str, files: Files, *
             name = parameters(model).get("model_file", FILE_NAMES[Platform.ONNX])
             default = FILE_NAMES[Platform.ONNX]
             # The runner's own model.py lies beside the file, and comes from the operator.
-            lone = name == default and not versions and not set(model.versions) - {1} and not model.beside
+            lone = name == default and not versions and not set(model.versions) - {1}
             source = files.one(model, f"{VERSION_FOLDER}/{name}") if lone else files.folder(model) | ({} if name == default else {"fileName": name})
             return {"source": source, "python": {"runner": "OnnxRuntime"}}
         case Platform.PYTHON:
@@ -145,8 +148,7 @@ def _content(model: Model, platform: Platform | None, path: str, files: Files, *
         case Platform.VLLM:
             return _engine(model, path, files, versions=versions)
         case None:
-            held = any(model.versions.values()) or bool(model.beside)
-            return {"source": files.folder(model)} if held or versions else {}
+            return {"source": files.folder(model)} if any(model.versions.values()) or versions else {}
         case _:
             return {"source": files.main(model, FILE_NAMES[platform], versions=versions)}
 
@@ -236,7 +238,7 @@ def accelerator_fields(config: Any) -> Fields | None:
 def _parameters(config: Any, made: Fields) -> dict[str, str]:
     """Parameters that ``parameters`` can hold: not the operator's own, nor those that other fields write."""
     written = {ENVIRONMENT_PARAMETER} if "environment" in made.get("python", {}) else set()
-    if "path" in made.get("batchStrategy", {}):
+    if "batchStrategy" in made:
         written.add(STRATEGY_PARAMETER)
     kept = {
         key: value.string_value

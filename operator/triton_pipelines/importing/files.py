@@ -18,6 +18,7 @@ from .repository import Model
 # Longest code that a resource carries itself (api: Code.inline), in characters.
 INLINE_LIMIT = 65536
 CODE = "model.py"
+_SHOWN = 6
 _MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY/"
 Meter = Callable[[str, int], Callable[[int], None]]
 
@@ -63,7 +64,7 @@ class Files:
     @staticmethod
     def plain(model: Model, name: str, default: str) -> bool:
         """Whether version 1 holds this file, and data that an ONNX file names, and nothing else is there."""
-        if name != default or set(model.versions) - {1} or _beside(model):
+        if name != default or set(model.versions) - {1}:
             return False
         held = set(model.versions.get(1, ())) - {name}
         path = model.folder / VERSION_FOLDER / name
@@ -80,10 +81,9 @@ class Files:
         made: dict[str, Any] = {}
         environment = config.parameters[ENVIRONMENT_PARAMETER].string_value if ENVIRONMENT_PARAMETER in config.parameters else ""
         inside = environment.removeprefix(_MODEL_FOLDER) if environment.startswith(_MODEL_FOLDER) else ""
-        beside = [name for name in _beside(model) if name != inside]
         held = [name for name in model.versions.get(model.latest or 0, ()) if name != CODE]
         text = model.text(CODE)
-        if versions or set(model.versions) - {1} or beside or len(held) > MAX_FILES or any("/" in name for name in held):
+        if versions or set(model.versions) - {1} or len(held) > MAX_FILES or any("/" in name for name in held):
             made["code"] = {"source": self.folder(model)}
         elif text is not None and text and len(text) < INLINE_LIMIT and _writable(text):
             made["code"] = {"inline": text}
@@ -104,15 +104,32 @@ class Files:
         if STRATEGY_PARAMETER in model.config.parameters:
             value = model.config.parameters[STRATEGY_PARAMETER].string_value
             _, found, inside = value.partition(f"/{model.name}/")
+            if found and "/" not in inside and (model.folder / inside).is_file():
+                return {"source": self.one(model, inside)}
             if found:
                 return {"path": inside}
         place = next((name for name in (STRATEGY_FILE, f"{VERSION_FOLDER}/{STRATEGY_FILE}") if (model.folder / name).is_file()), None)
         return {"source": self.one(model, place)} if place is not None else None
 
-
-def _beside(model: Model) -> list[str]:
-    """Files of the model's folder that are not read elsewhere: label files stay with the folder."""
-    return [name for name in model.beside if name != STRATEGY_FILE]
+    def beside(self, model: Model, path: str) -> None:
+        """Say which files of the model's folder are not laid out: those that lie beside the versions and are nothing that is known."""
+        held = {key: value.string_value for key, value in model.config.parameters.items()}
+        environment, library = held.get(ENVIRONMENT_PARAMETER, ""), held.get(STRATEGY_PARAMETER, "")
+        known = {environment.removeprefix(_MODEL_FOLDER).split("/")[0], library.rpartition("/")[2], STRATEGY_FILE}
+        labels = {output.label_filename for output in model.config.output if output.label_filename}
+        for output in model.config.output:
+            output.label_filename = ""
+        if labels:
+            self.report.lost(
+                f"{model.origin}: output.label_filename",
+                f"{', '.join(sorted(labels))}: label files lie beside the version folders and are not laid out; labels of the postprocess name classes to clients",
+                f"{path}.outputs",
+            )
+        if left := [name for name in model.beside if name.split("/")[0] not in known and name not in labels]:
+            listed = ", ".join(left[:_SHOWN]) + (f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else "")
+            self.report.lost(
+                model.name, f"{listed}: beside the version folders nothing is laid out; move what the model needs into its version folder", path
+            )
 
 
 def _writable(text: str) -> bool:

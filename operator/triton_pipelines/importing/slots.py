@@ -54,21 +54,18 @@ def name_calls(calls: Sequence[Call], ensemble: Model) -> None:
     a slot that would change it is not used, but by the operator's own steps, which fit nowhere else.
     """
     told = [_told(call) for call in calls]
-    slots: dict[str, int | None] = {
-        TOKENIZER: _tokenizer(calls, told, ensemble),
-        MODEL: _model(calls, told),
-        POSTPROCESS: _postprocess(calls, told),
-    }
-    if slots[POSTPROCESS] is None and slots[MODEL] is not None:
-        slots[POSTPROCESS] = _last_code(calls, told, slots[MODEL])
-    if slots[MODEL] is not None and slots[MODEL] in (slots[TOKENIZER], slots[POSTPROCESS]):
-        slots[MODEL] = None
-    # The operator's own postprocess takes its batch size from the model.
-    for slot in (POSTPROCESS, MODEL, TOKENIZER):
-        if _written(calls, slots) == list(range(len(calls))):
+    tokenizer, postprocess = _tokenizer(calls, told, ensemble), _postprocess(calls, told)
+    given = list(range(len(calls)))
+    ordered = _written(calls, {}) == given  # steps in no order of the data are put into one anyhow
+    slots: dict[str, int | None] = {}
+    for model in [*_models(calls, told, tokenizer), None]:
+        last = postprocess if postprocess is not None or model is None else _last_code(calls, told, model)
+        slots = {TOKENIZER: tokenizer, MODEL: model, POSTPROCESS: last}
+        if not ordered or _written(calls, slots) == given:
             break
+    for slot in (POSTPROCESS, TOKENIZER):
         chosen = slots[slot]
-        if chosen is not None and own(calls[chosen].model) not in (Own.TOKENIZER, Own.POSTPROCESS):
+        if ordered and _written(calls, slots) != given and chosen is not None and own(calls[chosen].model) is None:
             slots[slot] = None
     by_index = {index: slot for slot, index in slots.items() if index is not None}
     taken = {*TAKEN_STEP_NAMES, *(name for name in told if name)}
@@ -76,6 +73,11 @@ def name_calls(calls: Sequence[Call], ensemble: Model) -> None:
         name = by_index.get(index) or (told[index] if told[index] not in TAKEN_STEP_NAMES else None)
         call.name = name or free_name(call.model.name, taken)
         taken.add(call.name)
+
+
+def in_data_order(calls: Sequence[Call]) -> list[Call]:
+    """The calls in the order of the data, the written one where data leaves it open."""
+    return [calls[index] for index in _written(calls, {})]
 
 
 def free_name(model: str, taken: set[str]) -> str:
@@ -135,14 +137,25 @@ def _makes_tokens(call: Call, ensemble: Model) -> bool:
     )
 
 
-def _model(calls: Sequence[Call], told: Sequence[str | None]) -> int | None:
-    for index, name in enumerate(told):
-        if name == MODEL and own(calls[index].model) not in (Own.TOKENIZER, Own.POSTPROCESS):
-            return index
-    free = [index for index, name in enumerate(told) if name is None and own(calls[index].model) not in (Own.TOKENIZER, Own.POSTPROCESS)]
-    backends = [index for index in free if calls[index].model.backend != "python" or own(calls[index].model) is Own.RUNNER]
-    on_gpu = [index for index in free if any(group.kind == _kind(group, "KIND_GPU") for group in calls[index].model.config.instance_group)]
-    return next(iter(backends or on_gpu), None)
+def _models(calls: Sequence[Call], told: Sequence[str | None], tokenizer: int | None) -> list[int]:
+    """Which calls may be the model, the likeliest first: what is so named, else what Triton's own backends run, before code on a GPU."""
+    free = [index for index, call in enumerate(calls) if own(call.model) not in (Own.TOKENIZER, Own.POSTPROCESS) and index != tokenizer]
+    named = [index for index in free if told[index] == MODEL]
+    if named:
+        return named
+
+    def rank(index: int) -> tuple[bool, bool, int]:
+        """Readers of tokens come first, then what is surely on a GPU."""
+        model = calls[index].model
+        return (
+            tokenizer is None or all(maker != tokenizer for maker, _ in calls[index].reads.values()),
+            not any(group.kind == _kind(group, "KIND_GPU") for group in model.config.instance_group),
+            index,
+        )
+
+    unnamed = [index for index in free if told[index] is None]
+    backends = [index for index in unnamed if calls[index].model.backend != "python" or own(calls[index].model) is Own.RUNNER]
+    return sorted(backends or [index for index in unnamed if not rank(index)[1]], key=rank)
 
 
 def _kind(group: Any, name: str) -> int:
@@ -175,7 +188,7 @@ def _plain(call: Call) -> bool:
 
 def _written(calls: Sequence[Call], slots: Mapping[str, int | None]) -> list[int]:
     """The order in which the renderer would put the calls: as written, but for what data asks."""
-    chosen = [slots[slot] for slot in SLOTS]
+    chosen = [slots.get(slot) for slot in SLOTS]
     first = [index for index in chosen[:2] if index is not None]
     last = [index for index in chosen[2:] if index is not None]
     left = [*first, *(index for index in range(len(calls)) if index not in chosen), *last]

@@ -97,28 +97,23 @@ def _cut(text: str, fields: set[str]) -> tuple[str, str]:
 
 
 def _parse(text: str, name: str, notes: list[Note]) -> Any:
-    message = model_config_pb2.ModelConfig()
     try:
-        return text_format.Parse(text, message)
+        return text_format.Parse(text, model_config_pb2.ModelConfig())
     except text_format.ParseError as error:
-        problem = _problem(error)
-    known = re.search(r'has no field named "([^"]+)"', problem)
-    if known is None:
-        raise ConfigError(f"{name}{problem}")
+        line, problem = error.GetLine(), _problem(error)
+    where = f"{name}:{line}" if line is not None else name
+    unknown = re.search(r'has no field named "([^"]+)"', problem)
+    if unknown is None:
+        raise ConfigError(f"{where}: is no ModelConfig: {problem}")
     # A field of a newer release, or one that was never there: Triton itself would refuse the latter.
-    notes.append(
-        Note(f"{name}{problem.partition(' : ')[0].rstrip()}", f"the field {known[1]} is unknown to this release's ModelConfig and was left out")
-    )
+    notes.append(Note(where, f"the field {unknown[1]} is unknown to ModelConfig as this release knows it"))
     try:
         return text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=True)
     except text_format.ParseError as error:
-        raise ConfigError(f"{name}{_problem(error)}") from error
+        raise ConfigError(f"{where}: is no ModelConfig: {_problem(error)}") from error
 
 
 def _problem(error: text_format.ParseError) -> str:
-    """Protobuf's message behind ``:LINE:``, without the text that it quotes at length."""
-    line = error.GetLine()
-    text = str(error)
-    text = text.partition(" : ")[2] if line is not None and " : " in text else text
-    text = re.sub(r"^'(?:[^'\\]|\\.)*': ", "", text)
-    return f"{f':{line}' if line is not None else ''}: is no ModelConfig: {text.rstrip('.')}"
+    """Protobuf's message without the place, and without the text that it quotes at length."""
+    text = re.sub(r"^[0-9]+:[0-9]+ : ", "", str(error))
+    return re.sub(r"^'(?:[^'\\]|\\.)*': ", "", text).rstrip(".")

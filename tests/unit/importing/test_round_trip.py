@@ -1,0 +1,73 @@
+"""Rendered, imported and rendered again, a repository has the same configs: of every good resource, of the samples, and of random ones."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, event, given, settings
+
+from tests import corpus
+from tests.support.imports import configs_of, graph_of, imported, write_repository
+from tests.unit.render.test_properties import resources
+from triton_pipelines.api import parse
+from triton_pipelines.importing.notes import Weight
+from triton_pipelines.pipeline import Options, build, check
+from triton_pipelines.render import review
+
+SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
+GOOD = [pytest.param(sample.document, id=sample.name) for sample in corpus.good()]
+GOOD += [pytest.param(yaml.safe_load(file.read_text(encoding="utf-8")), id=file.name) for file in sorted(SAMPLES.glob("*.yaml"))]
+RANDOM = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+
+
+def same_again(document: dict[str, Any], folder: Path) -> None:
+    """The property itself."""
+    graph = graph_of(document)
+    before = configs_of(graph)
+    write_repository(graph, folder)
+    made = imported(folder, graph.model_name)
+    after = configs_of(graph_of(made.document))
+    assert {name: str(config) for name, config in after.items()} == {name: str(config) for name, config in before.items()}
+    assert after == before
+    assert [str(note) for note in made.notes if note.weight is not Weight.INFO] == []
+
+
+@pytest.mark.parametrize("document", GOOD)
+def test_good_resources_come_back(document: dict[str, Any], tmp_path: Path) -> None:
+    same_again(document, tmp_path)
+
+
+def examine(document: dict[str, Any]) -> None:
+    pipeline, findings = parse(document)
+    if pipeline is None or findings:
+        event("broken rule")
+        return
+    graph = build(pipeline, Options())
+    if check(pipeline, graph, Options()) or review(pipeline, graph, Options()):
+        event("refused")
+        return
+    event("rendered")
+    with tempfile.TemporaryDirectory() as folder:
+        same_again(document, Path(folder))
+
+
+@RANDOM
+@given(document=resources("tokenizer", "model", "postprocess"))
+def test_anything_at_once(document: dict[str, Any]) -> None:
+    examine(document)
+
+
+@RANDOM
+@given(document=resources("tokenizer"))
+def test_any_tokenizer(document: dict[str, Any]) -> None:
+    examine(document)
+
+
+@RANDOM
+@given(document=resources("model", "postprocess"))
+def test_any_model(document: dict[str, Any]) -> None:
+    examine(document)
