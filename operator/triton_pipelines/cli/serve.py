@@ -20,7 +20,6 @@ from rich.console import Console
 
 from triton_pipelines.api.names import PORT_GRPC, PORT_HTTP, PORT_METRICS
 from triton_pipelines.api.tensors import DataType
-from triton_pipelines.api.tensors import DataType
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.loader.main import LoadOptions
 from triton_pipelines.loader.main import run as load
@@ -237,7 +236,6 @@ def _announce(pipeline: InferencePipeline, graph: Graph, server: LocalTriton) ->
     outputs = ", ".join(str(output.tensor) for output in graph.outputs)
     address = f"{server.http_url}/v2/models/{graph.model_name}"
     padding = f"  padding {graph.padding.chosen.value} ({graph.padding.reason})\n" if graph.padding else ""
-    hint = f'try: tritonpipe infer {address} "some text"\n' if takes_texts(graph) else ""
     typer.echo(
         f"{pipeline.name} is served by a real Triton on CPU\n"
         f"  HTTP    {address}/infer\n"
@@ -257,8 +255,3 @@ def _example(graph: Graph) -> str:
     words = ['"some text"', '--pair "another"'][: len(texts)]
     others = [tensor for tensor in graph.inputs if tensor not in texts[:2]]
     return " ".join([*words, *(f"--input {shlex.quote(tensor.name)}=…" for tensor in others)])
-
-
-def takes_texts(graph: Graph) -> bool:
-    """Whether ``tritonpipe infer`` can ask the pipeline: one input of texts, a row each."""
-    return graph.max_batch_size > 0 and [(one.data_type, one.dims) for one in graph.inputs] == [(DataType.STRING, (1,))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import importlib.util
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -65,7 +66,7 @@ def test_pipelines_are_valid_unless_marked(fence: markdown.Fence) -> None:
 # Examples marked as invalid, each with the messages that the page shows behind it.
 TOLD = [
     (fence, behind.text)
-    for fence, behind in zip(FENCES, FENCES[1:], strict=False)
+    for fence, behind in itertools.pairwise(FENCES)
     if fence.language == "yaml" and "invalid" in fence.info and behind.page == fence.page and behind.language == "text"
 ]
 

@@ -13,7 +13,6 @@ from tritonclient.grpc import model_config_pb2
 
 from tests.unit.docs import markdown
 from triton_pipelines.cli.documents import judge, only
-from triton_pipelines.cli.serve import takes_texts
 from triton_pipelines.pipeline import Options
 from triton_pipelines.reconcile.plan import first_objects
 from triton_pipelines.render import render
@@ -89,9 +88,3 @@ def test_a_sample_says_what_it_is_for(name: str) -> None:
     assert document(name)["metadata"]["name"] == name
     assert len(text.splitlines()) < 140
     assert max(map(len, text.splitlines())) <= 175
-
-
-def test_only_texts_are_offered_to_infer() -> None:
-    """What `tritonpipe serve` prints to try is a command that works."""
-    graphs = {name: only(path, Options())[1] for name, path in SAMPLES.items()}
-    assert {name for name, graph in graphs.items() if not takes_texts(graph)} == {"image", "reranker", "sequence", "unbatched", "vllm"}
