@@ -27,7 +27,9 @@ class Cloud:
         if "/token" in request.path:
             body = {"access_token": GIVEN, "token_type": "Bearer", "expires_in": 3600}
             return (
-                Response(403, {}, b"no identity") if self.refused else Response(200, {"Content-Type": "application/json"}, json.dumps(body).encode())
+                Response(self.refused, {}, b"no identity")
+                if self.refused
+                else Response(200, {"Content-Type": "application/json"}, json.dumps(body).encode())
             )
         if request.headers.get("authorization") != f"Bearer {GIVEN}":
             return Response(401)
