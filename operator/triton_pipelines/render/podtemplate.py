@@ -62,7 +62,9 @@ def merged(template: Mapping[str, Any], pipeline: InferencePipeline, options: Op
     before = set(check_template(template, PATH))
     # What stands in other fields of the resource is not this field's fault, and what is refused needs no second word.
     findings += [
-        finding for finding in check_template(result, PATH) if finding not in before and not any(finding.path.startswith(path) for path in refused)
+        finding
+        for finding in check_template(result, PATH)
+        if finding not in before and f"{PATH}.spec.volumes" not in refused and not any(finding.path.startswith(path) for path in refused)
     ]
     if findings:
         raise RefusedError(findings)
@@ -180,8 +182,6 @@ def _containers(spec: Mapping[str, Any], ours: Mapping[str, Any], pipeline: Infe
             name = item.get("name")
             if name == own:
                 yield from _own_container(item, pipeline, here, loader=part == "initContainers", volumes=volumes)
-            elif name in (names.CONTAINER_SERVER, names.CONTAINER_LOADER):
-                yield Finding(here, f"{name!r} is the operator's own container; choose another name")
             elif not options.custom_code_allowed:
                 yield Finding(here, "own containers are own code, which this operator forbids (--custom-code=forbid); ask whoever runs the operator")
             for mounted, mount in _items(item.get("volumeMounts"), "volumeMounts"):
