@@ -1,0 +1,184 @@
+"""The control law of one scaled step: what it needs, and when a count moves. Pure. Times are Unix seconds, counts per pod.
+
+Offered load a = arrivals x service time (Erlang) is measured, not inferred from a saturating ratio, so growth of any size is one
+step. Counts grow at once and shrink only when the highest need of the whole stabilization window allows it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from triton_pipelines.scaling.signals import StepSignal
+from triton_pipelines.scaling.types import Growth, Law, StepLimits, StepMemory
+
+RECENT_SECONDS = 900.0  # over which the fallback RecentMax looks back (KEDA's currentReplicasIfHigher keeps it for ever)
+FLAP_SECONDS = 3600.0
+IN_FLIGHT_SECONDS = 120.0  # a change that pods do not show by then has failed: the actuator's business, not a reason to wait
+_ROUND = 0.02  # instances: a need of 5.02 is 5
+_SLOTS = 60  # of the stabilization window: what is remembered of it stays small
+_COVERAGE = 0.9  # share of the stabilization window from which samples must have come before a count shrinks
+_DENSITY = 0.8  # share of that time in which they came without a gap
+_COOLDOWN = 8.0  # seconds between growths at least
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one step needs now, over all pods that speak.
+
+    ``arrivals``: requests/s; ``service``: E, seconds; ``offered``: Erlang; ``instances``: needed in all pods; ``wanted``: per pod,
+    before hysteresis and caps; ``wait``: live, seconds, over all pods and of the worst; ``busy``: offered per instance; ``saturated``:
+    T of the decision table; ``stalled``: requests wait, none completes.
+    """
+
+    arrivals: float
+    service: float | None
+    offered: float
+    wanted: int
+    wait: float
+    worst_wait: float
+    busy: float
+    saturated: bool
+    stalled: bool
+
+
+def service_time(known: float | None, signal: StepSignal, *, contended: bool) -> float | None:
+    """E: the slow window's busy time per request; where CPU is contended the smaller of it and the known one.
+
+    Contention stretches busy time: taken as it is, it would ask for instances that make it worse. Without completions E stays.
+    """
+    measured = signal.slow.service if signal.slow is not None else None
+    if measured is None or measured <= 0:
+        return known
+    return min(known, measured) if contended and known is not None else measured
+
+
+def need(signal: StepSignal, service: float | None, counts: Mapping[str, int], law: Law, lead: float) -> Need:
+    """What the step needs. ``counts``: instances of the pods that speak; ``lead``: seconds until a growth decided now is in force,
+    the age of the sample included: the backlog that is drained is the one that will stand then."""
+    capacity, pods = max(1, sum(counts.values())), max(1, len(counts))
+    waiting = signal.waiting
+    arrivals = max(0.0, signal.fast.arrivals if signal.fast else 0.0, signal.slow.arrivals if signal.slow else 0.0)
+    moves = signal.fast is not None and signal.fast.throughput > 0
+    stalled = signal.fast is not None and not moves and waiting > 0
+    if service is None:
+        return Need(arrivals, None, 0.0, 0, 0.0, 0.0, 0.0, saturated=False, stalled=stalled)
+    wait = waiting * service / capacity
+    behind = wait > service
+    if behind and signal.last is not None:
+        arrivals = max(arrivals, signal.last.arrivals)
+    offered = arrivals * service
+    instances = offered / law.target
+    if behind:
+        backlog = waiting + max(0.0, arrivals - capacity / service) * lead
+        instances += backlog * service / law.drain
+    worst = max((signal.pending[pod] * service / max(1, count) for pod, count in counts.items()), default=0.0)
+    hottest = max((signal.busy.get(pod, 0.0) / max(1, count) for pod, count in counts.items()), default=0.0)
+    return Need(
+        arrivals=arrivals,
+        service=service,
+        offered=offered,
+        wanted=max(1, math.ceil(instances / pods - _ROUND)),
+        wait=wait,
+        worst_wait=worst,
+        busy=offered / capacity,
+        saturated=max(offered / capacity, min(hottest, 1.0)) >= law.up_threshold or worst > service,
+        stalled=stalled,
+    )
+
+
+def cooldown(law: Law, actuation: float | None, interval: float) -> float:
+    """Seconds from one growth to the next: until its effect can be seen."""
+    return law.cooldown_up if law.cooldown_up is not None else max(_COOLDOWN, (actuation or 0.0) + interval)
+
+
+def remember_want(memory: StepMemory, want: int, law: Law, now: float) -> StepMemory:
+    """Note what was wanted now: the highest of each slot of the stabilization window."""
+    width = law.stabilization / _SLOTS
+    wants = [item for item in memory.wants if now - law.stabilization - width < item[0] <= now]
+    if wants and now - wants[-1][0] < width:
+        wants[-1] = (wants[-1][0], max(wants[-1][1], want))
+    else:
+        wants.append((now, want))
+    return replace(memory, wants=tuple(wants))
+
+
+def remember_count(memory: StepMemory, count: int, now: float) -> StepMemory:
+    """Note the present count: those of the last quarter of an hour, where they changed."""
+    counts = list(memory.counts)
+    if not counts or counts[-1][1] != count:
+        counts.append((now, count))
+    while len(counts) > 1 and counts[1][0] <= now - RECENT_SECONDS:
+        del counts[0]
+    return replace(memory, counts=tuple(counts[-_SLOTS:]))
+
+
+def covered(memory: StepMemory, law: Law, interval: float, now: float) -> bool:
+    """Whether wants speak for the stabilization window: over 90 % of it, at least 80 % of that without a gap."""
+    times = [at for at, _ in memory.wants]
+    if not times or now - times[0] < _COVERAGE * law.stabilization:
+        return False
+    usual = max(2.5 * interval, 1.5 * law.stabilization / _SLOTS)
+    gaps = zip(times, [*times[1:], now], strict=True)
+    filled = sum(after - before for before, after in gaps if after - before <= usual)
+    return filled >= _DENSITY * law.stabilization
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The next count, and whether flap budget keeps it up."""
+
+    count: int
+    flapping: bool = False
+
+
+def move(
+    memory: StepMemory, step: StepLimits, law: Law, *, count: int, want: int, now: float, wait_up: float, in_flight: bool, interval: float
+) -> Move:
+    """The next count. ``want`` is within caps; ``wait_up``: cool-down; ``in_flight``: pods do not all show ``count`` yet."""
+    if not step.low <= count <= step.high:
+        return Move(min(max(count, step.low), step.high))
+    want = min(max(want, step.low), step.high)
+    if in_flight:
+        return Move(count)
+    if want > count:
+        cooled = memory.last_up is None or now - memory.last_up >= wait_up or now < memory.last_up
+        return Move(want if cooled else count)
+    most = max((wanted for _, wanted in memory.wants), default=count)
+    most = min(max(most, step.low), step.high)
+    rested = memory.last_up is None or now - memory.last_up >= law.stabilization
+    if most >= count or not rested or not covered(memory, law, interval, now):
+        return Move(count)
+    if memory.direction > 0 and len(_recent(memory.turns, now)) >= law.flaps_per_hour:
+        return Move(count, flapping=True)
+    return Move(max(most, count - max(1, math.floor(count * law.down_step))))
+
+
+def moved(memory: StepMemory, before: int, after: int, now: float) -> StepMemory:
+    """Memory after a change of count."""
+    if after == before:
+        return memory
+    direction = 1 if after > before else -1
+    turns = _recent(memory.turns, now)
+    if memory.direction and direction != memory.direction:
+        turns = (*turns, now)
+    return replace(
+        memory,
+        desired=after,
+        last_up=now if direction > 0 else memory.last_up,
+        last_change=now,
+        turns=turns[-_SLOTS:],
+        direction=direction,
+    )
+
+
+def grown(memory: StepMemory, before: int, throughput: float | None, service: float | None, cores: float | None, now: float) -> StepMemory:
+    """Note a growth for the knee: what it has to raise."""
+    if memory.desired <= before or throughput is None or service is None:
+        return memory
+    return replace(memory, growth=Growth(now, before, memory.desired, throughput, service, cores))
+
+
+def _recent(turns: tuple[float, ...], now: float) -> tuple[float, ...]:
+    return tuple(at for at in turns if now - FLAP_SECONDS < at <= now)

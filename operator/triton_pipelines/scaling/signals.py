@@ -1,0 +1,188 @@
+"""What one sample says of a pipeline: the scaled steps, the GPU steps and the pods' CPU. Pure.
+
+Per pod first, together after: sums for demand, the worst pod for saturation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from triton_pipelines.metrics.samples import PodHistory, Sample
+from triton_pipelines.metrics.windows import Rates, absurd, mean_pending, newest, pending, rates, total
+from triton_pipelines.scaling.types import Law, PipelineLimits
+
+FRESH_INTERVALS = 2.5  # a newest scrape older than this many intervals is stale (autoscaling.md §5)
+SATURATED_STEP = 0.92  # busy share of a GPU step, and
+SATURATED_GPU = 0.95  # utilisation of a GPU, from which it counts as busy all the time
+THROTTLED = 0.10  # share of throttled CFS periods from which CPU counts as short
+CPU_HEADROOM = 0.95  # share of the CPU limit that is planned with
+BATCHED = 1.15  # requests per execution below which a queueing GPU step does not batch
+_FAST_INTERVALS = 2.2  # the fast window holds at least two intervals
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """The pods that can speak: those with fresh, possible samples; ``trouble`` says in words what the others lack ("" none)."""
+
+    pods: Mapping[str, PodHistory]
+    trouble: str = ""
+    stale: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepSignal:
+    """One CPU step. ``slow``, ``fast``, ``last``: rates summed over the pods (``None``: not known yet); ``pending``: by pod."""
+
+    model: str
+    slow: Rates | None
+    fast: Rates | None
+    last: Rates | None
+    busy: Mapping[str, float]
+    pending: Mapping[str, float]
+
+    @property
+    def waiting(self) -> float:
+        """Requests that wait, in all pods."""
+        return sum(self.pending.values())
+
+    @property
+    def covered(self) -> bool:
+        """Whether every pod's history covers the slow window without a reset."""
+        return self.slow is not None and self.slow.covered
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSignal:
+    """The GPU steps together, the worst of steps and pods.
+
+    ``model``: the busiest step; ``busy``: its busy share of its instances' time; ``pending``: requests that wait before GPU steps;
+    ``throughput``: requests/s of the last GPU step over the slow window and over the fast; ``utilisation``: of the GPU itself;
+    ``batch``: requests per execution of the first step that waits and does not batch, named by ``unbatched``.
+    """
+
+    model: str = ""
+    busy: float | None = None
+    pending: float = 0.0
+    throughput: float | None = None
+    fast_throughput: float | None = None
+    utilisation: float | None = None
+    unbatched: str = ""
+    batch: float | None = None
+
+    @property
+    def saturated(self) -> bool:
+        """Busy nearly all the time, by its own time or by the GPU's utilisation."""
+        return (self.busy is not None and self.busy >= SATURATED_STEP) or (self.utilisation is not None and self.utilisation >= SATURATED_GPU)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSignal:
+    """CPU of the worst pod, cores. ``used`` may be an estimate (``measured`` False); ``throttled``: share of periods."""
+
+    used: float
+    measured: bool
+    throttled: float
+    memory: float | None
+
+
+def fast_window(law: Law, interval: float) -> float:
+    """The fast window in seconds: as set, never below 2.2 scrape intervals."""
+    return max(law.fast, _FAST_INTERVALS * interval)
+
+
+def slow_window(law: Law, interval: float) -> float:
+    """The slow window in seconds, never shorter than the fast one."""
+    return max(law.slow, fast_window(law, interval))
+
+
+def pick(sample: Sample, models: Sequence[str], ready: Sequence[str], now: float) -> Picked:
+    """The ready pods of ``sample`` whose newest scrape is recent and whose counters are possible."""
+    limit = FRESH_INTERVALS * sample.interval
+    good: dict[str, PodHistory] = {}
+    said: list[str] = []
+    stale = False
+    for name in sorted(ready):
+        history = sample.pods.get(name)
+        if history is None:
+            said.append(f"pod {name}: no samples")
+            continue
+        times = [newest(history, model) for model in models]
+        lacking = [model for model, at in zip(models, times, strict=True) if at is None]
+        wrong = absurd(history, models)
+        oldest = min((at for at in times if at is not None), default=None)
+        if wrong:
+            said.append(f"pod {name}: {wrong}")
+        elif lacking:
+            said.append(f"pod {name}: no samples of model {', '.join(lacking)}")
+        elif oldest is not None and not -limit <= now - oldest <= limit:
+            stale = True
+            said.append(f"pod {name}: the newest scrape is {now - oldest:.0f} s old, more than {limit:.0f} s")
+        else:
+            good[name] = history
+    return Picked(good, "; ".join(said[:5]), stale and not good)
+
+
+def step_signal(pods: Mapping[str, PodHistory], model: str, law: Law, interval: float) -> StepSignal:
+    """Signals of one CPU step over the given pods."""
+    fast = {name: rates(history, model, fast_window(law, interval)) for name, history in pods.items()}
+    return StepSignal(
+        model=model,
+        slow=total(rates(history, model, slow_window(law, interval)) for history in pods.values()),
+        fast=total(fast.values()),
+        last=total(rates(history, model, None) for history in pods.values()),
+        busy={name: item.busy for name, item in fast.items() if item is not None},
+        pending={name: pending(history, model) or 0.0 for name, history in pods.items()},
+    )
+
+
+def gpu_signal(pods: Mapping[str, PodHistory], limits: PipelineLimits, interval: float) -> GpuSignal:
+    """Signals of the GPU steps over the given pods."""
+    law = limits.law
+    busiest: tuple[float, str] | None = None
+    waiting = 0.0
+    slow: Rates | None = None
+    fast: Rates | None = None
+    unbatched, batch = "", None
+    for model in limits.gpu_steps:
+        instances = max(1, limits.gpu_instances.get(model, 1))
+        each = {name: rates(history, model, slow_window(law, interval)) for name, history in pods.items()}
+        shares = [item.busy / instances for item in each.values() if item is not None]
+        if shares and (busiest is None or max(shares) > busiest[0]):
+            busiest = (max(shares), model)
+        waiting += sum(pending(history, model) or 0.0 for history in pods.values())
+        slow = total(each.values())
+        fast = total(rates(history, model, fast_window(law, interval)) for history in pods.values())
+        queued = [mean_pending(history, model, slow_window(law, interval)) or 0.0 for history in pods.values()]
+        if (
+            not unbatched
+            and limits.gpu_batches.get(model, 0) > 1
+            and slow is not None
+            and slow.batch is not None
+            and slow.batch < BATCHED
+            and max(queued, default=0.0) >= 2 * instances
+        ):
+            unbatched, batch = model, slow.batch
+    known = [history.usage.gpu for history in pods.values() if history.usage is not None and history.usage.gpu is not None]
+    return GpuSignal(
+        model=busiest[1] if busiest else "",
+        busy=busiest[0] if busiest else None,
+        pending=waiting,
+        throughput=slow.throughput if slow else None,
+        fast_throughput=fast.throughput if fast else None,
+        utilisation=max(known, default=None),
+        unbatched=unbatched,
+        batch=batch,
+    )
+
+
+def cpu_signal(pods: Mapping[str, PodHistory], estimated: float) -> CpuSignal:
+    """CPU and memory of the pod that uses most. ``estimated``: cores to assume where no usage is known."""
+    usages = [history.usage for history in pods.values() if history.usage is not None]
+    used = [usage.cpu_cores for usage in usages if usage.cpu_cores is not None]
+    return CpuSignal(
+        used=max(used, default=estimated),
+        measured=bool(used),
+        throttled=max((usage.throttled for usage in usages if usage.throttled is not None), default=0.0),
+        memory=max((usage.memory_bytes for usage in usages if usage.memory_bytes is not None), default=None),
+    )
