@@ -16,7 +16,8 @@ from tritonclient.grpc import model_config_pb2
 
 from triton_pipelines.api.loadplan import FetchKind, PlanFetch, Reason
 from triton_pipelines.loader.errors import LoadError, SourceError
-from triton_pipelines.loader.progress import Progress, human
+from triton_pipelines.loader.main import parse_options
+from triton_pipelines.loader.progress import GroupProgress, Progress, human
 from triton_pipelines.loader.redact import RedactingFormatter, Redactor, redact_url
 from triton_pipelines.loader.repository import with_count
 from triton_pipelines.loader.retry import Retrier, RetryPolicy
@@ -275,3 +276,35 @@ def test_a_name_that_no_hub_has_is_final(repository: str) -> None:
         with pytest.raises(SourceError, match="is no name of a repository") as raised:
             source.resolve()
     assert not raised.value.retryable
+
+
+def test_options_of_the_cache_and_of_parallel_downloads(capsys: pytest.CaptureFixture[str]) -> None:
+    options = parse_options(["--cache", "/cache", "--cache-keep-free", "5", "--parallel", "2"])
+    assert (str(options.cache), options.cache_keep_free, options.parallel) == ("/cache", 5.0, 2)
+    assert (parse_options([]).cache, parse_options([]).cache_keep_free) == (None, 10.0)
+    for wrong in (["--parallel", "0"], ["--cache-keep-free", "95"], ["--cache-keep-free", "-1"], ["--parallel", "x"]):
+        with pytest.raises(SystemExit):
+            parse_options(wrong)
+        assert wrong[0] in capsys.readouterr().err
+
+
+def test_several_files_are_one_picture() -> None:
+    out = io.StringIO()
+    log = logging.Logger("group")
+    log.addHandler(logging.StreamHandler(out))
+    now = iter([0.0, 1.0, 5.0, 6.0, 6.0, 7.0, 10.0])
+    group = GroupProgress(log, "spec.model.source x", 3, 4 << 20, lambda: next(now))
+    group.there("c", 1 << 20)
+    one, two = group.of("a")(1 << 20, 1 << 19), group.of("b")(None, 0)
+    one.add(1 << 18)
+    two.add(1 << 20)
+    # A new attempt at a file begins with what it has then.
+    again = group.of("a")(1 << 20, 1 << 19)
+    again.add(1 << 19)
+    again.finish()
+    two.finish()
+    group.finish()
+    assert out.getvalue().splitlines() == [
+        "spec.model.source x: 1 of 3 files, 2.8 MiB of 4.0 MiB (68 %), 256.0 KiB/s",
+        "spec.model.source x: fetched 3 of 3 files, 3.0 MiB of 4.0 MiB (75 %), 153.6 KiB/s",
+    ]

@@ -23,8 +23,8 @@ _CERTIFICATE: Final = re.compile(r"InvalidCertificate\(\s*(\w+)")
 _CODE: Final = re.compile(r"<Code>([^<]{1,80})</Code>")
 _MESSAGE: Final = re.compile(r"<Message>([^<]{1,300})</Message>")
 _STATUS: Final = re.compile(r"\bstatus: (\d{3})\b")
-_TOKEN: Final = "Error performing token request"
-_NO_IDENTITY: Final = re.compile(rf"169\.254\.|metadata\.google\.internal|{_TOKEN}")
+_ASKING: Final = "Error performing token request"
+_NO_IDENTITY: Final = re.compile(rf"169\.254\.|metadata\.google\.internal|{_ASKING}")
 """Where clouds hand out a pod's identity: a failure there means that it has none, or that a proxy stands in between."""
 _CAUSE: Final = re.compile(r"""\b(?:message|error): "([^"]+)\"""")
 
@@ -120,7 +120,7 @@ class BucketSource:
 
     def _error(self, error: Exception, name: str) -> SourceError:
         text, status, certificate = _read(error)
-        if isinstance(error, FileNotFoundError) or (status == 404 and _TOKEN not in text):
+        if isinstance(error, FileNotFoundError) or (status == 404 and _ASKING not in text):
             return SourceError(f"has no object {self._folder}{name}: check bucket, key and revision", missing=True)
         if isinstance(error, PermissionDeniedError | UnauthenticatedError):
             who = "the pod's own identity" if self._ambient else "the secret of source.secretRef"
@@ -138,7 +138,7 @@ class BucketSource:
         )
         # 4xx is about the request: another region's bucket, a skewed clock, a malformed name.
         final = status is not None and 300 <= status < 500 and status not in (408, 429)
-        if _TOKEN in text:
+        if _ASKING in text:
             # A cloud's token server refuses a pod that it does not know yet, for the first seconds of its life.
             final = status == 400
         return SourceError(f"{text}{hint}", retryable=not final)
