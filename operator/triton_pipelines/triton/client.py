@@ -7,16 +7,16 @@ Every call has a deadline; failures are the few types of ``errors``. Address pod
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import grpc  # type: ignore[import-untyped]
 import numpy as np
-from tritonclient.grpc import InferInput, InferRequestedOutput, InferResult
+from tritonclient.grpc import InferInput, InferRequestedOutput, InferResult, service_pb2, service_pb2_grpc
 from tritonclient.grpc.aio import InferenceServerClient
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype, serialize_byte_tensor
 
 from triton_pipelines.api import names
 from triton_pipelines.triton.errors import DeadlineError, NotReadyError, RejectedError, translate
@@ -75,7 +75,8 @@ class TritonClient:
         self.address = address
         self._deadline_s = deadline_s
         self._control = {} if control_key is None else {names.CONTROL_GRPC_METADATA: control_key}
-        self._client = InferenceServerClient(address, channel_args=[*_CHANNEL_OPTIONS, ("grpc.max_receive_message_length", max_answer_bytes)])
+        self._channel_options = [*_CHANNEL_OPTIONS, ("grpc.max_receive_message_length", max_answer_bytes)]
+        self._client = InferenceServerClient(address, channel_args=self._channel_options)
 
     def __repr__(self) -> str:
         return f"TritonClient({self.address!r})"
@@ -195,36 +196,24 @@ class TritonClient:
         Returns:
             As :meth:`infer`; empty where the model ends the request without any answer, which it may.
         """
-        request = {
-            "model_name": name,
-            "inputs": [_tensor(key, array) for key, array in inputs.items()],
-            "request_id": request_id,
-            "sequence_id": sequence_id,
-            "sequence_start": bool(sequence_id),
-            "sequence_end": bool(sequence_id),
-            "parameters": {_EMPTY_FINAL: True},
-        }
+        request = _request(name, inputs, request_id, sequence_id)
 
         async def once(client_timeout: float) -> InferResult:
-            answered = asyncio.Event()
-
-            async def requests() -> AsyncIterator[dict[str, Any]]:
-                yield request
-                # A stream that the client has ended is ended by the server, too; the answer may be on its way.
-                await answered.wait()
-
-            stream = self._client.stream_infer(requests(), stream_timeout=client_timeout)
-            try:
-                async for result, error in stream:
-                    if error is not None:
-                        raise error
-                    return result
-            except grpc.aio.AioRpcError as error:
-                raise InferenceServerException(error.details() or "", str(error.code())) from None
-            finally:
-                answered.set()
-                stream.cancel()
-            raise InferenceServerException("the stream ended without an answer", "StatusCode.UNAVAILABLE")
+            # The library's own stream knows no request for an empty last response.
+            async with grpc.aio.insecure_channel(self.address, options=self._channel_options) as channel:
+                stream = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(timeout=client_timeout)
+                try:
+                    await stream.write(request)
+                    answer = await stream.read()
+                except grpc.aio.AioRpcError as error:
+                    raise InferenceServerException(error.details() or "", str(error.code())) from None
+                finally:
+                    stream.cancel()
+            if answer is grpc.aio.EOF:
+                raise InferenceServerException("the stream ended without an answer", "StatusCode.UNAVAILABLE")
+            if answer.error_message:
+                raise InferenceServerException(answer.error_message)
+            return InferResult(answer.infer_response)
 
         answer: InferResult = await self._call(f"inference on '{name}'", once, deadline_s)
         return self._arrays(name, answer)
@@ -253,11 +242,30 @@ class TritonClient:
             raise translate(action, self.address, "CANCELLED", "the connection was closed") from None
 
 
-def _tensor(name: str, array: Array) -> InferInput:
-    data_type = np_to_triton_dtype(array.dtype)
+def _request(model: str, inputs: Mapping[str, Array], request_id: str, sequence_id: int | str) -> Any:
+    """A ``ModelInferRequest`` that asks for an empty last response, too."""
+    request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
+    request.parameters[_EMPTY_FINAL].bool_param = True
+    if sequence_id:
+        which = "string_param" if isinstance(sequence_id, str) else "int64_param"
+        setattr(request.parameters["sequence_id"], which, sequence_id)
+        request.parameters["sequence_start"].bool_param = request.parameters["sequence_end"].bool_param = True
+    for name, array in inputs.items():
+        request.inputs.add(name=name, datatype=_data_type(name, array), shape=array.shape)
+        packed = serialize_byte_tensor(array) if array.dtype == np.object_ else None
+        request.raw_input_contents.append(array.tobytes() if packed is None else bytes(packed.item()) if packed.size else b"")
+    return request
+
+
+def _data_type(name: str, array: Array) -> str:
+    data_type: str | None = np_to_triton_dtype(array.dtype)
     if data_type is None:
         reason = f"input '{name}' has type {array.dtype}, which Triton does not know"
         raise RejectedError(reason, reason)
-    tensor = InferInput(name, list(array.shape), data_type)
+    return data_type
+
+
+def _tensor(name: str, array: Array) -> InferInput:
+    tensor = InferInput(name, list(array.shape), _data_type(name, array))
     tensor.set_data_from_numpy(array)
     return tensor
