@@ -293,3 +293,29 @@ def _wait_for_part(pod: Pod) -> Path:
                 return path
         threading.Event().wait(0.01)
     raise TimeoutError("no download began within 60 s")
+
+
+def test_versions_below_a_key_and_their_listing(keyed: Pod, gateway: Gateway) -> None:
+    store = gateway.bucket("models")
+    for name in ("served/1/model.bin", "served/2/model.bin", "served/2/data/w.bin", "served/labels.txt"):
+        obstore.put(store, name, name.encode())
+    keyed.plan(item(gateway, "s3://models/served/", kind=FetchKind.MODEL, file="model.bin", target="bert"))
+    code, report = keyed.load()
+    assert code == 0, keyed.output
+    assert keyed.tree() == ["bert/2/data/w.bin", "bert/2/model.bin"]
+    assert (report.sources[0].resolved_revision or "").startswith("versions=2;listing=")
+    assert [finding.reason for finding in report.findings] == [Reason.FILES_IGNORED]
+    assert "labels.txt" in report.findings[0].message
+    keyed.recorded()
+    obstore.put(store, "served/10/model.bin", b"newest")
+    keyed.another()
+    assert keyed.load()[0] == 0, keyed.output
+    assert keyed.tree() == ["bert/2/data/w.bin", "bert/2/model.bin"]
+    obstore.put(store, "served/2/data/more.bin", b"added")
+    keyed.another()
+    code, report = keyed.load()
+    assert (code, report.findings[0].reason) == (2, Reason.SOURCE_CHANGED), keyed.output
+    keyed.plan(item(gateway, "s3://models/served", path="2/data", kind=FetchKind.FOLDER, target="bert/1/data"), revision="other")
+    keyed.another()
+    assert keyed.load()[0] == 0, keyed.output
+    assert keyed.tree() == ["bert/1/data/more.bin", "bert/1/data/w.bin"]
