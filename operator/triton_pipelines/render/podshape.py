@@ -96,9 +96,8 @@ def _pod(spec: Mapping[str, Any], path: str) -> Iterator[Finding]:
     yield from _names([item["name"] for item in volumes], f"{path}.volumes")
     for item in volumes:
         kinds = sorted(set(item) - {"name"})
-        if len(kinds) != 1:
-            found = f"it has {' and '.join(kinds)}; null removes one" if kinds else "such as emptyDir: {}"
-            yield Finding(f"{path}.volumes[{item['name']}]", f"needs exactly one kind of volume: {found}")
+        if len(kinds) > 1:  # without any it is an emptyDir
+            yield Finding(f"{path}.volumes[{item['name']}]", f"is of one kind, but has {' and '.join(kinds)}; null removes one")
     parts = [(part, item) for part in ("containers", "initContainers") for item in spec.get(part) or []]
     yield from _names([item["name"] for _, item in parts], f"{path}.containers")
     for part, item in parts:

@@ -74,6 +74,7 @@ async def children(admin: Client, namespace: str) -> dict[tuple[str, str], Objec
 EDITS: list[tuple[Resource, dict[str, Any]]] = [
     (DEPLOYMENTS, {"spec": {"replicas": 5}}),
     (DEPLOYMENTS, {"spec": {"progressDeadlineSeconds": 17}}),
+    (DEPLOYMENTS, {"spec": {"paused": True}}),
     (DEPLOYMENTS, {"metadata": {"ownerReferences": None}}),
     (SERVICES, {"spec": {"selector": {names.LABEL_PIPELINE: "other"}}}),
     (SERVICES, {"metadata": {"labels": {names.LABEL_PIPELINE: None, names.LABEL_MANAGED_BY: None}}}),

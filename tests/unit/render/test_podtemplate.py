@@ -9,27 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.builders import Built, built, document, options
+from tests.support.builders import built, options
+from tests.support.podtemplates import SIDECAR, TRITON, WHOLE, WRONG, templated
 from tests.support.schemas import validate
-from triton_pipelines.api import parse
-from triton_pipelines.pipeline import Options, build
+from triton_pipelines.pipeline import Options
 from triton_pipelines.render import review
 from triton_pipelines.render.errors import RefusedError
 from triton_pipelines.render.podtemplate import PATH, merge
 
 FIELD = "spec.server.podTemplate"
-SIDECAR = {"name": "proxy", "image": "registry.example/proxy:1"}
-
-
-def templated(template: Any, given_options: Options | None = None, **changes: Any) -> Built:
-    """The sentiment resource with this podTemplate, nulls and all."""
-    resource = document(**changes)
-    resource["spec"].setdefault("server", {})["podTemplate"] = template
-    parsed, wrong = parse(resource)
-    assert parsed is not None
-    assert not wrong, wrong
-    chosen = given_options or options()
-    return Built(parsed, chosen, build(parsed, chosen))
 
 
 def spec_of(template: Any, **changes: Any) -> dict[str, Any]:
@@ -52,32 +40,7 @@ def named(items: list[dict[str, Any]], name: str) -> dict[str, Any]:
 
 @pytest.mark.proves("spec.server.podTemplate", "applied")
 def test_parts_are_merged_by_their_keys_and_stay_a_pod() -> None:
-    template = {
-        "metadata": {"labels": {"team": "search"}, "annotations": {"sidecar.example/inject": "true"}},
-        "spec": {
-            "containers": [
-                {
-                    "name": "triton",
-                    "env": [{"name": "A", "value": "2"}, {"name": "B", "value": "3"}],
-                    "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
-                    "resources": {"limits": {"ephemeral-storage": "10Gi"}},
-                    "securityContext": {"readOnlyRootFilesystem": None, "capabilities": {"add": ["IPC_LOCK"]}},
-                },
-                {**SIDECAR, "volumeMounts": [{"name": "tritonpipe", "mountPath": "/m", "readOnly": True}]},
-            ],
-            "initContainers": [
-                {"name": "load", "env": [{"name": "HTTPS_PROXY", "value": "http://p:1"}], "resources": {"limits": {"memory": "8Gi"}}},
-                {"name": "after", "image": "x:1", "restartPolicy": "Always"},
-            ],
-            "volumes": [{"name": "scratch", "emptyDir": {}}, {"name": "tmp", "emptyDir": {"sizeLimit": "9Gi"}}],
-            "tolerations": [{"key": "mine", "operator": "Exists"}, {"key": "nvidia.com/gpu", "operator": "Exists"}],
-            "topologySpreadConstraints": None,
-            "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["hub"]}],
-            "terminationGracePeriodSeconds": 300,
-            "nodeSelector": {"disk": "fast", "pool": None},
-        },
-    }
-    one = templated(template, server={"env": [{"name": "A", "value": "1"}], "nodeSelector": {"pool": "gpu", "zone": "a"}})
+    one = templated(WHOLE, server={"env": [{"name": "A", "value": "1"}], "nodeSelector": {"pool": "gpu", "zone": "a"}})
     whole = one.render().template
     plain = built(server={"env": [{"name": "A", "value": "1"}]}).render().template["spec"]
     assert whole["metadata"]["labels"].items() >= {"team": "search", "tritonpipelines.io/pipeline": "sentiment"}.items()
@@ -176,7 +139,6 @@ def test_what_is_made_of_nothing_holds_no_null(patch: Any) -> None:
 
 # --- what the operator owns ---------------------------------------------------------------------------------------------
 
-TRITON = {"name": "triton"}
 OWNED: list[tuple[Any, str, str]] = [
     ({"metadata": {"labels": {"app.kubernetes.io/name": "x"}}}, "metadata.labels[app.kubernetes.io/name]", "belongs to the operator"),
     ({"metadata": {"labels": {"tritonpipelines.io/revision": None}}}, "metadata.labels[tritonpipelines.io/revision]", "belongs to the operator"),
@@ -260,42 +222,6 @@ def test_what_the_operator_owns_is_refused_with_its_path(template: Any, path: st
     (told,) = findings(template)
     assert told.startswith(f"{FIELD}.{path}: ")
     assert words in told
-
-
-WRONG: list[tuple[Any, str, str]] = [
-    ({"spec": []}, "spec", "must be a mapping with fields of Kubernetes' PodSpec"),
-    ({"specs": {}}, "specs", "is no field of Kubernetes' PodTemplateSpec; spec is"),
-    ({"spec": {"containers": {}}}, "spec.containers", "must be a list"),
-    ({"spec": {"containers": ["x"]}}, "spec.containers[1]", "must be a mapping"),
-    ({"spec": {"containers": [{"image": "x"}]}}, "spec.containers[1].name", "is needed"),
-    ({"spec": {"containers": [{"name": "x"}]}}, "spec.containers[x].image", "is needed"),
-    ({"spec": {"containers": [{"name": "X", "image": "x"}]}}, "spec.containers[X].name", "lower-case"),
-    ({"spec": {"containers": [SIDECAR], "initContainers": [SIDECAR]}}, "spec.containers[proxy]", "stands twice"),
-    ({"spec": {"containers": [{**SIDECAR, "imagePullPolcy": "x"}]}}, "spec.containers[proxy].imagePullPolcy", "imagePullPolicy is"),
-    ({"spec": {"containers": [{**SIDECAR, "env": [{"name": "A", "value": 1}]}]}}, "spec.containers[proxy].env[A].value", "put it in quotes"),
-    ({"spec": {"containers": [{**SIDECAR, "tty": "yes"}]}}, "spec.containers[proxy].tty", "true or false"),
-    ({"spec": {"containers": [{**SIDECAR, "args": "x"}]}}, "spec.containers[proxy].args", "must be a list"),
-    ({"spec": {"containers": [{**SIDECAR, "ports": [{"containerPort": "80"}]}]}}, "spec.containers[proxy].ports[0].containerPort", "whole number"),
-    ({"spec": {"containers": [{**SIDECAR, "ports": [{}]}]}}, "spec.containers[proxy].ports[0].containerPort", "is needed"),
-    ({"spec": {"hostNetwork": 1}}, "spec.hostNetwork", "true or false"),
-    ({"spec": {"priority": True}}, "spec.priority", "whole number"),
-    ({"spec": {"nodeSelector": {"a": 1}}}, "spec.nodeSelector[a]", "put it in quotes"),
-    ({"spec": {"nodeSelector": []}}, "spec.nodeSelector", "must be a mapping"),
-    ({"spec": {"volumes": [{"name": "x"}]}}, "spec.volumes[x]", "needs exactly one kind of volume: such as emptyDir"),
-    ({"spec": {"volumes": [{"name": "x", "emptyDir": {}, "hostPath": {"path": "/"}}]}}, "spec.volumes[x]", "it has emptyDir and hostPath"),
-    (
-        {"spec": {"containers": [{**SIDECAR, "volumeMounts": [{"name": "none", "mountPath": "/x"}]}]}},
-        "spec.containers[proxy].volumeMounts[/x].name",
-        "'none' is no volume of the pod; it has dshm, live",
-    ),
-    ({"metadata": {"labels": {"a": "not a value"}}}, "metadata.labels[a]", "is no label value"),
-    ({"metadata": {"annotations": {"a": 1}}}, "metadata.annotations[a]", "put it in quotes"),
-    (
-        {"spec": {"containers": [{**TRITON, "env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}]}},
-        "spec.containers[triton].env[A]",
-        "has both value and valueFrom",
-    ),
-]
 
 
 @pytest.mark.parametrize(("template", "path", "words"), WRONG, ids=[path for _, path, _ in WRONG])

@@ -287,7 +287,11 @@ def test_other_clients_do_not() -> None:
 
 def test_sequences_of_auxiliary_models_count_as_well() -> None:
     resource = document()
-    auxiliary = {"name": "memory", **CODE, "sequenceBatching": {"strategy": "Direct", "controls": CONTROLS, "maxSequenceIdleMicroseconds": 99_000_000}}
+    auxiliary = {
+        "name": "memory",
+        **CODE,
+        "sequenceBatching": {"strategy": "Direct", "controls": CONTROLS, "maxSequenceIdleMicroseconds": 99_000_000},
+    }
     auxiliary |= {"inputs": [{"name": "X", "dataType": "INT32", "dims": [1]}], "outputs": [{"name": "Y", "dataType": "INT32", "dims": [1]}]}
     resource["spec"]["auxiliaryModels"] = [{key: value for key, value in auxiliary.items() if value is not None}]
     pipeline, wrong = parse(resource)
