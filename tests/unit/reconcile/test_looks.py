@@ -1,0 +1,73 @@
+"""How often a serving pod is asked: ``health.periodSeconds`` apart, on a clock that the test moves."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+
+from tests.support import builders
+from triton_pipelines.api import names
+from triton_pipelines.cluster.client import Client, Object
+from triton_pipelines.cluster.errors import NotFound
+from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS, Resource
+from triton_pipelines.cluster.store import Store
+from triton_pipelines.reconcile.observed import Probe
+from triton_pipelines.reconcile.reconciler import ProbeTarget, Reconciler
+
+START = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
+
+
+class TakingClient(Client):
+    """Stands in for an API server that takes whatever it is given, and keeps the last Deployment."""
+
+    def __init__(self, document: Object) -> None:
+        self.document = document
+        self.deployment: Object = {}
+
+    async def apply(self, obj: Object, **_: Any) -> Object:
+        if obj["kind"] == "Deployment":
+            self.deployment = obj
+        return obj
+
+    async def apply_status(self, obj: Object, **_: Any) -> Object:
+        return {**self.document, "status": obj["status"]}
+
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> Object:
+        raise NotFound(404, "NotFound", name)
+
+    async def create(self, obj: Object) -> Object:
+        return obj
+
+
+@pytest.mark.proves("spec.health.periodSeconds", "behaviour")
+@pytest.mark.parametrize("period", [7, 90])
+async def test_a_good_pod_is_asked_again_when_its_period_is_over(period: int) -> None:
+    store, looks = Store(), list[float]()
+    elapsed = 0.0
+
+    async def look(target: ProbeTarget, now: dt.datetime) -> Probe:
+        looks.append((now - START).total_seconds())
+        return Probe(now, ensemble_ready=True, inference_error="")
+
+    document = builders.document(health={"periodSeconds": period})
+    document["metadata"] |= {"generation": 1, "resourceVersion": "1"}
+    key = (document["metadata"]["namespace"], document["metadata"]["name"])
+    client = TakingClient(document)
+    store.put(INFERENCE_PIPELINES, document)
+    reconciler = Reconciler(
+        client, store, builders.options(), lambda uid, revision: "key", look, lambda: START + dt.timedelta(seconds=elapsed), "test"
+    )
+    await reconciler.reconcile(key)
+    labels = client.deployment["spec"]["template"]["metadata"]["labels"]
+    status = {
+        "phase": "Running",
+        "podIP": "10.0.0.1",
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "containerStatuses": [{"name": names.CONTAINER_SERVER, "ready": True, "state": {"running": {}}}],
+    }
+    store.put(PODS, {"metadata": {"name": "pod", "namespace": key[0], "uid": "u", "resourceVersion": "2", "labels": labels}, "status": status})
+    for elapsed in (0.0, period - 1.0, period + 1.0, 2.0 * period, 2.0 * period + 2.0):  # noqa: B007 - the clock reads it
+        await reconciler.reconcile(key)
+    assert looks == [0.0, period + 1.0, 2.0 * period + 2.0]
