@@ -91,6 +91,7 @@ def item(gateway: Gateway, uri: str, **rest: object) -> PlanFetch:
     return PlanFetch(**{**defaults, **rest})  # type: ignore[arg-type]
 
 
+@pytest.mark.proves("spec.source.endpoint", "behaviour")
 def test_an_object_with_its_etag(keyed: Pod, gateway: Gateway) -> None:
     etag = obstore.put(gateway.bucket("models"), "a b/net+1.bin", DATA)["e_tag"]
     keyed.plan(item(gateway, "s3://models/a b/net+1.bin", sha256=SHA, region="us-east-1"))

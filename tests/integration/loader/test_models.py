@@ -135,6 +135,7 @@ def test_what_the_operator_writes_is_never_overwritten(pod: Pod, claim: Path) ->
     assert "holds model.py, and bert/1/model.py is written by the operator itself" in report.findings[0].message
 
 
+@pytest.mark.proves("spec.model.source.fileName", "behaviour")
 def test_a_folder_as_a_whole_and_its_main_file_alone(pod: Pod, claim: Path) -> None:
     graph(claim / "net.onnx", external=True)
     write(claim, "vocab.txt", "assets/a/b.json", "config.pbtxt")

@@ -119,6 +119,7 @@ def test_a_file_replaced_in_mid_download_is_not_mixed(trusting: Pod, server: Loo
     assert report.sources[0].resolved_revision == '"v2"'
 
 
+@pytest.mark.proves("spec.source.sha256", "behaviour")
 def test_a_wrong_checksum_shows_both(trusting: Pod, server: LoopbackServer) -> None:
     trusting.plan(item(f"{server.url}/model.bin", sha256="0" * 64))
     code, report = trusting.load()
@@ -183,6 +184,7 @@ def test_what_another_revision_resolved_to_does_not_count(trusting: Pod, server:
     assert trusting.load()[0] == 0
 
 
+@pytest.mark.proves("spec.source.path", "behaviour")
 def test_a_folder_of_a_web_server_and_a_path_in_it(trusting: Pod, server: LoopbackServer, authority: Authority) -> None:
     trusting.trust("model.b", authority.identity)
     trusting.plan(item(f"{server.url}/folder/?sig=x"), item(f"{server.url}/other", path="deep/net.bin", target="model/1/b.bin", slot="b"))
