@@ -26,6 +26,7 @@ from triton_pipelines.loader.main import run as load
 from triton_pipelines.loader.uris import SourceMap
 from triton_pipelines.pipeline import Options, build
 from triton_pipelines.pipeline.graph import Graph, Implementation, Step
+from triton_pipelines.pipeline.server import feature_arguments
 from triton_pipelines.render import render
 from triton_pipelines.triton.distribution import DistributionError
 from triton_pipelines.triton.local import LOOPBACK, LocalTriton, LocalTritonError
@@ -96,7 +97,15 @@ def serve(
                 graph = _on_cpu(build(pipeline, options))
                 models = _lay_out(pipeline, graph, options, place, mounts or place, mapped)
                 server = LocalTriton(
-                    models, list(graph.load), http_port=port, grpc_port=grpc_port, metrics_port=metrics_port, log_file=log, deadline_s=deadline
+                    models,
+                    list(graph.load),
+                    http_port=port,
+                    grpc_port=grpc_port,
+                    metrics_port=metrics_port,
+                    log_file=log,
+                    deadline_s=deadline,
+                    auto_complete=graph.auto_complete,
+                    extra_args=feature_arguments(pipeline, graph),
                 )
                 typer.echo(f"{pipeline.name}: starting Triton", err=True)
                 # On a terminal a moving sign; in a log the line above is enough.

@@ -62,6 +62,7 @@ class LocalTriton:
         stop_s: whole seconds the server gets after SIGTERM to answer what it has begun (an idle keep-alive connection uses them up).
         environment: extra environment variables of the server.
         extra_args: further flags of tritonserver.
+        auto_complete: whether backends may complete the configs.
         precompile: byte-compile the models' python files first, so that the server writes no ``__pycache__`` after it took the timestamps,
             which would turn the first instance-count change into a full reload.
         distribution: a tritonserver; default: ``distribution.obtain()``.
@@ -83,6 +84,7 @@ class LocalTriton:
         stop_s: int = 10,
         environment: Mapping[str, str] | None = None,
         extra_args: Sequence[str] = (),
+        auto_complete: bool = False,
         precompile: bool = True,
         distribution: Distribution | None = None,
     ) -> None:
@@ -98,6 +100,7 @@ class LocalTriton:
         self._stop_s = stop_s
         self._environment = dict(environment or {})
         self._extra_args = tuple(extra_args)
+        self._auto_complete = auto_complete
         self._precompile = precompile
         self._distribution = distribution
         self._process: subprocess.Popen[bytes] | None = None
@@ -234,6 +237,7 @@ class LocalTriton:
                 exit_timeout_seconds=self._stop_s,
                 connection_age_milliseconds=None,
                 control_key=self._key,
+                auto_complete=self._auto_complete,
                 extra=self._extra_args,
             ),
         ]
