@@ -127,7 +127,7 @@ def test_an_api_server_that_is_away_disturbs_nobody(access: Access, tiny: TinyPi
     assert_none_lost(load, {"old", "new"})
 
 
-def test_a_dead_tokenizer_is_noticed_though_its_server_says_that_it_is_ready(kube: Kube, tiny: TinyPipeline) -> None:
+def test_a_dead_tokenizer_is_noticed_and_healed_though_its_server_says_that_it_is_ready(kube: Kube, tiny: TinyPipeline) -> None:
     tiny.serve("old")
     (pod,) = tiny.serving_pods()
     name = pod["metadata"]["name"]
@@ -141,10 +141,11 @@ def test_a_dead_tokenizer_is_noticed_though_its_server_says_that_it_is_ready(kub
         "reason": "InferenceFailed",
         "message": "",
     }
-    kube.delete("Pod", tiny.namespace, name)
     wait_left(tiny, {name})
     tiny.wait_ready()
     assert tiny.condition("Available")["status"] == "True"
+    (event,) = [event for event in tiny.events() if event["reason"] == "ProcessDied"]
+    assert f"pod {name} is deleted" in event["note"]
 
 
 def test_of_ten_changes_in_a_row_the_last_one_serves(kube: Kube, tiny: TinyPipeline) -> None:
