@@ -1,0 +1,104 @@
+"""Pods read directly: their own metrics pages, where no Prometheus is configured."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+import httpx
+
+from .exposition import ExpositionError, parse
+from .history import Histories, PodKey
+from .samples import Failure, PodHistory, Sample, Trouble, Usage
+
+SOURCE: Final = "the pods themselves"
+# Read this often (seconds): as often as Triton polls its GPUs, and cheap (a page is some 10 KB).
+INTERVAL_SECONDS: Final = 2.0
+TIMEOUT_SECONDS: Final = 3.0
+PAGE_BYTES_MAX: Final = 4 * 1024**2
+AT_ONCE: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a pipeline's sample must hold: pods (name → address of the metrics port) and the models that each has."""
+
+    namespace: str
+    pods: Mapping[str, str]
+    models: frozenset[str]
+    slow: float
+
+
+class DirectReader:
+    """Reads the metrics pages of pods; an async context manager. ``clock`` gives Unix seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.time, timeout: float = TIMEOUT_SECONDS) -> None:
+        self._clock = clock
+        self._client = httpx.AsyncClient(timeout=timeout, trust_env=False, limits=httpx.Limits(max_connections=AT_ONCE))
+        self._histories = Histories()
+        self._slots = asyncio.Semaphore(AT_ONCE)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._client.aclose()
+
+    async def collect(self, wanted: Mapping[tuple[str, str], Expected]) -> dict[tuple[str, str], Sample | Failure]:
+        """One look at every pod of every pipeline (by namespace and name), side by side."""
+        self._histories.keep((one.namespace, pod) for one in wanted.values() for pod in one.pods)
+        asked = [(one, pod, address) for one in wanted.values() for pod, address in one.pods.items()]
+        said = await asyncio.gather(*(self._look((one.namespace, pod), address, one.slow) for one, pod, address in asked))
+        troubles = {(one.namespace, pod): error for (one, pod, _), error in zip(asked, said, strict=True) if error}
+        return {key: self._judged(one, troubles) for key, one in wanted.items()}
+
+    async def _look(self, pod: PodKey, address: str, slow: float) -> str:
+        """Read one pod's page; why it could not be read, or ""."""
+        async with self._slots:
+            try:
+                async with asyncio.timeout(2 * TIMEOUT_SECONDS):
+                    text = await self._page(address)
+                at = self._clock()
+                scrape, gpu = parse(text, at)
+            except TimeoutError:
+                return "no whole answer in time"
+            except httpx.HTTPError as error:
+                return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            except ExpositionError as error:
+                return str(error)
+        self._histories.add(pod, scrape, slow)
+        self._histories.use(pod, Usage(at=at, gpu=gpu))
+        return ""
+
+    async def _page(self, address: str) -> str:
+        """The page, not larger than is taken in."""
+        async with self._client.stream("GET", f"http://{address}/metrics") as answer:
+            answer.raise_for_status()
+            data = bytearray()
+            async for chunk in answer.aiter_bytes():
+                data += chunk
+                if len(data) > PAGE_BYTES_MAX:
+                    raise ExpositionError(f"is longer than {PAGE_BYTES_MAX} bytes")
+        return data.decode("utf-8", errors="replace")
+
+    def _judged(self, one: Expected, troubles: Mapping[PodKey, str]) -> Sample | Failure:
+        failed = {pod: troubles[one.namespace, pod] for pod in one.pods if (one.namespace, pod) in troubles}
+        if failed:
+            pod, why = next(iter(sorted(failed.items())))
+            trouble = Trouble.MISSING if len(failed) == len(one.pods) else Trouble.PARTIAL
+            text = f"the metrics page of {len(failed)} of {len(one.pods)} pods cannot be read; {pod}: {why}"
+            return Failure(trouble, f"{text}; may the operator reach port 8002 (a NetworkPolicy, --allow-metrics)?")
+        pods = {}
+        for pod in one.pods:
+            scrapes = self._histories.scrapes((one.namespace, pod))
+            absent = sorted(one.models - set(scrapes[-1].models)) if scrapes else sorted(one.models)
+            if absent:
+                return Failure(Trouble.PARTIAL, f"{pod} has no metrics of {', '.join(absent)}; is the model loaded?")
+            pods[pod] = PodHistory(scrapes, self._histories.usage((one.namespace, pod)))
+        keys = [(one.namespace, pod) for pod in one.pods]
+        gpu_known = any(history.usage is not None and history.usage.gpu is not None for history in pods.values())
+        return Sample(pods, self._histories.interval(keys, INTERVAL_SECONDS), SOURCE, gpu_known)

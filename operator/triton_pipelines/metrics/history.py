@@ -1,0 +1,61 @@
+"""The newest scrapes of every pod, a bounded number of seconds back. No I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+from .samples import Scrape, Usage
+
+# The slow window, a scrape before it, and slack for a late one.
+SLACK_SECONDS: Final = 15.0
+# A pod scraped every second over an hour's window.
+SCRAPES_MAX: Final = 4096
+
+PodKey = tuple[str, str]
+"""Namespace and name of a pod."""
+
+
+class Histories:
+    """Ring buffers of scrapes by pod."""
+
+    def __init__(self) -> None:
+        self._scrapes: dict[PodKey, deque[Scrape]] = {}
+        self._usage: dict[PodKey, Usage] = {}
+
+    def add(self, pod: PodKey, scrape: Scrape, window: float) -> bool:
+        """Add a scrape unless it is no newer than the last; forget what is older than ``window`` seconds. Returns whether it was new."""
+        known = self._scrapes.setdefault(pod, deque(maxlen=SCRAPES_MAX))
+        if known and scrape.at <= known[-1].at:
+            return False
+        known.append(scrape)
+        while len(known) > 2 and scrape.at - known[1].at >= window + SLACK_SECONDS:
+            known.popleft()
+        return True
+
+    def use(self, pod: PodKey, usage: Usage) -> None:
+        """Remember the pod's newest usage."""
+        self._usage[pod] = usage
+
+    def scrapes(self, pod: PodKey) -> tuple[Scrape, ...]:
+        """The pod's scrapes, oldest first."""
+        return tuple(self._scrapes.get(pod, ()))
+
+    def usage(self, pod: PodKey) -> Usage | None:
+        """The pod's newest usage."""
+        return self._usage.get(pod)
+
+    def keep(self, pods: Iterable[PodKey]) -> None:
+        """Forget all other pods."""
+        wanted = set(pods)
+        for gone in set(self._scrapes) - wanted:
+            del self._scrapes[gone]
+        for gone in set(self._usage) - wanted:
+            del self._usage[gone]
+
+    def interval(self, pods: Iterable[PodKey], otherwise: float) -> float:
+        """Seconds between scrapes as seen: the median over the pods' last intervals, ``otherwise`` where none is known."""
+        gaps = sorted(known[-1].at - known[-2].at for pod in pods if len(known := self._scrapes.get(pod, deque())) > 1)
+        return gaps[len(gaps) // 2] if gaps else otherwise
+

@@ -1,0 +1,102 @@
+"""Pods read directly: over real HTTP on loopback, from a page in Triton's form (a stand-in server; Triton itself in the integration tests)."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.unit.metrics.test_exposition import PAGE
+from triton_pipelines.metrics.direct import PAGE_BYTES_MAX, DirectReader, Expected
+from triton_pipelines.metrics.history import Histories
+from triton_pipelines.metrics.samples import Failure, Sample, Scrape, Trouble
+
+KEY = ("default", "sentiment")
+MODELS = frozenset({"tokenizer", "model"})
+
+
+@asynccontextmanager
+async def pages(answer: bytes, *, hang: bool = False) -> AsyncIterator[str]:
+    """A server that answers every connection with these bytes; yields its address."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await writer.drain()
+        if hang:
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    try:
+        yield f"{host}:{port}"
+    finally:
+        server.close()
+
+
+def page(text: str, status: str = "200 OK") -> bytes:
+    body = text.encode()
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
+
+
+def expected(**pods: str) -> dict[tuple[str, str], Expected]:
+    return {KEY: Expected("default", pods, MODELS, 60.0)}
+
+
+async def test_each_look_adds_a_scrape_with_its_own_time() -> None:
+    now = [100.0]
+    async with pages(page(PAGE)) as address, DirectReader(clock=lambda: now[0]) as reader:
+        await reader.collect(expected(a=address))
+        now[0] = 102.0
+        sample = (await reader.collect(expected(a=address)))[KEY]
+    assert isinstance(sample, Sample)
+    assert [scrape.at for scrape in sample.pods["a"].scrapes] == [100.0, 102.0]
+    assert sample.interval == 2.0
+    assert sample.gpu_known
+    assert sample.pods["a"].usage is not None
+    assert sample.pods["a"].usage.gpu == 0.75
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (page("no", "503 Service Unavailable"), "503"),
+        (page("{}"), "text format"),
+        (page("x" * (PAGE_BYTES_MAX + 1)), "is longer than"),
+        (page(PAGE)[:-200], "peer closed connection"),
+        (page(PAGE.replace('model="model"', 'model="other"')), "has no metrics of model"),
+    ],
+)
+async def test_one_bad_pod_is_no_sample(answer: bytes, words: str) -> None:
+    async with pages(page(PAGE)) as good, pages(answer) as bad, DirectReader() as reader:
+        said = (await reader.collect(expected(a=good, b=bad)))[KEY]
+    assert isinstance(said, Failure)
+    assert said.trouble is Trouble.PARTIAL
+    assert words in said.message
+    assert "b" in said.message
+
+
+async def test_a_page_that_drips_is_given_up_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triton_pipelines.metrics.direct.TIMEOUT_SECONDS", 0.1)
+    async with pages(page(PAGE)[:-5], hang=True) as bad, pages(page(PAGE)) as good, DirectReader(timeout=0.15) as reader:
+        wanted = {**expected(a=bad), ("default", "other"): Expected("default", {"b": good}, MODELS, 60.0)}
+        said = await reader.collect(wanted)
+    missing = said[KEY]
+    assert isinstance(missing, Failure)
+    assert missing.trouble is Trouble.MISSING
+    assert isinstance(said["default", "other"], Sample)
+
+
+def test_what_is_older_than_the_window_is_forgotten_and_gone_pods_too() -> None:
+    histories = Histories()
+    for second in range(0, 200, 5):
+        assert histories.add(("n", "a"), Scrape(float(second), {}), 60.0)
+    assert not histories.add(("n", "a"), Scrape(195.0, {}), 60.0)
+    times = [scrape.at for scrape in histories.scrapes(("n", "a"))]
+    assert times[-1] == 195.0
+    assert 195.0 - 60.0 - 20.0 <= times[0] <= 195.0 - 60.0
+    assert histories.interval([("n", "a")], 9.0) == 5.0
+    histories.keep([("n", "b")])
+    assert histories.scrapes(("n", "a")) == ()
+    assert histories.interval([("n", "a")], 9.0) == 9.0
