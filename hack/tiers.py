@@ -38,7 +38,20 @@ def _pytest(*arguments: str) -> tuple[str, ...]:
     return _python("-m", "pytest", *arguments)
 
 
-BUILT = ("etcd", "kube-apiserver", "kubectl", "kube-controller-manager", "kube-scheduler", "helm", "kind", "kstatus", "argodiff", "versitygw", "fake-gcs-server", "registry")
+BUILT = (
+    "etcd",
+    "kube-apiserver",
+    "kubectl",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "helm",
+    "kind",
+    "kstatus",
+    "argodiff",
+    "versitygw",
+    "fake-gcs-server",
+    "registry",
+)
 
 
 def _real_parts() -> str:
