@@ -16,6 +16,7 @@ from triton_pipelines.api import parse
 from triton_pipelines.api.server import RolloutStrategy
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.pipeline import Options, build, check, lint
+from triton_pipelines.pipeline.graph import Implementation
 from triton_pipelines.render import Revision, render
 from triton_pipelines.render.objects import (
     control_secret,
@@ -76,8 +77,9 @@ def text_of(name: str) -> str:
     graph = build(pipeline, options)
     assert not (wrong := check(pipeline, graph, options)), wrong
     revision = render(pipeline, graph, options)
-    runtime = {runtime_file(step.implementation): step.implementation.value for step in graph.steps if step.python and step.code is None}
-    parts = [("padding", f"{graph.padding.chosen.value}: {graph.padding.reason}\n")]
+    ours = [step.implementation for step in graph.models if step.implementation not in (Implementation.BACKEND, Implementation.CODE)]
+    runtime = {runtime_file(implementation): implementation.value for implementation in ours}
+    parts = [("padding", f"{graph.padding.chosen.value}: {graph.padding.reason}\n" if graph.padding else "none\n")]
     parts.append(("warnings", "".join(f"{item}\n" for item in lint(pipeline, graph, options)) or "none\n"))
     for path, text in revision.files.items():
         parts.append((f"models/{path}", f"(runtime file {runtime[text]})\n" if text in runtime else text))
