@@ -1,7 +1,8 @@
 /* A Triton backend for tests that answers every request at once with zeros of the configured shapes.
  *
  * It stands in for backends that cannot run on the machine of the tests; Triton's own core (configs, batchers, ensembles, statistics) is real.
- * A variable dimension (-1) takes the size that the first input has at the same place, else 1. Loading starts no process and reads no file.
+ * A variable dimension (-1) takes the size that the first input has at the same place, else 1, and 1 where the tensor would
+ * be larger than a mebibyte (a warm-up of many long texts would fill gigabytes). Loading starts no process and reads no file.
  *
  * The declarations below are those of Triton's C API (tritonserver.h, tritonbackend.h, API version 1) that are used here, so that no header
  * of Triton is needed; the server itself provides the symbols.
@@ -44,7 +45,7 @@ extern Error* TRITONBACKEND_ModelInstanceReportStatistics(
 extern Error* TRITONBACKEND_ModelInstanceReportBatchStatistics(
     Handle* instance, uint64_t batch, uint64_t start, uint64_t compute_start, uint64_t compute_end, uint64_t end);
 
-enum { MAX_RANK = 32, MAX_OUTPUTS = 256 };
+enum { MAX_RANK = 32, MAX_OUTPUTS = 256, LARGE = 1 << 20 };
 
 typedef struct {
   char* name;
@@ -221,14 +222,20 @@ static uint64_t now(void)
 static Error* zeros(Handle* response, const Output* output, const int64_t* shape, uint32_t rank, bool batched)
 {
   int64_t full[MAX_RANK + 1];
-  uint32_t count = 0;
-  if (batched) full[count++] = rank ? shape[0] : 1;
-  for (uint32_t i = 0; i < output->rank; i++) {
-    uint32_t place = count;
-    full[count++] = output->dims[i] >= 0 ? output->dims[i] : place < rank ? shape[place] : 1;
-  }
-  uint64_t size = output->type == TYPE_BYTES ? 4 : TRITONSERVER_DataTypeByteSize(output->type);
-  for (uint32_t i = 0; i < count; i++) size *= (uint64_t)full[i];
+  uint32_t count;
+  uint64_t size;
+  bool small = false;
+  do {
+    count = 0;
+    size = output->type == TYPE_BYTES ? 4 : TRITONSERVER_DataTypeByteSize(output->type);
+    if (batched) full[count++] = rank ? shape[0] : 1;
+    for (uint32_t i = 0; i < output->rank; i++) {
+      uint32_t place = count;
+      full[count++] = output->dims[i] >= 0 ? output->dims[i] : place < rank && !small ? shape[place] : 1;
+    }
+    for (uint32_t i = 0; i < count; i++) size *= (uint64_t)full[i];
+    small = !small && size > LARGE;
+  } while (small);
   Handle* tensor = NULL;
   void* buffer = NULL;
   int memory = MEMORY_CPU;
