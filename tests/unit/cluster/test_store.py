@@ -34,6 +34,19 @@ def test_put_tells_news_from_echoes() -> None:
     assert found["metadata"]["uid"] == "later"
 
 
+def test_the_answer_to_a_write_does_not_bring_back_what_was_deleted_meanwhile() -> None:
+    store = Store()
+    store.put(DEPLOYMENTS, obj("a", 5))
+    since = store.mark()
+    store.remove(DEPLOYMENTS, "n", "a")
+    assert not store.put(DEPLOYMENTS, obj("a", 6), since=since)
+    assert store.get(DEPLOYMENTS, "n", "a") is None
+    # A write that was sent later is news, and so is what the watch tells.
+    assert store.put(DEPLOYMENTS, obj("a", 7), since=store.mark())
+    store.remove(DEPLOYMENTS, "n", "a")
+    assert store.put(DEPLOYMENTS, obj("a", 8))
+
+
 def test_remove_spares_a_later_object_of_the_name() -> None:
     store = Store()
     store.put(DEPLOYMENTS, obj("a", 9, uid="later"))
