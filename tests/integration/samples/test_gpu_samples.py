@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +15,14 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.http
+from tritonclient.http import InferenceServerClient as Client
 
 from e2e.models import tree
 from tests.support import nullbackend
 from tests.support.samples import column
 from tests.support.serving import SAMPLES
-from tests.support.triton import triton_server
-from triton_pipelines.cli.documents import only
-from triton_pipelines.cli.serve import _lay_out
+from tests.support.standins import on_stand_ins
 from triton_pipelines.loader.uris import SourceMap
-from triton_pipelines.pipeline import Options
-from triton_pipelines.pipeline.graph import Graph, Step
 from triton_pipelines.triton.distribution import Distribution
 from triton_pipelines.triton.local import LocalTriton
 
@@ -57,30 +52,12 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> SourceMap:
     )
 
 
-@contextlib.contextmanager
-def loaded(
-    name: str, distribution: Distribution, sources: SourceMap, folder: Path
-) -> Iterator[tuple[LocalTriton, tritonclient.http.InferenceServerClient]]:
-    """A sample laid out by the loader as in a pod, on that server."""
-    options = Options(models_path=str(folder / "models"), engines_path=str(folder / "engines"))
-    pipeline, graph = only(SAMPLES / f"{name}.yaml", options)
-    models = _lay_out(pipeline, _on_cpu(graph), options, folder, folder, sources)
-    with (
-        triton_server(models, list(graph.load), distribution=distribution) as server,
-        tritonclient.http.InferenceServerClient(server.http_url.removeprefix("http://")) as client,
-    ):
-        yield server, client
+def loaded(name: str, distribution: Distribution, sources: SourceMap, folder: Path) -> contextlib.AbstractContextManager[tuple[LocalTriton, Client]]:
+    """A sample on that server."""
+    return on_stand_ins(SAMPLES / f"{name}.yaml", distribution, sources, folder)
 
 
-def _on_cpu(graph: Graph) -> Graph:
-    def moved(step: Step) -> Step:
-        kind = "KIND_CPU" if step.instances.kind == "KIND_GPU" else step.instances.kind
-        return replace(step, instances=replace(step.instances, kind=kind, gpus=()))
-
-    return replace(graph, steps=tuple(map(moved, graph.steps)))
-
-
-def infer(client: tritonclient.http.InferenceServerClient, model: str) -> Any:
+def infer(client: Client, model: str) -> Any:
     tensor = tritonclient.http.InferInput("TEXT", list(TEXTS.shape), "BYTES")
     tensor.set_data_from_numpy(TEXTS)
     return client.infer(model, [tensor])

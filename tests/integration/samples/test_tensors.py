@@ -27,6 +27,7 @@ def scores(sample: Client, *pairs: tuple[str, str]) -> Array:
     return answer["SCORE"][:, 0]
 
 
+@pytest.mark.proves_files("manifests/samples/reranker.yaml", "loaded")
 @on("reranker")
 @pytest.mark.proves("spec.tokenizer.inputs.text", "behaviour")
 @pytest.mark.proves("spec.tokenizer.inputs.textPair", "behaviour")
@@ -65,6 +66,7 @@ def entities(answer: dict[str, Array]) -> list[list[dict[str, Any]]]:
     return [json.loads(row) for row in answer["ENTITIES"].ravel()]
 
 
+@pytest.mark.proves_files("manifests/samples/ner.yaml", "loaded")
 @on("ner")
 @pytest.mark.proves("spec.postprocess.inputs[].name", "behaviour")
 @pytest.mark.proves("spec.postprocess.inputs[].from", "behaviour")
@@ -109,6 +111,7 @@ def expected_colours(images: Array) -> Array:
     return np.array(answers)
 
 
+@pytest.mark.proves_files("manifests/samples/image.yaml", "loaded")
 @on("image")
 @pytest.mark.proves("spec.steps[].inputs[].dims", "behaviour")
 @pytest.mark.proves("spec.steps[].outputs[].dims", "behaviour")
@@ -145,6 +148,7 @@ def value(number: float) -> dict[str, Array]:
     return {"VALUE": np.array([[number]], np.float32)}
 
 
+@pytest.mark.proves_files("manifests/samples/sequence.yaml", "loaded")
 @on("sequence")
 @pytest.mark.proves("spec.model.sequenceBatching.strategy", "behaviour")
 @pytest.mark.proves("spec.model.sequenceBatching.maxCandidateSequences", "behaviour")
@@ -159,7 +163,9 @@ def test_streams_keep_their_own_mean(sample: Client) -> None:
             answer = sample.ask(value(numbers[step]), sequence_id=stream, sequence_start=step == 0, sequence_end=step == 2)
             assert answer["COUNT"].tolist() == [[step + 1]]
             np.testing.assert_allclose(answer["MEAN"], [[np.mean(numbers[: step + 1])]], atol=TOLERANCE)
-    # The same number again is a new stream.
+    # The same number again is a new stream, also where the old one never ended.
+    assert sample.ask(value(7.0), sequence_id=15, sequence_start=True)["COUNT"].tolist() == [[1]]
+    assert sample.ask(value(9.0), sequence_id=15, sequence_start=True, sequence_end=True)["MEAN"].tolist() == [[9.0]]
     assert sample.ask(value(4.0), sequence_id=11, sequence_start=True, sequence_end=True)["COUNT"].tolist() == [[1]]
 
 

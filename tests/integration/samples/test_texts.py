@@ -47,6 +47,7 @@ def test_the_client_of_the_article_works_unchanged(sample: Client) -> None:
         close(np.array(rest[rest.index("[") + 1 : rest.index("]")].split(), float), np.array(case["logits"]))
 
 
+@pytest.mark.proves_files("manifests/samples/article.yaml", "loaded", "spec.*.instances.gpus")
 @on("article")
 def test_logits_are_the_only_output_and_rows_are_all_answered(sample: Client) -> None:
     metadata = sample.metadata()
@@ -82,6 +83,7 @@ def test_what_tutorials_spell_is_refused_by_the_client_library() -> None:
 # --- cleaner ----------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proves_files("manifests/samples/cleaner.yaml", "loaded")
 @on("cleaner")
 @pytest.mark.proves("spec.tokenizer.inputs.textFrom", "behaviour")
 @pytest.mark.proves("spec.steps[].python.code.inline", "behaviour")
@@ -109,6 +111,7 @@ async def test_a_text_that_cannot_be_read_hurts_itself_alone(sample: Client) -> 
 # --- slo --------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proves_files("manifests/samples/slo.yaml", "loaded")
 @on("slo")
 @pytest.mark.parametrize("options", [{}, {"priority": 1}, {"priority": 2}, {"priority": 9}, {"timeout": 30_000}], ids=str)
 def test_requests_of_every_priority_are_answered(sample: Client, options: dict[str, int]) -> None:
@@ -119,6 +122,7 @@ def test_requests_of_every_priority_are_answered(sample: Client, options: dict[s
 # --- unbatched --------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proves_files("manifests/samples/unbatched.yaml", "loaded")
 @on("unbatched")
 @pytest.mark.parametrize("rows", [1, 2, len(WORDS)])
 @pytest.mark.proves("spec.tokenizer.maxBatchSize", "behaviour")
@@ -142,6 +146,7 @@ def test_the_usual_shape_is_refused_there(sample: Client) -> None:
 SENTIMENT = {case["text"]: case for case in cases("sentiment")}
 
 
+@pytest.mark.proves_files("manifests/samples/two-models.yaml", "loaded")
 @on("two-models")
 @pytest.mark.proves("spec.steps[].inputs[].from", "behaviour")
 @pytest.mark.proves("spec.ensemble.outputs[].name", "behaviour")
@@ -160,6 +165,7 @@ def test_branches_join(sample: Client) -> None:
 # --- bls --------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proves_files("manifests/samples/bls.yaml", "loaded")
 @on("bls")
 @pytest.mark.proves("spec.ensemble.entryPoint", "behaviour")
 def test_only_doubtful_rows_go_to_the_large_model(sample: Client) -> None:
@@ -197,6 +203,7 @@ def executions(sample: Client) -> dict[str, int]:
 TOPICS = ["business", "politics", "science", "sports"]
 
 
+@pytest.mark.proves_files("manifests/samples/documents.yaml", "loaded")
 @on("documents")
 def test_topics_of_long_documents(sample: Client) -> None:
     """More rows than golden cases, long and short ones in one request; rows of one request stay in order."""

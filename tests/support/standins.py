@@ -1,0 +1,40 @@
+"""A resource on a Triton whose core, python backend and loader are real, and whose other backends are stand-ins that answer with zeros."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from tritonclient.http import InferenceServerClient
+
+from tests.support.triton import triton_server
+from triton_pipelines.cli.documents import only
+from triton_pipelines.cli.serve import _lay_out
+from triton_pipelines.loader.uris import SourceMap
+from triton_pipelines.pipeline import Options
+from triton_pipelines.pipeline.graph import Graph, Step
+from triton_pipelines.triton.distribution import Distribution
+from triton_pipelines.triton.local import LocalTriton
+
+
+@contextlib.contextmanager
+def on_stand_ins(file: Path, distribution: Distribution, sources: SourceMap, folder: Path) -> Iterator[tuple[LocalTriton, InferenceServerClient]]:
+    """The resource of a file, laid out below ``folder`` by the loader as in a pod, on that server. KIND_GPU is turned into KIND_CPU."""
+    options = Options(models_path=str(folder / "models"), engines_path=str(folder / "engines"))
+    pipeline, graph = only(file, options)
+    models = _lay_out(pipeline, _on_cpu(graph), options, folder, folder, sources)
+    with (
+        triton_server(models, list(graph.load), distribution=distribution) as server,
+        InferenceServerClient(server.http_url.removeprefix("http://")) as client,
+    ):
+        yield server, client
+
+
+def _on_cpu(graph: Graph) -> Graph:
+    def moved(step: Step) -> Step:
+        kind = "KIND_CPU" if step.instances.kind == "KIND_GPU" else step.instances.kind
+        return replace(step, instances=replace(step.instances, kind=kind, gpus=()))
+
+    return replace(graph, steps=tuple(map(moved, graph.steps)))
