@@ -37,7 +37,9 @@ class Draft:
     def say(self, path: str, *texts: str) -> None:
         """Put comments above the field at ``path`` (such as ``spec.model.outputs[0]``)."""
         told = self.comments.setdefault(path, [])
-        told += [text for text in texts if text not in told]
+        for text in texts:
+            if text not in told:
+                told.append(text)
 
     def text(self) -> str:
         """The YAML."""
@@ -65,8 +67,22 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _readable(text: str) -> bool:
+    """Whether it may stand in YAML as it is."""
+    return all(character in "\n\t" or character.isprintable() for character in text)
+
+
+def _key(key: str) -> str:
+    """A key on one line."""
+    plain = _readable(key) and "\n" not in key
+    return _dump([key], flow=True)[1:-1] if plain else yaml.dump(key, Dumper=yaml.SafeDumper, default_style='"', width=float("inf"), allow_unicode=True).strip()
+
+
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-    style = "|" if "\n" in value else '"' if _AMBIGUOUS.match(value) else None
+    if not _readable(value):
+        style: str | None = '"'
+    else:
+        style = "|" if "\n" in value else '"' if _AMBIGUOUS.match(value) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 
@@ -107,7 +123,7 @@ def _mapping(value: Mapping[str, Any], path: str, indent: str, comments: Mapping
     for key, item in value.items():
         here = f"{path}.{key}" if path else key
         lines += _said(comments, here, indent)
-        lines += _entry(_dump(key, flow=True).strip(), item, here, indent, comments)
+        lines += _entry(_key(key), item, here, indent, comments)
     missing = [where for where in comments if where.rpartition(".")[0] == path and "[" not in where.rpartition(".")[2] and _last(where) not in value]
     return lines + [line for where in missing for line in _said(comments, where, indent)]
 
@@ -160,6 +176,8 @@ def _flow(item: Any, path: str, column: int, comments: Mapping[str, list[str]]) 
 
 def _deep(item: Mapping[str, Any] | list[Any]) -> bool:
     """Whether it holds more than scalars and short lists of them."""
+    if isinstance(item, Mapping) and any("\n" in key for key in item):
+        return True
     return any(_nested(value) for value in (item.values() if isinstance(item, Mapping) else item))
 
 

@@ -100,8 +100,7 @@ def _parse(text: str, name: str, notes: list[Note]) -> Any:
     try:
         return text_format.Parse(text, model_config_pb2.ModelConfig())
     except text_format.ParseError as error:
-        line, problem = error.GetLine(), _problem(error)
-    where = f"{name}:{line}" if line is not None else name
+        where, problem = _place(name, error), _problem(error)
     unknown = re.search(r'has no field named "([^"]+)"', problem)
     if unknown is None:
         raise ConfigError(f"{where}: is no ModelConfig: {problem}")
@@ -110,7 +109,12 @@ def _parse(text: str, name: str, notes: list[Note]) -> Any:
     try:
         return text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=True)
     except text_format.ParseError as error:
-        raise ConfigError(f"{where}: is no ModelConfig: {_problem(error)}") from error
+        raise ConfigError(f"{_place(name, error)}: is no ModelConfig: {_problem(error)}") from error
+
+
+def _place(name: str, error: text_format.ParseError) -> str:
+    line = error.GetLine()
+    return name if line is None else f"{name}:{line}"
 
 
 def _problem(error: text_format.ParseError) -> str:
