@@ -59,12 +59,16 @@ class Rates:
         return self.queued / self.throughput if self.throughput > 0 else None
 
 
-def rates(history: PodHistory, model: str, seconds: float | None) -> Rates | None:
+def rates(history: PodHistory, model: str, seconds: float | None, *, skip: int = 0) -> Rates | None:
     """Rates of ``model`` over the last ``seconds`` of ``history``, ending at its newest scrape; ``None``: over the last interval.
+
+    ``skip``: newest scrapes to leave out.
 
     ``None`` where fewer than two samples stand after the last counter reset, as in a pod that has just started.
     """
     run, reset = _since_reset(history.scrapes, model)
+    if skip:
+        del run[-skip:]
     if len(run) < 2:
         return None
     newest = run[-1]
@@ -162,9 +166,7 @@ def _between(first: Scrape, last: Scrape, model: str, covered: bool) -> Rates:
     success = b.success - a.success
     computed = max(0.0, success - (b.cache_hits - a.cache_hits))
     executions = b.execs - a.execs
-    spent = (
-        b.compute_input_us + b.compute_infer_us + b.compute_output_us - a.compute_input_us - a.compute_infer_us - a.compute_output_us
-    ) * 1e-6
+    spent = (b.compute_input_us + b.compute_infer_us + b.compute_output_us - a.compute_input_us - a.compute_infer_us - a.compute_output_us) * 1e-6
     # A batch of k requests adds its time k times; fewer requests than executions only happens where requests failed.
     batch = max(1.0, computed / executions) if executions > 0 else 1.0
     return Rates(

@@ -10,10 +10,8 @@ def fallback_count(memory: StepMemory, step: StepLimits, law: Law, *, count: int
     """The count to hold, or to rise to once metrics have stayed away for ``staleAfterSeconds``."""
     if blind_seconds < law.stale_after or law.fallback is Fallback.HOLD:
         return count
-    if law.fallback is Fallback.INITIAL:
-        aim = step.initial
-    else:
-        aim = max((seen for _, seen in memory.counts), default=step.initial)
+    recent = max((seen for _, seen in memory.counts), default=step.initial)
+    aim = step.initial if law.fallback is Fallback.INITIAL else recent
     return max(count, min(aim, step.high, memory.cap if memory.cap is not None else step.high))
 
 

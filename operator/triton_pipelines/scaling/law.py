@@ -20,6 +20,9 @@ _ROUND = 0.02  # instances: a need of 5.02 is 5
 _SLOTS = 60  # of the stabilization window: what is remembered of it stays small
 _COVERAGE = 0.9  # share of the stabilization window from which samples must have come before a count shrinks
 _DENSITY = 0.8  # share of that time in which they came without a gap
+_JUMP = 1.2  # times the arrivals before: less is drift, which the windows follow
+_SPARE = 0.1  # share of capacity that must have been unused before a jump, else the share of the interval cannot be told
+_LEAST_SHARE = 0.3  # of an interval: a jump right before a scrape is not blown up by more
 _COOLDOWN = 8.0  # seconds between growths at least
 
 
@@ -54,6 +57,22 @@ def service_time(known: float | None, signal: StepSignal, *, contended: bool) ->
     return min(known, measured) if contended and known is not None else measured
 
 
+def _jump(signal: StepSignal, capacity: float) -> float:
+    """Arrivals after a jump inside the last interval, whose mean still holds arrivals from before it.
+
+    ``capacity``: requests/s that the instances carry. Since the jump they were busy to the brim, so the completions beyond the old rate
+    tell for which share of the interval: (x_last - before) / (capacity - before).
+    """
+    last, before = signal.last, signal.before
+    if last is None or before is None or last.arrivals < _JUMP * before.arrivals or last.growth <= 0:
+        return 0.0
+    spare = capacity - before.arrivals
+    if spare < _SPARE * capacity:
+        return 0.0
+    share = min(1.0, max(_LEAST_SHARE, (last.throughput - before.arrivals) / spare))
+    return before.arrivals + (last.arrivals - before.arrivals) / share
+
+
 def need(signal: StepSignal, service: float | None, counts: Mapping[str, int], law: Law, lead: float) -> Need:
     """What the step needs. ``counts``: instances of the pods that speak; ``lead``: seconds until a growth decided now is in force,
     the age of the sample included: the backlog that is drained is the one that will stand then."""
@@ -67,7 +86,7 @@ def need(signal: StepSignal, service: float | None, counts: Mapping[str, int], l
     wait = waiting * service / capacity
     behind = wait > service
     if behind and signal.last is not None:
-        arrivals = max(arrivals, signal.last.arrivals)
+        arrivals = max(arrivals, signal.last.arrivals, _jump(signal, capacity / service))
     offered = arrivals * service
     instances = offered / law.target
     if behind:

@@ -6,7 +6,7 @@ Per pod first, together after: sums for demand, the worst pod for saturation.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triton_pipelines.metrics.samples import PodHistory, Sample
 from triton_pipelines.metrics.windows import Rates, absurd, mean_pending, newest, pending, rates, total
@@ -32,12 +32,14 @@ class Picked:
 
 @dataclass(frozen=True, slots=True)
 class StepSignal:
-    """One CPU step. ``slow``, ``fast``, ``last``: rates summed over the pods (``None``: not known yet); ``pending``: by pod."""
+    """One CPU step. ``slow``, ``fast``, ``last``: rates summed over the pods (``None``: not known yet), ``before``: over a fast window that
+    ends before the last interval; ``busy``, ``pending``: by pod."""
 
     model: str
     slow: Rates | None
     fast: Rates | None
     last: Rates | None
+    before: Rates | None
     busy: Mapping[str, float]
     pending: Mapping[str, float]
 
@@ -56,24 +58,21 @@ class StepSignal:
 class GpuSignal:
     """The GPU steps together, the worst of steps and pods.
 
-    ``model``: the busiest step; ``busy``: its busy share of its instances' time; ``pending``: requests that wait before GPU steps;
-    ``throughput``: requests/s of the last GPU step over the slow window and over the fast; ``utilisation``: of the GPU itself;
-    ``batch``: requests per execution of the first step that waits and does not batch, named by ``unbatched``.
+    ``model``: the narrowest step; ``busy``: its busy share of its instances' time, in the pod where it is highest; ``pending``:
+    requests that wait before it, over the fast window; ``full``: busy nearly all the time, by its own account or the GPU's, and more
+    waits than its instances take at once: a step that batches is busy long before it is full, its batches grow with the load.
+    ``throughput``: requests/s of the last GPU step over the fast window; ``utilisation``: of the GPU itself; ``batch``: requests per
+    execution of ``unbatched``, the first step that waits and does not batch.
     """
 
     model: str = ""
     busy: float | None = None
     pending: float = 0.0
+    full: bool = False
     throughput: float | None = None
-    fast_throughput: float | None = None
     utilisation: float | None = None
     unbatched: str = ""
     batch: float | None = None
-
-    @property
-    def saturated(self) -> bool:
-        """Busy nearly all the time, by its own time or by the GPU's utilisation."""
-        return (self.busy is not None and self.busy >= SATURATED_STEP) or (self.utilisation is not None and self.utilisation >= SATURATED_GPU)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +130,7 @@ def step_signal(pods: Mapping[str, PodHistory], model: str, law: Law, interval: 
         slow=total(rates(history, model, slow_window(law, interval)) for history in pods.values()),
         fast=total(fast.values()),
         last=total(rates(history, model, None) for history in pods.values()),
+        before=total(rates(history, model, fast_window(law, interval), skip=1) for history in pods.values()),
         busy={name: item.busy for name, item in fast.items() if item is not None},
         pending={name: pending(history, model) or 0.0 for name, history in pods.items()},
     )
@@ -138,42 +138,30 @@ def step_signal(pods: Mapping[str, PodHistory], model: str, law: Law, interval: 
 
 def gpu_signal(pods: Mapping[str, PodHistory], limits: PipelineLimits, interval: float) -> GpuSignal:
     """Signals of the GPU steps over the given pods."""
-    law = limits.law
-    busiest: tuple[float, str] | None = None
-    waiting = 0.0
-    slow: Rates | None = None
-    fast: Rates | None = None
+    fast_seconds, slow_seconds = fast_window(limits.law, interval), slow_window(limits.law, interval)
+    known = [history.usage.gpu for history in pods.values() if history.usage is not None and history.usage.gpu is not None]
+    utilisation = max(known, default=None)
+    found = GpuSignal(utilisation=utilisation)
     unbatched, batch = "", None
+    throughput: float | None = None
     for model in limits.gpu_steps:
         instances = max(1, limits.gpu_instances.get(model, 1))
-        each = {name: rates(history, model, slow_window(law, interval)) for name, history in pods.items()}
-        shares = [item.busy / instances for item in each.values() if item is not None]
-        if shares and (busiest is None or max(shares) > busiest[0]):
-            busiest = (max(shares), model)
-        waiting += sum(pending(history, model) or 0.0 for history in pods.values())
-        slow = total(each.values())
-        fast = total(rates(history, model, fast_window(law, interval)) for history in pods.values())
-        queued = [mean_pending(history, model, slow_window(law, interval)) or 0.0 for history in pods.values()]
-        if (
-            not unbatched
-            and limits.gpu_batches.get(model, 0) > 1
-            and slow is not None
-            and slow.batch is not None
-            and slow.batch < BATCHED
-            and max(queued, default=0.0) >= 2 * instances
-        ):
+        each = [rates(history, model, fast_seconds) for history in pods.values()]
+        fast = total(each)
+        slow = total(rates(history, model, slow_seconds) for history in pods.values())
+        throughput = fast.throughput if fast is not None else None
+        busy = max((item.busy / instances for item in each if item is not None), default=None)
+        queue = sum(mean_pending(history, model, fast_seconds) or 0.0 for history in pods.values())
+        at_once = max(1.0, (fast.batch if fast is not None else None) or 1.0) * instances * len(pods)
+        hot = (busy is not None and busy >= SATURATED_STEP) or (utilisation is not None and utilisation >= SATURATED_GPU)
+        signal = GpuSignal(model, busy, queue, hot and queue > at_once, utilisation=utilisation)
+        if not found.model or (signal.full, busy or 0.0) > (found.full, found.busy or 0.0):
+            found = signal
+        waits = max((mean_pending(history, model, slow_seconds) or 0.0 for history in pods.values()), default=0.0)
+        may_batch = limits.gpu_batches.get(model, 0) > 1
+        if not unbatched and may_batch and slow is not None and slow.batch is not None and slow.batch < BATCHED and waits >= 2 * instances:
             unbatched, batch = model, slow.batch
-    known = [history.usage.gpu for history in pods.values() if history.usage is not None and history.usage.gpu is not None]
-    return GpuSignal(
-        model=busiest[1] if busiest else "",
-        busy=busiest[0] if busiest else None,
-        pending=waiting,
-        throughput=slow.throughput if slow else None,
-        fast_throughput=fast.throughput if fast else None,
-        utilisation=max(known, default=None),
-        unbatched=unbatched,
-        batch=batch,
-    )
+    return replace(found, throughput=throughput, unbatched=unbatched, batch=batch)
 
 
 def cpu_signal(pods: Mapping[str, PodHistory], estimated: float) -> CpuSignal:

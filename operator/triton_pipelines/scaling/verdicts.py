@@ -44,8 +44,8 @@ class State:
 
 
 def gpu_bound(gpu: GpuSignal, pending: float) -> bool:
-    """Whether the GPU step is the narrow place: busy all the time, by its own account or the GPU's, with the longer queue."""
-    return gpu.saturated and gpu.pending > pending
+    """Whether the GPU step is the narrow place: full, with the longer queue."""
+    return gpu.full and gpu.pending > pending
 
 
 def defeated(gpu: GpuSignal, pending: float) -> bool:
@@ -53,9 +53,14 @@ def defeated(gpu: GpuSignal, pending: float) -> bool:
     return bool(gpu.unbatched) and gpu.pending > pending
 
 
+def no_progress(stalled_seconds: float, slow: float) -> bool:
+    """Whether requests have waited for two slow windows without one that completed."""
+    return stalled_seconds >= _STALL_WINDOWS * slow
+
+
 def verdict(state: State, gpu: GpuSignal, cpu: Cpu, slow: float) -> Verdict:
     """The decision table (autoscaling.md §4.3) for one step. ``slow``: slow window, seconds."""
-    if state.stalled_seconds >= _STALL_WINDOWS * slow:
+    if no_progress(state.stalled_seconds, slow):
         return Verdict.NO_PROGRESS
     if gpu_bound(gpu, state.pending):
         return Verdict.GPU_BOUND

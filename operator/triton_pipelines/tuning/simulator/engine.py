@@ -93,7 +93,7 @@ class Record:
     lost: int = 0
 
 
-GPU_IDLE = 0.08  # idle share of a second from which the GPU step counts as idle: the complement of "saturated" in the law
+GPU_IDLE = 0.01  # idle share of a second from which the GPU step counts as idling in it
 
 
 class _Pod:
@@ -108,6 +108,7 @@ class _Pod:
         self.base = 0.0
         self.gpu_busy = 0.0  # of the current second
         self.gpu_total = 0.0
+        self.queued, self.passed = 0.0, 0  # of the scaled step, at the last whole second
         for station in self.stations:
             if not station.spec.cpu:
                 station.on_busy = self._gpu
@@ -119,6 +120,13 @@ class _Pod:
     def cpu_seconds(self) -> tuple[float, float]:
         used = sum(station.totals.cpu for station in self.stations if station.spec.cpu)
         return used, sum(station.totals.throttled for station in self.stations if station.spec.cpu)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    pod: _Pod
+    station: int
+    count: int
 
 
 class Run:
@@ -207,13 +215,12 @@ class Run:
             self._scrape(at)
         elif kind == "tick":
             self._tick(at)
-        elif kind == "grow":
-            pod, index, count = what  # type: ignore[misc]
-            if pod.ready_at <= at:
-                pod.stations[index].grow(count, at)
-        elif kind == "shrink":
-            pod, index, count = what  # type: ignore[misc]
-            pod.stations[index].shrink(count)
+        elif isinstance(what, _Change) and what.pod.ready_at <= at:
+            station = what.pod.stations[what.station]
+            if what.count > 0:
+                station.grow(what.count, at)
+            else:
+                station.shrink(-what.count)
         elif isinstance(what, Happening):
             self._happen(at, what)
 
@@ -274,11 +281,11 @@ class Run:
             differs = count - pod.stations[index].instances
             if differs > 0:
                 done = at + world.growth * (1 if number == 0 else 2)
-                self._push(done, "grow", (pod, index, differs))
+                self._push(done, "change", _Change(pod, index, differs))
                 end = max(end, done)
             for _ in range(-differs):
                 end = max(end, at + world.removal_first) if end == at else end + world.removal_each
-                self._push(end, "shrink", (pod, index, 1))
+                self._push(end, "change", _Change(pod, index, -1))
         self._busy_until[name] = end
 
     def _happen(self, at: float, what: Happening) -> None:
@@ -298,6 +305,7 @@ class Run:
             pod.ready_at = at + what.value
             pod.base += pod.cpu_seconds()[0]
             pod.history.clear()
+            pod.queued, pod.passed = 0.0, 0
             for station in pod.stations:
                 count = self._desired.get(station.spec.name, station.spec.instances)
                 self._record.lost += station.clear(at + what.value, count)
@@ -314,7 +322,10 @@ class Run:
             gpu = [station for station in pod.stations if not station.spec.cpu]
             idle = 1.0 - pod.gpu_busy / max(1, sum(station.instances for station in gpu))
             station = pod.stations[scaled]
-            hungry += idle > GPU_IDLE and station.pending(now) > station.instances
+            waited, passed = station.totals.queue - pod.queued, station.totals.success - pod.passed
+            pod.queued, pod.passed = station.totals.queue, station.totals.success
+            behind = waited > passed * station.seconds if passed > 0 else station.pending(now) > station.instances
+            hungry += idle > GPU_IDLE and behind
         record.starved.append(hungry / max(1, len(ready)))
         record.verdicts.append(self._verdict)
         for pod in self._pods:

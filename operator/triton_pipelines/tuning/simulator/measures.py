@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from triton_pipelines.tuning.simulator.engine import Record
 
@@ -40,7 +41,7 @@ def measure(record: Record, oracle: Sequence[int], since: int | None = None) -> 
         violations=sum(record.late) / max(1, sum(record.arrived)),
         cost=sum(record.instances) / sum(oracle),
         mean=sum(record.instances) / len(record.instances),
-        reversals=sum(1 for a, b in zip(signs, signs[1:], strict=False) if a != b),
+        reversals=sum(1 for a, b in pairwise(signs) if a != b),
         actions=len(signs),
         late_actions=sum(1 for at, _, _ in record.actions if at >= 500),
         starved=sum(record.starved) / len(record.starved),

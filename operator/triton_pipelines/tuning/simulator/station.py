@@ -72,6 +72,11 @@ class Station:
         """Instances that serve or finish their last batch."""
         return len(self._free)
 
+    @property
+    def seconds(self) -> float:
+        """Time of an execution of one request."""
+        return (self.spec.alpha + self.spec.fixed) * self.factor
+
     def offer(self, requests: Sequence[Request]) -> None:
         """Requests by time of arrival, none before those offered earlier."""
         if self._head > 4096:
@@ -144,7 +149,7 @@ class Station:
 
     def _singly(self, until: float, cores: float) -> None:
         queue, free, noise, head, drawn = self._queue, self._free, self._noise, self._head, self._drawn
-        seconds = (self.spec.alpha + self.spec.fixed) * self.factor
+        seconds = self.seconds
         cramped = self.spec.cpu and len(free) > cores
         replace, append, told, mask = heapq.heapreplace, self._running.append, self.on_busy, _NOISE - 1
         for head in range(self._head, len(queue)):
