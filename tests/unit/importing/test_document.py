@@ -75,6 +75,8 @@ def test_long_comments_are_wrapped_and_examples_are_not() -> None:
     assert f"  #   {'x' * 150}" in lines
 
 
-@pytest.mark.parametrize(("text", "made"), [("My Model_v2.onnx", "my-model-v2-onnx"), ("854", "pipeline"), ("--x--", "x"), ("a" * 60, "a" * 40), ("größe", "gr-e")])
+@pytest.mark.parametrize(
+    ("text", "made"), [("My Model_v2.onnx", "my-model-v2-onnx"), ("854", "pipeline"), ("--x--", "x"), ("a" * 60, "a" * 40), ("größe", "gr-e")]
+)
 def test_names_are_made_of_anything(text: str, made: str) -> None:
     assert slug(text, 40) == made

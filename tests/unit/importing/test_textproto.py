@@ -23,7 +23,9 @@ def test_templates_in_texts_stay_and_are_named() -> None:
 
 
 def test_templates_elsewhere_are_asked_for_together() -> None:
-    with pytest.raises(ConfigError, match=r"m/config\.pbtxt: has templates .*: rows \(line 1\), count \(line 2\).* --set rows=VALUE --set count=VALUE"):
+    with pytest.raises(
+        ConfigError, match=r"m/config\.pbtxt: has templates .*: rows \(line 1\), count \(line 2\).* --set rows=VALUE --set count=VALUE"
+    ):
         read_config("max_batch_size: ${rows}\ninstance_group { count: ${count} }\n# ${other}\n", "m/config.pbtxt", {})
 
 
