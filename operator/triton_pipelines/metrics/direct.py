@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
@@ -13,7 +12,7 @@ import httpx
 
 from .exposition import ExpositionError, parse
 from .history import Histories, PodKey
-from .samples import Failure, PodHistory, Sample, Trouble, Usage
+from .samples import Expected, Failure, PodHistory, Sample, Trouble, Usage
 
 SOURCE: Final = "the pods themselves"
 # Read this often (seconds): as often as Triton polls its GPUs, and cheap (a page is some 10 KB).
@@ -21,16 +20,6 @@ INTERVAL_SECONDS: Final = 2.0
 TIMEOUT_SECONDS: Final = 3.0
 PAGE_BYTES_MAX: Final = 4 * 1024**2
 AT_ONCE: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """What a pipeline's sample must hold: pods (name → address of the metrics port) and the models that each has."""
-
-    namespace: str
-    pods: Mapping[str, str]
-    models: frozenset[str]
-    slow: float
 
 
 class DirectReader:

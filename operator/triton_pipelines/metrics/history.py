@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Final
 
 from .samples import Scrape, Usage
@@ -12,6 +13,8 @@ from .samples import Scrape, Usage
 SLACK_SECONDS: Final = 15.0
 # A pod scraped every second over an hour's window.
 SCRAPES_MAX: Final = 4096
+# Last intervals that the interval is inferred from.
+GAPS: Final = 5
 
 PodKey = tuple[str, str]
 """Namespace and name of a pod."""
@@ -55,7 +58,12 @@ class Histories:
             del self._usage[gone]
 
     def interval(self, pods: Iterable[PodKey], otherwise: float) -> float:
-        """Seconds between scrapes as seen: the median over the pods' last intervals, ``otherwise`` where none is known."""
-        gaps = sorted(known[-1].at - known[-2].at for pod in pods if len(known := self._scrapes.get(pod, deque())) > 1)
+        """Seconds between scrapes as seen: the median over the pods' last few intervals, ``otherwise`` where none is known."""
+        gaps = sorted(gap for pod in pods if (gap := self.gap(pod)) is not None)
         return gaps[len(gaps) // 2] if gaps else otherwise
 
+    def gap(self, pod: PodKey) -> float | None:
+        """Seconds between the pod's scrapes: the lower median of the last few, so that one missed scrape does not count."""
+        times = [scrape.at for scrape in list(self._scrapes.get(pod, deque()))[-GAPS - 1 :]]
+        gaps = sorted(later - earlier for earlier, later in pairwise(times))
+        return gaps[(len(gaps) - 1) // 2] if gaps else None

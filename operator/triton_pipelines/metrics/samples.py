@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
+
+# A newest scrape older than this many scrape intervals is stale: one missed scrape and the wait for the next are no fault yet.
+FRESH_INTERVALS: Final = 2.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,19 @@ class PodHistory:
 
     scrapes: tuple[Scrape, ...]
     usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a pipeline's sample must hold: its ready pods (name → address of the metrics port, ``host:port``) and the models that each has.
+
+    ``slow``: seconds that histories have to reach back.
+    """
+
+    namespace: str
+    pods: Mapping[str, str]
+    models: frozenset[str]
+    slow: float
 
 
 class Trouble(StrEnum):
