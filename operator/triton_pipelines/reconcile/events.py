@@ -19,8 +19,6 @@ class Event:
     note: str
 
 
-# Events of one change of status that tell of lint's warnings.
-DOUBTS_TOLD = 5
 _LEAST = frozenset({Reason.PROGRESSING, Reason.LOADING, Reason.DRAINING})
 
 
@@ -42,17 +40,29 @@ def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Eve
             continue
         warning = KIND_OF[reason] is not Kind.FINE
         events.append(Event(warning, reason.value, kind.value, new.get("message", "")))
-    return events + _doubts(before, after)
+    return events + _scaled(before, after) + _doubts(before, after)
+
+
+def _scaled(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
+    """Changes of counts that the status did not tell of before, and a change that failed."""
+    known = list((before.get("scaling") or {}).get("history") or ())
+    fresh = [item for item in (after.get("scaling") or {}).get("history") or () if item not in known]
+    told = [Event(False, "Scaled", "Scale", f"{item['step']} from {item['from']} to {item['to']}: {item['reason']}") for item in reversed(fresh)]
+    old, new = _condition(before, ConditionType.SCALING_ACTIVE), _condition(after, ConditionType.SCALING_ACTIVE)
+    if new.get("reason") == Reason.ACTUATION_FAILED and (old.get("reason"), old.get("message")) != (new.get("reason"), new.get("message")):
+        told.append(Event(True, Reason.ACTUATION_FAILED.value, "Scale", str(new.get("message", ""))))
+    return told
 
 
 def _doubts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
-    """Lint's warnings, each once: those that the status did not have before. Of many the first ones, and how many more there are."""
+    """Lint's warnings that the status did not have before, each once, all in one event: it is cut where it is too long, the status is not."""
     known = {_doubt(item) for item in before.get("warnings") or ()}
     fresh = [text for item in after.get("warnings") or () if (text := _doubt(item)) not in known]
-    told = [Event(True, "DoubtfulSpec", "Lint", text) for text in fresh[:DOUBTS_TOLD]]
-    if more := len(fresh) - len(told):
-        told.append(Event(True, "DoubtfulSpec", "Lint", f"and {more} more; all stand in status.warnings"))
-    return told
+    if not fresh:
+        return []
+    listed = "; ".join(f"({index}) {text}" for index, text in enumerate(fresh, 1))
+    note = fresh[0] if len(fresh) == 1 else f"{len(fresh)} warnings, which stand in status.warnings: {listed}"
+    return [Event(True, "DoubtfulSpec", "Lint", note)]
 
 
 def _doubt(item: Mapping[str, Any]) -> str:
