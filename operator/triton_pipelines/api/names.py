@@ -33,6 +33,7 @@ ANNOTATION_PAUSED: Final = f"{GROUP}/paused"
 # --- field managers (one per concern) --------------------------------------------------------------------------------
 MANAGER_CHILDREN: Final = "triton-pipelines"
 MANAGER_STATUS: Final = "triton-pipelines-status"
+MANAGER_LOOK: Final = "triton-pipelines-look"
 
 # --- ports of a Triton pod -------------------------------------------------------------------------------------------
 PORT_HTTP: Final = 8000
@@ -79,6 +80,7 @@ KEY_TEMPLATE: Final = "deployment.json"
 KEY_COUNTS: Final = "counts.json"
 KEY_RESOLVED: Final = "resolved.json"
 KEY_MEMORY: Final = "memory.json"
+KEY_SCALING: Final = "scaling.json"
 KEY_CONTROL: Final = "admin-key"
 
 # Header (HTTP) that carries the control key; over gRPC Triton wants it with the prefix below (measured, Triton 24.10).

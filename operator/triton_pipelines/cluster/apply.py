@@ -15,6 +15,19 @@ _REPAIR_SUFFIX: Final = "-repair"
 _STRIP_ATTEMPTS: Final = 3
 
 
+async def metadata_of(client: Client, obj: Object) -> Object | None:
+    """What is known of an object of this name without reading it: its metadata alone, ``None`` where there is none.
+
+    An apply of nothing, tried without effect, is answered with the object as it is. For Secrets the client asks for metadata only, so
+    that no right to read them is needed, and nothing of their content comes here.
+    """
+    metadata = {key: obj["metadata"][key] for key in ("name", "namespace")}
+    nothing = {"apiVersion": obj["apiVersion"], "kind": obj["kind"], "metadata": metadata}
+    seen = await client.apply(nothing, manager=names.MANAGER_LOOK, force=False, dry_run=True)
+    # One that would only now be made has no version yet.
+    return seen if seen["metadata"].get("resourceVersion") else None
+
+
 async def apply_over(client: Client, desired: Object, live: Mapping[str, Any] | None, *, manager: str = names.MANAGER_CHILDREN) -> Object:
     """Applies an object; where that is refused because of what others put beside our fields, replaces it and applies again.
 

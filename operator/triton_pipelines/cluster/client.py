@@ -21,13 +21,14 @@ from kubernetes.aio.client import ApiClient, Configuration
 
 from triton_pipelines.api import names
 from triton_pipelines.cluster.errors import ClusterError, Gone, NotFound, TooMany, Unauthorized, Unavailable, from_response
-from triton_pipelines.cluster.resources import Resource, resource_of
+from triton_pipelines.cluster.resources import SECRETS, Resource, resource_of
 
 Object = dict[str, Any]
 Login = Callable[[], Awaitable[Configuration]]
 Propagation = Literal["Background", "Foreground", "Orphan"]
 
 _JSON: Final = "application/json"
+_METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"  # a write's answer else shows the whole Secret
 _APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
 _JSON_PATCH: Final = "application/json-patch+json"
 _CONNECT_TIMEOUT_SECONDS: Final = 10.0
@@ -323,11 +324,11 @@ class Client:
         body: Object | Sequence[Object] | None,
         content_type: str,
     ) -> Object:
-        started = time.perf_counter()
-        code = "Cancelled"
+        started, code = time.perf_counter(), "Cancelled"
+        accept = _METADATA if resource == SECRETS and method in ("PATCH", "POST") else _JSON
         try:
             async with _in_use(session) as api:
-                status, reason, raw, retry_after = await self._exchange(api, method, target, body, content_type)
+                status, reason, raw, retry_after = await self._exchange(api, method, target, body, {"Accept": accept, "Content-Type": content_type})
             code = str(status)
         except TimeoutError as error:
             code = "Timeout"
@@ -349,9 +350,9 @@ class Client:
         raise from_response(status, reason, parsed, retry_after)
 
     async def _exchange(
-        self, api: ApiClient, method: str, target: str, body: Object | Sequence[Object] | None, content_type: str
+        self, api: ApiClient, method: str, target: str, body: Object | Sequence[Object] | None, headers: dict[str, str]
     ) -> tuple[int, str, bytes, str | None]:
-        headers = {"Accept": _JSON, "Content-Type": content_type, "User-Agent": names.APP}
+        headers["User-Agent"] = names.APP
         await api.update_params_for_auth(headers, None, ["BearerToken"], target, method, None)
         # `connect` bounds waiting for the pool as well, hence sock_connect.
         timeout = aiohttp.ClientTimeout(total=self.options.timeout_seconds, sock_connect=_CONNECT_TIMEOUT_SECONDS)
@@ -388,8 +389,7 @@ async def _in_use(session: _Session) -> AsyncIterator[ApiClient]:
 
 
 def _key(obj: Mapping[str, Any]) -> tuple[str | None, str]:
-    metadata = obj.get("metadata") or {}
-    return metadata.get("namespace"), metadata.get("name") or ""
+    return (metadata := obj.get("metadata") or {}).get("namespace"), metadata.get("name") or ""
 
 
 def _parse(raw: bytes) -> Any:

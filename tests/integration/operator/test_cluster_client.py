@@ -12,13 +12,13 @@ import pytest
 
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import Fault, FaultProxy
-from triton_pipelines.cluster.apply import apply_over
+from triton_pipelines.cluster.apply import apply_over, metadata_of
 from triton_pipelines.cluster.client import Client, ClientOptions, Object
 from triton_pipelines.cluster.diff import covers, needs_apply, owned_extra
 from triton_pipelines.cluster.errors import Conflict, Invalid, NotFound, TooMany, Unavailable
 from triton_pipelines.cluster.events import event_object, post_event
 from triton_pipelines.cluster.login import load_configuration
-from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, EVENTS, NETWORK_POLICIES, POD_DISRUPTION_BUDGETS, PODS, SERVICES
+from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, EVENTS, NETWORK_POLICIES, POD_DISRUPTION_BUDGETS, PODS, SECRETS, SERVICES
 from triton_pipelines.cluster.store import Store, relist
 
 pytestmark = pytest.mark.integration
@@ -275,6 +275,27 @@ async def test_apply_without_force_meets_the_other_owner(client: Client) -> None
     tried = await client.apply(config_map("shared", a="3"), dry_run=True)
     assert tried["data"]["a"] == "3"
     assert (await client.get(CONFIG_MAPS, NAMESPACE, "shared"))["data"]["a"] == "2"
+
+
+async def test_of_a_secret_nothing_but_metadata_comes_back(client: Client) -> None:
+    """Neither from a write nor from the look at whose it is, which needs no right to read and changes nothing."""
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "whose", "namespace": NAMESPACE}, "stringData": {"password": "s3cret"}}
+    assert await metadata_of(client, secret) is None
+    with pytest.raises(NotFound):
+        await client.get(SECRETS, NAMESPACE, "whose")
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "11111111-2222-3333-4444-555555555555"}
+    made = await client.apply({**secret, "metadata": {**secret["metadata"], "ownerReferences": [owner]}}, manager="other")
+    seen = await metadata_of(client, secret)
+    assert seen is not None
+    assert seen["metadata"]["ownerReferences"] == [owner]
+    assert seen["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
+    for answer in (made, seen):
+        assert answer["kind"] == "PartialObjectMetadata"
+        assert not {"data", "stringData"} & answer.keys()
+    live = await client.get(SECRETS, NAMESPACE, "whose")
+    assert live["data"].keys() == {"password"}
+    assert {entry["manager"] for entry in live["metadata"]["managedFields"]} == {"other"}
+    await client.delete(SECRETS, NAMESPACE, "whose")
 
 
 async def test_delete_keeps_to_its_preconditions(client: Client) -> None:

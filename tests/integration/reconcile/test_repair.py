@@ -15,7 +15,7 @@ from tests.support import builders
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import FaultProxy
 from tests.support.operators import apply_any, essence, eventually, operator, patch, repeated, serve_pods
-from triton_pipelines.api import names
+from triton_pipelines.api import names, parse
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.resources import (
     CONFIG_MAPS,
@@ -28,7 +28,9 @@ from triton_pipelines.cluster.resources import (
     SERVICES,
     Resource,
 )
+from triton_pipelines.pipeline import Options, build
 from triton_pipelines.reconcile.reconciler import CHILD_RESOURCES
+from triton_pipelines.render import render
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(150)]
 GONE_SECONDS = 90.0
@@ -127,6 +129,28 @@ async def test_others_objects_are_not_touched(admin: Client, proxy: FaultProxy, 
         assert await told(admin, namespace, "Stalled") == "True NameConflict"
         assert status["observedGeneration"] == status["generation"]
         assert (await admin.get(SERVICES, namespace, "p"))["metadata"]["resourceVersion"] == version
+
+
+async def test_a_secret_of_somebody_else_is_not_touched(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+    """Its name can be foretold: the operator may not read Secrets, and learns whose it is all the same."""
+    resource = pipeline(namespace)
+    parsed, wrong = parse(resource)
+    assert parsed is not None
+    assert not wrong
+    chosen = Options(operator_namespace=namespace)
+    name = names.revision_name("p", render(parsed, build(parsed, chosen), chosen).name)
+    foreign: Object = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": namespace}, "stringData": {"password": "theirs"}}
+    version = (await apply_any(admin, SECRETS, foreign))["metadata"]["resourceVersion"]
+    async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
+        await apply_any(admin, INFERENCE_PIPELINES, resource)
+        await eventually("conflict", lambda: says(admin, namespace, "False NameConflict"))
+        live = await admin.get(SECRETS, namespace, name)
+        assert (live["metadata"]["resourceVersion"], set(live["data"])) == (version, {"password"})
+        await admin.delete(SECRETS, namespace, name)
+        # No Secret is watched: the next pass sees that it is gone.
+        await patch(admin, INFERENCE_PIPELINES, namespace, "p", {"spec": {"rollout": {"progressDeadlineSeconds": 901}}})
+        await served(admin, namespace)
+        assert set((await admin.get(SECRETS, namespace, name))["data"]) == {names.KEY_CONTROL}
 
 
 async def says(admin: Client, namespace: str, expected: str) -> bool:

@@ -249,7 +249,7 @@ def test_rendering_refuses_as_the_review_does() -> None:
 
 
 def test_what_gpus_need_is_not_replaced() -> None:
-    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}
+    affinity: dict[str, Any] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}
     (told,) = findings({"spec": {"affinity": affinity}}, server={"gpu": {"products": ["A"]}})
     assert told.startswith(f"{FIELD}.spec.affinity: ")
     assert "spec.server.affinity" in told

@@ -58,7 +58,7 @@ def test_a_claim_takes_the_place_of_the_count() -> None:
 
 # --- model cache and engines ----------------------------------------------------------------------------------------------
 
-ENGINES = {"optimization": {"tensorrt": {"precision": "FP16", "engineCache": "Enabled"}}}
+ENGINES: dict[str, Any] = {"optimization": {"tensorrt": {"precision": "FP16", "engineCache": "Enabled"}}}
 
 
 @pytest.mark.proves("spec.server.modelCache.claimName", "applied")
@@ -142,7 +142,7 @@ def test_bounds_without_live_counts_are_refused() -> None:
 
 # --- response cache ---------------------------------------------------------------------------------------------------------
 
-CACHED = {"ensemble": {"responseCache": "Enabled"}}
+CACHED: dict[str, Any] = {"ensemble": {"responseCache": "Enabled"}}
 LOCAL = "--cache-config=local,size=268435456"
 
 
@@ -169,7 +169,7 @@ def test_the_response_cache_has_its_argument_and_its_memory(changes: dict[str, A
 
 # --- traces ---------------------------------------------------------------------------------------------------------------
 
-TRACED = {"observability": {"tracing": {"otlpEndpoint": "http://collector:4318/v1/traces", "sampleEvery": 7}}}
+TRACED: dict[str, Any] = {"observability": {"tracing": {"otlpEndpoint": "http://collector:4318/v1/traces", "sampleEvery": 7}}}
 
 
 @pytest.mark.proves("spec.observability.tracing.otlpEndpoint", "applied")
@@ -245,7 +245,7 @@ def test_arguments_of_the_operator_name_the_field(argument: str, instead: str) -
 # --- sequences ------------------------------------------------------------------------------------------------------------
 
 CONTROLS = [{"name": "START", "kind": "START", "dataType": "INT32"}]
-CODE = {"platform": "python", "source": None, "python": {"code": {"inline": "x = 1"}}, "instances": {"count": 1, "kind": "CPU"}}
+CODE: dict[str, Any] = {"platform": "python", "source": None, "python": {"code": {"inline": "x = 1"}}, "instances": {"count": 1, "kind": "CPU"}}
 
 
 def sequences(idle: int | None, **changes: Any) -> dict[str, Any]:
