@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from triton_pipelines.importing.document import AMBIGUOUS
 from triton_pipelines.pipeline import Graph
 from triton_pipelines.reconcile.plan import first_objects
 from triton_pipelines.render import Revision, render
@@ -72,14 +73,14 @@ def _write(revision: Revision, graph: Graph, folder: Path) -> None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts of several lines as blocks, so that a config in a ConfigMap can be read."""
+    """Texts of several lines as blocks, so that a config in a ConfigMap can be read; texts that kubectl would take for something else in quotes."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else '"' if AMBIGUOUS.match(value) else None)
 
 
 _Dumper.add_representer(str, _text)

@@ -14,7 +14,7 @@ from triton_pipelines.api import names
 
 WIDTH = 130
 # Texts that YAML 1.2 readers (kubectl's among them) take for numbers or booleans although PyYAML does not, so that it would not quote them.
-_AMBIGUOUS = re.compile(r"^[-+.0-9].*$|^[yYnN]$")
+AMBIGUOUS = re.compile(r"^[-+.0-9].*$|^[yYnN]$")
 
 
 @dataclass
@@ -82,7 +82,7 @@ def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
     if not _readable(value):
         style: str | None = '"'
     else:
-        style = "|" if "\n" in value else '"' if _AMBIGUOUS.match(value) else None
+        style = "|" if "\n" in value else '"' if AMBIGUOUS.match(value) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 

@@ -42,6 +42,25 @@ def test_warnings_count_when_strict(tritonpipe: Run) -> None:
     assert tritonpipe("validate", "--strict", str(SENTIMENT)).code == 1
 
 
+@pytest.mark.parametrize("bare", ["Y", "n"])
+def test_a_bare_letter_is_what_kubectl_takes_it_for(tritonpipe: Run, bare: str) -> None:
+    """kubectl reads it as a truth value, and the API server then refuses the resource: a tensor named Y needs quotes."""
+    text = yaml.safe_dump(builders.document()).replace("name: logits", f"name: {bare}")
+    assert f"name: {bare}\n" in text
+    ended = tritonpipe("validate", "-", text=text.encode())
+    assert ended.code == 1
+    assert "error: spec.model.outputs[0].name: " in ended.out
+    assert tritonpipe("validate", "-", text=text.replace(f"name: {bare}\n", f"name: '{bare}'\n").encode()).code == 0
+
+
+def test_manifests_quote_what_kubectl_would_not_take_for_text(tritonpipe: Run, tmp_path: Path) -> None:
+    document = builders.document(server={"env": [{"name": "FLAG", "value": "y"}, {"name": "CODE", "value": "1e3"}]})
+    ended = tritonpipe("render", written(tmp_path / "file.yaml", yaml.safe_dump(document)), "--manifests")
+    assert ended.code == 0
+    assert 'value: "y"\n' in ended.out
+    assert 'value: "1e3"\n' in ended.out
+
+
 def test_all_findings_at_once_from_standard_input(tritonpipe: Run) -> None:
     document = builders.document(model={"platfrom": "x", "maxBatchSize": -1}, postprocess={"topK": 3})
     ended = tritonpipe("validate", "-", text=yaml.safe_dump(document).encode())
