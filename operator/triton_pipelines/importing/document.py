@@ -75,7 +75,11 @@ def _readable(text: str) -> bool:
 def _key(key: str) -> str:
     """A key on one line."""
     plain = _readable(key) and "\n" not in key
-    return _dump([key], flow=True)[1:-1] if plain else yaml.dump(key, Dumper=yaml.SafeDumper, default_style='"', width=float("inf"), allow_unicode=True).strip()
+    return (
+        _dump([key], flow=True)[1:-1]
+        if plain
+        else yaml.dump(key, Dumper=yaml.SafeDumper, default_style='"', width=float("inf"), allow_unicode=True).strip()
+    )
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:

@@ -55,7 +55,7 @@ def test_a_bare_letter_is_what_kubectl_takes_it_for(tritonpipe: Run, bare: str) 
 
 def test_manifests_quote_what_kubectl_would_not_take_for_text(tritonpipe: Run, tmp_path: Path) -> None:
     document = builders.document(server={"env": [{"name": "FLAG", "value": "y"}, {"name": "CODE", "value": "1e3"}]})
-    ended = tritonpipe("render", written(tmp_path / "file.yaml", yaml.safe_dump(document)), "--manifests")
+    ended = tritonpipe("render", written(tmp_path / "file.yaml", json.dumps(document)), "--manifests")
     assert ended.code == 0
     assert 'value: "y"\n' in ended.out
     assert 'value: "1e3"\n' in ended.out
