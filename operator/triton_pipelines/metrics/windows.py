@@ -9,12 +9,14 @@ count and never lower one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from operator import attrgetter, itemgetter
 
-from triton_pipelines.metrics.samples import Counters, PodHistory, Scrape
+from triton_pipelines.metrics.samples import Counters, PodHistory
 
 _EDGE = 0.1  # seconds: scrapes jitter, and a window of 60 s has to find the sample of 60.02 s ago
+_values = attrgetter(*(item.name for item in fields(Counters)))
 _COVERED = 0.8  # share of a window that history has to cover to speak for it
 
 
@@ -59,27 +61,65 @@ class Rates:
         return self.queued / self.throughput if self.throughput > 0 else None
 
 
-def rates(history: PodHistory, model: str, seconds: float | None, *, skip: int = 0) -> Rates | None:
-    """Rates of ``model`` over the last ``seconds`` of ``history``, ending at its newest scrape; ``None``: over the last interval.
+class Series:
+    """The samples of one model in one pod, by time; sources may repeat or mix them. Made once, asked for many windows."""
 
-    ``skip``: newest scrapes to leave out.
+    def __init__(self, history: PodHistory, model: str) -> None:
+        by_time = {scrape.at: counters for scrape in history.scrapes if (counters := scrape.models.get(model)) is not None}
+        self._all = sorted(by_time.items(), key=itemgetter(0))
+        last = 0
+        for number in range(len(self._all) - 1, 0, -1):
+            if _went_back(self._all[number - 1][1], self._all[number][1]):
+                last = number
+                break
+        self._reset = last > 0
+        self._run = self._all[last:]
 
-    ``None`` where fewer than two samples stand after the last counter reset, as in a pod that has just started.
-    """
-    run, reset = _since_reset(history.scrapes, model)
-    if skip:
-        del run[-skip:]
-    if len(run) < 2:
-        return None
-    newest = run[-1]
-    if seconds is None:
-        first, covered = run[-2], True
-    else:
-        first = next(scrape for scrape in run if scrape.at >= newest.at - seconds - _EDGE)
+    @property
+    def newest(self) -> float | None:
+        """Time of the newest sample, Unix seconds."""
+        return self._all[-1][0] if self._all else None
+
+    @property
+    def pending(self) -> float | None:
+        """Requests that wait now; ``None`` without a sample."""
+        return self._all[-1][1].pending if self._all else None
+
+    def mean_pending(self, seconds: float) -> float | None:
+        """Mean of the pending gauge over the last ``seconds``; ``None`` without a sample."""
+        if not self._all:
+            return None
+        since = self._all[-1][0] - seconds - _EDGE
+        values = [counters.pending for at, counters in self._all if at >= since]
+        return sum(values) / len(values)
+
+    def rates(self, seconds: float | None, *, skip: int = 0) -> Rates | None:
+        """Rates over the last ``seconds``, ending at the newest sample; ``None``: over the last interval. ``skip``: newest to leave out.
+
+        ``None`` where fewer than two samples stand after the last counter reset, as in a pod that has just started.
+        """
+        run = self._run[:-skip] if skip else self._run
+        if len(run) < 2:
+            return None
+        newest = run[-1]
+        if seconds is None:
+            return _between(run[-2], newest, covered=True)
+        since = newest[0] - seconds - _EDGE
+        first = next(item for item in run if item[0] >= since)
         if first is newest:
             first = run[-2]  # scrapes are farther apart than the window is long
-        covered = newest.at - run[0].at >= _COVERED * seconds and not (reset and run[0].at > newest.at - seconds)
-    return _between(first, newest, model, covered)
+        covered = newest[0] - run[0][0] >= _COVERED * seconds and not (self._reset and run[0][0] > newest[0] - seconds)
+        return _between(first, newest, covered=covered)
+
+
+def rates(history: PodHistory, model: str, seconds: float | None) -> Rates | None:
+    """Rates of ``model`` over the last ``seconds`` of ``history``: see ``Series.rates``."""
+    return Series(history, model).rates(seconds)
+
+
+def mean_pending(history: PodHistory, model: str, seconds: float) -> float | None:
+    """Mean of the pending gauge over the last ``seconds``; ``None`` without a sample."""
+    return Series(history, model).mean_pending(seconds)
 
 
 def total(parts: Iterable[Rates | None]) -> Rates | None:
@@ -88,6 +128,8 @@ def total(parts: Iterable[Rates | None]) -> Rates | None:
     known = [part for part in listed if part is not None]
     if not known:
         return None
+    if len(known) == 1 == len(listed):
+        return known[0]
     return Rates(
         seconds=max(part.seconds for part in known),
         throughput=sum(part.throughput for part in known),
@@ -101,24 +143,6 @@ def total(parts: Iterable[Rates | None]) -> Rates | None:
     )
 
 
-def pending(history: PodHistory, model: str) -> float | None:
-    """Requests that wait now; ``None`` where the newest scrape has no such model."""
-    counters = history.scrapes[-1].models.get(model) if history.scrapes else None
-    return None if counters is None else counters.pending
-
-
-def mean_pending(history: PodHistory, model: str, seconds: float) -> float | None:
-    """Mean of the pending gauge over the last ``seconds``; ``None`` without a sample."""
-    scrapes = _sorted(history.scrapes, model)
-    values = [scrape.models[model].pending for scrape in scrapes if scrape.at >= scrapes[-1].at - seconds - _EDGE]
-    return sum(values) / len(values) if values else None
-
-
-def newest(history: PodHistory, model: str) -> float | None:
-    """Time of the newest scrape that has ``model``, Unix seconds."""
-    return max((scrape.at for scrape in history.scrapes if model in scrape.models), default=None)
-
-
 def absurd(history: PodHistory, models: Iterable[str]) -> str:
     """What in ``history`` cannot be: a value that is not finite or below 0, in words; "" where all is well."""
     wanted = tuple(models)
@@ -127,26 +151,9 @@ def absurd(history: PodHistory, models: Iterable[str]) -> str:
             return f"a scrape at the time {scrape.at}"
         for model in wanted:
             counters = scrape.models.get(model)
-            if counters is not None and not all(math.isfinite(value) and value >= 0 for value in astuple(counters)):
+            if counters is not None and not all(0 <= value < math.inf for value in _values(counters)):
                 return f"a counter of model {model} that is negative or not finite"
     return ""
-
-
-def _sorted(scrapes: Sequence[Scrape], model: str) -> list[Scrape]:
-    """Scrapes that have the model by time, one for each time: sources may repeat or mix them."""
-    by_time = {scrape.at: scrape for scrape in scrapes if model in scrape.models}
-    return [by_time[at] for at in sorted(by_time)]
-
-
-def _since_reset(scrapes: Sequence[Scrape], model: str) -> tuple[list[Scrape], bool]:
-    """Scrapes after the last counter reset, and whether there was one."""
-    run: list[Scrape] = []
-    reset = False
-    for scrape in _sorted(scrapes, model):
-        if run and _went_back(run[-1].models[model], scrape.models[model]):
-            run, reset = [], True
-        run.append(scrape)
-    return run, reset
 
 
 def _went_back(before: Counters, after: Counters) -> bool:
@@ -160,9 +167,9 @@ def _went_back(before: Counters, after: Counters) -> bool:
     )
 
 
-def _between(first: Scrape, last: Scrape, model: str, covered: bool) -> Rates:
-    a, b = first.models[model], last.models[model]
-    seconds = last.at - first.at
+def _between(first: tuple[float, Counters], last: tuple[float, Counters], *, covered: bool) -> Rates:
+    (begin, a), (end, b) = first, last
+    seconds = end - begin
     success = b.success - a.success
     computed = max(0.0, success - (b.cache_hits - a.cache_hits))
     executions = b.execs - a.execs

@@ -89,7 +89,8 @@ def caps(limits: PipelineLimits, loads: Sequence[Load], budget: Cpu, cpu: CpuSig
         step = load.limits
         bounds = [(step.high, f"instances.max {step.high}")]
         if budget.limited:
-            bounds.append((load.count + _fits(free, budget.cores[step.name]), _cpu_words(limits, budget, step)))
+            more = 0 if budget.short(step.name) else _fits(free, budget.cores[step.name])
+            bounds.append((load.count + more, _cpu_words(limits, budget, step)))
         if memory is not None and step.memory_bytes:
             bounds.append((load.count + _fits(memory, step.memory_bytes), f"memory: {_mib(memory)} left of {_mib(limits.memory_limit)}"))
         if shared is not None and step.shared_memory_bytes:

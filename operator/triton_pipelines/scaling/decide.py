@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from triton_pipelines.metrics.samples import Failure, PodHistory, Sample
-from triton_pipelines.metrics.windows import newest
+from triton_pipelines.metrics.samples import Failure, Sample
 from triton_pipelines.scaling import blind, law, verdicts
 from triton_pipelines.scaling.caps import Load, caps, cpu_budget
 from triton_pipelines.scaling.settle import Around, Seen, need_of, settle
-from triton_pipelines.scaling.signals import cpu_signal, gpu_signal, pick, step_signal
+from triton_pipelines.scaling.signals import Pod, cpu_signal, gpu_signal, pick, step_signal
 from triton_pipelines.scaling.types import (
     Action,
     Decision,
@@ -86,7 +85,7 @@ def _seen(
     limits: PipelineLimits,
     memory: Memory,
     present: Mapping[str, Present],
-    pods: Mapping[str, PodHistory],
+    pods: Mapping[str, Pod],
     trouble: str,
     counts: Counts,
     sample: Sample,
@@ -102,7 +101,7 @@ def _seen(
         budget=cpu_budget(limits, loads, cpu),
         actuation=memory.actuation,
         interval=sample.interval,
-        age=max(0.0, *(now - (newest(history, item.signal.model) or now) for history in pods.values() for item in steps)),
+        age=max(0.0, *(pod.age for pod in pods.values())),
         partial=bool(trouble),
         now=now,
     )
@@ -127,7 +126,7 @@ def _seen(
     )
 
 
-def _seen_step(step: StepLimits, present: Present, pods: Mapping[str, PodHistory], counts: Counts, limits: PipelineLimits, interval: float) -> Seen:
+def _seen_step(step: StepLimits, present: Present, pods: Mapping[str, Pod], counts: Counts, limits: PipelineLimits, interval: float) -> Seen:
     reported = counts.get(step.name, {})
     return Seen(
         limits=step,

@@ -84,7 +84,7 @@ def settle(item: Seen, need: law.Need, cap: Cap, around: Around) -> Settled:
         memory = law.remember_want(memory, want, limits.law, now)
     memory = law.remember_count(memory, item.count, now)
     turn = law.move(
-        memory,
+        replace(memory, wants=()) if around.partial else memory,  # without evidence nothing shrinks
         item.limits,
         limits.law,
         count=item.count,
@@ -136,7 +136,8 @@ def _noted(item: Seen, need: law.Need, cap: Cap, throughput: float | None, aroun
     if settled and not need.saturated:
         return replace(memory, growth=None)
     if knee.judged(growth, saturated=need.saturated, throughput=throughput, arrivals=need.arrivals, settled=settled):
-        return replace(memory, frozen=(now, growth), growth=None)
+        # E of now: contention that the growth itself caused is no reason to think again.
+        return replace(memory, frozen=(now, replace(growth, service=need.service or growth.service)), growth=None)
     return memory
 
 

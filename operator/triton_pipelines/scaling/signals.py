@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from triton_pipelines.metrics.samples import PodHistory, Sample
-from triton_pipelines.metrics.windows import Rates, absurd, mean_pending, newest, pending, rates, total
+from triton_pipelines.metrics.samples import Sample, Usage
+from triton_pipelines.metrics.windows import Rates, Series, absurd, total
 from triton_pipelines.scaling.types import Law, PipelineLimits
 
 FRESH_INTERVALS = 2.5  # a newest scrape older than this many intervals is stale (autoscaling.md §5)
@@ -22,10 +22,19 @@ _FAST_INTERVALS = 2.2  # the fast window holds at least two intervals
 
 
 @dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod that can speak: its series by model, the age of the oldest newest sample in seconds, its usage."""
+
+    series: Mapping[str, Series]
+    age: float
+    usage: Usage | None
+
+
+@dataclass(frozen=True, slots=True)
 class Picked:
     """The pods that can speak: those with fresh, possible samples; ``trouble`` says in words what the others lack ("" none)."""
 
-    pods: Mapping[str, PodHistory]
+    pods: Mapping[str, Pod]
     trouble: str = ""
     stale: bool = False
 
@@ -35,7 +44,6 @@ class StepSignal:
     """One CPU step. ``slow``, ``fast``, ``last``: rates summed over the pods (``None``: not known yet), ``before``: over a fast window that
     ends before the last interval; ``busy``, ``pending``: by pod."""
 
-    model: str
     slow: Rates | None
     fast: Rates | None
     last: Rates | None
@@ -98,7 +106,7 @@ def slow_window(law: Law, interval: float) -> float:
 def pick(sample: Sample, models: Sequence[str], ready: Sequence[str], now: float) -> Picked:
     """The ready pods of ``sample`` whose newest scrape is recent and whose counters are possible."""
     limit = FRESH_INTERVALS * sample.interval
-    good: dict[str, PodHistory] = {}
+    good: dict[str, Pod] = {}
     said: list[str] = []
     stale = False
     for name in sorted(ready):
@@ -106,67 +114,69 @@ def pick(sample: Sample, models: Sequence[str], ready: Sequence[str], now: float
         if history is None:
             said.append(f"pod {name}: no samples")
             continue
-        times = [newest(history, model) for model in models]
-        lacking = [model for model, at in zip(models, times, strict=True) if at is None]
         wrong = absurd(history, models)
-        oldest = min((at for at in times if at is not None), default=None)
         if wrong:
             said.append(f"pod {name}: {wrong}")
-        elif lacking:
+            continue
+        series = {model: Series(history, model) for model in models}
+        lacking = [model for model, one in series.items() if one.newest is None]
+        oldest = min((one.newest for one in series.values() if one.newest is not None), default=now)
+        if lacking:
             said.append(f"pod {name}: no samples of model {', '.join(lacking)}")
-        elif oldest is not None and not -limit <= now - oldest <= limit:
+        elif not -limit <= now - oldest <= limit:
             stale = True
             said.append(f"pod {name}: the newest scrape is {now - oldest:.0f} s old, more than {limit:.0f} s")
         else:
-            good[name] = history
+            good[name] = Pod(series, now - oldest, history.usage)
     return Picked(good, "; ".join(said[:5]), stale and not good)
 
 
-def step_signal(pods: Mapping[str, PodHistory], model: str, law: Law, interval: float) -> StepSignal:
+def step_signal(pods: Mapping[str, Pod], model: str, law: Law, interval: float) -> StepSignal:
     """Signals of one CPU step over the given pods."""
-    fast = {name: rates(history, model, fast_window(law, interval)) for name, history in pods.items()}
+    each = {name: pod.series[model] for name, pod in pods.items()}
+    fast_seconds = fast_window(law, interval)
+    fast = {name: one.rates(fast_seconds) for name, one in each.items()}
     return StepSignal(
-        model=model,
-        slow=total(rates(history, model, slow_window(law, interval)) for history in pods.values()),
+        slow=total(one.rates(slow_window(law, interval)) for one in each.values()),
         fast=total(fast.values()),
-        last=total(rates(history, model, None) for history in pods.values()),
-        before=total(rates(history, model, fast_window(law, interval), skip=1) for history in pods.values()),
+        last=total(one.rates(None) for one in each.values()),
+        before=total(one.rates(fast_seconds, skip=1) for one in each.values()),
         busy={name: item.busy for name, item in fast.items() if item is not None},
-        pending={name: pending(history, model) or 0.0 for name, history in pods.items()},
+        pending={name: one.pending or 0.0 for name, one in each.items()},
     )
 
 
-def gpu_signal(pods: Mapping[str, PodHistory], limits: PipelineLimits, interval: float) -> GpuSignal:
+def gpu_signal(pods: Mapping[str, Pod], limits: PipelineLimits, interval: float) -> GpuSignal:
     """Signals of the GPU steps over the given pods."""
     fast_seconds, slow_seconds = fast_window(limits.law, interval), slow_window(limits.law, interval)
-    known = [history.usage.gpu for history in pods.values() if history.usage is not None and history.usage.gpu is not None]
+    known = [pod.usage.gpu for pod in pods.values() if pod.usage is not None and pod.usage.gpu is not None]
     utilisation = max(known, default=None)
     found = GpuSignal(utilisation=utilisation)
     unbatched, batch = "", None
     throughput: float | None = None
     for model in limits.gpu_steps:
         instances = max(1, limits.gpu_instances.get(model, 1))
-        each = [rates(history, model, fast_seconds) for history in pods.values()]
-        fast = total(each)
-        slow = total(rates(history, model, slow_seconds) for history in pods.values())
+        all_series = [pod.series[model] for pod in pods.values()]
+        each = [one.rates(fast_seconds) for one in all_series]
+        fast, slow = total(each), total(one.rates(slow_seconds) for one in all_series)
         throughput = fast.throughput if fast is not None else None
         busy = max((item.busy / instances for item in each if item is not None), default=None)
-        queue = sum(mean_pending(history, model, fast_seconds) or 0.0 for history in pods.values())
+        queue = sum(one.mean_pending(fast_seconds) or 0.0 for one in all_series)
         at_once = max(1.0, (fast.batch if fast is not None else None) or 1.0) * instances * len(pods)
         hot = (busy is not None and busy >= SATURATED_STEP) or (utilisation is not None and utilisation >= SATURATED_GPU)
         signal = GpuSignal(model, busy, queue, hot and queue > at_once, utilisation=utilisation)
         if not found.model or (signal.full, busy or 0.0) > (found.full, found.busy or 0.0):
             found = signal
-        waits = max((mean_pending(history, model, slow_seconds) or 0.0 for history in pods.values()), default=0.0)
+        waits = max((one.mean_pending(slow_seconds) or 0.0 for one in all_series), default=0.0)
         may_batch = limits.gpu_batches.get(model, 0) > 1
         if not unbatched and may_batch and slow is not None and slow.batch is not None and slow.batch < BATCHED and waits >= 2 * instances:
             unbatched, batch = model, slow.batch
     return replace(found, throughput=throughput, unbatched=unbatched, batch=batch)
 
 
-def cpu_signal(pods: Mapping[str, PodHistory], estimated: float) -> CpuSignal:
+def cpu_signal(pods: Mapping[str, Pod], estimated: float) -> CpuSignal:
     """CPU and memory of the pod that uses most. ``estimated``: cores to assume where no usage is known."""
-    usages = [history.usage for history in pods.values() if history.usage is not None]
+    usages = [pod.usage for pod in pods.values() if pod.usage is not None]
     used = [usage.cpu_cores for usage in usages if usage.cpu_cores is not None]
     return CpuSignal(
         used=max(used, default=estimated),

@@ -1,0 +1,113 @@
+"""Rates over windows: batch-corrected, per scrape times, never past a reset."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.flows import NOW, Flow, history
+from triton_pipelines.metrics.samples import Counters, PodHistory, Scrape
+from triton_pipelines.metrics.windows import Series, absurd, mean_pending, rates, total
+
+
+def test_rates_of_a_steady_flow() -> None:
+    one = history({"m": Flow(rate=120, service=0.004, pending=30, growth=2)})
+    window = rates(one, "m", 60)
+    assert window is not None
+    assert window.seconds == pytest.approx(60)
+    assert window.throughput == pytest.approx(120)
+    assert window.growth == pytest.approx(30 / 60)  # the backlog began 15 s ago: 2/s over 15 of 60 s
+    assert window.busy == pytest.approx(0.48)
+    assert window.service == pytest.approx(0.004)
+    assert window.covered
+    last = rates(one, "m", None)
+    assert last is not None
+    assert last.arrivals == pytest.approx(122)
+
+
+def test_a_batch_adds_its_time_once_for_each_request_and_is_corrected() -> None:
+    window = rates(history({"m": Flow(rate=100, service=0.008, batch=8)}), "m", 60)
+    assert window is not None
+    assert window.batch == pytest.approx(8)
+    assert window.busy == pytest.approx(0.8)
+
+
+def test_cache_hits_are_completions_but_no_executions() -> None:
+    window = rates(history({"m": Flow(rate=50, service=0.01, batch=5, hits=150)}), "m", 60)
+    assert window is not None
+    assert window.throughput == pytest.approx(200)
+    assert window.batch == pytest.approx(5)
+    assert window.busy == pytest.approx(0.5)
+    assert window.service == pytest.approx(0.0025)
+
+
+def test_only_samples_after_a_reset_count_and_the_window_is_not_covered() -> None:
+    whole = history({"m": Flow(rate=100)})
+    fresh = [
+        replace(scrape, models={"m": Counters(success=100 * (10 + scrape.at - NOW), compute_infer_us=1e6 * (10 + scrape.at - NOW))})
+        for scrape in whole.scrapes[-3:]
+    ]
+    window = rates(PodHistory((*whole.scrapes[:-3], *fresh)), "m", 60)
+    assert window is not None
+    assert window.seconds == pytest.approx(10)
+    assert window.throughput == pytest.approx(100)
+    assert not window.covered
+    assert rates(PodHistory((*whole.scrapes[:-3], fresh[0])), "m", 60) is None
+
+
+def test_a_young_pod_does_not_cover_the_slow_window() -> None:
+    young = rates(history({"m": Flow(rate=10)}, seconds=20), "m", 60)
+    assert young is not None
+    assert not young.covered
+    assert young.throughput == pytest.approx(10)
+
+
+def test_windows_shorter_than_the_interval_take_the_last_two() -> None:
+    window = rates(history({"m": Flow(rate=10)}, interval=15), "m", 12)
+    assert window is not None
+    assert window.seconds == pytest.approx(15)
+
+
+def test_a_sum_with_an_unknown_pod_is_not_covered() -> None:
+    one = rates(history({"m": Flow(rate=10)}), "m", 60)
+    assert one is not None
+    both = total([one, one])
+    assert both is not None
+    assert both.covered
+    assert both.throughput == pytest.approx(20)
+    part = total([one, None])
+    assert part is not None
+    assert not part.covered
+    assert total([None]) is None
+
+
+def test_gauges() -> None:
+    one = history({"m": Flow(rate=10, pending=40, growth=2)})
+    assert Series(one, "m").pending == 40
+    assert Series(one, "other").pending is None
+    assert mean_pending(one, "m", 10) == pytest.approx((40 + 30 + 20) / 3)
+    assert Series(one, "m").newest == NOW
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+def test_absurd_values_are_named(value: float) -> None:
+    one = PodHistory((Scrape(NOW, {"m": Counters(pending=value)}),))
+    assert "model m" in absurd(one, ["m"])
+    assert absurd(one, ["other"]) == ""
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=2, max_size=12), st.randoms(use_true_random=False))
+def test_never_a_negative_rate_whatever_counters_do_and_order_does_not_matter(values: list[float], random: object) -> None:
+    scrapes = [Scrape(NOW + 5 * number, {"m": Counters(success=value, execs=value, compute_infer_us=value)}) for number, value in enumerate(values)]
+    window = rates(PodHistory(tuple(scrapes)), "m", 60)
+    mixed = list(scrapes)
+    random.shuffle(mixed)  # type: ignore[attr-defined]
+    assert rates(PodHistory((*mixed, mixed[0])), "m", 60) == window
+    if window is not None:
+        assert window.throughput >= 0
+        assert window.busy >= 0
+        assert window.arrivals >= 0

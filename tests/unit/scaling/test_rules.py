@@ -1,0 +1,362 @@
+"""Each rule of the decision on a sample made for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from tests.support.flows import INTERVAL, MODEL, NOW, QUIET, TOKENIZER, Flow, counts, history, limits, names, rested, sample
+from triton_pipelines.metrics.samples import Failure, PodHistory, Sample, Trouble, Usage
+from triton_pipelines.scaling.decide import decide
+from triton_pipelines.scaling.types import (
+    Decision,
+    Fallback,
+    Growth,
+    Law,
+    Memory,
+    PipelineLimits,
+    StepLimits,
+    StepMemory,
+    Verdict,
+)
+
+LOADED = Flow(rate=200, pending=300, growth=20)  # two instances at their end
+
+
+def remembered(count: int, **fields: object) -> Memory:
+    return Memory(steps={TOKENIZER: StepMemory(desired=count, service=0.010, **fields)})  # type: ignore[arg-type]
+
+
+def decided(
+    seen: Sample | Failure, count: int = 2, *, bounds: PipelineLimits | None = None, memory: Memory | None = None, pods: int = 1, now: float = NOW
+) -> Decision:
+    given = bounds if bounds is not None else limits()
+    return decide(given, memory if memory is not None else remembered(count), seen, counts(count, pods), names(pods), now)
+
+
+def test_load_beyond_the_instances_grows_in_one_step_to_what_it_needs() -> None:
+    done = decided(sample(Flow(rate=200, pending=420 * 5, growth=420)), 2)
+    step = done.steps[0]
+    assert step.verdict is Verdict.TOKENIZER_BOUND
+    assert step.figures.arrivals == pytest.approx(620)
+    assert step.count == 12  # 6.2 Erlang at 70 %, and the backlog that will stand when the growth is in force, within instances.max
+    assert "620 requests/s" in step.reason
+    assert "10 ms" in step.reason
+    assert done.memory.steps[TOKENIZER].desired == 12
+    assert done.memory.history[0].after == 12
+
+
+def test_a_jump_inside_the_last_interval_is_completed() -> None:
+    """Three instances carry 300/s; 200/s until 2 s before the scrape, 600/s since: the interval's mean says 360/s."""
+    before = history({TOKENIZER: Flow(rate=200), MODEL: Flow(rate=200, service=0.001)}, now=NOW - INTERVAL)
+    last = before.scrapes[-1].models[TOKENIZER]
+    newest = replace(before.scrapes[-1], at=NOW)
+    done = 3 * 200 + 2 * 300
+    jumped = replace(last, success=last.success + done, execs=last.execs + done, compute_infer_us=last.compute_infer_us + done * 1e4, pending=600.0)
+    seen = PodHistory((*before.scrapes, replace(newest, models={**newest.models, TOKENIZER: jumped})))
+    result = decided(Sample({"pod-0": seen}, INTERVAL), 3, bounds=limits(high=40))
+    assert result.steps[0].figures.arrivals == pytest.approx(600)
+
+
+def test_a_busy_step_below_the_threshold_stays() -> None:
+    done = decided(sample(Flow(rate=154)), 2)  # 0.77 of 2 instances: 2.2 wanted, below 80 %
+    assert (done.steps[0].count, done.verdict) == (2, Verdict.BALANCED)
+    assert decided(sample(Flow(rate=165)), 2).steps[0].count == 3
+
+
+def test_nothing_inside_the_cooldown_and_nothing_while_pods_differ() -> None:
+    assert decided(sample(LOADED), memory=remembered(2, last_up=NOW - 7)).steps[0].count == 2
+    assert decided(sample(LOADED), memory=remembered(2, last_up=NOW - 11)).steps[0].count > 2
+    slow = replace(remembered(2, last_up=NOW - 11), actuation=20.0)
+    assert decided(sample(LOADED), memory=slow).steps[0].count == 2
+    moving = remembered(3, last_up=NOW - 30, last_change=NOW - 30)
+    assert decided(sample(LOADED), 2, memory=moving).steps[0].count == 3
+    failed = remembered(3, last_up=NOW - 300, last_change=NOW - 300)
+    assert decided(sample(LOADED), 2, memory=failed).steps[0].count > 3
+
+
+def test_shrinks_only_after_the_whole_window_by_a_third_at_most() -> None:
+    quiet = sample(Flow(rate=50))
+    ready = rested(remembered(9), 1)
+    assert decided(quiet, 9).steps[0].count == 9
+    assert decided(quiet, 9, memory=ready).steps[0].count == 7
+    assert decided(quiet, 9, memory=ready).verdict is Verdict.OVERPROVISIONED
+    once = rested(remembered(9), 1)
+    wants = tuple((at, 8 if index == 3 else 1) for index, (at, _) in enumerate(once.steps[TOKENIZER].wants))
+    high = Memory(steps={TOKENIZER: replace(once.steps[TOKENIZER], wants=wants)})
+    assert decided(quiet, 9, memory=high).steps[0].count == 8
+    late = Memory(steps={TOKENIZER: replace(once.steps[TOKENIZER], last_up=NOW - 100)})
+    assert decided(quiet, 9, memory=late).steps[0].count == 9
+
+
+def test_a_gap_in_the_samples_is_no_evidence_for_less() -> None:
+    ready = rested(remembered(9), 1).steps[TOKENIZER]
+    gap = tuple(item for item in ready.wants if not NOW - 150 < item[0] < NOW - 60)
+    assert decided(sample(Flow(rate=50)), 9, memory=Memory(steps={TOKENIZER: replace(ready, wants=gap)})).steps[0].count == 9
+
+
+def test_users_bounds_bind_at_once() -> None:
+    assert decided(sample(LOADED), 9, bounds=limits(high=4)).steps[0].count == 4
+    assert decided(sample(QUIET), 1, bounds=limits(low=3), memory=remembered(1, last_up=NOW)).steps[0].count == 3
+
+
+def test_idle_is_not_missing() -> None:
+    done = decided(sample(QUIET), 4, memory=rested(remembered(4), 1))
+    assert (done.verdict, done.steps[0].count, done.fresh) == (Verdict.IDLE, 3, True)
+    assert decided(sample(QUIET), 1).steps[0].count == 1
+
+
+def test_a_young_pod_or_a_restarted_one_never_lets_counts_fall() -> None:
+    assert decided(sample(Flow(rate=50), seconds=20), 9, memory=rested(remembered(9), 1)).steps[0].count == 9
+
+
+def test_nothing_known_of_the_cost_of_a_request_holds() -> None:
+    memory = Memory(steps={TOKENIZER: StepMemory(desired=2)})
+    done = decided(sample(Flow(rate=0, pending=30, growth=1)), memory=memory)
+    assert (done.steps[0].count, done.verdict) == (2, Verdict.UNKNOWN)
+
+
+def test_a_stall_grows_once_and_is_then_named() -> None:
+    stalled = sample(Flow(rate=0, pending=3000, growth=10))
+    first = decided(stalled, 2)
+    assert first.steps[0].count > 2
+    grown = first.steps[0].count
+    second = decided(stalled, grown, memory=replace(first.memory, steps={TOKENIZER: replace(first.memory.steps[TOKENIZER], last_up=NOW)}))
+    assert second.steps[0].count == grown
+    later = replace(first.memory.steps[TOKENIZER], stalled=NOW - 121, last_up=NOW - 300, desired=2)
+    third = decided(stalled, 2, memory=Memory(steps={TOKENIZER: later}))
+    assert (third.steps[0].count, third.verdict) == (2, Verdict.NO_PROGRESS)
+    assert "none has completed for 121 s" in third.message
+    sleeping = rested(Memory(steps={TOKENIZER: replace(later, desired=9)}), 1)
+    assert decided(stalled, 9, memory=sleeping).steps[0].count == 9
+
+
+FULL = Flow(rate=300, service=0.95 / 300, pending=400, batch=64)
+
+
+def test_a_full_gpu_step_holds_and_says_so() -> None:
+    done = decided(sample(Flow(rate=300, pending=40, growth=2), FULL), 2)
+    assert (done.steps[0].count, done.verdict) == (2, Verdict.GPU_BOUND)
+    assert "95%" in done.message
+    assert "400 requests wait" in done.message
+    assert "GPUBound holds it at 2" in done.limited
+
+
+def test_a_gpu_step_that_is_busy_because_it_batches_little_is_not_full() -> None:
+    relaxed = Flow(rate=300, service=0.97 / 300, pending=4, batch=5)
+    assert decided(sample(Flow(rate=300, pending=400, growth=20), relaxed), 2).verdict is Verdict.TOKENIZER_BOUND
+
+
+def test_a_gpu_that_something_else_uses_is_bound_too_and_the_disagreement_is_told() -> None:
+    usage = Usage(NOW, gpu=0.99)
+    done = decided(sample(Flow(rate=300), Flow(rate=300, service=0.001, pending=200, batch=8), usage=usage), 4)
+    assert done.verdict is Verdict.GPU_BOUND
+    assert "computes 30% of the time, the GPU is used 99%" in done.message
+    assert "something else uses it too" in done.message
+
+
+def test_a_busy_step_on_an_idle_gpu_is_told_too() -> None:
+    done = decided(sample(Flow(rate=300), FULL, usage=Usage(NOW, gpu=0.2)), 5)
+    assert done.verdict is Verdict.GPU_BOUND
+    assert "host code" in done.message
+
+
+def test_without_gpu_figures_the_steps_own_time_decides() -> None:
+    done = decided(sample(Flow(rate=300), FULL), 5)
+    assert done.verdict is Verdict.GPU_BOUND
+    assert "GPUMetricsUnavailable" in done.message
+
+
+def test_a_gpu_step_that_runs_requests_one_by_one_is_told() -> None:
+    alone = Flow(rate=300, service=0.8 / 300, pending=200, batch=1.02)
+    done = decided(sample(Flow(rate=300, pending=40, growth=2), alone), 2)
+    assert (done.steps[0].count, done.verdict) == (2, Verdict.BATCHING_DEFEATED)
+    assert "1.02 requests per execution" in done.message
+    assert decided(sample(Flow(rate=300), alone), 5, bounds=replace(limits(), gpu_batches={MODEL: 0})).verdict is Verdict.BALANCED
+
+
+def test_cpu_bounds_growth_from_usage_and_limit() -> None:
+    usage = Usage(NOW, cpu_cores=2.5, throttled=0.0)
+    done = decided(sample(Flow(rate=200, pending=2100, growth=420), usage=usage), 2, bounds=limits(cpu_limit=6))
+    assert done.steps[0].count == 5  # 0.95 * 6 less 0.5 of others
+    assert done.steps[0].figures.cap_by.startswith("CPU: limit 6 cores")
+    full = decided(sample(Flow(rate=500, pending=300, growth=20), usage=Usage(NOW, cpu_cores=5.6)), 5, bounds=limits(cpu_limit=6))
+    assert (full.steps[0].count, full.verdict) == (5, Verdict.CPU_BOUND)
+    assert "bounded to 5 by CPU: limit 6 cores" in full.limited
+
+
+def test_instances_that_mostly_sleep_are_not_bounded_by_the_cores_they_might_use() -> None:
+    done = decided(sample(LOADED, usage=Usage(NOW, cpu_cores=0.4)), 2, bounds=limits(cpu_limit=2))
+    assert done.steps[0].count > 2
+
+
+def test_throttling_stops_growth_but_takes_nothing_away() -> None:
+    usage = Usage(NOW, cpu_cores=1.0, throttled=0.4)
+    done = decided(sample(LOADED, usage=usage), 2, bounds=limits(cpu_limit=8))
+    assert (done.steps[0].count, done.verdict) == (2, Verdict.CPU_BOUND)
+    calm = decided(sample(Flow(rate=100), usage=usage), 2, bounds=limits(cpu_limit=8))
+    assert (calm.steps[0].count, calm.verdict) == (2, Verdict.CPU_CONTENDED)
+
+
+def test_others_that_use_the_cpu_are_told() -> None:
+    done = decided(sample(Flow(rate=100), usage=Usage(NOW, cpu_cores=5.5)), 2, bounds=limits(cpu_limit=6))
+    assert done.verdict is Verdict.CPU_CONTENDED
+    assert "others in the pod use 4.5 cores" in done.message
+
+
+def test_a_cap_below_the_count_holds() -> None:
+    done = decided(sample(Flow(rate=600), usage=Usage(NOW, cpu_cores=5.9)), 9, bounds=limits(cpu_limit=6))
+    assert done.steps[0].count == 9
+
+
+def test_service_time_under_contention_is_the_smaller() -> None:
+    stretched = Flow(rate=200, service=0.020, pending=100)
+    tight = decided(sample(stretched, usage=Usage(NOW, cpu_cores=4.7)), 4, bounds=limits(cpu_limit=5))
+    assert tight.steps[0].figures.service == pytest.approx(0.010)
+    roomy = decided(sample(stretched, usage=Usage(NOW, cpu_cores=4.7)), 4, bounds=limits(cpu_limit=50))
+    assert roomy.steps[0].figures.service == pytest.approx(0.020)
+
+
+def test_memory_and_shared_memory_bound_growth() -> None:
+    step = StepLimits(TOKENIZER, TOKENIZER, 1, 12, 2, memory_bytes=400.0, shared_memory_bytes=64.0)
+    bounds = replace(limits(), steps=(step,), memory_limit=4000.0)
+    done = decided(sample(LOADED, usage=Usage(NOW, memory_bytes=3000.0)), 2, bounds=bounds)
+    assert done.steps[0].count == 4  # 3800 - 3000 holds two more
+    shared = decided(sample(LOADED), 2, bounds=replace(bounds, memory_limit=None, shared_memory=64.0 * 4, shared_memory_base=64.0))
+    assert shared.steps[0].count == 3
+
+
+def test_only_memory_takes_an_instance_away_and_one_at_a_time() -> None:
+    bounds = replace(limits(), memory_limit=4000.0)
+    seen = sample(Flow(rate=350), usage=Usage(NOW, memory_bytes=3900.0))
+    done = decided(seen, 5, bounds=bounds)
+    assert done.steps[0].count == 4
+    assert "one instance goes" in done.steps[0].reason
+    assert decided(seen, 5, bounds=bounds, memory=remembered(5, last_change=NOW - 30)).steps[0].count == 5
+
+
+def test_what_the_gpu_step_carries_bounds_growth_where_it_is_known() -> None:
+    done = decided(sample(Flow(rate=200, pending=2100, growth=420)), 2, bounds=replace(limits(), gpu_capacity=300.0))
+    assert done.steps[0].count == 5  # ceil(300 * 0.010 / 0.7)
+    assert "GPU step's 300 requests/s" in done.steps[0].figures.cap_by
+
+
+def test_growth_that_bought_nothing_is_not_followed_by_more_until_its_reason_is_gone() -> None:
+    growth = Growth(NOW - 60, 2, 3, 200.0, 0.010)
+    closed = sample(Flow(rate=200, service=0.015, pending=60))  # 3 busy instances, no faster than 2 were
+    memory = Memory(steps={TOKENIZER: StepMemory(desired=3, service=0.015, growth=growth, last_up=NOW - 60)})
+    frozen = decided(closed, 3, memory=memory)
+    assert frozen.steps[0].count == 3
+    assert frozen.memory.steps[TOKENIZER].frozen is not None
+    assert "did not raise" in frozen.limited
+    again = decided(sample(Flow(rate=200, service=0.015, pending=60), now=NOW + 5), 3, memory=frozen.memory, now=NOW + 5)
+    assert again.steps[0].count == 3
+    thawed = decided(sample(Flow(rate=200, service=0.015, pending=60), now=NOW + 905), 3, memory=frozen.memory, now=NOW + 905)
+    assert thawed.steps[0].count > 3
+    helped = Memory(steps={TOKENIZER: replace(memory.steps[TOKENIZER], growth=replace(growth, throughput=150.0))})
+    assert decided(closed, 3, memory=helped).steps[0].count > 3
+
+
+def test_two_steps_share_the_cpu_and_the_longer_wait_per_cpu_second_goes_first() -> None:
+    steps = (StepLimits("tokenizer", "tokenizer", 1, 8, 1), StepLimits("clean", "clean", 1, 8, 1, tokenizer=False))
+    bounds = PipelineLimits(steps=steps, cpu_limit=6)
+    flows = {"tokenizer": Flow(rate=200, pending=60, growth=4), "clean": Flow(rate=200, pending=600, growth=40)}
+    seen = Sample({"pod-0": history(flows, usage=Usage(NOW, cpu_cores=4.1))}, INTERVAL)
+    memory = Memory(steps={name: StepMemory(desired=2, service=0.010) for name in flows})
+    done = decide(bounds, memory, seen, {name: {"pod-0": 2} for name in flows}, ["pod-0"], NOW)
+    assert [step.count for step in done.steps] == [2, 3]  # 5.7 cores hold one more instance: that of the longer queue
+    assert [step.verdict for step in done.steps] == [Verdict.CPU_BOUND, Verdict.STEP_BOUND]
+    roomy = decide(replace(bounds, cpu_limit=40), memory, seen, {name: {"pod-0": 2} for name in flows}, ["pod-0"], NOW)
+    assert [step.verdict for step in roomy.steps] == [Verdict.TOKENIZER_BOUND, Verdict.STEP_BOUND]
+
+
+def test_the_flap_budget_stops_shrinking_not_growing() -> None:
+    turns = tuple(NOW - 600 * number for number in range(6))
+    spent = rested(remembered(9, direction=1, turns=turns), 1)
+    done = decided(sample(Flow(rate=50)), 9, memory=spent)
+    assert done.steps[0].count == 9
+    assert "6 changes of direction within an hour" in done.limited
+    assert decided(sample(LOADED), 2, memory=remembered(2, direction=-1, turns=turns)).steps[0].count > 2
+
+
+GONE = Failure(Trouble.ERROR, "connection refused")
+
+
+def test_without_metrics_counts_hold_and_rise_after_a_while_to_what_was_enough() -> None:
+    memory = remembered(3, counts=((NOW - 700, 7), (NOW - 300, 3)))
+    first = decided(GONE, 3, memory=memory)
+    assert (first.steps[0].count, first.verdict, first.fresh) == (3, Verdict.UNKNOWN, False)
+    assert decided(GONE, 3, memory=first.memory, now=NOW + 59).steps[0].count == 3
+    late = decided(GONE, 3, memory=first.memory, now=NOW + 60)
+    assert late.steps[0].count == 7
+    assert "PrometheusError for 60 s: up to 7 (RecentMax)" in late.steps[0].reason
+
+
+@pytest.mark.parametrize(("fallback", "count"), [(Fallback.HOLD, 3), (Fallback.INITIAL, 5), (Fallback.RECENT_MAX, 7)])
+def test_fallbacks(fallback: Fallback, count: int) -> None:
+    bounds = limits(law=Law(fallback=fallback))
+    bounds = replace(bounds, steps=(replace(bounds.steps[0], initial=5),))
+    memory = replace(remembered(3, counts=((NOW - 300, 7), (NOW - 100, 3))), blind=NOW - 100)
+    assert decided(GONE, 3, bounds=bounds, memory=memory).steps[0].count == count
+
+
+def test_a_partial_sample_may_raise_and_never_lowers() -> None:
+    part = sample(LOADED, pods=1)
+    up = decided(part, 2, pods=2)
+    assert up.steps[0].count > 2
+    assert not up.fresh
+    assert "MetricsPartial: pod pod-1: no samples" in up.message
+    quiet = sample(Flow(rate=10), pods=1)
+    assert decided(quiet, 9, pods=2, memory=rested(remembered(9), 1)).steps[0].count == 9
+
+
+def test_stale_and_missing_samples_are_told_apart_with_what_to_look_at() -> None:
+    old = decided(sample(LOADED, now=NOW - 13), 2)
+    assert old.verdict is Verdict.UNKNOWN
+    assert old.message.startswith("MetricsStale")
+    none = decided(Sample({}, INTERVAL, "default"), 2)
+    assert none.message.startswith("MetricsMissing: no usable samples in default")
+    assert "PodMonitor" in none.message
+
+
+def test_no_ready_pod() -> None:
+    done = decide(limits(), remembered(3), sample(LOADED), {}, [], NOW)
+    assert (done.steps[0].count, done.message) == (3, "no pod is ready")
+
+
+def test_another_revision_forgets_what_a_request_costs_but_not_the_count() -> None:
+    old = replace(remembered(3), revision="a")
+    done = decided(GONE, 3, bounds=replace(limits(), revision="b"), memory=old)
+    assert done.memory.revision == "b"
+    assert done.memory.steps[TOKENIZER].service is None
+    assert done.steps[0].count == 3
+
+
+def test_advisory_recommends_from_what_runs_and_tells_it_once() -> None:
+    bounds = replace(limits(), active=False)
+    first = decided(sample(LOADED), 2, bounds=bounds)
+    assert first.steps[0].count > 2
+    assert first.memory.steps[TOKENIZER].desired == 2
+    later = sample(LOADED, now=NOW + 30)
+    second = decided(later, 2, bounds=bounds, memory=first.memory, now=NOW + 30)
+    assert second.steps[0].count == first.steps[0].count
+    assert len(second.memory.history) == 1
+
+
+def test_a_pipeline_adopts_the_count_that_runs() -> None:
+    done = decided(sample(Flow(rate=300)), 5, memory=Memory())
+    assert (done.steps[0].count, done.memory.steps[TOKENIZER].desired) == (5, 5)
+
+
+def _order(verdicts: Sequence[Verdict]) -> Verdict:
+    from triton_pipelines.scaling.verdicts import overall
+
+    return overall(verdicts)
+
+
+def test_the_pipelines_verdict_is_the_most_telling() -> None:
+    assert _order([Verdict.BALANCED, Verdict.STEP_BOUND]) is Verdict.STEP_BOUND
+    assert _order([Verdict.IDLE, Verdict.BALANCED]) is Verdict.BALANCED
+    assert _order([]) is Verdict.UNKNOWN
