@@ -21,7 +21,6 @@ def arguments(tmp_path: Path) -> list[str]:
     return [f"--{name}={tmp_path / name}" for name in ("revision", "live", "root", "termination")]
 
 
-@pytest.mark.proves("spec.server.modelCache.claimName", "behaviour")
 def test_folders_are_made_and_may_be_there_already(arguments: list[str], tmp_path: Path) -> None:
     wanted = [tmp_path / "cache/engines/p", tmp_path / "cache/engines/q"]
     given = [*arguments, *(f"--folder={folder}" for folder in wanted)]

@@ -216,7 +216,6 @@ OWNED: list[tuple[Any, str, str]] = [
 ]
 
 
-@pytest.mark.proves("spec.server.podTemplate", "behaviour")
 @pytest.mark.parametrize(("template", "path", "words"), OWNED, ids=[path for _, path, _ in OWNED])
 def test_what_the_operator_owns_is_refused_with_its_path(template: Any, path: str, words: str) -> None:
     (told,) = findings(template)
