@@ -20,10 +20,13 @@ class ConditionType(StrEnum):
     RECONCILING = "Reconciling"
     STALLED = "Stalled"
     MODELS_READY = "ModelsReady"
+    METRICS_AVAILABLE = "MetricsAvailable"
+    SCALING_ACTIVE = "ScalingActive"
+    SCALING_LIMITED = "ScalingLimited"
 
 
 # Abnormal-true conditions exist only while they are true.
-ABNORMAL = frozenset({ConditionType.RECONCILING, ConditionType.STALLED})
+ABNORMAL = frozenset({ConditionType.RECONCILING, ConditionType.STALLED, ConditionType.SCALING_LIMITED})
 
 
 class Kind(StrEnum):
@@ -42,7 +45,20 @@ class Reason(StrEnum):
     SUCCEEDED = "Succeeded"
     SERVING = "Serving"
     SUSPENDED = "Suspended"
+    ADVISORY = "Advisory"
+    BOUNDS_REACHED = "BoundsReached"
+    TOKENIZER_BOUND = "TokenizerBound"
+    STEP_BOUND = "StepBound"
+    CPU_BOUND = "CPUBound"
+    GPU_BOUND = "GPUBound"
+    CPU_CONTENDED = "CPUContended"
+    NO_PROGRESS = "NoProgress"
+    BATCHING_DEFEATED = "BatchingDefeated"
     # waiting
+    METRICS_MISSING = "MetricsMissing"
+    METRICS_STALE = "MetricsStale"
+    METRICS_PARTIAL = "MetricsPartial"
+    PROMETHEUS_ERROR = "PrometheusError"
     PROGRESSING = "Progressing"
     DRAINING = "Draining"
     WAITING_FOR_GPU = "WaitingForGPU"
@@ -68,6 +84,7 @@ class Reason(StrEnum):
     API_ERROR = "APIError"
     NO_SPACE = "NoSpace"
     SERVER_CRASHED = "ServerCrashed"
+    ACTUATION_FAILED = "ActuationFailed"
     INTERNAL_ERROR = "InternalError"
 
 
@@ -75,6 +92,20 @@ KIND_OF: Mapping[Reason, Kind] = {
     Reason.SUCCEEDED: Kind.FINE,
     Reason.SERVING: Kind.FINE,
     Reason.SUSPENDED: Kind.FINE,
+    Reason.ADVISORY: Kind.FINE,
+    Reason.BOUNDS_REACHED: Kind.FINE,
+    Reason.TOKENIZER_BOUND: Kind.FINE,
+    Reason.STEP_BOUND: Kind.FINE,
+    Reason.CPU_BOUND: Kind.FINE,
+    Reason.GPU_BOUND: Kind.FINE,
+    Reason.CPU_CONTENDED: Kind.FINE,
+    Reason.NO_PROGRESS: Kind.FINE,
+    Reason.BATCHING_DEFEATED: Kind.FINE,
+    Reason.METRICS_MISSING: Kind.WAITING,
+    Reason.METRICS_STALE: Kind.WAITING,
+    Reason.METRICS_PARTIAL: Kind.WAITING,
+    Reason.PROMETHEUS_ERROR: Kind.WAITING,
+    Reason.ACTUATION_FAILED: Kind.TRANSIENT,
     Reason.PROGRESSING: Kind.WAITING,
     Reason.DRAINING: Kind.WAITING,
     Reason.WAITING_FOR_GPU: Kind.WAITING,

@@ -210,6 +210,7 @@ PRINTER_COLUMNS = (
     _column("Ready", _condition("Ready", "status"), "Whether every pod serves the latest spec."),
     _column("Replicas", ".status.readyReplicas", "Pods whose ensemble is ready.", "integer"),
     _column("Tokenizers", ".status.tokenizer.summary", "Tokenizer instances in a pod, of the most that are allowed."),
+    _column("Bottleneck", ".status.scaling.bottleneck", "What limits the pipeline, as scaling sees it."),
     # Without it, `kubectl get -w` would not tell why a rollout waits or failed.
     _column("Reason", _condition("Ready", "reason"), "Why Ready has its value."),
     _column("Age", ".metadata.creationTimestamp", "Time since creation.", "date"),

@@ -15,7 +15,7 @@ class ScalingMode(StrEnum):
 
     ACTIVE = "Active"
     ADVISORY = "Advisory"
-    OFF = "Off"
+    DISABLED = "Disabled"  # not "Off": YAML 1.1, which kubectl speaks, reads that as a boolean
 
 
 class ScalingFallback(StrEnum):
@@ -36,8 +36,20 @@ class CpuResize(StrEnum):
 class Windows(ApiModel):
     """Times over which signals are looked at."""
 
-    fast_seconds: Annotated[int, Field(ge=2, le=600, description="Window that growth reacts to; never shorter than 2.2 scrapes of the metrics.")] = 12
-    slow_seconds: Annotated[int, Field(ge=10, le=3600, description="Window of steady figures: service time and verdicts.")] = 60
+    fast_seconds: Annotated[
+        int | None, Field(ge=2, le=600, description="Window that growth reacts to; never shorter than 2.2 scrapes of the metrics. Default 12.")
+    ] = None
+    slow_seconds: Annotated[int | None, Field(ge=10, le=3600, description="Window of steady figures: service time and verdicts. Default 60.")] = None
+
+    @property
+    def fast(self) -> int:
+        """The fast window, in seconds."""
+        return 12 if self.fast_seconds is None else self.fast_seconds
+
+    @property
+    def slow(self) -> int:
+        """The slow window, in seconds."""
+        return 60 if self.slow_seconds is None else self.slow_seconds
 
 
 class ScaleUp(ApiModel):
@@ -59,10 +71,12 @@ class ScaleDown(ApiModel):
 class Scaling(ApiModel):
     """Live scaling of CPU steps: counts change in place, over gRPC, without a restart and without a lost request."""
 
-    mode: Annotated[ScalingMode, Field(description="Active; Advisory decides and publishes, and changes nothing; Off does not look.")] = (
+    mode: Annotated[ScalingMode, Field(description="Active; Advisory decides and publishes, and changes nothing; Disabled does not look.")] = (
         ScalingMode.ACTIVE
     )
-    target_utilization_percent: Annotated[int, Field(ge=10, le=95, description="Busy share of the scaled step that is aimed at.")] = 70
+    target_utilization_percent: Annotated[
+        int | None, Field(ge=10, le=95, description="Busy share of the scaled step that is aimed at. Default 70.")
+    ] = None
     scale_up_threshold_percent: Annotated[
         int | None,
         Field(ge=10, le=100, description="Below this busy share, and without a wait, nothing grows. Default 80, or the target where that is higher."),
@@ -85,13 +99,18 @@ class Scaling(ApiModel):
         Rule(
             cel="!has(self.scaleUpThresholdPercent) || self.scaleUpThresholdPercent >= (has(self.targetUtilizationPercent) ? self.targetUtilizationPercent : 70)",
             message="scaleUpThresholdPercent must be at least targetUtilizationPercent",
-            holds=lambda s: s.scale_up_threshold_percent is None or s.scale_up_threshold_percent >= s.target_utilization_percent,
+            holds=lambda s: s.scale_up_threshold_percent is None or s.scale_up_threshold_percent >= s.target,
             field="scaleUpThresholdPercent",
         ),
         Rule(
             cel="!has(self.windows) || (has(self.windows.fastSeconds) ? self.windows.fastSeconds : 12) <= (has(self.windows.slowSeconds) ? self.windows.slowSeconds : 60)",
             message="windows.fastSeconds must be at most windows.slowSeconds",
-            holds=lambda s: s.windows.fast_seconds <= s.windows.slow_seconds,
+            holds=lambda s: s.windows.fast <= s.windows.slow,
             field="windows.fastSeconds",
         ),
     )
+
+    @property
+    def target(self) -> int:
+        """The busy share aimed at, in percent."""
+        return 70 if self.target_utilization_percent is None else self.target_utilization_percent

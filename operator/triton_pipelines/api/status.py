@@ -69,6 +69,9 @@ class StepStatus(ApiModel):
     reason: Annotated[Long, Field(description="Triton's own reason, where one is not ready.")] = ""
     instances: Annotated[Count, Field(description="Instances in a pod.")] = 0
     desired_instances: Annotated[Count, Field(description="Instances that a pod should run.")] = 0
+    pods_with_desired_instances: Annotated[Count, Field(description="Pods that report the wanted number of instances.")] = 0
+    verdict: Annotated[Short, Field(description="What limits the step, where it is scaled: TokenizerBound, GPUBound, Balanced and more.")] = ""
+    verdict_reason: Annotated[Long, Field(description="The numbers behind the verdict, in words.")] = ""
 
 
 class TokenizerStatus(ApiModel):
@@ -95,6 +98,44 @@ class PaddingStatus(ApiModel):
     reason: Annotated[Short, Field(description="Why it was chosen.")] = ""
 
 
+class ScaleEvent(ApiModel):
+    """A change of a count."""
+
+    time: Annotated[str, Field(max_length=64, description="When it was decided.", json_schema_extra={"format": "date-time"})]
+    step: Annotated[Short, Field(description="Step whose count changed.")]
+    from_: Annotated[Count, Field(alias="from", description="Instances before.")] = 0
+    to: Annotated[Count, Field(description="Instances after.")] = 0
+    reason: Annotated[Short, Field(description="Why, with the numbers that decided.")] = ""
+
+
+class ScalingFigures(ApiModel):
+    """Figures of a scaled step over all pods; they move only by more than a tenth, live numbers are metrics."""
+
+    step: Annotated[Short, Field(description="Name of the scaled step.")]
+    requests_per_second: Annotated[Count, Field(description="Arriving requests.")] = 0
+    busy_percent: Annotated[Count, Field(description="Busy share of its instances.")] = 0
+    wait_milliseconds: Annotated[Count, Field(description="Wait before it.")] = 0
+
+
+class ScalingStatus(ApiModel):
+    """What live scaling sees and did."""
+
+    bottleneck: Annotated[Short, Field(description="What limits the pipeline.")] = ""
+    mode: Annotated[Short, Field(description="Mode in force: Active or Advisory.")] = ""
+    last_scale_time: Annotated[
+        str | None, Field(max_length=64, description="When a count last changed.", json_schema_extra={"format": "date-time"})
+    ] = None
+    history: Annotated[tuple[ScaleEvent, ...], Field(max_length=5, description="The last changes, newest first.", json_schema_extra=ATOMIC)] = ()
+    figures: Annotated[
+        tuple[ScalingFigures, ...],
+        Field(
+            max_length=64,
+            description="Figures by step.",
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["step"]},
+        ),
+    ] = ()
+
+
 class WarningStatus(ApiModel):
     """Something that works but is probably not meant."""
 
@@ -107,7 +148,11 @@ class Status(ApiModel):
 
     conditions: Annotated[
         tuple[ConditionStatus, ...],
-        Field(max_length=16, description="What holds now, by type: Ready, Available and more.", json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
+        Field(
+            max_length=16,
+            description="What holds now, by type: Ready, Available and more.",
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        ),
     ] = ()
     observed_generation: Annotated[
         int,
@@ -136,6 +181,7 @@ class Status(ApiModel):
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["step"]},
         ),
     ] = ()
+    scaling: Annotated[ScalingStatus, Field(description="What live scaling sees and did.")] = ScalingStatus()
     padding: Annotated[PaddingStatus, Field(description="How tokens are padded.")] = PaddingStatus()
     warnings: Annotated[
         tuple[WarningStatus, ...], Field(max_length=20, description="What works but is probably not meant.", json_schema_extra=ATOMIC)

@@ -10,6 +10,7 @@ from .base import ApiModel, Rule, Switch, TritonName
 from .batching import MAX_BATCH
 from .instances import InstanceKind
 from .postprocess import Postprocess, PostprocessType
+from .scaling import Scaling
 from .server import Health, Rollout, Server
 from .source import Source
 from .steps import STEP_NAME_MAX, STEP_NAME_PATTERN, Model, Step
@@ -19,6 +20,7 @@ from .tokenizer import Tokenizer
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAME_MAX = 40
 MAX_STEPS = 12
+OTLP_PATTERN = r"^https?://[^\s,]+$"
 
 
 class Ensemble(ApiModel):
@@ -85,9 +87,7 @@ class Slo(ApiModel):
 class Tracing(ApiModel):
     """Triton's OpenTelemetry traces."""
 
-    otlp_endpoint: Annotated[
-        str, Field(max_length=512, pattern=r"^https?://[^\s,]+$", description="OTLP over HTTP, such as http://collector:4318/v1/traces.")
-    ]
+    otlp_endpoint: Annotated[str, Field(max_length=512, pattern=OTLP_PATTERN, description="OTLP over HTTP, such as http://collector:4318/v1/traces.")]
     sample_every: Annotated[int, Field(ge=1, le=1_000_000_000, description="One of so many requests is traced.")] = 1000
 
 
@@ -121,6 +121,7 @@ class Spec(ApiModel):
     health: Annotated[Health, Field(description="A real inference per pod.")] = Health()
     server: Annotated[Server, Field(description="The Triton pods.")] = Server()
     rollout: Annotated[Rollout, Field(description="How a new revision takes over.")] = Rollout()
+    scaling: Annotated[Scaling, Field(description="Live scaling of CPU steps, the tokenizer first.")] = Scaling()
     slo: Annotated[Slo, Field(description="What clients are promised.")] = Slo()
     observability: Annotated[Observability, Field(description="Traces of the pods.")] = Observability()
 

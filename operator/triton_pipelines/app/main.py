@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -127,6 +127,7 @@ class Operator:
         """Ends when the queue has been stopped and is empty of work; raises when any part fails."""
         async with asyncio.TaskGroup() as group:
             background = [group.create_task(self._heartbeat(), name="heartbeat")]
+            beside: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = []
             key = await self._until_answered("operator key", self._control_key)
             self._work = self._build(
                 Services(
@@ -137,6 +138,7 @@ class Operator:
                     control_key=key,
                     enqueue=self.queue.add,
                     enqueue_after=self.queue.add_after,
+                    beside=lambda name, work: beside.append((name, work)),
                 )
             )
             for resource in WATCHED:
@@ -147,6 +149,7 @@ class Operator:
             await _log.ainfo("caches are filled", pipelines=self.store.count(WATCHED[0]))
             background.append(group.create_task(self._resync(), name="resync"))
             background.append(group.create_task(self._relist_forever(), name="relist"))
+            background += [group.create_task(work(), name=name) for name, work in beside]
             self._passing = True
             ready.set()
             await self.queue.run()

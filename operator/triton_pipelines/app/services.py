@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from triton_pipelines.app.config import OperatorConfig
 from triton_pipelines.app.metrics import Metrics
@@ -21,6 +22,7 @@ class Services:
         store: what the watches told. Put in it what a write answered, so that the next pass reads its own writes.
         control_key: the operator key (``controlkey.derive`` makes each revision's key of it).
         enqueue, enqueue_after: make another pipeline due.
+        beside: run something (its name, and what makes it) beside the passes for as long as they run; its failure ends the operator.
     """
 
     config: OperatorConfig
@@ -30,6 +32,7 @@ class Services:
     control_key: bytes
     enqueue: Callable[[Key], None]
     enqueue_after: Callable[[Key, float], None]
+    beside: Callable[[str, Callable[[], Coroutine[Any, Any, None]]], None]
 
 
 Reconcile = Callable[[Key], Awaitable[Result]]

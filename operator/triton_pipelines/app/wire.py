@@ -1,29 +1,58 @@
-"""The reconciler on the operator's services: what a pass stands on, and how its errors back off."""
+"""The reconciler and the scaling loop on the operator's services: what they stand on, and how errors of passes back off."""
 
 from __future__ import annotations
 
 import datetime as dt
 
+from triton_pipelines.app.autoscaler import Autoscaler
 from triton_pipelines.app.controlkey import derive
 from triton_pipelines.app.main import classify_by_retry
 from triton_pipelines.app.prober import ask
+from triton_pipelines.app.scalingmetrics import ScalingMetrics
 from triton_pipelines.app.services import Reconcile, Services
 from triton_pipelines.cluster.errors import ClusterError
+from triton_pipelines.metrics.direct import DirectReader
 from triton_pipelines.reconcile.queue import BUG, Backoff
 from triton_pipelines.reconcile.reconciler import Reconciler
 
 
 def build_reconcile(services: Services) -> Reconcile:
-    """The reconcile function of a running operator."""
+    """The reconcile function of a running operator; its scaling loop runs beside it."""
+
+    def key_of(uid: str, revision: str) -> str:
+        return derive(services.control_key, uid, revision)
+
+    def clock() -> dt.datetime:
+        return dt.datetime.now(dt.UTC)
+
+    direct = DirectReader()
+    autoscaler = Autoscaler(
+        store=services.store,
+        options=services.config.render_options,
+        derive=key_of,
+        prober=ask,
+        collectors={"": direct},
+        clock=clock,
+        enqueue=services.enqueue,
+        metrics=ScalingMetrics(services.metrics.registry),
+    )
+
+    async def scale() -> None:
+        async with direct:
+            await autoscaler.run()
+
+    services.beside("scaling", scale)
     return Reconciler(
         client=services.client,
         store=services.store,
         options=services.config.render_options,
-        derive=lambda uid, revision: derive(services.control_key, uid, revision),
+        derive=key_of,
         prober=ask,
-        clock=lambda: dt.datetime.now(dt.UTC),
+        clock=clock,
         instance=services.config.instance,
         max_concurrent_rollouts=services.config.max_concurrent_rollouts,
+        intent=autoscaler.intent,
+        view=autoscaler.view,
     ).reconcile
 
 

@@ -40,7 +40,18 @@ def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Eve
             continue
         warning = KIND_OF[reason] is not Kind.FINE
         events.append(Event(warning, reason.value, kind.value, new.get("message", "")))
-    return events + _doubts(before, after)
+    return events + _scaled(before, after) + _doubts(before, after)
+
+
+def _scaled(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
+    """Changes of counts that the status did not tell of before, and a change that failed."""
+    known = list((before.get("scaling") or {}).get("history") or ())
+    fresh = [item for item in (after.get("scaling") or {}).get("history") or () if item not in known]
+    told = [Event(False, "Scaled", "Scale", f"{item['step']} from {item['from']} to {item['to']}: {item['reason']}") for item in reversed(fresh)]
+    old, new = _condition(before, ConditionType.SCALING_ACTIVE), _condition(after, ConditionType.SCALING_ACTIVE)
+    if new.get("reason") == Reason.ACTUATION_FAILED and (old.get("reason"), old.get("message")) != (new.get("reason"), new.get("message")):
+        told.append(Event(True, Reason.ACTUATION_FAILED.value, "Scale", str(new.get("message", ""))))
+    return told
 
 
 def _doubts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:

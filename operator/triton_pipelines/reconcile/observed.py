@@ -12,6 +12,8 @@ from triton_pipelines.api import names
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.loadplan import LoadReport
 
+from .scaling import Intent, View
+
 Object = dict[str, Any]
 # Put on pods by the Deployment's controller (apps/v1 DefaultDeploymentUniqueLabelKey).
 LABEL_TEMPLATE_HASH = "pod-template-hash"
@@ -187,6 +189,7 @@ class Observed:
 
     ``children`` are cached labelled objects by (kind, name); ``probes`` by pod uid; ``digests`` hashes of ConfigMap sources by step,
     ``missing_sources`` those that are not there (step → message); ``nodes`` is ``None`` where nodes were not needed or may not be read.
+    ``intent`` and ``view``: what live scaling wants recorded and says, where it has looked.
     """
 
     pipeline: Object
@@ -196,6 +199,8 @@ class Observed:
     digests: Mapping[str, str] = field(default_factory=dict)
     missing_sources: Mapping[str, str] = field(default_factory=dict)
     nodes: tuple[Object, ...] | None = None
+    intent: Intent | None = None
+    view: View | None = None
 
     @property
     def name(self) -> str:

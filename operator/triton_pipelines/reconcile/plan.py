@@ -178,7 +178,7 @@ def _act(
         # An immutable revision is written once; the default images that it recorded stay.
         data = (record or {}).get("data") or revision.data
         desired.append(revision_config_map(pipeline, wanted, data))
-    live = live_config_map(pipeline, _live_data(memory, counts, resolved))
+    live = live_config_map(pipeline, _live_data(memory, counts, resolved, observed))
     template = _template(revision, rollout, observed)
     optional = [network_policy(pipeline, context.options.operator_namespace), disruption_budget(pipeline)]
     desired += [*secrets, live, service(pipeline), *(item for item in optional if item is not None)]
@@ -219,8 +219,10 @@ def _kept_revisions(pipeline: InferencePipeline, observed: Observed, rollout: Ro
 
 
 def _live_counts(graph: Graph, observed: Observed) -> dict[str, int]:
-    """Desired count of every scaled step: the recorded one within its bounds, else where it starts."""
+    """Desired count of every scaled step: what scaling wants, else the recorded one, within its bounds, else where it starts."""
     recorded = json_object(observed.live_data().get(names.KEY_COUNTS))
+    if observed.intent is not None:
+        recorded |= observed.intent.counts
     result = {}
     for step in graph.models:
         if step.instances.scaled:
@@ -267,11 +269,14 @@ def _record(value: Any) -> dict[str, ResolvedSource] | None:
         return None
 
 
-def _live_data(memory: Memory, counts: Mapping[str, int], resolved: Mapping[str, Mapping[str, ResolvedSource]]) -> dict[str, str]:
+def _live_data(memory: Memory, counts: Mapping[str, int], resolved: Mapping[str, Mapping[str, ResolvedSource]], observed: Observed) -> dict[str, str]:
     data = {
         names.KEY_COUNTS: json.dumps(dict(sorted(counts.items()))),
         names.KEY_MEMORY: memory.to_json(),
     }
+    remembered = observed.intent.memory if observed.intent is not None else observed.live_data().get(names.KEY_SCALING)
+    if remembered:
+        data[names.KEY_SCALING] = remembered
     if resolved:
         plain = {
             revision: {key: item.model_dump(by_alias=True, exclude_none=True) for key, item in sources.items()}

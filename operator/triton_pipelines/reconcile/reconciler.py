@@ -43,6 +43,7 @@ from .events import Event, transitions
 from .observed import Object, Observed, Pod, Probe
 from .plan import Context, Deletion, Plan, Wanted, hands_off, plan, resolve
 from .queue import Key, Result
+from .scaling import Intent, View
 
 CHILD_RESOURCES: tuple[Resource, ...] = (DEPLOYMENTS, CONFIG_MAPS, SERVICES, NETWORK_POLICIES, POD_DISRUPTION_BUDGETS)
 RESOURCE_OF_KIND = {resource.kind: resource for resource in (*CHILD_RESOURCES, SECRETS, PODS)}
@@ -96,6 +97,8 @@ class Reconciler:
     clock: Callable[[], dt.datetime]
     instance: str
     max_concurrent_rollouts: int = 5
+    intent: Callable[[Key], Intent | None] = lambda _: None
+    view: Callable[[Key], View | None] = lambda _: None
     _probes: dict[Key, dict[str, Probe]] = field(default_factory=dict)
     _starting: set[Key] = field(default_factory=set)  # whose Deployment is being applied right now
     _leaving: dict[Key, set[str]] = field(default_factory=dict)  # uids of pods that were deleted here
@@ -164,7 +167,7 @@ class Reconciler:
         nodes = None
         if any(pod.condition("PodScheduled").get("status") == "False" for pod in pods):
             nodes = await self._nodes()
-        return Observed(raw, children, pods, {}, digests, missing, nodes)
+        return Observed(raw, children, pods, {}, digests, missing, nodes, self.intent(key), self.view(key))
 
     async def _nodes(self) -> tuple[Object, ...] | None:
         try:

@@ -9,6 +9,7 @@ from typing import Any
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Switch
 from triton_pipelines.api.conditions import KIND_OF, MESSAGE_MAX, Condition, ConditionType, Kind, Reason, merge
+from triton_pipelines.api.scaling import ScalingMode
 from triton_pipelines.api.server import InferenceHealth
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.cluster.diff import covers, needs_apply
@@ -18,6 +19,9 @@ from triton_pipelines.pipeline.graph import Graph, Tensor
 from .observed import Observed, Pod, Probe
 from .problems import Problem, worst
 from .rollout import Rollout, deadline_exceeded
+from .scaling import CONDITION_TYPES as SCALING_CONDITIONS
+from .scaling import conditions as scaling_conditions
+from .scaling import scaled_steps, status_of, verdicts_of
 
 WARNINGS_MAX = 20
 # Longest short string of the schema: what a pod says is not ours to trust.
@@ -92,13 +96,18 @@ def compute(
 ) -> dict[str, Any]:
     """Status of a resource that is acted on; one dictionary, whole."""
     conditions = _conditions(pipeline, graph, observed, rollout, wanted, problems)
+    if pipeline.spec.suspend is Switch.DISABLED:
+        conditions += scaling_conditions(observed.view, pipeline.spec.scaling.mode, bool(scaled_steps(graph)))
     settled = any(item.type is ConditionType.STALLED and item.status for item in conditions) or (
         conditions[0].type is ConditionType.READY and conditions[0].status is True
     )
     generation = observed.generation
     status: dict[str, Any] = {
         "observedGeneration": generation if settled else int(observed.status.get("observedGeneration") or 0),
-        "conditions": merge(observed.status.get("conditions") or (), conditions, generation, rfc3339(now)),
+        "conditions": [
+            *merge(observed.status.get("conditions") or (), conditions, generation, rfc3339(now)),
+            *_kept_conditions(pipeline, graph, observed),
+        ],
         "revision": wanted,
         "servingRevision": _serving_revision(observed.pods, rollout.target),
         **_counts(observed, wanted),
@@ -106,14 +115,32 @@ def compute(
         "endpoints": _endpoints(pipeline),
         "ensemble": _ensemble(graph),
         "steps": _steps(graph, observed, wanted, counts, astray),
+        "scaling": _scaling(pipeline, observed),
         "padding": {"chosen": graph.padding.chosen.value, "reason": graph.padding.reason} if graph.padding else {},
         "sources": _sources(observed, wanted),
         "warnings": [{"path": item.path[:SHORT_MAX], "message": item.message[:MESSAGE_MAX]} for item in warnings[:WARNINGS_MAX]],
     }
     if (tokenizer := graph.tokenizer) is not None:
         count = counts.get(tokenizer.name, tokenizer.instances.count)
-        status["tokenizer"] = {"instances": count, "desiredInstances": count, "summary": f"{count}/{tokenizer.instances.high}"}
+        now_there = next((item["instances"] for item in status["steps"] if item["name"] == tokenizer.name), count)
+        status["tokenizer"] = {"instances": now_there, "desiredInstances": count, "summary": f"{count}/{tokenizer.instances.high}"}
     return {key: value for key, value in status.items() if value not in ([], {}, "")}
+
+
+def _kept_conditions(pipeline: InferencePipeline, graph: Graph, observed: Observed) -> list[Mapping[str, Any]]:
+    """Scaling's conditions as they were, where it has not looked yet."""
+    scaling = pipeline.spec.scaling.mode is not ScalingMode.DISABLED and pipeline.spec.suspend is Switch.DISABLED and scaled_steps(graph)
+    if observed.view is not None or not scaling:
+        return []
+    return [item for item in observed.status.get("conditions") or () if item.get("type") in SCALING_CONDITIONS]
+
+
+def _scaling(pipeline: InferencePipeline, observed: Observed) -> Mapping[str, Any]:
+    """What scaling says; after a start of the operator what was said before, until it has looked."""
+    before: Mapping[str, Any] = observed.status.get("scaling") or {}
+    if pipeline.spec.scaling.mode is ScalingMode.DISABLED:
+        return {}
+    return before if observed.view is None else status_of(observed.view, before)
 
 
 def _counts(observed: Observed, wanted: str) -> dict[str, int]:
@@ -284,6 +311,7 @@ def _steps(graph: Graph, observed: Observed, wanted: str, counts: Mapping[str, i
     pods = [pod for pod in observed.pods if pod.revision == wanted and not pod.deleting]
     probes = [observed.probes[pod.uid] for pod in pods if pod.uid in observed.probes]
     result = []
+    judged = verdicts_of(observed.view)
     for step in graph.models:
         # A model has a state for each of its versions.
         states = [[model for model in probe.models if model.name == step.model_name] for probe in probes]
@@ -299,6 +327,12 @@ def _steps(graph: Graph, observed: Observed, wanted: str, counts: Mapping[str, i
             "instances": count,
             "desiredInstances": count,
         }
+        reported = observed.view.counts.get(step.name, {}) if observed.view is not None else {}
+        if reported:
+            entry |= {"instances": min(reported.values()), "podsWithDesiredInstances": sum(seen == count for seen in reported.values())}
+        if step.name in judged:
+            verdict, why, _ = judged[step.name]
+            entry |= {"verdict": verdict.value, "verdictReason": why[:REASON_MAX]}
         reason = f"SourceChanged: {astray[step.name]}" if step.name in astray else next(reasons, "")
         if reason:
             entry["reason"] = reason[:REASON_MAX]

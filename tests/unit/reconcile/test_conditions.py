@@ -326,7 +326,20 @@ def test_missing_config_map_source_is_waited_for() -> None:
 
 def test_every_reason_has_a_meaning() -> None:
     assert set(KIND_OF) == set(Reason)
-    assert {reason for reason, kind in KIND_OF.items() if kind is Kind.FINE} == {Reason.SUCCEEDED, Reason.SERVING, Reason.SUSPENDED}
+    assert {reason for reason, kind in KIND_OF.items() if kind is Kind.FINE} == {
+        Reason.SUCCEEDED,
+        Reason.SERVING,
+        Reason.SUSPENDED,
+        Reason.ADVISORY,
+        Reason.BOUNDS_REACHED,
+        Reason.TOKENIZER_BOUND,
+        Reason.STEP_BOUND,
+        Reason.CPU_BOUND,
+        Reason.GPU_BOUND,
+        Reason.CPU_CONTENDED,
+        Reason.NO_PROGRESS,
+        Reason.BATCHING_DEFEATED,
+    }
 
 
 def test_observed_generation_moves_when_the_spec_is_judged_to_the_end() -> None:

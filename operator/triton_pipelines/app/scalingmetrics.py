@@ -1,0 +1,84 @@
+"""Metrics of live scaling, for dashboards and alerts."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from triton_pipelines.metrics.samples import Failure, Sample
+from triton_pipelines.reconcile.scaling import View
+from triton_pipelines.scaling.types import Verdict
+
+Key = tuple[str, str]
+_BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_STEP: Final = ("namespace", "pipeline", "step")
+
+
+class ScalingMetrics:
+    """Gauges and counters by pipeline and step; series of a pipeline go when it is no longer scaled."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"tritonpipe_{name}", text, labels, registry=registry)
+
+        self.instances = gauge("step_instances", "Instances of a scaled step as a pod's Triton reports them.", *_STEP, "pod")
+        self.desired = gauge("step_instances_desired", "Instances that a pod should run.", *_STEP)
+        self.busy = gauge("step_busy_ratio", "Busy share of the step's instances, corrected for batches.", *_STEP)
+        self.wait = gauge("step_wait_seconds", "Wait before the step, from what is pending (Little).", *_STEP)
+        self.verdict = gauge("pipeline_verdict", "1 for what limits the pipeline.", "namespace", "pipeline", "verdict")
+        self.starved = gauge(
+            "gpu_starved_ratio", "Share of decisions in which the GPU step idled while work waited before it.", "namespace", "pipeline"
+        )
+        self.age = gauge("scaling_sample_age_seconds", "Age of the oldest of the pods' newest samples.", "namespace", "pipeline")
+        self.actions = Counter("tritonpipe_scaling_actions", "Changes of counts.", (*_STEP, "direction", "reason"), registry=registry)
+        self.reversals = Counter("tritonpipe_scaling_reversals", "Changes against the direction of the one before.", _STEP, registry=registry)
+        self.errors = Counter("tritonpipe_scaling_errors", "What went wrong in scaling.", ("namespace", "pipeline", "kind"), registry=registry)
+        self.actuation = Histogram("tritonpipe_scaling_actuation_seconds", "Duration of a proven change.", buckets=_BUCKETS, registry=registry)
+        self._last: dict[tuple[Key, str], str] = {}
+        self._starved: dict[Key, float] = {}
+        self._known: dict[Key, set[tuple[str, ...]]] = {}
+
+    def decided(self, key: Key, view: View, sample: Sample | Failure, now: float) -> None:
+        """Take in a decision."""
+        for verdict in Verdict:
+            self.verdict.labels(*key, verdict.value).set(verdict is view.decision.verdict)
+        for item in view.decision.steps:
+            self.desired.labels(*key, item.step).set(item.count)
+            self.busy.labels(*key, item.step).set(item.figures.busy)
+            self.wait.labels(*key, item.step).set(item.figures.wait)
+        known = {(step, pod) for step, pods in view.counts.items() for pod in pods}
+        for step, pod in self._known.get(key, set()) - known:
+            self.instances.remove(*key, step, pod)
+        self._known[key] = known  # type: ignore[assignment]
+        for step, pods in view.counts.items():
+            for pod, count in pods.items():
+                self.instances.labels(*key, step, pod).set(count)
+        if isinstance(sample, Failure):
+            self.errors.labels(*key, sample.trouble.value).inc()
+            return
+        ages = [now - history.scrapes[-1].at for history in sample.pods.values() if history.scrapes]
+        if ages:
+            self.age.labels(*key).set(max(ages))
+        waits = any(item.figures.service and item.figures.wait > item.figures.service for item in view.decision.steps)
+        starved = waits and view.decision.gpu_busy is not None and view.decision.gpu_busy < 0.5
+        # A mean that forgets over about a minute of ticks.
+        self._starved[key] = 0.97 * self._starved.get(key, 0.0) + 0.03 * starved
+        self.starved.labels(*key).set(self._starved[key])
+
+    def acted(self, key: Key, step: str, direction: str, reason: str, seconds: float | None) -> None:
+        """Take in a change that ended."""
+        self.actions.labels(*key, step, direction, reason).inc()
+        if seconds is not None:
+            self.actuation.observe(seconds)
+        last = self._last.get((key, step))
+        if last is not None and last != direction:
+            self.reversals.labels(*key, step).inc()
+        self._last[key, step] = direction
+
+    def forget(self, key: Key) -> None:
+        """Drop the gauges of a pipeline that is no longer scaled."""
+        for family in (self.instances, self.desired, self.busy, self.wait, self.verdict, self.starved, self.age):
+            family.remove_by_labels({"namespace": key[0], "pipeline": key[1]})
+        self._known.pop(key, None)
+        self._starved.pop(key, None)

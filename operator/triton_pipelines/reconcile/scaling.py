@@ -1,0 +1,197 @@
+"""Where live scaling and reconciling meet: what bounds a pipeline, what scaling intends, and what the status says of it. Pure.
+
+The reconcile pass stays the only writer of the live ConfigMap and of the status: scaling hands its intent and its view over, and
+the next pass writes them.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from triton_pipelines.api import names
+from triton_pipelines.api.conditions import Condition, ConditionType, Reason
+from triton_pipelines.api.scaling import Scaling, ScalingMode
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.pipeline.graph import Graph, Role, Step
+from triton_pipelines.pipeline.server import SHARED_MEMORY_PER_INSTANCE, bytes_of, millis, sizes
+from triton_pipelines.scaling.types import Decision, Fallback, Law, PipelineLimits, StepLimits, Verdict
+
+HISTORY_MAX = 5
+# A figure of the status moves only when it changed by more than this share.
+FIGURE_CHANGE = 0.10
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """Counts that scaling wants recorded, and its memory (JSON); recorded before any pod is changed."""
+
+    counts: Mapping[str, int]
+    memory: str
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What scaling says of a pipeline: its last decision, the counts that pods report, and the last failure of an action.
+
+    ``counts``: step → pod → instances; ``trouble``: metrics' reason (MetricsMissing …), "" where they are usable; ``failed``: why the
+    last action failed, "" where it did not.
+    """
+
+    decision: Decision
+    mode: ScalingMode
+    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    source: str = ""
+    trouble: str = ""
+    failed: str = ""
+
+
+def scaled_steps(graph: Graph) -> list[Step]:
+    """Steps whose count may change live."""
+    if graph.auto_complete:
+        return []
+    return [step for step in graph.models if step.instances.scaled and step.sequences is None and step.instances.kind == "KIND_CPU"]
+
+
+def law_of(scaling: Scaling) -> Law:
+    """The control law's constants as the resource writes them."""
+    target = scaling.target / 100
+    up = scaling.scale_up_threshold_percent
+    return Law(
+        target=target,
+        up_threshold=max(0.80, target) if up is None else up / 100,
+        fast=float(scaling.windows.fast),
+        slow=float(scaling.windows.slow),
+        cooldown_up=None if scaling.scale_up.cooldown_seconds is None else float(scaling.scale_up.cooldown_seconds),
+        stabilization=float(scaling.scale_down.stabilization_seconds),
+        down_step=scaling.scale_down.max_step_percent / 100,
+        drain=float(scaling.backlog_drain_seconds),
+        stale_after=float(scaling.stale_after_seconds),
+        fallback=Fallback(scaling.fallback.value),
+        flaps_per_hour=scaling.max_direction_changes_per_hour,
+    )
+
+
+def limits_of(pipeline: InferencePipeline, graph: Graph, revision: str, applied: Mapping[str, Any] | None = None) -> PipelineLimits:
+    """What bounds the pods. ``applied``: ``resources`` of the container's status, where the kubelet tells them (after a resize)."""
+    size = sizes(pipeline, graph)
+    limits = (applied or {}).get("limits") or {}
+    scaled = scaled_steps(graph)
+    fed = [step for step in graph.steps if step not in scaled and step.role not in (Role.POSTPROCESS, Role.TOKENIZER)]
+    return PipelineLimits(
+        steps=tuple(_step(step) for step in scaled),
+        gpu_steps=tuple(step.model_name for step in fed),
+        cpu_limit=millis(str(limits.get("cpu", size.cpu_limit))) / 1000,
+        memory_limit=float(bytes_of(str(limits.get("memory", size.memory_limit)))),
+        shared_memory=float(bytes_of(size.shared_memory)),
+        gpu_instances={step.model_name: step.instances.count for step in fed},
+        gpu_batches={step.model_name: step.max_batch_size for step in fed if step.batching is not None},
+        revision=revision,
+        active=pipeline.spec.scaling.mode is ScalingMode.ACTIVE,
+        law=law_of(pipeline.spec.scaling),
+    )
+
+
+def _step(step: Step) -> StepLimits:
+    return StepLimits(
+        name=step.name,
+        model_name=step.model_name,
+        low=step.instances.low,
+        high=step.instances.high,
+        initial=step.instances.count,
+        cores=millis(step.resources.cpu) / 1000,
+        memory_bytes=float(bytes_of(step.resources.memory)),
+        shared_memory_bytes=float(SHARED_MEMORY_PER_INSTANCE),
+        tokenizer=step.role is Role.TOKENIZER,
+    )
+
+
+# Conditions that scaling alone decides: until it has looked, as after a start of the operator, they stay as they were.
+CONDITION_TYPES = (ConditionType.METRICS_AVAILABLE, ConditionType.SCALING_ACTIVE, ConditionType.SCALING_LIMITED)
+
+
+def conditions(view: View | None, mode: ScalingMode, scaled: bool) -> list[Condition]:
+    """MetricsAvailable, ScalingActive and ScalingLimited; none without a step to scale or before the first decision."""
+    if view is None or not scaled or mode is ScalingMode.DISABLED:
+        return []
+    decision = view.decision
+    read = f"read from {view.source}" if view.source else "read"
+    metrics = Condition(ConditionType.METRICS_AVAILABLE, True, Reason.SUCCEEDED, f"metrics of every ready pod are {read}")
+    if view.trouble:
+        known = {reason.value for reason in Reason}
+        reason = Reason(view.trouble) if view.trouble in known else Reason.METRICS_MISSING
+        metrics = Condition(ConditionType.METRICS_AVAILABLE, False, reason, decision.message)
+    if view.failed:
+        active = Condition(ConditionType.SCALING_ACTIVE, False, Reason.ACTUATION_FAILED, view.failed)
+    elif mode is ScalingMode.ADVISORY:
+        active = Condition(ConditionType.SCALING_ACTIVE, False, Reason.ADVISORY, f"mode Advisory: decides and changes nothing; {decision.message}")
+    else:
+        active = Condition(ConditionType.SCALING_ACTIVE, not view.trouble, metrics.reason, decision.message or "counts follow the load")
+    result = [metrics, active]
+    if decision.limited:
+        result.append(Condition(ConditionType.SCALING_LIMITED, True, Reason(_limited_reason(decision)), decision.limited))
+    return result
+
+
+def _limited_reason(decision: Decision) -> str:
+    """The verdict as a reason where it is one, else that bounds are reached."""
+    known = {reason.value for reason in Reason}
+    return decision.verdict.value if decision.verdict.value in known else Reason.BOUNDS_REACHED.value
+
+
+def status_of(view: View, before: Mapping[str, Any]) -> dict[str, Any]:
+    """``status.scaling``: verdict, why, history, and figures, which move only by more than a tenth so that nothing is written for noise."""
+    decision = view.decision
+    history = [
+        {"time": _time(item.at), "step": item.step, "from": item.before, "to": item.after, "reason": item.reason[:256]}
+        for item in decision.memory.history[:HISTORY_MAX]
+    ]
+    figures = {
+        item.step: {
+            "requestsPerSecond": _steady(item.figures.arrivals, _figure(before, item.step, "requestsPerSecond")),
+            "busyPercent": _steady(100 * item.figures.busy, _figure(before, item.step, "busyPercent")),
+            "waitMilliseconds": _steady(1000 * item.figures.wait, _figure(before, item.step, "waitMilliseconds")),
+        }
+        for item in decision.steps
+    }
+    result: dict[str, Any] = {"bottleneck": decision.verdict.value, "mode": view.mode.value}
+    if history:
+        result |= {"lastScaleTime": history[0]["time"], "history": history}
+    if figures:
+        result["figures"] = [{"step": step, **values} for step, values in figures.items()]
+    return result
+
+
+def verdicts_of(view: View | None) -> Mapping[str, tuple[Verdict, str, int]]:
+    """Step → verdict, reason, wanted count."""
+    return {} if view is None else {item.step: (item.verdict, item.reason, item.count) for item in view.decision.steps}
+
+
+def _figure(before: Mapping[str, Any], step: str, name: str) -> int | None:
+    items = before.get("figures") or ()
+    return next((item.get(name) for item in items if isinstance(item, Mapping) and item.get("step") == step), None)
+
+
+def _steady(value: float, before: int | None) -> int:
+    """A whole number, the one before where the new one is within a tenth of it (or within 1)."""
+    rounded = round(value)
+    if isinstance(before, int) and abs(rounded - before) <= max(1.0, FIGURE_CHANGE * max(abs(before), abs(rounded))):
+        return before
+    return rounded
+
+
+def _time(at: float) -> str:
+    return dt.datetime.fromtimestamp(at, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def recorded_memory(live: Mapping[str, str]) -> str | None:
+    """Scaling's memory as the live ConfigMap holds it."""
+    return live.get(names.KEY_SCALING)
+
+
+def counts_json(counts: Mapping[str, int]) -> str:
+    """``counts.json``: what new pods start from."""
+    return json.dumps(dict(sorted(counts.items())))
