@@ -191,15 +191,20 @@ def _batching(config: Any, *, vllm: bool) -> Fields:
     if kind == "sequence_batching":
         return {"sequenceBatching": schedulers.sequence_batching(config.sequence_batching)}
     if kind is None:
-        return {} if vllm else {"dynamicBatching": {"mode": "Disabled"}}
+        return {} if vllm or config.max_batch_size == 0 else {"dynamicBatching": {"mode": "Disabled"}}
     fields = schedulers.dynamic_batching(config.dynamic_batching)
-    return {"dynamicBatching": fields} if fields or vllm else {}
+    # Left out it is on, but for vLLM and for steps without batches.
+    return {"dynamicBatching": fields} if fields or vllm or config.max_batch_size == 0 else {}
 
 
 def _instances(model: Model, path: str, files: Files) -> Fields:
     fields, lost = schedulers.instances(model.config)
     if lost:
         files.report.lost(f"{model.origin}: instance_group", lost, f"{path}.instances")
+    elif len(model.config.instance_group) > 1:
+        files.report.info(
+            f"{model.origin}: instance_group", f"{len(model.config.instance_group)} alike groups are one of as many instances", f"{path}.instances"
+        )
     return fields
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf import text_format
+from hypothesis import HealthCheck, event, given, settings
 from tritonclient.grpc import model_config_pb2
 
-from tests.support.imports import FILLED, NAMED, REPOSITORIES, configs_of, corpus_import, golden_of, golden_text, graph_of
+from tests.support.differential import Repository
+from tests.support.differential.repositories import repositories
+from tests.support.imports import FILLED, NAMED, REPOSITORIES, configs_of, corpus_import, golden_of, golden_text, graph_of, imported
 from triton_pipelines.api import parse
-from triton_pipelines.importing.notes import Weight
+from triton_pipelines.importing.notes import ConfigError, Weight
 from triton_pipelines.pipeline import Options, build, check
 from triton_pipelines.render import review
 
@@ -147,3 +151,41 @@ def test_what_differs_is_said(name: str) -> None:
 
 def test_there_are_a_dozen(tmp_path: Path) -> None:
     assert len(NAMES) >= 12
+
+
+# What Triton means by what a config leaves out, which the operator writes.
+COMPLETED = ("+backend", "+platform", "+instance_group {", "+  count: 1", "+}", "+  direct {", "+  }")
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(repository=repositories(faults=False))
+def test_whatever_differs_of_any_repository_is_said(repository: Repository) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name, config in repository.configs.items():
+            config.name = name
+            for path, content in repository.beside(name).items():
+                target = Path(folder, name, path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.mkdir(exist_ok=True) if path.endswith("/") else target.write_bytes(content)
+            Path(folder, name, "config.pbtxt").write_text(text_format.MessageToString(config))
+        try:
+            made = imported(Path(folder), "e")
+        except ConfigError as error:
+            event("refused")
+            refused = str(error)
+        else:
+            refused = ""
+    if refused:
+        assert "config.pbtxt" in refused or "/1/" in refused
+        return
+    pipeline, findings = parse(made.document)
+    if pipeline is None or findings:
+        event("not valid")
+        return
+    event("compared")
+    rendered = configs_of(graph_of(made.document))
+    for name, config in repository.configs.items():
+        if name in rendered and not any(name in str(note) for note in made.notes):
+            before, after = lines(config), lines(rendered[name])
+            assert list((before - after).elements()) == []
+            assert [line for line in (after - before).elements() if not f"+{line}".startswith(COMPLETED)] == []

@@ -11,6 +11,7 @@ import yaml
 from hypothesis import HealthCheck, event, given, settings
 
 from tests import corpus
+from tests.support.differential.resources import documents
 from tests.support.imports import configs_of, graph_of, imported, write_repository
 from tests.unit.render.test_properties import resources
 from triton_pipelines.api import parse
@@ -70,4 +71,10 @@ def test_any_tokenizer(document: dict[str, Any]) -> None:
 @RANDOM
 @given(document=resources("model", "postprocess"))
 def test_any_model(document: dict[str, Any]) -> None:
+    examine(document)
+
+
+@settings(RANDOM, max_examples=40)
+@given(document=documents())
+def test_any_graph_of_steps(document: dict[str, Any]) -> None:
     examine(document)
