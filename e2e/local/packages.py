@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from e2e.local.progress import step
@@ -26,6 +26,9 @@ PROGRAMS = {
 }
 """Program -> the Debian package that has it."""
 
+PROMETHEUS = {"prometheus": "prometheus", "promtool": "prometheus"}
+"""The same for a Prometheus on this machine; no part of the node."""
+
 CNI_PACKAGE = "containernetworking-plugins"
 CNI_PLUGINS = Path("/usr/lib/cni")
 SERVICE_POLICY = Path("/usr/sbin/policy-rc.d")
@@ -41,10 +44,10 @@ def search_path() -> str:
     return os.pathsep.join(dict.fromkeys([*os.environ.get("PATH", os.defpath).split(os.pathsep), *SBIN]))
 
 
-def missing() -> list[str]:
+def missing(programs: Mapping[str, str] = PROGRAMS) -> list[str]:
     """Debian packages that are needed and not installed, sorted."""
-    wanted = {package for program, package in PROGRAMS.items() if shutil.which(program, path=search_path()) is None}
-    if not (CNI_PLUGINS / "ptp").exists():
+    wanted = {package for program, package in programs.items() if shutil.which(program, path=search_path()) is None}
+    if programs is PROGRAMS and not (CNI_PLUGINS / "ptp").exists():
         wanted.add(CNI_PACKAGE)
     return sorted(wanted)
 
@@ -66,13 +69,13 @@ def require_root() -> None:
         )
 
 
-def install() -> None:
+def install(programs: Mapping[str, str] = PROGRAMS) -> None:
     """Install what is missing with apt, without starting any service.
 
     Raises:
         MachineError: not a Debian-like machine, or apt failed.
     """
-    wanted = missing()
+    wanted = missing(programs)
     if not wanted:
         return
     if shutil.which("apt-get") is None:
@@ -80,7 +83,7 @@ def install() -> None:
     with step(f"installing {' '.join(wanted)}"), _no_services():
         _apt("update")
         _apt("install", "--yes", "--no-install-recommends", *wanted)
-    if still := missing():
+    if still := missing(programs):
         raise MachineError(f"apt-get succeeded, but these packages still lack their programs: {', '.join(still)}")
 
 

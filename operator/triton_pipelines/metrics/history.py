@@ -49,6 +49,10 @@ class Histories:
         """The pod's newest usage."""
         return self._usage.get(pod)
 
+    def forget(self, pod: PodKey) -> None:
+        """Forget the pod's scrapes, as when the clock that they were taken by has been set back."""
+        self._scrapes.pop(pod, None)
+
     def keep(self, pods: Iterable[PodKey]) -> None:
         """Forget all other pods."""
         wanted = set(pods)
