@@ -20,14 +20,21 @@ _LEAST_CORES = 0.05  # no step is taken to need less: 20 instances a core are be
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one step asks for and how urgently, per pod. ``busy``: busy instances; ``wait``, ``service``: seconds."""
+    """What one step asks for and how urgently, per pod. ``steady``: for what arrives, ``wanted``: with what drains its backlog too;
+    ``busy``: busy instances; ``wait``, ``service``: seconds."""
 
     limits: StepLimits
     count: int
+    steady: int
     wanted: int
     busy: float
     wait: float
     service: float | None
+
+    @property
+    def kept(self) -> int:
+        """Instances that are used, or needed: those beyond stand idle and leave their CPU to other steps."""
+        return min(self.count, max(self.wanted, math.ceil(self.busy)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +47,12 @@ class Cap:
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """The CPU budget of one pod, cores: per busy instance of each step, not used now (``headroom``), ``free`` beyond what all
-    instances may use when busy, and used by others than the scaled steps."""
+    """The CPU budget of one pod, cores: per busy instance of each step, not used now (``headroom``), ``share`` of all
+    scaled steps together, and used by others."""
 
     cores: Mapping[str, float]
     headroom: float
-    free: float
+    share: float
     other: float
     limited: bool
     throttled: bool
@@ -73,24 +80,24 @@ def cpu_budget(limits: PipelineLimits, loads: Sequence[Load], cpu: CpuSignal) ->
     if cpu.measured and roomy and need > cpu.used and sum(load.busy for load in loads) >= _BUSY_ENOUGH:
         cores = {name: max(_LEAST_CORES, value * cpu.used / need) for name, value in granted.items()}
     other = max(0.0, cpu.used - sum(cores[load.limits.name] * load.busy for load in loads))
-    free = plan - other - sum(cores[load.limits.name] * load.count for load in loads)
-    return Cpu(cores, headroom, free, other, limited=True, throttled=throttled)
+    return Cpu(cores, headroom, max(0.0, plan - other), other, limited=True, throttled=throttled)
 
 
 def caps(limits: PipelineLimits, loads: Sequence[Load], budget: Cpu, cpu: CpuSignal) -> dict[str, Cap]:
-    """The bound of each step. Steps that want more share free CPU and memory: the longer wait per CPU-second first."""
+    """The bound of each step. Steps that want more share free CPU and memory: the longer wait per CPU-second first, but what drains a
+    backlog comes after what all of them need for good."""
     result: dict[str, Cap] = {}
-    free, memory, shared = budget.free, _memory_left(limits, cpu), _shared_left(limits, loads)
-
-    def urgency(load: Load) -> float:
-        return load.wait / (budget.cores[load.limits.name] * load.service) if load.service else 0.0
-
-    for load in sorted(loads, key=lambda load: (-urgency(load), load.limits.name)):
-        step = load.limits
+    free = budget.share - sum(budget.cores[load.limits.name] * load.kept for load in loads)
+    memory, shared = _memory_left(limits, cpu), _shared_left(limits, loads)
+    order = sorted(loads, key=lambda load: (-_urgency(load, budget), load.limits.name))
+    for number, load in enumerate(order):
+        step, cores = load.limits, budget.cores[load.limits.name]
         bounds = [(step.high, f"instances.max {step.high}")]
         if budget.limited:
-            more = 0 if budget.short(step.name) else _fits(free, budget.cores[step.name])
-            bounds.append((load.count + more, _cpu_words(limits, budget, step)))
+            claimed = sum(budget.cores[other.limits.name] * max(0, other.steady - other.kept) for other in order[number + 1 :])
+            more = max(_fits(free - claimed, cores), min(load.steady - load.kept, _fits(free, cores)))
+            more = min(more, load.count - load.kept) if budget.short(step.name) else more
+            bounds.append((load.kept + more, _cpu_words(limits, budget, step)))
         if memory is not None and step.memory_bytes:
             bounds.append((load.count + _fits(memory, step.memory_bytes), f"memory: {_mib(memory)} left of {_mib(limits.memory_limit)}"))
         if shared is not None and step.shared_memory_bytes:
@@ -101,10 +108,15 @@ def caps(limits: PipelineLimits, loads: Sequence[Load], budget: Cpu, cpu: CpuSig
         count, by = min(bounds, key=lambda bound: bound[0])
         result[step.name] = Cap(max(1, count), by)
         grown = max(0, min(load.wanted, count) - load.count)
-        free -= grown * budget.cores[step.name]
+        free -= max(0, min(load.wanted, count) - load.kept) * cores
         memory = None if memory is None else memory - grown * step.memory_bytes
         shared = None if shared is None else shared - grown * step.shared_memory_bytes
     return result
+
+
+def _urgency(load: Load, budget: Cpu) -> float:
+    """Wait per CPU-second of a request."""
+    return load.wait / (budget.cores[load.limits.name] * load.service) if load.service else 0.0
 
 
 def too_much_memory(limits: PipelineLimits, cpu: CpuSignal) -> bool:

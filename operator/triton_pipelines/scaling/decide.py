@@ -92,7 +92,7 @@ def _seen(
     now: float,
 ) -> Decision:
     steps = [_seen_step(step, present[step.name], pods, counts, limits, sample.interval) for step in limits.steps]
-    loads = [Load(item.limits, item.count, item.count, item.busy, 0.0, item.memory.service) for item in steps]
+    loads = [Load(item.limits, item.count, item.count, item.count, item.busy, 0.0, item.memory.service) for item in steps]
     cpu = cpu_signal(pods, sum(load.limits.cores * load.busy for load in loads))
     around = Around(
         limits=limits,
@@ -105,9 +105,11 @@ def _seen(
         partial=bool(trouble),
         now=now,
     )
-    needs = [need_of(item, around) for item in steps]
+    needs: list[law.Need] = []
+    for number, item in enumerate(steps):
+        needs.append(need_of(item, around, (steps[number - 1], needs[-1]) if number else None))
     wanted = [
-        replace(load, wanted=max(load.count, need.wanted), wait=need.wait, service=need.service) for load, need in zip(loads, needs, strict=True)
+        replace(load, wanted=need.wanted, steady=need.steady, wait=need.wait, service=need.service) for load, need in zip(loads, needs, strict=True)
     ]
     bounds = caps(limits, wanted, around.budget, cpu)
     settled = [settle(item, need, bounds[item.limits.name], around) for item, need in zip(steps, needs, strict=True)]

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from triton_pipelines.metrics.windows import Rates
 from triton_pipelines.scaling.signals import StepSignal
 from triton_pipelines.scaling.types import Growth, Law, StepLimits, StepMemory
 
@@ -21,6 +22,7 @@ _SLOTS = 60  # of the stabilization window: what is remembered of it stays small
 _COVERAGE = 0.9  # share of the stabilization window from which samples must have come before a count shrinks
 _DENSITY = 0.8  # share of that time in which they came without a gap
 _JUMP = 1.2  # times the arrivals before: less is drift, which the windows follow
+_DEVIATIONS = 3.0
 _SPARE = 0.1  # share of capacity that must have been unused before a jump, else the share of the interval cannot be told
 _LEAST_SHARE = 0.3  # of an interval: a jump right before a scrape is not blown up by more
 _COOLDOWN = 8.0  # seconds between growths at least
@@ -30,14 +32,15 @@ _COOLDOWN = 8.0  # seconds between growths at least
 class Need:
     """What one step needs now, over all pods that speak.
 
-    ``arrivals``: requests/s; ``service``: E, seconds; ``offered``: Erlang; ``instances``: needed in all pods; ``wanted``: per pod,
-    before hysteresis and caps; ``wait``: live, seconds, over all pods and of the worst; ``busy``: offered per instance; ``saturated``:
+    ``arrivals``: requests/s; ``service``: E, seconds; ``offered``: Erlang; ``steady``, ``wanted``: per pod,
+    before hysteresis and caps, without and with what drains the backlog; ``wait``: live, seconds, over all pods and of the worst; ``busy``: offered per instance; ``saturated``:
     T of the decision table; ``stalled``: requests wait, none completes.
     """
 
     arrivals: float
     service: float | None
     offered: float
+    steady: int
     wanted: int
     wait: float
     worst_wait: float
@@ -57,6 +60,11 @@ def service_time(known: float | None, signal: StepSignal, *, contended: bool) ->
     return min(known, measured) if contended and known is not None else measured
 
 
+def _beyond_noise(last: Rates, arrivals: float) -> bool:
+    """Whether the last interval's arrivals are more than chance makes of ``arrivals``: three standard deviations of a Poisson count."""
+    return last.arrivals > arrivals + _DEVIATIONS * math.sqrt(arrivals / last.seconds)
+
+
 def _jump(signal: StepSignal, capacity: float) -> float:
     """Arrivals after a jump inside the last interval, whose mean still holds arrivals from before it.
 
@@ -73,22 +81,23 @@ def _jump(signal: StepSignal, capacity: float) -> float:
     return before.arrivals + (last.arrivals - before.arrivals) / share
 
 
-def need(signal: StepSignal, service: float | None, counts: Mapping[str, int], law: Law, lead: float) -> Need:
+def need(signal: StepSignal, service: float | None, counts: Mapping[str, int], law: Law, lead: float, expected: float = 0.0) -> Need:
     """What the step needs. ``counts``: instances of the pods that speak; ``lead``: seconds until a growth decided now is in force,
-    the age of the sample included: the backlog that is drained is the one that will stand then."""
+    the age of the sample included: the backlog that is drained is the one that will stand then. ``expected``: arrivals/s that a step
+    before this one will let through once it has grown itself."""
     capacity, pods = max(1, sum(counts.values())), max(1, len(counts))
     waiting = signal.waiting
-    arrivals = max(0.0, signal.fast.arrivals if signal.fast else 0.0, signal.slow.arrivals if signal.slow else 0.0)
+    arrivals = max(0.0, expected, signal.fast.arrivals if signal.fast else 0.0, signal.slow.arrivals if signal.slow else 0.0)
     moves = signal.fast is not None and signal.fast.throughput > 0
     stalled = signal.fast is not None and not moves and waiting > 0
     if service is None:
-        return Need(arrivals, None, 0.0, 0, 0.0, 0.0, 0.0, saturated=False, stalled=stalled)
+        return Need(arrivals, None, 0.0, 0, 0, 0.0, 0.0, 0.0, saturated=False, stalled=stalled)
     wait = waiting * service / capacity
     behind = wait > service
-    if behind and signal.last is not None:
+    if behind and signal.last is not None and _beyond_noise(signal.last, arrivals):
         arrivals = max(arrivals, signal.last.arrivals, _jump(signal, capacity / service))
     offered = arrivals * service
-    instances = offered / law.target
+    steady = instances = offered / law.target
     if behind:
         backlog = waiting + max(0.0, arrivals - capacity / service) * lead
         instances += backlog * service / law.drain
@@ -98,6 +107,7 @@ def need(signal: StepSignal, service: float | None, counts: Mapping[str, int], l
         arrivals=arrivals,
         service=service,
         offered=offered,
+        steady=max(1, math.ceil(steady / pods - _ROUND)),
         wanted=max(1, math.ceil(instances / pods - _ROUND)),
         wait=wait,
         worst_wait=worst,

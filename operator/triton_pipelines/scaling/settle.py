@@ -67,10 +67,20 @@ class Settled:
     limited: str
 
 
-def need_of(item: Seen, around: Around) -> law.Need:
-    """What the step needs, whatever bounds it."""
+def need_of(item: Seen, around: Around, before: tuple[Seen, law.Need] | None = None) -> law.Need:
+    """What the step needs, whatever bounds it. ``before``: the scaled step whose requests it gets: a queue there comes here next."""
     service = law.service_time(item.memory.service, item.signal, contended=around.budget.short(item.limits.name))
-    return law.need(item.signal, service, item.counts, around.limits.law, around.age + around.lead)
+    return law.need(item.signal, service, item.counts, around.limits.law, around.age + around.lead, _expected(item, before))
+
+
+def _expected(item: Seen, before: tuple[Seen, law.Need] | None) -> float:
+    """Arrivals/s once the step before keeps up: its own, in the proportion in which requests passed both."""
+    if before is None:
+        return 0.0
+    here, there = item.signal.slow, before[0].signal.slow
+    if here is None or there is None or there.throughput <= 0:
+        return 0.0
+    return before[1].arrivals * min(1.0, here.throughput / there.throughput)
 
 
 def settle(item: Seen, need: law.Need, cap: Cap, around: Around) -> Settled:

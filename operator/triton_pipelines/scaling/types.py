@@ -72,7 +72,7 @@ class StepLimits:
 
 @dataclass(frozen=True, slots=True)
 class PipelineLimits:
-    """What bounds a pipeline's pods: the scaled steps, the GPU steps that they feed, and one container's CPU and memory.
+    """What bounds a pipeline's pods: the scaled steps in the order of the data, the GPU steps that they feed, and one container's CPU and memory.
 
     ``cpu_limit`` (cores), ``memory_limit``, ``shared_memory`` (bytes): of one container, as applied (the pod's status after a
     resize); ``None``: unlimited or unknown. ``shared_memory_base``: what of it no instance may count on. ``gpu_steps``: model names

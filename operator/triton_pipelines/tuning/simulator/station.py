@@ -117,7 +117,7 @@ class Station:
         else:
             self._batches(until, cores)
         self._running.sort()
-        cut = bisect_right(self._running, (until,))
+        cut = bisect_right(self._running, (until, float("inf")))
         done, self._running = self._running[:cut], self._running[cut:]
         totals = self.totals
         totals.success += len(done)
