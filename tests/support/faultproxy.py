@@ -1,4 +1,4 @@
-"""A reverse proxy in front of a real API server that injects faults and counts requests.
+"""A reverse proxy in front of a real API server (or any other HTTP server) that injects faults and counts requests.
 
 Everything that no fault names passes through unchanged, watches included, so what a test sees is the real server's behaviour plus the one
 fault.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -30,7 +31,8 @@ class Fault:
 
     Exactly what is set happens, in this order: wait ``delay`` seconds; wait until ``release`` is set (a stall); answer ``status`` instead of
     the server; drop the connection before (``drop``) or after the server did its work (``drop_after_effect``); send a watch's
-    ``ERROR`` event with code 410 (``expire_watch``); cut the answer's stream after ``cut_after`` bytes.
+    ``ERROR`` event with code 410 (``expire_watch``); cut the answer's stream after ``cut_after`` bytes; send the answer's body one byte
+    every ``drip`` seconds; replace the body by what ``rewrite`` makes of it.
 
     Attributes:
         times: how many matching requests are hit; None: all of them.
@@ -49,6 +51,8 @@ class Fault:
     drop_after_effect: bool = False
     expire_watch: bool = False
     cut_after: int | None = None
+    drip: float = 0.0
+    rewrite: Callable[[bytes], bytes] | None = None
     hits: int = 0
 
     def takes(self, method: str, target: str) -> bool:
@@ -68,6 +72,12 @@ class Seen:
     method: str
     target: str
     agent: str
+
+
+def plain_upstream(url: str, path: Path) -> Path:
+    """Writes a kubeconfig that leads to any HTTP server, for what is no API server; returns its path."""
+    path.write_text(_kubeconfig("plain", url))
+    return path
 
 
 @dataclass(slots=True)
@@ -141,15 +151,7 @@ class FaultProxy:
 
     def write_kubeconfig(self, path: Path) -> Path:
         """Writes a kubeconfig that leads to the proxy."""
-        content = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "proxy", "cluster": {"server": self.url}}],
-            "users": [{"name": "proxy", "user": {}}],
-            "contexts": [{"name": "proxy", "context": {"cluster": "proxy", "user": "proxy"}}],
-            "current-context": "proxy",
-        }
-        path.write_text(yaml.safe_dump(content))
+        path.write_text(_kubeconfig("proxy", self.url))
         return path
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
@@ -167,12 +169,16 @@ class FaultProxy:
             return _dropped(request)
         assert self._session is not None
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
+        if fault.rewrite is not None:
+            headers["Accept-Encoding"] = "identity"
         async with self._session.request(
             request.method, self._server + target, data=body or None, headers=headers | self._headers, allow_redirects=False
         ) as answer:
             if fault.drop_after_effect:
                 await answer.read()
                 return _dropped(request)
+            if fault.rewrite is not None:
+                return web.Response(status=answer.status, body=fault.rewrite(await answer.read()), content_type="application/json")
             return await self._pass_on(request, answer, fault)
 
     async def _pass_on(self, request: web.Request, answer: aiohttp.ClientResponse, fault: Fault) -> web.StreamResponse:
@@ -188,6 +194,11 @@ class FaultProxy:
                 return response
             left = fault.cut_after
             async for chunk in answer.content.iter_any():
+                if fault.drip:
+                    for byte in chunk:
+                        await response.write(bytes([byte]))
+                        await asyncio.sleep(fault.drip)
+                    continue
                 if left is not None and len(chunk) >= left:
                     await response.write(chunk[:left])
                     return _dropped(request)
@@ -199,6 +210,18 @@ class FaultProxy:
         finally:
             self._streams.remove(request)
         return response
+
+
+def _kubeconfig(name: str, url: str) -> str:
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": name, "cluster": {"server": url}}],
+        "users": [{"name": name, "user": {}}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
+        "current-context": name,
+    }
+    return yaml.safe_dump(content)
 
 
 def _status(fault: Fault) -> web.Response:

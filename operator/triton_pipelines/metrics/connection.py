@@ -231,7 +231,7 @@ class Credentials:
 
 
 class _File(_Part):
-    connections: Annotated[tuple[Connection, ...], Field(min_length=1, max_length=64)]
+    connections: tuple[Connection, ...]
 
 
 def parse_connections(text: str, place: str = "metrics connections") -> dict[str, Connection]:
@@ -282,6 +282,8 @@ def _validated(document: dict[Any, Any], place: str) -> dict[str, Connection]:
         found = _File.model_validate(document).connections
     except ValidationError as error:
         raise ConnectionsError("\n".join(f"{place}: {_field(finding)}: {_message(finding)}" for finding in error.errors())) from None
+    if not found:
+        raise ConnectionsError(f"{place}: connections: wanted is at least one")
     named: dict[str, Connection] = {}
     for index, one in enumerate(found):
         if one.name in named:

@@ -84,7 +84,7 @@ class Prometheus:
         self._session.deadline = deadline
         try:
             # The server gives up on its own before the answer is of no use to anybody.
-            client.custom_query(text, params={"timeout": f"{left:.1f}s"}, timeout=(min(CONNECT_SECONDS, left), min(READ_SECONDS, left)))
+            client.custom_query(text, params={"timeout": f"{left * 1000:.0f}ms"}, timeout=(min(CONNECT_SECONDS, left), min(READ_SECONDS, left)))
         except PrometheusError as error:
             raise PrometheusError(_hidden(str(error), credentials), final=error.final) from None
         except PrometheusApiClientException:
