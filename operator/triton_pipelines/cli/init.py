@@ -6,6 +6,7 @@ import contextlib
 import json
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -83,17 +84,7 @@ def init(
     else:
         assert onnx is not None
         given = _from_files(onnx, tokenizer, source_uri or PLACEHOLDER, hints)
-    given = Given(
-        name=slug(name or given.name, NAME_MAX),
-        graph=given.graph,
-        graph_name=given.graph_name,
-        model_source=given.model_source,
-        tokenizer_source=given.tokenizer_source,
-        files=given.files,
-        labels=names,
-        postprocess=postprocess,
-        pair=pair,
-    )
+    given = replace(given, name=slug(name or given.name, NAME_MAX), labels=names, postprocess=postprocess, pair=pair)
     if name is not None and given.name != name:
         raise Failure(
             f"--name: {name!r} is no name for a resource: lower-case letters, digits and '-', at most {NAME_MAX}; such as {given.name}", EXIT_USAGE
