@@ -137,6 +137,7 @@ def _seen_step(step: StepLimits, present: Present, pods: Mapping[str, Pod], coun
         in_flight=present.in_flight,
         signal=step_signal(pods, step.model_name, limits.law, interval),
         counts={pod: max(1, reported.get(pod, present.count)) for pod in pods},
+        own_requests=limits.own_requests,
     )
 
 

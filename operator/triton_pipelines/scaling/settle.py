@@ -13,7 +13,8 @@ from triton_pipelines.scaling.types import Figures, PipelineLimits, StepDecision
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One step and what the pods say of it. ``counts``: instances of the pods that speak; ``in_flight``: a change is on its way."""
+    """One step and what the pods say of it. ``counts``: instances of the pods that speak; ``in_flight``: a change is on its way;
+    ``own_requests``: requests/s with which the operator itself asks each pod."""
 
     limits: StepLimits
     memory: StepMemory
@@ -21,6 +22,7 @@ class Seen:
     in_flight: bool
     signal: StepSignal
     counts: Mapping[str, int]
+    own_requests: float = 0.0
 
     @property
     def busy(self) -> float:
@@ -29,8 +31,13 @@ class Seen:
 
     @property
     def idle(self) -> bool:
-        """No request in the whole slow window, and none waiting. Idle is not missing: the counters are there and stand."""
-        return self.signal.slow is not None and self.signal.slow.throughput == 0 and self.signal.waiting == 0
+        """No request but the operator's own in the whole slow window, and none waiting. Idle is not missing: the counters are there."""
+        slow = self.signal.slow
+        if slow is None or not slow.covered or self.signal.waiting > 0:
+            return False
+        # As many of its questions as can fall into the window, which has two ends; half a request is for rounding.
+        own = len(self.counts) * (self.own_requests * slow.seconds + 1) if self.own_requests else 0.0
+        return slow.throughput * slow.seconds < own + 0.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,8 @@ class PipelineLimits:
     of the steps on the GPU, in the order of the data; ``gpu_instances``: their instances per pod (1 where absent); ``gpu_batches``:
     their max_batch_size (batching is not judged where absent or < 2). ``gpu_capacity``: requests/s that one pod's GPU step carries,
     from the tuner's profile; ``None``: not known. ``revision``: what was measured of another revision is forgotten. ``active``: False
-    in mode Advisory: counts are recommended from those that run, never taken for granted.
+    in mode Advisory: counts are recommended from those that run, never taken for granted. ``own_requests``: requests/s with which the
+    operator itself asks each pod whether it answers; they alone do not make a step anything but idle.
     """
 
     steps: tuple[StepLimits, ...]
@@ -93,6 +94,7 @@ class PipelineLimits:
     gpu_capacity: float | None = None
     revision: str = ""
     active: bool = True
+    own_requests: float = 0.0
     law: Law = Law()
 
 

@@ -108,6 +108,19 @@ def test_idle_is_not_missing() -> None:
     assert decided(sample(QUIET), 1).steps[0].count == 1
 
 
+def test_the_operators_own_questions_are_no_load() -> None:
+    """Each of two pods is asked every 30 s: at most three times in 60 s."""
+    asked = replace(limits(), own_requests=1 / 30)
+    seen = sample(Flow(rate=3 / 60), pods=2)
+    assert decided(seen, 1, bounds=asked, pods=2).verdict is Verdict.IDLE
+    assert decided(seen, 1, pods=2).verdict is Verdict.BALANCED
+    assert decided(sample(Flow(rate=4 / 60), pods=2), 1, bounds=asked, pods=2).verdict is Verdict.BALANCED
+
+
+def test_idle_is_said_only_of_a_whole_window() -> None:
+    assert decided(sample(QUIET, seconds=20), 1).verdict is not Verdict.IDLE
+
+
 def test_a_young_pod_or_a_restarted_one_never_lets_counts_fall() -> None:
     assert decided(sample(Flow(rate=50), seconds=20), 9, memory=rested(remembered(9), 1)).steps[0].count == 9
 
