@@ -80,7 +80,7 @@ class PrometheusCollector:
         self.connection = connection
         self.source = f'Prometheus connection "{connection.name}"'
         self._clock, self._monotonic = clock, monotonic
-        self._client = Prometheus(connection)
+        self._client = Prometheus(connection, monotonic)
         self._histories = Histories()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"prometheus-{connection.name}")
         self._running: asyncio.Future[_Got] | None = None
@@ -216,10 +216,18 @@ class PrometheusCollector:
     def _merge(self, wanted: Mapping[PipelineKey, Expected], plan: _Plan, got: _Got, began: float) -> Evidence:
         """Takes in what came in time."""
         slow = {(one.namespace, pod): one.slow for one in wanted.values() for pod in one.pods}
+        latest = got.server + plan.interval + _VISIBLE_SECONDS
+        ahead: dict[PodKey, float] = {}
         for pod, seen in got.seen.items():
-            self._set_back(pod, got.server, plan.interval)
+            known = self._histories.scrapes(pod)
+            if known and known[-1].at > latest:
+                # The server's clock was set back, and nothing would be newer for as long.
+                self._histories.forget(pod)
             for scrape in seen.scrapes:
-                self._histories.add(pod, scrape, slow[pod])
+                if scrape.at <= latest:
+                    self._histories.add(pod, scrape, slow[pod])
+                else:
+                    ahead[pod] = scrape.at - got.server
         self._looked_back |= got.asked
         if not got.errors:
             self._last = began
@@ -242,15 +250,10 @@ class PrometheusCollector:
             interval=plan.interval,
             problems={pod: seen.problem for pod, seen in got.seen.items() if seen.problem},
             notes={pod: seen.note for pod, seen in got.seen.items() if seen.note},
+            ahead=ahead,
             up=self._up,
             said=tuple(said),
         )
-
-    def _set_back(self, pod: PodKey, server: float, interval: float) -> None:
-        """Forgets scrapes from the server's future: its clock was set back, and nothing would be newer for as long."""
-        scrapes = self._histories.scrapes(pod)
-        if scrapes and scrapes[-1].at > server + interval + _VISIBLE_SECONDS:
-            self._histories.forget(pod)
 
     def _use(self, plan: _Plan, got: _Got) -> None:
         found = got.figures or {}

@@ -15,6 +15,8 @@ SLACK_SECONDS: Final = 15.0
 SCRAPES_MAX: Final = 4096
 # Last intervals that the interval is inferred from.
 GAPS: Final = 5
+# More is an outage and no interval: series vanish from queries after five minutes, so nobody scrapes more seldom than this.
+GAP_SECONDS_MAX: Final = 120.0
 
 PodKey = tuple[str, str]
 """Namespace and name of a pod."""
@@ -69,5 +71,5 @@ class Histories:
     def gap(self, pod: PodKey) -> float | None:
         """Seconds between the pod's scrapes: the lower median of the last few, so that one missed scrape does not count."""
         times = [scrape.at for scrape in list(self._scrapes.get(pod, deque()))[-GAPS - 1 :]]
-        gaps = sorted(later - earlier for earlier, later in pairwise(times))
+        gaps = sorted(gap for earlier, later in pairwise(times) if (gap := later - earlier) <= GAP_SECONDS_MAX)
         return gaps[(len(gaps) - 1) // 2] if gaps else None

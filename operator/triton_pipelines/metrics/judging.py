@@ -26,7 +26,8 @@ class Evidence:
     """What one collection says beside the samples.
 
     ``now``: the server's time; ``skew``: how far it is ahead of the operator's clock; ``problems``, ``notes``: by pod; ``up``: whether
-    the last scrape of a target worked, by pod, ``None``: not asked; ``interval``: between scrapes, as seen over all pods; ``said``:
+    the last scrape of a target worked, by pod, ``None``: not asked; ``ahead``: how many seconds in the server's future a pod's newest
+    scrape would lie; ``interval``: between scrapes, as seen over all pods; ``said``:
     notes on the collection as a whole.
     """
 
@@ -35,6 +36,7 @@ class Evidence:
     interval: float = INTERVAL_UNKNOWN
     problems: Mapping[PodKey, str] = field(default_factory=dict)
     notes: Mapping[PodKey, str] = field(default_factory=dict)
+    ahead: Mapping[PodKey, float] = field(default_factory=dict)
     up: Mapping[PodKey, bool] | None = None
     said: tuple[str, ...] = ()
 
@@ -72,6 +74,8 @@ def _wrong(key: PodKey, expected: Expected, histories: Histories, seen: Evidence
     """Why a pod cannot be believed; ``None`` where it can."""
     if problem := seen.problems.get(key):
         return Trouble.PARTIAL, problem
+    if ahead := seen.ahead.get(key):
+        return Trouble.STALE, f"the newest scrape lies {ahead:.0f} s in the future; do the clocks of Prometheus and its stores agree?"
     scrapes = histories.scrapes(key)
     if not scrapes:
         return Trouble.MISSING, f"no series{_target(key, seen)}"
@@ -79,8 +83,6 @@ def _wrong(key: PodKey, expected: Expected, histories: Histories, seen: Evidence
     age = seen.now - scrapes[-1].at
     if age > limit:
         return Trouble.STALE, f"the newest scrape is {age:.0f} s old, more than {limit:.0f} s ({FRESH_INTERVALS:g} scrapes){_target(key, seen)}"
-    if age < -limit:
-        return Trouble.STALE, f"the newest scrape lies {-age:.0f} s in the future; do the clocks of Prometheus and its stores agree?"
     if lacking := sorted(expected.models - set(scrapes[-1].models)):
         return Trouble.PARTIAL, f"no series of model {', '.join(lacking)}; is it loaded?"
     return None

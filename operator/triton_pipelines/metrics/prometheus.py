@@ -139,17 +139,21 @@ class Prometheus:
     def _failed(self, error: Exception) -> str:
         """No answer, in words."""
         chain = list(_causes(error))
-        if any(isinstance(one, requests.Timeout | urllib3.exceptions.TimeoutError | TimeoutError) for one in chain):
-            return self._late()
-        if any(isinstance(one, requests.exceptions.SSLError | urllib3.exceptions.SSLError) for one in chain):
+        if any(isinstance(one, ssl.SSLError | requests.exceptions.SSLError | urllib3.exceptions.SSLError) for one in chain):
             detail = next((one.verify_message for one in chain if isinstance(one, ssl.SSLCertVerificationError)), "") or _short(chain[-1])
             return f"TLS: {detail}; tls.caFile names the authority, tls.certFile and tls.keyFile the own certificate"
         if any(isinstance(one, socket.gaierror | urllib3.exceptions.NameResolutionError) for one in chain):
             return "the name of its host cannot be resolved"
-        system = next((one.strerror for one in chain if isinstance(one, OSError) and one.strerror), "")
-        if isinstance(error, requests.exceptions.InvalidHeader | UnicodeError):
-            return "a credential holds what no header can carry"
-        return f"cannot be reached: {system or _short(chain[-1])}"
+        system = next((one.strerror for one in chain if isinstance(one, OSError) and not isinstance(one, TimeoutError) and one.strerror), "")
+        if system:
+            return f"cannot be reached: {system}"
+        if any(isinstance(one, requests.Timeout | urllib3.exceptions.TimeoutError | TimeoutError) for one in chain):
+            return self._late()
+        if any(isinstance(one, urllib3.exceptions.DecodeError | requests.exceptions.ContentDecodingError) for one in chain):
+            return "its answer cannot be unpacked"
+        if any(isinstance(one, urllib3.exceptions.ProtocolError | ConnectionError) for one in chain):
+            return "its answer breaks off"
+        return f"fails: {_short(chain[-1])}"
 
 
 class _Session(requests.Session):
@@ -189,9 +193,6 @@ class _Session(requests.Session):
                 raise PrometheusError(f"its answer is longer than {ANSWER_BYTES_MAX // 1024**2} MiB", final=True)
             if self._monotonic() > self.deadline:
                 raise requests.Timeout
-        # read1 does not notice a body that is shorter than announced.
-        if raw.length_remaining:
-            raise PrometheusError("its answer breaks off", final=True)
         return bytes(data)
 
 

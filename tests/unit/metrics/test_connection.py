@@ -88,7 +88,7 @@ def test_each_mistake_has_its_field(text: str, words: str) -> None:
 def test_all_mistakes_are_said_at_once() -> None:
     with pytest.raises(ConnectionsError) as raised:
         parse_connections("connections: [{name: A}, {url: 'ftp://x'}]", "/etc/x.yaml")
-    assert len(str(raised.value).splitlines()) == 2
+    assert len(str(raised.value).splitlines()) == 3
     assert all(line.startswith("/etc/x.yaml: connections[") for line in str(raised.value).splitlines())
 
 
