@@ -9,37 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 import structlog
-from google.protobuf import json_format
 
 from triton_pipelines.api import names
-from triton_pipelines.api.loadplan import LoadPlan
 from triton_pipelines.api.parse import parse
-from triton_pipelines.api.scaling import ScalingMode
-from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.app import scaled
 from triton_pipelines.app.podcontrol import TritonPod
+from triton_pipelines.app.scaled import Counted, Watched
 from triton_pipelines.app.scalingmetrics import ScalingMetrics
 from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
-from triton_pipelines.metrics.samples import Expected, Failure, Sample
-from triton_pipelines.pipeline import Graph, Options, build
+from triton_pipelines.metrics.samples import Expected, Failure, Sample, Trouble
+from triton_pipelines.pipeline import Options, build
 from triton_pipelines.pipeline.example import example_of
 from triton_pipelines.reconcile.observed import Pod, json_object
 from triton_pipelines.reconcile.plan import hands_off
 from triton_pipelines.reconcile.reconciler import Prober, ProbeTarget
-from triton_pipelines.reconcile.scaling import Intent, View, limits_of, scaled_steps
-from triton_pipelines.render.modelconfig import parse as parse_config
-from triton_pipelines.render.modelconfig import with_count
-from triton_pipelines.scaling.actuator import Ended, Outcome, PodGoneError, PodRefusedError, PodSilentError, Target, actuate
+from triton_pipelines.reconcile.scaling import Intent, View, limits_of
+from triton_pipelines.scaling.actuator import Ended, Outcome, Pace, PodGoneError, PodRefusedError, PodSilentError, Target, actuate
 from triton_pipelines.scaling.backoff import Backoff
 from triton_pipelines.scaling.decide import decide
 from triton_pipelines.scaling.memory import dumps, loads
-from triton_pipelines.scaling.types import Action, Decision, Memory, Verdict
+from triton_pipelines.scaling.types import Memory, Verdict
 
 Key = tuple[str, str]
 _log = structlog.get_logger(__name__)
@@ -50,8 +45,12 @@ RECOUNT_SECONDS: Final = 30.0
 # How long a change waits for its intent to be recorded; without an API server nothing is changed.
 INTENT_SECONDS: Final = 15.0
 INTENT_POLL_SECONDS: Final = 0.1
+# Figures alone make no status pass due more often (seconds).
 STATUS_SECONDS: Final = 60.0
+# Rates need two looks; so long (seconds) a process that has just started need not say that it knows nothing yet.
 SETTLING_SECONDS: Final = 30.0
+# Pause after a first failed change (seconds); doubled before the first use, and with each further failure.
+RETRY_SECONDS: Final = 8.0
 
 
 class Collector(Protocol):
@@ -62,40 +61,12 @@ class Collector(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """A count that a pod reported: when (Unix seconds), and of which start of its server."""
-
-    at: float
-    start: str
-    counts: Mapping[str, int]
-
-
-@dataclass(slots=True)
-class Watched:
-    """One scaled pipeline on its way through the ticks."""
-
-    pipeline: InferencePipeline
-    graph: Graph
-    generation: tuple[str, int]
-    memory: Memory | None = None
-    pods: tuple[Pod, ...] = ()
-    counted: dict[str, Counted] = field(default_factory=dict)
-    action: asyncio.Task[None] | None = None
-    backoff: Backoff = field(default_factory=Backoff)
-    intent: Intent | None = None
-    view: View | None = None
-    told: tuple[Any, ...] = ()
-    told_at: float = 0.0
-    since: float = 0.0
-
-
 @dataclass(slots=True)
 class Autoscaler:
     """Scales every pipeline whose spec allows it. ``run`` ends only when cancelled.
 
-    ``collectors``: by name of the connection; the one named ``""`` reads the pods directly and serves where no other is configured.
-    ``enqueue`` makes a reconcile pass due; ``clock`` gives UTC now.
+    ``collectors``: by name of the connection; the one named ``""`` reads the pods directly and serves where none is configured.
+    ``prober`` asks a pod after a change; ``enqueue`` makes a reconcile pass due; ``clock`` gives UTC now.
     """
 
     store: Store
@@ -107,7 +78,11 @@ class Autoscaler:
     enqueue: Callable[[Key], None]
     metrics: ScalingMetrics
     tick_seconds: float = TICK_SECONDS
+    intent_seconds: float = INTENT_SECONDS
+    retry_seconds: float = RETRY_SECONDS
+    pace: Pace = field(default_factory=Pace)
     _watched: dict[Key, Watched] = field(default_factory=dict)
+    _invalid: dict[Key, tuple[str, int]] = field(default_factory=dict)
 
     # --- what the reconcile pass asks -----------------------------------------------------------------------------------
 
@@ -132,8 +107,7 @@ class Autoscaler:
                 try:
                     await self.tick()
                 except Exception as error:
-                    self.metrics.errors.labels("", "", "Tick").inc()
-                    await _log.aerror("scaling tick failed", error=str(error), exc_info=error)
+                    await self._failed(("", ""), "Tick", error)
                 await asyncio.sleep(max(0.0, due - loop.time()))
         finally:
             for watched in self._watched.values():
@@ -141,64 +115,88 @@ class Autoscaler:
                     watched.action.cancel()
 
     async def tick(self) -> None:
-        """One round over all pipelines."""
-        self._observe()
-        active = {key: watched for key, watched in self._watched.items() if watched.pods}
+        """One round over all pipelines; what goes wrong in one of them is not the others' trouble."""
+        for key in list(self.store.pipelines()):
+            try:
+                self._observe(key)
+            except Exception as error:
+                await self._failed(key, "Observe", error)
+        self._drop(set(self._watched) - set(self.store.pipelines()))
+        looked_at = {key: watched for key, watched in self._watched.items() if watched.steps}
+        active = {key: watched for key, watched in looked_at.items() if watched.pods}
         await asyncio.gather(*(self._count(watched) for watched in active.values()))
         samples = await self._collect(active)
-        for key, watched in active.items():
-            sample = samples.get(key)
-            if sample is not None:
+        for key, watched in looked_at.items():
+            sample = samples.get(key) or Failure(Trouble.MISSING, "no pod is ready")
+            try:
                 self._decide(key, watched, sample)
+            except Exception as error:
+                await self._failed(key, "Decide", error)
 
-    def _observe(self) -> None:
-        """Which pipelines are scaled, and their ready pods."""
-        seen: set[Key] = set()
-        for key in list(self.store.pipelines()):
-            raw = self.store.get(INFERENCE_PIPELINES, *key)
-            if raw is None or hands_off(raw):
-                continue
-            metadata = raw["metadata"]
-            generation = (str(metadata.get("uid")), int(metadata.get("generation") or 0))
-            watched = self._watched.get(key)
-            if watched is None or watched.generation != generation:
-                watched = self._new(raw, generation, watched)
-                if watched is None:
-                    continue
-                self._watched[key] = watched
-            if watched.pipeline.spec.scaling.mode is ScalingMode.DISABLED or not scaled_steps(watched.graph):
-                continue
-            seen.add(key)
-            pods = [Pod.of(item) for item in self.store.children(PODS, key)]
-            watched.pods = tuple(pod for pod in pods if pod.serving and pod.server_running and self._configs(watched, pod) is not None)
-            watched.counted = {uid: known for uid, known in watched.counted.items() if uid in {pod.uid for pod in watched.pods}}
-        for key in set(self._watched) - seen:
-            self.metrics.forget(key)
-            gone = self._watched.pop(key)
-            if gone.action is not None:
-                gone.action.cancel()
+    async def _failed(self, key: Key, kind: str, error: BaseException) -> None:
+        """A defect of ours, or what a pod or an edited object did to us: counted and logged, never the end of the loop."""
+        self.metrics.errors.labels(*key, kind).inc()
+        await _log.aerror("scaling failed", namespace=key[0], pipeline=key[1], kind=kind, error=str(error), exc_info=error)
 
-    def _new(self, raw: Mapping[str, Any], generation: tuple[str, int], before: Watched | None) -> Watched | None:
-        """A pipeline's new spec; what was decided under the old one goes on. ``None`` for one that is not valid."""
+    # --- observe -------------------------------------------------------------------------------------------------------------
+
+    def _observe(self, key: Key) -> None:
+        """The pipeline's spec and its ready pods, as the caches have them."""
+        raw = self.store.get(INFERENCE_PIPELINES, *key)
+        if raw is None or hands_off(raw):
+            self._drop([key])
+            return
+        watched = self._of_spec(key, raw)
+        if watched is None:
+            return
+        if not watched.steps:
+            self._rest(key, watched)
+            return
+        pods = [Pod.of(item) for item in self.store.children(PODS, key)]
+        watched.pods = tuple(pod for pod in pods if pod.serving and pod.server_running and self._configs(watched, pod) is not None)
+        watched.forget_gone()
+
+    def _of_spec(self, key: Key, raw: Mapping[str, Any]) -> Watched | None:
+        """The pipeline by its newest valid spec; ``None`` where there was none yet. What was decided under an older one goes on."""
+        metadata = raw["metadata"]
+        generation = (str(metadata.get("uid")), int(metadata.get("generation") or 0))
+        watched = self._watched.get(key)
+        if watched is not None and watched.generation[0] != generation[0]:
+            self._drop([key])  # another pipeline of the same name
+            watched = None
+        if (watched is not None and watched.generation == generation) or self._invalid.get(key) == generation:
+            return watched
         pipeline, findings = parse(raw)
         if pipeline is None or findings:
-            return before
+            self._invalid[key] = generation
+            return watched
+        self._invalid.pop(key, None)
         graph = build(pipeline, self.options)
-        if before is not None and before.generation[0] == generation[0]:
-            return replace(before, pipeline=pipeline, graph=graph, generation=generation)
-        return Watched(pipeline, graph, generation, since=self.clock().timestamp())
+        if watched is None:
+            watched = self._watched[key] = Watched(pipeline, graph, generation, self.clock().timestamp())
+        watched.pipeline, watched.graph, watched.generation = pipeline, graph, generation
+        return watched
+
+    def _rest(self, key: Key, watched: Watched) -> None:
+        """Nothing of it is to be scaled: only its spec is remembered."""
+        if watched.memory is None and not watched.pods:
+            return
+        if watched.action is not None:
+            watched.action.cancel()
+        watched.action = watched.memory = watched.intent = watched.view = None
+        watched.pods, watched.counted, watched.told = (), {}, ()
+        self.metrics.forget(key)
+
+    def _drop(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self._invalid.pop(key, None)
+            watched = self._watched.pop(key, None)
+            if watched is not None:
+                self._rest(key, watched)
 
     def _configs(self, watched: Watched, pod: Pod) -> Mapping[str, str] | None:
-        """Step → config.pbtxt that this pod's revision was made of; ``None`` where its ConfigMap is not there."""
         name = names.revision_name(watched.pipeline.name, pod.revision)
-        record = self.store.get(CONFIG_MAPS, watched.pipeline.namespace, name)
-        data = (record or {}).get("data") or {}
-        try:
-            plan = LoadPlan.model_validate_json(data[names.KEY_PLAN])
-            files = {item.path: item.key for item in plan.files}
-            return {count.step: data[files[count.path]] for count in plan.counts}
-        except (KeyError, ValueError):
-            return None
+        return scaled.configs_of(self.store.get(CONFIG_MAPS, watched.pipeline.namespace, name))
 
     async def _count(self, watched: Watched) -> None:
         """Ask the pods whose counts are not known, or not of late."""
@@ -206,17 +204,19 @@ class Autoscaler:
         due = []
         for pod in watched.pods:
             known = watched.counted.get(pod.uid)
-            if known is None or known.start != _start(pod) or now - known.at >= RECOUNT_SECONDS:
+            if known is None or known.start != scaled.start_of(pod) or now - known.at >= RECOUNT_SECONDS:
                 due.append(pod)
         counts = await asyncio.gather(*(self._ask_counts(watched, pod) for pod in due))
         for pod, found in zip(due, counts, strict=True):
             if found is not None:
-                watched.counted[pod.uid] = Counted(now, _start(pod), found)
+                watched.counted[pod.uid] = Counted(now, scaled.start_of(pod), found)
+            elif (known := watched.counted.get(pod.uid)) is not None and known.start != scaled.start_of(pod):
+                del watched.counted[pod.uid]  # what an earlier start of its server ran says nothing of this one
 
     async def _ask_counts(self, watched: Watched, pod: Pod) -> Mapping[str, int] | None:
         control = self._control(watched, pod)
         try:
-            return {step.name: await control.count(step.model_name) for step in scaled_steps(watched.graph)}
+            return {step.name: await control.count(step.model_name) for step in watched.steps}
         except (PodGoneError, PodRefusedError, PodSilentError):
             return None
 
@@ -226,17 +226,23 @@ class Autoscaler:
         return TritonPod(ProbeTarget(pod, watched.graph, key, example), self.prober, self.clock)
 
     async def _collect(self, active: Mapping[Key, Watched]) -> dict[Key, Sample | Failure]:
-        """Samples of all, one collection per connection, side by side."""
+        """Samples of all, one collection per connection, side by side; a collector that fails is a failure of its pipelines alone."""
         groups: dict[str, dict[Key, Expected]] = {}
         for key, watched in active.items():
             limits = limits_of(watched.pipeline, watched.graph, "")
             models = frozenset([*(step.model_name for step in limits.steps), *limits.gpu_steps])
-            pods = {pod.name: _metrics_address(pod) for pod in watched.pods}
+            pods = {pod.name: scaled.metrics_address(pod) for pod in watched.pods}
             name = watched.pipeline.spec.scaling.prometheus_ref
             chosen = name if name in self.collectors else ""
             groups.setdefault(chosen, {})[key] = Expected(key[0], pods, models, float(watched.pipeline.spec.scaling.windows.slow))
-        answers = await asyncio.gather(*(self.collectors[name].collect(wanted) for name, wanted in groups.items()))
-        return {key: sample for answer in answers for key, sample in answer.items()}
+        answers = await asyncio.gather(*(self.collectors[name].collect(wanted) for name, wanted in groups.items()), return_exceptions=True)
+        found: dict[Key, Sample | Failure] = {}
+        for wanted, answer in zip(groups.values(), answers, strict=True):
+            if isinstance(answer, BaseException):
+                await self._failed(("", ""), "Collect", answer)
+                answer = dict.fromkeys(wanted, Failure(Trouble.ERROR, "metrics could not be collected; the operator's log says why"))
+            found |= answer
+        return found
 
     # --- decide -----------------------------------------------------------------------------------------------------------
 
@@ -245,121 +251,117 @@ class Autoscaler:
         pods = watched.pods
         live = self._live(watched)
         if watched.memory is None:
-            watched.memory = _adopted(loads(live.get(names.KEY_SCALING)), json_object(live.get(names.KEY_COUNTS)))
+            watched.memory = scaled.adopted(loads(live.get(names.KEY_SCALING)), self._recorded_counts(watched))
         applied = next((status.get("resources") for pod in pods if (status := pod.container(names.CONTAINER_SERVER))), None)
-        limits = limits_of(watched.pipeline, watched.graph, pods[0].revision, applied)
-        counts = {step.name: {pod.name: known.counts[step.name] for pod in pods if (known := watched.counted.get(pod.uid))} for step in limits.steps}
+        # Without a pod nothing is known of another revision, and what is known of the last one stays.
+        limits = limits_of(watched.pipeline, watched.graph, watched.revision or watched.memory.revision, applied)
+        counts = watched.counts()
         decision = decide(limits, watched.memory, sample, counts, [pod.name for pod in pods], now)
-        trouble = sample.trouble.value if isinstance(sample, Failure) else "" if decision.fresh else "MetricsPartial"
+        if not watched.active:
+            watched.memory = decision.memory
+        elif watched.busy or watched.backoff.wait(self.retry_seconds, now) > 0 or not pods:
+            # What is under way changes counts, and what failed is not tried at once; the law looks again afterwards.
+            watched.memory = scaled.only_seen(watched.memory, decision.memory)
+        else:
+            before, watched.memory = watched.memory, decision.memory
+            self._act(key, watched, {item.step: item.count for item in decision.steps}, counts, before)
+        trouble = scaled.trouble_of(decision, sample, pods=bool(pods))
         source = sample.source if isinstance(sample, Sample) else ""
-        active = watched.pipeline.spec.scaling.mode is ScalingMode.ACTIVE
-        busy = watched.action is not None and not watched.action.done()
+        decision = scaled.shown(decision, watched.memory, active=watched.active)
         view = View(decision, watched.pipeline.spec.scaling.mode, counts, source, trouble, watched.backoff.reason)
-        # Rates need two looks: a process that has just started says nothing rather than "unknown", so that its start is not a change.
+        self.metrics.decided(key, view, sample, now)
+        # A process that has just started says nothing rather than "unknown", so that its start is not a change.
         if decision.verdict is not Verdict.UNKNOWN or watched.view is not None or now - watched.since >= SETTLING_SECONDS:
             watched.view = view
-        self.metrics.decided(key, view, sample, now)
-        if not active:
-            watched.memory = decision.memory
-        elif busy:
-            # What is under way changes counts; the law looks again when it has ended.
-            pass
-        elif watched.backoff.wait(8.0, now) <= 0:
-            self._act(key, watched, decision, counts)
-        if watched.view is not None:
-            self._tell(key, watched, watched.view, now)
+            self._tell(key, watched, view, now)
 
-    def _act(self, key: Key, watched: Watched, decision: Decision, counts: Mapping[str, Mapping[str, int]]) -> None:
+    def _act(self, key: Key, watched: Watched, wanted: Mapping[str, int], counts: Mapping[str, Mapping[str, int]], before: Memory) -> None:
         """Start what the decision asks for, or bring pods in line that came up with another count."""
-        before = watched.memory or Memory()
-        watched.memory = decision.memory
-        wanted = {item.step: item.count for item in decision.steps}
-        recorded = json_object(self._live(watched).get(names.KEY_COUNTS))
+        recorded = self._recorded_counts(watched)
         moved = {step: count for step, count in wanted.items() if recorded.get(step) != count}
-        astray = {step: wanted[step] for step, pods in counts.items() if any(count != wanted[step] for count in pods.values())}
+        astray = any(count != wanted[step] for step, pods in counts.items() for count in pods.values())
         if not moved and not astray:
+            watched.backoff = replace(watched.backoff, reason="")  # what failed is no longer wanted
             return
         if moved:
-            watched.intent = Intent(wanted, dumps(decision.memory))
+            assert watched.memory is not None
+            watched.intent = Intent(wanted, dumps(watched.memory))
             self.enqueue(key)
         watched.action = asyncio.create_task(self._carry_out(key, watched, wanted, moved, before), name=f"scale {key[0]}/{key[1]}")
+
+    # --- act --------------------------------------------------------------------------------------------------------------------
 
     async def _carry_out(self, key: Key, watched: Watched, wanted: Mapping[str, int], moved: Mapping[str, int], before: Memory) -> None:
         """Record, change, prove; on failure back to what was."""
         try:
             if moved and not await self._recorded(watched, wanted):
-                watched.backoff = watched.backoff.failed(self.clock().timestamp(), "the wanted counts could not be recorded; no pod was changed")
-                watched.memory = before
-                watched.intent = None
+                self._fail(watched, "the wanted counts could not be recorded; no pod was changed")
+                watched.memory, watched.intent = before, None
                 self.metrics.errors.labels(*key, "Intent").inc()
                 return
-            for step in scaled_steps(watched.graph):
+            for step in watched.steps:
                 if step.name in wanted:
-                    await self._change(key, watched, step.name, step.model_name, wanted[step.name])
+                    last = before.steps[step.name].desired if step.name in moved and step.name in before.steps else None
+                    await self._change(key, watched, step.name, step.model_name, wanted[step.name], last)
+        except Exception as error:
+            self._fail(watched, f"the change could not be carried out: {type(error).__name__}; the operator's log has more")
+            await self._failed(key, "Action", error)
         finally:
             self.enqueue(key)
 
     async def _recorded(self, watched: Watched, wanted: Mapping[str, int]) -> bool:
         """Whether the live ConfigMap holds these counts, within the time there is."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + INTENT_SECONDS
+        end = loop.time() + self.intent_seconds
         while loop.time() < end:
-            recorded = json_object(self._live(watched).get(names.KEY_COUNTS))
+            recorded = self._recorded_counts(watched)
             if all(recorded.get(step) == count for step, count in wanted.items()):
                 return True
             await asyncio.sleep(INTENT_POLL_SECONDS)
         return False
 
-    async def _change(self, key: Key, watched: Watched, step: str, model: str, count: int) -> None:
+    async def _change(self, key: Key, watched: Watched, step: str, model: str, count: int, last: int | None) -> None:
+        """Bring the pods to a count. ``last``: the desired count before; ``None`` where it has not changed and pods are astray."""
         targets: list[Target] = []
         for pod in watched.pods:
             known = watched.counted.get(pod.uid)
             configs = self._configs(watched, pod)
-            if known is not None and configs is not None and step in configs:
-                targets.append(Target(pod.name, self._control(watched, pod), _config(configs[step]), known.counts.get(step, count)))
-        counts = sorted({target.count for target in targets} - {count})
-        if not counts:
+            if known is not None and step in known.counts and configs is not None and step in configs:
+                targets.append(Target(pod.name, self._control(watched, pod), scaled.config_with(configs[step]), known.counts[step]))
+        others = sorted({target.count for target in targets} - {count})
+        if not others:
             return
-        outcome = await actuate(model, watched.graph.model_name, count, targets)
-        self._settle(key, watched, step, counts[0], count, outcome)
+        outcome = await actuate(model, watched.graph.model_name, count, targets, pace=self.pace)
+        self._settle(key, watched, step, others[0] if last is None else last, count, outcome, takes_back=last is not None)
 
-    def _settle(self, key: Key, watched: Watched, step: str, before: int, count: int, outcome: Outcome) -> None:
+    def _settle(self, key: Key, watched: Watched, step: str, before: int, count: int, outcome: Outcome, *, takes_back: bool) -> None:
         """Take in how a change ended."""
-        now = self.clock().timestamp()
-        by_name = {pod.name: pod for pod in watched.pods}
         for name, result in outcome.results.items():
-            pod = by_name.get(name)
-            known = watched.counted.get(pod.uid) if pod is not None else None
-            if pod is not None and known is not None and result.ended is not Ended.GONE:
-                watched.counted[pod.uid] = replace(known, counts={**known.counts, step: result.count})
+            if result.ended is not Ended.GONE:
+                watched.recount(name, step, result.count)
         memory = watched.memory or Memory()
         direction = "up" if count > before else "down"
         if outcome.proven:
             watched.backoff = Backoff()
             watched.memory = replace(memory, actuation=outcome.seconds or memory.actuation)
-            self.metrics.acted(key, step, direction, "Proven", outcome.seconds)
+            self.metrics.acted(key, step, direction, "Proven" if outcome.seconds is not None else "Gone", outcome.seconds)
             return
-        watched.backoff = watched.backoff.failed(now, f"{step} from {before} to {count}: {outcome.reason}")
+        self._fail(watched, f"{step} from {before} to {count}: {outcome.reason}")
         self.metrics.acted(key, step, direction, "Failed", None)
-        if count > before and all(result.ended is not Ended.PROVEN or result.seconds == 0.0 for result in outcome.results.values()):
+        if takes_back and count > before and not any(result.ended is Ended.PROVEN for result in outcome.results.values()):
             # No pod took it: the last good count is what new pods start from.
-            watched.memory = _taken_back(memory, step, before, now, outcome.reason)
+            watched.memory = scaled.taken_back(memory, step, before, self.clock().timestamp(), outcome.reason)
             wanted = {name: mine.desired for name, mine in watched.memory.steps.items()}
             watched.intent = Intent(wanted, dumps(watched.memory))
+
+    def _fail(self, watched: Watched, reason: str) -> None:
+        watched.backoff = watched.backoff.failed(self.clock().timestamp(), reason)
 
     # --- tell ---------------------------------------------------------------------------------------------------------------
 
     def _tell(self, key: Key, watched: Watched, view: View, now: float) -> None:
         """Make a status pass due: at once when decision, verdict or trouble changed, else at most once a minute."""
-        decision = view.decision
-        said = (
-            decision.verdict,
-            tuple((item.step, item.count, item.verdict) for item in decision.steps),
-            view.trouble,
-            view.failed,
-            bool(decision.limited),
-            json.dumps(view.counts, sort_keys=True),
-        )
+        said = scaled.telling(view)
         if said != watched.told or now - watched.told_at >= STATUS_SECONDS:
             watched.told, watched.told_at = said, now
             self.enqueue(key)
@@ -368,34 +370,5 @@ class Autoscaler:
         found = self.store.get(CONFIG_MAPS, watched.pipeline.namespace, names.live_name(watched.pipeline.name))
         return (found or {}).get("data") or {}
 
-
-def _start(pod: Pod) -> str:
-    """Which start of the pod's server this is."""
-    status = pod.container(names.CONTAINER_SERVER)
-    return f"{status.get('containerID', '')}/{status.get('restartCount', 0)}"
-
-
-def _metrics_address(pod: Pod) -> str:
-    host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
-    return f"{host}:{names.PORT_METRICS}"
-
-
-def _config(text: str) -> Callable[[int], str]:
-    """The revision's own config as JSON with another count, and nothing else changed."""
-    parsed = parse_config(text)
-    return lambda count: json_format.MessageToJson(with_count(parsed, count), preserving_proto_field_name=True)
-
-
-def _adopted(memory: Memory, recorded: Mapping[str, Any]) -> Memory:
-    """Memory of an earlier process; the counts that are recorded hold, whoever wrote them."""
-    steps = {name: replace(step, desired=recorded[name]) if isinstance(recorded.get(name), int) else step for name, step in memory.steps.items()}
-    return replace(memory, steps=steps)
-
-
-def _taken_back(memory: Memory, step: str, count: int, now: float, reason: str) -> Memory:
-    """A growth that no pod took: the desired count is the old one again, and the history says why."""
-    mine = memory.steps.get(step)
-    if mine is None:
-        return memory
-    action = Action(now, step, mine.desired, count, f"taken back: {reason}"[:256])
-    return replace(memory, steps={**memory.steps, step: replace(mine, desired=count)}, history=(action, *memory.history)[:5])
+    def _recorded_counts(self, watched: Watched) -> dict[str, int]:
+        return scaled.counts_in(json_object(self._live(watched).get(names.KEY_COUNTS)))

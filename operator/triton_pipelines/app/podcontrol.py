@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Final
 
 from triton_pipelines.api.names import PORT_GRPC
 from triton_pipelines.reconcile.observed import Probe
@@ -13,6 +14,9 @@ from triton_pipelines.reconcile.reconciler import Prober, ProbeTarget
 from triton_pipelines.scaling.actuator import PodGoneError, PodRefusedError, PodSilentError
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.errors import DeadlineError, NotReadyError, RejectedError, RestrictedError, TritonError, UnreachableError
+
+# A count is told without any queue; a pod that takes longer (seconds) must not hold up the look at all others.
+COUNT_SECONDS: Final = 2.0
 
 
 def grpc_address(ip: str) -> str:
@@ -48,7 +52,7 @@ class TritonPod:
     async def count(self, model: str) -> int:
         """Instances of the model as the pod reports them."""
         async with client_of(self.target) as client:
-            return await client.instance_count(model)
+            return await client.instance_count(model, COUNT_SECONDS)
 
     async def load(self, model: str, config_json: str, deadline: float) -> None:
         """Load the model with this whole config."""
@@ -58,8 +62,10 @@ class TritonPod:
     async def fault(self, model: str, public: str) -> str:
         """Why model or public model is not as it should be; "" where both are ready and the index carries no reason."""
         self._last = seen = await self.prober(self.target, self.clock())
-        if seen.error:
+        if seen.error and not seen.models:
             raise PodSilentError(seen.error)
+        # With the index at hand only the inference was not answered in time: growth is for pods with long queues, and busy is not broken.
+        # A dead process would have said so at once.
         for state in seen.models:
             if state.name in (model, public) and (state.state != "READY" or state.reason):
                 return f"{state.name} is {state.state or 'not loaded'}: {state.reason or 'no reason given'}"

@@ -9,7 +9,7 @@ from triton_pipelines.api.names import PORT_GRPC
 from triton_pipelines.pipeline.example import DEFAULT_TEXT, ExampleRequest
 from triton_pipelines.reconcile.observed import ModelState, Probe
 from triton_pipelines.reconcile.reconciler import ProbeTarget
-from triton_pipelines.triton.probe import Question, probe
+from triton_pipelines.triton.probe import DEADLINE_S, Question, probe
 
 # A text that no pipeline refuses is not to be had.
 MADE_UP = f" (asked with {DEFAULT_TEXT!r}; spec.health.text or spec.health.inputs gives another example)"
@@ -17,11 +17,11 @@ MADE_UP = f" (asked with {DEFAULT_TEXT!r}; spec.health.text or spec.health.input
 _LOWEST_ID = 2**30
 
 
-async def ask(target: ProbeTarget, now: dt.datetime) -> Probe:
-    """Readiness of the ensemble, states of all models and, where there is an example request, a real inference with it."""
+async def ask(target: ProbeTarget, now: dt.datetime, deadline_s: float = DEADLINE_S) -> Probe:
+    """Readiness of the ensemble, states of all models and, where there is an example request, a real inference with it, in ``deadline_s`` seconds."""
     host = f"[{target.pod.ip}]" if ":" in target.pod.ip else target.pod.ip
     question = question_of(target.example) if target.example is not None else None
-    result = await probe(f"{host}:{PORT_GRPC}", target.graph.model_name, target.control_key, question)
+    result = await probe(f"{host}:{PORT_GRPC}", target.graph.model_name, target.control_key, question, deadline_s)
     failure = result.inference_error
     if failure and target.example is not None and target.example.made_up and not result.dead_process:
         failure += MADE_UP

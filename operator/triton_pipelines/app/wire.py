@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+from functools import partial
+from typing import Final
 
 from triton_pipelines.app.autoscaler import Autoscaler
 from triton_pipelines.app.controlkey import derive
@@ -14,6 +16,9 @@ from triton_pipelines.cluster.errors import ClusterError
 from triton_pipelines.metrics.direct import DirectReader
 from triton_pipelines.reconcile.queue import BUG, Backoff
 from triton_pipelines.reconcile.reconciler import Reconciler
+
+# An inference after a change of counts (seconds): a pod with a long queue is busy, and need not prove itself behind it.
+PROOF_SECONDS: Final = 3.0
 
 
 def build_reconcile(services: Services) -> Reconcile:
@@ -30,7 +35,7 @@ def build_reconcile(services: Services) -> Reconcile:
         store=services.store,
         options=services.config.render_options,
         derive=key_of,
-        prober=ask,
+        prober=partial(ask, deadline_s=PROOF_SECONDS),
         collectors={"": direct},
         clock=clock,
         enqueue=services.enqueue,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from triton_pipelines.api.conditions import KIND_OF, ConditionType, Kind, Reason
+from triton_pipelines.api.scaling import ScalingMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,17 @@ def _scaled(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
     """Changes of counts that the status did not tell of before, and a change that failed."""
     known = list((before.get("scaling") or {}).get("history") or ())
     fresh = [item for item in (after.get("scaling") or {}).get("history") or () if item not in known]
-    told = [Event(False, "Scaled", "Scale", f"{item['step']} from {item['from']} to {item['to']}: {item['reason']}") for item in reversed(fresh)]
+    reason, verb = ("ScalingAdvised", " would go") if (after.get("scaling") or {}).get("mode") == ScalingMode.ADVISORY else ("Scaled", "")
+    told = [Event(False, reason, "Scale", f"{item['step']}{verb} from {item['from']} to {item['to']}: {item['reason']}") for item in reversed(fresh)]
     old, new = _condition(before, ConditionType.SCALING_ACTIVE), _condition(after, ConditionType.SCALING_ACTIVE)
     if new.get("reason") == Reason.ACTUATION_FAILED and (old.get("reason"), old.get("message")) != (new.get("reason"), new.get("message")):
         told.append(Event(True, Reason.ACTUATION_FAILED.value, "Scale", str(new.get("message", ""))))
+    old, new = _condition(before, ConditionType.METRICS_AVAILABLE), _condition(after, ConditionType.METRICS_AVAILABLE)
+    if new and (old.get("status", "True"), old.get("reason")) != (new["status"], new["reason"]) and Reason(new["reason"]) is not Reason.NO_PODS:
+        if new["status"] == "False":
+            told.append(Event(True, str(new["reason"]), "ReadMetrics", str(new.get("message", ""))))
+        elif old and old.get("reason") != Reason.NO_PODS:
+            told.append(Event(False, "MetricsBack", "ReadMetrics", str(new.get("message", ""))))
     return told
 
 

@@ -7,12 +7,10 @@ the next pass writes them.
 from __future__ import annotations
 
 import datetime as dt
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from triton_pipelines.api import names
 from triton_pipelines.api.conditions import Condition, ConditionType, Reason
 from triton_pipelines.api.scaling import Scaling, ScalingMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
@@ -113,10 +111,21 @@ def _step(step: Step) -> StepLimits:
 CONDITION_TYPES = (ConditionType.METRICS_AVAILABLE, ConditionType.SCALING_ACTIVE, ConditionType.SCALING_LIMITED)
 
 
-def conditions(view: View | None, mode: ScalingMode, scaled: bool) -> list[Condition]:
-    """MetricsAvailable, ScalingActive and ScalingLimited; none without a step to scale or before the first decision."""
+def conditions(view: View | None, mode: ScalingMode, scaled: bool, status: Mapping[str, Any]) -> list[Condition]:
+    """MetricsAvailable, ScalingActive and ScalingLimited; none without a step to scale or before the first decision.
+
+    ``status``: as it stands; its words stay where there is no news.
+    """
     if view is None or not scaled or mode is ScalingMode.DISABLED:
         return []
+    decided = _decided(view, mode)
+    if view.failed or not steady(view, status):
+        return decided
+    said = {(item.get("type"), item.get("status"), item.get("reason")): str(item.get("message", "")) for item in status.get("conditions") or ()}
+    return [replace(item, message=said.get((item.type.value, str(item.status), item.reason.value), item.message)) for item in decided]
+
+
+def _decided(view: View, mode: ScalingMode) -> list[Condition]:
     decision = view.decision
     read = f"read from {view.source}" if view.source else "read"
     metrics = Condition(ConditionType.METRICS_AVAILABLE, True, Reason.SUCCEEDED, f"metrics of every ready pod are {read}")
@@ -127,13 +136,24 @@ def conditions(view: View | None, mode: ScalingMode, scaled: bool) -> list[Condi
     if view.failed:
         active = Condition(ConditionType.SCALING_ACTIVE, False, Reason.ACTUATION_FAILED, view.failed)
     elif mode is ScalingMode.ADVISORY:
-        active = Condition(ConditionType.SCALING_ACTIVE, False, Reason.ADVISORY, f"mode Advisory: decides and changes nothing; {decision.message}")
+        active = Condition(ConditionType.SCALING_ACTIVE, False, Reason.ADVISORY, f"mode Advisory: {_advice(view)}; {decision.message}")
     else:
         active = Condition(ConditionType.SCALING_ACTIVE, not view.trouble, metrics.reason, decision.message or "counts follow the load")
     result = [metrics, active]
     if decision.limited:
         result.append(Condition(ConditionType.SCALING_LIMITED, True, Reason(_limited_reason(decision)), decision.limited))
     return result
+
+
+def _advice(view: View) -> str:
+    """What mode Active would change."""
+    present = {step: max(pods.values()) for step, pods in view.counts.items() if pods}
+    changes = [
+        f"{item.step} would go from {present[item.step]} to {item.count}"
+        for item in view.decision.steps
+        if item.step in present and present[item.step] != item.count
+    ]
+    return ", ".join(changes) or "no count would change"
 
 
 def _limited_reason(decision: Decision) -> str:
@@ -149,6 +169,9 @@ def status_of(view: View, before: Mapping[str, Any]) -> dict[str, Any]:
         {"time": _time(item.at), "step": item.step, "from": item.before, "to": item.after, "reason": item.reason[:256]}
         for item in decision.memory.history[:HISTORY_MAX]
     ]
+    known = list(before.get("history") or ())
+    if view.mode is ScalingMode.ADVISORY and before.get("mode") == view.mode.value and _same_advice(history, known):
+        history = known  # advice is not recorded: after a start of the operator the same comes again, and is no news
     figures = {
         item.step: {
             "requestsPerSecond": _steady(item.figures.arrivals, _figure(before, item.step, "requestsPerSecond")),
@@ -159,10 +182,28 @@ def status_of(view: View, before: Mapping[str, Any]) -> dict[str, Any]:
     }
     result: dict[str, Any] = {"bottleneck": decision.verdict.value, "mode": view.mode.value}
     if history:
-        result |= {"lastScaleTime": history[0]["time"], "history": history}
+        result["history"] = history
+    if history and view.mode is ScalingMode.ACTIVE:
+        result["lastScaleTime"] = history[0]["time"]
     if figures:
         result["figures"] = [{"step": step, **values} for step, values in figures.items()]
     return result
+
+
+def _same_advice(history: Sequence[Mapping[str, Any]], known: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether nothing else is advised than before."""
+    if not history or not known:
+        return not history
+    return all(history[0].get(name) == known[0].get(name) for name in ("step", "from", "to"))
+
+
+def steady(view: View, status: Mapping[str, Any]) -> bool:
+    """Whether the status says all that the view has to say but for the last digits: then its words stay, too."""
+    before: Mapping[str, Any] = status.get("scaling") or {}
+    verdicts = {item.get("name"): item.get("verdict") for item in status.get("steps") or ()}
+    now = status_of(view, before)
+    same = all(now.get(name) == before.get(name) for name in ("bottleneck", "mode", "figures", "history"))
+    return same and all(verdicts.get(item.step) == item.verdict.value for item in view.decision.steps)
 
 
 def verdicts_of(view: View | None) -> Mapping[str, tuple[Verdict, str, int]]:
@@ -185,13 +226,3 @@ def _steady(value: float, before: int | None) -> int:
 
 def _time(at: float) -> str:
     return dt.datetime.fromtimestamp(at, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def recorded_memory(live: Mapping[str, str]) -> str | None:
-    """Scaling's memory as the live ConfigMap holds it."""
-    return live.get(names.KEY_SCALING)
-
-
-def counts_json(counts: Mapping[str, int]) -> str:
-    """``counts.json``: what new pods start from."""
-    return json.dumps(dict(sorted(counts.items())))

@@ -21,7 +21,7 @@ from .problems import Problem, worst
 from .rollout import Rollout, deadline_exceeded
 from .scaling import CONDITION_TYPES as SCALING_CONDITIONS
 from .scaling import conditions as scaling_conditions
-from .scaling import scaled_steps, status_of, verdicts_of
+from .scaling import scaled_steps, status_of, steady, verdicts_of
 
 WARNINGS_MAX = 20
 # Longest short string of the schema: what a pod says is not ours to trust.
@@ -97,7 +97,7 @@ def compute(
     """Status of a resource that is acted on; one dictionary, whole."""
     conditions = _conditions(pipeline, graph, observed, rollout, wanted, problems)
     if pipeline.spec.suspend is Switch.DISABLED:
-        conditions += scaling_conditions(observed.view, pipeline.spec.scaling.mode, bool(scaled_steps(graph)))
+        conditions += scaling_conditions(observed.view, pipeline.spec.scaling.mode, bool(scaled_steps(graph)), observed.status)
     settled = any(item.type is ConditionType.STALLED and item.status for item in conditions) or (
         conditions[0].type is ConditionType.READY and conditions[0].status is True
     )
@@ -312,6 +312,9 @@ def _steps(graph: Graph, observed: Observed, wanted: str, counts: Mapping[str, i
     probes = [observed.probes[pod.uid] for pod in pods if pod.uid in observed.probes]
     result = []
     judged = verdicts_of(observed.view)
+    said = {}
+    if observed.view is not None and steady(observed.view, observed.status):
+        said = {item.get("name"): item.get("verdictReason") for item in observed.status.get("steps") or ()}
     for step in graph.models:
         # A model has a state for each of its versions.
         states = [[model for model in probe.models if model.name == step.model_name] for probe in probes]
@@ -332,7 +335,7 @@ def _steps(graph: Graph, observed: Observed, wanted: str, counts: Mapping[str, i
             entry |= {"instances": min(reported.values()), "podsWithDesiredInstances": sum(seen == count for seen in reported.values())}
         if step.name in judged:
             verdict, why, _ = judged[step.name]
-            entry |= {"verdict": verdict.value, "verdictReason": why[:REASON_MAX]}
+            entry |= {"verdict": verdict.value, "verdictReason": said.get(step.name) or why[:REASON_MAX]}
         reason = f"SourceChanged: {astray[step.name]}" if step.name in astray else next(reasons, "")
         if reason:
             entry["reason"] = reason[:REASON_MAX]

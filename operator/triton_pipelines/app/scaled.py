@@ -1,0 +1,192 @@
+"""One scaled pipeline between the ticks of the scaling loop: what is known of it, and what follows from that. No I/O."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from google.protobuf import json_format
+
+from triton_pipelines.api import names
+from triton_pipelines.api.conditions import Reason
+from triton_pipelines.api.loadplan import LoadPlan
+from triton_pipelines.api.scaling import ScalingMode
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.metrics.samples import Failure, Sample, Trouble
+from triton_pipelines.pipeline.graph import Graph, Step
+from triton_pipelines.reconcile.observed import Object, Pod
+from triton_pipelines.reconcile.scaling import Intent, View, scaled_steps
+from triton_pipelines.render.modelconfig import parse as parse_config
+from triton_pipelines.render.modelconfig import with_count
+from triton_pipelines.scaling.backoff import Backoff
+from triton_pipelines.scaling.types import Action, Decision, Memory, StepMemory
+
+HISTORY_MAX: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Counts that a pod reported: when (Unix seconds), and of which start of its server."""
+
+    at: float
+    start: str
+    counts: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class Watched:
+    """One scaled pipeline on its way through the ticks; changed in place, since an action under way looks at it, too.
+
+    ``generation``: uid and generation of the spec; ``since``: when it was first seen (Unix seconds); ``told``: what the last status
+    pass was made due for, and ``told_at`` when.
+    """
+
+    pipeline: InferencePipeline
+    graph: Graph
+    generation: tuple[str, int]
+    since: float
+    memory: Memory | None = None
+    pods: tuple[Pod, ...] = ()
+    counted: dict[str, Counted] = field(default_factory=dict)
+    action: asyncio.Task[None] | None = None
+    backoff: Backoff = field(default_factory=Backoff)
+    intent: Intent | None = None
+    view: View | None = None
+    told: tuple[Any, ...] = ()
+    told_at: float = 0.0
+
+    @property
+    def active(self) -> bool:
+        """Whether counts are changed, and not just recommended."""
+        return self.pipeline.spec.scaling.mode is ScalingMode.ACTIVE
+
+    @property
+    def steps(self) -> list[Step]:
+        """The steps whose counts are looked after; none in mode Disabled."""
+        return [] if self.pipeline.spec.scaling.mode is ScalingMode.DISABLED else scaled_steps(self.graph)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a change is under way."""
+        return self.action is not None and not self.action.done()
+
+    @property
+    def revision(self) -> str:
+        """The revision that most pods run; of as many the first by name."""
+        revisions = [pod.revision for pod in self.pods]
+        return min(set(revisions), key=lambda one: (-revisions.count(one), one), default="")
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Step → pod → instances, as far as pods have reported them."""
+        result: dict[str, dict[str, int]] = {}
+        for step in self.steps:
+            known = {pod.name: self.counted[pod.uid].counts for pod in self.pods if pod.uid in self.counted}
+            result[step.name] = {pod: counts[step.name] for pod, counts in known.items() if step.name in counts}
+        return result
+
+    def recount(self, name: str, step: str, count: int) -> None:
+        """Take in a pod's count after a change."""
+        for pod in self.pods:
+            if pod.name == name and (known := self.counted.get(pod.uid)) is not None:
+                self.counted[pod.uid] = replace(known, counts={**known.counts, step: count})
+
+    def forget_gone(self) -> None:
+        """Drop counts of pods that are no longer there."""
+        there = {pod.uid for pod in self.pods}
+        self.counted = {uid: known for uid, known in self.counted.items() if uid in there}
+
+
+def start_of(pod: Pod) -> str:
+    """Which start of the pod's server this is: its counts are those of the files again after another one."""
+    status = pod.container(names.CONTAINER_SERVER)
+    return f"{status.get('containerID', '')}/{status.get('restartCount', 0)}"
+
+
+def metrics_address(pod: Pod) -> str:
+    """``host:port`` of the pod's metrics page."""
+    host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
+    return f"{host}:{names.PORT_METRICS}"
+
+
+def configs_of(record: Object | None) -> Mapping[str, str] | None:
+    """Step → config.pbtxt that a revision's pods were made of, out of its ConfigMap; ``None`` where that is not there."""
+    data = (record or {}).get("data") or {}
+    try:
+        plan = LoadPlan.model_validate_json(data[names.KEY_PLAN])
+        files = {item.path: item.key for item in plan.files}
+        return {count.step: data[files[count.path]] for count in plan.counts}
+    except (KeyError, ValueError):
+        return None
+
+
+def config_with(text: str) -> Callable[[int], str]:
+    """The revision's own config as JSON with another count, and nothing else changed."""
+    parsed = parse_config(text)
+    return lambda count: json_format.MessageToJson(with_count(parsed, count), preserving_proto_field_name=True)
+
+
+def counts_in(recorded: Mapping[str, Any]) -> dict[str, int]:
+    """The counts among what a ConfigMap holds that anybody may have edited."""
+    return {step: count for step, count in recorded.items() if isinstance(count, int) and not isinstance(count, bool) and count > 0}
+
+
+def adopted(memory: Memory, recorded: Mapping[str, int]) -> Memory:
+    """Memory of an earlier process; the counts that are recorded hold, whoever wrote them, even where all else is lost."""
+    steps = {step: replace(memory.steps.get(step) or StepMemory(desired=count), desired=count) for step, count in recorded.items()}
+    return replace(memory, steps={**memory.steps, **steps})
+
+
+def only_seen(before: Memory, after: Memory) -> Memory:
+    """What a decision that is not carried out has seen; the counts and what was done stay as they were."""
+    steps = {
+        name: replace(mine, service=new.service, wants=new.wants, stalled=new.stalled, cap=new.cap)
+        if (new := after.steps.get(name)) is not None
+        else mine
+        for name, mine in before.steps.items()
+    }
+    return replace(before, steps={**after.steps, **steps}, last_fresh=after.last_fresh, blind=after.blind)
+
+
+def taken_back(memory: Memory, step: str, count: int, now: float, reason: str) -> Memory:
+    """A growth that no pod took: the desired count is the old one again, and the history says why."""
+    mine = memory.steps.get(step)
+    if mine is None or mine.desired == count:
+        return memory
+    action = Action(now, step, mine.desired, count, f"taken back: {reason}"[:256])
+    return replace(memory, steps={**memory.steps, step: replace(mine, desired=count)}, history=(action, *memory.history)[:HISTORY_MAX])
+
+
+def shown(decision: Decision, memory: Memory, *, active: bool) -> Decision:
+    """The decision as it came out: the counts and the history that hold, whether or not it could be acted upon."""
+    if not active:
+        return decision
+    steps = tuple(replace(item, count=memory.steps[item.step].desired) if item.step in memory.steps else item for item in decision.steps)
+    return replace(decision, steps=steps, memory=memory)
+
+
+def trouble_of(decision: Decision, sample: Sample | Failure, *, pods: bool) -> str:
+    """Why metrics are not usable, as a reason; "" where they are."""
+    if not pods:
+        return Reason.NO_PODS.value
+    if isinstance(sample, Failure):
+        return sample.trouble.value
+    if decision.fresh:
+        return ""
+    said = decision.message.partition(":")[0]
+    return said if said in {trouble.value for trouble in Trouble} else Trouble.PARTIAL.value
+
+
+def telling(view: View) -> tuple[Any, ...]:
+    """What of a view is worth a status pass at once, when it changes."""
+    decision = view.decision
+    return (
+        decision.verdict,
+        tuple((item.step, item.count, item.verdict) for item in decision.steps),
+        view.trouble,
+        view.failed,
+        bool(decision.limited),
+        json.dumps(view.counts, sort_keys=True),
+    )
