@@ -43,6 +43,7 @@ class PrometheusServer:
         prefix: path prefix of its URLs.
         ready: how to ask whether it is ready, where ``web`` asks for something: options of httpx.
         rules: a file of rules.
+        interval: seconds between scrapes.
     """
 
     targets: Sequence[Target] = ()
@@ -50,6 +51,7 @@ class PrometheusServer:
     prefix: str = ""
     ready: Mapping[str, Any] = field(default_factory=dict)
     rules: Path | None = None
+    interval: float = INTERVAL
     port: int = 0
     _folder: Path | None = None
     _process: subprocess.Popen[bytes] | None = None
@@ -114,7 +116,11 @@ class PrometheusServer:
         for target in self.targets:
             jobs.setdefault(target.job, []).append(target)
         return {
-            "global": {"scrape_interval": f"{int(INTERVAL * 1000)}ms", "scrape_timeout": f"{int(INTERVAL * 1000)}ms", "evaluation_interval": "500ms"},
+            "global": {
+                "scrape_interval": f"{int(self.interval * 1000)}ms",
+                "scrape_timeout": f"{int(self.interval * 1000)}ms",
+                "evaluation_interval": "1s",
+            },
             **({"rule_files": [str(self.rules)]} if self.rules else {}),
             "scrape_configs": [
                 {
