@@ -32,8 +32,8 @@ _COOLDOWN = 8.0  # seconds between growths at least
 class Need:
     """What one step needs now, over all pods that speak.
 
-    ``arrivals``: requests/s; ``service``: E, seconds; ``offered``: Erlang; ``steady``, ``wanted``: per pod,
-    before hysteresis and caps, without and with what drains the backlog; ``wait``: live, seconds, over all pods and of the worst; ``busy``: offered per instance; ``saturated``:
+    ``arrivals``: requests/s; ``service``: E, seconds; ``offered``: Erlang; ``steady``, ``wanted``: to grow to, per pod,
+    before hysteresis and caps, without and with what drains the backlog; ``kept``: to shrink to; ``wait``: live, seconds, over all pods and of the worst; ``busy``: offered per instance; ``saturated``:
     T of the decision table; ``stalled``: requests wait, none completes.
     """
 
@@ -42,6 +42,7 @@ class Need:
     offered: float
     steady: int
     wanted: int
+    kept: int
     wait: float
     worst_wait: float
     busy: float
@@ -91,13 +92,14 @@ def need(signal: StepSignal, service: float | None, counts: Mapping[str, int], l
     moves = signal.fast is not None and signal.fast.throughput > 0
     stalled = signal.fast is not None and not moves and waiting > 0
     if service is None:
-        return Need(arrivals, None, 0.0, 0, 0, 0.0, 0.0, 0.0, saturated=False, stalled=stalled)
+        return Need(arrivals, None, 0.0, 0, 0, 0, 0.0, 0.0, 0.0, saturated=False, stalled=stalled)
     wait = waiting * service / capacity
     behind = wait > service
     if behind and signal.last is not None and _beyond_noise(signal.last, arrivals):
         arrivals = max(arrivals, signal.last.arrivals, _jump(signal, capacity / service))
     offered = arrivals * service
-    steady = instances = offered / law.target
+    # Counts are whole: grown to the aim at most, they would stay below it on average; shrunk beyond it, they would soon grow again.
+    steady = instances = offered / ((law.target + law.up_threshold) / 2)
     if behind:
         backlog = waiting + max(0.0, arrivals - capacity / service) * lead
         instances += backlog * service / law.drain
@@ -109,6 +111,7 @@ def need(signal: StepSignal, service: float | None, counts: Mapping[str, int], l
         offered=offered,
         steady=max(1, math.ceil(steady / pods - _ROUND)),
         wanted=max(1, math.ceil(instances / pods - _ROUND)),
+        kept=max(1, math.ceil((instances - steady + offered / law.target) / pods - _ROUND)),
         wait=wait,
         worst_wait=worst,
         busy=offered / capacity,

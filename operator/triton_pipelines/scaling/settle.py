@@ -165,6 +165,7 @@ def _want(item: Seen, memory: StepMemory, need: law.Need, cap: Cap, around: Arou
     if want > item.count:
         calm = need.busy < around.limits.law.up_threshold and need.wait <= (need.service or 0.0)
         want = item.count if calm or _held(item, memory, around) else max(item.count, min(want, cap.count))
+    want = max(want, min(need.kept, item.count))
     if around.partial or not item.signal.covered or memory.stalled is not None:
         want = max(want, item.count)
     return want

@@ -155,7 +155,7 @@ class Run:
     def result(self) -> Record:
         """Play and measure; requests that are not answered 30 s after the end count as late."""
         world, length = self._world, len(self._rates)
-        self._push(world.scrape, "scrape", None)
+        self._push(0.0, "scrape", None)
         for happening in world.happenings:
             self._push(happening.at, "happening", happening)
         for second in range(length + 30):
