@@ -34,6 +34,8 @@ class Load:
         clients: kinds of clients, of `CLIENTS`.
         workers: clients per kind.
         interval: seconds between two requests of one client; a late answer delays the next request, none is skipped.
+        open_loop: requests go out at their times whether or not those before have been answered: what is asked for does not fall when
+            answers are late. For kinds of clients that may have several requests under way: not `http-keep-alive`.
     """
 
     endpoint: Endpoint
@@ -43,6 +45,7 @@ class Load:
     clients: Sequence[str] = tuple(CLIENTS)
     workers: int = WORKERS
     interval: float = INTERVAL_SECONDS
+    open_loop: bool = False
     _outcomes: list[Outcome] = field(default_factory=list, repr=False)
     _stop: threading.Event = field(default_factory=threading.Event, repr=False)
     _changed: threading.Condition = field(default_factory=threading.Condition, repr=False)
@@ -115,18 +118,19 @@ class Load:
 
     async def _work(self, client: str, worker: int, offset: float) -> None:
         due = self.now() + offset
-        async with CLIENTS[client](self.endpoint, self.model) as ask:
+        async with CLIENTS[client](self.endpoint, self.model) as ask, asyncio.TaskGroup() as under_way:
             turn = worker
             while not self._stop.is_set():
                 await asyncio.sleep(max(0.0, due - self.now()))
-                outcome = await self._one(ask, client, worker, self.texts[turn % len(self.texts)])
-                with self._changed:
-                    self._outcomes.append(outcome)
-                    self._changed.notify_all()
+                one = self._one(ask, client, worker, self.texts[turn % len(self.texts)])
+                if self.open_loop:
+                    under_way.create_task(one)
+                else:
+                    await one
                 turn += 1
-                due = max(due + self.interval, self.now())
+                due = due + self.interval if self.open_loop else max(due + self.interval, self.now())
 
-    async def _one(self, ask: Ask, client: str, worker: int, text: str) -> Outcome:
+    async def _one(self, ask: Ask, client: str, worker: int, text: str) -> None:
         start = self.now()
         answer = error = ""
         try:
@@ -135,7 +139,9 @@ class Load:
             error = str(failure)
         except AssertionError as wrong:
             error = f"wrong answer: {wrong}"
-        return Outcome(client, worker, start, self.now() - start, answer, error)
+        with self._changed:
+            self._outcomes.append(Outcome(client, worker, start, self.now() - start, answer, error))
+            self._changed.notify_all()
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ from triton_pipelines.scaling.actuator import Ended, Outcome, Pace, PodGoneError
 from triton_pipelines.scaling.backoff import Backoff
 from triton_pipelines.scaling.decide import decide
 from triton_pipelines.scaling.memory import dumps, loads
-from triton_pipelines.scaling.types import Memory, Verdict
+from triton_pipelines.scaling.types import Memory
 
 Key = tuple[str, str]
 _log = structlog.get_logger(__name__)
@@ -47,8 +47,6 @@ INTENT_SECONDS: Final = 15.0
 INTENT_POLL_SECONDS: Final = 0.1
 # Figures alone make no status pass due more often (seconds).
 STATUS_SECONDS: Final = 60.0
-# Rates need two looks; so long (seconds) a process that has just started need not say that it knows nothing yet.
-SETTLING_SECONDS: Final = 30.0
 # Pause after a first failed change (seconds); doubled before the first use, and with each further failure.
 RETRY_SECONDS: Final = 8.0
 
@@ -173,7 +171,8 @@ class Autoscaler:
         self._invalid.pop(key, None)
         graph = build(pipeline, self.options)
         if watched is None:
-            watched = self._watched[key] = Watched(pipeline, graph, generation, self.clock().timestamp())
+            said = str(((raw.get("status") or {}).get("scaling") or {}).get("bottleneck", ""))
+            watched = self._watched[key] = Watched(pipeline, graph, generation, self.clock().timestamp(), said)
         watched.pipeline, watched.graph, watched.generation = pipeline, graph, generation
         return watched
 
@@ -270,9 +269,7 @@ class Autoscaler:
         decision = scaled.shown(decision, watched.memory, active=watched.active)
         view = View(decision, watched.pipeline.spec.scaling.mode, counts, source, trouble, watched.backoff.reason)
         self.metrics.decided(key, view, sample, now)
-        # A process that has just started says nothing rather than "unknown", so that its start is not a change.
-        if decision.verdict is not Verdict.UNKNOWN or watched.view is not None or now - watched.since >= SETTLING_SECONDS:
-            watched.view = view
+        if not scaled.settling(watched, decision.verdict, now):
             self._tell(key, watched, view, now)
 
     def _act(self, key: Key, watched: Watched, wanted: Mapping[str, int], counts: Mapping[str, Mapping[str, int]], before: Memory) -> None:
@@ -360,10 +357,13 @@ class Autoscaler:
     # --- tell ---------------------------------------------------------------------------------------------------------------
 
     def _tell(self, key: Key, watched: Watched, view: View, now: float) -> None:
-        """Make a status pass due: at once when decision, verdict or trouble changed, else at most once a minute."""
+        """Hand a view to the status: at once when decision, verdict or trouble changed, else at most once a minute.
+
+        In between the last one stands: passes come for other reasons, too, and must not write every new digit.
+        """
         said = scaled.telling(view)
         if said != watched.told or now - watched.told_at >= STATUS_SECONDS:
-            watched.told, watched.told_at = said, now
+            watched.view, watched.told, watched.told_at = view, said, now
             self.enqueue(key)
 
     def _live(self, watched: Watched) -> Mapping[str, str]:

@@ -22,9 +22,14 @@ from triton_pipelines.reconcile.scaling import Intent, View, scaled_steps
 from triton_pipelines.render.modelconfig import parse as parse_config
 from triton_pipelines.render.modelconfig import with_count
 from triton_pipelines.scaling.backoff import Backoff
-from triton_pipelines.scaling.types import Action, Decision, Memory, StepMemory
+from triton_pipelines.scaling.types import Action, Decision, Memory, StepMemory, Verdict
 
 HISTORY_MAX: Final = 5
+# Rates need two looks; so long (seconds) a process that has just started need not say that it knows nothing yet.
+SETTLING_SECONDS: Final = 30.0
+# Windows that a verdict needs until a process that has just started may contradict with it what its predecessor said.
+_SETTLING_WINDOWS: Final = 1.5
+_CALM: Final = frozenset({Verdict.UNKNOWN, Verdict.IDLE, Verdict.BALANCED, Verdict.OVERPROVISIONED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +45,16 @@ class Counted:
 class Watched:
     """One scaled pipeline on its way through the ticks; changed in place, since an action under way looks at it, too.
 
-    ``generation``: uid and generation of the spec; ``since``: when it was first seen (Unix seconds); ``told``: what the last status
-    pass was made due for, and ``told_at`` when.
+    ``generation``: uid and generation of the spec; ``since``: when it was first seen (Unix seconds), and ``said``: the verdict that
+    stood in its status then; ``view``: what the status is to say; ``told``: what the last status pass was made due for, and ``told_at``
+    when.
     """
 
     pipeline: InferencePipeline
     graph: Graph
     generation: tuple[str, int]
     since: float
+    said: str = ""
     memory: Memory | None = None
     pods: tuple[Pod, ...] = ()
     counted: dict[str, Counted] = field(default_factory=dict)
@@ -179,11 +186,26 @@ def trouble_of(decision: Decision, sample: Sample | Failure, *, pods: bool) -> s
     return said if said in {trouble.value for trouble in Trouble} else Trouble.PARTIAL.value
 
 
+def settling(watched: Watched, verdict: Verdict, now: float) -> bool:
+    """Whether nothing is to be said yet: the start of a process is no change, and its first rates are of a few seconds.
+
+    Until its windows are full it says nothing calm that differs from what was said before, and at first not that it knows nothing.
+    """
+    if watched.view is not None or watched.intent is not None or verdict not in _CALM:
+        return False
+    if watched.said:
+        full = max(SETTLING_SECONDS, _SETTLING_WINDOWS * watched.pipeline.spec.scaling.windows.slow)
+        return verdict.value != watched.said and now - watched.since < full
+    return verdict is Verdict.UNKNOWN and now - watched.since < SETTLING_SECONDS
+
+
 def telling(view: View) -> tuple[Any, ...]:
     """What of a view is worth a status pass at once, when it changes."""
     decision = view.decision
     return (
+        view.mode,
         decision.verdict,
+        decision.memory.history[:1],
         tuple((item.step, item.count, item.verdict) for item in decision.steps),
         view.trouble,
         view.failed,

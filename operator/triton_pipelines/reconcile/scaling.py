@@ -13,7 +13,9 @@ from typing import Any
 
 from triton_pipelines.api.conditions import Condition, ConditionType, Reason
 from triton_pipelines.api.scaling import Scaling, ScalingMode
+from triton_pipelines.api.server import InferenceHealth
 from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.pipeline.example import why_unasked
 from triton_pipelines.pipeline.graph import Graph, Role, Step
 from triton_pipelines.pipeline.server import SHARED_MEMORY_PER_INSTANCE, bytes_of, millis, sizes
 from triton_pipelines.scaling.types import Decision, Fallback, Law, PipelineLimits, StepLimits, Verdict
@@ -78,6 +80,8 @@ def limits_of(pipeline: InferencePipeline, graph: Graph, revision: str, applied:
     size = sizes(pipeline, graph)
     limits = (applied or {}).get("limits") or {}
     scaled = scaled_steps(graph)
+    health = pipeline.spec.health
+    asked = health.inference is InferenceHealth.AUTO and not why_unasked(pipeline, graph)
     fed = [step for step in graph.steps if step not in scaled and step.role not in (Role.POSTPROCESS, Role.TOKENIZER)]
     return PipelineLimits(
         steps=tuple(_step(step) for step in scaled),
@@ -89,6 +93,7 @@ def limits_of(pipeline: InferencePipeline, graph: Graph, revision: str, applied:
         gpu_batches={step.model_name: step.max_batch_size for step in fed if step.batching is not None},
         revision=revision,
         active=pipeline.spec.scaling.mode is ScalingMode.ACTIVE,
+        own_requests=1 / health.period_seconds if asked else 0.0,
         law=law_of(pipeline.spec.scaling),
     )
 
