@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from bench import control_laws, first_answer
+from bench import collection, control_laws, first_answer
 
 BENCHMARKS = {
     "O5": first_answer.run,
     "C5": control_laws.run,
+    "C7": collection.run,
     "C8": control_laws.run,
     "C1-simulated": control_laws.run,
     "C2-simulated": control_laws.run,

@@ -15,6 +15,7 @@ import pytest
 from e2e.local.pki import Authority
 from tests.support.faultproxy import Fault, FaultProxy, plain_upstream
 from tests.support.prometheus import Pages, PrometheusServer, Target, page
+from tests.support.recorder import until
 from tests.support.triton import triton_server, write_model
 from triton_pipelines.metrics.collector import PrometheusCollector
 from triton_pipelines.metrics.connection import Connection
@@ -178,22 +179,18 @@ DCGM_FI_DEV_GPU_UTIL{{exported_namespace="default",exported_pod="b",gpu="1"}} 75
 async def test_figures_of_containers_and_of_a_gpu_exporter(prometheus: PrometheusServer, pages: Pages) -> None:
     """Series as cAdvisor and the DCGM exporter name them, on a stand-in's page."""
     plain = page(100, gpu=None)
-    pages.text["b"] = plain + CONTAINER.format(cpu=10, periods=100, throttled=0)
+    pages.text["b"] = plain + CONTAINER.format(cpu=1000, periods=1000, throttled=1000)
 
     def measured(said: Sample | Failure) -> bool:
         usage = said.pods["b"].usage if isinstance(said, Sample) else None
         return usage is not None and bool(usage.cpu_cores) and usage.gpu is not None
 
-    def stored() -> bool:
-        return bool(prometheus.query('count_over_time(container_cpu_usage_seconds_total{container="triton"}[1m]) > 1'))
+    async def stored(query: str) -> None:
+        await until(lambda: asyncio.to_thread(prometheus.query, query), f"samples that give {query}", 20)
 
-    async with asyncio.timeout(20):
-        while not await asyncio.to_thread(stored):
-            await asyncio.sleep(0.2)
-    pages.text["b"] = plain + CONTAINER.format(cpu=16, periods=140, throttled=10)
-    async with asyncio.timeout(20):
-        while not await asyncio.to_thread(prometheus.query, 'container_cpu_usage_seconds_total{container="triton"} == 16'):
-            await asyncio.sleep(0.2)
+    await stored('count_over_time(container_cpu_usage_seconds_total{container="triton"}[1m]) > 1')
+    pages.text["b"] = plain + CONTAINER.format(cpu=1006, periods=1040, throttled=1010)
+    await stored('container_cpu_usage_seconds_total{container="triton"} == 1006')
     async with PrometheusCollector(Connection(url=prometheus.url)) as made:
         found = await look(made, expected("b"), measured)
     usage = found.pods["b"].usage
