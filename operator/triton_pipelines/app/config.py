@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from triton_pipelines.loader.uris import SourceMap
+from triton_pipelines.metrics.connection import Connection, load_connections, single_connection
 from triton_pipelines.pipeline.options import DEFAULT_FAMILY_IMAGES, DEFAULT_LOADER_IMAGE, DEFAULT_SERVER_IMAGE, SUBSTITUTABLE, Options
 
 ENV_PREFIX: Final = "TRITONPIPE_"
@@ -81,6 +82,8 @@ class OperatorConfig(BaseModel):
         api_timeout_seconds: for one request to the API server.
         api_max_in_flight: requests to the API server at a time.
         shutdown_seconds: given to passes in work at the end; keep it below terminationGracePeriodSeconds.
+        metrics_connections: a YAML file with named Prometheus connections; without it and ``prometheus_url`` pods are read directly.
+        prometheus_url: the one connection ``default``, where a URL is all that it needs.
         log_level: debug, info, warning or error.
         instance: what events name as their reporter: the pod's name.
     """
@@ -112,6 +115,8 @@ class OperatorConfig(BaseModel):
     api_timeout_seconds: float = Field(default=30.0, gt=0)
     api_max_in_flight: int = Field(default=32, ge=1)
     shutdown_seconds: float = Field(default=20.0, ge=0)
+    metrics_connections: Path | None = None
+    prometheus_url: str | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     instance: str = Field(default_factory=socket.gethostname)
 
@@ -144,6 +149,26 @@ class OperatorConfig(BaseModel):
         SourceMap.parse(value)
         return value
 
+    @field_validator("prometheus_url")
+    @classmethod
+    def _url_is_a_connection(cls, value: str | None) -> str | None:
+        if value is not None:
+            single_connection(value)
+        return value
+
+    @field_validator("metrics_connections")
+    @classmethod
+    def _connections_are_valid(cls, value: Path | None) -> Path | None:
+        if value is not None:
+            load_connections(value)
+        return value
+
+    @model_validator(mode="after")
+    def _one_way_to_metrics(self) -> OperatorConfig:
+        if self.metrics_connections is not None and self.prometheus_url is not None:
+            raise ValueError("metrics_connections and prometheus_url are both given; the URL is short for a file with the connection default alone")
+        return self
+
     @model_validator(mode="after")
     def _ports_differ(self) -> OperatorConfig:
         if self.metrics_port == self.liveness_port:
@@ -169,6 +194,17 @@ class OperatorConfig(BaseModel):
             family_images={family: image for family, image in self.images.items() if family != DEFAULT_IMAGE},
             operator_namespace=self.operator_namespace,
         )
+
+    @property
+    def connections(self) -> Mapping[str, Connection]:
+        """Prometheus connections by name, read anew; none: pods are read directly.
+
+        Raises:
+            ValueError: they are wrong; each line names a field.
+        """
+        if self.metrics_connections is not None:
+            return load_connections(self.metrics_connections)
+        return single_connection(self.prometheus_url) if self.prometheus_url is not None else {}
 
     @property
     def scopes(self) -> tuple[str | None, ...]:

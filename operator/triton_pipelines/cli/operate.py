@@ -52,6 +52,10 @@ def operator(
     max_concurrent_rollouts: Annotated[
         int | None, typer.Option(metavar="COUNT", help="Rollouts at a time that no spec change asked for. Default 5.")
     ] = None,
+    metrics_connections: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Named Prometheus connections (YAML). Without any, pods are read directly.")
+    ] = None,
+    prometheus_url: Annotated[str | None, typer.Option(metavar="URL", help="The one connection default, where a URL is all that it needs.")] = None,
     log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info (default), warning or error.")] = None,
 ) -> None:
     """Run the operator (the chart does). Every option can also be given as TRITONPIPE_OPTION in the environment, lists separated by commas."""
@@ -74,6 +78,8 @@ def operator(
         "custom_code": custom_code,
         "pod_template": pod_template,
         "max_concurrent_rollouts": max_concurrent_rollouts,
+        "metrics_connections": metrics_connections,
+        "prometheus_url": prometheus_url,
         "log_level": log_level,
     }
     try:
