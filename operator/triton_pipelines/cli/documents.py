@@ -15,6 +15,7 @@ import yaml
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding
 from triton_pipelines.api.parse import parse
+from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.pipeline import Graph, Options, build, check, lint
 from triton_pipelines.render import review
@@ -118,6 +119,14 @@ def judge(label: str, document: dict[str, Any], options: Options) -> Judged:
     if findings:
         return Judged(label, pipeline, None, tuple(findings))
     return Judged(label, pipeline, graph, (), tuple(lint(pipeline, graph, options)))
+
+
+def padding_of(pipeline: InferencePipeline, graph: Graph) -> str | None:
+    """The padding that Auto chose and why, as one line; ``None`` where the resource names one, or has no tokenizer of ours."""
+    tokenizer = pipeline.spec.tokenizer
+    if graph.padding is None or tokenizer is None or tokenizer.python is not None or tokenizer.padding not in (None, Padding.AUTO):
+        return None
+    return f"padding {graph.padding}"
 
 
 def one(path: Path) -> tuple[str, dict[str, Any]]:

@@ -8,13 +8,16 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from triton_pipelines.api.loadplan import FetchKind
 from triton_pipelines.importing.document import AMBIGUOUS
 from triton_pipelines.pipeline import Graph
+from triton_pipelines.pipeline.defaults import VERSION_FOLDER
+from triton_pipelines.pipeline.graph import Fetch
 from triton_pipelines.reconcile.plan import first_objects
 from triton_pipelines.render import Revision, render
 from triton_pipelines.render.errors import RenderError
 
-from .documents import only
+from .documents import only, padding_of
 from .failure import EXIT_FINDINGS, EXIT_USAGE, Failure
 from .options import OperatorConfigFile, ServerImage, SourceMaps, SubstituteRunner, operator_options
 
@@ -50,15 +53,35 @@ def render_files(
         revision = render(pipeline, graph, options)
     except RenderError as error:
         raise Failure(f"{file} ({pipeline.name}): {error}", EXIT_FINDINGS) from error
+    if padding := padding_of(pipeline, graph):
+        typer.echo(padding, err=True)
     if repository is not None:
         _write(revision, graph, repository)
         typer.echo(f"wrote {len(revision.files)} files of revision {revision.name} into {repository}", err=True)
+    if repository is not None or not manifests:
+        _tell_absent(graph)
     if manifests:
         objects = first_objects(pipeline, graph, revision, options, KEY_PLACEHOLDER)
         typer.echo(yaml.dump_all(objects, Dumper=_Dumper, explicit_start=True, sort_keys=False, allow_unicode=True, width=140), nl=False)
     elif repository is None:
         for path, content in revision.files.items():
             typer.echo(f"# {path}\n{content}")
+
+
+def _tell_absent(graph: Graph) -> None:
+    """Say which files of the model repository are the sources': a pod's init container fetches them, or the cluster mounts their ConfigMap."""
+    absent = dict.fromkeys(f"{_target_of(item)} from {item.source.uri.partition('?')[0]}" for item in graph.fetches)
+    if absent:
+        typer.echo("not rendered, since sources bring it:\n" + "\n".join(f"  {line}" for line in absent), err=True)
+
+
+def _target_of(item: Fetch) -> str:
+    """Where in the model repository a source's content will lie; a folder ends with a slash."""
+    if item.kind in (FetchKind.FILE, FetchKind.TOKENIZER):
+        return item.target
+    if item.kind is FetchKind.MODEL and item.file is not None and not item.whole:
+        return f"{item.target}/{VERSION_FOLDER}/{item.file}"
+    return f"{item.target}/"
 
 
 def _write(revision: Revision, graph: Graph, folder: Path) -> None:

@@ -244,7 +244,7 @@ def _announce(pipeline: InferencePipeline, graph: Graph, server: LocalTriton) ->
     inputs = ", ".join(str(tensor) for tensor in graph.inputs)
     outputs = ", ".join(str(output.tensor) for output in graph.outputs)
     address = f"{server.http_url}/v2/models/{graph.model_name}"
-    padding = f"  padding {graph.padding.chosen.value} ({graph.padding.reason})\n" if graph.padding else ""
+    padding = f"  padding {graph.padding}\n" if graph.padding else ""
     typer.echo(
         f"{pipeline.name} is served by a real Triton on CPU\n"
         f"  HTTP    {address}/infer\n"

@@ -9,7 +9,7 @@ import typer
 
 from triton_pipelines.pipeline import Options
 
-from .documents import judge, read
+from .documents import judge, padding_of, read
 from .failure import EXIT_FINDINGS, Failure
 from .options import OperatorConfigFile, ServerImage, operator_options
 
@@ -22,7 +22,7 @@ def validate(
 ) -> None:
     """Check resources without a cluster: everything that the API server or the operator would refuse, each with its field.
 
-    Warnings name what works but is probably not meant. Exit code: 0 valid, 1 errors, 2 a file cannot be read.
+    Warnings name what works but is probably not meant; where padding is left to Auto, a line says which it is. Exit code: 0 valid, 1 errors, 2 a file cannot be read.
     """
     options = operator_options(operator_config, server_image=server_image)
     code = 0
@@ -47,6 +47,8 @@ def _judge_file(path: Path, options: Options, strict: bool) -> bool:
             typer.echo(f"{label}: error: {finding}")
         for warning in judged.warnings:
             typer.echo(f"{label}: warning: {warning}")
+        if judged.pipeline is not None and judged.graph is not None and (padding := padding_of(judged.pipeline, judged.graph)):
+            typer.echo(f"{label}: {padding}")
         if not judged.findings:
             count = len(judged.warnings)
             said = f", {count} warning{'s' if count > 1 else ''}" if count else ""

@@ -220,6 +220,9 @@ class PaddingChoice:
     reason: str
     buckets: tuple[int, ...] = ()
 
+    def __str__(self) -> str:
+        return f"{self.chosen.value} ({self.reason})"
+
 
 @dataclass(frozen=True, slots=True)
 class Graph:

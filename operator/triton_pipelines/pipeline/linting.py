@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from urllib.parse import quote
 
 from triton_pipelines.api.base import Finding, Severity
@@ -12,7 +13,7 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .defaults import DEFAULT_MAX_LENGTH
 from .example import lint_example
-from .graph import Graph, Implementation, Role
+from .graph import Graph, Implementation, Input, Role
 from .options import Options
 from .schedulerlint import lint_schedulers
 from .server import millis
@@ -22,6 +23,8 @@ from .sources import PLACEHOLDER, pinned
 MANY_CORES = 4
 # Backends whose engine takes its GPUs by itself, whatever the instance kind says.
 ENGINES = ("vllm", "tensorrtllm")
+# NAME__INDEX as the PyTorch backend reads it: split at the first "__", digits behind it.
+_INDEXED = re.compile(r"(?:(?!__).)*__(\d*)$", re.DOTALL)
 
 
 def lint(pipeline: InferencePipeline, graph: Graph, options: Options) -> list[Finding]:
@@ -34,6 +37,8 @@ def _lint(pipeline: InferencePipeline, graph: Graph, options: Options) -> Iterat
     yield from _sources(graph)
     yield from _names(graph)
     yield from _padding(pipeline, graph)
+    yield from _shapes(pipeline, graph)
+    yield from _torchscript(graph)
     yield from _instances(pipeline, graph)
     yield from _plans(pipeline, graph)
     yield from _sequences(pipeline, graph)
@@ -72,15 +77,48 @@ def _batching(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
 
 
 def _sources(graph: Graph) -> Iterator[Finding]:
-    for path, source in {item.path: item.source for item in graph.fetches}.items():
+    given = {item.path: item.source for item in graph.fetches}
+    for path, source in given.items():
         if source.uri == PLACEHOLDER or source.uri.startswith(f"{PLACEHOLDER}/"):
             yield _warn(f"{path}.uri", f"{PLACEHOLDER} is a placeholder: write where the file lies, such as s3://bucket/key")
-        if not pinned(source):
-            yield _warn(
-                path,
-                # A query may hold a signature.
-                f"{source.uri.partition('?')[0]} is not pinned: what it holds may change; add revision or sha256 (this pipeline revision keeps what it resolved to first)",
-            )
+    loose = {path: source for path, source in given.items() if not pinned(source)}
+    if not loose:
+        return
+    first, *others = loose
+    # A query may hold a signature.
+    said = f"{loose[first].uri.partition('?')[0]} is not pinned"
+    if others:
+        said += f", nor {'are' if len(others) > 1 else 'is'} {_listed(others)}: what they hold may change; add revision or sha256 to each"
+    else:
+        said += ": what it holds may change; add revision or sha256"
+    yield _warn(first, f"{said} (this pipeline revision keeps what it resolved to first)")
+
+
+def _torchscript(graph: Graph) -> Iterator[Finding]:
+    """Names of tensors as the PyTorch backend reads them (GetNamingConvention in its source, the same in releases 24.10 and 26.04).
+
+    Outputs: all are NAME__INDEX, or all are taken in the order of the config. Inputs: all are arguments of ``forward``, which no
+    config tells, or else the same. A name with an index beside one without is therefore an index that says nothing.
+    """
+    for step in graph.models:
+        if step.platform == "pytorch_libtorch":
+            yield from _torchscript_names(f"{step.path}.inputs", "inputs", [entry.tensor.name for entry in step.inputs])
+            yield from _torchscript_names(f"{step.path}.outputs", "outputs", [tensor.name for tensor in step.outputs])
+
+
+def _torchscript_names(path: str, what: str, given: Sequence[str]) -> Iterator[Finding]:
+    indexes = {name: int(found[1] or 0) for name in given if (found := _INDEXED.match(name))}
+    if not indexes:
+        return
+    if len(indexes) < len(given):
+        plain = next(name for name in given if name not in indexes)
+        yield _warn(
+            path,
+            f"{plain!r} is not NAME__INDEX as {next(iter(indexes))!r} is: Triton then takes all {what} in the order written here, whatever the indexes say; name all of them NAME__INDEX",
+        )
+    elif len(set(indexes.values())) < len(indexes):
+        twice = [name for name, index in indexes.items() if list(indexes.values()).count(index) > 1]
+        yield _warn(path, f"{_listed(twice)} have the same index, so Triton takes them for one tensor of the model; give each its own")
 
 
 def _names(graph: Graph) -> Iterator[Finding]:
@@ -93,23 +131,25 @@ def _names(graph: Graph) -> Iterator[Finding]:
 
 
 def _padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
-    if graph.padding is None or graph.tokenizer is None:
+    spec = pipeline.spec.tokenizer
+    # Own code decides its lengths itself.
+    if graph.padding is None or graph.tokenizer is None or spec is None or spec.python is not None:
         return
     chosen = graph.padding.chosen
     readers = [step for step in graph.steps if any(entry.source and entry.source.step == graph.tokenizer.name for entry in step.inputs)]
     equal = [step for step in readers if step.implementation is Implementation.BACKEND and not any(entry.ragged for entry in step.inputs)]
-    if chosen in (Padding.LONGEST, Padding.BUCKETED) and equal:
+    if chosen is Padding.LONGEST and equal:
         yield _warn(
             "spec.tokenizer.padding",
-            f"{chosen.value} gives requests different lengths, and the model step batches equal lengths only; Fixed or Auto batches all of them",
+            f"Longest gives requests nearly any length, and {equal[0].name} batches equal lengths only; Fixed or Auto batches all of them, Bucketed those of a bucket",
         )
     if chosen is Padding.LONGEST and any(step.implementation is Implementation.ONNX_RUNNER for step in readers):
         yield _warn("spec.tokenizer.padding", "Longest computes padding that Ragged does not; leave padding out")
-    longest = (pipeline.spec.tokenizer.max_length if pipeline.spec.tokenizer else None) or DEFAULT_MAX_LENGTH
+    longest = spec.max_length or DEFAULT_MAX_LENGTH
     for step in readers:
         low = (step.lengths.min if step.lengths else None) or 1
         high = (step.lengths.max if step.lengths else None) or MAX_TOKENS
-        for index, bucket in enumerate(pipeline.spec.tokenizer.buckets if pipeline.spec.tokenizer else ()):
+        for index, bucket in enumerate(spec.buckets):
             if not low <= bucket <= high:
                 yield _warn(
                     f"spec.tokenizer.buckets[{index}]", f"{bucket} is outside of {step.path}.lengths, {low} to {high}: such a batch will fail"
@@ -123,17 +163,27 @@ def _padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
                 f"{step.path}.lengths.min",
                 f"short texts have fewer than {low} tokens and are not padded to that with {chosen.value}; use Bucketed or Fixed",
             )
+
+
+def _shapes(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
+    """Tensors of any length, from a step whose code decides, into a backend that batches equal shapes only."""
+    own = pipeline.spec.tokenizer is not None and pipeline.spec.tokenizer.python is not None
     for step in graph.steps:
-        if step is graph.tokenizer or step.implementation is not Implementation.BACKEND or step.max_batch_size == 0:
+        if step.implementation is not Implementation.BACKEND or step.max_batch_size == 0:
             continue
+        by_maker: dict[str, list[Input]] = {}
         for entry in step.inputs:
-            maker = graph.step(entry.source.step) if entry.source else None
             made = graph.resolve(entry.source) if entry.source else None
-            if maker is not None and maker is not graph.tokenizer and made is not None and made.variable and not entry.ragged:
-                yield _warn(
-                    entry.path,
-                    f"{entry.source} has another shape for every request, and {step.backend} batches equal shapes only: requests will hardly be batched; make the shape fixed in {maker.name}",
-                )
+            maker = graph.step(entry.source.step) if entry.source else None
+            # What our own tokenizer makes is padded, and the padding judged by itself.
+            if maker is not None and (maker is not graph.tokenizer or own) and made is not None and made.variable and not entry.ragged:
+                by_maker.setdefault(maker.name, []).append(entry)
+        for name, entries in by_maker.items():
+            has = "have" if len(entries) > 1 else "has"
+            yield _warn(
+                entries[0].path,
+                f"{_listed([str(entry.source) for entry in entries])} {has} another shape for every request, and {step.backend} batches equal shapes only: requests will hardly be batched; make the shape fixed in {name}",
+            )
 
 
 def _instances(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
@@ -178,6 +228,11 @@ def _sequences(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             "spec.replicas",
             f"{', '.join(stateful)} keeps sequences in one pod: clients stay on theirs by address only, and those behind one proxy share it; a pod that goes ends its sequences",
         )
+
+
+def _listed(words: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
 
 
 def _warn(path: str, message: str) -> Finding:

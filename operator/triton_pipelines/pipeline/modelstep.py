@@ -11,7 +11,7 @@ from triton_pipelines.api.base import Switch
 from triton_pipelines.api.batching import DynamicBatching
 from triton_pipelines.api.instances import InstanceKind, InstanceResources
 from triton_pipelines.api.loadplan import FetchKind
-from triton_pipelines.api.optimization import Precision
+from triton_pipelines.api.optimization import MAX_TOKENS, Precision
 from triton_pipelines.api.python import Runner
 from triton_pipelines.api.steps import Platform, StepFields
 from triton_pipelines.api.tensors import InputTensor, TokenTensor
@@ -264,7 +264,11 @@ def _files(fields: StepFields, model_name: str, around: Surroundings) -> Mapping
 
 
 def _warmup(fields: StepFields, batch: int, inputs: Sequence[Input], python: bool, around: Surroundings) -> tuple[WarmupSample, ...]:
-    """Inferences of a new instance. Without a word of the user only where zeros are known to be answered: tokens into a backend of Triton's."""
+    """Inferences of a new instance.
+
+    Without a word of the user only where zeros are known to be answered: tokens of our own tokenizer into a backend of Triton's. Of a
+    tokenizer with own code nobody knows which lengths and values it makes.
+    """
 
     def token(entry: Input) -> bool:
         known = around.tokens.get(entry.source.tensor) if entry.source is not None and entry.source.step == TOKENIZER else None
@@ -272,19 +276,27 @@ def _warmup(fields: StepFields, batch: int, inputs: Sequence[Input], python: boo
 
     asked = fields.warmup is not None and fields.warmup.mode is Switch.ENABLED
     fed = [entry for entry in inputs if not (entry.optional and entry.source is None)]
-    by_default = fields.warmup is None and not python and fields.platform is not Platform.VLLM and bool(fed) and all(map(token, fed))
+    ours = around.spec.tokenizer is not None and around.spec.tokenizer.python is None
+    by_default = fields.warmup is None and ours and not python and fields.platform is not Platform.VLLM and bool(fed) and all(map(token, fed))
     if fields.sequence_batching is not None or not (asked or by_default):
         return ()
     preferred = fields.dynamic_batching.preferred_batch_sizes if fields.dynamic_batching else ()
     written = fields.warmup.batch_sizes if fields.warmup else ()
     rows = sorted({*(written or (1, *preferred, batch))}) if batch > 0 else [0]
-    lengths = around.lengths if any(map(token, fed)) else (1,)
+    lengths = _lengths_taken(fields, around.lengths) if any(map(token, fed)) else (1,)
     samples = []
     for length in lengths:
         for count in rows:
             tensors = tuple(replace(entry.tensor, dims=_filled(entry, length if token(entry) else 1)) for entry in fed)
             samples.append(WarmupSample(f"{max(count, 1)}x{length}", count, tensors))
     return tuple(samples)
+
+
+def _lengths_taken(fields: StepFields, lengths: Sequence[int]) -> tuple[int, ...]:
+    """Lengths of rows, brought into the range that the model takes: a warm-up outside of it would end the server."""
+    low = (fields.lengths.min if fields.lengths else None) or 1
+    high = (fields.lengths.max if fields.lengths else None) or MAX_TOKENS
+    return tuple(sorted({min(max(length, low), high) for length in lengths}))
 
 
 def _filled(entry: Input, length: int) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from triton_pipelines.render.objects import PLACEHOLDER_UID
 SAMPLES = sorted((Path(__file__).parents[3] / "manifests" / "samples").glob("*.yaml"))
 SENTIMENT = next(path for path in SAMPLES if path.stem == "sentiment")
 OWN_CODE = next(path for path in SAMPLES if path.stem == "custom-python")
+QUEUE = {"dynamicBatching": {"queuePolicy": {"maxQueueSize": 9}}}
 UID = "6f1e8b4c-0000-4000-8000-123456789abc"
 
 
@@ -37,8 +38,31 @@ def test_samples_are_valid(tritonpipe: Run, path: Path) -> None:
     assert ": error:" not in ended.out
 
 
+PLATFORM = "batches only equal shapes for this platform, so every row has 512 tokens"
+
+
+def test_validate_says_which_padding_was_chosen_and_why(tritonpipe: Run, tmp_path: Path) -> None:
+    document = builders.document(tokenizer={"source": {"revision": "1"}}, model={"source": {"revision": "1"}})
+    label, file = f"{tmp_path / 'file.yaml'} (sentiment)", tmp_path / "file.yaml"
+    ended = tritonpipe("validate", "--strict", written(file, json.dumps(builders.merge(document, {"spec": {"tokenizer": QUEUE}}))))
+    assert ended.code == 0
+    assert ended.out == f"{label}: padding Fixed (Auto: Triton {PLATFORM})\n{label}: valid\n"
+    substituted = written(tmp_path / "operator.yaml", "substitute_runner: [onnxruntime_onnx]")
+    assert ": padding Ragged (Auto: " in tritonpipe("validate", str(file), "--operator-config", substituted).out
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"tokenizer": {"padding": "Fixed"}}, {"model": {"outputs": None}}],
+    ids=["named by the resource", "not valid"],
+)
+def test_padding_is_not_told_where_nothing_was_chosen(tritonpipe: Run, changes: dict[str, Any]) -> None:
+    ended = tritonpipe("validate", "-", text=yaml.safe_dump(builders.document(**changes)).encode())
+    assert "padding" not in ended.out
+
+
 def test_warnings_count_when_strict(tritonpipe: Run) -> None:
-    assert ": warning: spec.model.source: " in tritonpipe("validate", str(SENTIMENT)).out
+    assert ": warning: spec.tokenizer.source: " in tritonpipe("validate", str(SENTIMENT)).out
     assert tritonpipe("validate", "--strict", str(SENTIMENT)).code == 1
 
 
@@ -199,6 +223,30 @@ def test_repository_holds_what_is_printed(tritonpipe: Run, tmp_path: Path) -> No
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             assert f"# {path.relative_to(folder)}\n{path.read_text()}" in printed
+
+
+def test_what_sources_bring_is_told(tritonpipe: Run, tmp_path: Path) -> None:
+    post = {
+        "type": "Python",
+        "labels": None,
+        "inputs": [{"name": "logits", "dataType": "FP32", "dims": [2]}],
+        "outputs": [{"name": "O", "dataType": "FP32", "dims": [2]}],
+        "python": {"code": {"configMapKeyRef": {"name": "answers", "key": "code.py"}}, "files": [{"source": {"uri": "s3://b/words/"}}]},
+    }
+    changes: dict[str, Any] = {"model": {"source": {"uri": "https://host/a/model.onnx?signature=abc"}}, "postprocess": post}
+    file = written(tmp_path / "file.yaml", json.dumps(builders.document(**changes)))
+    said = (
+        "not rendered, since sources bring it:\n"
+        "  tokenizer/1/tokenizer.json from hf://org/sentiment\n"
+        "  model/1/model.onnx from https://host/a/model.onnx\n"
+        "  postprocess/1/model.py from configmap://answers/code.py\n"
+        "  postprocess/1/ from s3://b/words/\n"
+    )
+    printed = tritonpipe("render", file)
+    assert printed.err == f"padding Fixed (Auto: Triton {PLATFORM})\n{said}"
+    folder = tmp_path / "models"
+    assert tritonpipe("render", file, "--repository", str(folder)).err.endswith(f"into {folder}\n{said}")
+    assert "not rendered" not in tritonpipe("render", file, "--manifests").err
 
 
 def test_repository_that_cannot_be_written(tritonpipe: Run, tmp_path: Path) -> None:

@@ -20,32 +20,28 @@ from triton_pipelines.render import render
 SAMPLES = {path.stem: path for path in sorted((markdown.ROOT / "manifests" / "samples").glob("*.yaml"))}
 OPTIONS = {"GPU nodes": Options(), "a server without the ONNX backend": Options(substitute_runner=frozenset({"onnxruntime_onnx"}))}
 
-# Warnings that the samples give, and why they are let stand. Field → reason; a field with a * is any index.
+# Warnings that the samples give, and why they are let stand. Field → reason; a field with a * is any index. One warning names all sources that are
+# not pinned, at the first of them.
 UNPINNED = "a sample follows its repository; whoever copies it pins what it uses"
 UNBOUNDED = "a first resource is to be short; slo, documents and tensorrt show bounds"
-COMMON = {"spec.tokenizer.source": UNPINNED, "spec.model.source": UNPINNED, "spec.tokenizer.dynamicBatching.queuePolicy": UNBOUNDED}
+COMMON = {"spec.tokenizer.source": UNPINNED, "spec.tokenizer.dynamicBatching.queuePolicy": UNBOUNDED}
 WARNINGS: dict[str, dict[str, str]] = {
     name: dict(COMMON) for name in ("article", "embedding", "mig", "ner", "onnx-tensorrt", "reranker", "sentiment")
 }
 WARNINGS |= {
     "bls": {
         "spec.tokenizer.source": UNPINNED,
-        "spec.auxiliaryModels[*].source": UNPINNED,
         "spec.tokenizer.dynamicBatching.queuePolicy": UNBOUNDED,
     },
-    "cleaner": {"spec.tokenizer.source": UNPINNED, "spec.model.source": UNPINNED, "spec.steps[*].dynamicBatching.queuePolicy": UNBOUNDED},
+    "cleaner": {"spec.tokenizer.source": UNPINNED, "spec.steps[*].dynamicBatching.queuePolicy": UNBOUNDED},
     "custom-python": {"spec.tokenizer.source": UNPINNED, "spec.tokenizer.dynamicBatching.queuePolicy": UNBOUNDED},
-    "documents": {"spec.tokenizer.source": UNPINNED, "spec.model.source": UNPINNED},
+    "documents": {"spec.tokenizer.source": UNPINNED},
     "image": {"spec.model.source": UNPINNED, "spec.steps[*].dynamicBatching.queuePolicy": UNBOUNDED},
     "sequence": {},
-    "slo": {"spec.tokenizer.source": UNPINNED, "spec.model.source": UNPINNED},
-    "tensorrt": {
-        "spec.tokenizer.source": UNPINNED,
-        "spec.model.source": UNPINNED,
-        "spec.tokenizer.padding": "buckets are what the sample shows: texts of a few typical lengths, each bucket batched by itself",
-    },
-    "two-models": {**COMMON, "spec.steps[*].source": UNPINNED},
-    "unbatched": {"spec.tokenizer.source": UNPINNED, "spec.model.source": UNPINNED},
+    "slo": {"spec.tokenizer.source": UNPINNED},
+    "tensorrt": {"spec.tokenizer.source": UNPINNED},
+    "two-models": dict(COMMON),
+    "unbatched": {"spec.tokenizer.source": UNPINNED},
     "vllm": {"spec.model.source": UNPINNED},
 }
 

@@ -194,3 +194,41 @@ def test_own_parameters_stand_beside_the_runners() -> None:
     parameters = step(graph(model={**RUNNER, "parameters": {"a": "no"}}), "model").parameters
     assert parameters["a"] == "no"
     assert parameters["tritonpipe.model_file"] == "model.onnx"
+
+
+# --- warm-up ------------------------------------------------------------------------------------------------------------------------
+OWN_TOKENIZER: dict[str, Any] = {
+    "type": "Python",
+    "source": None,
+    "python": {"code": {"inline": "x = 1"}},
+    "outputs": [{"name": "ids", "tensor": "InputIds"}, {"name": "mask", "tensor": "AttentionMask"}],
+}
+OWN_INPUTS = [
+    {"name": "input_ids", "dataType": "INT64", "dims": [-1], "from": "tokenizer.ids"},
+    {"name": "attention_mask", "dataType": "INT64", "dims": [-1], "from": "tokenizer.mask"},
+]
+
+
+def warmed(**changes: Any) -> list[str]:
+    """Names of the model's warm-up samples, ROWSxLENGTH."""
+    samples = step(graph(**changes), "model").warmup
+    assert all(tensor.dims == (int(sample.name.partition("x")[2]),) for sample in samples for tensor in sample.inputs)
+    return [sample.name for sample in samples]
+
+
+def test_a_backend_that_reads_our_tokens_is_warmed_up() -> None:
+    assert warmed(tokenizer={"maxLength": 128}) == ["1x128", "64x128"]
+
+
+def test_nobody_knows_what_the_tokens_of_own_code_are_like() -> None:
+    assert warmed(tokenizer=OWN_TOKENIZER, model={"inputs": OWN_INPUTS}) == []
+    asked = {"inputs": OWN_INPUTS, "warmup": {"mode": "Enabled", "batchSizes": [2]}, "lengths": {"max": 100}}
+    assert warmed(tokenizer=OWN_TOKENIZER, model=asked) == ["2x100"]
+
+
+@pytest.mark.parametrize("warmup", [None, {"mode": "Enabled", "batchSizes": [1, 64]}], ids=["by default", "asked for"])
+def test_warm_up_stays_in_the_range_that_the_model_takes(warmup: dict[str, Any] | None) -> None:
+    bucketed = {"maxLength": 256, "padding": "Bucketed", "buckets": [8, 16, 64]}
+    model = {"lengths": {"min": 32, "max": 200}, "warmup": warmup}
+    assert warmed(tokenizer=bucketed, model=model) == ["1x32", "64x32", "1x64", "64x64", "1x200", "64x200"]
+    assert warmed(tokenizer={"maxLength": 16}, model=model) == ["1x32", "64x32"]

@@ -1,0 +1,75 @@
+"""Warnings about shapes, names of TorchScript tensors and sources: what is warned of, and what is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.builders import built
+
+CODE: dict[str, Any] = {"platform": "python", "python": {"code": {"inline": "class TritonPythonModel: ..."}}}
+PINNED: dict[str, Any] = {"tokenizer": {"source": {"revision": "1"}}, "model": {"source": {"revision": "1"}}}
+QUEUE: dict[str, Any] = {"dynamicBatching": {"queuePolicy": {"maxQueueSize": 9}}}
+GOOD: dict[str, Any] = {"tokenizer": {**PINNED["tokenizer"], **QUEUE}, "model": PINNED["model"]}
+LOGITS: dict[str, Any] = {"name": "logits", "dataType": "FP32", "dims": [2]}
+OWN_TOKENIZER: dict[str, Any] = {
+    "type": "Python", "source": None, **QUEUE, "python": {"code": {"inline": "x = 1"}},
+    "outputs": [{"name": "ids", "tensor": "InputIds"}, {"name": "mask", "tensor": "AttentionMask"}],
+}  # fmt: skip
+
+
+def reading(**tensors: str) -> list[dict[str, Any]]:
+    """Inputs of these names, each with the token tensor that it reads."""
+    return [{"name": name, "dataType": "INT64", "dims": [-1], "from": f"tokenizer.{tensor}"} for name, tensor in tensors.items()]
+
+
+WARNED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "several not pinned": ({"tokenizer": QUEUE}, "spec.tokenizer.source", "hf://org/sentiment is not pinned, nor is spec.model.source: what they hold may change"),
+    "longest for a backend": ({**GOOD, "tokenizer": {**GOOD["tokenizer"], "padding": "Longest"}},
+                              "spec.tokenizer.padding", "Longest gives requests nearly any length, and model batches equal lengths only"),
+    "own tokenizer of any length": ({**GOOD, "tokenizer": OWN_TOKENIZER, "model": {**GOOD["model"], "inputs": reading(ids="ids", mask="mask")}}, "spec.model.inputs[0]",
+                                    "tokenizer.ids and tokenizer.mask have another shape for every request, and onnxruntime batches equal shapes only"),
+    "own step of any length": ({**GOOD, "steps": [{"name": "cut", **CODE, "inputs": [{"name": "logits", "dataType": "FP32", "dims": [2], "from": "model.logits"}],
+                                                   "outputs": [{"name": "part", "dataType": "FP32", "dims": [-1]}]},
+                                                  {"name": "second", "platform": "onnxruntime_onnx", "source": {"uri": "s3://b/m.onnx", "revision": "1"},
+                                                   "inputs": [{"name": "part", "dataType": "FP32", "dims": [-1], "from": "cut.part"}],
+                                                   "outputs": [{"name": "o", "dataType": "FP32", "dims": [1]}]}],
+                                "ensemble": {"outputs": [{"name": "o", "from": "second.o"}, {"name": "LABEL", "from": "postprocess.LABEL"}]}},
+                               "spec.steps[1].inputs[0]", "cut.part has another shape for every request"),
+    "indexes beside names": ({**GOOD, "model": {**GOOD["model"], "platform": "pytorch_libtorch", "outputs": [LOGITS, {"name": "OUTPUT__1", "dataType": "FP32", "dims": [4]}]}},
+                             "spec.model.outputs", "'logits' is not NAME__INDEX as 'OUTPUT__1' is: Triton then takes all outputs in the order written here"),
+    "an index twice": ({**GOOD, "model": {**GOOD["model"], "platform": "pytorch_libtorch", "inputs": reading(a__0="input_ids", b__0="attention_mask")}},
+                       "spec.model.inputs", "a__0 and b__0 have the same index"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WARNED)
+def test_one_warning_names_the_field_and_the_remedy(case: str) -> None:
+    changes, path, words = WARNED[case]
+    one = built(**changes)
+    assert one.findings == []
+    assert [(item.path, words in item.message) for item in one.warnings] == [(path, True)], one.warnings
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"inputs": reading(INPUT__0="input_ids", INPUT__1="attention_mask"), "outputs": [{**LOGITS, "name": "OUTPUT__0"}]},
+        {"inputs": reading(input_ids="input_ids", attention_mask="attention_mask"), "outputs": [LOGITS]},  # arguments of forward, or in this order
+        {"inputs": reading(a__b__0="input_ids", a___1="attention_mask"), "outputs": [LOGITS]},  # no index: Triton splits at the first two underscores
+    ],
+    ids=["indexes", "names", "underscores"],
+)
+def test_lint_takes_names_that_torchscript_has_one_meaning_for(model: dict[str, Any]) -> None:
+    assert built(**{**GOOD, "model": {**PINNED["model"], "platform": "pytorch_libtorch", **model}}).warnings == []
+
+
+def test_lint_takes_buckets_for_a_backend_that_batches_equal_lengths() -> None:
+    assert built(**{**GOOD, "tokenizer": {**GOOD["tokenizer"], "padding": "Bucketed", "buckets": [8]}}).warnings == []
+
+
+def test_lint_does_not_judge_the_lengths_of_an_own_tokenizer() -> None:
+    fixed = [{**output, "dims": [700]} for output in OWN_TOKENIZER["outputs"]]  # longer than any default
+    model = {**GOOD["model"], "lengths": {"max": 128}, "inputs": reading(ids="ids", mask="mask")}
+    assert built(tokenizer={**OWN_TOKENIZER, "outputs": fixed}, model=model).warnings == []
