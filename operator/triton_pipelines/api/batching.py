@@ -14,6 +14,8 @@ from .tensors import ATOMIC, MAX_DIMS, DataType
 MAX_BATCH = 65536
 MAX_DELAY_MICROSECONDS = 60_000_000
 MAX_PRIORITY_LEVELS = 256
+# A path below a model's folder.
+LIBRARY_PATTERN = r"^[A-Za-z0-9_][-A-Za-z0-9_./]*$"
 
 
 class TimeoutAction(StrEnum):
@@ -277,7 +279,7 @@ class BatchStrategy(ApiModel):
         Field(
             min_length=1,
             max_length=256,
-            pattern=r"^[A-Za-z0-9_][-A-Za-z0-9_./]*$",
+            pattern=LIBRARY_PATTERN,
             description="A library that the model's source brings: its path below the model's folder, such as 1/libvolume.so.",
         ),
     ] = None

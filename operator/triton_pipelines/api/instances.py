@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -14,6 +14,8 @@ from .tensors import ATOMIC
 MAX_INSTANCES = 256
 # Highest count of a tokenizer whose resource names none.
 DEFAULT_MAX = 4
+PROFILE_PATTERN = r"^[0-9]+$"
+HOST_POLICY_PATTERN = r"^[A-Za-z0-9_.-]+$"
 
 
 class InstanceKind(StrEnum):
@@ -34,7 +36,7 @@ class Bounds:
     high: int
 
 
-class Instances(ApiModel):
+class Copies(ApiModel):
     """Copies of a step in one pod: a fixed count, or bounds within which a CPU step may be scaled."""
 
     count: Annotated[
@@ -56,29 +58,17 @@ class Instances(ApiModel):
             description="GPU, CPU, MODEL (the backend decides) or Auto (Triton's default). Default: CPU for tokenizer, postprocess and steps; GPU for the model (CPU where server.gpu.count is 0, MODEL for vllm). It asks for no GPU: server.gpu does."
         ),
     ] = None
-    gpus: Annotated[
-        tuple[Annotated[int, Field(ge=0, le=63)], ...],
-        Field(
-            max_length=64,
-            description="Kind GPU: the pod's GPUs to run on, by index. Default: all.",
-            json_schema_extra={"x-kubernetes-list-type": "set"},
-        ),
-    ] = ()
-    profiles: Annotated[
-        tuple[Annotated[str, Field(min_length=1, max_length=8, pattern=r"^[0-9]+$")], ...],
-        Field(max_length=16, description="TensorRT: optimization profiles, by index, as text.", json_schema_extra=ATOMIC),
-    ] = ()
     host_policy: Annotated[
         str | None,
         Field(
             min_length=1,
             max_length=64,
-            pattern=r"^[A-Za-z0-9_.-]+$",
+            pattern=HOST_POLICY_PATTERN,
             description="Name of a host policy (NUMA node, CPU cores) that server.args sets with --host-policy.",
         ),
     ] = None
 
-    rules = (
+    rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel="!has(self.count) || !(has(self.initial) || has(self.min) || has(self.max))",
             message="instances.count is a fixed count and excludes initial, min and max",
@@ -96,12 +86,6 @@ class Instances(ApiModel):
             message="instances.max must be at least instances.initial and instances.min",
             holds=lambda i: i.max is None or (i.initial or i.min or 1) <= i.max,
             field="max",
-        ),
-        Rule(
-            cel="!(has(self.gpus) && size(self.gpus) > 0) || !has(self.kind) || self.kind == 'GPU'",
-            message="gpus goes with kind GPU only",
-            holds=lambda i: not i.gpus or i.kind in (None, InstanceKind.GPU),
-            field="gpus",
         ),
         Rule(
             cel="!(has(self.initial) || has(self.min) || has(self.max)) || !has(self.kind) || self.kind == 'CPU'",
@@ -124,6 +108,38 @@ class Instances(ApiModel):
         low = self.min or 1
         start = self.initial or low
         return Bounds(start, low, self.max or max(DEFAULT_MAX, start))
+
+
+class PlacedCopies(Copies):
+    """Copies of a step that may run on GPUs."""
+
+    gpus: Annotated[
+        tuple[Annotated[int, Field(ge=0, le=63)], ...],
+        Field(
+            max_length=64,
+            description="Kind GPU: the pod's GPUs to run on, by index. Default: all.",
+            json_schema_extra={"x-kubernetes-list-type": "set"},
+        ),
+    ] = ()
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="!(has(self.gpus) && size(self.gpus) > 0) || !has(self.kind) || self.kind == 'GPU'",
+            message="gpus goes with kind GPU only",
+            holds=lambda i: not i.gpus or i.kind in (None, InstanceKind.GPU),
+            field="gpus",
+        ),
+        *Copies.rules,
+    )
+
+
+class Instances(PlacedCopies):
+    """Copies of a step that runs a model's file."""
+
+    profiles: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=8, pattern=PROFILE_PATTERN)], ...],
+        Field(max_length=16, description="TensorRT: optimization profiles, by index, as text.", json_schema_extra=ATOMIC),
+    ] = ()
 
 
 class InstanceResources(ApiModel):

@@ -11,6 +11,7 @@ from .base import ApiModel, Passthrough, Rule, Switch
 from .batching import MAX_BATCH
 
 MAX_TOKENS = 1_048_576
+TABLE_PATTERN = r"^[A-Za-z0-9_][-A-Za-z0-9_.]*$"
 
 
 class AllVersions(ApiModel):
@@ -90,7 +91,7 @@ class TensorRT(ApiModel):
         Field(
             min_length=1,
             max_length=128,
-            pattern=r"^[A-Za-z0-9_][-A-Za-z0-9_.]*$",
+            pattern=TABLE_PATTERN,
             description="INT8: name of the calibration table, a file beside the model's file.",
         ),
     ] = None

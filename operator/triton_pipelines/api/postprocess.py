@@ -9,8 +9,8 @@ from pydantic import Field
 
 from .base import ApiModel, Passthrough, Rule, Switch, TensorReference, TritonName
 from .batching import DynamicBatching
-from .instances import InstanceResources, Instances
-from .python import Python
+from .instances import InstanceResources, PlacedCopies
+from .python import OwnCode
 from .steps import PRESERVE
 from .tensors import BY_NAME, MAX_TENSORS, InputTensor, OutputTensor
 
@@ -48,7 +48,7 @@ class Postprocess(ApiModel):
     ] = ()
     top_k: Annotated[int | None, Field(ge=1, le=4096, description="How many labels and scores are answered, best first. Default 1.")] = None
     normalize: Annotated[Switch | None, Field(description="Enabled (the default): embeddings have unit length.")] = None
-    python: Annotated[Python | None, Field(description="Type Python: the code.")] = None
+    python: Annotated[OwnCode | None, Field(description="Type Python: the code.")] = None
     inputs: Annotated[
         tuple[InputTensor, ...],
         Field(
@@ -61,7 +61,7 @@ class Postprocess(ApiModel):
         tuple[OutputTensor, ...],
         Field(max_length=MAX_TENSORS, description="Type Python: its output tensors. Needed with it.", json_schema_extra=BY_NAME),
     ] = ()
-    instances: Annotated[Instances, Field(description="How many processes a pod runs.")] = Instances()
+    instances: Annotated[PlacedCopies, Field(description="How many processes a pod runs.")] = PlacedCopies()
     resources_per_instance: Annotated[
         InstanceResources | None,
         Field(description="What one more instance may use. Default: 100m and 256Mi; cpu 1 and 400Mi where it is scaled."),
@@ -109,9 +109,9 @@ class Postprocess(ApiModel):
             field="python",
         ),
         Rule(
-            cel="!has(self.python) || has(self.python.code) && has(self.outputs) && size(self.outputs) > 0",
-            message="type Python needs python.code and its outputs written out",
-            holds=lambda p: p.python is None or (p.python.code is not None and bool(p.outputs)),
+            cel="!has(self.python) || has(self.outputs) && size(self.outputs) > 0",
+            message="type Python needs its outputs written out: name each with dataType and dims",
+            holds=lambda p: p.python is None or bool(p.outputs),
             field="outputs",
         ),
         Rule(

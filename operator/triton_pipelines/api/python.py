@@ -8,10 +8,11 @@ from typing import Annotated
 from pydantic import Field
 
 from .base import ApiModel, DataKey, ObjectName, Rule
-from .source import Source
+from .source import ModelSource, Source
 from .tensors import ATOMIC
 
 MAX_FILES = 16
+SIDE_PATH_PATTERN = r"^[A-Za-z0-9_][-A-Za-z0-9_.]*(/[A-Za-z0-9_][-A-Za-z0-9_.]*)*$"
 
 
 class Runner(StrEnum):
@@ -32,7 +33,7 @@ class Code(ApiModel):
 
     inline: Annotated[str | None, Field(min_length=1, max_length=65536, description="The code itself.")] = None
     config_map_key_ref: Annotated[ConfigMapKey | None, Field(description="A ConfigMap that holds it; a change of it is a new revision.")] = None
-    source: Annotated[Source | None, Field(description="A file that holds it, or a folder with model.py and the modules it imports.")] = None
+    source: Annotated[ModelSource | None, Field(description="A file that holds it, or a folder with model.py and the modules it imports.")] = None
 
     rules = (
         Rule(
@@ -52,7 +53,7 @@ class SideFile(ApiModel):
         Field(
             min_length=1,
             max_length=256,
-            pattern=r"^[A-Za-z0-9_][-A-Za-z0-9_.]*(/[A-Za-z0-9_][-A-Za-z0-9_.]*)*$",
+            pattern=SIDE_PATH_PATTERN,
             description="Where it lies, below the folder of model.py. Default: the file's own name; needed for a folder.",
         ),
     ] = None
@@ -66,11 +67,10 @@ class Environment(ApiModel):
     ]
 
 
-class Python(ApiModel):
-    """How a python step runs: own code, or a runner that comes with the operator."""
+class CodeParts(ApiModel):
+    """Own code of a python step with what it needs beside it."""
 
     code: Annotated[Code | None, Field(description="Own model.py.")] = None
-    runner: Annotated[Runner | None, Field(description="OnnxRuntime: runs an ONNX file with the onnxruntime package of the server image.")] = None
     files: Annotated[
         tuple[SideFile, ...],
         Field(max_length=MAX_FILES, description="Files that the code needs: vocabularies, tables, helper modules.", json_schema_extra=ATOMIC),
@@ -78,6 +78,18 @@ class Python(ApiModel):
     environment: Annotated[
         Environment | None, Field(description="A packed Python environment. Default: the image's own Python; nothing is installed at pod start.")
     ] = None
+
+
+class OwnCode(CodeParts):
+    """How a step of own code runs."""
+
+    code: Annotated[Code, Field(description="Own model.py.")]
+
+
+class Python(CodeParts):
+    """How a python step runs: own code, or a runner that comes with the operator."""
+
+    runner: Annotated[Runner | None, Field(description="OnnxRuntime: runs an ONNX file with the onnxruntime package of the server image.")] = None
 
     rules = (
         Rule(

@@ -11,6 +11,11 @@ from .base import ApiModel, LabelKey, ObjectName, Passthrough, Quantity, Rule, S
 from .tensors import ATOMIC, BY_NAME
 
 PRESERVE = {"x-kubernetes-preserve-unknown-fields": True}
+ENV_NAME_PATTERN = r"^[-._a-zA-Z][-._a-zA-Z0-9]*$"
+RESOURCE_PATTERN = r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"
+IMAGE_PATTERN = r"^[^\s]+$"
+# A release of Triton as NVIDIA counts them: year and month.
+RELEASE_PATTERN = r"^[0-9]{2}\.[0-9]{2}$"
 
 
 class ImagePullPolicy(StrEnum):
@@ -30,7 +35,7 @@ class LocalReference(ApiModel):
 class EnvVar(ApiModel):
     """An environment variable of the Triton container."""
 
-    name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", description="Name of the variable.")]
+    name: Annotated[str, Field(min_length=1, max_length=253, pattern=ENV_NAME_PATTERN, description="Name of the variable.")]
     value: Annotated[Text | None, Field(description="Text of the variable; a secret belongs into valueFrom.")] = None
     value_from: Annotated[
         Passthrough | None,
@@ -43,7 +48,7 @@ class Gpu(ApiModel):
 
     count: Annotated[int, Field(ge=0, le=64, description="GPUs per pod; 0: CPU only.")] = 1
     resource_name: Annotated[
-        str, Field(max_length=253, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$", description="Extended resource that is asked for, such as a MIG slice.")
+        str, Field(max_length=253, pattern=RESOURCE_PATTERN, description="Extended resource that is asked for, such as a MIG slice.")
     ] = "nvidia.com/gpu"
     products: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=63)], ...],
@@ -137,14 +142,14 @@ class DisruptionBudget(StrEnum):
 class Server(ApiModel):
     """The Triton pods."""
 
-    image: Annotated[str | None, Field(min_length=1, max_length=512, pattern=r"^[^\s]+$", description="Triton image. Default: the operator's.")] = (
+    image: Annotated[str | None, Field(min_length=1, max_length=512, pattern=IMAGE_PATTERN, description="Triton image. Default: the operator's.")] = (
         None
     )
     version: Annotated[
         str | None,
         Field(
             max_length=5,
-            pattern=r"^[0-9]{2}\.[0-9]{2}$",
+            pattern=RELEASE_PATTERN,
             description="Triton release such as 24.10. Default: read from the image's tag; needed where the tag does not say. It decides flags and features.",
         ),
     ] = None

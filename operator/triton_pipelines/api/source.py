@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from .base import ApiModel, DataKey, ObjectName, Rule
 
 SCHEMES = ("hf", "s3", "gs", "az", "https", "oci", "pvc", "configmap")
-# Where more than one file lies, so that a folder can be named.
-FOLDER_SCHEMES = ("hf", "s3", "gs", "az", "oci", "pvc")
+PATH_PATTERN = r"^[^/\x00-\x1f][^\x00-\x1f]*$"
+FILE_NAME_PATTERN = r"^[A-Za-z0-9_][-A-Za-z0-9_.+]*$"
+SHA256_PATTERN = r"^[0-9a-f]{64}$"
+ENDPOINT_PATTERN = r"^https?://[^\s]+$"
+# Forms of single schemes. Names of repositories, tags and digests as the OCI distribution specification (1.1) has them.
+_CONFIGMAP = "^configmap://[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[-._a-zA-Z0-9]+$"
+_CLAIM = "^pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/.*)?$"
+_AZURE = "^az://[^/]+/[^/]+(/.*)?$"
+_TAG = "[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
+_DIGEST = "sha256:[0-9a-f]{64}"
+_OCI = f"^oci://[^/@]+(/[a-z0-9]+(([.]|_|__|-+)[a-z0-9]+)*)+(:{_TAG})?(@{_DIGEST})?$"
+# What may stand in `revision` of a registry's source.
+OCI_REFERENCE_PATTERN = f"^({_TAG}|{_DIGEST})$"
 URI_PATTERN = rf"^({'|'.join(SCHEMES)})://[^\s\x00-\x1f\x7f]+$"
 
 
@@ -43,7 +54,6 @@ class Source(ApiModel):
     uri: Annotated[
         str,
         Field(
-            min_length=6,
             max_length=1024,
             pattern=URI_PATTERN,
             description="hf://org/name, s3://bucket/key, gs://bucket/key, az://account/container/key, https://host/file, oci://registry/repository, pvc://claim/path or configmap://name/key.",
@@ -60,31 +70,26 @@ class Source(ApiModel):
         str | None,
         Field(
             max_length=512,
-            pattern=r"^[^/\x00-\x1f][^\x00-\x1f]*$",
+            pattern=PATH_PATTERN,
             description="File inside the folder or repository that the URI names. Left out: the file's usual name.",
         ),
     ] = None
-    file_name: Annotated[
-        str | None,
-        Field(
-            min_length=1,
-            max_length=128,
-            pattern=r"^[A-Za-z0-9_][-A-Za-z0-9_.+]*$",
-            description="Name of the model's file in a folder, where it is not Triton's default for the platform.",
-        ),
-    ] = None
-    sha256: Annotated[
-        str | None, Field(pattern=r"^[0-9a-f]{64}$", max_length=64, description="SHA-256 that the file must have, in lower-case hex.")
-    ] = None
+    sha256: Annotated[str | None, Field(pattern=SHA256_PATTERN, max_length=64, description="SHA-256 that the file must have, in lower-case hex.")] = (
+        None
+    )
     endpoint: Annotated[
         str | None,
-        Field(max_length=512, pattern=r"^https?://[^\s]+$", description="Address of an S3, GCS or Azure compatible store, or of a model hub mirror."),
+        Field(
+            max_length=512,
+            pattern=ENDPOINT_PATTERN,
+            description="Address of an S3, GCS or Azure compatible store, of a model hub mirror, or of a registry (in place of the one in the uri).",
+        ),
     ] = None
     region: Annotated[str | None, Field(max_length=64, description="Region of the bucket.")] = None
     secret_ref: Annotated[SecretReference | None, Field(description="Credentials. Left out: none, or the pod's workload identity.")] = None
     ca_ref: Annotated[CertificateReference | None, Field(description="CA bundle for the source's server, beside the system's.")] = None
 
-    rules = (
+    rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel="!has(self.region) || self.uri.startsWith('s3://')",
             message="region is only for s3:// sources; remove it",
@@ -92,9 +97,9 @@ class Source(ApiModel):
             field="region",
         ),
         Rule(
-            cel="!has(self.endpoint) || self.uri.matches('^(s3|hf|gs|az)://')",
-            message="endpoint is only for s3://, gs://, az:// and hf:// sources; put the host into the uri",
-            holds=lambda s: s.endpoint is None or _scheme(s) in ("s3", "hf", "gs", "az"),
+            cel="!has(self.endpoint) || self.uri.matches('^(s3|hf|gs|az|oci)://')",
+            message="endpoint is only for s3://, gs://, az://, oci:// and hf:// sources; put the host into the uri",
+            holds=lambda s: s.endpoint is None or _scheme(s) in ("s3", "hf", "gs", "az", "oci"),
             field="endpoint",
         ),
         Rule(
@@ -103,23 +108,53 @@ class Source(ApiModel):
             holds=lambda s: _scheme(s) not in ("configmap", "pvc") or not (s.secret_ref or s.revision or s.ca_ref),
         ),
         Rule(
-            cel="!has(self.fileName) || !self.uri.matches('^(configmap|https)://')",
-            message="fileName names a file in a folder, and configmap:// and https:// sources are single files; remove it",
-            holds=lambda s: s.file_name is None or _scheme(s) in FOLDER_SCHEMES,
+            cel=f"!self.uri.startsWith('configmap://') || self.uri.matches('{_CONFIGMAP}')",
+            message="a ConfigMap source is written configmap://NAME/KEY, the name in lower case",
+            holds=lambda s: _scheme(s) != "configmap" or _matches(_CONFIGMAP, s.uri),
+            field="uri",
+        ),
+        Rule(
+            cel=f"!self.uri.startsWith('pvc://') || self.uri.matches('{_CLAIM}') && !self.uri.contains('..')",
+            message="a claim source is written pvc://CLAIM/PATH, the claim's name in lower case, the path without '..'",
+            holds=lambda s: _scheme(s) != "pvc" or (_matches(_CLAIM, s.uri) and ".." not in s.uri),
+            field="uri",
+        ),
+        Rule(
+            cel=f"!self.uri.startsWith('az://') || self.uri.matches('{_AZURE}')",
+            message="an Azure source is written az://ACCOUNT/CONTAINER/KEY",
+            holds=lambda s: _scheme(s) != "az" or _matches(_AZURE, s.uri),
+            field="uri",
+        ),
+        Rule(
+            cel=f"!self.uri.startsWith('oci://') || self.uri.matches('{_OCI}')",
+            message="a registry's source is written oci://REGISTRY/REPOSITORY:TAG or oci://REGISTRY/REPOSITORY@sha256:DIGEST (64 hex digits), the repository in lower case",
+            holds=lambda s: _scheme(s) != "oci" or _matches(_OCI, s.uri),
+            field="uri",
+        ),
+    )
+
+
+class ModelSource(Source):
+    """A source whose main file may have a name of its own: a model, or code with its modules."""
+
+    file_name: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=128,
+            pattern=FILE_NAME_PATTERN,
+            description="Name of the model's file in a folder, where it is not Triton's default for the platform.",
+        ),
+    ] = None
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="!has(self.fileName) || !self.uri.startsWith('configmap://')",
+            message="fileName names a file in a folder, and a configmap:// source is a single file; remove it",
+            holds=lambda s: s.file_name is None or _scheme(s) != "configmap",
             field="fileName",
         ),
-        Rule(
-            cel="!self.uri.startsWith('configmap://') || self.uri.matches('^configmap://[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[-._a-zA-Z0-9]+$')",
-            message="a ConfigMap source is written configmap://NAME/KEY",
-            holds=lambda s: _scheme(s) != "configmap" or _matches(r"^configmap://[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[-._a-zA-Z0-9]+$", s.uri),
-            field="uri",
-        ),
-        Rule(
-            cel="!self.uri.startsWith('pvc://') || self.uri.matches('^pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/.*)?$') && !self.uri.contains('..')",
-            message="a claim source is written pvc://CLAIM/PATH, without '..'",
-            holds=lambda s: _scheme(s) != "pvc" or (_matches(r"^pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/.*)?$", s.uri) and ".." not in s.uri),
-            field="uri",
-        ),
+        *Source.rules,
     )
 
 

@@ -12,12 +12,13 @@ from .batching import MAX_BATCH, BatchStrategy, DynamicBatching, SequenceBatchin
 from .instances import InstanceResources, Instances
 from .optimization import Lengths, Optimization, VersionPolicy, Vllm, Warmup
 from .python import Python
-from .source import Source
+from .source import ModelSource
 from .tensors import BY_NAME, MAX_TENSORS, InputTensor, OutputTensor
 
 PRESERVE = {"x-kubernetes-preserve-unknown-fields": True}
 STEP_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 STEP_NAME_MAX = 32
+BACKEND_PATTERN = r"^[a-z0-9_]+$"
 # Names by which references speak of the fixed slots.
 TAKEN_STEP_NAMES = ("tokenizer", "model", "postprocess", "pipeline")
 
@@ -43,12 +44,12 @@ class StepFields(ApiModel):
         Field(
             min_length=1,
             max_length=64,
-            pattern=r"^[a-z0-9_]+$",
+            pattern=BACKEND_PATTERN,
             description="Instead of platform: any other backend of the server image, by name, such as tensorrtllm, dali or fil.",
         ),
     ] = None
     source: Annotated[
-        Source | None,
+        ModelSource | None,
         Field(description="The model's file, a folder with its side files, or a folder of numbered versions. Default: spec.source."),
     ] = None
     python: Annotated[Python | None, Field(description="Needed for platform python, forbidden otherwise.")] = None

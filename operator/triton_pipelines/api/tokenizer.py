@@ -9,9 +9,9 @@ from pydantic import Field
 
 from .base import ApiModel, Dimension, Passthrough, Rule, Switch, TensorName, TensorReference, TritonName
 from .batching import MAX_BATCH, DynamicBatching
-from .instances import InstanceResources, Instances
+from .instances import Copies, InstanceResources
 from .optimization import MAX_TOKENS
-from .python import Python
+from .python import OwnCode
 from .source import Source
 from .steps import PRESERVE, preferred_fit
 from .tensors import ATOMIC, BY_NAME, MAX_DIMS, DataType, TokenTensor
@@ -101,7 +101,7 @@ class Tokenizer(ApiModel):
     source: Annotated[
         Source | None, Field(description="A folder with tokenizer.json (or vocab.txt with its configuration), or the file. Default: spec.source.")
     ] = None
-    python: Annotated[Python | None, Field(description="Type Python: the code.")] = None
+    python: Annotated[OwnCode | None, Field(description="Type Python: the code.")] = None
     inputs: Annotated[TokenizerInputs, Field(description="Texts that it reads.")] = TokenizerInputs()
     outputs: Annotated[
         tuple[TokenizerOutput, ...],
@@ -134,7 +134,7 @@ class Tokenizer(ApiModel):
         Field(ge=0, le=MAX_BATCH, description="Most rows in a batch; 0: no batching, clients send texts of shape [n]. Default: the model's."),
     ] = None
     dynamic_batching: Annotated[DynamicBatching | None, Field(description="Batching of this step. Default: on.")] = None
-    instances: Annotated[Instances, Field(description="How many tokenizer processes a pod runs.")] = Instances()
+    instances: Annotated[Copies, Field(description="How many tokenizer processes a pod runs.")] = Copies()
     resources_per_instance: Annotated[
         InstanceResources, Field(description="What one more instance may use; sizes the pod's requests and limits.")
     ] = InstanceResources()
@@ -175,9 +175,9 @@ class Tokenizer(ApiModel):
             field="python",
         ),
         Rule(
-            cel="!has(self.python) || has(self.python.code) && has(self.outputs) && size(self.outputs) > 0",
-            message="type Python needs python.code and its outputs written out",
-            holds=lambda t: t.python is None or (t.python.code is not None and bool(t.outputs)),
+            cel="!has(self.python) || has(self.outputs) && size(self.outputs) > 0",
+            message="type Python needs its outputs written out: name each",
+            holds=lambda t: t.python is None or bool(t.outputs),
             field="outputs",
         ),
         Rule(

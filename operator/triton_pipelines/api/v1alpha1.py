@@ -12,7 +12,7 @@ from .instances import InstanceKind
 from .postprocess import Postprocess, PostprocessType
 from .scaling import Scaling
 from .server import Health, Rollout, Server
-from .source import Source
+from .source import ModelSource
 from .steps import STEP_NAME_MAX, STEP_NAME_PATTERN, Model, Step
 from .tensors import BY_NAME, MAX_TENSORS, PublicInput, PublicOutput
 from .tokenizer import Tokenizer
@@ -100,7 +100,7 @@ class Observability(ApiModel):
 class Spec(ApiModel):
     """What the user wants."""
 
-    source: Annotated[Source | None, Field(description="One folder that holds tokenizer and model: the default of both.")] = None
+    source: Annotated[ModelSource | None, Field(description="One folder that holds tokenizer and model: the default of both.")] = None
     replicas: Annotated[int, Field(ge=0, le=10000, description="Pods.")] = 1
     suspend: Annotated[Switch, Field(description="Enabled: no pods; everything else is kept.")] = Switch.DISABLED
     tokenizer: Annotated[Tokenizer | None, Field(description="Text to tokens, on CPU. Left out: the pipeline is made of the other steps.")] = None

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from triton_pipelines.api.base import Finding
 from triton_pipelines.api.loadplan import FetchKind
-from triton_pipelines.api.python import Python
-from triton_pipelines.api.source import Source
+from triton_pipelines.api.python import CodeParts
+from triton_pipelines.api.source import OCI_REFERENCE_PATTERN, ModelSource, Source
 from triton_pipelines.api.v1alpha1 import Spec
 
 from .defaults import ENVIRONMENT_FILE, TOKENIZER, VERSION_FOLDER
 from .graph import Fetch
 
+# Whose web pages are no files; of a repository, the scheme hf reads.
+HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 # What a source must not bring: the renderer writes this file.
 RESERVED_FILES = ("model.py",)
 # What `tritonpipe init` and `tritonpipe import` write where nobody has said where files will lie: a claim of the pipeline's own namespace, so that
@@ -43,12 +46,12 @@ def side_source(step: str, folder: str, source: Source, path: str) -> Fetch:
     return Fetch(step, "", source, path, FetchKind.FILE, f"{folder}/{file_name_of(source)}")
 
 
-def code_of(python: Python | None) -> str | None:
+def code_of(python: CodeParts | None) -> str | None:
     """The code that stands in the resource itself."""
     return python.code.inline if python is not None and python.code is not None else None
 
 
-def python_fetches(step: str, model_name: str, python: Python, path: str) -> tuple[Fetch, ...]:
+def python_fetches(step: str, model_name: str, python: CodeParts, path: str) -> tuple[Fetch, ...]:
     """Sources of own code: the code, its side files, its packed environment."""
     folder = f"{model_name}/{VERSION_FOLDER}"
     result: list[Fetch] = []
@@ -111,6 +114,9 @@ def check_source(source: Source, path: str) -> Iterator[Finding]:
             )
         elif not address:
             yield Finding(f"{path}.uri", "names no host; write https://host/file")
+        elif address in HUB_HOSTS and "/resolve/" not in rest:
+            name = "/".join(rest.split("/")[1:3])
+            yield Finding(f"{path}.uri", f"is a page of the hub, not a file; write hf://{name} (and path for a file in it)")
     if scheme == "hf":
         repository, _, revision = rest.partition("@")
         parts = [part for part in repository.split("/") if part]
@@ -120,8 +126,17 @@ def check_source(source: Source, path: str) -> Iterator[Finding]:
             yield Finding(f"{path}.revision", f"the uri already says @{revision}; write the revision once")
     if scheme in ("s3", "gs") and not rest.split("/", 1)[0]:
         yield Finding(f"{path}.uri", f"names no bucket; write {scheme}://bucket/key")
-    if scheme == "oci" and "/" not in rest.strip("/"):
-        yield Finding(f"{path}.uri", "names no repository; write oci://registry/repository:tag, or with @sha256:… a digest")
+    if scheme == "oci" and source.revision is not None:
+        said = re.search(r"[:@].*$", rest.partition("/")[2])
+        if said is not None:
+            yield Finding(f"{path}.revision", f"the uri already says {said[0]}; write the tag or digest once")
+        elif re.match(OCI_REFERENCE_PATTERN, source.revision) is None:
+            yield Finding(f"{path}.revision", f"{source.revision!r} is no tag and no digest of a registry; write a tag such as v3, or sha256:DIGEST")
+    if isinstance(source, ModelSource) and source.file_name is not None and names_file(source):
+        yield Finding(
+            f"{path}.fileName",
+            f"names a file in a folder, but {file_name_of(source)!r} of the source is a file already; remove fileName, or end the folder's uri with '/'",
+        )
 
 
 def pinned(source: Source) -> bool:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from triton_pipelines.api.base import Finding
+from triton_pipelines.api.loadplan import FetchKind
 from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
+from triton_pipelines.api.nearest import did_you_mean
 from triton_pipelines.api.postprocess import CLASSIFIERS, POOLINGS, PostprocessType
 from triton_pipelines.api.python import Runner
+from triton_pipelines.api.source import ModelSource
 from triton_pipelines.api.steps import Platform, StepFields
 from triton_pipelines.api.tensors import DataType, TokenTensor
 from triton_pipelines.api.tokenizer import Padding, TokenizerType
@@ -58,7 +61,9 @@ def check_tokenizer(pipeline: InferencePipeline, graph: Graph) -> Iterator[Findi
             reads = entry.source is not None and entry.source.step == step.name
             if reads and not spec.outputs and entry.source is not None and entry.source.tensor.lower() not in USUAL_NAMES:
                 yield Finding(
-                    entry.path, f"{entry.source.tensor!r} is no usual token tensor name; add from, or name the tensor under spec.tokenizer.outputs"
+                    entry.path,
+                    f"{entry.source.tensor!r} is no usual name of a token tensor; add from, or name it under spec.tokenizer.outputs"
+                    + did_you_mean(entry.source.tensor, USUAL_NAMES),
                 )
     for tensor in step.outputs:
         if tensor.data_type not in INTEGERS:
@@ -209,6 +214,10 @@ def check_sources(graph: Graph) -> Iterator[Finding]:
     given = {item.path: item.source for item in graph.fetches}
     for path, source in given.items():
         yield from check_source(source, path)
+    models = {item.path for item in graph.fetches if item.kind is FetchKind.MODEL}
+    for path, source in given.items():
+        if isinstance(source, ModelSource) and source.file_name is not None and path not in models and not names_file(source):
+            yield Finding(f"{path}.fileName", "names a model's file; this source brings none: write path to name a file in it")
     for step in graph.models:
         targets: dict[str, str] = {}
         for item in step.fetches:

@@ -101,7 +101,9 @@ def choose_padding(tokenizer: Tokenizer, *, equal_shapes_only: bool) -> PaddingC
         return PaddingChoice(wanted, "asked for by tokenizer.padding")
     if equal_shapes_only:
         return PaddingChoice(Padding.FIXED, f"Auto: Triton batches only equal shapes for this platform, so every row has {longest} tokens")
-    return PaddingChoice(Padding.RAGGED, "Auto: requests of different lengths need not be padded to each other here, so no token is computed for nothing")
+    return PaddingChoice(
+        Padding.RAGGED, "Auto: requests of different lengths need not be padded to each other here, so no token is computed for nothing"
+    )
 
 
 def token_dims(token: Token, length: int, batched: bool) -> tuple[int, ...]:
@@ -155,9 +157,7 @@ def tokenizer_step(spec: Spec, max_batch_size: int, padding: PaddingChoice, toke
             count.start,
             count.low,
             count.high,
-            tokenizer.instances.gpus,
-            tokenizer.instances.profiles,
-            tokenizer.instances.host_policy or "",
+            host_policy=tokenizer.instances.host_policy or "",
         ),
         resources=tokenizer.resources_per_instance,
         batching=None if batching is None or batching.mode is Switch.DISABLED else batching,

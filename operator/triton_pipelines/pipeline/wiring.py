@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from triton_pipelines.api.base import Finding
+from triton_pipelines.api.nearest import did_you_mean
 from triton_pipelines.api.postprocess import PostprocessType
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
-from .graph import PIPELINE, Graph, Input, Output, Reference, Role, Step, Tensor
+from .defaults import TOKENIZER
+from .graph import PIPELINE, Graph, Implementation, Input, Output, Reference, Role, Step, Tensor
+
+NO_ELEMENTS = "must be at least 1, or -1 for any length, not 0"
 
 
 def check_wiring(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
@@ -29,7 +33,17 @@ def check_wiring(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]
 def _entry(graph: Graph) -> Iterator[Finding]:
     known = [step.name for step in graph.models]
     if graph.entry not in known:
-        yield Finding("spec.ensemble.entryPoint", f"names the step {graph.entry!r}, which does not exist; known are {', '.join(known)}")
+        yield Finding("spec.ensemble.entryPoint", f"names the step {graph.entry!r}, {_no_step(graph, str(graph.entry), '', known)}")
+
+
+def _no_step(graph: Graph, name: str, tensor: str, known: list[str]) -> str:
+    """What to say where a step is named that is not there: ``tensor`` (with its dot) is what is asked of it."""
+    meant = next((step.name for step in graph.models if step.model_name == name and step.name in known), None)
+    if meant is not None:
+        return f"which is the name of its model; write the step's name: {meant}{tensor}"
+    if any(step.name == name for step in graph.auxiliary):
+        return f"an auxiliary model, which is loaded but not wired; move it to spec.steps, or name one of {', '.join(known)}"
+    return f"which does not exist; known are {', '.join(known)}{did_you_mean(name, known, after=tensor)}"
 
 
 def _circle(graph: Graph) -> Iterator[Finding]:
@@ -50,21 +64,24 @@ def _input(graph: Graph, step: Step, entry: Input) -> Iterator[Finding]:
     made_by = entry.source.step
     names = [PIPELINE, *(other.name for other in graph.steps)]
     if made_by not in names:
-        beside = " (auxiliary models are not wired)" if any(other.name == made_by for other in graph.auxiliary) else ""
-        yield Finding(entry.path, f"from names the step {made_by!r}, which does not exist{beside}; known are {', '.join(names)}")
+        yield Finding(entry.path, f"from names the step {made_by!r}, {_no_step(graph, made_by, f'.{entry.source.tensor}', names)}")
         return
     made = graph.resolve(entry.source)
     if made is None:
         what = "input" if made_by == PIPELINE else "output"
-        yield Finding(entry.path, f"reads {entry.source}, but {made_by} has no such {what}; it has {_have(graph, made_by)}")
+        yield Finding(entry.path, f"reads {entry.source}, but {made_by} has no such {what}; {_has(graph, entry.source)}")
         return
     yield from _fits(graph, step, entry, made)
 
 
-def _have(graph: Graph, name: str) -> str:
-    step = graph.step(name)
+def _has(graph: Graph, wanted: Reference) -> str:
+    """Which tensors the named step, or the pipeline, does have."""
+    step = graph.step(wanted.step)
     tensors: tuple[Tensor, ...] = graph.inputs if step is None else step.outputs
-    return ", ".join(tensor.name for tensor in tensors) or "none"
+    names = [tensor.name for tensor in tensors]
+    if not names:
+        return "it has none"
+    return f"it has {', '.join(names)}{did_you_mean(wanted.tensor, names, before=f'{wanted.step}.')}"
 
 
 def full_dims(dims: tuple[int, ...], batched: bool) -> tuple[int, ...]:
@@ -106,13 +123,18 @@ def _read(graph: Graph) -> list[Reference]:
 
 def _unread(graph: Graph) -> Iterator[Finding]:
     """Triton refuses a step that has no part in the answer: an ensemble step needs both maps, and what is written must be read."""
-    read = {reference.step for reference in _read(graph)}
+    references = _read(graph)
+    read = {reference.step for reference in references}
+    # A reference that leads nowhere was meant for somebody: only that is told.
+    lost = any(graph.resolve(reference) is None for reference in references)
     for step in graph.steps:
-        if step.name not in read:
+        if step.name not in read and not lost:
+            own = [f"{step.name}.{tensor.name}" for tensor in step.outputs]
+            example = ", ".join(own) or (f"{TOKENIZER}.input_ids" if step.role is Role.TOKENIZER else "")
             yield Finding(
                 step.path,
-                f"no other step and no output of the pipeline reads what {step.name} makes;"
-                f" read one of {_have(graph, step.name)} with from, or answer with it in ensemble.outputs",
+                f"no other step and no output of the pipeline reads what {step.name} makes; "
+                + (f"read it (from: {example}), or answer with it in ensemble.outputs" if example else "name its outputs, and read one with from"),
             )
         elif step.inputs and all(entry.source is None for entry in step.inputs):
             yield Finding(f"{step.path}.inputs", f"nothing feeds {step.name}: at least one input needs a from")
@@ -148,10 +170,10 @@ def _output(graph: Graph, output: Output) -> Iterator[Finding]:
         return
     maker = graph.step(source.step)
     if maker is None:
-        known = ", ".join(step.name for step in graph.steps)
-        yield Finding(output.path, f"from names the step {source.step!r}, which does not exist; known are {known}")
+        known = [step.name for step in graph.steps]
+        yield Finding(output.path, f"from names the step {source.step!r}, {_no_step(graph, source.step, f'.{source.tensor}', known)}")
     elif graph.resolve(source) is None:
-        yield Finding(output.path, f"answers with {source}, but {source.step} has no such output; it has {_have(graph, source.step)}")
+        yield Finding(output.path, f"answers with {source}, but {source.step} has no such output; {_has(graph, source)}")
 
 
 def check_names(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
@@ -164,25 +186,38 @@ def check_names(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
                 f"{step.path}.modelName", f"{step.model_name!r} is already the name given by {seen[step.model_name]}{default}; choose another"
             )
         seen.setdefault(step.model_name, f"{step.path}.modelName")
-        for tensor in [*[entry.tensor for entry in step.inputs], *step.outputs]:
-            if 0 in tensor.dims or 0 in (tensor.reshape or ()):
-                yield Finding(f"{step.path}", f"{tensor.name}: a dim must be at least 1, or -1 for any length")
-            yield from _reshape(step, tensor)
+        for path, tensor in _declared(step):
+            yield from _shape(step, tensor, path)
+    for index, public in enumerate(pipeline.spec.ensemble.inputs):
+        if 0 in public.dims:
+            yield Finding(f"spec.ensemble.inputs[{index}].dims[{public.dims.index(0)}]", NO_ELEMENTS)
     if pipeline.spec.postprocess.type not in (None, PostprocessType.NONE) and not any(step.role is Role.MODEL for step in graph.steps):
         post = pipeline.spec.postprocess
         if post.from_ is None and post.python is None:
             yield Finding("spec.postprocess.from", "is needed: without spec.model nothing says which tensor it reads")
 
 
-def _reshape(step: Step, tensor: Tensor) -> Iterator[Finding]:
-    """Triton's rules of a reshape (model_config_utils.cc): as many elements on both sides, a scalar only beside a batch axis."""
+def _declared(step: Step) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that the resource declares for a step, each with its place there; those that defaults add have none."""
+    yield from ((entry.path, entry.tensor) for entry in step.inputs if entry.path.startswith(f"{step.path}.inputs["))
+    if step.implementation not in (Implementation.TOKENIZER, Implementation.POSTPROCESS):
+        yield from ((f"{step.path}.outputs[{index}]", tensor) for index, tensor in enumerate(step.outputs))
+
+
+def _shape(step: Step, tensor: Tensor, path: str) -> Iterator[Finding]:
+    """No axis without elements, and Triton's rules of a reshape (model_config_utils.cc): as many elements on both sides, a scalar only
+    beside a batch axis."""
+    for name, sizes in (("dims", tensor.dims), ("reshape", tensor.reshape or ())):
+        if 0 in sizes:
+            yield Finding(f"{path}.{name}[{sizes.index(0)}]", NO_ELEMENTS)
     if tensor.reshape is None:
         return
+    where = f"{path}.reshape"
     if not tensor.reshape and step.max_batch_size == 0:
-        yield Finding(step.path, f"{tensor.name}: reshape [] (a scalar) needs a batch axis; set maxBatchSize, or reshape to [1]")
+        yield Finding(where, "[] (a scalar) needs a batch axis; set maxBatchSize, or write [1]")
     if _elements(tensor.dims) != _elements(tensor.reshape) or tensor.dims.count(-1) != tensor.reshape.count(-1):
         yield Finding(
-            step.path, f"{tensor.name}: dims {list(tensor.dims)} and reshape {list(tensor.reshape)} must hold equally many elements, and as many -1"
+            where, f"{list(tensor.reshape)} and dims {list(tensor.dims)} of {tensor.name} must hold equally many elements, and as many -1; change one"
         )
 
 
