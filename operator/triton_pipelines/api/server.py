@@ -148,7 +148,7 @@ class Server(ApiModel):
     version: Annotated[
         str | None,
         Field(
-            max_length=5,
+            max_length=16,
             pattern=RELEASE_PATTERN,
             description="Triton release such as 24.10. Default: read from the image's tag; needed where the tag does not say. It decides flags and features.",
         ),

@@ -193,8 +193,10 @@ def _fetches(
     if source is not None and implementation is Implementation.CODE:
         result.append(side_source(name, f"{model_name}/{VERSION_FOLDER}", source, where))
     elif source is not None:
-        # A folder of the step's own is taken whole; of a shared one, or of a hub's repository, only the model's file and what that names.
-        own = where != "spec.source" and (not source.uri.startswith("hf://") or source.path is not None)
+        # A folder of the step's own is taken whole; of a shared one, of a hub's repository, or of a web server (which cannot be listed) only
+        # the model's file and what that names.
+        repository = source.uri.startswith("hf://") and source.path is None
+        own = where != "spec.source" and not repository and not source.uri.startswith("https://")
         whole = own or fields.platform is Platform.VLLM or fields.backend is not None
         file = source.file_name or default_file
         if names_file(source):

@@ -110,6 +110,8 @@ def check_postprocess(pipeline: InferencePipeline, graph: Graph) -> Iterator[Fin
         return
     rows = 0 if step.max_batch_size > 0 else 1  # axes of rows in dims
     read, source = step.inputs[0].tensor, step.inputs[0].source
+    if source is not None and graph.resolve(source) is None:
+        return  # told by the wiring
     if read.data_type not in FLOATS:
         yield Finding("spec.postprocess.from", f"{post.type.value} reads numbers (FP16, BF16, FP32, FP64), but {source} is {read.data_type.value}")
     if post.type in CLASSIFIERS:

@@ -11,6 +11,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from triton_pipelines.api.base import Finding
 from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
+from triton_pipelines.api.nearest import did_you_mean
 
 # Field of a ModelConfig → field of the resource that says it.
 OWNED = {
@@ -47,8 +48,9 @@ def _merge(message: Any, wanted: Mapping[str, Any], path: str) -> list[Finding]:
         field = fields.get(key)
         here = f"{path}.{key}"
         if field is None:
-            known = ", ".join(sorted(one.json_name for one in message.DESCRIPTOR.fields))
-            findings.append(Finding(here, f"is no field of Triton's {message.DESCRIPTOR.name}; it has {known}"))
+            known = sorted(one.json_name for one in message.DESCRIPTOR.fields)
+            hint = did_you_mean(key, known)
+            findings.append(Finding(here, f"is no field of Triton's {message.DESCRIPTOR.name}; it has {', '.join(known)}{hint}"))
         elif value is None:
             message.ClearField(field.name)
         elif _is_map(field):
