@@ -19,6 +19,7 @@ from tests.support.faultproxy import FaultProxy
 from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import LoadReport, ReportSource
 from triton_pipelines.app import wire
+from triton_pipelines.app.autoscaler import Autoscaler
 from triton_pipelines.app.config import OperatorConfig
 from triton_pipelines.app.main import run_operator
 from triton_pipelines.app.metrics import Metrics
@@ -105,6 +106,7 @@ class Running:
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     prober: Prober = healthy
     services: Services | None = None
+    scaler: Autoscaler | None = None
 
     @property
     def store(self) -> Store:
@@ -118,6 +120,7 @@ class Running:
         reconcile = wire.build_reconcile(services)
         reconciler: Any = reconcile.__self__  # type: ignore[attr-defined]
         reconciler.prober = self.prober
+        self.scaler = reconciler.intent.__self__
         return reconcile
 
     def samples(self, name: str) -> dict[tuple[tuple[str, str], ...], float]:

@@ -1,0 +1,209 @@
+"""The scaling loop on a real Triton, through the whole operator and a real API server: counts follow the load, and no request is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from google.protobuf import json_format
+
+from tests.support.faultproxy import Fault, FaultProxy
+from tests.support.operators import Running, eventually
+from tests.support.scalingworld import NAME, World, world
+from triton_pipelines.api import names
+from triton_pipelines.app import autoscaler
+from triton_pipelines.cluster.client import Client
+from triton_pipelines.render.modelconfig import with_count
+from triton_pipelines.triton.client import TritonClient
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(120)]
+TOKENIZING: dict[str, float | str] = {"request": 0.02}  # 50 requests/s of one instance
+LOW, HIGH = 10.0, 100.0
+GOOD_P99 = 0.3
+"""Seconds: ten times what an answer takes without a queue."""
+
+
+async def until_count(place: World, low: int, high: int, deadline: float = 30.0) -> int:
+    """Triton reports a count between these."""
+
+    async def reached() -> int:
+        count = await place.pod.count()
+        return count if low <= count <= high else 0
+
+    return int(await eventually(f"{low} to {high} tokenizers", reached, deadline))
+
+
+async def until_verdict(place: World, verdict: str, deadline: float = 30.0) -> None:
+    """The status has the verdict."""
+
+    async def said() -> bool:
+        return await place.bottleneck() == verdict
+
+    await eventually(f"the verdict {verdict}", said, deadline)
+
+
+async def until_condition(place: World, kind: str, reason: str) -> str:
+    """A condition has a reason; its message."""
+
+    async def there() -> str:
+        found = await place.condition(kind)
+        return str(found["message"]) if found.get("reason") == reason else ""
+
+    return str(await eventually(f"{kind} with {reason}", there))
+
+
+async def ready(place: World) -> None:
+    """The pipeline serves."""
+
+    async def is_ready() -> bool:
+        return bool(place.pods) and (await place.condition("Ready")).get("status") == "True"
+
+    await eventually("the pipeline is ready", is_ready, 60)
+
+
+def recount_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autoscaler, "RECOUNT_SECONDS", 1.0)
+
+
+def looked(running: Running, namespace: str) -> bool:
+    """Whether the loop has decided for the pipeline in this process."""
+    assert running.scaler is not None
+    watched = running.scaler._watched.get((namespace, NAME))
+    return watched is not None and watched.memory is not None and bool(watched.counts().get("tokenizer"))
+
+
+@pytest.mark.proves("spec.scaling.mode", "behaviour")
+@pytest.mark.proves("spec.scaling.windows", "behaviour")
+@pytest.mark.proves("spec.scaling.scaleUp.cooldownSeconds", "behaviour")
+@pytest.mark.proves("spec.scaling.scaleDown", "behaviour")
+async def test_counts_follow_the_load_in_place(bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path) -> None:
+    """Up, over a restart of the operator, and down again: not a request fails, and instances that stay are not touched."""
+    async with world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer=TOKENIZING) as place:
+        async with place.operator():
+            await place.apply()
+            await ready(place)
+            first = place.pod.stubs("tokenizer")
+            others = place.pod.stubs("model") | place.pod.stubs("postprocess")
+            with place.load(HIGH) as load:
+                grown = await until_count(place, 3, 6)
+                await eventually("short answers again", lambda: load.p99(3.0) < GOOD_P99)
+                assert first < place.pod.stubs("tokenizer"), "what ran goes on running"
+                assert place.pod.stubs("model") | place.pod.stubs("postprocess") == others
+                assert (await place.recorded())["tokenizer"] >= grown
+                notes = await eventually("an event", lambda: place.events("Scaled"))
+                assert any(note.startswith("tokenizer from 1 to ") for note in notes)
+                assert load.errors == []
+                load.rate = LOW
+                await eventually("fewer answers", lambda: load.p99(2.0) < GOOD_P99)
+        # Nobody is there: what runs goes on, and who comes next takes it over.
+        count = await place.pod.count()
+        assert count >= 3
+        with place.load(HIGH) as load:
+            async with place.operator() as second:
+                await eventually("it has looked", lambda: looked(second, bare_namespace))
+                assert await place.pod.count() == count
+                assert (await place.recorded()) == {"tokenizer": count}
+                load.rate = LOW
+                await until_count(place, 1, 1, 45)
+                assert load.errors == []
+                load.rate = 0.0
+                await until_verdict(place, "Idle")
+        assert first <= place.pod.stubs("tokenizer") or len(place.pod.stubs("tokenizer")) == 1
+
+
+async def test_behind_a_full_gpu_no_tokenizer_is_added(bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path) -> None:
+    """The model takes 0.1 s for four requests at most: 40 requests/s, where the tokenizer can do 500."""
+    async with world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer={"request": 0.002}, model={"execution": 0.1}) as place, place.operator():
+        await place.apply(model={"maxBatchSize": 4})
+        await ready(place)
+        with place.load(70.0) as load:
+            await until_verdict(place, "GPUBound")
+            assert await place.pod.count() == 1
+            assert load.errors == []
+        assert await place.events("Scaled") == []
+
+
+async def test_what_triton_refuses_is_told_and_taken_back(bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path) -> None:
+    """A second instance does not start; what runs serves on. Once it can, the growth is tried again."""
+    full: dict[str, float | str] = {**TOKENIZING, "most": 1, "why": "No space left on device: /dev/shm"}
+    async with world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer=full) as place, place.operator():
+        await place.apply()
+        await ready(place)
+        first = place.pod.stubs("tokenizer")
+        with place.load(HIGH) as load:
+            message = await until_condition(place, "ScalingActive", "ActuationFailed")
+            assert "No space left on device: /dev/shm" in message
+            await eventually("an event", lambda: place.events("ActuationFailed"))
+            assert place.pod.stubs("tokenizer") == first
+
+            async def back() -> bool:
+                return await place.recorded() == {"tokenizer": 1}
+
+            await eventually("new pods start from what works", back)
+            place.pod.set_costs(tokenizer=TOKENIZING)
+            await until_count(place, 3, 6)
+            assert load.errors == []
+        await until_condition(place, "ScalingActive", "Succeeded")
+
+
+async def test_nothing_changes_that_cannot_be_recorded(bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path) -> None:
+    async with world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer=TOKENIZING) as place, place.operator() as running:
+        await place.apply()
+        await ready(place)
+        fault = bare_proxy.inject(Fault(method="PATCH", path=f"/configmaps/{names.live_name(NAME)}", times=None, status=500))
+        with place.load(HIGH) as load:
+            await eventually("an intent that is given up", lambda: running.samples("scaling_errors_total").get(error(bare_namespace, "Intent")))
+            assert fault.hits
+            assert await place.pod.count() == 1
+            bare_proxy.clear()
+            await until_count(place, 3, 6)
+            assert load.errors == []
+
+
+def error(namespace: str, kind: str) -> tuple[tuple[str, str], ...]:
+    """Labels of an error's series."""
+    return (("kind", kind), ("namespace", namespace), ("pipeline", NAME))
+
+
+async def test_a_drifted_pod_is_brought_in_line(
+    bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recount_often(monkeypatch)
+    async with world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer=TOKENIZING) as place, place.operator() as running:
+        await place.apply()
+        await ready(place)
+        await eventually("it has looked", lambda: looked(running, bare_namespace))
+        await drift(place, 3)
+        assert await place.pod.count() == 3
+        await until_count(place, 1, 1)
+        assert await place.recorded() == {"tokenizer": 1}
+        assert await place.events("Scaled") == [], "a correction is no decision"
+
+
+async def test_a_pod_that_dies_in_mid_change_lowers_nothing(bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path) -> None:
+    """The next instance starts slowly, and the pod is killed meanwhile: no failure of the change, and the count stays for the next pod."""
+    slow: dict[str, float | str] = {**TOKENIZING, "initialize": 3.0}
+    async with world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer=slow) as place, place.operator() as running:
+        await place.apply()
+        await ready(place)
+        assert running.scaler is not None
+        with place.load(HIGH) as load:
+            await eventually("a second instance starts", lambda: len(place.pod.stubs("tokenizer")) > 1)
+            watched = running.scaler._watched[bare_namespace, NAME]
+            assert watched.busy
+            recorded = await place.recorded()
+            assert recorded["tokenizer"] > 1
+            os.kill(place.pod.triton.pid, signal.SIGKILL)
+            load.rate = 0.0
+            await eventually("the change has ended", lambda: not watched.busy)
+        assert watched.backoff.reason == ""
+        assert await place.recorded() == recorded
+
+
+async def drift(place: World, count: int) -> None:
+    """Somebody changes a pod's count past the operator."""
+    async with TritonClient(place.pod.triton.grpc_address, place.pod.key) as client:
+        config = await client.model_config("tokenizer")
+        await client.load_model("tokenizer", json_format.MessageToJson(with_count(config, count), preserving_proto_field_name=True))

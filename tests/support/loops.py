@@ -1,0 +1,215 @@
+"""The scaling loop around a modelled world: caches filled by hand, samples as told, pods that do as told. The clock is the test's.
+
+Stand-ins: the collector, Triton (a pod's count is a number), and the reconcile pass, which is the real plan on the world's model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import datetime as dt
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tests.support.flows import Flow, history
+from tests.support.worlds import START, World
+from triton_pipelines.api import names
+from triton_pipelines.app import autoscaler as module
+from triton_pipelines.app.autoscaler import Autoscaler, Key
+from triton_pipelines.app.scalingmetrics import ScalingMetrics
+from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES, PODS
+from triton_pipelines.cluster.store import Store
+from triton_pipelines.metrics.samples import Expected, Failure, Sample
+from triton_pipelines.reconcile.observed import Pod, Probe
+from triton_pipelines.reconcile.plan import Context, Plan, plan
+from triton_pipelines.reconcile.reconciler import ProbeTarget
+from triton_pipelines.scaling.actuator import Pace
+
+MODELS = ("tokenizer", "model")
+PACE = Pace(load=5.0, settle=0.05, settle_poll=0.01, verify=0.05, verify_poll=0.01)
+
+
+@dataclass
+class Tritons:
+    """Counts of the pods by name, what was loaded, and how pods misbehave: name → error to raise at a load, or at a count."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    loads: list[tuple[str, int]] = field(default_factory=list)
+    refuse: dict[str, Exception] = field(default_factory=dict)
+    mute: dict[str, Exception] = field(default_factory=dict)
+    gate: asyncio.Event | None = None
+    keys: set[str] = field(default_factory=set)
+
+
+@dataclass
+class FakeTriton:
+    """``PodControl`` of one pod of :class:`Tritons`."""
+
+    tritons: Tritons
+    pod: str
+
+    async def count(self, model: str) -> int:
+        if self.pod in self.tritons.mute:
+            raise self.tritons.mute[self.pod]
+        return self.tritons.counts.setdefault(self.pod, 1)
+
+    async def load(self, model: str, config_json: str, deadline: float) -> None:
+        count = json.loads(config_json)["instance_group"][0]["count"]
+        self.tritons.loads.append((self.pod, count))
+        if self.tritons.gate is not None:
+            await self.tritons.gate.wait()
+        if self.pod in self.tritons.refuse:
+            raise self.tritons.refuse[self.pod]
+        self.tritons.counts[self.pod] = count
+
+    async def fault(self, model: str, public: str) -> str:
+        return ""
+
+    async def answers(self) -> str:
+        return ""
+
+
+@dataclass
+class Told:
+    """A collector that says what it is told to: a flow for every pod, a failure, or anything else."""
+
+    says: Any = None
+    asked: list[Mapping[Key, Expected]] = field(default_factory=list)
+
+    async def collect(self, wanted: Mapping[Key, Expected]) -> Mapping[Key, Sample | Failure]:
+        self.asked.append(wanted)
+        if isinstance(self.says, Exception):
+            raise self.says
+        made: dict[Key, Sample | Failure] = {key: self.says(one) if callable(self.says) else self.says for key, one in wanted.items()}
+        return made
+
+
+@dataclass
+class Loop:
+    """One pipeline, its world and the loop that scales it. ``dues``: how often a pass was made due."""
+
+    world: World
+    scaler: Autoscaler
+    collector: Told
+    tritons: Tritons
+    store: Store
+    dues: list[dt.datetime] = field(default_factory=list)
+    writes: bool = True
+    version: int = 0
+    plans: list[Plan] = field(default_factory=list)
+
+    @property
+    def key(self) -> Key:
+        """Namespace and name."""
+        metadata = self.world.document["metadata"]
+        return metadata["namespace"], metadata["name"]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Recorded counts."""
+        return dict(json.loads(self.live[names.KEY_COUNTS]))
+
+    @property
+    def live(self) -> dict[str, str]:
+        """Content of the live ConfigMap."""
+        return dict(self.world.children["ConfigMap", names.live_name(self.world.name)]["data"])
+
+    def flow(self, rate: float, **fields: float) -> None:
+        """What the collector says from now on: this flow in every pod, with scrapes up to now."""
+
+        def says(one: Expected) -> Sample:
+            flows = {"tokenizer": Flow(rate, **fields), "model": Flow(rate, service=0.0005)}
+            return Sample({pod: history(flows, now=self.now) for pod in one.pods}, 5.0, "test")
+
+        self.collector.says = says
+
+    @property
+    def now(self) -> float:
+        """The clock, Unix seconds."""
+        return self.world.now.timestamp()
+
+    def cache(self) -> None:
+        """The watches' part: caches as the world is."""
+        namespace = self.key[0]
+        fresh = Store()
+        fresh.put(INFERENCE_PIPELINES, copy.deepcopy(self.world.document))
+        for (kind, _), item in self.world.children.items():
+            if kind == "ConfigMap":
+                made = copy.deepcopy(item)
+                made["metadata"]["namespace"] = namespace
+                fresh.put(CONFIG_MAPS, made)
+        for pod in self.world.pods:
+            raw = self.world._raw(pod)
+            raw["metadata"]["namespace"] = namespace
+            raw["status"]["podIP"] = "10.0.0.1"
+            fresh.put(PODS, raw)
+        self.store = self.scaler.store = fresh
+
+    def reconcile(self) -> Plan:
+        """One pass of the real plan, with what scaling hands over."""
+        observed = replace(self.world.observed(), intent=self.scaler.intent(self.key), view=self.scaler.view(self.key))
+        decided = plan(observed, Context(self.world.options, lambda uid, revision: "key"), self.world.now)
+        if self.writes:
+            for item in decided.apply:
+                self.world._apply(item)
+            if decided.status is not None:
+                self.world.document["status"] = decided.status
+        self.plans.append(decided)
+        self.cache()
+        return decided
+
+    async def tick(self, seconds: float = 2.0) -> None:
+        """Time goes on by so much; one tick, and the passes that it made due."""
+        self.world.pass_time(seconds)
+        self.cache()
+        before = len(self.dues)
+        await self.scaler.tick()
+        if len(self.dues) > before:
+            self.reconcile()
+
+    async def settle(self) -> None:
+        """What is under way ends; then the pass that tells of it."""
+        watched = self.scaler._watched[self.key]
+        if watched.action is not None:
+            await asyncio.wait_for(watched.action, 10)
+            self.reconcile()
+
+    def status(self) -> dict[str, Any]:
+        """The pipeline's status."""
+        return self.world.status
+
+
+def loop_of(monkeypatch: pytest.MonkeyPatch, world: World) -> Loop:
+    """A loop around a world that has settled."""
+    tritons, collector, dues = Tritons(), Told(), list[dt.datetime]()
+
+    def control(target: ProbeTarget, prober: Any, clock: Any) -> FakeTriton:
+        tritons.keys.add(target.control_key)
+        return FakeTriton(tritons, target.pod.name)
+
+    async def prober(target: ProbeTarget, now: dt.datetime) -> Probe:
+        raise AssertionError("only real pods are asked")
+
+    monkeypatch.setattr(module, "TritonPod", control)
+    monkeypatch.setattr(module, "INTENT_POLL_SECONDS", 0.01)
+    scaler = Autoscaler(
+        store=Store(),
+        options=world.options,
+        derive=lambda uid, revision: f"control key of {uid}/{revision}",
+        prober=prober,
+        collectors={"": collector},
+        clock=lambda: world.now,
+        enqueue=lambda key: dues.append(world.now),
+        metrics=ScalingMetrics(CollectorRegistry()),
+        intent_seconds=0.2,
+        pace=PACE,
+    )
+    return Loop(world, scaler, collector, tritons, Store(), dues)
+
+
+__all__ = ["START", "FakeTriton", "Loop", "Pod", "Told", "Tritons", "loop_of"]

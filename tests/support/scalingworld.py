@@ -1,0 +1,249 @@
+"""The whole operator on a real API server, with a real Triton as each pod.
+
+Stand-ins: a Deployment controller and a kubelet (a pod is a tritonserver on a loopback address of its own, with Triton's usual ports), the
+loader (files of the revision's ConfigMap, counts of the live one), and the code of tokenizer and model, which costs what the test says, by
+sleeping: the tokenizer per request, the model per execution as a GPU does. Everything else is the product's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import itertools
+import json
+import os
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+
+from tests.support import builders
+from tests.support.faultproxy import FaultProxy
+from tests.support.openload import OpenLoad, open_load
+from tests.support.operators import Running, apply_any, control_deployments, operator, patch, ready_status, repeated
+from tests.support.triton import runtime_source
+from triton_pipelines.api import names
+from triton_pipelines.api.loadplan import LoadPlan
+from triton_pipelines.app.prober import ask
+from triton_pipelines.cluster.client import Client, Object
+from triton_pipelines.cluster.errors import NotFound
+from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES, PODS, SECRETS, Resource
+from triton_pipelines.render.modelconfig import parse as parse_config
+from triton_pipelines.render.modelconfig import with_count
+from triton_pipelines.triton.client import TritonClient
+from triton_pipelines.triton.local import LocalTriton
+
+EVENTS = Resource("events.k8s.io", "v1", "Event", "events")
+NAME = "sentiment"
+TICK_SECONDS = 1.0
+_addresses = itertools.count(1)
+
+# Sleeps instead of computing; what it costs stands in a file beside the repository, so that a change of it is no change of the model.
+STAND_IN = """
+import json, os, time
+import numpy as np
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.config = json.loads(args["model_config"])
+        cost = self.cost()
+        time.sleep(cost.get("initialize", 0.0))
+        if int(args["model_instance_name"].rsplit("_", 1)[-1]) >= cost.get("most", 1000):
+            raise pb.TritonModelException(cost.get("why", "No space left on device"))
+
+    def cost(self):
+        with open(os.environ["STAND_IN_COSTS"]) as file:
+            return json.load(file).get(self.config["name"], {})
+
+    def execute(self, requests):
+        cost = self.cost()
+        time.sleep(cost.get("execution", 0.0) + cost.get("request", 0.0) * len(requests))
+        return [pb.InferenceResponse([self.made(output, request) for output in self.config["output"]]) for request in requests]
+
+    def made(self, output, request):
+        rows = request.inputs()[0].shape()[0]
+        shape = [rows, *(8 if int(size) < 0 else int(size) for size in output["dims"])]
+        return pb.Tensor(output["name"], np.ones(shape, dtype=pb.triton_string_to_numpy(output["data_type"])))
+"""
+
+
+@dataclass
+class Pod:
+    """A pod of the world: its Triton, and the folder with its repository and the costs of its stand-ins."""
+
+    name: str
+    triton: LocalTriton
+    costs: Path
+    key: str
+
+    def set_costs(self, **costs: dict[str, float | str]) -> None:
+        """Model → what it costs from now on: seconds per ``request``, ``execution`` and ``initialize``; ``most`` instances start, others say ``why``."""
+        made = self.costs.with_suffix(".new")
+        made.write_text(json.dumps(costs))
+        made.replace(self.costs)
+
+    def stubs(self, model: str) -> set[int]:
+        """Process ids of a model's python processes: those of instances that were not touched stay the same."""
+        found = set()
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.getpgid(int(folder.name)) == self.triton.pid and f"/{model}/1/model.py".encode() in (folder / "cmdline").read_bytes():
+                    found.add(int(folder.name))
+        return found
+
+    async def count(self, model: str = "tokenizer") -> int:
+        """Instances as Triton tells them."""
+        async with TritonClient(self.triton.grpc_address) as client:
+            return await client.instance_count(model)
+
+
+@dataclass
+class World:
+    """One pipeline with its pods."""
+
+    client: Client
+    proxy: FaultProxy
+    namespace: str
+    folder: Path
+    costs: dict[str, dict[str, float | str]]
+    pods: dict[str, Pod] = field(default_factory=dict)
+
+    # --- what is seen ---------------------------------------------------------------------------------------------------
+
+    @property
+    def pod(self) -> Pod:
+        """The only pod."""
+        (pod,) = self.pods.values()
+        return pod
+
+    async def status(self) -> Object:
+        """The pipeline's status."""
+        found = await self.client.get(INFERENCE_PIPELINES, self.namespace, NAME)
+        return dict(found.get("status") or {})
+
+    async def condition(self, kind: str) -> Object:
+        """A condition, or an empty one."""
+        return next((item for item in (await self.status()).get("conditions") or () if item["type"] == kind), {})
+
+    async def bottleneck(self) -> str:
+        """The verdict as the status has it."""
+        return str(((await self.status()).get("scaling") or {}).get("bottleneck", ""))
+
+    async def recorded(self) -> dict[str, int]:
+        """Counts as the live ConfigMap has them."""
+        found = await self.client.get(CONFIG_MAPS, self.namespace, names.live_name(NAME))
+        return dict(json.loads(found["data"][names.KEY_COUNTS]))
+
+    async def events(self, reason: str) -> list[str]:
+        """Notes of the events with a reason."""
+        found = (await self.client.list(EVENTS, self.namespace)).items
+        return [item["note"] for item in found if item["reason"] == reason]
+
+    # --- what people and clusters do ----------------------------------------------------------------------------------------
+
+    async def apply(self, **spec: Any) -> None:
+        """Make or change the pipeline."""
+        document = builders.document(namespace=self.namespace, name=NAME, **builders.merge(SPEC, spec))
+        document["metadata"].pop("uid")
+        await apply_any(self.client, INFERENCE_PIPELINES, document)
+
+    async def kubelet(self) -> None:
+        """Start what is to run and end what is not."""
+        listed = {item["metadata"]["name"]: item for item in (await self.client.list(PODS, self.namespace)).items}
+        for name in set(self.pods) - set(listed):
+            await asyncio.to_thread(self.pods.pop(name).triton.stop)
+        for name, item in listed.items():
+            if name not in self.pods:
+                await self._start(name, item)
+
+    async def _start(self, name: str, item: Object) -> None:
+        revision = item["metadata"]["labels"][names.LABEL_REVISION]
+        try:
+            written = await self.client.get(CONFIG_MAPS, self.namespace, names.revision_name(NAME, revision))
+            live = await self.client.get(CONFIG_MAPS, self.namespace, names.live_name(NAME))
+            secret = await self.client.get(SECRETS, self.namespace, names.revision_name(NAME, revision))
+        except NotFound:
+            return  # as the kubelet: once more later
+        number = next(_addresses)
+        place = self.folder / name
+        write_repository(place / "models", written["data"], json.loads(live["data"][names.KEY_COUNTS]))
+        costs = place / "costs.json"
+        costs.write_text(json.dumps(self.costs))
+        key = base64.b64decode(secret["data"][names.KEY_CONTROL]).decode()
+        triton = LocalTriton(
+            place / "models",
+            [NAME],
+            control_key=key,
+            address=f"127.77.{os.getpid() % 250 + 1}.{number}",
+            http_port=names.PORT_HTTP,
+            grpc_port=names.PORT_GRPC,
+            metrics_port=names.PORT_METRICS,
+            stop_s=1,
+            log_file=place / "triton.log",
+            environment={"STAND_IN_COSTS": str(costs)},
+        )
+        await triton.__aenter__()
+        self.pods[name] = Pod(name, triton, costs, key)
+        status = ready_status(item)
+        status |= {"podIP": triton.address, "podIPs": [{"ip": triton.address}]}
+        await patch(self.client, PODS, self.namespace, name, {"status": status}, "status")
+
+    @contextlib.contextmanager
+    def load(self, rate: float = 0.0) -> Iterator[OpenLoad]:
+        """Open-loop load on the only pod."""
+        with open_load(self.pod.triton.grpc_address, NAME, rate) as load:
+            yield load
+
+    @contextlib.asynccontextmanager
+    async def operator(self, **changes: Any) -> AsyncIterator[Running]:
+        """The operator, with real probes and short pauses."""
+        async with operator(self.proxy, self.folder, self.namespace, prober=ask, substitute_runner=["onnxruntime_onnx"], **changes) as running:
+            assert running.scaler is not None
+            running.scaler.tick_seconds, running.scaler.retry_seconds, running.scaler.intent_seconds = TICK_SECONDS, 1.0, 4.0
+            yield running
+
+
+@contextlib.asynccontextmanager
+async def world(client: Client, proxy: FaultProxy, namespace: str, folder: Path, **costs: dict[str, float | str]) -> AsyncIterator[World]:
+    """A namespace in which pods come to life; every Triton is ended with it."""
+    made = World(client, proxy, namespace, folder, costs)
+    try:
+        async with repeated(lambda: control_deployments(client, namespace), made.kubelet):
+            yield made
+    finally:
+        await asyncio.gather(*(asyncio.to_thread(pod.triton.stop) for pod in made.pods.values()))
+
+
+SPEC: dict[str, Any] = {
+    "server": {"gpu": {"count": 0}},
+    "tokenizer": {"instances": {"initial": 1, "min": 1, "max": 6}, "dynamicBatching": {"preferredBatchSizes": None}},
+    "model": {"maxBatchSize": 8},
+    "scaling": {
+        "windows": {"fastSeconds": 4, "slowSeconds": 12},
+        "scaleUp": {"cooldownSeconds": 2},
+        "scaleDown": {"stabilizationSeconds": 6, "maxStepPercent": 100},
+    },
+}
+"""The sentiment pipeline on CPU, with a loop that is quick enough for a test."""
+
+
+def write_repository(folder: Path, data: dict[str, str], counts: dict[str, int]) -> None:
+    """The loader's part: files as the revision has them, counts as the live ConfigMap has them, stand-ins for what costs."""
+    plan = LoadPlan.model_validate_json(data[names.KEY_PLAN])
+    for item in plan.files:
+        path = folder / item.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(data[item.key])
+    for empty in plan.empty_dirs:
+        (folder / empty).mkdir(parents=True, exist_ok=True)
+    for counted in plan.counts:
+        path = folder / counted.path
+        path.write_text(text_format.MessageToString(with_count(parse_config(path.read_text()), counts[counted.step])))
+    for model, code in (("tokenizer", STAND_IN), ("model", STAND_IN), ("postprocess", runtime_source("postprocess"))):
+        version = folder / model / "1"
+        version.mkdir(parents=True, exist_ok=True)
+        (version / "model.py").write_text(code)

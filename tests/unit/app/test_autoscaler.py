@@ -1,0 +1,420 @@
+"""The scaling loop: what it does about samples of every kind, what it leaves alone, and what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support import builders
+from tests.support.flows import Flow, history
+from tests.support.loops import Loop, loop_of
+from tests.support.operators import eventually
+from tests.support.worlds import ModelPod, World
+from triton_pipelines.api import names
+from triton_pipelines.cluster.resources import INFERENCE_PIPELINES
+from triton_pipelines.metrics.samples import Counters, Failure, PodHistory, Sample, Scrape, Trouble
+from triton_pipelines.scaling.actuator import PodGoneError, PodRefusedError
+from triton_pipelines.scaling.memory import loads
+from triton_pipelines.scaling.types import Verdict
+
+RANGE = {"initial": 1, "min": 1, "max": 8}
+BUSY: dict[str, Any] = {"rate": 95.0, "service": 0.010, "pending": 100.0, "growth": 10.0}
+
+
+def settled(**spec: Any) -> World:
+    return World(builders.document(**builders.merge({"tokenizer": {"instances": RANGE}}, spec))).settle()
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
+    return loop_of(monkeypatch, settled())
+
+
+def condition(loop: Loop, kind: str) -> dict[str, Any]:
+    return loop.world.condition(kind)
+
+
+async def grown(loop: Loop) -> Loop:
+    """Under load that one instance does not carry, and the change is done."""
+    loop.flow(**BUSY)
+    await loop.tick()
+    await loop.settle()
+    await loop.tick()
+    return loop
+
+
+async def touched(loop: Loop) -> None:
+    """Wait until a pod is being changed."""
+    await eventually("a pod is touched", lambda: loop.tritons.loads)
+
+
+# --- acting -----------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_change_is_recorded_before_a_pod_is_touched(loop: Loop) -> None:
+    loop.tritons.gate = asyncio.Event()
+    loop.flow(**BUSY)
+    await loop.tick()
+    await touched(loop)
+    ((_, wanted),) = loop.tritons.loads
+    assert loop.counts == {"tokenizer": wanted}
+    assert wanted > 1
+    loop.tritons.gate.set()
+    await loop.settle()
+    assert set(loop.tritons.counts.values()) == {wanted}
+    (event,) = [event for made in loop.plans for event in made.events if event.reason == "Scaled"]
+    assert event.note.startswith(f"tokenizer from 1 to {wanted}: TokenizerBound")
+    assert (loop.status()["scaling"]["history"][0]["from"], loop.status()["tokenizer"]["desiredInstances"]) == (1, wanted)
+
+
+async def test_what_cannot_be_recorded_changes_nothing(loop: Loop) -> None:
+    loop.writes = False
+    loop.flow(**BUSY)
+    await loop.tick()
+    await loop.settle()
+    assert loop.tritons.loads == []
+    assert loop.scaler.intent(loop.key) is None
+    loop.writes = True
+    await loop.tick()
+    assert condition(loop, "ScalingActive")["reason"] == "ActuationFailed"
+    assert "could not be recorded" in condition(loop, "ScalingActive")["message"]
+    assert loop.counts == {"tokenizer": 1}
+    await loop.tick(20.0)
+    await loop.settle()
+    assert loop.counts["tokenizer"] > 1, "tried again after the pause"
+
+
+async def test_what_is_refused_is_taken_back_and_tried_again_ever_more_seldom(loop: Loop) -> None:
+    (pod,) = loop.world.pods
+    loop.tritons.refuse[pod.name] = PodRefusedError("no space left on /dev/shm")
+    loop.flow(**BUSY)
+    tried = []
+    for _ in range(100):
+        await loop.tick()
+        if loop.scaler._watched[loop.key].busy:
+            tried.append(loop.now)
+            await loop.settle()
+            assert loop.counts == {"tokenizer": 1}, "new pods start from what works"
+            loop.flow(**BUSY)
+    assert "no space left on /dev/shm" in condition(loop, "ScalingActive")["message"]
+    assert (condition(loop, "ScalingActive")["reason"], loop.status()["scaling"]["history"][0]["to"]) == ("ActuationFailed", 1)
+    gaps = [later - earlier for earlier, later in zip(tried, tried[1:], strict=False)]
+    assert gaps == sorted(gaps)
+    assert gaps[:3] == [16, 32, 64]
+
+
+async def test_a_failed_growth_that_is_no_longer_wanted_is_no_failure(loop: Loop) -> None:
+    (pod,) = loop.world.pods
+    loop.tritons.refuse[pod.name] = PodRefusedError("no")
+    loop.flow(**BUSY)
+    await loop.tick()
+    await loop.settle()
+    loop.flow(10.0, service=0.010)
+    for _ in range(20):
+        loop.flow(10.0, service=0.010)
+        await loop.tick(2.0)
+    assert condition(loop, "ScalingActive")["reason"] == "Succeeded"
+
+
+async def test_a_drifted_pod_is_brought_in_line_and_no_other_follows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = await grown(loop_of(monkeypatch, settled(replicas=3)))
+    count = loop.counts["tokenizer"]
+    loop.flow(rate=95.0 * count * 0.7, service=0.010)
+    strayed = loop.world.pods[1].name
+    loop.tritons.counts[strayed] = 1
+    loop.tritons.loads.clear()
+    loop.tritons.refuse[strayed] = PodRefusedError("not now")
+    for _ in range(20):
+        await loop.tick()
+        await loop.settle()
+    assert {pod for pod, _ in loop.tritons.loads} == {strayed}
+    assert loop.counts == {"tokenizer": count}, "one pod's trouble lowers nobody's count"
+    loop.tritons.refuse.clear()
+    for _ in range(40):
+        await loop.tick(5.0)
+        await loop.settle()
+    assert loop.tritons.counts[strayed] == loop.counts["tokenizer"]
+
+
+async def test_a_pod_that_goes_in_mid_change_is_no_failure(loop: Loop) -> None:
+    (pod,) = loop.world.pods
+    loop.tritons.refuse[pod.name] = PodGoneError("connection refused")
+    loop.flow(**BUSY)
+    await loop.tick()
+    await loop.settle()
+    assert loop.counts["tokenizer"] > 1
+    await loop.tick()
+    assert condition(loop, "ScalingActive")["reason"] == "Succeeded"
+
+
+async def test_a_new_spec_in_mid_change_loses_nothing_of_it(loop: Loop) -> None:
+    loop.tritons.gate = asyncio.Event()
+    loop.flow(**BUSY)
+    await loop.tick()
+    await touched(loop)
+    action = loop.scaler._watched[loop.key].action
+    loop.world.change(replicas=1, scaling={"targetUtilizationPercent": 60})
+    await loop.tick()
+    assert loop.scaler._watched[loop.key].action is action
+    loop.tritons.refuse[loop.world.pods[0].name] = PodRefusedError("late")
+    loop.tritons.gate.set()
+    await loop.settle()
+    await loop.tick()
+    assert "late" in condition(loop, "ScalingActive")["message"]
+
+
+# --- over a restart -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spoil", [False, True])
+async def test_another_process_takes_recorded_counts_over(monkeypatch: pytest.MonkeyPatch, loop: Loop, spoil: bool) -> None:
+    """Whether or not what scaling remembered can be read, and before any pod has said how many it runs."""
+    await grown(loop)
+    count = loop.counts["tokenizer"]
+    if spoil:
+        loop.world.children["ConfigMap", names.live_name(loop.world.name)]["data"][names.KEY_SCALING] = "{broken"
+    second = loop_of(monkeypatch, loop.world)
+    (pod,) = loop.world.pods
+    second.tritons.mute[pod.name] = PodGoneError("away")
+    before = dict(second.live)
+    for _ in range(10):
+        second.flow(50.0, service=0.010)
+        await second.tick()
+    assert second.counts == {"tokenizer": count}
+    assert second.live == before
+    assert second.tritons.loads == []
+
+
+async def test_a_start_says_nothing_until_it_has_looked(monkeypatch: pytest.MonkeyPatch, loop: Loop) -> None:
+    await grown(loop)
+    told = loop.status()
+    second = loop_of(monkeypatch, loop.world)
+    second.collector.says = Failure(Trouble.MISSING, "one look is no rate")
+    for _ in range(10):
+        await second.tick(2.0)
+        second.reconcile()
+    assert second.status() == told
+    for _ in range(60):
+        await second.tick(2.0)
+    assert condition(second, "MetricsAvailable")["reason"] == "MetricsMissing"
+    assert second.counts == loop.counts
+
+
+# --- quiet --------------------------------------------------------------------------------------------------------------------
+
+
+async def test_ten_minutes_of_the_same_write_nothing(loop: Loop) -> None:
+    """Rates that waver by a few percent are no news: no ConfigMap, no status, no event; passes at most once a minute."""
+    loop.flow(50.0, service=0.010)
+    for _ in range(5):
+        await loop.tick()
+    loop.plans.clear()
+    loop.dues.clear()
+    live = loop.live
+    for number in range(300):
+        loop.flow(50.0 + number % 3, service=0.010)
+        await loop.tick(2.0)
+    assert loop.live == live
+    assert len(loop.dues) <= 10
+    assert len(loop.collector.asked) == 305
+    assert [item for made in loop.plans for item in (*made.apply, *made.events)] == []
+    assert [made.status for made in loop.plans if made.status is not None] == []
+    loop.flow(20.0, service=0.010)  # the other way round: what has changed is written
+    for _ in range(40):
+        loop.flow(20.0, service=0.010)
+        await loop.tick(2.0)
+    assert [made.status for made in loop.plans if made.status is not None]
+
+
+# --- modes and states ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.proves("spec.scaling.mode", "behaviour")
+async def test_advice_is_told_and_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = loop_of(monkeypatch, settled(scaling={"mode": "Advisory"}))
+    live = loop.live
+    for _ in range(60):
+        loop.flow(**BUSY)
+        await loop.tick()
+    assert (loop.live, loop.tritons.loads, loop.scaler.intent(loop.key)) == (live, [], None)
+    told = condition(loop, "ScalingActive")
+    assert (told["status"], told["reason"]) == ("False", "Advisory")
+    assert "tokenizer would go from 1 to " in told["message"]
+    state = loop.status()["scaling"]
+    assert (state["bottleneck"], state["mode"], "lastScaleTime" in state) == ("TokenizerBound", "Advisory", False)
+    events = [event for made in loop.plans for event in made.events if event.action == "Scale"]
+    assert [event.reason for event in events] == ["ScalingAdvised"]
+    again = loop_of(monkeypatch, loop.world)
+    for _ in range(60):
+        again.flow(**BUSY)
+        await again.tick()
+    assert [event for made in again.plans for event in made.events if event.action == "Scale"] == []
+
+
+@pytest.mark.proves("spec.scaling.mode", "behaviour")
+async def test_disabled_does_not_look(monkeypatch: pytest.MonkeyPatch, loop: Loop) -> None:
+    await grown(loop)
+    loop.world.change(scaling={"mode": "Disabled"})
+    asked = len(loop.collector.asked)
+    for _ in range(5):
+        await loop.tick()
+        loop.reconcile()
+    assert all(not wanted for wanted in loop.collector.asked[asked:])
+    assert "scaling" not in loop.status()
+    assert condition(loop, "ScalingActive") == {}
+    assert loop.counts["tokenizer"] > 1, "counts stay as they are"
+
+
+async def test_suspended_says_nothing_of_scaling(loop: Loop) -> None:
+    await grown(loop)
+    loop.world.change(suspend="Enabled")
+    loop.reconcile()
+    loop.world.settle()
+    for _ in range(5):
+        await loop.tick()
+        loop.reconcile()
+    assert condition(loop, "ScalingActive") == {}
+    assert condition(loop, "Ready")["reason"] == "Suspended"
+    assert loop.counts["tokenizer"] > 1
+
+
+async def test_without_a_ready_pod_counts_stay_and_it_is_said(loop: Loop) -> None:
+    await grown(loop)
+    before = loop.counts
+    loop.world.pods[0] = replace(loop.world.pods[0], phase="Loading")
+    for _ in range(40):
+        await loop.tick()
+    assert condition(loop, "ScalingActive")["reason"] == "NoPods"
+    assert loop.status()["scaling"]["bottleneck"] == Verdict.UNKNOWN
+    assert loop.counts == before
+
+
+async def test_pods_of_two_revisions_are_each_changed_by_their_own_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = settled(replicas=2)
+    old = world.pods[0]
+    world.change(tokenizer={"maxLength": 128})
+    world.step()
+    world.control()
+    new = next(pod for pod in world.pods if pod.revision != old.revision)
+    world.pods = [old, ModelPod(new.name, new.revision, new.template, new.created, phase="Ready", since=world.now)]
+    loop = loop_of(monkeypatch, world)
+    loop.flow(**BUSY)
+    await loop.tick()
+    await loop.settle()
+    assert {pod for pod, _ in loop.tritons.loads} == {old.name, new.name}
+    assert len(loop.tritons.keys) == 2, "each revision has its control key"
+
+
+async def test_a_paused_or_deleted_pipeline_is_left_alone(loop: Loop) -> None:
+    await grown(loop)
+    loop.world.document["metadata"]["annotations"] = {names.ANNOTATION_PAUSED: "true"}
+    loop.cache()
+    await loop.scaler.tick()
+    assert loop.scaler.view(loop.key) is None
+    assert not loop.scaler._watched
+    assert not [sample for family in loop.scaler.metrics.desired.collect() for sample in family.samples]
+
+
+# --- faults -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trouble", list(Trouble))
+async def test_without_metrics_counts_stay_and_the_cause_is_told(loop: Loop, trouble: Trouble) -> None:
+    await grown(loop)
+    before = loop.counts
+    loop.collector.says = Failure(trouble, "why and what to look at")
+    for _ in range(100):
+        await loop.tick()
+    assert loop.counts == before
+    told = condition(loop, "MetricsAvailable")
+    assert (told["status"], told["reason"]) == ("False", trouble.value)
+    assert "why and what to look at" in told["message"]
+    (event,) = [event for made in loop.plans for event in made.events if event.action == "ReadMetrics"]
+    assert (event.warning, event.reason) == (True, trouble.value)
+    loop.flow(50.0 * before["tokenizer"], service=0.010)
+    await loop.tick()
+    assert [event.reason for event in loop.plans[-1].events if event.action == "ReadMetrics"] == ["MetricsBack"]
+
+
+async def test_a_collector_that_fails_is_the_trouble_of_its_pipelines_alone(loop: Loop) -> None:
+    loop.collector.says = RuntimeError("a defect")
+    for _ in range(40):
+        await loop.tick()
+    assert condition(loop, "MetricsAvailable")["reason"] == "PrometheusError"
+    assert "a defect" not in condition(loop, "MetricsAvailable")["message"], "what an exception says may hold anything"
+
+
+async def test_one_pipeline_that_cannot_be_decided_is_not_the_others_trouble(loop: Loop) -> None:
+    other = builders.document(name="other", tokenizer={"instances": RANGE})
+    other["metadata"]["generation"] = 1
+    loop.flow(50.0, service=0.010)
+    await loop.tick()
+    spoilt = World(other).settle()
+    loop.cache()
+    broken = spoilt.document
+    broken["metadata"]["generation"] = "seven"
+    loop.store.put(INFERENCE_PIPELINES, broken)
+    await loop.scaler.tick()
+    assert loop.scaler.view(loop.key) is not None
+    errors = {sample.labels["pipeline"] for family in loop.scaler.metrics.errors.collect() for sample in family.samples}
+    assert errors == {"other"}
+
+
+ODD = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, -1.0, 1e300])
+COUNTERS = st.builds(Counters, success=ODD, execs=ODD, queue_us=ODD, compute_infer_us=ODD, pending=ODD)
+SCRAPES = st.lists(st.builds(Scrape, at=ODD, models=st.dictionaries(st.sampled_from(["tokenizer", "model"]), COUNTERS)), max_size=4)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(says=st.one_of(st.builds(Failure, st.sampled_from(Trouble), st.text(max_size=50)), SCRAPES))
+def test_nothing_that_a_collector_says_ends_the_loop(says: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts stay within their bounds, and the next tick comes."""
+    loop = loop_of(monkeypatch, World(builders.document(tokenizer={"instances": RANGE}), rendered=RENDERED).settle() if not WORLDS else WORLDS[0])
+    WORLDS[:] = [loop.world]
+    loop.collector.says = (lambda one: Sample({pod: PodHistory(tuple(says)) for pod in one.pods}, 5.0)) if isinstance(says, list) else says
+
+    async def ticks() -> None:
+        for _ in range(2):
+            await loop.tick()
+            await loop.settle()
+
+    asyncio.run(ticks())
+    assert 1 <= loop.counts["tokenizer"] <= 8
+
+
+WORLDS: list[World] = []
+RENDERED: dict[str, Any] = {}
+
+
+async def test_no_secret_is_told_anywhere(loop: Loop, capsys: pytest.CaptureFixture[str]) -> None:
+    (pod,) = loop.world.pods
+    loop.tritons.refuse[pod.name] = PodRefusedError("no")
+    loop.flow(**BUSY)
+    await loop.tick()
+    await loop.settle()
+    loop.collector.says = RuntimeError("defect")
+    await loop.tick()
+    (key,) = loop.tritons.keys
+    assert key.startswith("control key of ")
+    told = json.dumps([loop.status(), loop.live, [str(made.events) for made in loop.plans]]) + capsys.readouterr().out
+    assert "ActuationFailed" in told
+    assert "control key of " not in told
+
+
+async def test_what_is_remembered_is_what_holds(loop: Loop) -> None:
+    await grown(loop)
+    remembered = loads(loop.live[names.KEY_SCALING])
+    assert remembered.steps["tokenizer"].desired == loop.counts["tokenizer"]
+    assert remembered.history[0].after == loop.counts["tokenizer"]
+
+
+def test_flows_are_as_meant() -> None:
+    """The load of these tests is more than one instance carries."""
+    first, last = history({"tokenizer": Flow(**BUSY)}).scrapes[0], history({"tokenizer": Flow(**BUSY)}).scrapes[-1]
+    assert last.models["tokenizer"].pending > first.models["tokenizer"].pending
