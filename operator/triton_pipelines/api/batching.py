@@ -31,7 +31,9 @@ class QueuePolicy(ApiModel):
     max_queue_size: Annotated[
         int | None, Field(ge=0, le=2**31 - 1, description="Requests that may wait; more are refused with 503. 0: no limit.")
     ] = None
-    timeout_action: Annotated[TimeoutAction | None, Field(description="REJECT a request that waited too long, or DELAY it behind all others.")] = None
+    timeout_action: Annotated[
+        TimeoutAction | None, Field(description="REJECT (the default) a request that waited too long, or DELAY it behind all others.")
+    ] = None
     default_timeout_microseconds: Annotated[
         int | None, Field(ge=0, le=2**31 - 1, description="Longest wait in the queue, in microseconds. 0: no limit.")
     ] = None

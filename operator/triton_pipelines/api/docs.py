@@ -6,7 +6,7 @@ One section per kind of object, with a table of its fields and a list of its rul
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from . import names
@@ -15,6 +15,10 @@ from .conditions import ABNORMAL, KIND_OF, ConditionType, Kind, Reason
 from .crd import PRESERVE, PRINTER_COLUMNS, structural
 from .status import Status
 from .v1alpha1 import ROOT_RULES, InferencePipeline, Spec
+
+# Longer lists of places say nothing to a reader: then a few stand for all.
+MAX_PLACES = 6
+PLACES_SHOWN = 3
 
 CONDITION_MEANING: Mapping[ConditionType, str] = {
     ConditionType.READY: "The latest spec is served by every pod. True with reason Suspended where no pods are wanted.",
@@ -133,11 +137,18 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
+def _places(paths: Sequence[str]) -> str:
+    """Where a kind of object stands: each place, or of many how many and the first."""
+    if len(paths) <= MAX_PLACES:
+        return ", ".join(f"`{path}`" for path in paths)
+    return f"{len(paths)} places, such as {', '.join(f'`{path}`' for path in paths[:PLACES_SHOWN])}"
+
+
 def _section(model: type[ApiModel], paths: list[str], *, defaults: bool) -> Iterator[str]:
     schema = structural(model, defaults=defaults)
     yield f"### {model.__name__}"
     yield ""
-    yield f"{schema['description']} Stands at {', '.join(f'`{path}`' for path in paths)}."
+    yield f"{schema['description']} Stands at {_places(paths)}."
     yield ""
     yield "| Field | Type | Default | Meaning |"
     yield "| --- | --- | --- | --- |"

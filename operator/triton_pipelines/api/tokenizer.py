@@ -99,7 +99,10 @@ class Tokenizer(ApiModel):
         Field(description="HuggingFace (the default): tokenizer.json through the Rust tokenizers library. Python: own model.py."),
     ] = None
     source: Annotated[
-        Source | None, Field(description="A folder with tokenizer.json (or vocab.txt with its configuration), or the file. Default: spec.source.")
+        Source | None,
+        Field(
+            description="A folder with tokenizer.json (or vocab.txt with its configuration), or the file. Default: spec.source. Type Python: what the code reads, laid beside model.py; no default."
+        ),
     ] = None
     python: Annotated[OwnCode | None, Field(description="Type Python: the code.")] = None
     inputs: Annotated[TokenizerInputs, Field(description="Texts that it reads.")] = TokenizerInputs()
@@ -127,7 +130,11 @@ class Tokenizer(ApiModel):
     ] = None
     buckets: Annotated[
         tuple[Annotated[int, Field(ge=1, le=MAX_TOKENS)], ...],
-        Field(max_length=32, description="Lengths of padding Bucketed, ascending; maxLength is always the last.", json_schema_extra=ATOMIC),
+        Field(
+            max_length=32,
+            description="Lengths of padding Bucketed, ascending; maxLength is always the last, written or not.",
+            json_schema_extra=ATOMIC,
+        ),
     ] = ()
     max_batch_size: Annotated[
         int | None,

@@ -134,7 +134,7 @@ class Spec(ApiModel):
         ),
         Rule(
             cel="!has(self.tokenizer) || has(self.tokenizer.source) || has(self.source) || has(self.tokenizer.python)",
-            message="tokenizer.source is needed, or a source for the whole pipeline",
+            message="tokenizer.source is needed, or a source for the whole pipeline; type Python may have none",
             holds=lambda s: s.tokenizer is None or s.tokenizer.source is not None or s.source is not None or s.tokenizer.python is not None,
             field="tokenizer.source",
         ),

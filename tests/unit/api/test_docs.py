@@ -43,3 +43,11 @@ def test_tables_are_whole() -> None:
     for line in docs.render().splitlines():
         if line.startswith("| `"):
             assert len(re.findall(r"(?<!\\)\|", line)) in (4, 5), line
+
+
+def test_long_lists_of_places_are_told_by_a_few() -> None:
+    lines = [line.partition(" Stands at ")[2] for line in docs.render().splitlines() if " Stands at " in line]
+    counted = [(line, int(said[1])) for line in lines if (said := re.match(r"(\d+) places, such as ", line))]
+    assert counted
+    assert all(count > docs.MAX_PLACES and line.count("`") == 2 * docs.PLACES_SHOWN for line, count in counted)
+    assert all(line.count("`") <= 2 * docs.MAX_PLACES for line in lines)

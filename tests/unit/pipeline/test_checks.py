@@ -179,8 +179,6 @@ WARNED: dict[str, tuple[dict[str, Any], str, str]] = {
     "not pinned": ({**GOOD, "model": {"source": {"uri": "https://host/m.onnx?signature=abc"}}},
                    "spec.model.source", "https://host/m.onnx is not pinned"),
     "not pinned, shared": ({"source": {"uri": "hf://o/n"}, "tokenizer": {"source": None, **QUEUE}, "model": {"source": None}}, "spec.source", "hf://o/n is not pinned"),
-    "buckets": ({**GOOD, "tokenizer": {**GOOD["tokenizer"], "padding": "Bucketed", "buckets": [8]}},
-                "spec.tokenizer.padding", "Bucketed gives requests different lengths"),
     "longest": ({"tokenizer": {**GOOD["tokenizer"], "padding": "Longest"}, "model": {**GOOD["model"], "platform": "python", "python": {"runner": "OnnxRuntime"}}},
                 "spec.tokenizer.padding", "Longest computes padding that Ragged does not"),
     "products": ({**GOOD, "model": {**GOOD["model"], "platform": "tensorrt_plan"}, "server": {"image": "x:24.10"}},
