@@ -78,6 +78,7 @@ async def _measure(prometheus: PrometheusServer) -> None:
     memories = dict.fromkeys(wanted, Memory())
     collecting: list[float] = []
     deciding: list[float] = []
+    failed: set[str] = set()
     async with PrometheusCollector(Connection(url=prometheus.url)) as collector:
         began = time.monotonic()
         for number in range(WARM + RUNS):
@@ -90,6 +91,7 @@ async def _measure(prometheus: PrometheusServer) -> None:
                 pod = _pod(key)
                 memories[key] = decide(limits, memories[key], sample, {"tokenizer": {pod: 2}}, (pod,), now).memory
             after = time.process_time()
+            failed |= {sample.message for sample in found.values() if not isinstance(sample, Sample)} if number >= WARM else set()
             usable = sum(isinstance(sample, Sample) for sample in found.values())
             counted = number >= WARM and usable == PIPELINES
             print(f"collection {between - before:5.2f} s, decisions {after - between:5.2f} s of CPU; {usable} samples{'' if counted else ' (not counted)'}")
@@ -97,8 +99,7 @@ async def _measure(prometheus: PrometheusServer) -> None:
                 collecting.append(between - before)
                 deciding.append(after - between)
     if len(collecting) < RUNS - 2:
-        odd = next(sample for sample in found.values() if not isinstance(sample, Sample))
-        raise SystemExit(f"only {len(collecting)} collections brought all samples: {odd}")
+        raise SystemExit(f"only {len(collecting)} of {RUNS} collections brought all samples: {sorted(failed)[:3]}")
     both = [first + second for first, second in zip(collecting, deciding, strict=True)]
     goal = thresholds()["C7"]["goal"]
     path = write(

@@ -5,7 +5,8 @@
 - `charts/…/templates/crds/` from `crds/`: Helm never upgrades a chart's own `crds/` folder, so they are templates behind a value;
 - descriptions in `values.schema.json` and the table of values in `README.md` from the comments of `values.yaml`;
 - `manifests/gitops/argocd-cm.yaml` from the Lua script beside it;
-- `manifests/base/operator.yaml` and `manifests/overlays/namespaced/operator.yaml` from the chart, so that both ways install the same.
+- `manifests/base/operator.yaml`, `manifests/overlays/namespaced/roles.yaml` and `manifests/monitoring/monitoring.yaml` from the chart, so that
+  both ways install the same.
 """
 
 import argparse
@@ -32,6 +33,7 @@ CRDS = ROOT / "crds"
 NAMESPACE = "triton-pipelines"
 GENERATED = "# Made by `python -m hack.chart`; edit {source} instead.\n"
 TABLE_START, TABLE_END = "<!-- values: start -->", "<!-- values: end -->"
+MONITORING = ("podMonitor", "prometheusRule")
 HELM_ONLY_LABELS = ("helm.sh/chart", "app.kubernetes.io/managed-by")
 
 
@@ -218,6 +220,12 @@ def scoped(objects: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [item for item in objects if item["kind"] in {"Role", "RoleBinding"} and not item["metadata"]["name"].endswith("-key")]
 
 
+def added(objects: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The objects that are not among ``before``, by kind and name."""
+    known = {(item["kind"], item["metadata"]["name"]) for item in before}
+    return [item for item in objects if (item["kind"], item["metadata"]["name"]) not in known]
+
+
 # --- all of it ---------------------------------------------------------------------------------------------------------
 
 
@@ -240,9 +248,11 @@ def rendered_from_chart() -> dict[Path, str]:
     """The kustomize manifests with the content they should have."""
     everything = render("--set", "crds.enabled=false")
     namespaced = render("--set", "crds.enabled=false", "--set", f"watch.namespaces={{{NAMESPACE}}}")
+    watched = [f"--set={value}.enabled=true" for value in ("metrics.podMonitor", *(f"monitoring.{one}" for one in MONITORING))]
     return {
         MANIFESTS / "base" / "operator.yaml": manifest(everything),
         MANIFESTS / "overlays" / "namespaced" / "roles.yaml": manifest(scoped(namespaced)),
+        MANIFESTS / "monitoring" / "monitoring.yaml": manifest(added(render("--set", "crds.enabled=false", *watched), everything)),
     }
 
 

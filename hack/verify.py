@@ -46,6 +46,7 @@ CHECKS: dict[str, Callable[[bool], str]] = {
     "proof per field": _text("hack.proofs", "docs/reference/proofs.md"),
     "Triton's ModelConfig, field by field": _text("hack.modelconfig", "docs/reference/modelconfig.md"),
     "shape of a pod template": _text("hack.podschema", "operator/triton_pipelines/render/podschema.yaml"),
+    "rules, alerts and dashboard": _command(_module("hack.monitoring", "--check"), _module("hack.monitoring"), "monitoring"),
     "chart and kustomize base": _command(_module("hack.chart", "--check"), _module("hack.chart"), "chart"),
     "measured figures in the guide": _command(_module("hack.measured"), _module("hack.measured", "--write"), "measured figures"),
     "sample head and golden answers": _command(_module("e2e.models", "verify"), _module("e2e.models", "golden"), "sample models"),

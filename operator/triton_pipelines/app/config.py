@@ -156,13 +156,6 @@ class OperatorConfig(BaseModel):
             single_connection(value)
         return value
 
-    @field_validator("metrics_connections")
-    @classmethod
-    def _connections_are_valid(cls, value: Path | None) -> Path | None:
-        if value is not None:
-            load_connections(value)
-        return value
-
     @model_validator(mode="after")
     def _one_way_to_metrics(self) -> OperatorConfig:
         if self.metrics_connections is not None and self.prometheus_url is not None:
@@ -197,10 +190,10 @@ class OperatorConfig(BaseModel):
 
     @property
     def connections(self) -> Mapping[str, Connection]:
-        """Prometheus connections by name, read anew; none: pods are read directly.
+        """Prometheus connections by name, read from their file now; none: pods are read directly.
 
         Raises:
-            ValueError: they are wrong; each line names a field.
+            ConnectionsError: they are wrong; each line names file and field.
         """
         if self.metrics_connections is not None:
             return load_connections(self.metrics_connections)

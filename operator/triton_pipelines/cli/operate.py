@@ -15,6 +15,7 @@ from triton_pipelines.app.wire import build_reconcile, classify
 from triton_pipelines.cluster.login import LoginError, load_configuration
 from triton_pipelines.loader.main import exit_on_sigterm
 from triton_pipelines.loader.main import run as run_loader
+from triton_pipelines.metrics.connection import ConnectionsError
 
 from .failure import EXIT_USAGE, Failure
 
@@ -84,7 +85,8 @@ def operator(
     }
     try:
         config = load_config({key: value for key, value in given.items() if value not in (None, [])})
-    except ConfigError as error:
+        _ = config.connections  # what is wrong with them is said before anything runs
+    except (ConfigError, ConnectionsError) as error:
         raise Failure(str(error), EXIT_USAGE) from error
     configure_logging(config.log_level)
     asyncio.run(_run(config))

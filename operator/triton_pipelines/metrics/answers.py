@@ -263,4 +263,4 @@ def _differing(found: Mapping[_Series, list[_Found]]) -> list[str]:
 
 def rebased(scrape: Scrape, skew: float) -> Scrape:
     """The scrape by another clock that is ``skew`` seconds behind."""
-    return replace(scrape, at=scrape.at - skew) if skew else scrape
+    return replace(scrape, at=scrape.at - skew)

@@ -106,7 +106,7 @@ class PrometheusCollector:
         if self._running is not None and not self._running.done():
             return self._all_failed(wanted, "the last collection has not come back yet")
         if not pods:
-            return {key: judge(one, self._histories, Evidence(0.0, 0.0), self.source, "") for key, one in wanted.items()}
+            return {key: judge(one, self._histories, Evidence(0.0, 0.0), self.source, str) for key, one in wanted.items()}
         began = self._monotonic()
         plan = self._plan(wanted, began)
         running = asyncio.get_running_loop().run_in_executor(self._pool, self._fetch, plan)
@@ -269,8 +269,7 @@ class PrometheusCollector:
         failed = [pod for pod in one.pods if (one.namespace, pod) in got.errors]
         if failed:
             return Failure(Trouble.ERROR, f"{self._at}: {got.errors[one.namespace, failed[0]]}")
-        query = queries.shown(self.connection, one.namespace, tuple(one.pods))
-        return judge(one, self._histories, evidence, self.source, query)
+        return judge(one, self._histories, evidence, self.source, lambda: queries.shown(self.connection, one.namespace, tuple(one.pods)))
 
     def _all_failed(self, wanted: Mapping[PipelineKey, Expected], why: str) -> dict[PipelineKey, Sample | Failure]:
         return dict.fromkeys(wanted, Failure(Trouble.ERROR, f"{self._at}: {why}"))
@@ -296,7 +295,7 @@ def _look_back(slow: Mapping[PodKey, float], pods: Iterable[PodKey]) -> float:
 def _asks(pods: Iterable[PodKey], models: Mapping[PodKey, frozenset[str]], seconds: float) -> list[_Ask]:
     chosen = set(pods)
     asks = []
-    for group in queries.groups(chosen, {model for pod in chosen for model in models[pod]}):
+    for group in queries.groups(chosen, frozenset().union(*{models[pod] for pod in chosen})):
         inside = set(group.namespaces)
         asks.append(_Ask(group, seconds, frozenset(pod for pod in chosen if pod[0] in inside)))
     return asks

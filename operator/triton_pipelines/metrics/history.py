@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from itertools import pairwise
 from typing import Final
 
 from .samples import Scrape, Usage
@@ -70,6 +69,7 @@ class Histories:
 
     def gap(self, pod: PodKey) -> float | None:
         """Seconds between the pod's scrapes: the lower median of the last few, so that one missed scrape does not count."""
-        times = [scrape.at for scrape in list(self._scrapes.get(pod, deque()))[-GAPS - 1 :]]
-        gaps = sorted(gap for earlier, later in pairwise(times) if (gap := later - earlier) <= GAP_SECONDS_MAX)
+        known = self._scrapes.get(pod, ())
+        last = len(known) - 1
+        gaps = sorted(gap for index in range(last, max(0, last - GAPS), -1) if (gap := known[index].at - known[index - 1].at) <= GAP_SECONDS_MAX)
         return gaps[(len(gaps) - 1) // 2] if gaps else None

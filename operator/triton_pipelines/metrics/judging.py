@@ -5,7 +5,7 @@ All times are those of the server's clock until the sample is made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -41,8 +41,8 @@ class Evidence:
     said: tuple[str, ...] = ()
 
 
-def judge(expected: Expected, histories: Histories, seen: Evidence, source: str, query: str) -> Sample | Failure:
-    """The pods that can be believed, or why there is none.
+def judge(expected: Expected, histories: Histories, seen: Evidence, source: str, query: Callable[[], str]) -> Sample | Failure:
+    """The pods that can be believed, or why there is none; ``query`` makes the query that people should try.
 
     A pod is believed when its newest scrape holds every series of every model and is at most 2.5 scrapes old. Pods that are not are
     left out of the sample, with a note: whoever decides knows which ones are ready, and lowers nothing by a part of them.
@@ -60,7 +60,7 @@ def judge(expected: Expected, histories: Histories, seen: Evidence, source: str,
         else:
             bad[key[1]] = wrong
     if not good:
-        return _failure(bad, len(keys), source, query)
+        return _failure(bad, len(keys), source, query())
     notes = list(seen.said)
     if bad:
         pod, (_, why) = next(iter(sorted(bad.items())))
@@ -103,7 +103,8 @@ def _history(key: PodKey, histories: Histories, seen: Evidence) -> PodHistory:
     usage = histories.usage(key)
     if usage is not None:
         usage = replace(usage, at=usage.at - seen.skew) if seen.now - usage.at <= USAGE_SECONDS_MAX else None
-    return PodHistory(tuple(rebased(scrape, seen.skew) for scrape in histories.scrapes(key)), usage)
+    scrapes = histories.scrapes(key)
+    return PodHistory(tuple(rebased(scrape, seen.skew) for scrape in scrapes) if seen.skew else scrapes, usage)
 
 
 def _failure(bad: Mapping[str, tuple[Trouble, str]], pods: int, source: str, query: str) -> Failure:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.integration
 
 CI_VALUES = sorted((chart.CHART / "ci").glob("*-values.yaml"))
 SCHEMA_VERSIONS = ("1.30", "1.36")
-NO_SCHEMA = {"PodMonitor"}
+NO_SCHEMA = {"PodMonitor", "PrometheusRule"}
 """Kinds of other projects: no schema in kubernetes-validate."""
 
 
@@ -177,6 +177,12 @@ REFUSED = [
     (["--set", "operator.sourceMap={hf://}"], "/operator/sourceMap/0"),
     (["--set", "image.digest=abc"], "/image/digest"),
     (["--set", "metrics.podMonitor.interval=soon"], "/metrics/podMonitor/interval"),
+    (["--set", "monitoring.podMonitor.interval=5"], "/monitoring/podMonitor/interval"),
+    (["--set", "prometheus.url=prometheus:9090"], "/prometheus/url"),
+    (
+        ["--set", "prometheus.url=http://a", "--set", "prometheus.connections[0].url=http://b"],
+        "prometheus.url and prometheus.connections are both set",
+    ),
     (["--set", "serviceAccount.create=false"], "serviceAccount.name is needed with serviceAccount.create=false"),
     (["--kube-version", "1.29.0"], "requires kubeVersion"),
 ]

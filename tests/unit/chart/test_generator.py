@@ -148,6 +148,7 @@ def test_full_values_differ_from_every_default() -> None:
         "rbac.aggregate",
         "networkPolicy.enabled",
         "metrics.service.enabled",
+        "prometheus.url",
     }
     same = []
     for value in chart.documented_values((chart.CHART / "values.yaml").read_text()):
