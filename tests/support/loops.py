@@ -34,6 +34,11 @@ MODELS = ("tokenizer", "model")
 PACE = Pace(load=5.0, settle=0.05, settle_poll=0.01, verify=0.05, verify_poll=0.01)
 
 
+def control_key(uid: str, revision: str) -> str:
+    """As the world's own operator derives it."""
+    return f"key of {uid} {revision}"
+
+
 @dataclass
 class Tritons:
     """Counts of the pods by name, what was loaded, and how pods misbehave: name → error to raise at a load, or at a count."""
@@ -153,7 +158,7 @@ class Loop:
     def reconcile(self) -> Plan:
         """One pass of the real plan, with what scaling hands over."""
         observed = replace(self.world.observed(), intent=self.scaler.intent(self.key), view=self.scaler.view(self.key))
-        decided = plan(observed, Context(self.world.options, lambda uid, revision: "key"), self.world.now)
+        decided = plan(observed, Context(self.world.options, control_key), self.world.now)
         if self.writes:
             for item in decided.apply:
                 self.world._apply(item)
@@ -200,7 +205,7 @@ def loop_of(monkeypatch: pytest.MonkeyPatch, world: World) -> Loop:
     scaler = Autoscaler(
         store=Store(),
         options=world.options,
-        derive=lambda uid, revision: f"control key of {uid}/{revision}",
+        derive=control_key,
         prober=prober,
         collectors={"": collector},
         clock=lambda: world.now,

@@ -81,6 +81,7 @@ class Autoscaler:
     pace: Pace = field(default_factory=Pace)
     _watched: dict[Key, Watched] = field(default_factory=dict)
     _invalid: dict[Key, tuple[str, int]] = field(default_factory=dict)
+    _said: dict[tuple[Key, str], str] = field(default_factory=dict)
 
     # --- what the reconcile pass asks -----------------------------------------------------------------------------------
 
@@ -134,6 +135,10 @@ class Autoscaler:
     async def _failed(self, key: Key, kind: str, error: BaseException) -> None:
         """A defect of ours, or what a pod or an edited object did to us: counted and logged, never the end of the loop."""
         self.metrics.errors.labels(*key, kind).inc()
+        said = f"{type(error).__name__}: {error}"
+        if self._said.get((key, kind)) == said:
+            return  # every tick meets it again; the counter tells
+        self._said[key, kind] = said
         await _log.aerror("scaling failed", namespace=key[0], pipeline=key[1], kind=kind, error=str(error), exc_info=error)
 
     # --- observe -------------------------------------------------------------------------------------------------------------
@@ -189,6 +194,7 @@ class Autoscaler:
     def _drop(self, keys: Iterable[Key]) -> None:
         for key in keys:
             self._invalid.pop(key, None)
+            self._said = {where: said for where, said in self._said.items() if where[0] != key}
             watched = self._watched.pop(key, None)
             if watched is not None:
                 self._rest(key, watched)

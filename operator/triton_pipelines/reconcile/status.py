@@ -29,6 +29,8 @@ SHORT_MAX = 512
 # Of a URI in the schema; masking what is secret in one may make it longer than it was written.
 URI_MAX = 1024
 REASON_MAX = 1024
+# Of a step, what scaling alone tells.
+_SCALED_FIELDS = ("instances", "podsWithDesiredInstances", "verdict", "verdictReason")
 CLUSTER_SUFFIX = "svc"
 # Merge keys of the status' own lists, as in its schema.
 _LIST_KEYS = {"steps": ("name",), "sources": ("step",)}
@@ -114,7 +116,7 @@ def compute(
         "selector": ",".join(f"{key}={value}" for key, value in names.selector(pipeline.name).items()),
         "endpoints": _endpoints(pipeline),
         "ensemble": _ensemble(graph),
-        "steps": _steps(graph, observed, wanted, counts, astray),
+        "steps": _steps(pipeline, graph, observed, wanted, counts, astray),
         "scaling": _scaling(pipeline, observed),
         "padding": {"chosen": graph.padding.chosen.value, "reason": graph.padding.reason} if graph.padding else {},
         "sources": _sources(observed, wanted),
@@ -127,10 +129,14 @@ def compute(
     return {key: value for key, value in status.items() if value not in ([], {}, "")}
 
 
+def _looked_after(pipeline: InferencePipeline, graph: Graph) -> bool:
+    """Whether scaling has anything to say of the pipeline, now or soon."""
+    return pipeline.spec.scaling.mode is not ScalingMode.DISABLED and pipeline.spec.suspend is Switch.DISABLED and bool(scaled_steps(graph))
+
+
 def _kept_conditions(pipeline: InferencePipeline, graph: Graph, observed: Observed) -> list[Mapping[str, Any]]:
     """Scaling's conditions as they were, where it has not looked yet."""
-    scaling = pipeline.spec.scaling.mode is not ScalingMode.DISABLED and pipeline.spec.suspend is Switch.DISABLED and scaled_steps(graph)
-    if observed.view is not None or not scaling:
+    if observed.view is not None or not _looked_after(pipeline, graph):
         return []
     return [item for item in observed.status.get("conditions") or () if item.get("type") in SCALING_CONDITIONS]
 
@@ -307,14 +313,16 @@ def _ensemble(graph: Graph) -> dict[str, Any]:
     }
 
 
-def _steps(graph: Graph, observed: Observed, wanted: str, counts: Mapping[str, int], astray: Mapping[str, str]) -> list[dict[str, Any]]:
+def _steps(
+    pipeline: InferencePipeline, graph: Graph, observed: Observed, wanted: str, counts: Mapping[str, int], astray: Mapping[str, str]
+) -> list[dict[str, Any]]:
     pods = [pod for pod in observed.pods if pod.revision == wanted and not pod.deleting]
     probes = [observed.probes[pod.uid] for pod in pods if pod.uid in observed.probes]
     result = []
     judged = verdicts_of(observed.view)
-    said = {}
-    if observed.view is not None and steady(observed.view, observed.status):
-        said = {item.get("name"): item.get("verdictReason") for item in observed.status.get("steps") or ()}
+    before = {item.get("name"): item for item in observed.status.get("steps") or ()}
+    silent = observed.view is None and _looked_after(pipeline, graph)
+    same = observed.view is not None and steady(observed.view, observed.status)
     for step in graph.models:
         # A model has a state for each of its versions.
         states = [[model for model in probe.models if model.name == step.model_name] for probe in probes]
@@ -335,7 +343,11 @@ def _steps(graph: Graph, observed: Observed, wanted: str, counts: Mapping[str, i
             entry |= {"instances": min(reported.values()), "podsWithDesiredInstances": sum(seen == count for seen in reported.values())}
         if step.name in judged:
             verdict, why, _ = judged[step.name]
-            entry |= {"verdict": verdict.value, "verdictReason": said.get(step.name) or why[:REASON_MAX]}
+            words = before.get(step.name, {}).get("verdictReason") if same else None
+            entry |= {"verdict": verdict.value, "verdictReason": words or why[:REASON_MAX]}
+        elif silent:
+            # After a start of the operator what was said before, until it has looked.
+            entry |= {name: value for name, value in before.get(step.name, {}).items() if name in _SCALED_FIELDS}
         reason = f"SourceChanged: {astray[step.name]}" if step.name in astray else next(reasons, "")
         if reason:
             entry["reason"] = reason[:REASON_MAX]
