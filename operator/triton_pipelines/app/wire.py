@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 from functools import partial
 from typing import Final
@@ -13,6 +14,7 @@ from triton_pipelines.app.prober import ask
 from triton_pipelines.app.scalingmetrics import ScalingMetrics
 from triton_pipelines.app.services import Reconcile, Services
 from triton_pipelines.cluster.errors import ClusterError
+from triton_pipelines.metrics.collector import PrometheusCollector
 from triton_pipelines.metrics.direct import DirectReader
 from triton_pipelines.reconcile.queue import BUG, Backoff
 from triton_pipelines.reconcile.reconciler import Reconciler
@@ -31,19 +33,23 @@ def build_reconcile(services: Services) -> Reconcile:
         return dt.datetime.now(dt.UTC)
 
     direct = DirectReader()
+    asked = {name: PrometheusCollector(connection) for name, connection in services.config.connections.items()}
     autoscaler = Autoscaler(
         store=services.store,
         options=services.config.render_options,
         derive=key_of,
         prober=partial(ask, deadline_s=PROOF_SECONDS),
-        collectors={"": direct},
+        collectors={"": direct, **asked},
         clock=clock,
         enqueue=services.enqueue,
         metrics=ScalingMetrics(services.metrics.registry),
     )
 
     async def scale() -> None:
-        async with direct:
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(direct)
+            for collector in asked.values():
+                await stack.enter_async_context(collector)
             await autoscaler.run()
 
     services.beside("scaling", scale)

@@ -1,0 +1,98 @@
+"""Recording rules, alerts and dashboard: promtool judges them on given series, and nothing in them names a metric that is nowhere made."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from e2e.local import packages
+from hack import monitoring
+from tests.support.prometheus import packages_path
+from triton_pipelines.app.scalingmetrics import ScalingMetrics
+
+pytestmark = pytest.mark.integration
+
+RUNBOOK = monitoring.ROOT / monitoring.RUNBOOKS
+# Of Triton, cAdvisor and the DCGM exporter; what is asked of the first two is tried on real ones elsewhere.
+FOREIGN = re.compile(r"nv_\w+|container_\w+|DCGM_\w+")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _installed() -> None:
+    packages.install(packages.PROMETHEUS)
+
+
+def promtool(*arguments: str | Path) -> str:
+    done = subprocess.run([packages_path("promtool"), *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def own_metrics() -> set[str]:
+    """Names of series of the operator, with the endings that counters and histograms get."""
+    registry = CollectorRegistry()
+    ScalingMetrics(registry)
+    names = set()
+    for family in registry.collect():
+        names |= {family.name, f"{family.name}_total", f"{family.name}_bucket", f"{family.name}_sum", f"{family.name}_count"}
+    return names
+
+
+def used(expression: str) -> set[str]:
+    """Names of metrics in an expression; label names and strings are none."""
+    bare = re.sub(r'"[^"]*"|\{[^}]*\}|\bby \([^)]*\)|\bon \([^)]*\)', "", re.sub(r"\{[^}]*\}", "", expression))
+    return {name for name in re.findall(r"[a-zA-Z_][\w:]*", bare) if ":" in name or name.startswith(("tritonpipe_", "nv_", "container_", "DCGM_"))}
+
+
+def panels() -> list[dict[str, Any]]:
+    board = json.loads((monitoring.FOLDER / "dashboard.json").read_text())
+    return [panel for panel in board["panels"] if panel["type"] != "row"]
+
+
+def test_generated_files_are_those_of_their_description() -> None:
+    assert {path: path.read_text() for path in monitoring.files()} == monitoring.files()
+
+
+def test_rules_give_what_was_worked_out_by_hand() -> None:
+    promtool("check", "rules", monitoring.FOLDER / "rules.yaml")
+    assert "SUCCESS" in promtool("test", "rules", Path(__file__).with_name("rules_test.yaml"))
+
+
+def test_every_rule_is_tested_and_every_alert_has_a_runbook() -> None:
+    tests = Path(__file__).with_name("rules_test.yaml").read_text()
+    for rule in monitoring.recording_rules():
+        # Others of these stand on it, or it is a mean of one gauge.
+        assert rule["record"] in tests or rule["record"] in {"tritonpipe:pending:sum", "tritonpipe:service:seconds", "tritonpipe:gpu_starved:ratio"}
+    headings = {re.sub(r"\W", "", line).lower() for line in RUNBOOK.read_text().splitlines() if line.startswith("## ")}
+    assert headings == {alert["alert"].lower() for alert in monitoring.alerts()}
+    for alert in monitoring.alerts():
+        assert f"alertname: {alert['alert']}" in tests
+
+
+def test_no_expression_names_what_nobody_makes(tmp_path: Path) -> None:
+    recorded = {rule["record"] for rule in monitoring.recording_rules()}
+    shown = [target["expr"] for panel in panels() for target in panel["targets"]]
+    rules = [rule["expr"] for rule in (*monitoring.recording_rules(), *monitoring.alerts())]
+    for expression in (*shown, *rules):
+        assert used(expression), expression
+        strange = {name for name in used(expression) if name not in recorded | own_metrics() and not FOREIGN.fullmatch(name)}
+        assert not strange, expression
+    # promtool parses the dashboard's queries as it does rules, once Grafana's variables have values.
+    parsed = [{"record": "x", "expr": expression.replace("$__range", "1h").replace("$", "x")} for expression in shown]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": parsed}]}))
+    promtool("check", "rules", "--lint=none", tmp_path / "rules.yaml")
+
+
+def test_panels_of_the_dashboard_do_not_overlap() -> None:
+    cells: set[tuple[int, int]] = set()
+    for panel in panels():
+        place = panel["gridPos"]
+        mine = {(x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])}
+        assert max(x for x, _ in mine) < 24
+        assert not cells & mine, panel["title"]
+        cells |= mine
