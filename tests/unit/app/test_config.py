@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from triton_pipelines.app.config import ConfigError, OperatorConfig, load_config, variable_of
+from triton_pipelines.metrics.connection import ConnectionsError
 from triton_pipelines.pipeline.options import DEFAULT_FAMILY_IMAGES
 
 
@@ -56,6 +59,8 @@ def test_variables_fill_in_and_options_win() -> None:
         ({"pod_template": "maybe"}, ["--pod-template", "'allow' or 'forbid'"]),
         ({"custom_code": "maybe"}, ["--custom-code", "'allow' or 'forbid'"]),
         ({"metrics_port": 9000, "liveness_port": 9000}, ["metrics_port", "liveness_port", "9000"]),
+        ({"prometheus_url": "prometheus:9090"}, ["--prometheus-url", "TRITONPIPE_PROMETHEUS_URL", "no http or https URL"]),
+        ({"prometheus_url": "http://a", "metrics_connections": "/b"}, ["metrics_connections and prometheus_url are both given"]),
         ({"unknown": 1}, ["--unknown"]),
     ],
 )
@@ -64,6 +69,17 @@ def test_wrong_options_are_named(options: dict[str, object], words: list[str]) -
         load_config(options, {})
     for word in words:
         assert word in str(caught.value)
+
+
+def test_connections_are_read_from_their_file(tmp_path: Path) -> None:
+    file = tmp_path / "connections.yaml"
+    file.write_text("connections: [{name: a, url: 'http://b'}]")
+    assert load_config({"metrics_connections": file}, {}).connections["a"].url == "http://b"
+    assert load_config({}, {"TRITONPIPE_PROMETHEUS_URL": "http://c"}).connections["default"].url == "http://c"
+    assert load_config({}, {}).connections == {}
+    file.write_text("connections: []")
+    with pytest.raises(ConnectionsError, match="wanted is at least one"):
+        _ = load_config({"metrics_connections": file}, {}).connections
 
 
 def test_all_wrong_options_are_told_at_once() -> None:
