@@ -1,0 +1,206 @@
+"""Live scaling on a real node: counts follow the load in the pods that run, and everybody can see why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from e2e.suite.installation import NAMESPACE, Installation
+from e2e.suite.kube import Kube, Object, wait_for
+from e2e.suite.pipelines import condition
+from e2e.suite.reach import Reach
+from e2e.suite.story import watched
+from e2e.suite.test_faults import wait_operator
+from e2e.suite.tiny import SAFE_CLIENTS, TinyPipeline, assert_none_lost, document
+from triton_pipelines.api import names
+
+STEP = "slow"
+SERVICE_SECONDS = 0.1
+# Six clients, two requests/s each: 1.2 instances' worth of work. One falls behind slowly enough for all to be answered in time.
+LOAD: Mapping[str, Any] = {"clients": SAFE_CLIENTS, "workers": 3, "interval": 0.5, "open_loop": True}
+MOST = 4
+GROWN_SECONDS = 60.0
+STABLE_SECONDS = 10
+SHRUNK_SECONDS = 60.0
+RECORDED_SECONDS = 20.0
+# A step whose work is declared, not done: it keeps an instance as busy as a slow tokenizer and the node's two cores free.
+CODE = f"""
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.respond(request) for request in requests]
+
+    def respond(self, request):
+        time.sleep({SERVICE_SECONDS})
+        return pb_utils.InferenceResponse([pb_utils.Tensor("SAME", pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy())])
+"""
+
+
+def slow_step(**instances: int) -> dict[str, Any]:
+    return {
+        "name": STEP,
+        "platform": "python",
+        "instances": {"max": MOST} | instances,
+        "resourcesPerInstance": {"cpu": "100m", "memory": "100Mi"},
+        "inputs": [{"name": "TEXT", "dataType": "STRING", "dims": [1], "from": "pipeline.TEXT"}],
+        "outputs": [{"name": "SAME", "dataType": "STRING", "dims": [1]}],
+        "python": {"code": {"inline": CODE}},
+    }
+
+
+def spec(mode: str = "Active", **instances: int) -> dict[str, Any]:
+    """What makes the tiny pipeline slow, and scaling quick to see it."""
+    return {
+        "steps": [slow_step(**instances)],
+        "tokenizer": {"inputs": {"textFrom": f"{STEP}.SAME"}, "instances": {"count": 1}},
+        "scaling": {
+            "mode": mode,
+            "windows": {"fastSeconds": 4, "slowSeconds": 10},
+            "scaleDown": {"stabilizationSeconds": STABLE_SECONDS, "maxStepPercent": 100},
+        },
+    }
+
+
+class Scaled:
+    """What is recorded, told and there of a pipeline's slow step."""
+
+    def __init__(self, pipeline: TinyPipeline) -> None:
+        self._pipeline = pipeline
+
+    def recorded(self) -> int:
+        """The count that new pods start from."""
+        data = self._pipeline.kube.get("ConfigMap", self._pipeline.namespace, names.live_name(self._pipeline.name))["data"]
+        return int(json.loads(data[names.KEY_COUNTS])[STEP])
+
+    def running(self) -> list[int]:
+        """Instances as each serving pod's Triton has them."""
+        return [self._instances(pod["metadata"]["name"]) for pod in self._pipeline.serving_pods()]
+
+    def _instances(self, pod: str) -> int:
+        path = f"/api/v1/namespaces/{self._pipeline.namespace}/pods/{pod}:{names.PORT_HTTP}/proxy/v2/models/{STEP}/config"
+        return int(self._pipeline.kube.request("GET", path)["instance_group"][0]["count"])
+
+    def told(self) -> Mapping[str, Any]:
+        """The step's entry of the status."""
+        return next(item for item in self._pipeline.status()["steps"] if item["name"] == STEP)
+
+    def scaling(self) -> Mapping[str, Any]:
+        """Scaling's part of the status."""
+        found: Mapping[str, Any] = self._pipeline.status().get("scaling") or {}
+        return found
+
+    def wait_running(self, holds: Callable[[int], bool], what: str, deadline: float) -> int:
+        """Wait until every serving pod has the recorded count and that is as wanted; returns it."""
+
+        def seen() -> tuple[int, list[int]]:
+            return self.recorded(), self.running()
+
+        def good(now: tuple[int, list[int]]) -> bool:
+            return holds(now[0]) and bool(now[1]) and set(now[1]) == {now[0]}
+
+        return wait_for(f"{what} instances recorded and running", seen, good, deadline)[0]
+
+
+def starts(pipeline: TinyPipeline) -> dict[str, int]:
+    """uid of each pod → restarts of all its containers."""
+    return {pod["metadata"]["uid"]: sum(one["restartCount"] for one in pod["status"].get("containerStatuses") or ()) for pod in pipeline.pods()}
+
+
+def events(pipeline: TinyPipeline, reason: str) -> list[str]:
+    return [event["note"] for event in pipeline.events() if event["reason"] == reason]
+
+
+def test_counts_follow_the_load_in_place(kube: Kube, installation: Installation, tiny: TinyPipeline) -> None:
+    before = tiny.serve("old", **spec())["status"]["revision"]
+    scaled = Scaled(tiny)
+    assert scaled.wait_running(lambda count: count == 1, "1", RECORDED_SECONDS) == 1
+    pods = starts(tiny)
+    operator = {pod["metadata"]["name"] for pod in installation.operator_pods()}
+    with tiny.load(**LOAD) as load, watched(kube, tiny.namespace, names.PLURAL) as story:
+        # Killed right after its intent is recorded: whoever comes next goes on from that.
+        wanted = wait_for("a higher count recorded", scaled.recorded, lambda count: count > 1, GROWN_SECONDS)
+        kube.kubectl("delete", "pod", f"--namespace={NAMESPACE}", "--force", "--grace-period=0", *operator)
+        wait_operator(installation, operator)
+        grown = scaled.wait_running(lambda count: count >= wanted, f"at least {wanted}", GROWN_SECONDS)
+        load.wait_requests()
+        tiny.wait("its status tells", lambda item: _told(item)["instances"] == _told(item)["desiredInstances"] == scaled.recorded(), RECORDED_SECONDS)
+        tiny.wait_condition("ScalingActive", "True", "Succeeded")
+        tiny.wait_condition("MetricsAvailable", "True", "Succeeded")
+        title, row = kube.kubectl("get", "ipl", tiny.name, f"--namespace={tiny.namespace}").splitlines()
+        assert "BOTTLENECK" in title
+        assert str(scaled.scaling()["bottleneck"]) in row
+    assert starts(tiny) == pods, "no pod was made anew or restarted"
+    assert_none_lost(load, {"old"})
+    (change, *_) = [item for item in reversed(scaled.scaling()["history"]) if item["to"] > item["from"]]
+    assert (change["step"], change["from"]) == (STEP, 1)
+    assert "requests/s" in change["reason"]
+    noted = wait_for("events of it", lambda: events(tiny, "Scaled"), bool, RECORDED_SECONDS)
+    assert any(note.startswith(f"{STEP} from 1 to {wanted}: StepBound") for note in noted), noted
+    assert f"{STEP} from 1 to {wanted}" in kube.kubectl("describe", "ipl", tiny.name, f"--namespace={tiny.namespace}")
+
+    # The load has ended: down again, in place, once the stabilization is over.
+    assert grown > 1
+    scaled.wait_running(lambda count: count == 1, "1", SHRUNK_SECONDS)
+    tiny.wait("its status tells", lambda item: _told(item)["instances"] == 1, RECORDED_SECONDS)
+    assert starts(tiny) == pods
+    assert tiny.status()["revision"] == before
+    assert {(state["spec"]["scaling"]["mode"], state["metadata"]["generation"]) for state in story.states()} == {("Active", 1)}, (
+        "nobody wrote the spec"
+    )
+    assert {status for status, _, _ in story.conditions("Ready")} == {"True"}
+
+    # A new bound binds at once: what it is recorded for does not wait for the rollout of pods that are sized for it.
+    tiny.patch({"spec": {"steps": [slow_step(min=2, max=3)]}})
+    wait_for("the new minimum recorded", scaled.recorded, lambda count: count == 2, RECORDED_SECONDS)
+    tiny.wait_ready()
+    scaled.wait_running(lambda count: count == 2, "2", RECORDED_SECONDS)
+
+
+def _told(item: Object) -> Mapping[str, Any]:
+    return next(step for step in item["status"]["steps"] if step["name"] == STEP)
+
+
+@pytest.fixture
+def bystanders(kube: Kube, test_namespace: str, reach: Reach) -> tuple[TinyPipeline, TinyPipeline]:
+    """One pipeline that scaling advises on, and one that it does not look at."""
+    if not reach.routed:
+        pytest.skip("the cluster's service range is not routed here: a forwarded port ends at one pod")
+    advised, disabled = (TinyPipeline(kube, test_namespace, reach, name) for name in ("advised", "disabled"))
+    advised.apply(document("old", **spec("Advisory")))
+    disabled.apply(document("old", **spec("Disabled")))
+    return advised, disabled
+
+
+def test_advice_changes_nothing_and_disabled_does_not_look(bystanders: tuple[TinyPipeline, TinyPipeline]) -> None:
+    advised, disabled = bystanders
+    for pipeline in bystanders:
+        pipeline.wait_ready()
+    pods = [starts(pipeline) for pipeline in bystanders]
+    with advised.load(**LOAD) as seen, disabled.load(**LOAD):
+        item = advised.wait("advice to grow", lambda item: _advice(item) != [], GROWN_SECONDS)
+        seen.wait_requests()
+        assert [Scaled(pipeline).running() for pipeline in bystanders] == [[1], [1]]
+    (advice, *_) = _advice(item)
+    assert (advice["step"], advice["from"]) == (STEP, 1)
+    told = condition(item["status"], "ScalingActive")
+    assert (told["status"], told["reason"]) == ("False", "Advisory")
+    assert f"{STEP} would go from 1 to {advice['to']}" in told["message"]
+    wait_for("an event of it", lambda: events(advised, "ScalingAdvised"), bool, RECORDED_SECONDS)
+    assert [Scaled(pipeline).recorded() for pipeline in bystanders] == [1, 1]
+    status = disabled.status()
+    assert "scaling" not in status
+    assert not {entry["type"] for entry in status["conditions"]} & {"ScalingActive", "MetricsAvailable", "ScalingLimited"}
+    assert not [event for pipeline in bystanders for event in events(pipeline, "Scaled")]
+    assert [starts(pipeline) for pipeline in bystanders] == pods
+
+
+def _advice(item: Object) -> list[Mapping[str, Any]]:
+    scaling = (item.get("status") or {}).get("scaling") or {}
+    return [entry for entry in scaling.get("history") or () if entry["to"] > entry["from"]]
