@@ -23,6 +23,7 @@ from triton_pipelines.app.scaled import Counted, Watched
 from triton_pipelines.app.scalingmetrics import ScalingMetrics
 from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
+from triton_pipelines.metrics.collector import unknown
 from triton_pipelines.metrics.samples import Expected, Failure, Sample, Trouble
 from triton_pipelines.pipeline import Options, build
 from triton_pipelines.pipeline.example import example_of
@@ -233,15 +234,20 @@ class Autoscaler:
     async def _collect(self, active: Mapping[Key, Watched]) -> dict[Key, Sample | Failure]:
         """Samples of all, one collection per connection, side by side; a collector that fails is a failure of its pipelines alone."""
         groups: dict[str, dict[Key, Expected]] = {}
+        found: dict[Key, Sample | Failure] = {}
+        connections = [name for name in self.collectors if name]
         for key, watched in active.items():
             limits = limits_of(watched.pipeline, watched.graph, "")
             models = frozenset([*(step.model_name for step in limits.steps), *limits.gpu_steps])
             pods = {pod.name: scaled.metrics_address(pod) for pod in watched.pods}
             name = watched.pipeline.spec.scaling.prometheus_ref
-            chosen = name if name in self.collectors else ""
-            groups.setdefault(chosen, {})[key] = Expected(key[0], pods, models, float(watched.pipeline.spec.scaling.windows.slow))
+            if connections and name not in connections:
+                found[key] = unknown(name, connections)
+                continue
+            groups.setdefault(name if connections else "", {})[key] = Expected(
+                key[0], pods, models, float(watched.pipeline.spec.scaling.windows.slow)
+            )
         answers = await asyncio.gather(*(self.collectors[name].collect(wanted) for name, wanted in groups.items()), return_exceptions=True)
-        found: dict[Key, Sample | Failure] = {}
         for wanted, answer in zip(groups.values(), answers, strict=True):
             if isinstance(answer, BaseException):
                 await self._failed(("", ""), "Collect", answer)

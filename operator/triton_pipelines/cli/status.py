@@ -71,7 +71,7 @@ class Asked:
 
 async def _show(asked: Asked, *, watch: bool, as_json: bool) -> None:
     shown = ""
-    async for found in _looks(asked, watch=watch):
+    async for found in looks(asked, watch=watch):
         text = _printed(asked, found, as_json=as_json)
         if text != shown:
             typer.echo(("" if as_json or not shown else "\n") + text, nl=False)
@@ -117,7 +117,7 @@ def _lines_of(found: list[dict[str, Any]], page: Console, *, everywhere: bool) -
                 shortened(ready.get("message", "")),
             )
         )
-    _table(page, (*(("namespace",) if everywhere else ()), "name", "ready", "pods", "tokenizers", "revision", "reason", "message"), rows)
+    table(page, (*(("namespace",) if everywhere else ()), "name", "ready", "pods", "tokenizers", "revision", "reason", "message"), rows)
 
 
 def context_namespace(kubeconfig: str | None, context: str | None) -> str:
@@ -131,7 +131,7 @@ def context_namespace(kubeconfig: str | None, context: str | None) -> str:
     return str((chosen or {}).get("context", {}).get("namespace") or DEFAULT_NAMESPACE)
 
 
-async def _looks(asked: Asked, *, watch: bool) -> AsyncIterator[list[dict[str, Any]]]:
+async def looks(asked: Asked, *, watch: bool) -> AsyncIterator[list[dict[str, Any]]]:
     """What the cluster says now, and with ``watch`` again and again; an API server that is away meanwhile is waited for."""
     first = True
     try:
@@ -184,12 +184,19 @@ def show(pipeline: dict[str, Any], output: Console) -> None:
     elif state.get("observedGeneration") != metadata.get("generation", state.get("observedGeneration")):
         output.print("the operator has not looked at its latest change yet; what follows is of an earlier one")
     conditions = [(item["type"], item["status"], item["reason"], item["message"]) for item in state.get("conditions") or ()]
-    _table(output, ("condition", "status", "reason", "message"), conditions)
+    table(output, ("condition", "status", "reason", "message"), conditions)
     steps = [
-        (item["name"], item["modelName"], f"{item.get('readyPods', 0)}/{item.get('pods', 0)}", str(item.get("instances", "")), item.get("reason", ""))
+        (
+            item["name"],
+            item["modelName"],
+            f"{item.get('readyPods', 0)}/{item.get('pods', 0)}",
+            str(item.get("instances", "")),
+            item.get("verdict", ""),
+            item.get("reason", ""),
+        )
         for item in state.get("steps") or ()
     ]
-    _table(output, ("step", "model", "ready pods", "instances", "reason"), steps)
+    table(output, ("step", "model", "ready pods", "instances", "verdict", "reason"), steps)
     for line in _lines(state):
         output.print(Text(line))
 
@@ -208,7 +215,8 @@ def _lines(state: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _table(output: Console, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+def table(output: Console, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    """Print rows under columns; nothing where there are none."""
     if not rows:
         return
     table = Table()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support import builders
 from tests.support.flows import Flow, history
-from tests.support.loops import Loop, loop_of
+from tests.support.loops import Loop, Told, loop_of
 from tests.support.operators import eventually
 from tests.support.worlds import ModelPod, World
 from triton_pipelines.api import names
@@ -320,6 +320,26 @@ async def test_a_paused_or_deleted_pipeline_is_left_alone(loop: Loop) -> None:
     assert loop.scaler.view(loop.key) is None
     assert not loop.scaler._watched
     assert not [sample for family in loop.scaler.metrics.desired.collect() for sample in family.samples]
+
+
+@pytest.mark.proves("spec.scaling.prometheusRef", "behaviour")
+async def test_each_pipeline_asks_the_connection_that_it_names(loop: Loop) -> None:
+    """Without connections the pods themselves; with some, the one it names, and no other takes its place."""
+    default, other = Told(loop.collector.says), Told()
+    loop.flow(50.0, service=0.010)
+    await loop.tick()
+    assert len(loop.collector.asked) == 1
+    loop.scaler.collectors = {"": loop.collector, "default": default, "other": other}
+    default.says = loop.collector.says
+    await loop.tick()
+    assert (len(loop.collector.asked), len(default.asked), len(other.asked)) == (1, 1, 0)
+    loop.world.change(scaling={"prometheusRef": "elsewhere"})
+    for _ in range(3):
+        await loop.tick()
+    assert (len(loop.collector.asked), len(default.asked), len(other.asked)) == (1, 1, 0)
+    told = condition(loop, "MetricsAvailable")
+    assert told["reason"] == "PrometheusError"
+    assert "no connection 'elsewhere'; it has default, other" in told["message"]
 
 
 # --- faults -------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,137 @@
+"""`tritonpipe explain` and `tritonpipe scaling`: what a status says of scaling, for people and programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.cli.conftest import Run, Serve, told
+from tests.unit.cli.test_status import kubeconfig
+from triton_pipelines.cli import scaling
+from triton_pipelines.scaling.advice import ADVICE
+from triton_pipelines.scaling.types import Verdict
+
+
+def pipeline(verdict: str = "GPUBound", **state: Any) -> dict[str, Any]:
+    status = {
+        "conditions": [
+            {"type": "MetricsAvailable", "status": "True", "reason": "Succeeded", "message": "metrics of every ready pod are read"},
+            {"type": "ScalingLimited", "status": "True", "reason": "GPUBound", "message": "tokenizer: the load asks for 5; GPUBound holds it at 3"},
+        ],
+        "steps": [
+            {
+                "name": "tokenizer",
+                "modelName": "tok",
+                "pods": 2,
+                "instances": 3,
+                "desiredInstances": 3,
+                "podsWithDesiredInstances": 2,
+                "verdict": verdict,
+                "verdictReason": "model computes 99% of the time",
+            },
+            {"name": "model", "modelName": "model", "pods": 2, "instances": 1, "desiredInstances": 1},
+        ],
+        "scaling": {
+            "bottleneck": verdict,
+            "mode": "Active",
+            "lastScaleTime": "2026-01-01T12:00:00Z",
+            "history": [{"time": "2026-01-01T12:00:00Z", "step": "tokenizer", "from": 1, "to": 3, "reason": "TokenizerBound: 95 requests/s"}],
+            "figures": [{"step": "tokenizer", "requestsPerSecond": 200, "busyPercent": 66, "waitMilliseconds": 2}],
+        },
+    }
+    return {"metadata": {"namespace": "nlp", "name": "sentiment"}, "spec": {}, "status": {**status, **state}}
+
+
+@pytest.fixture
+def shown(tritonpipe: Run, server: Serve, tmp_path: Path) -> Any:
+    def run(document: dict[str, Any], *arguments: str) -> str:
+        file = kubeconfig(tmp_path / "config", server({"GET": told(document)}).partition("/v2")[0])
+        ended = tritonpipe(*arguments, "--kubeconfig", file)
+        assert ended.code == 0, ended.err
+        return ended.out
+
+    return run
+
+
+def test_plain_words_numbers_and_what_would_move_it(shown: Any) -> None:
+    text = shown(pipeline(), "explain", "sentiment")
+    for part in (
+        "nlp/sentiment: GPUBound",
+        "What limits it: The GPU step is the narrow place",
+        "tokenizer (GPUBound): 3 of 3 wanted in each pod; 200 requests/s, 66 busy %, 2 wait ms",
+        "model computes 99% of the time",
+        "ScalingLimited GPUBound: tokenizer: the load asks for 5",
+        "1. Add pods with spec.replicas",
+        "Last change: 2026-01-01T12:00:00Z tokenizer went from 1 to 3: TokenizerBound: 95 requests/s",
+    ):
+        assert part in text
+    assert "MetricsAvailable" not in text, "what is well needs no words"
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_every_verdict_is_explained(verdict: Verdict, shown: Any) -> None:
+    text = shown(pipeline(verdict.value), "explain", "sentiment")
+    assert ADVICE[verdict].means in text
+    assert ("nothing has to" in text) == (not ADVICE[verdict].moves)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [({}, "has said nothing"), ({"scaling": {"mode": "Disabled"}}, "mode is Disabled"), ({"suspend": "Enabled"}, "suspended")],
+)
+def test_why_nothing_is_known(spec: dict[str, Any], said: str, shown: Any) -> None:
+    document = {"metadata": {"namespace": "nlp", "name": "sentiment"}, "spec": spec, "status": {}}
+    assert said in shown(document, "explain", "sentiment")
+
+
+def test_a_verdict_of_a_newer_operator_is_no_traceback(shown: Any) -> None:
+    assert "MoonBound: a newer operator" in shown(pipeline("MoonBound"), "explain", "sentiment")
+
+
+def test_counts_figures_and_changes_as_tables(shown: Any) -> None:
+    text = shown(pipeline(), "scaling", "sentiment")
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if "│" in line]
+    assert rows[0] == ["tokenizer", "3/3", "2/2", "200", "66", "2", "GPUBound", "model computes 99% of the time"]
+    assert rows[1] == ["2026-01-01T12:00:00Z", "tokenizer", "1", "3", "TokenizerBound: 95 requests/s"]
+    assert "Active  GPUBound  last change 2026-01-01T12:00:00Z" in text
+    found = json.loads(shown(pipeline(), "scaling", "sentiment", "--json"))
+    assert found["scaling"]["bottleneck"] == "GPUBound"
+    assert [item["name"] for item in found["steps"]] == ["tokenizer"]
+
+
+def test_a_watch_into_a_pipe_prints_what_changes(tritonpipe: Run, server: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = [pipeline(), pipeline(), pipeline("Balanced")]
+    url = server({"GET": told(documents.pop(0))}).partition("/v2")[0]
+
+    async def next_look(_: float) -> None:
+        if not documents:
+            raise KeyboardInterrupt
+        server({"GET": told(documents.pop(0))})
+
+    monkeypatch.setattr("triton_pipelines.cli.status.asyncio.sleep", next_look)
+    ended = tritonpipe("scaling", "sentiment", "--watch", "--kubeconfig", kubeconfig(tmp_path / "config", url))
+    assert ended.code == 0
+    assert ended.out.count("Active  ") == 2
+    assert ended.out.index("Active  GPUBound") < ended.out.index("Active  Balanced")
+
+
+def test_the_plot_shows_how_counts_went() -> None:
+    history = scaling.History()
+    for number, count in enumerate((1, 1, 2, 4)):
+        document = pipeline()
+        document["status"]["steps"][0]["instances"] = count
+        history.add(document, 100.0 + 2 * number)
+    head, *rest = [line.plain for line in history.plot(80)]
+    assert "the last 6 s" in head
+    assert rest[0].split() == ["tokenizer", "instances", "4", "▂▂▄█"]
+    assert len(rest) == 5
+    assert [line.plain for line in history.plot(2)][1].endswith(" ▄█")
+
+
+def test_blocks_rise_from_nothing_to_the_largest() -> None:
+    assert scaling.sparkline([]) == ""
+    assert scaling.sparkline([0, 0]) == "  "
+    assert scaling.sparkline([0, 1, 8]) == " ▁█"
