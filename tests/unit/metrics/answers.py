@@ -2,7 +2,16 @@
 
 from typing import Any
 
+from hypothesis import strategies as st
+
 from triton_pipelines.metrics.exposition import FIELDS
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["metric", "values", "value", "pod", "x"]), inner, max_size=4),
+    max_leaves=12,
+)
+"""Anything that JSON can hold."""
 
 
 def series(pod: str, model: str, samples: dict[float, float], *, namespace: str = "default", **labels: str) -> list[dict[str, Any]]:

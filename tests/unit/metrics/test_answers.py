@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.metrics.answers import series
+from tests.unit.metrics.answers import JSON, series
 from triton_pipelines.metrics import answers, queries
 from triton_pipelines.metrics.answers import AnswerError, Seen
 from triton_pipelines.metrics.connection import Connection, SeriesLabels
@@ -134,13 +134,6 @@ def test_a_target_that_has_gone_does_not_count() -> None:
 
 def test_the_same_series_twice_is_a_problem() -> None:
     assert read([*whole(), whole()[0]]).problem == "the same series is there twice"
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["metric", "values", "value", "pod", "x"]), inner, max_size=4),
-    max_leaves=12,
-)
 
 
 @given(st.lists(JSON, max_size=4), st.sampled_from(["matrix", "vector", "scalar", "string", ""]))

@@ -10,11 +10,14 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.web import LoopbackServer, Request, Response
-from tests.unit.metrics.answers import series
+from tests.unit.metrics.answers import JSON, series
 from triton_pipelines.metrics.collector import PrometheusCollector, unknown
 from triton_pipelines.metrics.connection import Connection
+from triton_pipelines.metrics.prometheus import Answer
 from triton_pipelines.metrics.queries import FIGURE
 from triton_pipelines.metrics.samples import Expected, Failure, Sample, Trouble
 
@@ -388,6 +391,46 @@ async def test_without_pods_nothing_is_asked(stand: Stand, url: str) -> None:
         said = await made.collect({KEY: Expected("default", {}, MODELS, 60.0)})
     assert "no pod is ready" in failure(said[KEY]).message
     assert stand.queries == []
+
+
+class Absurd:
+    """A stand-in of the client, whose answers are whatever a test draws."""
+
+    def __init__(self, answers: list[Answer]) -> None:
+        self.answers = answers
+
+    def query(self, text: str, deadline: float) -> Answer:
+        return self.answers.pop() if self.answers else Answer("scalar", [1000.0, "1000"])
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+METRIC = st.fixed_dictionaries(
+    {},
+    optional={
+        "__name__": st.sampled_from(["nv_inference_request_success", "nv_inference_exec_count", "up"]) | JSON,
+        "namespace": st.just("default") | JSON,
+        "pod": st.just("a") | JSON,
+        "model": st.just("model") | JSON,
+        FIGURE: st.sampled_from(["cpu", "memory", "gpu", "dcgm"]) | JSON,
+    },
+)
+POINT = st.tuples(st.floats(990, 1000) | JSON, st.sampled_from(["1", "NaN", "-1", "+Inf", ""]) | JSON).map(list)
+ITEM = st.fixed_dictionaries({"metric": METRIC | JSON}, optional={"values": st.lists(POINT, max_size=3) | JSON, "value": POINT | JSON})
+ANSWER = st.builds(Answer, st.sampled_from(["matrix", "vector", "scalar", "string"]), st.lists(ITEM | JSON, max_size=4))
+
+
+@given(st.lists(ANSWER, max_size=6))
+def test_whatever_is_answered_is_a_failure_and_never_an_exception(drawn: list[Answer]) -> None:
+    async def collected() -> Sample | Failure:
+        clock = Answer("scalar", [1000.0, "1000"])
+        async with PrometheusCollector(Connection(url="http://a"), clock=lambda: 1000.0, monotonic=lambda: 1000.0) as made:
+            made._client = Absurd([*drawn, clock])  # type: ignore[assignment]
+            return (await made.collect(expected()))[KEY]
+
+    # No drawn answer has every series of both models, so nothing may come of it.
+    assert isinstance(asyncio.run(collected()), Failure)
 
 
 def test_an_unknown_connection_is_said_with_the_known_ones() -> None:
