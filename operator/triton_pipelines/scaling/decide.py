@@ -124,7 +124,7 @@ def _seen(
         limited="; ".join(item.limited for item in settled if item.limited),
         gpu_busy=around.gpu.busy,
         fresh=not trouble,
-        message="; ".join(part for part in (*reasons, *notes) if part),
+        message="; ".join(part for part in dict.fromkeys((*reasons, *notes)) if part),
     )
 
 
