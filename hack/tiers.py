@@ -95,7 +95,9 @@ TIERS = {
         15,
         _real_parts,
     ),
-    "e2e": Tier((_pytest("e2e/suite", "-q", "--maxfail=5", "--timeout=900"),), 15, _cluster),
+    # Most of it is waiting: drains that have to outlast clients, pods that come and go one after the other. The tests share one operator, which
+    # some of them kill and one watches for silence, so they run in turn.
+    "e2e": Tier((_pytest("e2e/suite", "-q", "--maxfail=5", "--timeout=900"),), 20, _cluster),
     "gpu": Tier((_pytest("tests/gpu", "-q", "--timeout=600"),), 10, _gpu),
 }
 
