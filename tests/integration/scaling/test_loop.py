@@ -75,9 +75,6 @@ def looked(running: Running, namespace: str) -> bool:
 
 
 @pytest.mark.proves("spec.scaling.mode", "behaviour")
-@pytest.mark.proves("spec.scaling.windows", "behaviour")
-@pytest.mark.proves("spec.scaling.scaleUp.cooldownSeconds", "behaviour")
-@pytest.mark.proves("spec.scaling.scaleDown", "behaviour")
 async def test_counts_follow_the_load_in_place(bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path) -> None:
     """Up, over a restart of the operator, and down again: not a request fails, and instances that stay are not touched."""
     async with world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer=TOKENIZING) as place:
