@@ -39,6 +39,8 @@ WARNED: dict[str, tuple[dict[str, Any], str, str]] = {
                                "spec.steps[1].inputs[0]", "cut.part has another shape for every request"),
     "indexes beside names": ({**GOOD, "model": {**GOOD["model"], "platform": "pytorch_libtorch", "outputs": [LOGITS, {"name": "OUTPUT__1", "dataType": "FP32", "dims": [4]}]}},
                              "spec.model.outputs", "'logits' is not NAME__INDEX as 'OUTPUT__1' is: Triton then takes all outputs in the order written here"),
+    "split at the first underscores": ({**GOOD, "model": {**GOOD["model"], "platform": "pytorch_libtorch", "inputs": reading(INPUT__0="input_ids", a__b__1="attention_mask")}},
+                                       "spec.model.inputs", "'a__b__1' is not NAME__INDEX as 'INPUT__0' is"),
     "an index twice": ({**GOOD, "model": {**GOOD["model"], "platform": "pytorch_libtorch", "inputs": reading(a__0="input_ids", b__0="attention_mask")}},
                        "spec.model.inputs", "a__0 and b__0 have the same index"),
 }  # fmt: skip
