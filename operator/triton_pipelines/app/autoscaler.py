@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from triton_pipelines.api import names
+from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.parse import parse
 from triton_pipelines.app import scaled
 from triton_pipelines.app.podcontrol import TritonPod
@@ -280,7 +281,7 @@ class Autoscaler:
         source = sample.source if isinstance(sample, Sample) else ""
         decision = scaled.shown(decision, watched.memory, active=watched.active)
         view = View(decision, watched.pipeline.spec.scaling.mode, counts, source, trouble, watched.backoff.reason)
-        self.metrics.decided(key, view, sample, now)
+        self.metrics.decided(key, view, {step.name: step.model_name for step in watched.steps}, sample, now)
         if not scaled.settling(watched, decision.verdict, now):
             self._tell(key, watched, view, now)
 
@@ -314,7 +315,7 @@ class Autoscaler:
                     await self._change(key, watched, step.name, step.model_name, wanted[step.name], last)
         except Exception as error:
             self._fail(watched, f"the change could not be carried out: {type(error).__name__}; the operator's log has more")
-            await self._failed(key, "Action", error)
+            await self._failed(key, Reason.ACTUATION_FAILED.value, error)
         finally:
             self.enqueue(key)
 
@@ -357,6 +358,7 @@ class Autoscaler:
             return
         self._fail(watched, f"{step} from {before} to {count}: {outcome.reason}")
         self.metrics.acted(key, step, direction, "Failed", None)
+        self.metrics.errors.labels(*key, Reason.ACTUATION_FAILED.value).inc()
         if takes_back and count > before and not any(result.ended is Ended.PROVEN for result in outcome.results.values()):
             # No pod took it: the last good count is what new pods start from.
             watched.memory = scaled.taken_back(memory, step, before, self.clock().timestamp(), outcome.reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -22,7 +23,7 @@ class ScalingMetrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"tritonpipe_{name}", text, labels, registry=registry)
 
-        self.instances = gauge("step_instances", "Instances of a scaled step as a pod's Triton reports them.", *_STEP, "pod")
+        self.instances = gauge("step_instances", "Instances of a scaled step as a pod's Triton reports them.", *_STEP, "model", "pod")
         self.desired = gauge("step_instances_desired", "Instances that a pod should run.", *_STEP)
         self.busy = gauge("step_busy_ratio", "Busy share of the step's instances, corrected for batches.", *_STEP)
         self.wait = gauge("step_wait_seconds", "Wait before the step, from what is pending (Little).", *_STEP)
@@ -37,23 +38,22 @@ class ScalingMetrics:
         self.actuation = Histogram("tritonpipe_scaling_actuation_seconds", "Duration of a proven change.", buckets=_BUCKETS, registry=registry)
         self._last: dict[tuple[Key, str], str] = {}
         self._starved: dict[Key, float] = {}
-        self._known: dict[Key, set[tuple[str, ...]]] = {}
+        self._known: dict[Key, set[tuple[str, str, str]]] = {}
 
-    def decided(self, key: Key, view: View, sample: Sample | Failure, now: float) -> None:
-        """Take in a decision."""
+    def decided(self, key: Key, view: View, models: Mapping[str, str], sample: Sample | Failure, now: float) -> None:
+        """Take in a decision. ``models``: step → name of its model, as Triton's own series have it."""
         for verdict in Verdict:
             self.verdict.labels(*key, verdict.value).set(verdict is view.decision.verdict)
         for item in view.decision.steps:
             self.desired.labels(*key, item.step).set(item.count)
             self.busy.labels(*key, item.step).set(item.figures.busy)
             self.wait.labels(*key, item.step).set(item.figures.wait)
-        known = {(step, pod) for step, pods in view.counts.items() for pod in pods}
-        for step, pod in self._known.get(key, set()) - known:
-            self.instances.remove(*key, step, pod)
-        self._known[key] = known  # type: ignore[assignment]
-        for step, pods in view.counts.items():
-            for pod, count in pods.items():
-                self.instances.labels(*key, step, pod).set(count)
+        counts = {(step, models[step], pod): count for step, pods in view.counts.items() for pod, count in pods.items()}
+        for gone in self._known.get(key, set()) - counts.keys():
+            self.instances.remove(*key, *gone)
+        self._known[key] = set(counts)
+        for labels, count in counts.items():
+            self.instances.labels(*key, *labels).set(count)
         if isinstance(sample, Failure):
             self.errors.labels(*key, sample.trouble.value).inc()
             return

@@ -1,0 +1,84 @@
+"""Metrics of live scaling: what is on the page after decisions and changes, and what is gone with a pod or a pipeline."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tests.support.flows import NOW, Flow, sample
+from triton_pipelines.api.scaling import ScalingMode
+from triton_pipelines.app.scalingmetrics import ScalingMetrics
+from triton_pipelines.metrics.samples import Failure, Trouble
+from triton_pipelines.reconcile.scaling import View
+from triton_pipelines.scaling.types import Decision, Figures, Memory, StepDecision, Verdict
+
+KEY = ("nlp", "sentiment")
+LABELS = {"namespace": "nlp", "pipeline": "sentiment"}
+
+
+def view(*pods: str, verdict: Verdict = Verdict.TOKENIZER_BOUND, gpu: float | None = 0.2) -> View:
+    figures = Figures(busy=0.9, wait=0.5, service=0.01)
+    decision = Decision((StepDecision("tokenizer", 3, verdict, "", figures),), verdict, Memory(), gpu_busy=gpu)
+    return View(decision, ScalingMode.ACTIVE, {"tokenizer": dict.fromkeys(pods, 2)})
+
+
+@pytest.fixture
+def metrics() -> ScalingMetrics:
+    return ScalingMetrics(CollectorRegistry())
+
+
+def decided(metrics: ScalingMetrics, seen: View) -> None:
+    metrics.decided(KEY, seen, {"tokenizer": "tok"}, sample(Flow(10.0), now=NOW - 3), NOW)
+
+
+def value(metrics: ScalingMetrics, name: str, **labels: str) -> float | None:
+    for family in (metrics.instances, metrics.desired, metrics.busy, metrics.wait, metrics.verdict, metrics.starved, metrics.age):
+        for one in family.collect():
+            for found in one.samples:
+                if found.name == name and found.labels == {**LABELS, **labels}:
+                    return float(found.value)
+    return None
+
+
+def test_a_decision_is_on_the_page(metrics: ScalingMetrics) -> None:
+    decided(metrics, view("a", "b"))
+    assert value(metrics, "tritonpipe_step_instances", step="tokenizer", model="tok", pod="b") == 2
+    assert value(metrics, "tritonpipe_step_instances_desired", step="tokenizer") == 3
+    assert value(metrics, "tritonpipe_step_busy_ratio", step="tokenizer") == 0.9
+    assert value(metrics, "tritonpipe_step_wait_seconds", step="tokenizer") == 0.5
+    assert value(metrics, "tritonpipe_pipeline_verdict", verdict="TokenizerBound") == 1
+    assert value(metrics, "tritonpipe_pipeline_verdict", verdict="Idle") == 0
+    assert value(metrics, "tritonpipe_scaling_sample_age_seconds") == pytest.approx(3)
+
+
+def test_series_go_with_their_pod_and_their_pipeline(metrics: ScalingMetrics) -> None:
+    decided(metrics, view("a", "b"))
+    decided(metrics, view("b"))
+    assert value(metrics, "tritonpipe_step_instances", step="tokenizer", model="tok", pod="a") is None
+    metrics.forget(KEY)
+    assert value(metrics, "tritonpipe_step_instances", step="tokenizer", model="tok", pod="b") is None
+    assert value(metrics, "tritonpipe_pipeline_verdict", verdict="TokenizerBound") is None
+    metrics.forget(KEY)
+
+
+@pytest.mark.parametrize(("gpu", "starved"), [(0.2, True), (0.9, False), (None, False)])
+def test_a_gpu_that_idles_while_work_waits_is_starved(metrics: ScalingMetrics, gpu: float | None, starved: bool) -> None:
+    for _ in range(100):
+        decided(metrics, view("a", gpu=gpu))
+    share = value(metrics, "tritonpipe_gpu_starved_ratio")
+    assert share is not None
+    assert (share > 0.9) == starved
+
+
+def test_without_metrics_the_error_is_counted_and_no_figure_is_made_up(metrics: ScalingMetrics) -> None:
+    metrics.decided(KEY, view("a"), {"tokenizer": "tok"}, Failure(Trouble.STALE, "old"), NOW)
+    (found,) = [one for family in metrics.errors.collect() for one in family.samples if one.name.endswith("_total")]
+    assert (found.labels["kind"], found.value) == ("MetricsStale", 1)
+    assert value(metrics, "tritonpipe_gpu_starved_ratio") is None
+
+
+def test_a_change_against_the_last_is_a_reversal(metrics: ScalingMetrics) -> None:
+    for direction in ("up", "up", "down", "up"):
+        metrics.acted(KEY, "tokenizer", direction, "Proven", 1.0)
+    (found,) = [one for family in metrics.reversals.collect() for one in family.samples if one.name.endswith("_total")]
+    assert found.value == 2
