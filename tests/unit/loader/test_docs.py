@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from triton_pipelines.api.loadplan import Reason
-from triton_pipelines.api.source import Source
+from triton_pipelines.api.source import ModelSource
 from triton_pipelines.loader.uris import SCHEMES, SourceMap
 
 GUIDE = (Path(__file__).parents[3] / "docs/user/sources.md").read_text()
@@ -20,8 +20,8 @@ EXAMPLES = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
 def test_examples_are_valid_sources(example: str) -> None:
     document = yaml.safe_load(example)
     assert list(document) == ["source"]
-    source = Source.model_validate(document["source"])
-    assert all(rule.holds(source) for rule in Source.rules)
+    source = ModelSource.model_validate(document["source"])
+    assert all(rule.holds(source) for rule in ModelSource.rules)
 
 
 def test_every_scheme_has_an_example() -> None:
