@@ -71,6 +71,21 @@ def test_plain_words_numbers_and_what_would_move_it(shown: Any) -> None:
     assert "MetricsAvailable" not in text, "what is well needs no words"
 
 
+def test_the_guide_shows_what_comes() -> None:
+    """The example of docs/user/scaling.md."""
+    document = pipeline()
+    document["metadata"]["namespace"] = "default"
+    reason = "model computes 99% of the time, the GPU is used 97%; 41 requests wait before it, 0 before tokenizer: more of those cannot help"
+    document["status"]["steps"][0]["verdictReason"] = reason
+    page = (Path(__file__).parents[3] / "docs/user/scaling.md").read_text(encoding="utf-8")
+    assert "```text\n" + "\n".join(scaling.explained(document)) + "\n```" in page
+
+
+def test_the_guide_has_every_verdict() -> None:
+    page = (Path(__file__).parents[3] / "docs/user/scaling.md").read_text(encoding="utf-8")
+    assert [verdict for verdict in Verdict if f"`{verdict.value}`" not in page] == []
+
+
 @pytest.mark.parametrize("verdict", list(Verdict))
 def test_every_verdict_is_explained(verdict: Verdict, shown: Any) -> None:
     text = shown(pipeline(verdict.value), "explain", "sentiment")

@@ -26,7 +26,7 @@ UNPINNED = "a sample follows its repository; whoever copies it pins what it uses
 UNBOUNDED = "a first resource is to be short; slo, documents and tensorrt show bounds"
 COMMON = {"spec.tokenizer.source": UNPINNED, "spec.tokenizer.dynamicBatching.queuePolicy": UNBOUNDED}
 WARNINGS: dict[str, dict[str, str]] = {
-    name: dict(COMMON) for name in ("article", "embedding", "mig", "ner", "onnx-tensorrt", "reranker", "sentiment")
+    name: dict(COMMON) for name in ("advisory", "article", "embedding", "mig", "ner", "onnx-tensorrt", "reranker", "sentiment")
 }
 WARNINGS |= {
     "bls": {
