@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from triton_pipelines.api import names
 from triton_pipelines.app import autoscaler
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.render.modelconfig import with_count
+from triton_pipelines.scaling.actuator import Pace
 from triton_pipelines.triton.client import TritonClient
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(120)]
@@ -197,6 +199,35 @@ async def test_a_pod_that_dies_in_mid_change_lowers_nothing(bare: Client, bare_p
             await eventually("the change has ended", lambda: not watched.busy)
         assert watched.backoff.reason == ""
         assert await place.recorded() == recorded
+
+
+async def test_a_slow_change_is_waited_for_and_not_sent_again(bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path) -> None:
+    """The next instances start longer than a call may last: the change goes on in the server, and is watched."""
+    slow: dict[str, float | str] = {**TOKENIZING, "initialize": 4.0}
+    async with world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer=slow) as place, place.operator() as running:
+        await place.apply()
+        await ready(place)
+        assert running.scaler is not None
+        running.scaler.pace = Pace(load=1.0, settle=20.0)
+        before = started(place)
+        with place.load(HIGH) as load:
+            await eventually("a change is proven", lambda: proven(running), 40)
+            grown = await place.pod.count()
+            assert grown >= 3
+            assert load.errors == []
+        assert started(place) - before == grown - 1, "each instance was started once"
+        assert await place.events("ActuationFailed") == []
+
+
+def started(place: World) -> int:
+    """Tokenizer instances that Triton has started so far, as its log has them."""
+    return len(re.findall(r"TRITONBACKEND_ModelInstanceInitialize: tokenizer_", place.pod.triton.log()))
+
+
+def proven(running: Running) -> bool:
+    """Whether a growth was proven."""
+    found = running.samples("scaling_actions_total")
+    return any(value for labels, value in found.items() if {("direction", "up"), ("reason", "Proven")} <= set(labels))
 
 
 async def drift(place: World, count: int) -> None:
