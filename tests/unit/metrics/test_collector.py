@@ -1,6 +1,7 @@
 """The collector over real HTTP on loopback, from a stand-in of Prometheus whose answers and clock a test sets (the real one: integration)."""
 
 import asyncio
+import contextlib
 import json
 import re
 import threading
@@ -314,15 +315,31 @@ async def test_an_answer_without_end_is_given_up_and_nothing_else_is_asked_meanw
         assert [scrape.models["model"].success for scrape in found.pods["a"].scrapes] == [1.0]
 
 
-async def test_the_thread_gives_up_a_body_that_drips(stand: Stand, url: str) -> None:
-    stand.before = lambda request, query: Response(200, {}, b"x" * 10_000, hold=(9_000, threading.Event()))
-    async with PrometheusCollector(Connection.model_validate({"url": url, "timeoutSeconds": 0.5})) as made:
+@pytest.mark.parametrize("stops", [True, False], ids=["stops", "drips"])
+async def test_the_thread_gives_up_a_body_that_does_not_end(stops: bool) -> None:
+    """Each byte comes within the time limit of a read; the whole of them would take a minute."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1200\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while not stops:
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with PrometheusCollector(Connection.model_validate({"url": f"http://{host}:{port}", "timeoutSeconds": 0.5})) as made:
         said = failure((await made.collect(expected()))[KEY])
         assert "no whole answer within 0.5 s" in said.message
         running = made._running
         assert running is not None
         async with asyncio.timeout(5):
             await running
+    server.close()
 
 
 async def test_a_token_rotates_and_is_never_said(stand: Stand, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
