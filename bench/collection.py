@@ -74,7 +74,9 @@ def _target(address: str, key: Key) -> Target:
 
 async def _measure(prometheus: PrometheusServer) -> None:
     wanted = {key: Expected(key[0], {_pod(key): ""}, frozenset(STEPS), 60.0) for key in _keys()}
-    limits = PipelineLimits(steps=(StepLimits(name="tokenizer", model_name="tokenizer", low=1, high=8, initial=2),), gpu_steps=("model",), cpu_limit=8.0)
+    limits = PipelineLimits(
+        steps=(StepLimits(name="tokenizer", model_name="tokenizer", low=1, high=8, initial=2),), gpu_steps=("model",), cpu_limit=8.0
+    )
     memories = dict.fromkeys(wanted, Memory())
     collecting: list[float] = []
     deciding: list[float] = []
@@ -94,7 +96,9 @@ async def _measure(prometheus: PrometheusServer) -> None:
             failed |= {sample.message for sample in found.values() if not isinstance(sample, Sample)} if number >= WARM else set()
             usable = sum(isinstance(sample, Sample) for sample in found.values())
             counted = number >= WARM and usable == PIPELINES
-            print(f"collection {between - before:5.2f} s, decisions {after - between:5.2f} s of CPU; {usable} samples{'' if counted else ' (not counted)'}")
+            print(
+                f"collection {between - before:5.2f} s, decisions {after - between:5.2f} s of CPU; {usable} samples{'' if counted else ' (not counted)'}"
+            )
             if counted:
                 collecting.append(between - before)
                 deciding.append(after - between)

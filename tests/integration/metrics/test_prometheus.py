@@ -63,9 +63,10 @@ def pages() -> Iterator[Pages]:
 def prometheus(triton: LocalTriton, pages: Pages) -> Iterator[PrometheusServer]:
     """Scrapes Triton as pod triton-0 of namespace real, and pages as pods of namespace default; some in more than one way."""
     pages.text = {name: page(100) for name in ("a", "b", "twice", "clusters", "reset", "nan", "restarted")}
+    pages.text["boxed"] = page(100, gpu=None)
     targets = [
         Target(f"127.0.0.1:{triton.metrics_port}", {"namespace": "real", "pod": "triton-0"}),
-        *(pages.target(name) for name in ("a", "b", "twice", "reset", "nan", "restarted")),
+        *(pages.target(name) for name in ("a", "b", "boxed", "twice", "reset", "nan", "restarted")),
         pages.target("twice", job="again"),
         pages.target("clusters", cluster="one"),
         pages.target("clusters", cluster="two"),
@@ -166,34 +167,34 @@ async def test_raw_counters_pass_a_reset_and_nan_is_no_sample(prometheus: Promet
 
 
 CONTAINER = """
-container_cpu_usage_seconds_total{{container="triton",namespace="default",pod="b",cpu="total",id="/x"}} {cpu}
-container_cpu_usage_seconds_total{{container="",namespace="default",pod="b",cpu="total",id="/"}} {cpu}9
-container_cpu_cfs_periods_total{{container="triton",namespace="default",pod="b"}} {periods}
-container_cpu_cfs_throttled_periods_total{{container="triton",namespace="default",pod="b"}} {throttled}
-container_memory_working_set_bytes{{container="triton",namespace="default",pod="b"}} 123456789
-DCGM_FI_DEV_GPU_UTIL{{exported_namespace="default",exported_pod="b",gpu="0"}} 40
-DCGM_FI_DEV_GPU_UTIL{{exported_namespace="default",exported_pod="b",gpu="1"}} 75
+container_cpu_usage_seconds_total{{container="triton",namespace="default",pod="boxed",cpu="total",id="/x"}} {cpu}
+container_cpu_usage_seconds_total{{container="",namespace="default",pod="boxed",cpu="total",id="/"}} {cpu}9
+container_cpu_cfs_periods_total{{container="triton",namespace="default",pod="boxed"}} {periods}
+container_cpu_cfs_throttled_periods_total{{container="triton",namespace="default",pod="boxed"}} {throttled}
+container_memory_working_set_bytes{{container="triton",namespace="default",pod="boxed"}} 123456789
+DCGM_FI_DEV_GPU_UTIL{{exported_namespace="default",exported_pod="boxed",gpu="0"}} 40
+DCGM_FI_DEV_GPU_UTIL{{exported_namespace="default",exported_pod="boxed",gpu="1"}} 75
 """
 
 
 async def test_figures_of_containers_and_of_a_gpu_exporter(prometheus: PrometheusServer, pages: Pages) -> None:
     """Series as cAdvisor and the DCGM exporter name them, on a stand-in's page."""
     plain = page(100, gpu=None)
-    pages.text["b"] = plain + CONTAINER.format(cpu=1000, periods=1000, throttled=1000)
+    pages.text["boxed"] = plain + CONTAINER.format(cpu=1000, periods=1000, throttled=1000)
 
     def measured(said: Sample | Failure) -> bool:
-        usage = said.pods["b"].usage if isinstance(said, Sample) else None
+        usage = said.pods["boxed"].usage if isinstance(said, Sample) else None
         return usage is not None and bool(usage.cpu_cores) and usage.gpu is not None
 
     async def stored(query: str) -> None:
         await until(lambda: asyncio.to_thread(prometheus.query, query), f"samples that give {query}", 20)
 
     await stored('count_over_time(container_cpu_usage_seconds_total{container="triton"}[1m]) > 1')
-    pages.text["b"] = plain + CONTAINER.format(cpu=1006, periods=1040, throttled=1010)
+    pages.text["boxed"] = plain + CONTAINER.format(cpu=1006, periods=1040, throttled=1010)
     await stored('container_cpu_usage_seconds_total{container="triton"} == 1006')
     async with PrometheusCollector(Connection(url=prometheus.url)) as made:
-        found = await look(made, expected("b"), measured)
-    usage = found.pods["b"].usage
+        found = await look(made, expected("boxed"), measured)
+    usage = found.pods["boxed"].usage
     (rate,) = prometheus.query('rate(container_cpu_usage_seconds_total{container="triton"}[60s])')
     assert usage.cpu_cores == pytest.approx(float(rate["value"][1]), rel=0.3)
     assert usage.throttled == pytest.approx(0.25)
