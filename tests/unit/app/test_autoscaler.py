@@ -123,11 +123,12 @@ async def test_a_failed_growth_that_is_no_longer_wanted_is_no_failure(loop: Loop
     assert condition(loop, "ScalingActive")["reason"] == "Succeeded"
 
 
-async def test_a_drifted_pod_is_brought_in_line_and_no_other_follows_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = await grown(loop_of(monkeypatch, settled(replicas=3)))
+@pytest.mark.parametrize("pods", [1, 3])
+async def test_a_drifted_pod_is_brought_in_line_and_no_other_follows_it(monkeypatch: pytest.MonkeyPatch, pods: int) -> None:
+    loop = await grown(loop_of(monkeypatch, settled(replicas=pods)))
     count = loop.counts["tokenizer"]
     loop.flow(rate=95.0 * count * 0.7, service=0.010)
-    strayed = loop.world.pods[1].name
+    strayed = loop.world.pods[-1].name
     loop.tritons.counts[strayed] = 1
     loop.tritons.loads.clear()
     loop.tritons.refuse[strayed] = PodRefusedError("not now")
