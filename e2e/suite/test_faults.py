@@ -188,8 +188,10 @@ def test_deleted_in_mid_rollout_nothing_is_left(kube: Kube, tiny: TinyPipeline) 
     assert kube.find(names.KIND, tiny.namespace, tiny.name) is None
 
 
-def test_nothing_is_written_while_nothing_changes(kube: Kube, installation: Installation, tiny: TinyPipeline) -> None:
-    tiny.serve("old", replicas=2)
+def test_nothing_is_written_while_nothing_changes_nor_by_an_operator_that_starts_anew(
+    kube: Kube, installation: Installation, tiny: TinyPipeline
+) -> None:
+    tiny.serve("old", replicas=2, scaling={"windows": {"fastSeconds": 4, "slowSeconds": 10}})
     kinds = f"{names.PLURAL},deployments,replicasets,pods,configmaps,secrets,services,endpointslices,networkpolicies,poddisruptionbudgets"
     template = "{range .items[*]}{.kind}/{.metadata.name} {.metadata.resourceVersion}{'\\n'}{end}"
 
@@ -214,9 +216,19 @@ def test_nothing_is_written_while_nothing_changes(kube: Kube, installation: Inst
     # Ready comes with the first answers; what the next look at both pods tells (states of the models) may still be written.
     asked = tiny.inferences()
     wait_for("a second look at both pods", tiny.inferences, lambda count: count >= asked + 4, 12.0 * HEALTH_SECONDS)
+    # Of a whole window scaling knows that nobody but the operator asks.
+    tiny.wait("Idle", lambda item: (item["status"].get("scaling") or {}).get("bottleneck") == "Idle")
     began, asked = quiet(), tiny.inferences()
     # Two pods are asked every five seconds each: more than three periods of both.
     wait_for("inferences of the operator", tiny.inferences, lambda count: count >= asked + 8, 12.0 * HEALTH_SECONDS)
     ended = quiet()
     assert ended[0] == began[0]
     assert ended[1] == began[1]
+
+    operator = {pod["metadata"]["name"] for pod in installation.operator_pods()}
+    kube.kubectl("delete", "pod", f"--namespace={NAMESPACE}", *operator)
+    wait_operator(installation, operator)
+    asked = tiny.inferences()
+    wait_for("inferences of the new operator", tiny.inferences, lambda count: count >= asked + 8, 12.0 * HEALTH_SECONDS)
+    assert writes(installation) == {}
+    assert versions() == began[1]

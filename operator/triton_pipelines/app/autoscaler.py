@@ -178,8 +178,7 @@ class Autoscaler:
         self._invalid.pop(key, None)
         graph = build(pipeline, self.options)
         if watched is None:
-            said = str(((raw.get("status") or {}).get("scaling") or {}).get("bottleneck", ""))
-            watched = self._watched[key] = Watched(pipeline, graph, generation, self.clock().timestamp(), said)
+            watched = self._watched[key] = Watched(pipeline, graph, generation, self.clock().timestamp(), *scaled.said_in(raw.get("status") or {}))
         watched.pipeline, watched.graph, watched.generation = pipeline, graph, generation
         return watched
 

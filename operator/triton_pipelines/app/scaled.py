@@ -45,9 +45,9 @@ class Counted:
 class Watched:
     """One scaled pipeline on its way through the ticks; changed in place, since an action under way looks at it, too.
 
-    ``generation``: uid and generation of the spec; ``since``: when it was first seen (Unix seconds), and ``said``: the verdict that
-    stood in its status then; ``view``: what the status is to say; ``told``: what the last status pass was made due for, and ``told_at``
-    when.
+    ``generation``: uid and generation of the spec; ``since``: when it was first seen (Unix seconds), ``said`` and ``said_counts``: the
+    verdict and the instances by step that its status told of then; ``view``: what the status is to say; ``told``: what the last status
+    pass was made due for, and ``told_at`` when.
     """
 
     pipeline: InferencePipeline
@@ -55,6 +55,7 @@ class Watched:
     generation: tuple[str, int]
     since: float
     said: str = ""
+    said_counts: Mapping[str, int] = field(default_factory=dict)
     memory: Memory | None = None
     pods: tuple[Pod, ...] = ()
     counted: dict[str, Counted] = field(default_factory=dict)
@@ -186,17 +187,26 @@ def trouble_of(decision: Decision, sample: Sample | Failure, *, pods: bool) -> s
     return said if said in {trouble.value for trouble in Trouble} else Trouble.PARTIAL.value
 
 
+def said_in(status: Mapping[str, Any]) -> tuple[str, dict[str, int]]:
+    """The verdict that a status tells of, "" none, and its instances by step."""
+    counts = {str(item.get("name")): item.get("instances", 0) for item in status.get("steps") or ()}
+    return str((status.get("scaling") or {}).get("bottleneck", "")), counts
+
+
 def settling(watched: Watched, verdict: Verdict, now: float) -> bool:
     """Whether nothing is to be said yet: the start of a process is no change, and its first rates are of a few seconds.
 
-    Until its windows are full it says nothing calm that differs from what was said before, and at first not that it knows nothing.
+    Until its windows are full it does not contradict one calm verdict with another, unless counts are news; and at first it does not
+    say that it knows nothing.
     """
     if watched.view is not None or watched.intent is not None or verdict not in _CALM:
         return False
-    if watched.said:
-        full = max(SETTLING_SECONDS, _SETTLING_WINDOWS * watched.pipeline.spec.scaling.windows.slow)
-        return verdict.value != watched.said and now - watched.since < full
-    return verdict is Verdict.UNKNOWN and now - watched.since < SETTLING_SECONDS
+    if watched.said not in _CALM:
+        return verdict is Verdict.UNKNOWN and now - watched.since < SETTLING_SECONDS
+    if any(pods and min(pods.values()) != watched.said_counts.get(step) for step, pods in watched.counts().items()):
+        return False
+    full = max(SETTLING_SECONDS, _SETTLING_WINDOWS * watched.pipeline.spec.scaling.windows.slow)
+    return verdict.value != watched.said and now - watched.since < full
 
 
 def telling(view: View) -> tuple[Any, ...]:

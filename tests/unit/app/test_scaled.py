@@ -7,8 +7,9 @@ import pytest
 from tests.support import builders
 from triton_pipelines.api.parse import parse
 from triton_pipelines.api.scaling import ScalingMode
-from triton_pipelines.app.scaled import Watched, settling, telling
+from triton_pipelines.app.scaled import Counted, Watched, said_in, settling, telling
 from triton_pipelines.pipeline import build
+from triton_pipelines.reconcile.observed import Pod
 from triton_pipelines.reconcile.scaling import Intent, View
 from triton_pipelines.scaling.types import Action, Decision, Memory, Verdict
 
@@ -18,7 +19,18 @@ START = 1_000.0
 def watched(said: str = "", slow: int = 60) -> Watched:
     pipeline, findings = parse(builders.document(scaling={"windows": {"slowSeconds": slow}}))
     assert pipeline is not None, findings
-    return Watched(pipeline, build(pipeline, builders.options()), ("uid", 1), START, said)
+    return Watched(pipeline, build(pipeline, builders.options()), ("uid", 1), START, *said_in(status(said)))
+
+
+def status(bottleneck: str, instances: int = 1) -> dict[str, object]:
+    return {"scaling": {"bottleneck": bottleneck}, "steps": [{"name": "tokenizer", "instances": instances}]} if bottleneck else {}
+
+
+def seen(found: Watched, instances: int) -> Watched:
+    """With one pod that has reported so many tokenizers."""
+    found.pods = (Pod.of({"metadata": {"name": "p", "uid": "u"}, "status": {}}),)
+    found.counted = {"u": Counted(START, "", {"tokenizer": instances})}
+    return found
 
 
 def view(verdict: Verdict = Verdict.BALANCED, *, history: tuple[Action, ...] = (), mode: ScalingMode = ScalingMode.ACTIVE, message: str = "") -> View:
@@ -40,6 +52,16 @@ def test_what_is_not_calm_is_said_at_once_and_so_is_a_change() -> None:
     told = watched("Balanced")
     told.view = view()
     assert not settling(told, Verdict.IDLE, START)
+
+
+def test_counts_that_the_status_does_not_tell_of_are_said_at_once() -> None:
+    assert settling(seen(watched("Balanced"), 1), Verdict.IDLE, START)
+    assert not settling(seen(watched("Balanced"), 2), Verdict.IDLE, START)
+
+
+def test_that_what_was_not_calm_is_over_is_said_at_once() -> None:
+    assert not settling(watched("TokenizerBound"), Verdict.BALANCED, START)
+    assert settling(watched("TokenizerBound"), Verdict.UNKNOWN, START)
 
 
 def test_of_a_new_pipeline_everything_is_said_but_that_nothing_is_known_yet() -> None:
