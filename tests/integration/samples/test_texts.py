@@ -220,3 +220,15 @@ def test_topics_of_long_documents(sample: Client) -> None:
 def test_more_rows_than_a_batch_are_refused(sample: Client) -> None:
     with pytest.raises(InferenceServerException, match="batch-size must be <= 128"):
         sample.ask({"TEXT": np.concatenate([TEXTS] * 17)})
+
+
+# --- advisory ---------------------------------------------------------------------------------------------------------------------
+
+
+@on("advisory")
+def test_advice_changes_no_answer(sample: Client) -> None:
+    """The classifier of the sentiment sample, with two tokenizers."""
+    rows = cases("sentiment")[:8]
+    answer = sample.ask({"TEXT": column(*(row["text"] for row in rows))})
+    close(answer["PROBABILITIES"], np.array([row["probabilities"] for row in rows]))
+    assert [label.decode() for label in answer["LABEL"][:, 0]] == [row["label"] for row in rows]
