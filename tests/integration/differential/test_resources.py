@@ -33,7 +33,7 @@ def test_every_sample_loads(differential: Differential, document: resources.Docu
 @pytest.mark.timeout(300)
 def test_generated_resources_agree(differential: Differential, record_property: Callable[[str, object], None]) -> None:
     tally = passages.campaign(differential, number=_SEED, examples=_EXAMPLES)
-    record_property("figures", tally)
+    record_property("figures", str(tally))
     assert tally.loads >= 300
     assert tally.loaded >= 100
     assert tally.refused >= 20
