@@ -232,6 +232,14 @@ def test_service_time_under_contention_is_the_smaller() -> None:
     assert roomy.steps[0].figures.service == pytest.approx(0.020)
 
 
+def test_instances_are_never_busier_than_all_the_time() -> None:
+    """Batches of mixed sizes make the corrected busy time too long: four times what one instance has, here."""
+    done = decided(sample(Flow(rate=100, service=0.040)), 1)
+    assert done.steps[0].figures.service == pytest.approx(0.010)
+    was_four = decided(sample(Flow(rate=100, service=0.040)), 1, memory=remembered(1, counts=((NOW - 300, 4), (NOW - 10, 1))))
+    assert was_four.steps[0].figures.service == pytest.approx(0.040)
+
+
 def test_memory_and_shared_memory_bound_growth() -> None:
     step = StepLimits(TOKENIZER, TOKENIZER, 1, 12, 2, memory_bytes=400.0, shared_memory_bytes=64.0)
     bounds = replace(limits(), steps=(step,), memory_limit=4000.0)
