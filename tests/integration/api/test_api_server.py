@@ -248,6 +248,7 @@ def test_status_and_scale_are_subresources(connection: httpx.Client) -> None:
             "readyReplicas": 1,
             "selector": "a=b",
             "tokenizer": {"summary": "1/4"},
+            "scaling": {"bottleneck": "Balanced"},
             "conditions": [
                 {
                     "type": "Ready",
@@ -272,6 +273,7 @@ def test_status_and_scale_are_subresources(connection: httpx.Client) -> None:
             "Ready": "True",
             "Replicas": 1,
             "Tokenizers": "1/4",
+            "Bottleneck": "Balanced",
             "Age": "",
             "Revision": None,
             "Reason": "Succeeded",
