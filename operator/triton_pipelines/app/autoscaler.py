@@ -44,6 +44,8 @@ _log = structlog.get_logger(__name__)
 TICK_SECONDS: Final = 2.0
 # A pod's count is asked again after this long (seconds), and whenever its server started anew: nobody else should change it.
 RECOUNT_SECONDS: Final = 30.0
+# A pod that did not answer is left alone for so long (seconds): many that cannot be reached must not keep the operator busy.
+UNANSWERED_SECONDS: Final = 10.0
 # How long a change waits for its intent to be recorded; without an API server nothing is changed.
 INTENT_SECONDS: Final = 15.0
 INTENT_POLL_SECONDS: Final = 0.1
@@ -207,13 +209,20 @@ class Autoscaler:
     async def _count(self, watched: Watched) -> None:
         """Ask the pods whose counts are not known, or not of late."""
         now = self.clock().timestamp()
+        there = {pod.uid for pod in watched.pods}
+        watched.unanswered = {uid: at for uid, at in watched.unanswered.items() if uid in there}
         due = []
         for pod in watched.pods:
             known = watched.counted.get(pod.uid)
-            if known is None or known.start != scaled.start_of(pod) or now - known.at >= RECOUNT_SECONDS:
+            stale = known is None or known.start != scaled.start_of(pod) or now - known.at >= RECOUNT_SECONDS
+            if stale and now - watched.unanswered.get(pod.uid, 0.0) >= UNANSWERED_SECONDS:
                 due.append(pod)
         counts = await asyncio.gather(*(self._ask_counts(watched, pod) for pod in due))
         for pod, found in zip(due, counts, strict=True):
+            if found is None:
+                watched.unanswered[pod.uid] = now
+            else:
+                watched.unanswered.pop(pod.uid, None)
             if found is not None:
                 watched.counted[pod.uid] = Counted(now, scaled.start_of(pod), found)
             elif (known := watched.counted.get(pod.uid)) is not None and known.start != scaled.start_of(pod):

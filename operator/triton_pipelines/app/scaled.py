@@ -59,6 +59,7 @@ class Watched:
     memory: Memory | None = None
     pods: tuple[Pod, ...] = ()
     counted: dict[str, Counted] = field(default_factory=dict)
+    unanswered: dict[str, float] = field(default_factory=dict)
     action: asyncio.Task[None] | None = None
     backoff: Backoff = field(default_factory=Backoff)
     intent: Intent | None = None

@@ -262,7 +262,8 @@ def _files(fields: StepFields, model_name: str, around: Surroundings) -> Mapping
     if fields.source is not None or around.spec.source is not None:
         # The weights lie beside this file; a model named by hand is the user's word.
         arguments.setdefault("model", f"{around.options.models_path}/{model_name}/{VERSION_FOLDER}")
-    return {ENGINE_FILE: json.dumps(arguments, indent=1, ensure_ascii=False) + "\n"}
+    # Sorted: the API server keeps the keys of such a mapping in an order of its own.
+    return {ENGINE_FILE: json.dumps(arguments, indent=1, ensure_ascii=False, sort_keys=True) + "\n"}
 
 
 def _warmup(fields: StepFields, batch: int, inputs: Sequence[Input], python: bool, around: Surroundings) -> tuple[WarmupSample, ...]:

@@ -118,7 +118,9 @@ def _check(step: Step) -> PlanCheck | None:
         return None
 
     def tensors(items: list[Tensor]) -> tuple[PlanTensor, ...]:
-        return tuple(PlanTensor(name=item.name, data_type=item.data_type.value, dims=item.dims if item.reshape is None else item.reshape) for item in items)
+        return tuple(
+            PlanTensor(name=item.name, data_type=item.data_type.value, dims=item.dims if item.reshape is None else item.reshape) for item in items
+        )
 
     folder = main.kind is FetchKind.MODEL
     return PlanCheck(

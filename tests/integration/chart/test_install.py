@@ -97,7 +97,7 @@ PIPELINE_RIGHTS = {
     "inferencepipelines/finalizers": {"update"},
     **{resource.plural: set(WRITTEN) for resource in CHILDREN},
     "secrets": {"create", "patch", "delete"},
-    "pods": {"list", "watch"},
+    "pods": {"list", "watch", "delete"},
     "events": {"create"},
 }
 

@@ -50,7 +50,7 @@ async def test_a_restart_with_many_pipelines_writes_nothing(
     cluster = (partial(control_deployments, bare, bare_namespace), partial(serve_pods, bare, bare_namespace))
     async with operator(bare_proxy, tmp_path, bare_namespace) as first:
         async with repeated(*cluster):
-            await eventually("all are served", lambda: all_ready(bare, bare_namespace), 150)
+            await eventually("all are served", lambda: all_ready(bare, bare_namespace), 300)
         await eventually("quiet", lambda: quiet(bare_proxy))
         built = time.monotonic() - begin
         assert passed(first) >= PIPELINES
