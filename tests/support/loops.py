@@ -49,6 +49,7 @@ class Tritons:
     mute: dict[str, Exception] = field(default_factory=dict)
     gate: asyncio.Event | None = None
     keys: set[str] = field(default_factory=set)
+    asked: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -59,6 +60,7 @@ class FakeTriton:
     pod: str
 
     async def count(self, model: str) -> int:
+        self.tritons.asked.append(self.pod)
         if self.pod in self.tritons.mute:
             raise self.tritons.mute[self.pod]
         return self.tritons.counts.setdefault(self.pod, 1)

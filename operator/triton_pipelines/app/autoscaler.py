@@ -209,23 +209,21 @@ class Autoscaler:
     async def _count(self, watched: Watched) -> None:
         """Ask the pods whose counts are not known, or not of late."""
         now = self.clock().timestamp()
-        there = {pod.uid for pod in watched.pods}
-        watched.unanswered = {uid: at for uid, at in watched.unanswered.items() if uid in there}
         due = []
         for pod in watched.pods:
             known = watched.counted.get(pod.uid)
             stale = known is None or known.start != scaled.start_of(pod) or now - known.at >= RECOUNT_SECONDS
-            if stale and now - watched.unanswered.get(pod.uid, 0.0) >= UNANSWERED_SECONDS:
+            start, asked = watched.unanswered.get(pod.uid, ("", 0.0))
+            if stale and (start != scaled.start_of(pod) or now - asked >= UNANSWERED_SECONDS):
                 due.append(pod)
         counts = await asyncio.gather(*(self._ask_counts(watched, pod) for pod in due))
         for pod, found in zip(due, counts, strict=True):
-            if found is None:
-                watched.unanswered[pod.uid] = now
-            else:
-                watched.unanswered.pop(pod.uid, None)
+            watched.unanswered.pop(pod.uid, None)
             if found is not None:
                 watched.counted[pod.uid] = Counted(now, scaled.start_of(pod), found)
-            elif (known := watched.counted.get(pod.uid)) is not None and known.start != scaled.start_of(pod):
+                continue
+            watched.unanswered[pod.uid] = (scaled.start_of(pod), now)
+            if (known := watched.counted.get(pod.uid)) is not None and known.start != scaled.start_of(pod):
                 del watched.counted[pod.uid]  # what an earlier start of its server ran says nothing of this one
 
     async def _ask_counts(self, watched: Watched, pod: Pod) -> Mapping[str, int] | None:

@@ -59,7 +59,7 @@ class Watched:
     memory: Memory | None = None
     pods: tuple[Pod, ...] = ()
     counted: dict[str, Counted] = field(default_factory=dict)
-    unanswered: dict[str, float] = field(default_factory=dict)
+    unanswered: dict[str, tuple[str, float]] = field(default_factory=dict)  # start of its server, and when it was asked
     action: asyncio.Task[None] | None = None
     backoff: Backoff = field(default_factory=Backoff)
     intent: Intent | None = None
@@ -103,9 +103,10 @@ class Watched:
                 self.counted[pod.uid] = replace(known, counts={**known.counts, step: count})
 
     def forget_gone(self) -> None:
-        """Drop counts of pods that are no longer there."""
+        """Drop what is known of pods that are no longer there."""
         there = {pod.uid for pod in self.pods}
         self.counted = {uid: known for uid, known in self.counted.items() if uid in there}
+        self.unanswered = {uid: known for uid, known in self.unanswered.items() if uid in there}
 
 
 def start_of(pod: Pod) -> str:

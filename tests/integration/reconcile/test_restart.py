@@ -16,7 +16,7 @@ from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES
 
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(540)]
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(240)]
 PIPELINES = 200
 SETTLED_SECONDS = 60.0
 """Bound of a restart on a loaded two-core machine; some seconds on an idle one."""
@@ -50,7 +50,7 @@ async def test_a_restart_with_many_pipelines_writes_nothing(
     cluster = (partial(control_deployments, bare, bare_namespace), partial(serve_pods, bare, bare_namespace))
     async with operator(bare_proxy, tmp_path, bare_namespace) as first:
         async with repeated(*cluster):
-            await eventually("all are served", lambda: all_ready(bare, bare_namespace), 300)
+            await eventually("all are served", lambda: all_ready(bare, bare_namespace), 150)
         await eventually("quiet", lambda: quiet(bare_proxy))
         built = time.monotonic() - begin
         assert passed(first) >= PIPELINES

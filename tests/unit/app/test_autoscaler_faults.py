@@ -16,9 +16,11 @@ from tests.support.loops import Loop, loop_of
 from tests.support.worlds import World
 from tests.unit.app.test_autoscaler import BUSY, RANGE, condition, grown, settled
 from triton_pipelines.api import names
-from triton_pipelines.cluster.resources import INFERENCE_PIPELINES
+from triton_pipelines.app.autoscaler import UNANSWERED_SECONDS
+from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
 from triton_pipelines.metrics.samples import Counters, Failure, PodHistory, Sample, Scrape, Trouble
-from triton_pipelines.scaling.actuator import PodRefusedError
+from triton_pipelines.reconcile.observed import Pod
+from triton_pipelines.scaling.actuator import PodRefusedError, PodSilentError
 from triton_pipelines.scaling.memory import loads
 
 
@@ -54,6 +56,24 @@ async def test_a_collector_that_fails_is_the_trouble_of_its_pipelines_alone(loop
         await loop.tick()
     assert condition(loop, "MetricsAvailable")["reason"] == "PrometheusError"
     assert "a defect" not in condition(loop, "MetricsAvailable")["message"], "what an exception says may hold anything"
+
+
+async def test_a_pod_that_does_not_answer_is_left_alone_for_a_while_and_a_new_server_is_not(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = ["first"]
+    monkeypatch.setattr("triton_pipelines.app.scaled.start_of", lambda _: starts[-1])
+    loop.cache()
+    (pod,) = (Pod.of(item).name for item in loop.store.all(PODS))
+    loop.tritons.mute[pod] = PodSilentError("no answer")
+    ticks = 20
+    for _ in range(ticks):
+        await loop.tick()
+    asked = len(loop.tritons.asked)
+    assert 1 < asked <= 1 + ticks * 2.0 / UNANSWERED_SECONDS  # a tick of the loop under test is 2 s
+    while len(loop.tritons.asked) == asked:
+        await loop.tick()
+    starts.append("second")
+    await loop.tick()
+    assert len(loop.tritons.asked) == asked + 2
 
 
 async def test_one_pipeline_that_cannot_be_decided_is_not_the_others_trouble(loop: Loop) -> None:
