@@ -5,59 +5,40 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from types import TracebackType
-from typing import Self
+
+from tests.support.listener import Listener
 
 
-class ConnectProxy:
+class ConnectProxy(Listener):
     """Tunnels to any address; with ``authorization`` only for clients that present it (the header's value)."""
 
     def __init__(self, authorization: str | None = None) -> None:
+        super().__init__()
         self._authorization = authorization
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._socket.getsockname()[1])
         self.targets: list[str] = []
-        self._open: list[socket.socket] = []
 
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for end in (self._socket, *self._open):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._socket.accept()
-                self._open.append(client)
-                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            head = b""
-            while b"\r\n\r\n" not in head:
-                data = client.recv(4096)
-                if not data:
-                    return
-                head += data
-            lines = head.decode("latin-1").split("\r\n")
-            method, target, _ = lines[0].split(" ", 2)
-            presented = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}.get("proxy-authorization")
-            if method != "CONNECT" or (self._authorization is not None and presented != self._authorization):
-                client.sendall(b"HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Authenticate: Basic realm=p\r\nContent-Length: 0\r\n\r\n")
-                client.close()
+    def serve(self, client: socket.socket) -> None:
+        """Tunnel one connection."""
+        head = b""
+        while b"\r\n\r\n" not in head:
+            data = client.recv(4096)
+            if not data:
                 return
-            self.targets.append(target)
-            host, _, port = target.rpartition(":")
-            server = socket.create_connection((host, int(port)))
-            self._open.append(server)
-            client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
-            threading.Thread(target=_copy, args=(client, server), daemon=True).start()
-            _copy(server, client)
+            head += data
+        lines = head.decode("latin-1").split("\r\n")
+        method, target, _ = lines[0].split(" ", 2)
+        presented = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}.get("proxy-authorization")
+        if method != "CONNECT" or (self._authorization is not None and presented != self._authorization):
+            client.sendall(b"HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Authenticate: Basic realm=p\r\nContent-Length: 0\r\n\r\n")
+            client.close()
+            return
+        self.targets.append(target)
+        host, _, port = target.rpartition(":")
+        server = socket.create_connection((host, int(port)))
+        self._open.append(server)
+        client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        threading.Thread(target=_copy, args=(client, server), daemon=True).start()
+        _copy(server, client)
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:

@@ -5,38 +5,25 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from types import TracebackType
-from typing import Self
 from urllib.parse import urlsplit
 
+from tests.support.listener import Listener
 
-class Relay:
+
+class Relay(Listener):
     """A TCP relay before the server that stops each connection after so many bytes: it stands still, or breaks it off."""
 
     def __init__(self, url: str, stop_after: int | None, *, breaks: bool = False) -> None:
+        super().__init__()
         self.stop_after, self._breaks, self._target = stop_after, breaks, urlsplit(url)
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"https://127.0.0.1:{self._socket.getsockname()[1]}"
-        self._open: list[socket.socket] = []
+        self.url = f"https://127.0.0.1:{self.port}"
 
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for end in (self._socket, *self._open):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._socket.accept()
-                server = socket.create_connection((self._target.hostname, self._target.port))
-                self._open += [client, server]
-                threading.Thread(target=self._copy, args=(client, server, None), daemon=True).start()
-                threading.Thread(target=self._copy, args=(server, client, self.stop_after), daemon=True).start()
+    def serve(self, client: socket.socket) -> None:
+        """Relay one connection, both ways."""
+        server = socket.create_connection((self._target.hostname, self._target.port))
+        self._open.append(server)
+        threading.Thread(target=self._copy, args=(client, server, None), daemon=True).start()
+        self._copy(server, client, self.stop_after)
 
     def _copy(self, source: socket.socket, target: socket.socket, left: int | None) -> None:
         with contextlib.suppress(OSError):

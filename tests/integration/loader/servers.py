@@ -39,7 +39,7 @@ MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 
 @contextlib.contextmanager
-def running(name: str, command: list[str], folder: Path, url: str, env: Mapping[str, str] | None = None) -> Iterator[None]:
+def running(name: str, command: list[str], folder: Path, url: str, env: Mapping[str, str] | None = None) -> Iterator[Process]:
     """A process, once ``url`` answers anything."""
     process = Process(name, command, folder / f"{name}.log", dict(env or {}))
     try:
@@ -53,7 +53,7 @@ def running(name: str, command: list[str], folder: Path, url: str, env: Mapping[
                 if time.monotonic() > deadline:
                     raise
                 threading.Event().wait(0.05)
-        yield
+        yield process
     finally:
         process.stop()
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import obstore
 import pytest
 from obstore.store import S3Store
@@ -21,6 +20,7 @@ from e2e.local import binaries
 from e2e.local.pki import Authority
 from e2e.local.processes import Process, reserved_ports
 from tests.integration.loader.conftest import Pod
+from tests.integration.loader.servers import running
 from tests.support.relay import Relay
 from triton_pipelines.api.loadplan import FetchKind, PlanFetch, Reason
 from triton_pipelines.loader.sources.stores import s3_store
@@ -58,24 +58,10 @@ def gateway(authority: Authority, server_files: tuple[Path, Path], tmp_path_fact
     certificate, key = server_files
     command = [str(binaries.path_of("versitygw")), "--port", f"127.0.0.1:{port}", "--cert", str(certificate), "--key", str(key)]
     environment = {"ROOT_ACCESS_KEY": ACCESS, "ROOT_SECRET_KEY": SECRET}
-    process = Process(
-        "versitygw", [*command, "posix", "--versioning-dir", str(folder / "versions"), str(folder / "data")], folder / "log", environment
-    )
+    whole = [*command, "posix", "--versioning-dir", str(folder / "versions"), str(folder / "data")]
     url = f"https://127.0.0.1:{port}"
-    try:
-        deadline = time.monotonic() + 30
-        while True:
-            process.check()
-            try:
-                httpx.get(url, verify=False, timeout=2)
-                break
-            except httpx.TransportError:
-                if time.monotonic() > deadline:
-                    raise
-                threading.Event().wait(0.05)
+    with running("versitygw", whole, folder, url, environment) as process:
         yield Gateway(url, ca, process, folder / "data")
-    finally:
-        process.stop()
 
 
 @pytest.fixture
