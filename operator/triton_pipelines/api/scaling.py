@@ -68,6 +68,22 @@ class ScaleDown(ApiModel):
     max_step_percent: Annotated[int, Field(ge=1, le=100, description="Largest share of the instances that one step down removes; one at least.")] = 33
 
 
+class PodBounds(ApiModel):
+    """Bounds of the number of pods, where live scaling owns it."""
+
+    min: Annotated[int, Field(ge=1, le=10000, description="Fewest pods.")] = 1
+    max: Annotated[int, Field(ge=1, le=10000, description="Most pods.")]
+
+    rules = (
+        Rule(
+            cel="(has(self.min) ? self.min : 1) <= self.max",
+            message="pods.min must be at most pods.max",
+            holds=lambda p: p.min <= p.max,
+            field="min",
+        ),
+    )
+
+
 class Scaling(ApiModel):
     """Live scaling of CPU steps: counts change in place, over gRPC, without a restart and without a lost request."""
 
@@ -91,6 +107,16 @@ class Scaling(ApiModel):
         Field(description="Without metrics: RecentMax (highest count of the last 15 minutes) and Initial go up only; Hold changes nothing."),
     ] = ScalingFallback.RECENT_MAX
     max_direction_changes_per_hour: Annotated[int, Field(ge=1, le=120, description="After so many, counts only grow until the hour is over.")] = 6
+    pods: Annotated[
+        PodBounds | None,
+        Field(description="Also change the number of pods, when counts cannot help. It owns the number then, not replicas. Default: none."),
+    ] = None
+    cpu_resize: Annotated[
+        CpuResize | None,
+        Field(
+            description="InPlace: where CPU is what limits, a pod's CPU grows without a restart, up to its share for instances.max. Default: Disabled."
+        ),
+    ] = None
     prometheus_ref: Annotated[
         ObjectName, Field(description="One of the operator's named Prometheus connections. Without any, pods are read directly.")
     ] = "default"

@@ -136,6 +136,35 @@ class ScalingStatus(ApiModel):
     ] = ()
 
 
+class TuningPoint(ApiModel):
+    """One setting that was measured, or whose figures were predicted."""
+
+    name: Annotated[Short, Field(description="What it is: current, recommended, latency first, throughput first or a candidate.")]
+    max_batch_size: Annotated[Count, Field(description="Most rows in a batch of the model step.")] = 0
+    queue_delay_microseconds: Annotated[Count, Field(description="Wait for a fuller batch.")] = 0
+    model_instances: Annotated[Count, Field(description="Instances of the model step.")] = 0
+    tokenizer_instances: Annotated[Count, Field(description="Instances of the tokenizer.")] = 0
+    requests_per_second: Annotated[Count, Field(description="Requests per second carried under the SLO, or at the tried rate.")] = 0
+    p99_microseconds: Annotated[Count, Field(description="Measured p99.")] = 0
+    predicted_p99_microseconds: Annotated[Count, Field(description="Predicted p99; 0: none.")] = 0
+    outcome: Annotated[Short, Field(description="WithinSLO, BreaksSLO or Predicted.")] = ""
+
+
+class TuningStatus(ApiModel):
+    """What the tuner measured and recommends; the spec is the user's to change."""
+
+    request: Annotated[Short, Field(description="The request that it answers.")] = ""
+    phase: Annotated[Short, Field(description="Pending, Running, Succeeded or Failed.")] = ""
+    start_time: Annotated[str | None, Field(max_length=64, description="When it began.", json_schema_extra={"format": "date-time"})] = None
+    completion_time: Annotated[str | None, Field(max_length=64, description="When it ended.", json_schema_extra={"format": "date-time"})] = None
+    revision: Annotated[Short, Field(description="Revision that was measured.")] = ""
+    message: Annotated[Long, Field(description="What was found, or why it failed.")] = ""
+    advice: Annotated[Long, Field(description="What limits the pipeline, and what would move it.")] = ""
+    patch: Annotated[Long, Field(description="Merge patch of the spec, as YAML, to commit; empty: nothing is proven to be better.")] = ""
+    gain_percent: Annotated[Count, Field(description="Requests per second gained over the current setting.")] = 0
+    points: Annotated[tuple[TuningPoint, ...], Field(max_length=32, description="What was measured.", json_schema_extra=ATOMIC)] = ()
+
+
 class WarningStatus(ApiModel):
     """Something that works but is probably not meant."""
 
@@ -183,6 +212,7 @@ class Status(ApiModel):
     ] = ()
     scaling: Annotated[ScalingStatus, Field(description="What live scaling sees and did.")] = ScalingStatus()
     padding: Annotated[PaddingStatus, Field(description="How tokens are padded.")] = PaddingStatus()
+    tuning: Annotated[TuningStatus, Field(description="What the tuner measured and recommends.")] = TuningStatus()
     warnings: Annotated[
         tuple[WarningStatus, ...], Field(max_length=20, description="What works but is probably not meant.", json_schema_extra=ATOMIC)
     ] = ()

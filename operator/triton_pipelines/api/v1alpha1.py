@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -82,6 +83,30 @@ class Slo(ApiModel):
     network_and_queue_budget_milliseconds: Annotated[
         int, Field(ge=0, le=3_600_000, description="Share of it that network and queues in front of the server take; it is subtracted first.")
     ] = 5
+    min_throughput_per_second: Annotated[
+        int | None, Field(ge=1, le=2**31 - 1, description="Requests per second that the pipeline has to carry in one pod. Default: none.")
+    ] = None
+
+
+class TuningMode(StrEnum):
+    """How much is measured."""
+
+    QUICK = "Quick"
+    THOROUGH = "Thorough"
+
+
+class Tuning(ApiModel):
+    """A tuning run in the cluster: what it found stands in status.tuning; the spec is never written."""
+
+    request: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=128,
+            description="Any text, such as a date; a changed one starts a run, on a pod that serves nobody. Default: none.",
+        ),
+    ] = None
+    mode: Annotated[TuningMode | None, Field(description="Quick: under 3 minutes; Thorough: longer runs, repeated. Default: Quick.")] = None
 
 
 class Tracing(ApiModel):
@@ -91,8 +116,26 @@ class Tracing(ApiModel):
     sample_every: Annotated[int, Field(ge=1, le=1_000_000_000, description="One of so many requests is traced.")] = 1000
 
 
+class Presence(StrEnum):
+    """Whether an object of another operator's kind is made."""
+
+    AUTO = "Auto"
+    ENABLED = "Enabled"
+    DISABLED = "Disabled"
+
+
 class Observability(ApiModel):
-    """What can be seen of the pods beside metrics."""
+    """What can be seen of the pods, and who is told to look."""
+
+    pod_monitor: Annotated[
+        Presence | None,
+        Field(
+            description="A PodMonitor for the Prometheus operator. Auto: where its kind is served; Enabled: say so where it is not. Default: Auto."
+        ),
+    ] = None
+    prometheus_rule: Annotated[
+        Presence | None, Field(description="A PrometheusRule with the pipeline's recording rules and alerts. Default: Auto.")
+    ] = None
 
     tracing: Annotated[Tracing | None, Field(description="Traces. Triton fixes them at start: a change is a new revision. Default: none.")] = None
 
@@ -123,7 +166,8 @@ class Spec(ApiModel):
     rollout: Annotated[Rollout, Field(description="How a new revision takes over.")] = Rollout()
     scaling: Annotated[Scaling, Field(description="Live scaling of CPU steps, the tokenizer first.")] = Scaling()
     slo: Annotated[Slo, Field(description="What clients are promised.")] = Slo()
-    observability: Annotated[Observability, Field(description="Traces of the pods.")] = Observability()
+    tuning: Annotated[Tuning, Field(description="Batching chosen by measurement.")] = Tuning()
+    observability: Annotated[Observability, Field(description="Traces and metrics of the pods.")] = Observability()
 
     rules = (
         Rule(
