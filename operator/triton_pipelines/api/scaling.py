@@ -71,17 +71,22 @@ class ScaleDown(ApiModel):
 class PodBounds(ApiModel):
     """Bounds of the number of pods, where live scaling owns it."""
 
-    min: Annotated[int, Field(ge=1, le=10000, description="Fewest pods.")] = 1
+    min: Annotated[int | None, Field(ge=1, le=10000, description="Fewest pods. Default 1.")] = None
     max: Annotated[int, Field(ge=1, le=10000, description="Most pods.")]
 
     rules = (
         Rule(
             cel="(has(self.min) ? self.min : 1) <= self.max",
             message="pods.min must be at most pods.max",
-            holds=lambda p: p.min <= p.max,
+            holds=lambda p: p.low <= p.max,
             field="min",
         ),
     )
+
+    @property
+    def low(self) -> int:
+        """Fewest pods."""
+        return 1 if self.min is None else self.min
 
 
 class Scaling(ApiModel):

@@ -142,8 +142,8 @@ class TuningPoint(ApiModel):
     name: Annotated[Short, Field(description="What it is: current, recommended, latency first, throughput first or a candidate.")]
     max_batch_size: Annotated[Count, Field(description="Most rows in a batch of the model step.")] = 0
     queue_delay_microseconds: Annotated[Count, Field(description="Wait for a fuller batch.")] = 0
-    model_instances: Annotated[Count, Field(description="Instances of the model step.")] = 0
-    tokenizer_instances: Annotated[Count, Field(description="Instances of the tokenizer.")] = 0
+    model_instances: Annotated[Count, Field(description="Copies of the model step in the pod that was measured.")] = 0
+    tokenizer_instances: Annotated[Count, Field(description="Copies of the tokenizer in the pod that was measured; 0: no tokenizer.")] = 0
     requests_per_second: Annotated[Count, Field(description="Requests per second carried under the SLO, or at the tried rate.")] = 0
     p99_microseconds: Annotated[Count, Field(description="Measured p99.")] = 0
     predicted_p99_microseconds: Annotated[Count, Field(description="Predicted p99; 0: none.")] = 0
@@ -154,7 +154,7 @@ class TuningStatus(ApiModel):
     """What the tuner measured and recommends; the spec is the user's to change."""
 
     request: Annotated[Short, Field(description="The request that it answers.")] = ""
-    phase: Annotated[Short, Field(description="Pending, Running, Succeeded or Failed.")] = ""
+    state: Annotated[Short, Field(description="Pending, Running, Succeeded or Failed.")] = ""
     start_time: Annotated[str | None, Field(max_length=64, description="When it began.", json_schema_extra={"format": "date-time"})] = None
     completion_time: Annotated[str | None, Field(max_length=64, description="When it ended.", json_schema_extra={"format": "date-time"})] = None
     revision: Annotated[Short, Field(description="Revision that was measured.")] = ""
