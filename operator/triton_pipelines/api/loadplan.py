@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, RootModel, field_validator, model_validator
 
@@ -38,10 +38,12 @@ __all__ = [
     "LiveCounts",
     "LoadPlan",
     "LoadReport",
+    "PlanAdapt",
     "PlanCheck",
     "PlanCount",
     "PlanFetch",
     "PlanFile",
+    "PlanRaggedInput",
     "PlanTensor",
     "PlanVersions",
     "Reason",
@@ -50,6 +52,7 @@ __all__ = [
     "ResolvedSources",
     "resolution",
     "same_source",
+    "shape_input",
     "source_key",
     "strayed",
 ]
@@ -194,23 +197,63 @@ class PlanTensor(LoadModel):
         return value
 
 
-class PlanCheck(LoadModel):
-    """ONNX files whose inputs and outputs must fit the step's declared tensors: the one at ``path``, or ``file`` of every version of ``model``."""
+class PlanPlace(LoadModel):
+    """Where a file of a step lies: at ``path``, or ``file`` in every version folder of ``model``."""
 
     step: Name
-    format: Literal["onnx"] = "onnx"
     path: RelativePath | None = None
     model: RelativePath | None = None
     file: RelativePath | None = None
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.path is None) == (self.model is None) or (self.model is None) != (self.file is None):
+            raise ValueError(f"step {self.step}: name either path, or model and file")
+        return self
+
+
+class PlanCheck(PlanPlace):
+    """ONNX files whose inputs and outputs must fit the step's declared tensors: the one at ``path``, or ``file`` of every version of ``model``."""
+
+    format: Literal["onnx"] = "onnx"
     field: str
     max_batch_size: Annotated[int, Field(ge=0)]
     inputs: Annotated[tuple[PlanTensor, ...], Field(strict=False)] = ()
     outputs: Annotated[tuple[PlanTensor, ...], Field(strict=False)] = ()
 
+
+def shape_input(name: str) -> str:
+    """The input that carries the row lengths of the ragged input ``name``: INT32 [rows, 1], filled by Triton (BATCH_ITEM_SHAPE)."""
+    return f"{name}__shape"
+
+
+class PlanRaggedInput(LoadModel):
+    """An input of an ONNX file that arrives flat; ``pad_value`` fills the rows that are shorter than the batch's longest."""
+
+    name: Annotated[str, Field(min_length=1)]
+    pad_value: int = 0
+
+
+class PlanAdapt(PlanPlace):
+    """ONNX files that are rewritten in place, after their check, so that Triton can feed them with requests of different length.
+
+    ``inputs`` are those of shape [rows, tokens] that become flat. They all carry the tokens of the same texts; the lengths of the first
+    shape the ``token_outputs``, which are [rows, tokens, …] in the file and [all tokens, …] afterwards. ``max_length`` is the most tokens
+    a row may have and ``vocabulary`` the number of token ids, for files that do not show it themselves. ``field`` is
+    the resource's field that asked for it, for messages.
+    """
+
+    field: str = "spec.tokenizer.padding"
+    inputs: Annotated[tuple[PlanRaggedInput, ...], Field(strict=False, min_length=1)]
+    token_outputs: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    max_length: Annotated[int, Field(ge=1)] | None = None
+    vocabulary: Annotated[int, Field(ge=1)] | None = None
+
     @model_validator(mode="after")
-    def _one_place(self) -> PlanCheck:
-        if (self.path is None) == (self.model is None) or (self.model is None) != (self.file is None):
-            raise ValueError(f"step {self.step}: a check names either path, or model and file")
+    def _named_once(self) -> Self:
+        for what, names in (("input", [item.name for item in self.inputs]), ("token output", list(self.token_outputs))):
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise ValueError(f"step {self.step}: {what} named twice: {', '.join(twice)}")
         return self
 
 
@@ -226,6 +269,7 @@ class LoadPlan(LoadModel):
     counts: Annotated[tuple[PlanCount, ...], Field(strict=False)] = ()
     fetch: Annotated[tuple[PlanFetch, ...], Field(strict=False)] = ()
     checks: Annotated[tuple[PlanCheck, ...], Field(strict=False)] = ()
+    adapt: Annotated[tuple[PlanAdapt, ...], Field(strict=False)] = ()
     site: Annotated[tuple[str, ...], Field(strict=False)] = ()
 
     @model_validator(mode="after")
@@ -253,8 +297,10 @@ class LoadPlan(LoadModel):
         with them the pipeline's revision.
         """
         plan: dict[str, Any] = self.model_dump(mode="json", by_alias=True)
+        if not self.adapt:
+            del plan["adapt"]
         for part, later in _LATER.items():
-            for item in plan[part]:
+            for item in plan.get(part, ()):
                 for name in later:
                     if not item[name]:
                         del item[name]
@@ -266,6 +312,7 @@ class LoadPlan(LoadModel):
 _LATER: Final[Mapping[str, tuple[str, ...]]] = {
     "fetch": ("slot", "file", "sourceFile", "whole", "versions", "pinned"),
     "checks": ("path", "model", "file"),
+    "adapt": ("path", "model", "file"),
 }
 
 

@@ -39,6 +39,7 @@ class Reason(StrEnum):
     CHECKSUM_MISMATCH = "ChecksumMismatch"
     MODEL_MISMATCH = "ModelMismatch"
     INVALID_TOKENIZER = "InvalidTokenizer"
+    NOT_RAGGED = "NotRagged"
     NO_SPACE = "NoSpace"
     INTERNAL_ERROR = "InternalError"
     TOKENIZER_SETTINGS_IGNORED = "TokenizerSettingsIgnored"
