@@ -1,1 +1,1 @@
-"""What is tried before it is done to a server: a simulator of Triton's batching under load, with control laws in the loop."""
+"""Knobs chosen by measurement: profile, prediction, choice and proof on a real server; and a simulator of control laws under load."""

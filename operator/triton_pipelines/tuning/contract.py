@@ -1,0 +1,213 @@
+"""What tuning is given and what it gives back: knobs, settings, the server to measure on, the load engine, the report. Pure.
+
+Names: a *setting* is one choice of all :class:`Knobs`; a *point* is a setting measured (or predicted) at one request rate; the *wall*
+is the SLO's p99 less the share of network and queues in front of the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+import numpy as np
+
+from triton_pipelines.api.v1alpha1 import InferencePipeline, TuningMode
+from triton_pipelines.pipeline.graph import Graph
+
+Array = np.ndarray[Any, Any]
+
+
+class TuneError(Exception):
+    """The pipeline cannot be tuned, or the measurement failed; the message names the field or option and what to do."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Knobs:
+    """One setting. ``queue_delay``: microseconds; instances are those of one pod (``tokenizer_instances`` 0: no tokenizer)."""
+
+    max_batch_size: int
+    queue_delay: int = 0
+    model_instances: int = 1
+    tokenizer_instances: int = 0
+
+    def __str__(self) -> str:
+        tokenizers = f", {self.tokenizer_instances} tokenizer{'s' * (self.tokenizer_instances != 1)}" if self.tokenizer_instances else ""
+        models = f"{self.model_instances} model instance{'s' * (self.model_instances != 1)}"
+        return f"batch {self.max_batch_size}, delay {self.queue_delay / 1000:g} ms, {models}{tokenizers}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Lengths of rows in tokens: equally likely, in no order."""
+
+    tokens: tuple[int, ...]
+    said: str
+
+    @classmethod
+    def lognormal(cls, median: float, sigma: float, cap: int, count: int = 1024) -> Lengths:
+        """Quantiles of a lognormal distribution, cut at ``cap``."""
+        normal = np.random.default_rng(20).standard_normal(count)
+        tokens = np.clip(np.rint(median * np.exp(sigma * normal)), 1, cap).astype(int)
+        return cls(tuple(tokens.tolist()), f"lognormal, median {median:g}, sigma {sigma:g}, at most {cap} tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What to tune for.
+
+    ``slo_ms``, ``budget_ms``: the promise and what is subtracted first (``None``: as ``spec.slo`` says). ``rate``: requests/s that the
+    pipeline gets (``None``: as much as it carries). ``texts``: texts of the real traffic; ``lengths``: else made-up texts of these
+    lengths. ``rows``: rows of a request. ``cores``: CPU cores that the pod may use. ``seconds``: of one measured point.
+    """
+
+    mode: TuningMode = TuningMode.QUICK
+    slo_ms: float | None = None
+    budget_ms: float | None = None
+    rate: float | None = None
+    texts: tuple[str, ...] = ()
+    lengths: Lengths | None = None
+    rows: int = 1
+    cores: float = 2.0
+    seconds: float | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TuneTarget:
+    """A Triton that serves nobody else: ``tritonpipe serve``'s, or a canary pod outside the Service.
+
+    ``address``: host:port of gRPC; ``control_key``: for loads, where these are restricted; ``rebuild``: the graph of a changed resource,
+    with the options with which the server's own was made.
+    """
+
+    address: str
+    rebuild: Callable[[InferencePipeline], Graph] = field(repr=False)
+    control_key: str | None = field(default=None, repr=False)
+
+
+class Progress(Protocol):
+    """Told of what goes on."""
+
+    def __call__(self, done: float, text: str) -> None:
+        """``done``: share of the whole run, 0 to 1; ``text``: what is done now."""
+
+
+def silent(done: float, text: str) -> None:
+    """A :class:`Progress` that tells nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one run of load gave: latencies of answered requests (seconds), ``sent``, ``failed``, and ``seconds`` that were measured."""
+
+    latencies: Array
+    sent: int
+    failed: int
+    seconds: float
+    first_error: str = ""
+
+    @property
+    def rate(self) -> float:
+        """Answered requests per second."""
+        return len(self.latencies) / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def p99(self) -> float:
+        """Seconds within which 99 of 100 requests were answered; infinity where more than one in a hundred failed."""
+        if self.sent == 0 or self.failed > 0.01 * self.sent or len(self.latencies) == 0:
+            return float("inf")
+        return float(np.percentile(self.latencies, 99))
+
+
+class LoadEngine(Protocol):
+    """Open-loop load: requests leave when they are due, however late the answers are."""
+
+    async def __call__(self, address: str, model: str, requests: Sequence[Mapping[str, Array]], due: Array, warmup: float, deadline: float) -> Load:
+        """Send request ``i % len(requests)`` at ``due[i]`` seconds after the start; those due within ``warmup`` are sent and not counted."""
+        ...
+
+
+class Outcome(StrEnum):
+    """What a point showed."""
+
+    WITHIN = "WithinSLO"
+    BREAKS = "BreaksSLO"
+    PREDICTED = "Predicted"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A setting at a rate. ``rate``: requests/s offered; ``carried``: answered per second (0: not measured); times in seconds."""
+
+    name: str
+    knobs: Knobs
+    rate: float
+    carried: float = 0.0
+    p50: float = 0.0
+    p99: float = 0.0
+    predicted_p99: float = 0.0
+    failed: int = 0
+    outcome: Outcome = Outcome.PREDICTED
+
+    @property
+    def measured(self) -> bool:
+        """Whether it was measured."""
+        return self.outcome is not Outcome.PREDICTED
+
+
+@dataclass(frozen=True, slots=True)
+class StepProfile:
+    """How long a step takes: ``fixed`` + ``per_row``·rows + ``per_token``·tokens (seconds), ``residual`` of that fit (share), and the table
+    (rows of an execution, tokens of a row, seconds) that it was made from. ``fitted``: false where the table is used instead.
+    ``busy``: share of time that the step's instances computed at the highest rate that was measured within the wall."""
+
+    step: str
+    fixed: float
+    per_row: float
+    per_token: float
+    residual: float
+    fitted: bool
+    table: tuple[tuple[int, float, float], ...] = ()
+    busy: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Throughput against latency of one setting: (requests/s, p99 in seconds), ascending."""
+
+    name: str
+    knobs: Knobs
+    points: tuple[tuple[float, float], ...]
+    measured: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What tuning found.
+
+    ``wall``, ``slo``: seconds. ``current`` and ``recommended`` are equal where nothing is proven to be better; then ``patch`` is empty.
+    ``gain``: share of requests/s gained. ``ends``: the latency-first and the throughput-first setting, predicted. ``bound``: what limits.
+    """
+
+    pipeline: str
+    mode: TuningMode
+    slo: float
+    wall: float
+    workload: str
+    current: Knobs
+    recommended: Knobs
+    points: tuple[Point, ...]
+    ends: tuple[Point, ...]
+    curves: tuple[Curve, ...]
+    steps: tuple[StepProfile, ...]
+    patch: Mapping[str, Any]
+    gain: float
+    message: str
+    bound: str
+    advice: str
+    notes: tuple[str, ...] = ()
+    failed_requests: int = 0
+    seconds: float = 0.0
+    stand_ins: tuple[str, ...] = ()
