@@ -272,7 +272,8 @@ class Autoscaler:
             watched.memory = scaled.adopted(loads(live.get(names.KEY_SCALING)), self._recorded_counts(watched))
         applied = next((status.get("resources") for pod in pods if (status := pod.container(names.CONTAINER_SERVER))), None)
         # Without a pod nothing is known of another revision, and what is known of the last one stays.
-        limits = limits_of(watched.pipeline, watched.graph, watched.revision or watched.memory.revision, applied)
+        direct = not any(self.collectors)
+        limits = limits_of(watched.pipeline, watched.graph, watched.revision or watched.memory.revision, applied, direct=direct)
         counts = watched.counts()
         decision = decide(limits, watched.memory, sample, counts, [pod.name for pod in pods], now)
         if not watched.active:

@@ -39,6 +39,7 @@ class ScalingMetrics:
         self._last: dict[tuple[Key, str], str] = {}
         self._starved: dict[Key, float] = {}
         self._known: dict[Key, set[tuple[str, str, str]]] = {}
+        self._newest: dict[Key, dict[str, float]] = {}
 
     def decided(self, key: Key, view: View, models: Mapping[str, str], sample: Sample | Failure, now: float) -> None:
         """Take in a decision. ``models``: step → name of its model, as Triton's own series have it."""
@@ -54,17 +55,26 @@ class ScalingMetrics:
         self._known[key] = set(counts)
         for labels, count in counts.items():
             self.instances.labels(*key, *labels).set(count)
+        self._aged(key, view, sample, now)
         if isinstance(sample, Failure):
             self.errors.labels(*key, sample.trouble.value).inc()
             return
-        ages = [now - history.scrapes[-1].at for history in sample.pods.values() if history.scrapes]
-        if ages:
-            self.age.labels(*key).set(max(ages))
         waits = any(item.figures.service and item.figures.wait > item.figures.service for item in view.decision.steps)
         starved = waits and view.decision.gpu_busy is not None and view.decision.gpu_busy < 0.5
         # A mean that forgets over about a minute of ticks.
         self._starved[key] = 0.97 * self._starved.get(key, 0.0) + 0.03 * starved
         self.starved.labels(*key).set(self._starved[key])
+
+    def _aged(self, key: Key, view: View, sample: Sample | Failure, now: float) -> None:
+        """The age grows while nothing new comes; a pod that is gone has none."""
+        newest = self._newest.setdefault(key, {})
+        if isinstance(sample, Sample):
+            newest |= {pod: history.scrapes[-1].at for pod, history in sample.pods.items() if history.scrapes}
+        there = {pod for pods in view.counts.values() for pod in pods}
+        if there:
+            self._newest[key] = newest = {pod: at for pod, at in newest.items() if pod in there}
+        if newest:
+            self.age.labels(*key).set(now - min(newest.values()))
 
     def acted(self, key: Key, step: str, direction: str, reason: str, seconds: float | None) -> None:
         """Take in a change that ended."""
@@ -82,3 +92,4 @@ class ScalingMetrics:
             family.remove_by_labels({"namespace": key[0], "pipeline": key[1]})
         self._known.pop(key, None)
         self._starved.pop(key, None)
+        self._newest.pop(key, None)

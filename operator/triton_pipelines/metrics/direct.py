@@ -75,19 +75,27 @@ class DirectReader:
         return data.decode("utf-8", errors="replace")
 
     def _judged(self, one: Expected, troubles: Mapping[PodKey, str]) -> Sample | Failure:
-        failed = {pod: troubles[one.namespace, pod] for pod in one.pods if (one.namespace, pod) in troubles}
-        if failed:
-            pod, why = next(iter(sorted(failed.items())))
-            trouble = Trouble.MISSING if len(failed) == len(one.pods) else Trouble.PARTIAL
-            text = f"the metrics page of {len(failed)} of {len(one.pods)} pods cannot be read; {pod}: {why}"
-            return Failure(trouble, f"{text}; may the operator reach port 8002 (a NetworkPolicy, --allow-metrics)?")
-        pods = {}
+        """The pods whose page was read just now and has every model; the others are named. Whoever decides lowers nothing by a part of them."""
+        pods: dict[str, PodHistory] = {}
+        bad: dict[str, tuple[Trouble, str]] = {}
         for pod in one.pods:
-            scrapes = self._histories.scrapes((one.namespace, pod))
-            absent = sorted(one.models - set(scrapes[-1].models)) if scrapes else sorted(one.models)
-            if absent:
-                return Failure(Trouble.PARTIAL, f"{pod} has no metrics of {', '.join(absent)}; is the model loaded?")
-            pods[pod] = PodHistory(scrapes, self._histories.usage((one.namespace, pod)))
-        keys = [(one.namespace, pod) for pod in one.pods]
+            key = (one.namespace, pod)
+            scrapes = self._histories.scrapes(key)
+            if why := troubles.get(key):
+                bad[pod] = Trouble.MISSING, f"{why}; may the operator reach port 8002 (a NetworkPolicy, --allow-metrics)?"
+            elif absent := sorted(one.models - set(scrapes[-1].models)):
+                bad[pod] = Trouble.PARTIAL, f"has no metrics of {', '.join(absent)}; is the model loaded?"
+            else:
+                pods[pod] = PodHistory(scrapes, self._histories.usage(key))
+        said = ""
+        if bad:
+            pod, (_, why) = min(bad.items())
+            said = f"the metrics page of {len(bad)} of {len(one.pods)} pods gives no usable samples; {pod}: {why}"
+        if not pods:
+            troubles_seen = {trouble for trouble, _ in bad.values()} or {Trouble.MISSING}
+            return Failure(
+                troubles_seen.pop() if len(troubles_seen) == 1 else Trouble.PARTIAL, said or "no pod is ready, so there is nothing to measure"
+            )
+        keys = [(one.namespace, pod) for pod in pods]
         gpu_known = any(history.usage is not None and history.usage.gpu is not None for history in pods.values())
-        return Sample(pods, self._histories.interval(keys, INTERVAL_SECONDS), SOURCE, gpu_known)
+        return Sample(pods, self._histories.interval(keys, INTERVAL_SECONDS), SOURCE, gpu_known, (said,) if said else ())

@@ -16,11 +16,13 @@ from triton_pipelines.api.scaling import Scaling, ScalingMode
 from triton_pipelines.api.server import InferenceHealth
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.pipeline.example import why_unasked
-from triton_pipelines.pipeline.graph import Graph, Role, Step
+from triton_pipelines.pipeline.graph import Graph, Implementation, Role, Step
 from triton_pipelines.pipeline.server import SHARED_MEMORY_PER_INSTANCE, bytes_of, millis, sizes
 from triton_pipelines.scaling.types import Decision, Fallback, Law, PipelineLimits, StepLimits, Verdict
 
 HISTORY_MAX = 5
+# Where the pods themselves are read, every 2 s, growth need not wait for as many seconds as with scrapes of Prometheus.
+DIRECT_FAST_SECONDS = 6.0
 # A figure of the status moves only when it changed by more than this share.
 FIGURE_CHANGE = 0.10
 
@@ -56,14 +58,14 @@ def scaled_steps(graph: Graph) -> list[Step]:
     return [step for step in graph.models if step.instances.scaled and step.sequences is None and step.instances.kind == "KIND_CPU"]
 
 
-def law_of(scaling: Scaling) -> Law:
-    """The control law's constants as the resource writes them."""
+def law_of(scaling: Scaling, *, direct: bool = False) -> Law:
+    """The control law's constants as the resource writes them. ``direct``: pods are read directly, which makes the default fast window shorter."""
     target = scaling.target / 100
     up = scaling.scale_up_threshold_percent
     return Law(
         target=target,
         up_threshold=max(0.80, target) if up is None else up / 100,
-        fast=float(scaling.windows.fast),
+        fast=DIRECT_FAST_SECONDS if direct and scaling.windows.fast_seconds is None else float(scaling.windows.fast),
         slow=float(scaling.windows.slow),
         cooldown_up=None if scaling.scale_up.cooldown_seconds is None else float(scaling.scale_up.cooldown_seconds),
         stabilization=float(scaling.scale_down.stabilization_seconds),
@@ -75,8 +77,13 @@ def law_of(scaling: Scaling) -> Law:
     )
 
 
-def limits_of(pipeline: InferencePipeline, graph: Graph, revision: str, applied: Mapping[str, Any] | None = None) -> PipelineLimits:
-    """What bounds the pods. ``applied``: ``resources`` of the container's status, where the kubelet tells them (after a resize)."""
+def limits_of(
+    pipeline: InferencePipeline, graph: Graph, revision: str, applied: Mapping[str, Any] | None = None, *, direct: bool = False
+) -> PipelineLimits:
+    """What bounds the pods.
+
+    ``applied``: ``resources`` of the container's status, where the kubelet tells them (after a resize); ``direct``: as in :func:`law_of`.
+    """
     size = sizes(pipeline, graph)
     limits = (applied or {}).get("limits") or {}
     scaled = scaled_steps(graph)
@@ -86,6 +93,7 @@ def limits_of(pipeline: InferencePipeline, graph: Graph, revision: str, applied:
     return PipelineLimits(
         steps=tuple(_step(step) for step in scaled),
         gpu_steps=tuple(step.model_name for step in fed),
+        on_cpu=frozenset(step.model_name for step in fed if _on_cpu(pipeline, step)),
         cpu_limit=millis(str(limits.get("cpu", size.cpu_limit))) / 1000,
         memory_limit=float(bytes_of(str(limits.get("memory", size.memory_limit)))),
         shared_memory=float(bytes_of(size.shared_memory)),
@@ -94,8 +102,21 @@ def limits_of(pipeline: InferencePipeline, graph: Graph, revision: str, applied:
         revision=revision,
         active=pipeline.spec.scaling.mode is ScalingMode.ACTIVE,
         own_requests=1 / health.period_seconds if asked else 0.0,
-        law=law_of(pipeline.spec.scaling),
+        law=law_of(pipeline.spec.scaling, direct=direct),
     )
+
+
+def _on_cpu(pipeline: InferencePipeline, step: Step) -> bool:
+    """Whether no GPU works for the step. One that the runner stands in for, by the operator's choice, is still meant for the GPU."""
+    gpu = pipeline.spec.server.gpu
+    if gpu.count == 0 and gpu.claim_template is None:
+        return True
+    spec = pipeline.spec
+    fields = {"spec.model": spec.model, **{f"spec.steps[{index}]": one for index, one in enumerate(spec.steps)}}.get(step.path)
+    substituted = step.implementation is Implementation.ONNX_RUNNER and fields is not None and fields.python is None
+    if substituted and fields is not None and fields.instances.kind is None:
+        return False
+    return step.instances.kind == "KIND_CPU"
 
 
 def _step(step: Step) -> StepLimits:

@@ -23,7 +23,8 @@ _FROZEN: Final = "Where the last growth bought nothing, look at what the step wa
 ADVICE: Final[Mapping[Verdict, Advice]] = {
     Verdict.TOKENIZER_BOUND: Advice("Tokenizers are the narrow place: requests wait for one.", (_MORE_INSTANCES, _FROZEN)),
     Verdict.STEP_BOUND: Advice(
-        "A CPU step beside the tokenizer is the narrow place: requests wait for one of its instances.", (_MORE_INSTANCES, _FROZEN)
+        "A CPU step beside the tokenizer is the narrow place: requests wait for one of its instances.",
+        (_MORE_INSTANCES, "A model on the CPU is not scaled live: raise its instances.count, add pods, or give it a GPU (spec.server.gpu).", _FROZEN),
     ),
     Verdict.CPU_BOUND: Advice(
         "A CPU step is the narrow place, and there is no room for one more of its instances.",

@@ -122,7 +122,7 @@ def _seen(
         verdict=found,
         memory=_next(memory, {item.decision.step: item.memory for item in settled}, decided, present, limits, now, fresh=not trouble),
         limited="; ".join(item.limited for item in settled if item.limited),
-        gpu_busy=around.gpu.busy,
+        gpu_busy=around.gpu.gpu_busy,
         fresh=not trouble,
         message="; ".join(part for part in dict.fromkeys((*reasons, *notes)) if part),
     )

@@ -139,7 +139,7 @@ def settle(item: Seen, need: law.Need, cap: Cap, around: Around) -> Settled:
     reason = verdicts.words(state, found, around.gpu, around.budget, limits.law)
     if forced:
         reason = f"{_memory_words(around)}; {reason}"
-    limited = verdicts.limitation(state, found)
+    limited = verdicts.limitation(state, found, around.gpu)
     if turn.flapping:
         limited = f"{item.limits.name}: {len(memory.turns)} changes of direction within an hour: no shrinking until they are fewer"
     after = law.moved(replace(memory, desired=item.count), item.count, count, now)

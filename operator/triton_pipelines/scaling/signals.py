@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from triton_pipelines.metrics.samples import Sample, Usage
+from triton_pipelines.metrics.samples import FRESH_INTERVALS, Sample, Usage
 from triton_pipelines.metrics.windows import Rates, Series, absurd, total
 from triton_pipelines.scaling.types import Law, PipelineLimits
 
-FRESH_INTERVALS = 2.5  # a newest scrape older than this many intervals is stale (autoscaling.md §5)
 SATURATED_STEP = 0.92  # busy share of a GPU step, and
 SATURATED_GPU = 0.95  # utilisation of a GPU, from which it counts as busy all the time
 THROTTLED = 0.10  # share of throttled CFS periods from which CPU counts as short
@@ -64,19 +63,22 @@ class StepSignal:
 
 @dataclass(frozen=True, slots=True)
 class GpuSignal:
-    """The GPU steps together, the worst of steps and pods.
+    """The steps that the scaled ones feed, on the GPU as a rule; together, the worst of steps and pods.
 
     ``model``: the narrowest step; ``busy``: its busy share of its instances' time, in the pod where it is highest; ``pending``:
     requests that wait before it, over the fast window; ``full``: busy nearly all the time, by its own account or the GPU's, and more
     waits than its instances take at once: a step that batches is busy long before it is full, its batches grow with the load.
-    ``throughput``: requests/s of the last GPU step over the fast window; ``utilisation``: of the GPU itself; ``batch``: requests per
-    execution of ``unbatched``, the first step that waits and does not batch.
+    ``on_cpu``: the narrowest step runs on the CPU, and no GPU has a say in it; ``gpu_busy``: the largest busy share of those that do
+    run on a GPU. ``throughput``: requests/s of the last step over the fast window; ``utilisation``: of the GPU itself; ``batch``:
+    requests per execution of ``unbatched``, the first step that waits and does not batch.
     """
 
     model: str = ""
     busy: float | None = None
     pending: float = 0.0
     full: bool = False
+    on_cpu: bool = False
+    gpu_busy: float | None = None
     throughput: float | None = None
     utilisation: float | None = None
     unbatched: str = ""
@@ -147,14 +149,16 @@ def step_signal(pods: Mapping[str, Pod], model: str, law: Law, interval: float) 
 
 
 def gpu_signal(pods: Mapping[str, Pod], limits: PipelineLimits, interval: float) -> GpuSignal:
-    """Signals of the GPU steps over the given pods."""
+    """Signals of the fed steps over the given pods."""
     fast_seconds, slow_seconds = fast_window(limits.law, interval), slow_window(limits.law, interval)
     known = [pod.usage.gpu for pod in pods.values() if pod.usage is not None and pod.usage.gpu is not None]
     utilisation = max(known, default=None)
     found = GpuSignal(utilisation=utilisation)
     unbatched, batch = "", None
     throughput: float | None = None
+    on_gpu: list[float] = []
     for model in limits.gpu_steps:
+        on_cpu = model in limits.on_cpu
         instances = max(1, limits.gpu_instances.get(model, 1))
         all_series = [pod.series[model] for pod in pods.values()]
         each = [one.rates(fast_seconds) for one in all_series]
@@ -163,15 +167,18 @@ def gpu_signal(pods: Mapping[str, Pod], limits: PipelineLimits, interval: float)
         busy = max((item.busy / instances for item in each if item is not None), default=None)
         queue = sum(one.mean_pending(fast_seconds) or 0.0 for one in all_series)
         at_once = max(1.0, (fast.batch if fast is not None else None) or 1.0) * instances * len(pods)
-        hot = (busy is not None and busy >= SATURATED_STEP) or (utilisation is not None and utilisation >= SATURATED_GPU)
-        signal = GpuSignal(model, busy, queue, hot and queue > at_once, utilisation=utilisation)
+        if busy is not None and not on_cpu:
+            on_gpu.append(busy)
+        driven = utilisation is not None and utilisation >= SATURATED_GPU and not on_cpu
+        hot = (busy is not None and busy >= SATURATED_STEP) or driven
+        signal = GpuSignal(model, busy, queue, hot and queue > at_once, on_cpu, utilisation=utilisation)
         if not found.model or (signal.full, busy or 0.0) > (found.full, found.busy or 0.0):
             found = signal
         waits = max((one.mean_pending(slow_seconds) or 0.0 for one in all_series), default=0.0)
         may_batch = limits.gpu_batches.get(model, 0) > 1
         if not unbatched and may_batch and slow is not None and slow.batch is not None and slow.batch < BATCHED and waits >= 2 * instances:
             unbatched, batch = model, slow.batch
-    return replace(found, throughput=throughput, unbatched=unbatched, batch=batch)
+    return replace(found, gpu_busy=max(on_gpu, default=None), throughput=throughput, unbatched=unbatched, batch=batch)
 
 
 def cpu_signal(pods: Mapping[str, Pod], estimated: float) -> CpuSignal:

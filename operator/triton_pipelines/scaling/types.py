@@ -76,7 +76,8 @@ class PipelineLimits:
 
     ``cpu_limit`` (cores), ``memory_limit``, ``shared_memory`` (bytes): of one container, as applied (the pod's status after a
     resize); ``None``: unlimited or unknown. ``shared_memory_base``: what of it no instance may count on. ``gpu_steps``: model names
-    of the steps on the GPU, in the order of the data; ``gpu_instances``: their instances per pod (1 where absent); ``gpu_batches``:
+    of the steps that they feed, on the GPU as a rule, in the order of the data; ``on_cpu``: those of them that run on the CPU, where no
+    GPU's figures speak for them; ``gpu_instances``: their instances per pod (1 where absent); ``gpu_batches``:
     their max_batch_size (batching is not judged where absent or < 2). ``gpu_capacity``: requests/s that one pod's GPU step carries,
     from the tuner's profile; ``None``: not known. ``revision``: what was measured of another revision is forgotten. ``active``: False
     in mode Advisory: counts are recommended from those that run, never taken for granted. ``own_requests``: requests/s with which the
@@ -85,6 +86,7 @@ class PipelineLimits:
 
     steps: tuple[StepLimits, ...]
     gpu_steps: tuple[str, ...] = ()
+    on_cpu: frozenset[str] = frozenset()
     cpu_limit: float | None = None
     memory_limit: float | None = None
     shared_memory: float | None = None

@@ -44,7 +44,7 @@ class State:
 
 
 def gpu_bound(gpu: GpuSignal, pending: float) -> bool:
-    """Whether the GPU step is the narrow place: full, with the longer queue."""
+    """Whether the fed step, as a rule the one on the GPU, is the narrow place: full, with the longer queue."""
     return gpu.full and gpu.pending > pending
 
 
@@ -63,7 +63,7 @@ def verdict(state: State, gpu: GpuSignal, cpu: Cpu, slow: float) -> Verdict:
     if no_progress(state.stalled_seconds, slow):
         return Verdict.NO_PROGRESS
     if gpu_bound(gpu, state.pending):
-        return Verdict.GPU_BOUND
+        return Verdict.STEP_BOUND if gpu.on_cpu else Verdict.GPU_BOUND
     if defeated(gpu, state.pending):
         return Verdict.BATCHING_DEFEATED
     if state.need.saturated:
@@ -88,14 +88,16 @@ def overall(verdicts: Iterable[Verdict]) -> Verdict:
 
 def words(state: State, found: Verdict, gpu: GpuSignal, cpu: Cpu, law: Law) -> str:
     """The verdict with the numbers that led to it."""
+    if found in (Verdict.GPU_BOUND, Verdict.STEP_BOUND) and gpu_bound(gpu, state.pending):
+        return (
+            f"{_gpu_words(gpu)}; {gpu.pending:.0f} requests wait before it, {state.pending:.0f} before {state.step.name}: more of those cannot help"
+        )
     match found:
         case Verdict.NO_PROGRESS:
             return (
                 f"{state.pending:.0f} requests wait before {state.step.name} and none has completed for {state.stalled_seconds:.0f} s: "
                 "its instances may have died, which only a new pod or a full reload heals"
             )
-        case Verdict.GPU_BOUND:
-            return f"{_gpu_words(gpu)}; {gpu.pending:.0f} requests wait before it, {state.pending:.0f} before {state.step.name}: more of those cannot help"
         case Verdict.BATCHING_DEFEATED:
             return (
                 f"{gpu.unbatched} runs {gpu.batch:.2f} requests per execution while {gpu.pending:.0f} wait: unequal shapes, or no dynamic batching; "
@@ -119,13 +121,13 @@ def words(state: State, found: Verdict, gpu: GpuSignal, cpu: Cpu, law: Law) -> s
             return _load_words(state, law)
 
 
-def limitation(state: State, found: Verdict) -> str:
+def limitation(state: State, found: Verdict, gpu: GpuSignal) -> str:
     """In words, what keeps the step from the count its load asks for; "" where nothing does."""
     if state.need.wanted <= state.count:
         return ""
     if state.frozen:
         return f"{state.step.name}: the load asks for {state.need.wanted}; growth beyond {state.count} did not raise throughput"
-    if found in (Verdict.GPU_BOUND, Verdict.BATCHING_DEFEATED, Verdict.NO_PROGRESS):
+    if gpu_bound(gpu, state.pending) or found in (Verdict.BATCHING_DEFEATED, Verdict.NO_PROGRESS):
         return f"{state.step.name}: the load asks for {state.need.wanted}; {found} holds it at {state.count}"
     if state.need.wanted > state.cap.count:
         return f"{state.step.name}: the load asks for {state.need.wanted}, bounded to {max(state.count, state.cap.count)} by {state.cap.by}"
@@ -134,11 +136,11 @@ def limitation(state: State, found: Verdict) -> str:
 
 def gpu_notes(gpu: GpuSignal, limits: PipelineLimits) -> str:
     """What a reader has to know of GPU figures beside the verdict; "" nothing."""
-    if not limits.gpu_steps:
+    if limits.on_cpu.issuperset(limits.gpu_steps):
         return ""
     if gpu.utilisation is None:
         return "GPUMetricsUnavailable: judged by the GPU step's own busy time and queue"
-    if gpu.busy is None:
+    if gpu.busy is None or gpu.on_cpu:
         return ""
     if gpu.utilisation >= 0.9 and gpu.busy < 0.5:
         return f"the GPU is used {gpu.utilisation:.0%} of the time but {gpu.model} computes only {gpu.busy:.0%}: something else uses it too"
@@ -158,5 +160,7 @@ def _load_words(state: State, law: Law) -> str:
 
 
 def _gpu_words(gpu: GpuSignal) -> str:
-    own = f"{gpu.model} computes {gpu.busy:.0%} of the time" if gpu.busy is not None else "the GPU step's own time is not known"
+    own = f"{gpu.model} computes {gpu.busy:.0%} of the time" if gpu.busy is not None else f"the own time of {gpu.model} is not known"
+    if gpu.on_cpu:
+        return f"{own}, on the CPU"
     return f"{own}, the GPU is used {gpu.utilisation:.0%}" if gpu.utilisation is not None else own

@@ -132,6 +132,18 @@ async def test_growth_looks_at_the_fast_window(monkeypatch: pytest.MonkeyPatch, 
     assert (loop.counts["tokenizer"] > 4) == grows
 
 
+@pytest.mark.proves("spec.scaling.windows.fastSeconds", "behaviour")
+@pytest.mark.parametrize(("connection", "windows", "grows"), [("", {}, True), ("default", {}, False), ("", {"fastSeconds": 12}, False)])
+async def test_without_prometheus_growth_looks_at_fewer_seconds(
+    monkeypatch: pytest.MonkeyPatch, connection: str, windows: dict[str, int], grows: bool
+) -> None:
+    """Six seconds of a higher load: the mean of 12 s has not seen enough of it yet."""
+    loop = await made(monkeypatch, 4, windows=windows, prometheusRef="default")
+    loop.scaler.collectors = {"": loop.collector, connection: loop.collector}
+    await seen(loop, calm=250.0, now=360.0, since=6.0, interval=2.0)
+    assert (loop.counts["tokenizer"] > 4) == grows
+
+
 @pytest.mark.proves("spec.scaling.windows.slowSeconds", "behaviour")
 async def test_the_slow_window_is_how_far_back_samples_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = await made(monkeypatch, 4, windows={"slowSeconds": 300})
@@ -140,7 +152,7 @@ async def test_the_slow_window_is_how_far_back_samples_are_wanted(monkeypatch: p
     assert one.slow == 300
 
 
-async def seen(loop: Loop, *, calm: float, now: float, since: float) -> None:
+async def seen(loop: Loop, *, calm: float, now: float, since: float, interval: float = 5.0) -> None:
     """One tick: requests came at rate ``calm``, and for ``since`` seconds at rate ``now``."""
 
     def says(one: Expected) -> Sample:
@@ -150,7 +162,7 @@ async def seen(loop: Loop, *, calm: float, now: float, since: float) -> None:
             added = now * (since - age)
             models = {name: grown(counters, added, E if name == "tokenizer" else 0.0005) for name, counters in last.models.items()}
             more.append(Scrape(loop.now - age, models))
-        return Sample({pod: PodHistory((*before.scrapes, *more)) for pod in one.pods}, 5.0, "test")
+        return Sample({pod: PodHistory((*before.scrapes, *more)) for pod in one.pods}, interval, "test")
 
     loop.collector.says = says
     await loop.tick(2.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -28,7 +30,9 @@ def metrics() -> ScalingMetrics:
 
 
 def decided(metrics: ScalingMetrics, seen: View) -> None:
-    metrics.decided(KEY, seen, {"tokenizer": "tok"}, sample(Flow(10.0), now=NOW - 3), NOW)
+    found = sample(Flow(10.0), now=NOW - 3)
+    pods = seen.counts["tokenizer"]
+    metrics.decided(KEY, seen, {"tokenizer": "tok"}, replace(found, pods=dict.fromkeys(pods, found.pods["pod-0"])), NOW)
 
 
 def value(metrics: ScalingMetrics, name: str, **labels: str) -> float | None:
@@ -75,6 +79,24 @@ def test_without_metrics_the_error_is_counted_and_no_figure_is_made_up(metrics: 
     (found,) = [one for family in metrics.errors.collect() for one in family.samples if one.name.endswith("_total")]
     assert (found.labels["kind"], found.value) == ("MetricsStale", 1)
     assert value(metrics, "tritonpipe_gpu_starved_ratio") is None
+
+
+def test_the_age_of_samples_grows_while_none_comes(metrics: ScalingMetrics) -> None:
+    decided(metrics, view("a", "b"))
+    metrics.decided(KEY, view("a"), {"tokenizer": "tok"}, Failure(Trouble.ERROR, "no Prometheus"), NOW + 57)
+    assert value(metrics, "tritonpipe_scaling_sample_age_seconds") == pytest.approx(60)
+    metrics.forget(KEY)
+    metrics.decided(KEY, view("a"), {"tokenizer": "tok"}, Failure(Trouble.ERROR, "no Prometheus"), NOW + 59)
+    assert value(metrics, "tritonpipe_scaling_sample_age_seconds") is None, "of samples that nobody has seen"
+
+
+def test_a_pod_that_is_left_out_of_samples_grows_old_and_one_that_is_gone_does_not(metrics: ScalingMetrics) -> None:
+    both, one = sample(Flow(10.0), pods=2), sample(Flow(10.0), now=NOW + 30)
+    metrics.decided(KEY, view("pod-0", "pod-1"), {"tokenizer": "tok"}, both, NOW)
+    metrics.decided(KEY, view("pod-0", "pod-1"), {"tokenizer": "tok"}, one, NOW + 30)
+    assert value(metrics, "tritonpipe_scaling_sample_age_seconds") == pytest.approx(30)
+    metrics.decided(KEY, view("pod-0"), {"tokenizer": "tok"}, one, NOW + 30)
+    assert value(metrics, "tritonpipe_scaling_sample_age_seconds") == pytest.approx(0)
 
 
 def test_a_change_against_the_last_is_a_reversal(metrics: ScalingMetrics) -> None:

@@ -6,10 +6,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from tests.support.flows import NOW, TOKENIZER, limits, rested
 from tests.unit.metrics.test_exposition import PAGE
 from triton_pipelines.metrics.direct import PAGE_BYTES_MAX, DirectReader, Expected
 from triton_pipelines.metrics.history import Histories
 from triton_pipelines.metrics.samples import Failure, Sample, Scrape, Trouble
+from triton_pipelines.scaling.decide import decide
+from triton_pipelines.scaling.types import Memory, StepMemory
 
 KEY = ("default", "sentiment")
 MODELS = frozenset({"tokenizer", "model"})
@@ -68,13 +71,39 @@ async def test_each_look_adds_a_scrape_with_its_own_time() -> None:
         (page(PAGE.replace('model="model"', 'model="other"')), "has no metrics of model"),
     ],
 )
-async def test_one_bad_pod_is_no_sample(answer: bytes, words: str) -> None:
-    async with pages(page(PAGE)) as good, pages(answer) as bad, DirectReader() as reader:
-        said = (await reader.collect(expected(a=good, b=bad)))[KEY]
-    assert isinstance(said, Failure)
-    assert said.trouble is Trouble.PARTIAL
-    assert words in said.message
-    assert "b" in said.message
+async def test_a_bad_pod_is_left_out_and_named_and_nothing_falls_for_it(answer: bytes, words: str) -> None:
+    now = [NOW]
+    async with pages(page(PAGE)) as good, pages(answer) as bad, DirectReader(clock=lambda: now[0]) as reader:
+        alone = (await reader.collect(expected(b=bad)))[KEY]
+        for now[0] in (NOW + 60, NOW + 62, NOW + 64):
+            said = (await reader.collect(expected(a=good, b=bad)))[KEY]
+    assert isinstance(said, Sample)
+    assert set(said.pods) == {"a"}
+    (note,) = said.notes
+    assert words in note
+    assert "1 of 2 pods" in note
+    assert isinstance(alone, Failure)
+    assert words in alone.message
+    # Both pods idle as far as anybody knows, and eight instances each have not been needed for long.
+    memory = rested(Memory(steps={TOKENIZER: StepMemory(desired=8, service=0.01)}), 1, now=now[0])
+    reported = {TOKENIZER: {"a": 8, "b": 8}}
+    both, one = (decide(limits(), memory, said, reported, ready, now[0]) for ready in (["a", "b"], ["a"]))
+    assert both.steps[0].count == 8
+    assert not both.fresh
+    assert "b" in both.message
+    assert one.fresh
+
+
+async def test_a_pod_whose_page_cannot_be_read_once_is_back_with_the_next_look() -> None:
+    async with pages(page(PAGE)) as good, pages(page("no", "503 Service Unavailable")) as bad, DirectReader() as reader:
+        await reader.collect(expected(a=good, b=good))
+        broken = (await reader.collect(expected(a=good, b=bad)))[KEY]
+        mended = (await reader.collect(expected(a=good, b=good)))[KEY]
+    assert isinstance(broken, Sample)
+    assert isinstance(mended, Sample)
+    assert (set(broken.pods), set(mended.pods)) == ({"a"}, {"a", "b"})
+    assert len(mended.pods["b"].scrapes) == 2
+    assert mended.notes == ()
 
 
 async def test_a_page_that_drips_is_given_up_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,6 +182,25 @@ def test_without_gpu_figures_the_steps_own_time_decides() -> None:
     assert "GPUMetricsUnavailable" in done.message
 
 
+def test_a_full_model_on_the_cpu_is_a_bound_step_and_no_gpu_is_spoken_of() -> None:
+    bounds = replace(limits(), on_cpu=frozenset({MODEL}))
+    done = decided(sample(Flow(rate=300, pending=40, growth=2), FULL, usage=Usage(NOW, gpu=1.0)), 2, bounds=bounds)
+    assert (done.steps[0].count, done.verdict) == (2, Verdict.STEP_BOUND)
+    assert "model computes 95% of the time, on the CPU; 400 requests wait before it" in done.message
+    assert "StepBound holds it at 2" in done.limited
+    assert "GPU" not in done.message
+    assert done.gpu_busy is None
+    quiet = decided(sample(Flow(rate=150)), 3, bounds=bounds)
+    assert (quiet.verdict, "GPU" in quiet.message) == (Verdict.BALANCED, False)
+
+
+def test_a_gpu_says_nothing_of_a_model_on_the_cpu_beside_it() -> None:
+    """The GPU is all used, by somebody; the model that requests wait for runs on the CPU and has time to spare."""
+    bounds = replace(limits(), on_cpu=frozenset({MODEL}))
+    waits = Flow(rate=100, service=0.001, pending=400, batch=64)
+    assert decided(sample(Flow(rate=100), waits, usage=Usage(NOW, gpu=1.0)), 2, bounds=bounds).verdict is Verdict.BALANCED
+
+
 def test_a_gpu_step_that_runs_requests_one_by_one_is_told() -> None:
     alone = Flow(rate=300, service=0.8 / 300, pending=200, batch=1.02)
     done = decided(sample(Flow(rate=300, pending=40, growth=2), alone), 2)
