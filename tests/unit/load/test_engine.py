@@ -1,0 +1,169 @@
+"""The load engine against a stand-in server: loops, deadlines, errors, and latency from when requests were due."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.kserve import kserve
+from triton_pipelines.load import Arrivals, LoadError, LoadSpec, Progress, Target, run, summarise
+
+QUICK: dict[str, Any] = {"duration_s": 0.3, "warmup_s": 0.0, "statistics": False}
+
+
+def target(url: str, rows: int = 1, texts: int = 3) -> Target:
+    inputs = [{"TEXT": np.array([[b"text %d" % number]] * rows, dtype=np.object_)} for number in range(texts)]
+    return Target(url, "sentiment", inputs)
+
+
+async def test_closed_loop_keeps_as_many_under_way_as_asked() -> None:
+    async with kserve(lambda _: (0.01, 200, b"{}")) as stand:
+        result = await run(target(stand.url), LoadSpec(concurrency=4, **QUICK))
+    summary = summarise(result)
+    assert stand.most_under_way == 4
+    assert stand.connections == 4
+    # Little's law: requests/s times latency is what is under way.
+    assert summary.requests_per_s * summary.mean_s == pytest.approx(4, rel=0.15)
+    assert summary.failed == 0
+
+
+async def test_requests_go_out_in_turn_and_whole() -> None:
+    async with kserve() as stand:
+        await run(target(stand.url, rows=2), LoadSpec(concurrency=1, **QUICK))
+    begun = [request.partition(b"\r\n\r\n")[2] for request in stand.requests[:4]]
+    assert [b"text 0" in body for body in begun] == [True, False, False, True]
+    assert begun[1].count(b"text 1") == 2
+    assert stand.requests[0].startswith(b"POST /v2/models/sentiment/infer HTTP/1.1\r\n")
+
+
+async def test_latency_of_an_open_loop_counts_from_when_requests_were_due() -> None:
+    # One connection, and a server that stalls once for 0.2 s: in a closed loop one request of hundreds is late. Of 100 requests/s
+    # twenty were due in the stall, and every one of them waited.
+    stall = 0.2
+
+    def behave(number: int) -> tuple[float, int, bytes]:
+        return (stall if number == 10 else 0.0), 200, b"{}"
+
+    async with kserve(behave) as stand:
+        result = await run(
+            target(stand.url), LoadSpec(rate=100, arrivals=Arrivals.CONSTANT, connections=1, duration_s=0.6, warmup_s=0, statistics=False)
+        )
+    late = result.latencies[result.latencies > 0.02]
+    assert 15 <= len(late) <= 20
+    # Those due later waited less: a ramp down, not twenty times the stall.
+    assert np.sort(late) == pytest.approx(np.linspace(stall - (len(late) - 1) * 0.01, stall, len(late)), abs=0.03)
+    assert summarise(result).p50_s < 0.02
+
+
+async def test_open_loop_sends_when_due_however_late_the_answers_are() -> None:
+    async with kserve(lambda _: (0.2, 200, b"{}")) as stand:
+        result = await run(target(stand.url), LoadSpec(rate=100, arrivals=Arrivals.CONSTANT, **QUICK))
+    assert stand.most_under_way >= 18
+    assert np.sort(result.due)[:30] == pytest.approx(np.arange(30) / 100)
+    # Answered after the measured time, and counted all the same: they were due in it.
+    assert len(result.latencies) == 30
+
+
+async def test_a_schedule_is_kept_and_ends() -> None:
+    schedule = [0.0, 0.05, 0.05, 0.11]
+    async with kserve() as stand:
+        result = await run(target(stand.url), LoadSpec(schedule=schedule, **QUICK))
+    assert sorted(result.due.tolist()) == schedule
+    assert len(stand.requests) == 4
+
+
+async def test_errors_are_counted_by_what_the_server_said() -> None:
+    def behave(number: int) -> tuple[float, int, bytes]:
+        return (0.0, 503, b'{"error": "queue\\n is full"}') if number % 2 else (0.002, 200, b"x" * 100_000)
+
+    async with kserve(behave) as stand:
+        summary = summarise(await run(target(stand.url), LoadSpec(concurrency=1, **QUICK)))
+    assert set(summary.errors) == {"503 Reason: queue is full"}
+    assert summary.errors["503 Reason: queue is full"] == summary.failed > 0
+    # A server that refuses at once is not asked in a busy loop: at most one failure for each 20 ms.
+    assert summary.failed <= 16
+
+
+async def test_what_takes_too_long_is_given_up_and_its_connection_replaced() -> None:
+    async with kserve(lambda number: (0.6 if number == 0 else 0.0, 200, b"{}")) as stand:
+        result = await run(target(stand.url), LoadSpec(concurrency=1, timeout_s=0.1, **QUICK))
+        assert result.errors == ("no answer within 0.1 s",)
+        assert stand.connections == 2
+    assert summarise(result).requests > 0
+
+
+async def test_a_broken_connection_fails_one_request_alone() -> None:
+    async with kserve(lambda number: (0.0, 0 if number == 5 else 200, b"{}")) as stand:
+        result = await run(target(stand.url), LoadSpec(concurrency=1, **QUICK))
+    assert result.errors == ("the connection broke: closed by the server",)
+    assert np.count_nonzero(result.error >= 0) == 1
+    assert len(result.end) > 20
+
+
+async def test_chunked_answers_of_gateways_are_read_to_their_end() -> None:
+    async with kserve(lambda _: (0.001, 200, b"y" * 5000), chunked=True) as stand:
+        summary = summarise(await run(target(stand.url), LoadSpec(concurrency=2, **QUICK)))
+    assert summary.failed == 0
+    assert summary.requests > 20
+
+
+async def test_more_than_is_bounded_fails_unsent() -> None:
+    async with kserve(lambda _: (0.4, 200, b"{}")) as stand:
+        result = await run(target(stand.url), LoadSpec(rate=200, pending=5, **QUICK))
+    assert stand.most_under_way <= 5
+    assert result.errors == ("not sent: 5 requests were waiting or under way",)
+
+
+async def test_rows_are_counted() -> None:
+    async with kserve(lambda _: (0.005, 200, b"{}")) as stand:
+        summary = summarise(await run(target(stand.url, rows=8), LoadSpec(concurrency=1, **QUICK)))
+    assert summary.rows_per_s == pytest.approx(8 * summary.requests_per_s)
+
+
+async def test_an_unreachable_server_is_one_message() -> None:
+    async with kserve() as stand:
+        url = stand.url
+    with pytest.raises(LoadError, match=r"127.0.0.1:\d+ cannot be reached: .*refused"):
+        await run(target(url), LoadSpec(concurrency=1, **QUICK))
+
+
+async def test_it_goes_on_until_it_is_steady_and_no_longer() -> None:
+    # Slow for the first 0.3 s, the first window; steady from then on.
+    begin = asyncio.get_running_loop().time()
+
+    def behave(_: int) -> tuple[float, int, bytes]:
+        return (0.03 if asyncio.get_running_loop().time() < begin + 0.3 else 0.006), 200, b"{}"
+
+    async with kserve(behave) as stand:
+        result = await run(target(stand.url), LoadSpec(concurrency=2, duration_s=0.9, warmup_s=0, extend=6, statistics=False))
+    assert 0.3 <= result.begin_s < 1.8
+    assert result.duration_s == pytest.approx(0.9)
+
+
+async def test_progress_is_told_and_a_cancelled_load_leaves_nothing() -> None:
+    told: list[Progress] = []
+    twice = asyncio.Event()
+
+    def tell(progress: Progress) -> None:
+        told.append(progress)
+        if len(told) == 2:
+            twice.set()
+
+    async with kserve(lambda _: (0.01, 200, b"{}")) as stand:
+        load = asyncio.create_task(run(target(stand.url), LoadSpec(concurrency=2, duration_s=30, statistics=False), tell))
+        await twice.wait()
+        load.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await load
+        assert told[-1].answered > 0
+        assert told[-1].total_s == 31.0
+        assert asyncio.all_tasks() == {asyncio.current_task()} | {task for task in asyncio.all_tasks() if "serve" in repr(task)}
+
+
+@pytest.mark.parametrize("fields", [{}, {"concurrency": 1, "rate": 5.0}, {"concurrency": 1, "duration_s": 0.0}, {"rate": 5.0, "warmup_s": -1.0}])
+def test_wrong_specifications_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(LoadError):
+        LoadSpec(**fields)
