@@ -1,0 +1,61 @@
+"""From a stock graph to one that takes ragged batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onnx import TensorProto, helper
+
+from triton_pipelines.api.loadplan import shape_input
+from triton_pipelines.loader.ragged.back import Back
+from triton_pipelines.loader.ragged.build import Builder
+from triton_pipelines.loader.ragged.examine import Adaptable
+from triton_pipelines.loader.ragged.front import front
+from triton_pipelines.loader.ragged.walk import dims, element_type, inputs, rename, values
+
+ROWS, TOKENS = "rows", "tokens"
+
+
+def adapt(model: Any, adaptable: Adaptable) -> Any:
+    """The adapted model: inputs flat, under their names and with their element types; lengths beside them; outputs under their names.
+
+    ``model`` (an ``onnx.ModelProto``) is changed and returned: a copy of a large model would not fit into the memory that a loader has.
+    Weights, external or not, stay as they are. Meaningful only for what :func:`.examine.examine` found adaptable.
+    """
+    graph = model.graph
+    build = Builder(values(graph))
+    given = inputs(graph)
+    planned = [item.name for item in adaptable.plan.inputs]
+    types = {name: element_type(given[name]) for name in planned}
+    matrices, rows = front(build, adaptable, types)
+    inner = {value.name: build.name(f"inner_{value.name}") for value in graph.output}
+    rename(graph, matrices | inner)
+    before = len(build.nodes)
+    back = Back(build, rows)
+    for value in graph.output:
+        shape, kind = dims(value) or (), element_type(value)
+        if value.name in adaptable.plan.token_outputs:
+            back.token_output(inner[value.name], value.name, kind, shape)
+            value.CopyFrom(helper.make_tensor_value_info(value.name, kind, [None, *shape[2:]]))
+        else:
+            back.row_output(inner[value.name], value.name, kind, len(shape))
+    behind = build.nodes[before:]
+    body = list(graph.node)
+    del graph.node[:]
+    graph.node.extend([*build.nodes[:before], *body, *behind])
+    graph.initializer.extend(build.constants)
+    _inputs(graph, planned, types)
+    graph.value_info.extend(
+        helper.make_tensor_value_info(matrix, types[name], [f"{ROWS}_of_batch", f"{TOKENS}_of_longest"]) for name, matrix in matrices.items()
+    )
+    # Before version 4 every initializer had to be an input as well.
+    model.ir_version = max(model.ir_version, 4)
+    return model
+
+
+def _inputs(graph: Any, planned: list[str], types: dict[str, int]) -> None:
+    """Flat inputs in the places of the matrices; the lengths behind all others."""
+    for value in graph.input:
+        if value.name in planned:
+            value.CopyFrom(helper.make_tensor_value_info(value.name, types[value.name], [f"{TOKENS}_of_{value.name}"]))
+    graph.input.extend(helper.make_tensor_value_info(shape_input(name), TensorProto.INT32, [ROWS, 1]) for name in planned)

@@ -1,0 +1,199 @@
+"""Proof by numbers: the adapted graph with rows in company against the stock graph with each row alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx.external_data_helper import ExternalDataInfo, uses_external_data
+
+from triton_pipelines.api.loadplan import shape_input
+from triton_pipelines.loader.ragged.examine import Adaptable
+from triton_pipelines.loader.ragged.walk import dims, element_type, inputs
+
+Array = NDArray[Any]
+Answers = Mapping[str, Array]
+Run = Callable[[Mapping[str, Array]], Answers]
+
+LENGTHS: Final = (3, 7, 1, 5, 7)
+"""Tokens of the rows: shorter and longer than their neighbours, one token alone, the longest twice."""
+TOLERANCE: Final = {np.dtype(np.float16): 3e-2, np.dtype(np.float32): 1e-4, np.dtype(np.float64): 1e-4}
+"""Largest difference that rounding explains, relative to the largest absolute answer where that is above 1. A mask that does not work differs by far more."""
+REFERENCE_MAX: Final = 400 << 20
+"""Bytes of weights up to which ONNX's own evaluator is used: it copies them, and the loader has 2 GiB."""
+
+
+class Means(StrEnum):
+    """What a graph was run with."""
+
+    ONNX_RUNTIME = "ONNX Runtime"
+    REFERENCE = "the reference evaluator of ONNX"
+    NONE = "nothing"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """How a graph was proven. ``difference`` is the largest one seen, as a share of the tolerance; ``fault`` what is wrong; ``why`` nothing was run."""
+
+    means: Means
+    difference: float = 0.0
+    fault: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Given:
+    """An input of the stock graph: element type and the shape of one row without its axis of tokens."""
+
+    name: str
+    dtype: np.dtype[Any]
+    flat: bool
+    shape: tuple[int, ...]
+
+
+def givens(model: Any, adaptable: Adaptable) -> tuple[Given, ...]:
+    """The inputs of a stock graph, to be read before it is adapted."""
+    flat = {item.name for item in adaptable.plan.inputs}
+    return tuple(
+        Given(
+            name,
+            onnx.helper.tensor_dtype_to_np_dtype(element_type(value)),
+            name in flat,
+            () if name in flat else tuple(int(dim) for dim in (dims(value) or ())[1:] if isinstance(dim, int)),
+        )
+        for name, value in inputs(model.graph).items()
+    )
+
+
+def generate(given: Sequence[Given], adaptable: Adaptable, seed: int = 0) -> list[dict[str, Array]]:
+    """Rows to ask: input → [1, tokens] or [1, …], random within what the tables hold, masks of ones."""
+    random = np.random.default_rng(seed)
+    rows = []
+    for length in (min(length, adaptable.max_length or length) for length in LENGTHS):
+        row: dict[str, Array] = {}
+        for item in given:
+            if not item.flat:
+                row[item.name] = random.uniform(0, 1, (1, *item.shape)).astype(item.dtype)
+            elif "mask" in item.name.lower():
+                row[item.name] = np.ones((1, length), item.dtype)
+            else:
+                row[item.name] = random.integers(0, adaptable.sizes.get(item.name, 2), (1, length)).astype(item.dtype)
+        rows.append(row)
+    return rows
+
+
+def together(rows: Sequence[Mapping[str, Array]], flat: Sequence[str]) -> dict[str, Array]:
+    """What Triton's ONNX Runtime backend feeds for requests in one batch: flat inputs laid end to end, their row lengths beside them."""
+    fed = {name: np.concatenate([row[name].reshape(-1) if name in flat else row[name] for row in rows]) for name in rows[0]}
+    for name in flat:
+        fed[shape_input(name)] = np.concatenate([np.full((len(row[name]), 1), row[name].shape[1], np.int32) for row in rows])
+    return fed
+
+
+def apart(answers: Answers, rows: Sequence[Mapping[str, Array]], first: str, per_token: Sequence[str]) -> list[dict[str, Array]]:
+    """The answers of a batch cut into requests, as the backend does: by rows, and outputs per token by the shape of the input ``first``."""
+    cut: list[dict[str, Array]] = []
+    row = token = 0
+    for request in rows:
+        count, length = request[first].shape
+        here = {}
+        for name, value in answers.items():
+            if name in per_token:
+                here[name] = value[token : token + count * length].reshape(count, length, *value.shape[1:])
+            else:
+                here[name] = value[row : row + count]
+        row, token = row + count, token + count * length
+        cut.append(here)
+    return cut
+
+
+def prove(plain: Path, adapted: Path, given: Sequence[Given], adaptable: Adaptable) -> Proof:
+    """Run both files on generated rows. Runs nothing where there is nothing to run them with, and says so."""
+    means = _means(plain)
+    if means is Means.NONE:
+        return Proof(means, why=f"ONNX Runtime is not here, and the weights are larger than {REFERENCE_MAX >> 20} MiB")
+    rows = generate(given, adaptable)
+    flat = [item.name for item in given if item.flat]
+    try:
+        run = _opened(plain, means)
+        alone = [run(row) for row in rows]
+        del run
+    except Exception as error:  # whatever the engine cannot run says nothing about the adapter
+        return Proof(Means.NONE, why=f"{means} does not run the file as it is: {_short(error)}")
+    try:
+        run = _opened(adapted, means)
+        company = apart(run(together(rows, flat)), rows, adaptable.plan.inputs[0].name, adaptable.plan.token_outputs)
+    except Exception as error:
+        return Proof(means, fault=f"the adapted graph does not run: {_short(error)}")
+    worst = 0.0
+    for one, other in zip(alone, company, strict=True):
+        for name, answer in one.items():
+            if name not in adaptable.plan.token_outputs and answer.shape != other[name].shape and answer.ndim > 1:
+                # An output with the tokens' axis that nobody asked for keeps its padding.
+                continue
+            worst = max(worst, difference(answer, other[name]))
+    if worst > 1:
+        return Proof(means, worst, fault="a row's answer hangs on the other rows of its batch: the graph does not honour its mask everywhere")
+    empty = [{**row, **{name: row[name][:, :0] for name in flat}} if number == 1 else row for number, row in enumerate(rows)]
+    try:
+        run(together(empty, flat))
+    except Exception:
+        return Proof(means, worst)
+    return Proof(means, worst, fault="the guard against rows without tokens does not work")
+
+
+def difference(one: Array, other: Array) -> float:
+    """The largest difference of two answers as a share of what rounding explains; infinite for other shapes or integers."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return float("inf")
+    tolerance = TOLERANCE.get(one.dtype)
+    if tolerance is None:
+        return 0.0 if np.array_equal(one, other) else float("inf")
+    if not one.size:
+        return 0.0
+    scale = max(1.0, float(np.abs(one).max()))
+    largest = float(np.abs(one.astype(np.float64) - other.astype(np.float64)).max()) / scale / tolerance
+    return float("inf") if np.isnan(largest) else largest
+
+
+def _means(path: Path) -> Means:
+    try:
+        import onnxruntime  # noqa: F401
+    except ImportError:
+        return Means.REFERENCE if weight_bytes(path) <= REFERENCE_MAX else Means.NONE
+    return Means.ONNX_RUNTIME
+
+
+def weight_bytes(path: Path) -> int:
+    """The size of a model with its external data."""
+    model = onnx.load(str(path), load_external_data=False)
+    sides = {ExternalDataInfo(tensor).location for tensor in model.graph.initializer if uses_external_data(tensor)}
+    return sum(file.stat().st_size for file in (path, *(path.parent / side for side in sides)))
+
+
+def _opened(path: Path, means: Means) -> Run:
+    if means is Means.REFERENCE:
+        from onnx.reference import ReferenceEvaluator
+
+        model = onnx.load(str(path))
+        names = [value.name for value in model.graph.output]
+        evaluator = ReferenceEvaluator(model)
+        return lambda fed: dict(zip(names, evaluator.run(None, dict(fed)), strict=True))
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    made = [value.name for value in session.get_outputs()]
+    return lambda fed: dict(zip(made, session.run(made, dict(fed)), strict=True))
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"

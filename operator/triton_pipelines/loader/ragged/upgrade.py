@@ -1,0 +1,33 @@
+"""Older graphs in the operators that the adapter needs."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import onnx
+from onnx import version_converter
+from onnx.external_data_helper import uses_external_data
+
+from triton_pipelines.loader.ragged.examine import FIXED, OPSET, Obstacle, Refusal
+from triton_pipelines.loader.ragged.walk import STANDARD, opset
+
+OLDEST: Final = 9
+"""Older exports of encoders are not seen any more; the converter's steps below are not worth the trust."""
+CONVERTED_MAX: Final = 512 << 20
+"""Bytes of a model that the converter is given: it holds several copies at once, and the loader has 2 GiB."""
+
+
+def upgraded(model: Any) -> Any | Refusal:
+    """``model`` itself where its opset is new enough, else converted to :data:`OPSET`, or why not. What is converted has to be proven by numbers."""
+    version = opset(model)
+    if version >= OPSET:
+        return model
+    again = Refusal((Obstacle(f"opset {version} is too old", f"export the model with opset {OPSET} or newer, or {FIXED}"),))
+    external = any(uses_external_data(tensor) for tensor in model.graph.initializer)
+    foreign = any(entry.domain not in STANDARD for entry in model.opset_import)
+    if version < OLDEST or external or foreign or len(model.functions) or model.ByteSize() > CONVERTED_MAX:
+        return again
+    try:
+        return version_converter.convert_version(model, OPSET)
+    except (RuntimeError, ValueError, onnx.checker.ValidationError):
+        return again
