@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from triton_pipelines.api.loadplan import PlanAdapt
 from triton_pipelines.loader.download import fsync_folder
+from triton_pipelines.loader.onnxstore import load, save
 from triton_pipelines.loader.ragged.adapt import adapt
 from triton_pipelines.loader.ragged.examine import OPSET, Adaptable, Obstacle, Refusal, examine
 from triton_pipelines.loader.ragged.prove import Means, Proof, givens, prove
@@ -39,9 +41,9 @@ def adapt_file(path: Path, plan: PlanAdapt) -> Adapted | Refusal:
     """Adapt the model at ``path``: the new file takes its name only when it is whole and proven as far as it can be here.
 
     External data is neither read (but for the proof) nor copied: the adapted graph names the same side files.
-    Raises :class:`OSError` where the volume is full, and what ``onnx.load`` raises for a file that is no model.
+    Raises :class:`OSError` where the volume is full, and what :func:`.onnxstore.load` raises for a file that is no model.
     """
-    model: Any = onnx.load(str(path), load_external_data=False)
+    model = load(path)
     converted = opset(model) < OPSET
     model = upgraded(model)
     if isinstance(model, Refusal):
@@ -49,12 +51,12 @@ def adapt_file(path: Path, plan: PlanAdapt) -> Adapted | Refusal:
     found = examine(model, plan)
     if isinstance(found, Refusal):
         return found
-    given = givens(model, found)
+    given, weights = givens(model, found), _bytes(model, path)
     temporary = path.with_name(f".{path.name}.ragged")
     try:
-        onnx.save(adapt(model, found), str(temporary))
+        save(adapt(model, found), temporary)
         del model
-        proof = prove(path, temporary, given, found)
+        proof = prove(path, temporary, given, found, weights)
         if proof.means is Means.NONE and converted:
             return Refusal(
                 (Obstacle(f"the graph had to be converted to opset {OPSET}, which nothing here can prove", f"export it with opset {OPSET}"),)
@@ -72,3 +74,9 @@ def adapt_file(path: Path, plan: PlanAdapt) -> Adapted | Refusal:
     finally:
         temporary.unlink(missing_ok=True)
     return Adapted(found, proof)
+
+
+def _bytes(model: Any, path: Path) -> int:
+    """The size of a model with its external data."""
+    sides = {ExternalDataInfo(tensor).location for tensor in model.graph.initializer if uses_external_data(tensor)}
+    return sum(file.stat().st_size for file in (path, *(path.parent / side for side in sides)))
