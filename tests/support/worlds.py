@@ -32,7 +32,7 @@ START = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
 CRD_FILE = Path(__file__).parents[2] / "crds" / f"{names.PLURAL}.{names.GROUP}.yaml"
 KUBERNETES_VERSION = "1.35"
 QUIET_SECONDS = 1.5 * UNSCHEDULABLE_GRACE.total_seconds()
-GOOD, BAD, DUMB = "good", "bad", "dumb"
+GOOD, BAD, DUMB, STIFF = "good", "bad", "dumb", "stiff"
 
 
 def rfc3339(now: dt.datetime) -> str:
@@ -91,7 +91,7 @@ class World:
         document: the pipeline as a user writes it.
         room: how many pods fit onto the nodes; ``None``: any number.
         verdicts: revision → ``good`` (becomes ready), ``bad`` (the loader says that the model does not fit) or ``dumb`` (becomes ready
-            but fails inferences); good where not named.
+            but fails inferences) or ``stiff`` (its file takes no ragged batches); good where not named.
         scheduler: its words where there is no room.
         rendered: a cache of what specs come to, shared by worlds of one name; rendering is most of a plan's time.
     """
@@ -182,6 +182,8 @@ class World:
         server: Object = {"name": names.CONTAINER_SERVER, "ready": ready, "state": {"waiting": {"reason": "PodInitializing"}}}
         if pod.phase == "Failing":
             finding = Finding(step="model", reason=Reason.MODEL_MISMATCH, message="output logits is FP16, the spec says FP32", field="spec.model")
+            if self.verdicts.get(pod.revision) == STIFF:
+                finding = Finding(step="model", reason=Reason.NOT_RAGGED, message="axis 1 of input_ids is 128", field="spec.tokenizer.padding")
             failed = LoadReport(ok=False, revision=pod.revision, findings=(finding,))
             ended = {"exitCode": 2, "reason": "Error", "message": failed.to_json()}
             loader |= {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": ended}}
@@ -358,7 +360,7 @@ class World:
                 elif pod.phase == "Pending":
                     pod.phase, pod.since = "Unschedulable", self.now
             elif pod.phase in ("Loading", "Failing"):
-                ends = "Failing" if self.verdicts.get(pod.revision) == BAD else "Ready"
+                ends = "Failing" if self.verdicts.get(pod.revision) in (BAD, STIFF) else "Ready"
                 self.pods[index] = replace(pod, phase=ends, since=self.now)
         return self
 

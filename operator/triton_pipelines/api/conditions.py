@@ -77,6 +77,7 @@ class Reason(StrEnum):
     SOURCE_CHANGED = "SourceChanged"
     CHECKSUM_MISMATCH = "ChecksumMismatch"
     INVALID_TOKENIZER = "InvalidTokenizer"
+    NOT_RAGGED = "NotRagged"
     MODEL_FAILED = "ModelFailed"
     NAME_CONFLICT = "NameConflict"
     # transient
@@ -123,6 +124,7 @@ KIND_OF: Mapping[Reason, Kind] = {
     Reason.SOURCE_CHANGED: Kind.STALLED,
     Reason.CHECKSUM_MISMATCH: Kind.STALLED,
     Reason.INVALID_TOKENIZER: Kind.STALLED,
+    Reason.NOT_RAGGED: Kind.STALLED,
     Reason.MODEL_FAILED: Kind.STALLED,
     Reason.NAME_CONFLICT: Kind.STALLED,
     Reason.INFERENCE_FAILED: Kind.TRANSIENT,

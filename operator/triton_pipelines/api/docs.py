@@ -73,6 +73,7 @@ REASON_MEANING: Mapping[Reason, str] = {
     Reason.SOURCE_CHANGED: "A source without a pinned revision no longer gives what this revision of the pipeline was started with; pin it, or change the spec.",
     Reason.CHECKSUM_MISMATCH: "A file does not have the SHA-256 that its source asks for.",
     Reason.INVALID_TOKENIZER: "The tokenizer's files cannot be read as a tokenizer.",
+    Reason.NOT_RAGGED: "The model's file cannot be adapted to ragged batches, which `spec.tokenizer.padding: Ragged` asks for; the message says why. Auto falls back by itself.",
     Reason.MODEL_FAILED: "Triton cannot load a model; the message is Triton's own.",
     Reason.NAME_CONFLICT: "An object of a name that the pipeline needs belongs to someone else; rename the pipeline or remove that object.",
     Reason.INFERENCE_FAILED: "Triton says ready, but a test inference fails.",

@@ -81,6 +81,7 @@ KEY_COUNTS: Final = "counts.json"
 KEY_RESOLVED: Final = "resolved.json"
 KEY_MEMORY: Final = "memory.json"
 KEY_SCALING: Final = "scaling.json"
+KEY_PADDING: Final = "padding.json"
 KEY_CONTROL: Final = "admin-key"
 
 # Header (HTTP) that carries the control key; over gRPC Triton wants it with the prefix below (measured, Triton 24.10).

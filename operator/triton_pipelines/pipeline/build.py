@@ -12,22 +12,27 @@ from triton_pipelines.api.tensors import DataType, InputTensor
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.v1alpha1 import InferencePipeline, Spec
 
+from .adapting import PAD_VALUE, Refusals, hindrance, on_cpu, pads, refusal_key
 from .defaults import DEFAULT_MAX_LENGTH, MODEL, POSTPROCESS, TOKENIZER
 from .graph import PIPELINE, Graph, Implementation, Output, PaddingChoice, Reference, Role, Step, Tensor
 from .modelstep import Surroundings, implementation_of, max_batch_size, model_step
 from .options import Options
 from .poststep import postprocess_read, postprocess_step
-from .tokens import Token, choose_padding, token_dims, token_outputs, token_read, tokenizer_step
+from .tokens import Token, TokenReader, Tokens, choose_padding, token_dims, token_outputs, token_read, tokenizer_step
 
 
-def build(pipeline: InferencePipeline, options: Options) -> Graph:
-    """The graph of a resource that its schema and rules accept; wrong references stay in it for the checks to find."""
+def build(pipeline: InferencePipeline, options: Options, refused: Refusals | None = None) -> Graph:
+    """The graph of a resource that its schema and rules accept; wrong references stay in it for the checks to find.
+
+    ``refused``: files that the loader could not adapt to ragged batches; their rows are padded instead.
+    """
     spec = pipeline.spec
     wired = _fields(spec)
     sizes = [max_batch_size(fields) for _, _, _, _, fields in wired]
     tokenizer_batch = _tokenizer_batch(spec, sizes)
     tokens = _tokens(spec, wired, options)
-    padding = _padding(spec, wired, options)
+    readers = _readers(spec, wired, tokens, options, refused or {})
+    padding = choose_padding(spec.tokenizer, list(readers.values())) if spec.tokenizer is not None else None
     batched = tokenizer_batch is not None and tokenizer_batch > 0
     length = (spec.tokenizer.max_length or DEFAULT_MAX_LENGTH) if spec.tokenizer and padding and padding.chosen is Padding.FIXED else -1
     token_tensors = [Tensor(name, token.data_type, token_dims(token, length, batched)) for name, token in tokens.items()]
@@ -42,7 +47,11 @@ def build(pipeline: InferencePipeline, options: Options) -> Graph:
     steps: list[Step] = []
     if spec.tokenizer is not None and tokenizer_batch is not None and padding is not None:
         steps.append(tokenizer_step(spec, tokenizer_batch, padding, tokens, _text_dims(spec, tokenizer_batch)))
-    steps += [model_step(name, role, model_name, path, fields, around) for name, role, model_name, path, fields in wired]
+    adapts = padding is not None and padding.chosen is Padding.RAGGED
+    for name, role, model_name, path, fields in wired:
+        step = model_step(name, role, model_name, path, fields, around)
+        reader = readers.get(name)
+        steps.append(_adapted(step, tokens) if adapts and reader is not None and reader.adapted else step)
     auxiliary = tuple(model_step(name, role, model_name, path, fields, around) for name, role, model_name, path, fields in _auxiliary(spec))
     post = spec.postprocess
     if post.type not in (None, PostprocessType.NONE):
@@ -170,17 +179,40 @@ def _takes_tokens(fields: StepFields) -> bool:
     return not fields.inputs and fields.platform is not Platform.VLLM
 
 
-def _padding(spec: Spec, wired: Sequence[Wanted], options: Options) -> PaddingChoice | None:
+def _readers(spec: Spec, wired: Sequence[Wanted], tokens: Tokens, options: Options, refused: Refusals) -> dict[str, TokenReader]:
+    """The steps that read tokens, by name, as far as padding is concerned."""
     if spec.tokenizer is None:
-        return None
-    equal = False
-    for _, _, _, _, fields in wired:
+        return {}
+    result = {}
+    for name, _, _, path, fields in wired:
         own = [tensor for tensor in fields.inputs if (read := _reader(tensor, spec)) is not None and read.step == TOKENIZER]
-        reads = bool(own) or _takes_tokens(fields)
+        if not own and not _takes_tokens(fields):
+            continue
         ragged = bool(own) and all(tensor.ragged is Switch.ENABLED for tensor in own)
-        batches = max_batch_size(fields) > 0
-        equal |= reads and batches and not ragged and implementation_of(fields, options) is Implementation.BACKEND
-    return choose_padding(spec.tokenizer, equal_shapes_only=equal)
+        if ragged or max_batch_size(fields) == 0 or implementation_of(fields, options) is not Implementation.BACKEND:
+            result[name] = TokenReader(path)
+            continue
+        kinds = {tensor.name: tokens[read.tensor].kind for tensor in own if (read := _reader(tensor, spec)) is not None and read.tensor in tokens}
+        kinds = kinds if own else {token: made.kind for token, made in tokens.items()}
+        key = refusal_key(fields, spec)
+        result[name] = TokenReader(
+            path,
+            backend=True,
+            on_cpu=on_cpu(fields, spec),
+            fixed=any(kinds.get(tensor.name) in PAD_VALUE and -1 not in tensor.dims for tensor in own),
+            hindrance=hindrance(fields, spec, kinds),
+            refused=refused.get(key, ""),
+            key=key,
+        )
+    return result
+
+
+def _adapted(step: Step, tokens: Tokens) -> Step:
+    """The step with its file adapted to ragged batches."""
+    fed = {entry.tensor.name: entry.source for entry in step.inputs if entry.source is not None and entry.source.step == TOKENIZER}
+    kinds = {name: tokens[source.tensor].kind for name, source in fed.items() if source.tensor in tokens}
+    flat = pads(step.inputs, kinds)
+    return replace(step, flat=flat, inputs=tuple(replace(entry, ragged=entry.tensor.name in flat) for entry in step.inputs))
 
 
 def _lengths(spec: Spec, padding: PaddingChoice | None) -> tuple[int, ...]:

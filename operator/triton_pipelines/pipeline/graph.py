@@ -151,7 +151,8 @@ class Step:
 
     ``batching`` is ``None`` where no dynamic batcher is written. ``accelerator`` holds the settings of TensorRT inside the ONNX
     Runtime backend. ``file_name`` is the main file in a version folder, ``code`` a
-    ``model.py`` written in the resource, ``files`` further text files of the version folder.
+    ``model.py`` written in the resource, ``files`` further text files of the version folder. ``flat``: the loader adapts its ONNX file so
+    that requests of different length share a batch; the inputs that then arrive flat, each with the value that fills shorter rows.
     """
 
     name: str
@@ -182,6 +183,7 @@ class Step:
     decoupled: bool = False
     response_cache: bool = False
     config_patch: Mapping[str, Any] | None = None
+    flat: Mapping[str, int] | None = None
 
     @property
     def python(self) -> bool:
@@ -214,11 +216,17 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class PaddingChoice:
-    """The padding in force and why."""
+    """The padding in force and why.
+
+    ``refused``: files that the loader could not adapt to ragged batches, by key, with its words. ``stiff``: steps that need rows of one
+    length all the same, by their field, each with the reason.
+    """
 
     chosen: Padding
     reason: str
     buckets: tuple[int, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    stiff: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.chosen.value} ({self.reason})"

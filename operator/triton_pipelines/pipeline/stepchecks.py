@@ -92,14 +92,10 @@ def _text_shape(graph: Graph, step: Step, own: bool) -> Iterator[Finding]:
 def _padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     if graph.padding is None or graph.padding.chosen is not Padding.RAGGED:
         return
-    for step in graph.steps:
-        flat = any(entry.ragged for entry in step.inputs)
-        reads = any(entry.source is not None and entry.source.step == "tokenizer" and entry.tensor.variable for entry in step.inputs)
-        if reads and step.implementation is Implementation.BACKEND and not flat and step.max_batch_size > 0:
-            yield Finding(
-                "spec.tokenizer.padding",
-                f"Ragged needs a model step that takes a request's own length; {step.platform or step.backend} batches equal shapes only: use Fixed, Bucketed, Longest or Auto",
-            )
+    for path, why in graph.padding.stiff.items():
+        yield Finding(
+            "spec.tokenizer.padding", f"Ragged needs a model step that takes a request's own length; {path}: {why}: use Fixed, Bucketed or Auto"
+        )
 
 
 def check_postprocess(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:

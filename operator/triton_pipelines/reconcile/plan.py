@@ -32,6 +32,7 @@ from triton_pipelines.render.objects import (
     service,
 )
 
+from . import padding
 from . import status as statuses
 from .events import Event, transitions
 from .healing import heal
@@ -103,7 +104,16 @@ def resolve(observed: Observed, options: Options) -> Wanted | list[Finding]:
     if pipeline is None or findings:
         return findings
     options = _pinned(pipeline, observed, options)
-    graph = build(pipeline, options)
+    refused = padding.recorded(observed)
+    made = _made(pipeline, options, refused, observed)
+    if isinstance(made, Wanted) and (found := padding.reported(pipeline, made.graph, made.revision.name, observed)):
+        # The next best padding; an explicit Ragged becomes a finding.
+        return _made(pipeline, options, refused | found, observed)
+    return made
+
+
+def _made(pipeline: InferencePipeline, options: Options, refused: Mapping[str, str], observed: Observed) -> Wanted | list[Finding]:
+    graph = build(pipeline, options, refused)
     findings = check(pipeline, graph, options)
     if findings:
         return findings
@@ -178,7 +188,8 @@ def _act(
         # An immutable revision is written once; the default images that it recorded stay.
         data = (record or {}).get("data") or revision.data
         desired.append(revision_config_map(pipeline, wanted, data))
-    live = live_config_map(pipeline, _live_data(memory, counts, resolved, observed))
+    refused = graph.padding.refused if graph.padding else {}
+    live = live_config_map(pipeline, _live_data(memory, counts, resolved, observed) | padding.data(refused))
     template = _template(revision, rollout, observed)
     optional = [network_policy(pipeline, context.options.operator_namespace), disruption_budget(pipeline)]
     desired += [*secrets, live, service(pipeline), *(item for item in optional if item is not None)]

@@ -277,7 +277,7 @@ def _models(observed: Observed, wanted: str, updated: Sequence[Pod], problems: S
         return Condition(ConditionType.MODELS_READY, True, Reason.SUCCEEDED, f"all models are ready in {len(pods)} of {len(pods)} pods")
     told = (
         Reason.MODEL_MISMATCH, Reason.MODEL_FAILED, Reason.SOURCE_UNAVAILABLE, Reason.SOURCE_CHANGED, Reason.CHECKSUM_MISMATCH,
-        Reason.INVALID_TOKENIZER, Reason.NO_SPACE, Reason.SERVER_CRASHED, Reason.INTERNAL_ERROR,
+        Reason.INVALID_TOKENIZER, Reason.NOT_RAGGED, Reason.NO_SPACE, Reason.SERVER_CRASHED, Reason.INTERNAL_ERROR,
     )  # fmt: skip
     if leading is not None and leading.reason in told:
         return Condition(ConditionType.MODELS_READY, False, leading.reason, f"{len(updated)} of {len(pods)} pods; {leading.message}")

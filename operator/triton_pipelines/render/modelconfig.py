@@ -13,6 +13,7 @@ from tritonclient.grpc import model_config_pb2
 
 from triton_pipelines.api.base import Finding
 from triton_pipelines.pipeline.graph import PIPELINE, Graph, Reference, Step
+from triton_pipelines.pipeline.ragged import ragged_config
 
 from .errors import RefusedError, RenderError
 from .findings import as_finding
@@ -75,7 +76,9 @@ def configs(graph: Graph, facts: ServerFacts | None = None) -> dict[str, str]:
 def step_config(step: Step) -> str:
     """The config of one composing model. Its ``instance_group`` says kind and count always: Triton's own choice differs by backend."""
     template = _ENVIRONMENT.get_template("step.pbtxt.j2")
-    return template.render(step=step, batching=step.batching, accelerator=step.accelerator).rstrip() + "\n"
+    flat = [entry.tensor for entry in step.inputs if entry.tensor.name in (step.flat or ())]
+    ragged = ragged_config(flat, step.outputs if flat else ())
+    return template.render(step=step, batching=step.batching, accelerator=step.accelerator, ragged=ragged).rstrip() + "\n"
 
 
 def ensemble_config(graph: Graph) -> str:

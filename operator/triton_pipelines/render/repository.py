@@ -6,9 +6,22 @@ import re
 from collections.abc import Mapping
 from importlib import resources
 
-from triton_pipelines.api.loadplan import FetchKind, LoadPlan, PlanCheck, PlanCount, PlanFetch, PlanFile, PlanTensor, PlanVersions
+from triton_pipelines.api.loadplan import (
+    FetchKind,
+    LoadPlan,
+    PlanAdapt,
+    PlanCheck,
+    PlanCount,
+    PlanFetch,
+    PlanFile,
+    PlanRaggedInput,
+    PlanTensor,
+    PlanVersions,
+)
+from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
 from triton_pipelines.pipeline.defaults import VERSION_FOLDER
 from triton_pipelines.pipeline.graph import Fetch, Graph, Implementation, Step, Tensor
+from triton_pipelines.pipeline.ragged import ragged_config
 
 from .judge import ServerFacts
 from .modelconfig import configs
@@ -53,6 +66,8 @@ def keys(files: Mapping[str, str]) -> dict[str, str]:
 
 def load_plan(graph: Graph, files: Mapping[str, str], namespace: str, revision: str) -> LoadPlan:
     """What the init container does for a pod of this revision."""
+    tokenizer = graph.tokenizer
+    longest = tokenizer.parameters.get(f"{RUNTIME_PARAMETER_PREFIX}max_length") if tokenizer else None
     return LoadPlan(
         pipeline=graph.pipeline,
         namespace=namespace,
@@ -72,7 +87,25 @@ def load_plan(graph: Graph, files: Mapping[str, str], namespace: str, revision: 
         ),
         fetch=tuple(_fetch(item, step) for step in graph.models for item in step.fetches),
         checks=tuple(check for step in graph.models if (check := _check(step)) is not None),
+        adapt=tuple(_adapt(step, None if longest is None else int(longest)) for step in graph.models if step.flat),
         site=SITE_PACKAGES,
+    )
+
+
+def _adapt(step: Step, longest: int | None) -> PlanAdapt:
+    """The rewriting of an ONNX file so that Triton can feed it with requests of different length."""
+    main = next(item for item in step.fetches if not item.slot)
+    folder = main.kind is FetchKind.MODEL
+    flat = [entry.tensor for entry in step.inputs if entry.tensor.name in (step.flat or {})]
+    config = ragged_config(flat, step.outputs)
+    return PlanAdapt(
+        step=step.name,
+        path=None if folder else main.target,
+        model=step.model_name if folder else None,
+        file=step.file_name if folder else None,
+        inputs=tuple(PlanRaggedInput(name=name, pad_value=(step.flat or {})[name]) for name in config.flat),
+        token_outputs=tuple(entry.target for entry in config.batch_outputs),
+        max_length=longest,
     )
 
 

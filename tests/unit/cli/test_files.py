@@ -38,7 +38,7 @@ def test_samples_are_valid(tritonpipe: Run, path: Path) -> None:
     assert ": error:" not in ended.out
 
 
-PLATFORM = "batches only equal shapes for this platform, so every row has 512 tokens"
+ADAPTED = "the ONNX file is adapted when it is loaded, so that requests of different lengths share batches without padding"
 
 
 def test_validate_says_which_padding_was_chosen_and_why(tritonpipe: Run, tmp_path: Path) -> None:
@@ -46,9 +46,9 @@ def test_validate_says_which_padding_was_chosen_and_why(tritonpipe: Run, tmp_pat
     label, file = f"{tmp_path / 'file.yaml'} (sentiment)", tmp_path / "file.yaml"
     ended = tritonpipe("validate", "--strict", written(file, json.dumps(builders.merge(document, {"spec": {"tokenizer": QUEUE}}))))
     assert ended.code == 0
-    assert ended.out == f"{label}: padding Fixed (Auto: Triton {PLATFORM})\n{label}: valid\n"
+    assert ended.out == f"{label}: padding Ragged (Auto: {ADAPTED})\n{label}: valid\n"
     substituted = written(tmp_path / "operator.yaml", "substitute_runner: [onnxruntime_onnx]")
-    assert ": padding Ragged (Auto: " in tritonpipe("validate", str(file), "--operator-config", substituted).out
+    assert ": padding Ragged (Auto: requests of different lengths need not" in tritonpipe("validate", str(file), "--operator-config", substituted).out
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_what_sources_bring_is_told(tritonpipe: Run, tmp_path: Path) -> None:
         "  postprocess/1/ from s3://b/words/\n"
     )
     printed = tritonpipe("render", file)
-    assert printed.err == f"padding Fixed (Auto: Triton {PLATFORM})\n{said}"
+    assert printed.err == f"padding Ragged (Auto: {ADAPTED})\n{said}"
     folder = tmp_path / "models"
     assert tritonpipe("render", file, "--repository", str(folder)).err.endswith(f"into {folder}\n{said}")
     assert "not rendered" not in tritonpipe("render", file, "--manifests").err

@@ -33,10 +33,10 @@ def test_defaults_of_the_smallest_resource() -> None:
         ("postprocess", Role.POSTPROCESS, "postprocess", 64),
     ]
     tokenizer, model, post = built.steps
-    assert [str(tensor) for tensor in tokenizer.outputs] == ["input_ids INT64[512]", "attention_mask INT64[512]"]
+    assert [str(tensor) for tensor in tokenizer.outputs] == ["input_ids INT64[-1]", "attention_mask INT64[-1]"]
     assert [(str(entry.tensor), str(entry.source), entry.ragged) for entry in model.inputs] == [
-        ("input_ids INT64[-1]", "tokenizer.input_ids", False),
-        ("attention_mask INT64[-1]", "tokenizer.attention_mask", False),
+        ("input_ids INT64[-1]", "tokenizer.input_ids", True),
+        ("attention_mask INT64[-1]", "tokenizer.attention_mask", True),
     ]
     assert (tokenizer.instances.kind, tokenizer.instances.count, tokenizer.instances.low, tokenizer.instances.high) == ("KIND_CPU", 1, 1, 4)
     assert tokenizer.instances.scaled
@@ -56,16 +56,16 @@ def test_without_postprocess_the_models_outputs_are_public() -> None:
 @pytest.mark.parametrize(
     ("changes", "substitute", "implementation", "backend", "kind", "padding"),
     [
-        ({}, (), Implementation.BACKEND, "onnxruntime", "KIND_GPU", "Fixed"),
+        ({}, (), Implementation.BACKEND, "onnxruntime", "KIND_GPU", "Ragged"),
         ({}, ("onnxruntime_onnx",), Implementation.ONNX_RUNNER, "python", "KIND_CPU", "Ragged"),
         ({"model": {"instances": {"kind": "GPU"}}}, ("onnxruntime_onnx",), Implementation.ONNX_RUNNER, "python", "KIND_CPU", "Ragged"),
-        ({"tokenizer": {"padding": "Auto"}}, (), Implementation.BACKEND, "onnxruntime", "KIND_GPU", "Fixed"),
+        ({"tokenizer": {"padding": "Auto"}}, (), Implementation.BACKEND, "onnxruntime", "KIND_GPU", "Ragged"),
         ({"tokenizer": {"padding": "Longest"}}, ("onnxruntime_onnx",), Implementation.ONNX_RUNNER, "python", "KIND_CPU", "Longest"),
         ({"model": RUNNER}, (), Implementation.ONNX_RUNNER, "python", "KIND_GPU", "Ragged"),
         ({"model": RUNNER, "server": {"gpu": {"count": 0}}}, (), Implementation.ONNX_RUNNER, "python", "KIND_CPU", "Ragged"),
         ({"model": CODE}, ("onnxruntime_onnx",), Implementation.CODE, "python", "KIND_GPU", "Ragged"),
         ({"model": {"platform": "tensorrt_plan"}}, ("onnxruntime_onnx",), Implementation.BACKEND, "tensorrt", "KIND_GPU", "Fixed"),
-        ({"model": {"platform": "pytorch_libtorch"}, "server": {"gpu": {"count": 0}}}, (), Implementation.BACKEND, "pytorch", "KIND_CPU", "Fixed"),
+        ({"model": {"platform": "pytorch_libtorch"}, "server": {"gpu": {"count": 0}}}, (), Implementation.BACKEND, "pytorch", "KIND_CPU", "Ragged"),
     ],
 )
 def test_what_runs_the_model_and_how_rows_are_padded(
@@ -74,7 +74,7 @@ def test_what_runs_the_model_and_how_rows_are_padded(
     built = graph(options(substitute_runner=frozenset(substitute)), **changes)
     model = step(built, "model")
     assert (model.implementation, model.backend, model.instances.kind, built.padding.chosen.value) == (implementation, backend, kind, padding)
-    assert all(entry.ragged == (implementation is not Implementation.BACKEND) for entry in model.inputs)
+    assert all(entry.ragged == (implementation is not Implementation.BACKEND or model.flat is not None) for entry in model.inputs)
     assert step(built, "tokenizer").parameters["tritonpipe.padding"] == padding
     assert built.padding.reason
 

@@ -64,8 +64,8 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
                       "spec.model.inputs[0]", "'tokens' is no usual name of a token tensor"),
     "float tokens": ({"model": {"inputs": [TOKENS[0], {"name": "attention_mask", "dataType": "FP32", "dims": [-1]}]}},
                      "spec.model.inputs[1]", "attention_mask is FP32; tokens are INT64 or INT32"),
-    "ragged for a backend": ({"tokenizer": {"padding": "Ragged"}}, "spec.tokenizer.padding",
-                             "Ragged needs a model step that takes a request's own length; onnxruntime_onnx batches equal shapes only"),
+    "ragged for a backend": ({"tokenizer": {"padding": "Ragged"}, "model": {"platform": "tensorrt_plan"}}, "spec.tokenizer.padding",
+                             "Ragged needs a model step that takes a request's own length; spec.model: tensorrt_plan batches equal shapes only"),
     # postprocess
     "softmax of text": ({"postprocess": {"from": "pipeline.TEXT"}}, "spec.postprocess.from",
                         "Softmax reads numbers (FP16, BF16, FP32, FP64), but pipeline.TEXT is STRING"),
