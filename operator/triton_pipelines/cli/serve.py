@@ -10,7 +10,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -51,75 +51,130 @@ class Stopped(BaseException):
         self.number = number
 
 
+SourceMapRules = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--source-map",
+        metavar="PREFIX=TARGET",
+        help="Where sources really lie, such as s3://models/=file:///home/me/models/; repeatable.",
+        envvar="TRITONPIPE_SOURCE_MAP",
+    ),
+]
+Mounts = Annotated[
+    Path | None,
+    typer.Option(
+        "--mounts",
+        metavar="FOLDER",
+        help="What a pod would have mounted: credentials/STEP/KEY, ca/STEP/ca.crt, configmaps/STEP/KEY (STEP.code/KEY for own Python), claims/CLAIM/…",
+    ),
+]
+Folder = Annotated[
+    Path | None,
+    typer.Option("--folder", metavar="FOLDER", help="Keep the files here, so that the next start downloads nothing. Default: a temporary one."),
+]
+Log = Annotated[Path | None, typer.Option("--log", metavar="FILE", help="Where Triton's own log goes.")]
+Deadline = Annotated[float, typer.Option("--deadline", min=1, metavar="SECONDS", help="How long the models may take to load.")]
+
+
+@dataclass(frozen=True)
+class Local:
+    """A pipeline that a local Triton serves.
+
+    Attributes:
+        pipeline, graph: what is served; of the graph every step is on CPU.
+        server: the running Triton.
+        folder: working folder; the model repository is ``folder / MODELS``.
+    """
+
+    pipeline: InferencePipeline
+    graph: Graph
+    server: LocalTriton
+    folder: Path
+
+
 def serve(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file with one InferencePipeline; - reads standard input.")],
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="HTTP port; 0 takes a free one.")] = PORT_HTTP,
     grpc_port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="gRPC port; 0 takes a free one.")] = PORT_GRPC,
     metrics_port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="Port of the metrics; 0 takes a free one.")] = PORT_METRICS,
-    source_map: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PREFIX=TARGET",
-            help="Where sources really lie, such as s3://models/=file:///home/me/models/; repeatable.",
-            envvar="TRITONPIPE_SOURCE_MAP",
-        ),
-    ] = None,
-    mounts: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="What a pod would have mounted: credentials/STEP/KEY, ca/STEP/ca.crt, configmaps/STEP/KEY (STEP.code/KEY for own Python), claims/CLAIM/…",
-        ),
-    ] = None,
-    folder: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Keep the files here, so that the next start downloads nothing. Default: a temporary one.")
-    ] = None,
-    log: Annotated[Path | None, typer.Option(metavar="FILE", help="Where Triton's own log goes.")] = None,
-    deadline: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="How long the models may take to load.")] = 120.0,
+    source_map: SourceMapRules = None,
+    mounts: Mounts = None,
+    folder: Folder = None,
+    log: Log = None,
+    deadline: Deadline = 120.0,
 ) -> None:
     """Run a pipeline here on a real Triton, on CPU, without a cluster; ONNX steps run on the project's runner.
 
     Fetches the sources, starts Triton, prints the addresses and serves until Ctrl-C or SIGTERM.
     Exit code: 1 the resource or a source's file is wrong, 2 wrong use, 3 a source, port or Triton itself failed.
     """
-    mapped = _source_map(source_map or [])
-    options = Options(substitute_runner=frozenset(SUBSTITUTED), source_map=tuple(f"{prefix}={target}" for prefix, target in mapped.rules))
     ports = {"--port": port, "--grpc-port": grpc_port, "--metrics-port": metrics_port}
     serving = False
     try:
-        with _signals():
-            pipeline, graph = only(file, options)
-            _refuse_backends(graph)
-            _refuse_taken(ports)
-            with _working_folder(folder) as place:
-                # What steps are told of files in their own repository is true of this folder.
-                options = replace(options, models_path=str(place / MODELS), engines_path=str(place / ENGINES))
-                graph = _on_cpu(build(pipeline, options))
-                models = _lay_out(pipeline, graph, options, place, mounts or place, mapped)
-                server = LocalTriton(
-                    models,
-                    list(graph.load),
-                    http_port=port,
-                    grpc_port=grpc_port,
-                    metrics_port=metrics_port,
-                    log_file=log,
-                    deadline_s=deadline,
-                    auto_complete=graph.auto_complete,
-                    extra_args=feature_arguments(pipeline, graph),
-                )
-                typer.echo(f"{pipeline.name}: starting Triton", err=True)
-                # On a terminal a moving sign; in a log the line above is enough.
-                with Console(stderr=True).status("Triton loads the models") as sign, server:
-                    sign.stop()
-                    serving = True
-                    _announce(pipeline, graph, server)
-                    _watch(server)
+        with _signals(), local(file, source_map or [], ports=ports, mounts=mounts, folder=folder, log=log, deadline=deadline) as running:
+            serving = True
+            _announce(running.pipeline, running.graph, running.server)
+            _watch(running.server)
     except Stopped as stopped:
         typer.echo("stopped", err=True)
         # Ending is what a server that serves was asked for; a start that was broken off is not done.
         raise typer.Exit(0 if serving else 128 + stopped.number) from None
-    except (LocalTritonError, DistributionError) as error:
-        raise Failure(str(error)) from error
+
+
+@contextlib.contextmanager
+def local(
+    file: Path,
+    source_map: list[str],
+    *,
+    ports: Mapping[str, int] | None = None,
+    mounts: Path | None = None,
+    folder: Path | None = None,
+    log: Path | None = None,
+    deadline: float = 120.0,
+) -> Iterator[Local]:
+    """A pipeline's file served here on a real Triton for the time of the context; what it takes is told on standard error.
+
+    Args:
+        file: YAML with one InferencePipeline.
+        source_map: rules ``PREFIX=TARGET``.
+        ports: of HTTP, gRPC and metrics, in this order, by the options that gave them; None: free ones.
+        mounts, folder, log, deadline: as the options of ``tritonpipe serve``.
+
+    Raises:
+        Failure: as the command.
+    """
+    mapped = _source_map(source_map)
+    ports = ports or {"--port": 0, "--grpc-port": 0, "--metrics-port": 0}
+    options = Options(substitute_runner=frozenset(SUBSTITUTED), source_map=tuple(f"{prefix}={target}" for prefix, target in mapped.rules))
+    pipeline, graph = only(file, options)
+    _refuse_backends(graph)
+    _refuse_taken(ports)
+    http_port, grpc_port, metrics_port = ports.values()
+    with _working_folder(folder) as place:
+        # What steps are told of files in their own repository is true of this folder.
+        options = replace(options, models_path=str(place / MODELS), engines_path=str(place / ENGINES))
+        graph = _on_cpu(build(pipeline, options))
+        models = _lay_out(pipeline, graph, options, place, mounts or place, mapped)
+        server = LocalTriton(
+            models,
+            list(graph.load),
+            http_port=http_port,
+            grpc_port=grpc_port,
+            metrics_port=metrics_port,
+            log_file=log,
+            deadline_s=deadline,
+            auto_complete=graph.auto_complete,
+            extra_args=feature_arguments(pipeline, graph),
+        )
+        typer.echo(f"{pipeline.name}: starting Triton", err=True)
+        with contextlib.ExitStack() as stack:
+            try:
+                # On a terminal a moving sign; in a log the line above is enough.
+                with Console(stderr=True).status("Triton loads the models"):
+                    stack.enter_context(server)
+            except (LocalTritonError, DistributionError) as error:
+                raise Failure(str(error)) from error
+            yield Local(pipeline, graph, server, place)
 
 
 def _source_map(rules: list[str]) -> SourceMap:

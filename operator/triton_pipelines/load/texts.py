@@ -17,9 +17,12 @@ from typing import Any, Final
 
 import numpy as np
 
-_WORDS: Final = tuple(
-    ["the", "time", "people", "good", "day", "world", "year", "life", "great", "work", "home", "night", "long", "small", "house", "water", "place", "right", "story", "movie", "book", "music", "city", "school", "family", "money", "power", "country", "state", "number", "light", "white", "black", "young", "old", "high", "open", "free", "full", "new", "last", "best", "love", "heart", "mind", "hand", "eye", "face", "head", "body", "name", "word", "voice", "sound", "war", "game", "team", "player", "group", "system", "order", "party", "law", "case", "point", "line", "street", "road", "car", "door", "room"]
+_COMMON: Final = (
+    "the time people good day world year life great work home night long small house water place right story movie book music city "
+    "school family money power country state number light white black young old high open free full new last best love heart mind hand eye "
+    "face head body name word voice sound war game team player group system order party law case point line street road car door room"
 )
+_WORDS: Final = tuple(_COMMON.split())
 MOST_TOKENS: Final = 1_000_000
 
 
