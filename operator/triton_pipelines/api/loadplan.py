@@ -43,6 +43,7 @@ __all__ = [
     "PlanCount",
     "PlanFetch",
     "PlanFile",
+    "PlanPlace",
     "PlanRaggedInput",
     "PlanTensor",
     "PlanVersions",

@@ -24,8 +24,10 @@ from triton_pipelines.api.loadplan import (
     LiveCounts,
     LoadPlan,
     LoadReport,
+    PlanAdapt,
     PlanCheck,
     PlanFetch,
+    PlanPlace,
     Reason,
     ReportSource,
     ResolvedSource,
@@ -37,6 +39,7 @@ from triton_pipelines.loader.errors import LoadError, NoSpaceError
 from triton_pipelines.loader.fetching import Fetched, Fetcher
 from triton_pipelines.loader.layout import Layout
 from triton_pipelines.loader.onnxfile import compare, read_onnx
+from triton_pipelines.loader.ragged import Refusal, adapt_file
 from triton_pipelines.loader.redact import RedactingFormatter, Redactor, redact_url
 from triton_pipelines.loader.repository import below, prepare, write_files
 from triton_pipelines.loader.retry import Retrier, RetryPolicy
@@ -228,6 +231,12 @@ class _Load:
             for path in self._paths(check):
                 if path in written or (check.path is not None and path not in targets):
                     self._check(check, path, written.get(path, path))
+        for wanted in plan.adapt:
+            # What does not fit what is declared is told as that, and not adapted.
+            if all(error.step != wanted.step for error in self.errors):
+                for path in self._paths(wanted):
+                    if path in written:
+                        self._adapt(wanted, path, written[path])
 
     def _make(self, folder: Path) -> None:
         """A folder of a shared volume that Triton writes to. Where it cannot be made the volume is out of order, which shows in its use."""
@@ -252,12 +261,22 @@ class _Load:
         layout.found(item, done.versions)
         return done
 
-    def _paths(self, check: PlanCheck) -> list[str]:
-        """The files to check: the one named, or that of every version of a model."""
-        if check.path is not None:
-            return [check.path]
-        folders = (self._options.models / str(check.model)).glob("[1-9]*")
-        return [f"{check.model}/{folder.name}/{check.file}" for folder in sorted(folders, key=lambda folder: (len(folder.name), folder.name))]
+    def _paths(self, place: PlanPlace) -> list[str]:
+        """The files meant: the one named, or that of every version of a model."""
+        if place.path is not None:
+            return [place.path]
+        folders = (self._options.models / str(place.model)).glob("[1-9]*")
+        return [f"{place.model}/{folder.name}/{place.file}" for folder in sorted(folders, key=lambda folder: (len(folder.name), folder.name))]
+
+    def _adapt(self, item: PlanAdapt, path: str, uri: str) -> None:
+        if item.model is not None:
+            uri = f"{uri} (version {path.split('/')[1]})"
+        done = adapt_file(below(self._options.models, path), item)
+        if isinstance(done, Refusal):
+            message = f"{uri} cannot take requests of different length in one batch: {done}"
+            self.errors.append(LoadError(Reason.NOT_RAGGED, message, step=item.step, field=item.field))
+        else:
+            self._log.info("%s: %s %s", item.field, uri, done)
 
     def _check(self, check: PlanCheck, path: str, uri: str) -> None:
         if check.model is not None:
