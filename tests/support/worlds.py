@@ -27,6 +27,7 @@ from triton_pipelines.pipeline import Options
 from triton_pipelines.reconcile.observed import Memory, ModelState, Object, Observed, Pod, Probe
 from triton_pipelines.reconcile.plan import Context, Plan, Wanted, plan, resolve
 from triton_pipelines.reconcile.rollout import UNSCHEDULABLE_GRACE
+from triton_pipelines.reconcile.watch import Latencies
 
 START = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
 CRD_FILE = Path(__file__).parents[2] / "crds" / f"{names.PLURAL}.{names.GROUP}.yaml"
@@ -93,6 +94,7 @@ class World:
         verdicts: revision → ``good`` (becomes ready), ``bad`` (the loader says that the model does not fit) or ``dumb`` (becomes ready
             but fails inferences) or ``stiff`` (its file takes no ragged batches); good where not named.
         scheduler: its words where there is no room.
+        latencies: what is known of the latency of revisions.
         rendered: a cache of what specs come to, shared by worlds of one name; rendering is most of a plan's time.
     """
 
@@ -111,6 +113,7 @@ class World:
     rendered: dict[str, Wanted | list[SpecFinding]] | None = None
     missing_sources: dict[str, str] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
+    latencies: Latencies | None = None
     _serial: int = 0
     _progress: dt.datetime = START
     _new: int = -1
@@ -169,7 +172,7 @@ class World:
                 dumb = self.verdicts.get(pod.revision) == DUMB
                 probes[f"uid-{pod.name}"] = Probe(self.now, True, (state,), inference_error="NaN in the answer" if dumb else "")
         document = copy.deepcopy(self.document)
-        return Observed(document, self.children, pods, probes, self.digests, self.missing_sources, self.nodes)
+        return Observed(document, self.children, pods, probes, self.digests, self.missing_sources, self.nodes, latencies=self.latencies)
 
     def _raw(self, pod: ModelPod) -> Object:
         ready, scheduled = pod.phase == "Ready", pod.phase not in ("Pending", "Unschedulable")

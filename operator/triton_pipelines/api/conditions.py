@@ -74,6 +74,8 @@ class Reason(StrEnum):
     ROLLOUT_FAILED = "RolloutFailed"
     ROLLED_BACK = "RolledBack"
     MODEL_MISMATCH = "ModelMismatch"
+    SLO_BROKEN = "SLOBroken"
+    TUNING_STALE = "TuningStale"
     SOURCE_CHANGED = "SourceChanged"
     CHECKSUM_MISMATCH = "ChecksumMismatch"
     INVALID_TOKENIZER = "InvalidTokenizer"
@@ -122,6 +124,8 @@ KIND_OF: Mapping[Reason, Kind] = {
     Reason.ROLLED_BACK: Kind.STALLED,
     Reason.MODEL_MISMATCH: Kind.STALLED,
     Reason.SOURCE_CHANGED: Kind.STALLED,
+    Reason.SLO_BROKEN: Kind.STALLED,
+    Reason.TUNING_STALE: Kind.STALLED,
     Reason.CHECKSUM_MISMATCH: Kind.STALLED,
     Reason.INVALID_TOKENIZER: Kind.STALLED,
     Reason.NOT_RAGGED: Kind.STALLED,

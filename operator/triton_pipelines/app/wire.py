@@ -9,6 +9,7 @@ from typing import Final
 
 from triton_pipelines.app.autoscaler import Autoscaler
 from triton_pipelines.app.controlkey import derive
+from triton_pipelines.app.latency import LatencyWatch
 from triton_pipelines.app.main import classify_by_retry
 from triton_pipelines.app.prober import ask
 from triton_pipelines.app.scalingmetrics import ScalingMetrics
@@ -16,6 +17,7 @@ from triton_pipelines.app.services import Reconcile, Services
 from triton_pipelines.cluster.errors import ClusterError
 from triton_pipelines.metrics.collector import PrometheusCollector
 from triton_pipelines.metrics.direct import DirectReader
+from triton_pipelines.metrics.latency import LatencyReader
 from triton_pipelines.reconcile.queue import BUG, Backoff
 from triton_pipelines.reconcile.reconciler import Reconciler
 
@@ -53,6 +55,8 @@ def build_reconcile(services: Services) -> Reconcile:
             await autoscaler.run()
 
     services.beside("scaling", scale)
+    latency = LatencyWatch(store=services.store, reader=LatencyReader(), clock=clock, enqueue=services.enqueue)
+    services.beside("latency", latency.run)
     return Reconciler(
         client=services.client,
         store=services.store,
@@ -64,6 +68,7 @@ def build_reconcile(services: Services) -> Reconcile:
         max_concurrent_rollouts=services.config.max_concurrent_rollouts,
         intent=autoscaler.intent,
         view=autoscaler.view,
+        latencies=latency.latencies,
     ).reconcile
 
 

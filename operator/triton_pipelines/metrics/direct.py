@@ -50,7 +50,7 @@ class DirectReader:
         async with self._slots:
             try:
                 async with asyncio.timeout(2 * TIMEOUT_SECONDS):
-                    text = await self._page(address)
+                    text = await page(self._client, address)
                 at = self._clock()
                 scrape, gpu = parse(text, at)
             except TimeoutError:
@@ -62,17 +62,6 @@ class DirectReader:
         self._histories.add(pod, scrape, slow)
         self._histories.use(pod, Usage(at=at, gpu=gpu))
         return ""
-
-    async def _page(self, address: str) -> str:
-        """The page, not larger than is taken in."""
-        async with self._client.stream("GET", f"http://{address}/metrics") as answer:
-            answer.raise_for_status()
-            data = bytearray()
-            async for chunk in answer.aiter_bytes():
-                data += chunk
-                if len(data) > PAGE_BYTES_MAX:
-                    raise ExpositionError(f"is longer than {PAGE_BYTES_MAX} bytes")
-        return data.decode("utf-8", errors="replace")
 
     def _judged(self, one: Expected, troubles: Mapping[PodKey, str]) -> Sample | Failure:
         """The pods whose page was read just now and has every model; the others are named. Whoever decides lowers nothing by a part of them."""
@@ -99,3 +88,20 @@ class DirectReader:
         keys = [(one.namespace, pod) for pod in pods]
         gpu_known = any(history.usage is not None and history.usage.gpu is not None for history in pods.values())
         return Sample(pods, self._histories.interval(keys, INTERVAL_SECONDS), SOURCE, gpu_known, (said,) if said else ())
+
+
+async def page(client: httpx.AsyncClient, address: str) -> str:
+    """The metrics page of a pod (``host:port``), not larger than is taken in.
+
+    Raises:
+        httpx.HTTPError: it cannot be read.
+        ExpositionError: it is too large.
+    """
+    async with client.stream("GET", f"http://{address}/metrics") as answer:
+        answer.raise_for_status()
+        data = bytearray()
+        async for chunk in answer.aiter_bytes():
+            data += chunk
+            if len(data) > PAGE_BYTES_MAX:
+                raise ExpositionError(f"is longer than {PAGE_BYTES_MAX} bytes")
+    return data.decode("utf-8", errors="replace")

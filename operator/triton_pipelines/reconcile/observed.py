@@ -13,6 +13,7 @@ from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.loadplan import LoadReport
 
 from .scaling import Intent, View
+from .watch import Latencies
 
 Object = dict[str, Any]
 # Put on pods by the Deployment's controller (apps/v1 DefaultDeploymentUniqueLabelKey).
@@ -147,7 +148,8 @@ class Memory:
     ``secrets``: revision → hash of the control key that was applied; ``mode_revision``/``mode``: the fallback that an Auto rollout
     took; ``healed``: when a pod was last deleted for a dead process (RFC 3339); ``proven``: the revision that last served the whole pipeline; ``failed``: a revision that was taken back, with the
     generation of the spec that asked for it, why, and the revision that took its place; ``generation`` and ``wanted``: the spec last
-    acted on and the revision it came to, so that another revision for the same spec is known to be nobody's wish.
+    acted on and the revision it came to, so that another revision for the same spec is known to be nobody's wish; ``watch``: the rollout
+    whose latency is being watched (:class:`~.watch.Watch`).
     """
 
     secrets: Mapping[str, str] = field(default_factory=dict)
@@ -162,6 +164,7 @@ class Memory:
     generation: int = 0
     wanted: str = ""
     healed: str = ""
+    watch: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str | None) -> Memory:
@@ -189,7 +192,8 @@ class Observed:
 
     ``children`` are cached labelled objects by (kind, name); ``probes`` by pod uid; ``digests`` hashes of ConfigMap sources by step,
     ``missing_sources`` those that are not there (step → message); ``nodes`` is ``None`` where nodes were not needed or may not be read.
-    ``intent`` and ``view``: what live scaling wants recorded and says, where it has looked.
+    ``intent`` and ``view``: what live scaling wants recorded and says, where it has looked; ``latencies``: what revisions promise is
+    measured by.
     """
 
     pipeline: Object
@@ -201,6 +205,7 @@ class Observed:
     nodes: tuple[Object, ...] | None = None
     intent: Intent | None = None
     view: View | None = None
+    latencies: Latencies | None = None
 
     @property
     def name(self) -> str:

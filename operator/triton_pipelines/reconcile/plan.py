@@ -38,7 +38,10 @@ from .events import Event, transitions
 from .healing import heal
 from .observed import Memory, Object, Observed, json_object
 from .problems import Problem, config_missing, of_pod
+from .replicas import KEY_MILLIS, KEY_REPLICAS, Replicas, decide_replicas, recorded
+from .resizing import Resize, next_resize, wanted_limit
 from .rollout import Rollout, decide
+from .watch import RECHECK_SECONDS, Watch, doubts, limit_of
 
 # A pass with nothing to wait for is repeated by the resync; with pods on their way the watch wakes us, this is the second line.
 WAITING_SECONDS = 15.0
@@ -57,7 +60,7 @@ class Deletion:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a pass does, in this order: ``apply`` (in turn), ``delete``, ``notes`` (events of what it did), ``status`` (``None``:
+    """What a pass does, in this order: ``apply`` (in turn), ``delete``, ``resize`` (one pod's CPU), ``notes`` (events of what it did), ``status`` (``None``:
     unchanged), then ``events`` (of the change of status)."""
 
     apply: tuple[Object, ...] = ()
@@ -66,11 +69,12 @@ class Plan:
     events: tuple[Event, ...] = ()
     requeue_after: float | None = None
     notes: tuple[Event, ...] = ()
+    resize: Resize | None = None
 
     @property
     def quiet(self) -> bool:
         """Whether nothing is to be written."""
-        return not self.apply and not self.delete and self.status is None
+        return not self.apply and not self.delete and self.status is None and self.resize is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +176,10 @@ def _act(
     must_wait = held or _must_wait(revision, observed, memory, context)
     wanted = observed.deployed_revision() if must_wait else revision.name
     memory = replace(memory, generation=observed.generation, wanted=wanted)
-    replicas = 0 if pipeline.spec.suspend is Switch.ENABLED else pipeline.spec.replicas
-    rollout = decide(wanted, pipeline.spec.rollout.strategy, replicas, observed, memory, problems, now)
+    number = decide_replicas(pipeline, observed, memory, now)
+    memory = number.memory
+    replicas = 0 if pipeline.spec.suspend is Switch.ENABLED else number.number
+    rollout = decide(wanted, pipeline.spec.rollout.strategy, replicas, observed, memory, problems, now, limit_of(pipeline))
     kept = _kept_revisions(pipeline, observed, rollout, wanted)
     resolved = _resolved(observed, kept)
     healing = heal(observed, resolved, rollout.memory, now)
@@ -191,14 +197,18 @@ def _act(
     refused = graph.padding.refused if graph.padding else {}
     live = live_config_map(pipeline, _live_data(memory, counts, resolved, observed) | padding.data(refused))
     template = _template(revision, rollout, observed)
-    optional = [network_policy(pipeline, context.options.operator_namespace), disruption_budget(pipeline)]
+    optional = [network_policy(pipeline, context.options.operator_namespace), disruption_budget(pipeline, number.number)]
     desired += [*secrets, live, service(pipeline), *(item for item in optional if item is not None)]
-    desired.append(deployment(pipeline, template, rollout.mode, replicas))
+    desired.append(deployment(pipeline, template, rollout.mode, number.applied))
     apply = [item for item in desired if needs_apply(observed.child(item["kind"], item["metadata"]["name"]), item, names.MANAGER_CHILDREN)]
     delete = [*(Deletion("Pod", pod.name, pod.uid) for pod in healing.pods), *_pruned(pipeline, observed, desired, kept)]
+    # Intent first: what a pod is given stands in the live ConfigMap before.
+    limit = wanted_limit(pipeline, graph, observed)
+    resize = next_resize(limit if recorded(observed.live_data()).get(KEY_MILLIS) == limit else None, observed)
     warnings = lint(pipeline, graph, context.options)
+    warnings += doubts(limit_of(pipeline), observed.latencies, rollout.target, observed.status.get("warnings") or ())
     status = statuses.compute(pipeline, graph, observed, rollout, wanted, warnings, problems, counts, healing.astray, now)
-    return _with_status(observed, status, apply, delete, _requeue(status, rollout, problems, must_wait), healing.events)
+    return _with_status(observed, status, apply, delete, _requeue(status, rollout, problems, must_wait), (*healing.events, *rollout.notes))
 
 
 def _must_wait(revision: Revision, observed: Observed, memory: Memory, context: Context) -> bool:
@@ -219,7 +229,8 @@ def _template(revision: Revision, rollout: Rollout, observed: Observed) -> Mappi
 
 def _kept_revisions(pipeline: InferencePipeline, observed: Observed, rollout: Rollout, wanted: str) -> list[str]:
     """Revisions whose ConfigMap and Secret stay: those in use, then the newest up to the history limit."""
-    used = {wanted, rollout.target, observed.deployed_revision(), rollout.memory.proven, *(pod.revision for pod in observed.pods)} - {""}
+    before = Watch.parse(rollout.memory.watch).predecessor
+    used = {wanted, rollout.target, observed.deployed_revision(), rollout.memory.proven, before, *(pod.revision for pod in observed.pods)} - {""}
     others = [
         (item["metadata"].get("creationTimestamp") or "", revision)
         for (kind, _), item in observed.children.items()
@@ -318,6 +329,8 @@ def _pruned(pipeline: InferencePipeline, observed: Observed, desired: Sequence[O
 def _requeue(status: Mapping[str, Any], rollout: Rollout, problems: Sequence[Problem], must_wait: bool) -> float | None:
     if rollout.recheck is not None:
         return rollout.recheck
+    if rollout.watching:
+        return RECHECK_SECONDS
     ready: Mapping[str, Any] = next((item for item in status["conditions"] if item["type"] == "Ready"), {})
     return WAITING_SECONDS if ready.get("status") != "True" or problems or must_wait else None
 

@@ -41,9 +41,11 @@ from triton_pipelines.pipeline.graph import Fetch
 from . import status as statuses
 from .events import Event, transitions
 from .observed import Object, Observed, Pod, Probe
+from .ownership import FormerChild, NameTaken, check_owner
 from .plan import Context, Deletion, Plan, Wanted, hands_off, plan, resolve
 from .queue import Key, Result
 from .scaling import Intent, View
+from .watch import Latencies
 
 CHILD_RESOURCES: tuple[Resource, ...] = (DEPLOYMENTS, CONFIG_MAPS, SERVICES, NETWORK_POLICIES, POD_DISRUPTION_BUDGETS)
 RESOURCE_OF_KIND = {resource.kind: resource for resource in (*CHILD_RESOURCES, SECRETS, PODS)}
@@ -57,16 +59,8 @@ FORMER_CHILD_SECONDS = 2.0
 _log = structlog.get_logger(__name__)
 
 
-class NameTaken(Exception):  # noqa: N818 - the word of the condition
-    """An object that the pipeline needs a name for is somebody else's."""
-
-
 class StatusRefused(Exception):  # noqa: N818
     """The API server does not take a status of ours: a defect, or a CRD of another release."""
-
-
-class FormerChild(Exception):  # noqa: N818
-    """An object of a former pipeline of the same name has not gone yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +93,7 @@ class Reconciler:
     max_concurrent_rollouts: int = 5
     intent: Callable[[Key], Intent | None] = lambda _: None
     view: Callable[[Key], View | None] = lambda _: None
+    latencies: Callable[[Key], Latencies | None] = lambda _: None
     _probes: dict[Key, dict[str, Probe]] = field(default_factory=dict)
     _starting: set[Key] = field(default_factory=set)  # whose Deployment is being applied right now
     _leaving: dict[Key, set[str]] = field(default_factory=dict)  # uids of pods that were deleted here
@@ -167,7 +162,7 @@ class Reconciler:
         nodes = None
         if any(pod.condition("PodScheduled").get("status") == "False" for pod in pods):
             nodes = await self._nodes()
-        return Observed(raw, children, pods, {}, digests, missing, nodes, self.intent(key), self.view(key))
+        return Observed(raw, children, pods, {}, digests, missing, nodes, self.intent(key), self.view(key), self.latencies(key))
 
     async def _nodes(self) -> tuple[Object, ...] | None:
         try:
@@ -254,13 +249,13 @@ class Reconciler:
         namespace, name = item["metadata"]["namespace"], item["metadata"]["name"]
         if resource == SECRETS:
             # Never read, but not taken from others either.
-            _check_owner(await metadata_of(self.client, item), item, uid)
+            check_owner(await metadata_of(self.client, item), item, uid)
             await self.client.apply(item)
         else:
             known = self.store.get(resource, namespace, name)
             if known is None:
                 known = await self._foreign(resource, namespace, name)
-            _check_owner(known, item, uid)
+            check_owner(known, item, uid)
             since = self.store.mark()
             self.store.put(resource, await apply_over(self.client, item, known), since=since)
         await _log.ainfo("applied", kind=item["kind"], object=name)
@@ -368,27 +363,6 @@ def _rolls(deployment: Object) -> bool:
         return True
     progressing: Object = next((item for item in status.get("conditions") or () if item.get("type") == "Progressing"), {})
     return progressing.get("reason") not in ("NewReplicaSetAvailable", "ProgressDeadlineExceeded")
-
-
-def _check_owner(known: Object | None, item: Object, uid: str) -> None:
-    if known is None:
-        return
-    owners = known["metadata"].get("ownerReferences") or []
-    if any(owner.get("uid") == uid for owner in owners):
-        return
-    if not owners and _left_by_us(known, item):
-        return
-    what = f"{item['kind']} {item['metadata']['name']}"
-    if any(owner.get("kind") == names.KIND and owner.get("apiVersion", "").startswith(names.GROUP) for owner in owners):
-        raise FormerChild(what)
-    raise NameTaken(f"{what} exists in this namespace and is not this pipeline's; delete or rename it, or give the pipeline another metadata.name")
-
-
-def _left_by_us(known: Object, item: Object) -> bool:
-    """Whether an object without an owner is one that we applied for a pipeline of this name: somebody took the reference away."""
-    applied = any(entry.get("manager") == names.MANAGER_CHILDREN for entry in known["metadata"].get("managedFields") or ())
-    labels = known["metadata"].get("labels") or {}
-    return applied and labels.get(names.LABEL_PIPELINE) == item["metadata"]["labels"][names.LABEL_PIPELINE]
 
 
 def _soonest(*times: float | None) -> float | None:

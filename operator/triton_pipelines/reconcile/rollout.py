@@ -1,7 +1,8 @@
 """Which revision the Deployment should run, and how it gets there. Pure; the clock is passed in.
 
 A new revision takes over pod by pod through the Deployment. Where a second pod finds no room (one GPU), Auto reads the scheduler's
-answer and takes an old pod away first. A revision that fails after old pods were taken away is taken back.
+answer and takes an old pod away first. A revision that fails after old pods were taken away is taken back, and so is one that serves and
+breaks the promised latency which the one before kept.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from dataclasses import dataclass, replace
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.server import RolloutStrategy
 
+from .events import Event
 from .observed import Memory, Observed, timestamp
 from .problems import Problem
+from .watch import Judgement, Watch, follow
 
 # How long the scheduler must have said no before an old pod is given up for the new one: longer than a node's device plugin or an
 # autoscaler's taint needs to settle, short beside a model's load.
@@ -31,7 +34,7 @@ class Rollout:
     """The decision: the revision to run, the Deployment's mode, what to remember, and when to look again.
 
     ``gap``: that nothing serves until the new pod is ready, announced beforehand. ``recheck``: seconds until a decision by the
-    clock may change, ``None`` without one.
+    clock may change, ``None`` without one; ``watching``: whether the new revision's latency is being watched; ``notes``: what came of it.
     """
 
     target: str
@@ -39,6 +42,8 @@ class Rollout:
     memory: Memory
     gap: str = ""
     recheck: float | None = None
+    watching: bool = False
+    notes: tuple[Event, ...] = ()
 
 
 def decide(
@@ -49,13 +54,19 @@ def decide(
     memory: Memory,
     problems: Sequence[Problem],
     now: dt.datetime,
+    limit: float | None = None,
 ) -> Rollout:
-    """Decide on the revision and the mode for a pipeline that wants ``wanted``."""
+    """Decide on the revision and the mode for a pipeline that wants ``wanted``. ``limit``: milliseconds of p99 that a revision may not break."""
     outdated = memory.failed_revision != wanted or memory.failed_generation != observed.generation
     if memory.failed_revision and (outdated or observed.revision_record(memory.restored) is None):
         memory = replace(memory, failed_revision="", failed_generation=0, failed_reason="", failed_message="", restored="")
     target = memory.restored if memory.failed_revision == wanted and memory.restored else wanted
-    if target == wanted and _whole(observed, wanted, replicas):
+    whole = target == wanted and _whole(observed, wanted, replicas)
+    watched = Judgement(Watch())
+    if target == wanted:
+        watched = follow(Watch.parse(memory.watch), wanted, memory.proven, limit, whole, observed.latencies, now)
+    memory = replace(memory, watch=watched.watch.to_document())
+    if whole:
         memory = replace(memory, proven=wanted)
         if all(pod.serving for pod in observed.pods if not pod.deleting):
             # The way that this rollout took is not the next one's: there may be room by then.
@@ -63,22 +74,38 @@ def decide(
     mode, recheck = strategy, None
     if strategy is RolloutStrategy.AUTO:
         mode, memory, recheck = _auto(target, observed, memory, now)
-    if target != wanted:
+    if target != wanted and memory.failed_reason != Reason.SLO_BROKEN:
         mode = _restoring(strategy)
     gap = _gap(target, mode, replicas, observed, coming=recheck is not None)
     failure = _failure(target, observed, problems)
     if failure and target == wanted and _old_gone(mode, observed, wanted) and _can_restore(memory, wanted, observed):
         reason, message = failure
-        memory = replace(
-            memory,
-            failed_revision=wanted,
-            failed_generation=observed.generation,
-            failed_reason=reason.value,
-            failed_message=message[:FAILURE_MAX],
-            restored=memory.proven,
-        )
+        memory = replace(_taken_back(memory, wanted, observed.generation, reason, message, memory.proven), watch={})
         target, mode, gap = memory.proven, _restoring(strategy), ""
-    return Rollout(target, mode, memory, gap, recheck)
+    elif watched.broken and observed.revision_record(watched.watch.predecessor) is not None:
+        # Both serve, so the way back is that of any rollout. What is gone back to counts as the last one that is known to be good.
+        back = watched.watch.predecessor
+        memory = replace(
+            _taken_back(memory, wanted, observed.generation, Reason.SLO_BROKEN, watched.broken, back),
+            proven=back,
+            watch={},
+            mode_revision="",
+            mode="",
+        )
+        target, mode, gap = back, strategy if strategy is not RolloutStrategy.AUTO else RolloutStrategy.SURGE, ""
+    notes = (Event(False, "SLOWatched", "Watch", watched.ended),) if watched.ended else ()
+    return Rollout(target, mode, memory, gap, recheck, bool(memory.watch.get("since")), notes)
+
+
+def _taken_back(memory: Memory, revision: str, generation: int, reason: Reason, message: str, restored: str) -> Memory:
+    return replace(
+        memory,
+        failed_revision=revision,
+        failed_generation=generation,
+        failed_reason=reason.value,
+        failed_message=message[:FAILURE_MAX],
+        restored=restored,
+    )
 
 
 def _can_restore(memory: Memory, wanted: str, observed: Observed) -> bool:

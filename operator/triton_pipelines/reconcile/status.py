@@ -188,6 +188,11 @@ def _conditions(
             f"revision {wanted} failed and revision {rollout.target} was taken back ({why.value}): {rollout.memory.failed_message};"
             " it is tried again when the spec changes"
         )
+        if why is Reason.SLO_BROKEN:
+            text = (
+                f"revision {wanted} serves, but breaks the SLO that revision {rollout.target} kept, which is taken back:"
+                f" {rollout.memory.failed_message}; it is tried again when the spec changes"
+            )
         return [
             Condition(ConditionType.READY, False, Reason.ROLLED_BACK, text),
             available,

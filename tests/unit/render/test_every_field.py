@@ -26,7 +26,7 @@ SCHEMA = fields()
 STEERS = {
     "spec.health.*": "the operator's own inferences",
     "spec.suspend": "how many pods the operator asks for",
-    "spec.slo.*": "what lint warns of",
+    "spec.slo.[mn]*": "what lint, the tuner and the watch after a rollout hold figures against",
     "spec.*.lengths.*": "what check and lint compare with padding",
     "spec.server.version": "which rules Triton has, and which flags it takes",
 }

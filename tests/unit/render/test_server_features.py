@@ -56,6 +56,27 @@ def test_a_claim_takes_the_place_of_the_count() -> None:
     assert "claims" not in counted["containers"][0]["resources"]
 
 
+# --- latencies ------------------------------------------------------------------------------------------------------------
+
+LATENCIES = ["--metrics-config=summary_latencies=true", "--metrics-config=summary_quantiles=0.5:0.05,0.99:0.001"]
+
+
+@pytest.mark.proves("spec.slo.p99Milliseconds", "applied")
+def test_a_promise_makes_triton_tell_latencies() -> None:
+    assert [item for item in args(slo={"p99Milliseconds": 50}) if item.startswith("--metrics-config")] == LATENCIES
+    assert not [item for item in args(slo={"minThroughputPerSecond": 5}) if item.startswith("--metrics-config")]
+    revisions = {built(slo=slo).render().name for slo in ({"p99Milliseconds": 50}, {"p99Milliseconds": 90, "networkAndQueueBudgetMilliseconds": 9})}
+    assert len(revisions) == 1, "another figure rolls no pod"
+
+
+@pytest.mark.parametrize("own", ["summary_latencies=false", "summary_quantiles=0.99:0.1"])
+def test_the_users_own_setting_of_latencies_stands(own: str) -> None:
+    given = args(slo={"p99Milliseconds": 50}, server={"args": [f"--metrics-config={own}"]})
+    assert [item for item in given if item.startswith("--metrics-config")] == [f"--metrics-config={own}"]
+    other = args(slo={"p99Milliseconds": 50}, server={"args": ["--metrics-config=counter_latencies=true"]})
+    assert [item for item in other if item.startswith("--metrics-config")] == [*LATENCIES, "--metrics-config=counter_latencies=true"]
+
+
 # --- model cache and engines ----------------------------------------------------------------------------------------------
 
 ENGINES: dict[str, Any] = {"optimization": {"tensorrt": {"precision": "FP16", "engineCache": "Enabled"}}}

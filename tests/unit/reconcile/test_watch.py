@@ -1,0 +1,297 @@
+"""The watch after a rollout: a revision that breaks the promised p99 which its predecessor kept is taken back, and no other."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support import builders
+from tests.support.worlds import START, World
+from triton_pipelines.api import names
+from triton_pipelines.reconcile.plan import Plan
+from triton_pipelines.reconcile.watch import HELD_SECONDS, REQUESTS_MIN, WATCH, Figure, Latencies, Look, Watch, figure_of, follow
+
+SLO = {"p99Milliseconds": 100, "networkAndQueueBudgetMilliseconds": 20}
+LIMIT = 80.0
+KEPT, BROKEN = Figure(30.0, 40.0, 50.0), Figure(90.0, 120.0, 55.0)
+RENDERED: dict[str, Any] = {}
+CHANGE = {"tokenizer": {"maxLength": 64}}
+
+
+def promised(**spec: Any) -> World:
+    """A pipeline with a promise, whose first revision serves and is measured."""
+    world = World(builders.document(slo=SLO, **spec), rendered=RENDERED).settle()
+    world.latencies = Latencies({world.deployed: KEPT})
+    return world
+
+
+def measured(world: World, new: Figure | None = None, missing: Mapping[str, str] | None = None) -> World:
+    """A change is rolled out; what its revision's latency is found to be. One pass later."""
+    old = world.deployed
+    world.change(**CHANGE).settle()
+    figures = {old: KEPT} | ({world.deployed: new} if new is not None else {})
+    world.latencies = Latencies(figures, missing or {})
+    world.pass_time(15).step()
+    return world
+
+
+def events(world: World) -> list[tuple[str, str]]:
+    return [(event.reason, event.note) for decided in world.log for event in (*decided.notes, *decided.events)]
+
+
+@pytest.mark.proves("spec.slo.p99Milliseconds", "behaviour")
+@pytest.mark.proves("spec.slo.networkAndQueueBudgetMilliseconds", "behaviour")
+def test_a_revision_that_breaks_the_promise_is_taken_back_with_both_figures() -> None:
+    world = promised()
+    old = world.deployed
+    measured(world, BROKEN)
+    new = world.status["revision"]
+    assert world.deployed == old != new
+    assert world.told()["Ready"] == "False RolledBack"
+    assert world.told()["Stalled"] == "True RolledBack"
+    assert world.told()["Available"] == "True Serving"
+    said = world.condition("Ready")["message"]
+    assert said == (
+        f"revision {new} serves, but breaks the SLO that revision {old} kept, which is taken back: its p99 in the server is 90.0 ms and more"
+        f" for 75 s at 55 requests/s, that of revision {old} was at most 40.0 ms at 50; spec.slo leaves 80 ms; it is tried again when the spec changes"
+    )
+    world.settle()
+    assert {pod.revision for pod in world.serving} == {old}
+    assert world.status["servingRevision"] == old
+    assert world.status["observedGeneration"] == 2
+    assert world.memory.proven == old
+    left = world.think()
+    assert left == Plan(requeue_after=left.requeue_after), "nothing more is to be done"
+
+
+@pytest.mark.parametrize("strategy", ["Auto", "Surge", "NoSurge"])
+def test_pods_serve_all_the_way_back(strategy: str) -> None:
+    """Both revisions serve, so it is a rollout like any other: with Auto a surge, and the way without one only where there is no room."""
+    world = promised(rollout={"strategy": strategy}, replicas=2)
+    measured(world, BROKEN)
+    for _ in range(12):
+        world.pass_time(5).control().run_pods()
+        assert len(world.serving) >= (1 if strategy == "NoSurge" else 2)
+        world.step()
+    surge = world.deployment["spec"]["strategy"]["rollingUpdate"]["maxSurge"]
+    assert surge == (0 if strategy == "NoSurge" else 1)
+
+
+def test_without_room_the_old_revision_comes_back_as_in_any_rollout() -> None:
+    world = World(builders.document(slo=SLO), room=1, rendered=RENDERED).settle()
+    world.latencies = Latencies({world.deployed: KEPT})
+    old = world.deployed
+    measured(world, BROKEN).settle()
+    assert {pod.revision for pod in world.serving} == {old}
+    assert world.told()["Ready"] == "False RolledBack"
+
+
+@pytest.mark.parametrize(
+    ("new", "before"),
+    [
+        (None, KEPT),
+        (BROKEN, None),
+        (BROKEN, Figure(70.0, 85.0, 50.0)),
+        (Figure(79.0, 500.0, 50.0), KEPT),
+        (Figure(90.0, 120.0, 76.0), KEPT),
+    ],
+    ids=["no figure of the new one", "none of the old one", "the old one broke it too", "not all the time", "another load"],
+)
+def test_nothing_is_taken_back_where_in_doubt(new: Figure | None, before: Figure | None) -> None:
+    world = World(builders.document(slo=SLO), rendered=RENDERED).settle()
+    old = world.deployed
+    world.latencies = Latencies({old: before} if before is not None else {})
+    world.change(**CHANGE).settle()
+    world.latencies = Latencies({world.deployed: new} if new is not None else {})
+    for _ in range(25):
+        world.pass_time(15).step()
+    assert world.told()["Ready"] == "True Succeeded"
+    assert world.deployed == world.status["revision"] != old
+    assert world.memory.watch == {}
+    assert [reason for reason, _ in events(world)].count("SLOWatched") == 1
+
+
+def test_a_first_revision_is_not_watched() -> None:
+    world = World(builders.document(slo=SLO), rendered=RENDERED).settle()
+    world.latencies = Latencies({world.deployed: BROKEN})
+    world.pass_time(15).settle()
+    assert world.told()["Ready"] == "True Succeeded"
+    assert world.memory.watch == {}
+
+
+def test_without_a_promise_nothing_is_watched() -> None:
+    world = World(rendered=RENDERED).settle()
+    world.latencies = Latencies({world.deployed: KEPT})
+    measured(world, BROKEN)
+    assert world.told()["Ready"] == "True Succeeded"
+    assert "watch" not in world.children["ConfigMap", names.live_name(world.name)]["data"][names.KEY_MEMORY]
+
+
+def test_after_five_minutes_it_stays_whatever_comes() -> None:
+    world = measured(promised(), Figure(20.0, 30.0, 50.0))
+    new = world.deployed
+    world.pass_time(WATCH.total_seconds()).step()
+    (ended,) = [note for reason, note in events(world) if reason == "SLOWatched"]
+    assert "at most 30.0 ms at 50 requests/s; spec.slo leaves 80 ms" in ended
+    assert "had 40.0 ms at 50" in ended
+    world.latencies = Latencies({new: BROKEN})
+    world.pass_time(15).settle()
+    assert world.deployed == new
+    assert world.told()["Ready"] == "True Succeeded"
+
+
+def test_a_changed_spec_tries_it_again_and_watches_it_again() -> None:
+    world = promised()
+    old = world.deployed
+    measured(world, BROKEN)
+    new = world.status["revision"]
+    world.settle()
+    world.latencies = Latencies({old: KEPT})
+    # The promise alone: the same revision, and it is no longer broken.
+    world.change(slo={"p99Milliseconds": 200}).settle()
+    world.latencies = Latencies({new: BROKEN})
+    world.pass_time(15).settle()
+    assert world.deployed == new
+    assert world.told()["Ready"] == "True Succeeded"
+    # The promise as it was, while it is still watched.
+    world.change(slo=SLO).settle()
+    assert world.deployed == old
+    assert world.told()["Ready"] == "False RolledBack"
+
+
+def test_once_taken_back_it_is_not_touched_again_for_the_same_spec() -> None:
+    world = promised()
+    old = world.deployed
+    measured(world, BROKEN).settle()
+    # What was gone back to is not watched itself, however slow it is now.
+    world.latencies = Latencies({old: BROKEN})
+    for _ in range(30):
+        world.pass_time(15).control().run_pods().step()
+    assert world.deployed == old
+    assert world.told()["Ready"] == "False RolledBack"
+
+
+def test_a_restarted_operator_goes_on_watching() -> None:
+    """All that the watch rests on lies in the live ConfigMap; the pods of the predecessor are gone, and so is all that was in memory."""
+    world = promised()
+    old = world.deployed
+    world.change(**CHANGE).settle()
+    watch = Watch.parse(world.memory.watch)
+    assert (watch.revision, watch.predecessor, watch.before, watch.rate) == (world.deployed, old, 40.0, 50.0)
+    world.latencies = None
+    world.pass_time(30).step()
+    assert Watch.parse(world.memory.watch) == watch
+    world.latencies = Latencies({world.deployed: BROKEN})
+    world.pass_time(15).step()
+    assert world.deployed == old
+
+
+def test_a_change_during_the_watch_is_compared_with_the_last_good_one() -> None:
+    world = promised()
+    old = world.deployed
+    world.change(**CHANGE).settle()
+    middle = world.deployed
+    world.change(tokenizer={"maxLength": 32}).settle()
+    world.latencies = Latencies({world.deployed: BROKEN})
+    world.pass_time(15).step()
+    assert world.deployed == old != middle
+    # Going back by hand is no rollout to watch.
+    world.change(tokenizer={"maxLength": None}).settle()
+    assert world.told()["Ready"] == "True Succeeded"
+    assert world.memory.watch == {}
+
+
+def test_the_predecessor_is_kept_while_it_may_be_needed() -> None:
+    world = promised(rollout={"revisionHistoryLimit": 1})
+    old = world.deployed
+    world.change(**CHANGE).settle().pass_time(15)
+    world.change(tokenizer={"maxLength": 32}).settle()
+    assert ("ConfigMap", names.revision_name(world.name, old)) in world.children
+    world.pass_time(WATCH.total_seconds()).settle()
+    assert ("ConfigMap", names.revision_name(world.name, old)) not in world.children
+
+
+def test_an_unknown_p99_is_said_and_stays_said_until_pods_are_looked_at() -> None:
+    world = promised()
+    world.latencies = Latencies({}, {world.deployed: "their metrics pages cannot be read"})
+    world.step()
+    (warning,) = [item for item in world.status["warnings"] if item["path"] == "spec.slo.p99Milliseconds"]
+    assert warning["message"] == (
+        "the p99 of the pods is not known: their metrics pages cannot be read; a revision that breaks the SLO is not taken back"
+    )
+    world.latencies = None
+    assert world.think().quiet
+    world.latencies = Latencies({world.deployed: KEPT})
+    world.step()
+    assert not [item for item in world.status["warnings"] if item["path"] == "spec.slo.p99Milliseconds"]
+
+
+# --- figures ------------------------------------------------------------------------------------------------------------
+
+
+def looks(*p99: float | None, rate: float = 10.0, every: float = 15.0) -> list[Look]:
+    return [Look(1000.0 + index * every, value, index * every * rate) for index, value in enumerate(p99)]
+
+
+def test_a_figure_needs_time_and_requests() -> None:
+    assert figure_of([]) is None
+    assert figure_of([looks(50, 50, 50, 50, 50)]) is None, "60 s are not 75"
+    assert figure_of([looks(50, 60, 50, 50, 50, 50)]) == Figure(50, 60, 10.0)
+    assert figure_of([looks(50, 50, 50, 50, 50, 50, rate=(REQUESTS_MIN - 1) / HELD_SECONDS)]) is None
+    assert figure_of([looks(50, 50, None, 50, 50, 50)]) is None, "a pod that had a minute without requests"
+    begun_anew = [*looks(50, 50, 50), *(Look(look.at + 45, look.p99, look.requests) for look in looks(50, 50, 50))]
+    assert figure_of([begun_anew]) is None
+
+
+def test_the_worst_pod_counts_and_one_with_little_load_does_not() -> None:
+    slow, fast, idle = looks(90, 90, 90, 90, 90, 95), looks(50, 50, 50, 50, 50, 50), looks(*[900.0] * 6, rate=1.0)
+    assert figure_of([fast, slow, idle]) == Figure(90, 95, 21.0)
+
+
+def test_the_first_slow_answers_are_forgotten() -> None:
+    """A fresh process: its first answers stay in Triton's window for a minute, and the look after that no longer has them."""
+    found = figure_of([looks(500, 500, 500, 500, 40, 40)])
+    assert found == Figure(40, 500, 10.0)
+
+
+FIGURES = st.none() | st.builds(lambda low, more, rate: Figure(low, low + more, rate), *[st.floats(0.1, 300)] * 3)
+
+
+@given(
+    before=FIGURES,
+    after=FIGURES,
+    limit=st.none() | st.floats(1, 200),
+    waits=st.lists(st.floats(0, 120), max_size=8),
+    proven=st.sampled_from(["", "a", "b"]),
+)
+def test_never_without_both_figures(before: Figure | None, after: Figure | None, limit: float | None, waits: list[float], proven: str) -> None:
+    now, watch, broken = START, Watch(), []
+    known = Latencies({name: figure for name, figure in (("a", before), ("b", after)) if figure is not None})
+    for index, wait in enumerate([0.0, 0.0, *waits]):
+        now += dt.timedelta(seconds=wait)
+        said = follow(watch, "b", proven, limit, index > 0, known, now)
+        # What is remembered is all that there is: a restart in between changes nothing.
+        watch = Watch.parse(said.watch.to_document())
+        assert watch == said.watch
+        broken += [said.broken] if said.broken else []
+        proven = "b" if index > 0 else proven
+    for text in broken:
+        assert limit is not None
+        assert before is not None
+        assert after is not None
+        assert before.high <= limit + 0.001
+        assert limit < after.low
+        assert f"{after.low:.1f} ms" in text
+        assert f"{before.high:.1f} ms" in text
+
+
+@given(st.dictionaries(st.sampled_from(["revision", "predecessor", "before", "rate", "since"]), st.none() | st.text() | st.floats() | st.booleans()))
+def test_what_an_edit_has_made_of_it_harms_nobody(document: dict[str, Any]) -> None:
+    watch = Watch.parse(document)
+    assert Watch.parse(watch.to_document()) == (watch if watch.revision else Watch())
+    follow(watch, "b", "a", 100.0, True, None, START)
