@@ -73,9 +73,9 @@ class Reason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     ROLLOUT_FAILED = "RolloutFailed"
     ROLLED_BACK = "RolledBack"
-    MODEL_MISMATCH = "ModelMismatch"
     SLO_BROKEN = "SLOBroken"
     TUNING_STALE = "TuningStale"
+    MODEL_MISMATCH = "ModelMismatch"
     SOURCE_CHANGED = "SourceChanged"
     CHECKSUM_MISMATCH = "ChecksumMismatch"
     INVALID_TOKENIZER = "InvalidTokenizer"
@@ -122,10 +122,10 @@ KIND_OF: Mapping[Reason, Kind] = {
     Reason.INVALID_SPEC: Kind.STALLED,
     Reason.ROLLOUT_FAILED: Kind.STALLED,
     Reason.ROLLED_BACK: Kind.STALLED,
-    Reason.MODEL_MISMATCH: Kind.STALLED,
-    Reason.SOURCE_CHANGED: Kind.STALLED,
     Reason.SLO_BROKEN: Kind.STALLED,
     Reason.TUNING_STALE: Kind.STALLED,
+    Reason.MODEL_MISMATCH: Kind.STALLED,
+    Reason.SOURCE_CHANGED: Kind.STALLED,
     Reason.CHECKSUM_MISMATCH: Kind.STALLED,
     Reason.INVALID_TOKENIZER: Kind.STALLED,
     Reason.NOT_RAGGED: Kind.STALLED,

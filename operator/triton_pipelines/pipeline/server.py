@@ -28,12 +28,12 @@ OWNED_ARGUMENTS = frozenset(
 # What observability.tracing writes: a second setting of the same would win or end Triton, by the order of the arguments.
 TRACE_ARGUMENTS = frozenset({"--trace-config", "--trace-file", "--trace-level", "--trace-rate", "--trace-count", "--log-frequency"})
 CACHE_ARGUMENTS = frozenset({"--cache-config", "--response-cache-byte-size"})
-# Flag → the release that brought it (release notes and branches of triton-inference-server/server); an unknown flag ends Triton.
 METRICS_ARGUMENT = "--metrics-config"
 # Settings of it that say what latencies are told, and ours: the median and the p99 of the last minute, the latter to a thousandth (each
 # quantile costs a little of every request).
 LATENCY_SETTINGS = ("summary_latencies", "summary_quantiles")
 LATENCY_ARGUMENTS = (f"{METRICS_ARGUMENT}=summary_latencies=true", f"{METRICS_ARGUMENT}=summary_quantiles=0.5:0.05,0.99:0.001")
+# Flag → the release that brought it (release notes and branches of triton-inference-server/server); an unknown flag ends Triton.
 # All that the operator itself writes are older than the oldest release that it takes.
 FLAG_RELEASES = {
     "--grpc-max-response-pool-size": (25, 3),
@@ -175,10 +175,10 @@ def same_flag(flag: str, known: Iterable[str]) -> str | None:
 def feature_arguments(pipeline: InferencePipeline, graph: Graph) -> list[str]:
     """Arguments that fields of the resource ask for: the response cache, latencies, traces."""
     arguments = []
-    if size := _cache_bytes(graph) if cache_argument(pipeline) is None else 0:
     if pipeline.spec.slo.p99_milliseconds is not None and latency_argument(pipeline) is None:
         # Fixed at start, so that the first promise is a new revision; another figure for it is none.
         arguments += LATENCY_ARGUMENTS
+    if size := _cache_bytes(graph) if cache_argument(pipeline) is None else 0:
         arguments.append(f"--cache-config=local,size={size}")
     if (tracing := graph.tracing) is not None:
         # OTLP over HTTP, fixed at start. The pipeline's name is the service: traces of several arrive at one collector.
@@ -193,7 +193,6 @@ def feature_arguments(pipeline: InferencePipeline, graph: Graph) -> list[str]:
     return arguments
 
 
-def cache_argument(pipeline: InferencePipeline) -> str | None:
 def latency_argument(pipeline: InferencePipeline) -> str | None:
     """The user's own setting of what latencies Triton tells, which stands in place of ours."""
     for item in pipeline.spec.server.args:
@@ -203,6 +202,7 @@ def latency_argument(pipeline: InferencePipeline) -> str | None:
     return None
 
 
+def cache_argument(pipeline: InferencePipeline) -> str | None:
     """The user's own setting of the response cache, which stands in place of ours."""
     return next((item for item in pipeline.spec.server.args if same_flag(flag_of(item), CACHE_ARGUMENTS)), None)
 
