@@ -7,15 +7,15 @@ Constants of the law were chosen on the five traces of ``CHOSEN``; those of ``HE
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from statistics import mean
 from typing import Any
 
+from bench import kept
 from bench.plots import Curves, write_plot
 from bench.results import FOLDER, thresholds, write
 from triton_pipelines.tuning.simulator.engine import Record
 from triton_pipelines.tuning.simulator.measures import Measures, p99
-from triton_pipelines.tuning.simulator.scenarios import CHOSEN, HELD_OUT, SCENARIOS, play
+from triton_pipelines.tuning.simulator.scenarios import CHOSEN, HELD_OUT, play
 
 SEEDS = (1, 2, 3, 4, 5, 6)
 FEW = SEEDS[:3]
@@ -58,18 +58,10 @@ def _jobs() -> Iterable[tuple[str, str, int]]:
                 yield from ((name, law, seed) for seed in FEW[:2])
 
 
-def _one(job: tuple[str, str, int]) -> Measures:
-    return play(SCENARIOS[job[0]], job[1], job[2])[1]
-
-
 def _all() -> Results:
-    jobs = list(_jobs())
     found: dict[tuple[str, str], list[Measures]] = {}
-    with ProcessPoolExecutor() as pool:
-        for number, (job, measures) in enumerate(zip(jobs, pool.map(_one, jobs, chunksize=3), strict=True), 1):
-            found.setdefault((job[0], job[1]), []).append(measures)
-            if number % 50 == 0:
-                print(f"{number} of {len(jobs)} runs", flush=True)
+    for (name, law, _), measures in kept.measures(list(_jobs())):
+        found.setdefault((name, law), []).append(measures)
     return found
 
 

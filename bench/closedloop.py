@@ -1,0 +1,247 @@
+"""The scaling loop closed around a real Triton: the operator's own loop, collectors, decision and actuator, with load on the pipeline.
+
+One tritonserver is the pod, with the repository that the loader lays out. Prometheus, where it is asked for, is a real one that scrapes it. The
+operator's caches are filled by hand, and recorded counts go back into them at once: that is what an API server would do in milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import itertools
+import json
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+from google.protobuf import json_format
+from prometheus_client import CollectorRegistry
+
+from e2e.load.bins import Answer, Second, second, with_answers
+from e2e.load.prepared import PreparedLoad, prepared_load
+from e2e.load.workloads import Workload, write
+from e2e.models import tree
+from e2e.models.__main__ import source_map
+from e2e.suite.pipelines import merged
+from tests.support.operators import ready_status
+from tests.support.prometheus import PrometheusServer, Target
+from triton_pipelines.api import names
+from triton_pipelines.app.autoscaler import Autoscaler, Collector
+from triton_pipelines.app.prober import ask
+from triton_pipelines.app.scalingmetrics import ScalingMetrics
+from triton_pipelines.cli.documents import only
+from triton_pipelines.cli.serve import SUBSTITUTED, _lay_out, _on_cpu
+from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES, PODS
+from triton_pipelines.cluster.store import Store
+from triton_pipelines.loader.uris import SourceMap
+from triton_pipelines.metrics.collector import PrometheusCollector
+from triton_pipelines.metrics.connection import Connection
+from triton_pipelines.metrics.direct import DirectReader
+from triton_pipelines.metrics.exposition import parse
+from triton_pipelines.metrics.samples import Scrape
+from triton_pipelines.pipeline import Graph, Options
+from triton_pipelines.render import render
+from triton_pipelines.render.modelconfig import with_count
+from triton_pipelines.triton.client import TritonClient
+from triton_pipelines.triton.local import LocalTriton
+
+SPACE, POD, KEY = "bench", "pod-0", "key of the benchmark"
+DIRECT, PROMETHEUS = "direct", "Prometheus"
+SOURCES = (PROMETHEUS, DIRECT)
+SCRAPE_SECONDS = 5.0
+STABILIZATION_SECONDS = 30
+"""Of the benchmarks, so that a run with its way down takes minutes and not a quarter of an hour; the product's default is 180."""
+STAND_INS = ("a tritonserver on loopback instead of a pod", "the operator's caches filled by hand instead of an API server")
+DRAIN_SECONDS = 30.0
+QUIET_SECONDS = 2.0
+"""Without an answer for so long, nothing is under way any more."""
+_numbers = itertools.count(1)
+
+
+@dataclass
+class Place:
+    """A pipeline that is served and looked after.
+
+    Attributes:
+        workload: what it is.
+        triton: its only pod.
+        graph: as rendered.
+        scaler: the operator's loop; `None` where nobody looks after the counts.
+        seconds: what was measured so far.
+    """
+
+    workload: Workload
+    triton: LocalTriton
+    graph: Graph
+    scaler: Autoscaler | None = None
+    seconds: list[Second] = field(default_factory=list)
+    _load: PreparedLoad | None = None
+    _client: TritonClient | None = None
+    _taken: int = 0
+
+    @property
+    def load(self) -> PreparedLoad:
+        """The load on it."""
+        assert self._load is not None
+        return self._load
+
+    async def count(self) -> int:
+        """Instances of the scaled step, as Triton tells them."""
+        return await self.client.instance_count(self.workload.step)
+
+    async def change(self, count: int) -> None:
+        """Change the count in place, past the loop."""
+        config = with_count(await self.client.model_config(self.workload.step), count)
+        await self.client.load_model(self.workload.step, json_format.MessageToJson(config, preserving_proto_field_name=True))
+
+    @property
+    def client(self) -> TritonClient:
+        """A client of the pod, with its control key."""
+        assert self._client is not None
+        return self._client
+
+    async def during(self, seconds: float, rate: float) -> Sequence[Second]:
+        """Load at `rate` requests/s for so long; what was measured meanwhile, second by second. Whole seconds."""
+        first, began = len(self.seconds), time.monotonic()
+        self.load.rate(rate)
+        async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
+            before = await self._look(client)
+            for number in range(1, int(seconds) + 1):
+                await asyncio.sleep(max(0.0, began + number - time.monotonic()))
+                after = await self._look(client)
+                self.seconds.append(await self._second(before, after))
+                before = after
+        return self.seconds[first:]
+
+    async def answers(self) -> Sequence[Answer]:
+        """All requests; none is sent any more, and those under way have ended."""
+        self.load.rate(0)
+        end, known = time.monotonic() + DRAIN_SECONDS, -1
+        while time.monotonic() < end and known < len(self.load.answers):
+            known = len(self.load.answers)
+            await asyncio.sleep(QUIET_SECONDS)
+        return self.load.since(0)
+
+    async def _look(self, client: httpx.AsyncClient) -> Scrape:
+        text = (await client.get(self.triton.metrics_url)).raise_for_status().text
+        return parse(text, time.monotonic())[0]
+
+    async def _second(self, before: Scrape, after: Scrape) -> Second:
+        gpu = next(step for step in self.graph.steps if step.name == "model")
+        found = second(before, after, step=self.workload.step, gpu=gpu.model_name, count=await self.count(), gpu_instances=gpu.instances.count)
+        answers = self.load.since(self._taken)
+        self._taken += len(answers)
+        view = self.scaler.view((SPACE, self.workload.model)) if self.scaler is not None else None
+        verdict = str(view.decision.verdict) if view is not None else ""
+        return replace(with_answers(found, answers), verdict=verdict)
+
+
+@contextlib.asynccontextmanager
+async def place(workload: Workload, source: str | None, *, seed: int = 1, changes: Mapping[str, Any] | None = None) -> AsyncIterator[Place]:
+    """A workload, served; `source`: where its loop reads from (`DIRECT`, `PROMETHEUS`), `None`: no loop, its counts stay as they are made."""
+    with tempfile.TemporaryDirectory(prefix="tritonpipe-bench-") as scratch:
+        folder = Path(scratch)
+        quick = {"spec": {"scaling": {"scaleDown": {"stabilizationSeconds": STABILIZATION_SECONDS}}}}
+        identity = {"metadata": {"namespace": SPACE, "uid": "00000000-0000-0000-0000-000000000001", "generation": 1}}
+        document = merged(merged(merged(workload.document, quick), identity), changes or {})
+        mapped = SourceMap.parse(rule.removeprefix("--source-map=") for rule in source_map(tree.build()))
+        options = Options(models_path=str(folder / "models"), engines_path=str(folder / "engines"), substitute_runner=frozenset(SUBSTITUTED))
+        pipeline, graph = only(write(document, folder / "pipeline.yaml"), options)
+        revision = render(pipeline, _on_cpu(graph), options)
+        models = _lay_out(pipeline, _on_cpu(graph), options, folder, folder, mapped)
+        address = f"127.78.{os.getpid() % 250 + 1}.{next(_numbers)}"
+        triton = LocalTriton(
+            models,
+            list(graph.load),
+            control_key=KEY,
+            address=address,
+            http_port=names.PORT_HTTP,
+            grpc_port=names.PORT_GRPC,
+            metrics_port=names.PORT_METRICS,
+            stop_s=1,
+            log_file=folder / "triton.log",
+        )
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(triton)
+            made = Place(workload, triton, graph, _client=await stack.enter_async_context(TritonClient(triton.grpc_address, KEY)))
+            if source is not None:
+                made.scaler = await _scaler(stack, document, revision.name, dict(revision.data), options, triton, source)
+                running = asyncio.create_task(made.scaler.run())
+                stack.push_async_callback(_ended, running)
+            requests = await asyncio.to_thread(workload.requests)
+            made._load = stack.enter_context(prepared_load(triton.grpc_address, requests, seed=seed))
+            yield made
+
+
+async def _scaler(
+    stack: contextlib.AsyncExitStack,
+    document: Mapping[str, Any],
+    revision: str,
+    data: dict[str, str],
+    options: Options,
+    triton: LocalTriton,
+    source: str,
+) -> Autoscaler:
+    name = document["metadata"]["name"]
+    store = _caches(document, revision, data, triton.address)
+    collectors: dict[str, Collector] = {"": await stack.enter_async_context(DirectReader())}
+    if source == PROMETHEUS:
+        target = Target(f"{triton.address}:{triton.metrics_port}", {"namespace": SPACE, "pod": POD})
+        server = stack.enter_context(PrometheusServer([target], interval=SCRAPE_SECONDS))
+        collectors["default"] = await stack.enter_async_context(PrometheusCollector(Connection(name="default", url=server.url)))
+
+    def record(key: tuple[str, str]) -> None:
+        """The reconcile pass's part: what is intended is recorded."""
+        intent = scaler.intent(key)
+        if intent is not None:
+            store.put(
+                CONFIG_MAPS,
+                _config_map(names.live_name(name), name, {names.KEY_COUNTS: json.dumps(dict(intent.counts)), names.KEY_SCALING: intent.memory}),
+            )
+
+    scaler = Autoscaler(
+        store=store,
+        options=options,
+        derive=lambda uid, revision: KEY,
+        prober=ask,
+        collectors=collectors,
+        clock=lambda: dt.datetime.now(dt.UTC),
+        enqueue=record,
+        metrics=ScalingMetrics(CollectorRegistry()),
+    )
+    return scaler
+
+
+_versions = itertools.count(1)
+
+
+def _config_map(name: str, pipeline: str, data: Mapping[str, str]) -> dict[str, Any]:
+    labels = {names.LABEL_PIPELINE: pipeline}
+    metadata = {"name": name, "namespace": SPACE, "uid": name, "resourceVersion": str(next(_versions)), "labels": labels}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": dict(data)}
+
+
+def _caches(document: Mapping[str, Any], revision: str, data: dict[str, str], address: str) -> Store:
+    """What the watches would have told: the pipeline, its ConfigMaps and its pod."""
+    name = document["metadata"]["name"]
+    store = Store()
+    store.put(INFERENCE_PIPELINES, {**document, "metadata": {**document["metadata"], "resourceVersion": str(next(_versions))}})
+    store.put(CONFIG_MAPS, _config_map(names.revision_name(name, revision), name, data))
+    store.put(CONFIG_MAPS, _config_map(names.live_name(name), name, {}))
+    labels = {names.LABEL_PIPELINE: name, names.LABEL_REVISION: revision}
+    pod: dict[str, Any] = {"metadata": {"name": POD, "namespace": SPACE, "uid": POD, "resourceVersion": str(next(_versions)), "labels": labels}}
+    status = ready_status(pod) | {"podIP": address, "podIPs": [{"ip": address}]}
+    store.put(PODS, {**pod, "status": status})
+    return store
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
