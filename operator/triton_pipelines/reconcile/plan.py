@@ -38,8 +38,6 @@ from .events import Event, transitions
 from .healing import heal
 from .observed import Memory, Object, Observed, json_object
 from .problems import Problem, config_missing, of_pod
-from .replicas import KEY_MILLIS, KEY_REPLICAS, Replicas, decide_replicas, recorded
-from .resizing import Resize, next_resize, wanted_limit
 from .rollout import Rollout, decide
 from .watch import RECHECK_SECONDS, Watch, doubts, limit_of
 
@@ -60,7 +58,7 @@ class Deletion:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a pass does, in this order: ``apply`` (in turn), ``delete``, ``resize`` (one pod's CPU), ``notes`` (events of what it did), ``status`` (``None``:
+    """What a pass does, in this order: ``apply`` (in turn), ``delete``, ``notes`` (events of what it did), ``status`` (``None``:
     unchanged), then ``events`` (of the change of status)."""
 
     apply: tuple[Object, ...] = ()
@@ -69,12 +67,11 @@ class Plan:
     events: tuple[Event, ...] = ()
     requeue_after: float | None = None
     notes: tuple[Event, ...] = ()
-    resize: Resize | None = None
 
     @property
     def quiet(self) -> bool:
         """Whether nothing is to be written."""
-        return not self.apply and not self.delete and self.status is None and self.resize is None
+        return not self.apply and not self.delete and self.status is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +173,7 @@ def _act(
     must_wait = held or _must_wait(revision, observed, memory, context)
     wanted = observed.deployed_revision() if must_wait else revision.name
     memory = replace(memory, generation=observed.generation, wanted=wanted)
-    number = decide_replicas(pipeline, observed, memory, now)
-    memory = number.memory
-    replicas = 0 if pipeline.spec.suspend is Switch.ENABLED else number.number
+    replicas = 0 if pipeline.spec.suspend is Switch.ENABLED else pipeline.spec.replicas
     rollout = decide(wanted, pipeline.spec.rollout.strategy, replicas, observed, memory, problems, now, limit_of(pipeline))
     kept = _kept_revisions(pipeline, observed, rollout, wanted)
     resolved = _resolved(observed, kept)
@@ -197,14 +192,11 @@ def _act(
     refused = graph.padding.refused if graph.padding else {}
     live = live_config_map(pipeline, _live_data(memory, counts, resolved, observed) | padding.data(refused))
     template = _template(revision, rollout, observed)
-    optional = [network_policy(pipeline, context.options.operator_namespace), disruption_budget(pipeline, number.number)]
+    optional = [network_policy(pipeline, context.options.operator_namespace), disruption_budget(pipeline)]
     desired += [*secrets, live, service(pipeline), *(item for item in optional if item is not None)]
-    desired.append(deployment(pipeline, template, rollout.mode, number.applied))
+    desired.append(deployment(pipeline, template, rollout.mode, replicas))
     apply = [item for item in desired if needs_apply(observed.child(item["kind"], item["metadata"]["name"]), item, names.MANAGER_CHILDREN)]
     delete = [*(Deletion("Pod", pod.name, pod.uid) for pod in healing.pods), *_pruned(pipeline, observed, desired, kept)]
-    # Intent first: what a pod is given stands in the live ConfigMap before.
-    limit = wanted_limit(pipeline, graph, observed)
-    resize = next_resize(limit if recorded(observed.live_data()).get(KEY_MILLIS) == limit else None, observed)
     warnings = lint(pipeline, graph, context.options)
     warnings += doubts(limit_of(pipeline), observed.latencies, rollout.target, observed.status.get("warnings") or ())
     status = statuses.compute(pipeline, graph, observed, rollout, wanted, warnings, problems, counts, healing.astray, now)
