@@ -9,7 +9,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -84,12 +84,14 @@ class Local:
         pipeline, graph: what is served; of the graph every step is on CPU.
         server: the running Triton.
         folder: working folder; the model repository is ``folder / MODELS``.
+        rebuild: the graph of a changed resource, as this one was made.
     """
 
     pipeline: InferencePipeline
     graph: Graph
     server: LocalTriton
     folder: Path
+    rebuild: Callable[[InferencePipeline], Graph]
 
 
 def serve(
@@ -174,7 +176,7 @@ def local(
                     stack.enter_context(server)
             except (LocalTritonError, DistributionError) as error:
                 raise Failure(str(error)) from error
-            yield Local(pipeline, graph, server, place)
+            yield Local(pipeline, graph, server, place, lambda changed: _on_cpu(build(changed, options)))
 
 
 def _source_map(rules: list[str]) -> SourceMap:

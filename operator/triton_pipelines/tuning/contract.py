@@ -6,7 +6,7 @@ is the SLO's p99 less the share of network and queues in front of the server.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -79,12 +79,13 @@ class TuneTarget:
     """A Triton that serves nobody else: ``tritonpipe serve``'s, or a canary pod outside the Service.
 
     ``address``: host:port of gRPC; ``control_key``: for loads, where these are restricted; ``rebuild``: the graph of a changed resource,
-    with the options with which the server's own was made.
+    with the options with which the server's own was made; ``url``: base of its HTTP API, over which load costs the client less ("": gRPC).
     """
 
     address: str
     rebuild: Callable[[InferencePipeline], Graph] = field(repr=False)
     control_key: str | None = field(default=None, repr=False)
+    url: str = ""
 
 
 class Progress(Protocol):
@@ -100,7 +101,8 @@ def silent(done: float, text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one run of load gave: latencies of answered requests (seconds), ``sent``, ``failed``, and ``seconds`` that were measured."""
+    """What one run of load gave: latencies of answered requests (seconds, by the end of each), ``sent``, ``failed``, and the ``seconds`` that
+    were measured."""
 
     latencies: Array
     sent: int
@@ -120,13 +122,10 @@ class Load:
             return float("inf")
         return float(np.percentile(self.latencies, 99))
 
-
-class LoadEngine(Protocol):
-    """Open-loop load: requests leave when they are due, however late the answers are."""
-
-    async def __call__(self, address: str, model: str, requests: Sequence[Mapping[str, Array]], due: Array, warmup: float, deadline: float) -> Load:
-        """Send request ``i % len(requests)`` at ``due[i]`` seconds after the start; those due within ``warmup`` are sent and not counted."""
-        ...
+    @property
+    def p50(self) -> float:
+        """Half were answered within so many seconds."""
+        return float(np.percentile(self.latencies, 50)) if len(self.latencies) else float("inf")
 
 
 class Outcome(StrEnum):
@@ -169,7 +168,7 @@ class StepProfile:
     per_token: float
     residual: float
     fitted: bool
-    table: tuple[tuple[int, float, float], ...] = ()
+    table: tuple[tuple[float, float, float], ...] = ()
     busy: float = 0.0
 
 

@@ -1,11 +1,52 @@
-"""One tuning run: profile, predict, choose, verify, report."""
+"""One tuning run: profile, calibrate, predict, choose, verify, report."""
 
 from __future__ import annotations
 
-from triton_pipelines.api.v1alpha1 import InferencePipeline
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from triton_pipelines.api.v1alpha1 import InferencePipeline, TuningMode
+from triton_pipelines.load import LoadSpec
 from triton_pipelines.pipeline.graph import Graph
 
-from .contract import Progress, Report, Settings, TuneError, TuneTarget, silent
+from .accept import LEAST_GAIN, Kept, Measured, Verdict, judge
+from .calibrate import Executed, calibrated
+from .choose import Planned, candidates, plan
+from .contract import Knobs, Progress, Report, Settings, TuneError, TuneTarget, silent
+from .knobs import grid
+from .predict import Pipe, poisson, simulate
+from .profile import Profile, executed, profile
+from .report import Findings, report
+from .server import Server, SettingRefusedError, load_of
+from .workload import Workload, workload
+
+DEFAULT_BUDGET_MS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured. Seconds of the calibration, of a point and of its warm-up; points at most; repeats of what counts."""
+
+    calibration: float
+    seconds: float
+    warmup: float
+    points: int
+    repeats: int
+
+
+# Quick: five points of 18 s behind the calibration, six in all, with warm-up within 20 s each.
+EFFORTS = {
+    TuningMode.QUICK: Effort(calibration=8.0, seconds=16.0, warmup=1.5, points=5, repeats=2),
+    TuningMode.THOROUGH: Effort(calibration=20.0, seconds=60.0, warmup=5.0, points=16, repeats=4),
+}
+# Share of what the current setting is expected to carry at which the pipeline is calibrated: loaded, and safely stable.
+CALIBRATION_SHARE = 0.6
+# A setting that breaks the wall at its rate is tried once more at this share of it.
+STEP_BACK = 0.88
 
 
 async def tune(target: TuneTarget, pipeline: InferencePipeline, graph: Graph, settings: Settings, progress: Progress = silent) -> Report:
@@ -14,4 +55,183 @@ async def tune(target: TuneTarget, pipeline: InferencePipeline, graph: Graph, se
     Raises:
         TuneError: the pipeline cannot be tuned, or the server failed; the message says what to do.
     """
-    raise TuneError("not built yet")
+    began = time.monotonic()
+    slo, wall = _wall(pipeline, settings)
+    async with Server(target, pipeline, graph) as server:
+        progress(0.0, "looking at the server")
+        work = await workload(server.client, pipeline, graph, settings)
+        run = _Run(server, pipeline, graph, settings, progress, work, wall)
+        await run.all()
+        verdict = run.verdict
+        found = Findings(
+            pipeline=pipeline,
+            graph=graph,
+            settings=settings,
+            slo=slo,
+            wall=wall,
+            work=work,
+            profile=run.profile,
+            pipe=run.pipe,
+            planned=run.planned,
+            grid=run.grid,
+            measured=run.measured,
+            executed=run.executed,
+            verdict=verdict,
+            current=server.current,
+            notes=tuple(run.notes),
+        )
+        made = await asyncio.to_thread(report, found)
+        failed = server.failed
+    progress(1.0, "done")
+    return replace(made, failed_requests=failed, seconds=time.monotonic() - began)
+
+
+def _wall(pipeline: InferencePipeline, settings: Settings) -> tuple[float, float]:
+    """The SLO and the wall, in seconds."""
+    slo = settings.slo_ms if settings.slo_ms is not None else pipeline.spec.slo.p99_milliseconds
+    if slo is None:
+        raise TuneError("spec.slo.p99Milliseconds: is not set; tuning needs the latency to keep: write it, or give --slo")
+    budget = settings.budget_ms if settings.budget_ms is not None else pipeline.spec.slo.network_and_queue_budget_milliseconds
+    if budget >= slo:
+        raise TuneError(
+            f"spec.slo.networkAndQueueBudgetMilliseconds: {budget:g} ms leave nothing of an SLO of {slo:g} ms for the pipeline; lower it, or raise the SLO"
+        )
+    return slo / 1e3, (slo - budget) / 1e3
+
+
+class _Run:
+    """State of one run."""
+
+    profile: Profile
+    pipe: Pipe
+
+    def __init__(
+        self, server: Server, pipeline: InferencePipeline, graph: Graph, settings: Settings, progress: Progress, work: Workload, wall: float
+    ) -> None:
+        self.server, self.graph, self.settings, self.work, self.wall = server, graph, settings, work, wall
+        self.effort = EFFORTS[settings.mode]
+        if settings.seconds is not None:
+            self.effort = replace(self.effort, seconds=settings.seconds, calibration=min(self.effort.calibration, settings.seconds))
+        self.grid = list(grid(pipeline, graph, settings.rows, settings.cores))
+        self.measured: list[Measured] = []
+        self.executed: list[Mapping[str, Executed]] = []
+        self.planned: list[Planned] = []
+        self.notes: list[str] = []
+        self.refused: set[Knobs] = set()
+        self._progress = progress
+
+    @property
+    def verdict(self) -> Verdict:
+        """What is proven."""
+        order = [one.knobs for one in self.planned]
+        return judge(self.server.current, self.measured, self.wall, order)
+
+    def tell(self, low: float, high: float, text: str, share: float = 0.0) -> None:
+        """Progress within a part of the run."""
+        self._progress(low + (high - low) * share, text)
+
+    async def all(self) -> None:
+        """Everything that is measured."""
+        self.profile = await profile(
+            self.server, self.graph, self.work, self.grid, self.wall, lambda share: self.tell(0.02, 0.12, "timing the steps", share)
+        )
+        self.notes += self.profile.notes
+        self.grid = [
+            knobs
+            for knobs in self.grid
+            if knobs == self.server.current
+            or (knobs.max_batch_size <= self.profile.largest and knobs.model_instances <= self.profile.model_instances)
+        ]
+        self.pipe = self.profile.pipe
+        await self._plan("predicting")
+        await self._calibrate()
+        await self._plan("predicting")
+        await self._verify()
+
+    async def _plan(self, text: str) -> None:
+        self.tell(0.12, 0.12, f"{text} {len(self.grid)} settings")
+        able = [knobs for knobs in self.grid if knobs not in self.refused]
+        self.planned = await asyncio.to_thread(plan, self.pipe, able, self.server.current, self.wall, self.settings.seed)
+
+    def _planned(self, knobs: Knobs) -> Planned:
+        return next(one for one in self.planned if one.knobs == knobs)
+
+    async def _calibrate(self) -> None:
+        """The current setting under a real load; what that shows goes into every prediction."""
+        current = self._planned(self.server.current)
+        rate = CALIBRATION_SHARE * (current.rate or current.capacity)
+        one, seen = await self._measure(self.server.current, rate, self.effort.calibration, 0.14, 0.2, "the current setting")
+        if one.load.failed:
+            raise TuneError(f"requests fail at {rate:.0f} requests/s, where there is no overload: {one.load.first_error}")
+        self.pipe = calibrated(self.pipe.with_knobs(self.server.current), seen, rate, one.load.p50, seed=self.settings.seed)
+
+    async def _verify(self) -> None:
+        """Points in turn, the current setting between the others; what they show decides what is measured next."""
+        points, current = self.effort.points, self.server.current
+        baseline = self._planned(current)
+        step = 0.78 / points
+        spent = 0
+
+        async def point(knobs: Knobs, rate: float, name: str) -> Measured | None:
+            nonlocal spent
+            low = 0.2 + step * spent
+            spent += 1
+            try:
+                one, _ = await self._measure(knobs, rate, self.effort.seconds, low, low + step, name)
+            except SettingRefusedError as error:
+                self.refused.add(knobs)
+                self.notes.append(f"{knobs} is refused: {error}")
+                spent -= 1
+                return None
+            return one
+
+        base = baseline.rate or 0.8 * baseline.capacity
+        first = await point(current, base, "the current setting")
+        if first is not None and first.kept(self.wall) is Kept.NO and baseline.rate:
+            await point(current, STEP_BACK * base, "the current setting")
+        tried = candidates(self.planned, current)
+        promising = [one for one in tried if one.rate >= (1 + LEAST_GAIN) * base]
+        if not promising:
+            # Nothing better is expected: the curve of the current setting, beside the best other one, says so.
+            others = tried[:1]
+            for one in others:
+                await point(one.knobs, one.rate, "the best other setting")
+            while spent < min(points, 3):
+                await point(current, base * (0.5, 0.75)[spent % 2], "the current setting")
+            return
+        winner: tuple[Knobs, float] | None = None
+        for one in promising:
+            rate = one.rate
+            while spent < points - 1 and winner is None:
+                got = await point(one.knobs, rate, "a candidate")
+                if got is None or rate < (1 + LEAST_GAIN) * base:
+                    break
+                if got.kept(self.wall) is Kept.YES:
+                    winner = (one.knobs, rate)
+                rate *= STEP_BACK
+        if winner is None:
+            return
+        # A/B/A: the current one at a rate at which it has to break for the gain to be proven, then the candidate again.
+        knobs, rate = winner
+        for number in range(2 * (self.effort.repeats - 1)):
+            if spent >= points:
+                break
+            if number % 2 == 0:
+                await point(current, rate / (1 + LEAST_GAIN), "the current setting, at the candidate's rate")
+            else:
+                await point(knobs, rate, "the candidate again")
+
+    async def _measure(
+        self, knobs: Knobs, rate: float, seconds: float, low: float, high: float, name: str
+    ) -> tuple[Measured, Mapping[str, Executed]]:
+        text = f"{name}: {knobs}, {rate:.0f} requests/s"
+        self.tell(low, high, text)
+        await self.server.put(knobs, self.work.requests)
+        seed = self.settings.seed + 101 * (len(self.measured) + 1)
+        spec = LoadSpec(rate=rate, duration_s=seconds, warmup_s=self.effort.warmup, seed=seed, timeout_s=30.0)
+        result = await self.server.run(self.work.requests, spec, lambda share: self.tell(low, high, text, share))
+        predicted = simulate(self.pipe.with_knobs(knobs), poisson(rate, int(np.clip(rate * seconds, 2_000, 20_000)), seed), seed).p99
+        one, seen = Measured(knobs, rate, load_of(result), predicted), executed(result, self.graph)
+        self.measured.append(one)
+        self.executed.append(seen)
+        return one, seen

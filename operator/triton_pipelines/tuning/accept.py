@@ -1,0 +1,108 @@
+"""Whether a setting is proven to be better: do no harm. Pure.
+
+A setting is accepted when it kept the wall at its rate in every measurement without a failed request, and the current one, measured at a
+rate of which that is at least 5 % more, broke it. Noise: a measurement only counts as kept, or as broken, where the bootstrap's 95 %
+interval of its p99 says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from .contract import Array, Knobs, Load
+
+# Gain below which nothing is changed.
+LEAST_GAIN = 0.05
+# Share of the offered rate that has to be answered, so that a rate counts as carried: Poisson arrivals of some seconds differ by so much.
+CARRIED_SHARE = 0.93
+_BLOCKS = 20
+_DRAWS = 200
+
+
+class Kept(StrEnum):
+    """What a measurement says of the wall."""
+
+    YES = "kept"
+    NO = "broken"
+    UNSURE = "within noise"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One measurement: a setting under ``rate`` requests/s."""
+
+    knobs: Knobs
+    rate: float
+    load: Load
+    predicted_p99: float = 0.0
+
+    def kept(self, wall: float) -> Kept:
+        """Whether p99 stayed within ``wall`` seconds."""
+        if self.load.failed or self.load.rate < CARRIED_SHARE * self.rate:
+            return Kept.NO
+        low, high = interval(self.load.latencies)
+        if high <= wall:
+            return Kept.YES
+        return Kept.NO if low > wall else Kept.UNSURE
+
+
+def interval(latencies: Array, seed: int = 0) -> tuple[float, float]:
+    """95 % interval of the p99 (seconds), by a bootstrap over 20 stretches of time: neighbours in one queue are not independent."""
+    if len(latencies) < 2 * _BLOCKS:
+        most = float(np.max(latencies)) if len(latencies) else float("inf")
+        return (0.0 if len(latencies) else most), most
+    blocks = np.array_split(np.asarray(latencies), _BLOCKS)
+    random = np.random.default_rng((seed, 3))
+    found = [float(np.percentile(np.concatenate([blocks[index] for index in random.integers(0, _BLOCKS, _BLOCKS)]), 99)) for _ in range(_DRAWS)]
+    low, high = np.percentile(found, (2.5, 97.5))
+    return float(low), float(high)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The setting to recommend and the requests/s proven for it, the gain over the current one (share), and why in words."""
+
+    knobs: Knobs
+    rate: float
+    gain: float
+    reason: str
+
+    @property
+    def better(self) -> bool:
+        """Whether something is to be changed."""
+        return self.gain > 0
+
+
+def judge(current: Knobs, measured: Sequence[Measured], wall: float, order: Sequence[Knobs]) -> Verdict:
+    """The best setting that is proven; else the current one. ``order``: settings by preference where they carry the same."""
+    own = [one for one in measured if one.knobs == current]
+    held = max((one.rate for one in own if one.kept(wall) is Kept.YES), default=0.0)
+    broken = min((one.rate for one in own if one.kept(wall) is Kept.NO and one.rate > held), default=float("inf"))
+    best: tuple[float, int, Knobs] | None = None
+    refusals: list[str] = []
+    for place, knobs in enumerate(order):
+        mine = [one for one in measured if one.knobs == knobs]
+        if knobs == current or not mine:
+            continue
+        said = [one.kept(wall) for one in mine]
+        rate = min(one.rate for one in mine)
+        if any(kept is not Kept.YES for kept in said):
+            worst = max(one.load.p99 for one in mine)
+            refusals.append(
+                f"{knobs}: p99 {worst * 1e3:.1f} ms at {rate:.0f} requests/s, {'within noise of' if Kept.NO not in said else 'beyond'} the wall"
+            )
+        elif broken * (1 + LEAST_GAIN) > rate * 1.0001:
+            refusals.append(f"{knobs}: kept the wall at {rate:.0f} requests/s, and the current setting is not proven to break it at 5 % less")
+        elif best is None or (rate, -place) > (best[0], -best[1]):
+            best = (rate, place, knobs)
+    if best is None:
+        return Verdict(current, held, 0.0, "; ".join(refusals) or "no other setting is expected to carry more")
+    rate, _, knobs = best
+    base = held if held > 0 else broken
+    return Verdict(
+        knobs, rate, rate / base - 1, f"kept the wall at {rate:.0f} requests/s in every measurement; the current setting broke it at {broken:.0f}"
+    )

@@ -1,0 +1,101 @@
+"""What load on the whole pipeline adds to the profile of its steps: padding inside batches, stretched times, time outside the steps. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from triton_pipelines.api.tokenizer import Padding
+
+from .contract import Array
+from .fit import Cost
+from .predict import Pipe, Stage, poisson, simulate
+
+# A factor beyond these is a fault of the measurement (a machine that slept, a step that was loaded anew), not of the law.
+STRETCH = (0.7, 3.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """What a step did: ``batches``: rows of an execution → executions; ``seconds``: mean of an execution; ``busy``: instances busy."""
+
+    batches: Mapping[int, int]
+    seconds: float
+    busy: float = 0.0
+
+    @property
+    def executions(self) -> int:
+        """All of them."""
+        return sum(self.batches.values())
+
+    @property
+    def rows(self) -> float:
+        """Mean rows of an execution."""
+        return sum(rows * count for rows, count in self.batches.items()) / max(1, self.executions)
+
+
+def mean_longest(lengths: Sequence[int], count: int) -> float:
+    """Expected longest of so many rows drawn at random."""
+    ordered = np.sort(np.asarray(lengths, dtype=float))
+    upper: Array = (np.arange(1, len(ordered) + 1) / len(ordered)) ** count
+    return float(np.sum(ordered * np.diff(upper, prepend=0.0)))
+
+
+def expected(cost: Cost, executed: Executed, lengths: Sequence[int], rows: int, spread: float) -> float:
+    """Mean seconds of an execution by the law, for the batches that were executed; lengths drawn from the mix."""
+    mean = mean_longest(lengths, rows)  # a request is padded to its own longest row
+    total = 0.0
+    for size, count in executed.batches.items():
+        requests = max(1.0, size / rows)
+        longest = mean_longest(lengths, size)
+        total += count * cost.seconds(requests, size, mean + spread * (longest - mean))
+    return total / max(1, executed.executions)
+
+
+def spread_of(cost: Cost, executed: Executed, lengths: Sequence[int], rows: int) -> float:
+    """Share of the way from own lengths (0) to the batch's longest (1) that a step computes, from a run of mixed lengths; 1 where
+    the mix cannot tell."""
+    own, padded = (expected(cost, executed, lengths, rows, spread) for spread in (0.0, 1.0))
+    if padded < 1.1 * own:
+        return 1.0
+    return float(np.clip((executed.seconds - own) / (padded - own), 0.0, 1.0))
+
+
+def calibrated(pipe: Pipe, executed: Mapping[str, Executed], rate: float, median: float, mixed: bool = True, seed: int = 0) -> Pipe:
+    """The pipe with times as they are under a real load of ``rate`` requests/s, whose median latency was ``median`` seconds.
+
+    ``mixed``: that load had the mix's lengths.
+    """
+    stages = []
+    for stage in pipe.stages:
+        seen = executed.get(stage.name)
+        if seen is None or seen.executions < 20:
+            stages.append(stage)
+            continue
+        lengths = _lengths(pipe, stage) if mixed else _lengths(pipe, stage)[:1]
+        law = expected(stage.cost, seen, lengths, pipe.rows, stage.cost.spread)
+        stages.append(replace(stage, cost=stage.cost.stretched(float(np.clip(seen.seconds / law, *STRETCH)))))
+    stretched = replace(pipe, stages=tuple(stages))
+    predicted = simulate(stretched, poisson(rate, 8_000, seed), seed).quantile(0.5)
+    shift = median - predicted
+    least = min(pipe.overhead)
+    # Time outside the steps may be longer under load; it is never negative.
+    return replace(stretched, overhead=tuple(max(0.0, value + max(shift, -least)) for value in pipe.overhead))
+
+
+def _lengths(pipe: Pipe, stage: Stage) -> Sequence[int]:
+    """Lengths as a step sees them: padded after the tokenizer, unless that depends on the company."""
+    if stage.name == pipe.tokenizer or not pipe.buckets:
+        return pipe.lengths
+    return padded_lengths(pipe)
+
+
+def padded_lengths(pipe: Pipe) -> tuple[int, ...]:
+    """The mix's lengths after the tokenizer's padding of single requests."""
+    if pipe.padding is Padding.FIXED and pipe.buckets:
+        return (pipe.buckets[-1],)
+    if pipe.padding is Padding.BUCKETED and pipe.buckets:
+        return tuple(next((bucket for bucket in pipe.buckets if bucket >= length), pipe.buckets[-1]) for length in pipe.lengths)
+    return pipe.lengths

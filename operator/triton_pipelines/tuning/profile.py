@@ -1,0 +1,212 @@
+"""How long each step takes, by rows and tokens, on the real server: a few short runs, timed by Triton's own statistics.
+
+Times are those of executions (``batch_stats``: input, compute and output), never a client's. Four kinds of runs, each of a fraction of a
+second: single requests of 1, 2, 4, … rows at three lengths (the law); many small requests of one length (what a request costs beside its
+rows); the same of mixed lengths (whether rows are padded to the longest); two and more large requests at once (whether instances share).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from triton_pipelines.load import LoadResult, LoadSpec
+from triton_pipelines.pipeline.defaults import TOKENIZER
+from triton_pipelines.pipeline.graph import Graph, Implementation, Step
+
+from .calibrate import Executed, padded_lengths, spread_of
+from .contract import Knobs, TuneError
+from .fit import Cost, Sample, fit
+from .knobs import TENSORRT, model_of
+from .predict import Pipe, Stage
+from .server import Server, SettingRefusedError
+from .workload import Request, Workload
+
+CELL_SECONDS = 0.3
+CROWD_SECONDS = 0.6
+CROWD = 16
+_LONGEST_CELL = 4.0
+_FEW = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The pipe as profiled at low load, the executions it was made from, and what could not be tried."""
+
+    pipe: Pipe
+    samples: Mapping[str, tuple[Sample, ...]]
+    largest: int
+    model_instances: int
+    notes: tuple[str, ...] = ()
+
+
+def executed(result: LoadResult, graph: Graph) -> dict[str, Executed]:
+    """What each step did in a load, by step name."""
+    found = {}
+    for step in graph.steps:
+        figures = result.steps.get(step.model_name)
+        if figures is not None and figures.executions:
+            found[step.name] = Executed(figures.batches, figures.execution_s, figures.busy)
+    return found
+
+
+async def profile(
+    server: Server, graph: Graph, work: Workload, wanted: Sequence[Knobs], wall: float, tell: Callable[[float], None] = lambda _: None
+) -> Profile:
+    """Time every step. ``wanted``: settings that will be compared; ``wall``: seconds beyond which nothing needs to be known.
+
+    Raises:
+        TuneError: the server fails, or a single request takes longer than the wall.
+    """
+    largest = max(knobs.max_batch_size for knobs in wanted)
+    copies = max(knobs.model_instances for knobs in wanted)
+    tokenizers = max(knobs.tokenizer_instances for knobs in wanted)
+    knobs, notes = await _most(server, Knobs(largest, 0, copies, tokenizers), work)
+    usual = work.profile_lengths[len(work.profile_lengths) // 2]
+    samples: dict[str, list[Sample]] = {step.name: [] for step in graph.steps}
+    overhead: list[float] = []
+    sizes = _sizes(work.rows, knobs.max_batch_size)
+    plan = [(length, size) for length in work.profile_lengths for size in sizes]
+    too_long = False
+    slow: dict[int, int] = {}  # length → rows from which it takes longer than the wall
+    for number, (length, size) in enumerate(plan):
+        tell(0.7 * number / len(plan))
+        if size > slow.get(length, size) or (length != usual and size not in sizes[:: max(1, len(sizes) // _FEW)]):
+            continue
+        result = await _cell(server, [work.uniform(length, size)], 1, CELL_SECONDS)
+        for name, seen in executed(result, graph).items():
+            samples[name] += [Sample(1, rows, length, seen.seconds, count) for rows, count in seen.batches.items() if rows == size]
+        took = float(result.latencies.min()) if len(result.latencies) else float("inf")
+        if took > wall:
+            slow[length] = size
+            too_long |= size == sizes[0] and length == usual
+        if size == sizes[0] and length == usual and len(result.latencies):
+            inside = sum(figures.execution_s for name, figures in result.steps.items() if name != graph.model_name)
+            overhead = [max(0.0, float(value) - inside) for value in result.latencies]
+    if too_long:
+        raise TuneError(
+            f"one request of usual length alone takes longer than the wall of {wall * 1e3:.0f} ms: no batching can keep it; raise spec.slo"
+        )
+    small = work.uniform(usual, work.rows)
+    alike = await _cell(server, [small], CROWD, CROWD_SECONDS)
+    tell(0.8)
+    for name, seen in executed(alike, graph).items():
+        samples[name].append(Sample(max(1.0, seen.rows / work.rows), seen.rows, usual, seen.seconds, seen.executions))
+    stages = {}
+    for step in graph.steps:
+        if not samples[step.name]:
+            raise TuneError(f"{step.name}: the server tells no batch statistics of it")
+        stages[step.name] = fit(samples[step.name])
+    pipe = _pipe(graph, work, stages, overhead)
+    mixed = executed(await _cell(server, work.requests, CROWD, CROWD_SECONDS), graph)
+    tell(0.9)
+    model = model_of(graph)
+    pipe = _spread(pipe, model.name, mixed, work)
+    pipe = await _contention(server, graph, work, pipe, knobs, usual)
+    tell(1.0)
+    return Profile(pipe, {name: tuple(found) for name, found in samples.items()}, knobs.max_batch_size, knobs.model_instances, tuple(notes))
+
+
+async def _most(server: Server, knobs: Knobs, work: Workload) -> tuple[Knobs, list[str]]:
+    """The largest setting that the server takes: first as wished, then with fewer instances, then with the batch size as it is."""
+    tries = [
+        (knobs, ""),
+        (replace(knobs, model_instances=server.current.model_instances), f"{knobs.model_instances} model instances are refused: {{}}"),
+        (replace(server.current, queue_delay=0), f"batch size {knobs.max_batch_size} is refused: {{}}"),
+    ]
+    notes: list[str] = []
+    reason = ""
+    for one, note in tries:
+        try:
+            await server.put(one, [work.uniform(work.profile_lengths[0], work.rows)] * 4)
+        except SettingRefusedError as error:
+            reason = str(error)
+            continue
+        if note:
+            notes.append(note.format(reason))
+        return one, notes
+    raise TuneError(f"the server refuses its own setting: {reason}")
+
+
+async def _cell(server: Server, requests: Sequence[Request], concurrency: int, seconds: float) -> LoadResult:
+    """One short run in a closed loop; longer where nothing ended in it."""
+    while True:
+        spec = LoadSpec(concurrency=concurrency, duration_s=seconds, warmup_s=seconds / 4)
+        result = await server.run(requests, spec)
+        if len(result.latencies) >= _FEW * concurrency or seconds > _LONGEST_CELL:
+            if bad := next((result.errors[code] for code in result.error if code >= 0), ""):
+                raise TuneError(f"requests fail while the steps are timed: {bad}")
+            return result
+        seconds *= 3
+
+
+def _sizes(rows: int, largest: int) -> list[int]:
+    """Rows of the requests: powers of two times those of a request, and the largest."""
+    sizes = [rows]
+    while sizes[-1] * 2 <= largest:
+        sizes.append(sizes[-1] * 2)
+    return sizes
+
+
+def _pipe(graph: Graph, work: Workload, costs: Mapping[str, Cost], overhead: Sequence[float]) -> Pipe:
+    model, tokenizer = model_of(graph), graph.tokenizer
+    choice = graph.padding
+    longest = (int(tokenizer.parameters.get("tritonpipe.max_length", "0")) if tokenizer is not None else 0) or max(work.lengths)
+    return Pipe(
+        stages=tuple(_stage(step, costs[step.name], tokenizer) for step in graph.steps),
+        lengths=work.lengths,
+        rows=work.rows,
+        tokenizer=tokenizer.name if tokenizer is not None else "",
+        model=model.name,
+        padding=choice.chosen if choice is not None else None,
+        buckets=(*(choice.buckets if choice is not None else ()), longest),
+        overhead=tuple(sorted(overhead)) or (0.0,),
+    )
+
+
+def _stage(step: Step, cost: Cost, tokenizer: Step | None) -> Stage:
+    delay = (step.batching.max_queue_delay_microseconds if step.batching is not None else None) or 0
+    own = step is tokenizer and step.implementation is Implementation.TOKENIZER
+    return Stage(
+        name=step.name,
+        # The project's tokenizer computes each row at its own length.
+        cost=replace(cost, spread=0.0) if own or step.name == TOKENIZER else cost,
+        batch=max(1, step.max_batch_size) if step.batching is not None else 1,
+        delay=delay / 1e6,
+        instances=step.instances.count,
+        equal=any(one.tensor.variable and not one.ragged for one in step.inputs) or step.platform == TENSORRT,
+    )
+
+
+def _spread(pipe: Pipe, model: str, mixed: Mapping[str, Executed], work: Workload) -> Pipe:
+    """How rows of different length share a batch of the model, from the run of mixed lengths."""
+
+    def told(stage: Stage) -> Stage:
+        if stage.name != model or stage.name not in mixed or stage.equal:
+            return stage
+        return replace(stage, cost=replace(stage.cost, spread=spread_of(stage.cost, mixed[stage.name], padded_lengths(pipe), work.rows)))
+
+    return replace(pipe, stages=tuple(map(told, pipe.stages)))
+
+
+async def _contention(server: Server, graph: Graph, work: Workload, pipe: Pipe, knobs: Knobs, usual: int) -> Pipe:
+    """By how much executions are stretched when several instances of a step compute at once."""
+    counts = {pipe.model: knobs.model_instances, pipe.tokenizer: knobs.tokenizer_instances}
+    most = max(counts.values())
+    if most < 2:
+        return pipe
+    size = min(8 * work.rows, knobs.max_batch_size)
+    found = executed(await _cell(server, [work.uniform(usual, size)], 2 * most, CROWD_SECONDS), graph)
+
+    def stretched(stage: Stage) -> Stage:
+        copies, seen = counts.get(stage.name, 1), found.get(stage.name)
+        if copies < 2 or seen is None:
+            return stage
+        law = stage.cost.seconds(seen.rows / size, seen.rows, usual)
+        # Busy instances are fewer than there are where another step is the bottleneck: what was not seen is not claimed.
+        busy = max(1.0, min(float(copies), seen.busy))
+        factor = max(1.0, seen.seconds / law)
+        per = (factor - 1.0) / (busy - 1.0) if busy > 1.2 else 0.0
+        return replace(stage, cost=replace(stage.cost, contention=tuple(1.0 + per * number for number in range(copies))))
+
+    return replace(pipe, stages=tuple(map(stretched, pipe.stages)))

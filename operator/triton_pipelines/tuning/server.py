@@ -1,0 +1,155 @@
+"""The server that is measured: settings put on it by whole configs over gRPC, load, statistics. It serves nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from google.protobuf import json_format
+
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.load import LoadError, LoadResult, LoadSpec, Protocol, Target, blocking
+from triton_pipelines.pipeline.graph import Graph
+from triton_pipelines.render.errors import RefusedError, RenderError
+from triton_pipelines.render.modelconfig import configs, parse
+from triton_pipelines.triton.client import TritonClient
+from triton_pipelines.triton.errors import RejectedError, TritonError
+
+from .contract import Knobs, Load, TuneError, TuneTarget
+from .knobs import changed, knobs_of, patch_of
+from .workload import Request
+
+# A step that was loaded anew is asked so often before it is timed: its first batches build caches and kernels.
+WARM_REQUESTS = 8
+READY_SECONDS = 60.0
+_READY_POLL = 0.05
+# A request that takes longer than this has no place under any wall.
+TIMEOUT_SECONDS = 30.0
+
+
+class SettingRefusedError(Exception):
+    """The server, or the checks of the resource, refuse a setting; what ran before goes on."""
+
+
+class Server:
+    """One server and the setting that it runs; an async context manager that puts the first setting back.
+
+    Args:
+        target: where it is.
+        pipeline, graph: what it runs.
+    """
+
+    def __init__(self, target: TuneTarget, pipeline: InferencePipeline, graph: Graph) -> None:
+        self._target, self._pipeline, self._graph = target, pipeline, graph
+        self.current = knobs_of(graph)
+        self.client = TritonClient(target.address, target.control_key)
+        self._first = configs(graph)
+        self._running: dict[str, str] = {}
+        self.failed = 0
+        self.sent = 0
+
+    async def __aenter__(self) -> Self:
+        """Check that it runs this pipeline.
+
+        Raises:
+            TuneError: it cannot be reached, or runs something else.
+        """
+        try:
+            for name, text in self._first.items():
+                running = await self.client.model_config(name)
+                wanted = parse(text)
+                same = [group.count for group in running.instance_group] == [group.count for group in wanted.instance_group]
+                if running.max_batch_size == wanted.max_batch_size and (same or name == self._graph.model_name):
+                    self._running[name] = text
+        except TritonError as error:
+            await self.client.close()
+            raise TuneError(f"{self._target.address}: does not run this pipeline as it should: {error}") from error
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if not isinstance(error, asyncio.CancelledError):
+                await self._load(self._first)
+        except (TritonError, SettingRefusedError):
+            if error is None:
+                raise TuneError("the first setting could not be put back on the server; start it anew") from None
+        finally:
+            await self.client.close()
+
+    async def put(self, knobs: Knobs, warm: Sequence[Request] = ()) -> None:
+        """Bring the server to a setting and warm it.
+
+        Raises:
+            SettingRefusedError: the setting is not possible here.
+            TuneError: the server is gone, or does not come back.
+        """
+        try:
+            pipeline = changed(self._pipeline, patch_of(self._pipeline, self.current, knobs))
+            texts = configs(self._target.rebuild(pipeline))
+        except (ValueError, RefusedError, RenderError) as error:
+            raise SettingRefusedError(str(error)) from error
+        before = {**self._first, **self._running}
+        try:
+            await self._load(texts)
+        except RejectedError as error:
+            await self._load(before)
+            raise SettingRefusedError(str(error)) from error
+        except TritonError as error:
+            raise TuneError(f"the server does not take {knobs}: {error}") from error
+        for request in list(warm)[:WARM_REQUESTS]:
+            try:
+                await self.client.infer(self._graph.model_name, request, deadline_s=TIMEOUT_SECONDS)
+            except TritonError as error:
+                raise TuneError(f"the server does not answer with {knobs}: {error}") from error
+
+    async def _load(self, texts: Mapping[str, str]) -> None:
+        """Load what differs. A batch size that falls goes from the ensemble inwards, one that rises outwards: an ensemble may never allow
+        more rows than its steps."""
+        public = self._graph.model_name
+        different = [name for name, text in texts.items() if self._running.get(name) != text]
+        falls = parse(texts[public]).max_batch_size < parse(self._running.get(public, self._first[public])).max_batch_size
+        for name in sorted(different, key=lambda name: (name != public) == falls):
+            await self.client.load_model(name, json_format.MessageToJson(parse(texts[name]), preserving_proto_field_name=True))
+            self._running[name] = texts[name]
+        deadline = asyncio.get_running_loop().time() + READY_SECONDS
+        while not await self.client.model_ready(public):
+            if asyncio.get_running_loop().time() > deadline:
+                raise TuneError(f"{public} is not ready {READY_SECONDS:.0f} s after a change of its batching")
+            await asyncio.sleep(_READY_POLL)
+
+    async def run(self, requests: Sequence[Request], spec: LoadSpec, tell: Callable[[float], None] | None = None) -> LoadResult:
+        """Put load on the pipeline. ``tell``: told the share that is done.
+
+        Raises:
+            TuneError: the server cannot be reached.
+        """
+        over_http = bool(self._target.url)
+        target = Target(
+            url=self._target.url or self._target.address,
+            model=self._graph.model_name,
+            requests=requests,
+            protocol=Protocol.HTTP if over_http else Protocol.GRPC,
+            rows=None if self._graph.max_batch_size > 0 else 1,
+        )
+        # In a thread with a loop of its own, which keeps time better than a loop that also does other things.
+        told = None if tell is None else lambda progress: tell(min(1.0, progress.elapsed_s / progress.total_s))
+        try:
+            result = await asyncio.to_thread(blocking, target, spec, told)
+        except LoadError as error:
+            raise TuneError(str(error)) from error
+        self.sent += len(result.error)
+        self.failed += int(np.count_nonzero(result.error >= 0))
+        return result
+
+
+def load_of(result: LoadResult) -> Load:
+    """The measured time of a load."""
+    counted = result.measured()
+    failed = int(np.count_nonzero(counted & (result.error >= 0)))
+    first: Any = next((result.errors[code] for code in result.error if code >= 0), "")
+    # Answers of requests that were due in the measured time, whenever they came: what has to be answered to keep up.
+    end = float(result.end[counted].max()) if counted.any() else result.end_s
+    return Load(result.latencies, int(np.count_nonzero(counted)), failed, max(result.duration_s, end - result.begin_s), str(first))
