@@ -113,7 +113,7 @@ def serve(
     ports = {"--port": port, "--grpc-port": grpc_port, "--metrics-port": metrics_port}
     serving = False
     try:
-        with _signals(), local(file, source_map or [], ports=ports, mounts=mounts, folder=folder, log=log, deadline=deadline) as running:
+        with signals(), local(file, source_map or [], ports=ports, mounts=mounts, folder=folder, log=log, deadline=deadline) as running:
             serving = True
             _announce(running.pipeline, running.graph, running.server)
             _watch(running.server)
@@ -187,7 +187,7 @@ def _source_map(rules: list[str]) -> SourceMap:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[None]:
+def signals() -> Iterator[None]:
     """SIGINT and SIGTERM as :class:`Stopped`, so that whatever was begun is cleaned up."""
 
     def stop(number: int, _: FrameType | None) -> None:

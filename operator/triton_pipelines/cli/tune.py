@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-from .failure import EXIT_FAILED, Failure
-from .options import OperatorConfigFile, SubstituteRunner
+from triton_pipelines.api.v1alpha1 import InferencePipeline, TuningMode
+from triton_pipelines.load.engine import precise_loop
+from triton_pipelines.load.texts import Lengths, TextsError, lines
+from triton_pipelines.pipeline import build
+from triton_pipelines.pipeline.graph import Graph
+from triton_pipelines.tuning import contract
+from triton_pipelines.tuning.contract import Outcome, Report, Settings, TuneError, TuneTarget
+from triton_pipelines.tuning.plot import svg, terminal
+from triton_pipelines.tuning.run import tune as run
+from triton_pipelines.tuning.status import patch_yaml, status_of
+
+from .documents import only
+from .failure import EXIT_FAILED, EXIT_USAGE, Failure
+from .options import OperatorConfigFile, SourceMaps, SubstituteRunner, operator_options
+from .output import console
+from .serve import Mounts, Stopped, local, signals
 
 
 class Output(StrEnum):
@@ -31,30 +56,182 @@ def tune(
     control_key_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With --server: file with the key of its control API, where that is restricted.")
     ] = None,
-    thorough: Annotated[bool, typer.Option("--thorough", help="Longer runs, repeated, with confidence intervals.")] = False,
+    thorough: Annotated[bool, typer.Option("--thorough", help="Longer runs, more points, more repeats.")] = False,
     slo: Annotated[float | None, typer.Option(metavar="MS", min=1, help="p99 to keep, in milliseconds. Default: spec.slo.p99Milliseconds.")] = None,
     rate: Annotated[
-        float | None, typer.Option(metavar="N", min=0.1, help="Requests per second that it gets. Default: as many as it can carry.")
+        float | None, typer.Option(metavar="N", min=0.1, help="Requests per second that it gets, to compare with. Default: as many as it can carry.")
     ] = None,
     texts: Annotated[Path | None, typer.Option(metavar="FILE", help="Texts of the real traffic, one a line.")] = None,
     lengths: Annotated[
         str | None,
-        typer.Option(metavar="SPEC", help="Lengths in tokens of made-up texts: 128, 16,64,256 or lognormal:MEDIAN,SIGMA. Default: lognormal:32,0.6."),
+        typer.Option(metavar="median=N,sigma=X,cap=N", help="Lengths in tokens of made-up texts. Default: median=32,sigma=0.6, up to maxLength."),
     ] = None,
     rows: Annotated[int, typer.Option(metavar="N", min=1, help="Rows (texts) of a request.")] = 1,
     output: Annotated[Output, typer.Option("--output", "-o", help="How the report is printed; yaml is the patch alone.")] = Output.TABLE,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the throughput-latency curve as SVG.")] = None,
     report_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as JSON, in the shape of status.tuning.")] = None,
-    source_map: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PREFIX=TARGET", help="Where sources really lie; repeatable.", envvar="TRITONPIPE_SOURCE_MAP"),
+    seconds: Annotated[float | None, typer.Option(metavar="SECONDS", min=1, help="Length of a measured point. Default: 16, thorough 60.")] = None,
+    cores: Annotated[
+        float | None, typer.Option(metavar="N", min=0.5, help="CPU cores that the server may use. Default: those of this machine.")
     ] = None,
-    mounts: Annotated[Path | None, typer.Option(metavar="FOLDER", help="What a pod would have mounted, as of `tritonpipe serve`.")] = None,
+    source_map: SourceMaps = None,
+    mounts: Mounts = None,
     operator_config: OperatorConfigFile = None,
     substitute_runner: SubstituteRunner = None,
 ) -> None:
     """Measure a pipeline, choose its batching for the SLO and prove it; prints a patch for the resource.
 
-    Exit code: 0 measured (whether or not anything better is proven), 1 the resource is not valid, 2 wrong use, 3 the server failed.
+    Nothing is changed but on the server that is measured, and there only for the time of the run. Without --server the pipeline is served
+    here, on CPU. Exit code: 0 measured, whether or not anything better is proven; 1 the resource is not valid, 2 wrong use, 3 the server failed.
     """
-    raise Failure("not built yet", EXIT_FAILED)
+    settings = Settings(
+        mode=TuningMode.THOROUGH if thorough else TuningMode.QUICK,
+        slo_ms=slo,
+        rate=rate,
+        texts=_texts(texts),
+        lengths=_lengths(lengths),
+        rows=rows,
+        cores=cores or float(os.cpu_count() or 1),
+        seconds=seconds,
+    )
+    if control_key_file is not None and server is None:
+        raise Failure("--control-key-file: goes with --server; the pipeline served here has no key", EXIT_USAGE)
+    try:
+        with signals():
+            if server is not None:
+                options = operator_options(operator_config, source_map=source_map, substitute_runner=substitute_runner)
+                pipeline, graph = only(file, options)
+                target = TuneTarget(server, lambda changed: build(changed, options), _key(control_key_file))
+                report = _run(target, pipeline, graph, settings)
+            else:
+                # Triton needs a moment to end; that is no part of a measurement.
+                with local(file, source_map or _from_environment(), mounts=mounts) as running:
+                    target = TuneTarget(running.server.grpc_address, running.rebuild, url=running.server.http_url)
+                    report = _run(target, running.pipeline, running.graph, settings)
+    except TuneError as error:
+        raise Failure(str(error), EXIT_FAILED) from error
+    except Stopped as stopped:
+        typer.echo("stopped; nothing was changed", err=True)
+        raise typer.Exit(128 + stopped.number) from None
+    _write(plot, svg(report), "--plot")
+    _write(report_file, json.dumps(status_of(report)), "--report-file")
+    if output is Output.YAML:
+        typer.echo(patch_yaml(report) or "{}\n", nl=False)
+    elif output is Output.JSON:
+        typer.echo(json.dumps(asdict(report), indent=1))
+    else:
+        _print(report)
+
+
+def _from_environment() -> list[str]:
+    return [rules] if (rules := os.environ.get("TRITONPIPE_SOURCE_MAP")) else []
+
+
+def _run(target: TuneTarget, pipeline: InferencePipeline, graph: Graph, settings: Settings) -> Report:
+    with _progress() as tell, asyncio.Runner(loop_factory=precise_loop) as runner:
+        return runner.run(run(target, pipeline, graph, settings, tell))
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[contract.Progress]:
+    """A bar on a terminal; a line for each stage in a log."""
+    if not sys.stderr.isatty():
+        said: list[str] = []
+
+        def line(done: float, text: str) -> None:
+            if text != (said[-1] if said else ""):
+                said.append(text)
+                typer.echo(f"{done:4.0%} {text}", err=True)
+
+        yield line
+        return
+    with Progress(
+        TextColumn("{task.percentage:3.0f} %"),
+        BarColumn(24),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda done, text: bar.update(task, completed=done, description=text)
+
+
+def _texts(file: Path | None) -> tuple[str, ...]:
+    if file is None:
+        return ()
+    try:
+        return tuple(lines(file.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, TextsError) as error:
+        raise Failure(f"--texts: {file} {error if isinstance(error, TextsError) else f'cannot be read: {error}'}", EXIT_USAGE) from error
+
+
+def _lengths(text: str | None) -> Lengths | None:
+    try:
+        return None if text is None else Lengths.parse(text)
+    except TextsError as error:
+        raise Failure(f"--lengths: {error}", EXIT_USAGE) from error
+
+
+def _key(file: Path | None) -> str | None:
+    try:
+        return None if file is None else file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failure(f"--control-key-file: {file} cannot be read: {error}", EXIT_USAGE) from error
+
+
+def _write(file: Path | None, content: str, option: str) -> None:
+    if file is None:
+        return
+    try:
+        file.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise Failure(f"{option}: {file} cannot be written: {error.strerror}", EXIT_USAGE) from error
+
+
+def _milliseconds(seconds: float) -> str:
+    if seconds <= 0:
+        return ""
+    return f"{seconds * 1e3:.1f}" if seconds < 3600 else "failed"
+
+
+def _print(report: Report) -> None:
+    shown = console()
+    typer.echo(
+        f"{report.pipeline}: SLO {report.slo * 1e3:g} ms, wall {report.wall * 1e3:g} ms; {report.workload};"
+        f" {report.mode.value.lower()} run of {report.seconds:.0f} s, {report.failed_requests} failed requests"
+    )
+    table = Table()
+    for name in ("setting", "batch", "delay ms", "model", "tokenizer", "offered /s", "carried /s", "p50 ms", "p99 ms", "predicted", ""):
+        table.add_column(name, justify="left" if name in ("setting", "") else "right")
+    for point in (*report.points, *report.ends):
+        knobs = point.knobs
+        table.add_row(
+            point.name,
+            str(knobs.max_batch_size),
+            f"{knobs.queue_delay / 1000:g}",
+            str(knobs.model_instances),
+            str(knobs.tokenizer_instances or "-"),
+            f"{point.rate:.0f}",
+            f"{point.carried:.0f}" if point.measured else "",
+            _milliseconds(point.p50),
+            _milliseconds(point.p99),
+            _milliseconds(point.predicted_p99),
+            {Outcome.WITHIN: "within the wall", Outcome.BREAKS: "beyond the wall", Outcome.PREDICTED: "not measured"}[point.outcome],
+        )
+    shown.print(table)
+    typer.echo(terminal(report))
+    steps = Table()
+    for name in ("step", "each execution ms", "each row us", "each token us", "fit off by", "busy"):
+        steps.add_column(name, justify="left" if name == "step" else "right")
+    for step in report.steps:
+        law = (f"{step.fixed * 1e3:.2f}", f"{step.per_row * 1e6:.1f}", f"{step.per_token * 1e6:.2f}") if step.fitted else ("table", "", "")
+        steps.add_row(step.step, *law, f"{step.residual:.0%}", f"{step.busy:.0%}")
+    shown.print(steps)
+    typer.echo(report.message)
+    typer.echo(report.advice)
+    for note in report.notes:
+        typer.echo(f"note: {note}")
+    if report.patch:
+        typer.echo("\nto have it, merge into the resource (kubectl patch --type=merge, or by hand):")
+        typer.echo(yaml.safe_dump(report.patch, sort_keys=False), nl=False)

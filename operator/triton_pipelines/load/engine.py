@@ -36,8 +36,13 @@ _SELECTABLE = 1024
 
 def blocking(target: Target, spec: LoadSpec, progress: OnProgress | None = None) -> LoadResult:
     """:func:`run` in an event loop of its own that keeps time to some 0.1 ms; asyncio's own wakes up to 1 ms late."""
-    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(_PreciseSelector())) as runner:
+    with asyncio.Runner(loop_factory=precise_loop) as runner:
         return runner.run(run(target, spec, progress))
+
+
+def precise_loop() -> asyncio.AbstractEventLoop:
+    """An event loop that keeps time to some 0.1 ms, for an ``asyncio.Runner``."""
+    return asyncio.SelectorEventLoop(_PreciseSelector())
 
 
 async def run(target: Target, spec: LoadSpec, progress: OnProgress | None = None) -> LoadResult:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from triton_pipelines.api.v1alpha1 import InferencePipeline, TuningMode
+from triton_pipelines.load.texts import Lengths
 from triton_pipelines.pipeline.graph import Graph
 
 Array = np.ndarray[Any, Any]
@@ -39,27 +40,12 @@ class Knobs:
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
-    """Lengths of rows in tokens: equally likely, in no order."""
-
-    tokens: tuple[int, ...]
-    said: str
-
-    @classmethod
-    def lognormal(cls, median: float, sigma: float, cap: int, count: int = 1024) -> Lengths:
-        """Quantiles of a lognormal distribution, cut at ``cap``."""
-        normal = np.random.default_rng(20).standard_normal(count)
-        tokens = np.clip(np.rint(median * np.exp(sigma * normal)), 1, cap).astype(int)
-        return cls(tuple(tokens.tolist()), f"lognormal, median {median:g}, sigma {sigma:g}, at most {cap} tokens")
-
-
-@dataclass(frozen=True, slots=True)
 class Settings:
     """What to tune for.
 
     ``slo_ms``, ``budget_ms``: the promise and what is subtracted first (``None``: as ``spec.slo`` says). ``rate``: requests/s that the
     pipeline gets (``None``: as much as it carries). ``texts``: texts of the real traffic; ``lengths``: else made-up texts of these
-    lengths. ``rows``: rows of a request. ``cores``: CPU cores that the pod may use. ``seconds``: of one measured point.
+    lengths (``None``: :class:`Lengths`' default). ``rows``: rows of a request. ``cores``: CPU cores that the pod may use. ``seconds``: of one measured point.
     """
 
     mode: TuningMode = TuningMode.QUICK

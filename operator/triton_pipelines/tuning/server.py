@@ -10,8 +10,9 @@ from typing import Any, Self
 import numpy as np
 from google.protobuf import json_format
 
+from triton_pipelines import load
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.load import LoadError, LoadResult, LoadSpec, Protocol, Target, blocking
+from triton_pipelines.load import LoadError, LoadResult, LoadSpec, Protocol, Target
 from triton_pipelines.pipeline.graph import Graph
 from triton_pipelines.render.errors import RefusedError, RenderError
 from triton_pipelines.render.modelconfig import configs, parse
@@ -134,10 +135,9 @@ class Server:
             protocol=Protocol.HTTP if over_http else Protocol.GRPC,
             rows=None if self._graph.max_batch_size > 0 else 1,
         )
-        # In a thread with a loop of its own, which keeps time better than a loop that also does other things.
         told = None if tell is None else lambda progress: tell(min(1.0, progress.elapsed_s / progress.total_s))
         try:
-            result = await asyncio.to_thread(blocking, target, spec, told)
+            result = await load.run(target, spec, told)
         except LoadError as error:
             raise TuneError(str(error)) from error
         self.sent += len(result.error)

@@ -11,18 +11,16 @@ import numpy as np
 
 from triton_pipelines.api.tensors import DataType
 from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.load.texts import Lengths
+from triton_pipelines.load.texts import texts as made_up
 from triton_pipelines.pipeline.example import example_of, why_unasked
 from triton_pipelines.pipeline.graph import Graph, Implementation, Step
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.errors import TritonError
 
-from .contract import Array, Lengths, Settings, TuneError
+from .contract import Array, Settings, TuneError
 
 Request = Mapping[str, Array]
-# The default mix: short texts as of a classifier (lognormal, as in the benchmarks).
-MEDIAN, SIGMA = 32.0, 0.6
-# A word that every vocabulary has as one token.
-WORD = "the"
 MOST_TEXTS = 512
 DISTINCT = 256
 DEFAULT_MAX_LENGTH = 512
@@ -57,12 +55,12 @@ class Workload:
         if not self.text_inputs:
             assert self.example is not None
             return {name: np.repeat(array[:1], rows, axis=0) for name, array in self.example.items()}
-        return _request(self.text_inputs, [text_of(tokens, self.overhead_tokens, len(self.text_inputs))] * rows)
+        return _request(self.text_inputs, texts_of([tokens] * rows, self.overhead_tokens, len(self.text_inputs)))
 
 
-def text_of(tokens: int, overhead: int, share: int = 1) -> str:
-    """A text that has so many tokens together with the tokenizer's own; split over ``share`` inputs."""
-    return " ".join([WORD] * max(1, (tokens - overhead) // share))
+def texts_of(lengths: Sequence[int], overhead: int, share: int, seed: int = 0) -> list[str]:
+    """Texts that have so many tokens together with the tokenizer's own, where each stands in ``share`` inputs of a row."""
+    return made_up([max(1, (length - overhead) // share) for length in lengths], seed, special_tokens=0)
 
 
 def _request(inputs: Sequence[str], texts: Sequence[str]) -> Request:
@@ -94,11 +92,10 @@ async def workload(client: TritonClient, pipeline: InferencePipeline, graph: Gra
             said = f"{len(settings.texts)} texts given, median {int(np.median(lengths))} tokens"
         else:
             cap = (pipeline.spec.tokenizer.max_length if pipeline.spec.tokenizer else None) or DEFAULT_MAX_LENGTH
-            mix = settings.lengths or Lengths.lognormal(MEDIAN, SIGMA, cap)
-            drawn = random.permutation(np.minimum(np.asarray(mix.tokens), cap))
-            lengths = [max(int(length), overhead + len(texts)) for length in np.resize(drawn, max(DISTINCT, min(len(drawn), MOST_TEXTS)))]
-            chosen = [text_of(length, overhead, len(texts)) for length in lengths]
-            said = f"made-up texts, {mix.said}"
+            mix = settings.lengths or Lengths(cap=max(cap, int(Lengths().median)))
+            lengths = [min(cap, max(length, overhead + len(texts))) for length in mix.sample(MOST_TEXTS, settings.seed)]
+            chosen = texts_of(lengths, overhead, len(texts), settings.seed)
+            said = f"made-up texts, lognormal lengths {mix}"
     except TritonError as error:
         raise TuneError(f"the tokenizer does not answer: {error}") from error
     rows = settings.rows
@@ -109,7 +106,8 @@ async def workload(client: TritonClient, pipeline: InferencePipeline, graph: Gra
 
 
 async def _special_tokens(client: TritonClient, tokenizer: Step) -> int:
-    short, long = await _tokens(client, tokenizer, [WORD, " ".join([WORD] * 9)])
+    """Tokens that a row has beside its words'; 0 where its words are no single tokens."""
+    short, long = await _tokens(client, tokenizer, made_up([1, 9], special_tokens=0))
     return max(0, short - 1) if long - short == 8 else 0
 
 
