@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import sys
 
-from bench import collection, control_laws, first_answer
+from bench import bad_metrics, collection, control_laws, first_answer, in_place, step_response
 
 BENCHMARKS = {
     "O5": first_answer.run,
+    "C1": step_response.run,
+    "C2": step_response.run,
+    "C3": step_response.run,
+    "C4": in_place.run,
     "C5": control_laws.run,
+    "C6": bad_metrics.run,
     "C7": collection.run,
     "C8": control_laws.run,
     "C1-simulated": control_laws.run,

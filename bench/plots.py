@@ -15,6 +15,10 @@ _VERDICTS = {
     "Balanced": "#c7e9c0",
     "TokenizerBound": "#fdae6b",
     "CPUBound": "#fb6a4a",
+    "StepBound": "#fdae6b",
+    "CPUContended": "#fcbba1",
+    "NoProgress": "#cb181d",
+    "BatchingDefeated": "#dadaeb",
     "GPUBound": "#9e9ac8",
     "Overprovisioned": "#9ecae1",
     "Idle": "#f0f0f0",
@@ -47,7 +51,35 @@ def write_plot(path: Path, curves: Curves) -> None:
     parts.append(f'<line x1="{_LEFT}" x2="{_LEFT + _WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="#000" stroke-dasharray="4 3"/>')
     top = _panel(parts, top, "p99, s (log)", logs, seconds, -3.0, 2.0, ticks={-2: "0.01", -1: "0.1", 0: "1", 1: "10"})
     _strip(parts, top, curves.verdicts, seconds)
-    height = top + 70
+    _write(path, parts, top + 70)
+
+
+def write_bars(path: Path, title: str, groups: Mapping[str, Mapping[str, float]], unit: str, most: float) -> None:
+    """Write one SVG of groups of bars, such as laws by trace; a value beyond ``most`` is cut off there and told."""
+    names = list(dict.fromkeys(name for bars in groups.values() for name in bars))
+    parts = [_text(_LEFT, 16, title, size=13)]
+    for number, name in enumerate(names):
+        parts.append(f'<rect x="{_LEFT + 150 * number}" y="28" width="12" height="12" fill="{_COLOURS[number % len(_COLOURS)]}"/>')
+        parts.append(_text(_LEFT + 150 * number + 16, 38, name))
+    top, height, each = 56, 2 * _HEIGHT, _WIDTH / len(groups)
+    for part in range(5):
+        y = top + height * (1 - part / 4)
+        parts.append(f'<line x1="{_LEFT}" x2="{_LEFT + _WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
+        parts.append(_text(8, y + 4, f"{most * part / 4:.1f} {unit}"))
+    width = 0.8 * each / len(names)
+    for group, (label, bars) in enumerate(groups.items()):
+        parts.append(_text(_LEFT + each * group + 0.1 * each, top + height + 16, label))
+        for number, name in enumerate(names):
+            if name not in bars:
+                continue
+            x, long = _LEFT + each * group + 0.1 * each + width * number, height * min(1.0, bars[name] / most)
+            colour = _COLOURS[number % len(_COLOURS)]
+            parts.append(f'<rect x="{x:.1f}" y="{top + height - long:.1f}" width="{0.9 * width:.1f}" height="{long:.1f}" fill="{colour}"/>')
+            parts.append(_text(x, top + height - long - 3, f"{bars[name]:.1f}", size=8))
+    _write(path, parts, top + height + 30)
+
+
+def _write(path: Path, parts: Sequence[str], height: float) -> None:
     body = "\n".join(parts)
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_LEFT + _WIDTH + 20} {height}" font-family="sans-serif">\n'

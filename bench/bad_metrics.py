@@ -1,0 +1,174 @@
+"""C6: metrics that are missing, stale, partial or absurd lower no count, while the load falls and good metrics would lower it.
+
+Simulated: the law is the operator's own, and what it sees of its two pods is spoilt for five minutes of little load after much. That the
+collector turns what a Prometheus or a pod says into such failures is shown by tests against real ones (tests/integration/metrics).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from bench.results import thresholds, write
+from triton_pipelines.metrics.samples import Counters, Failure, PodHistory, Sample, Scrape, Trouble
+from triton_pipelines.tuning.simulator import traces
+from triton_pipelines.tuning.simulator.engine import Run, View
+from triton_pipelines.tuning.simulator.managed import Managed
+from triton_pipelines.tuning.simulator.scenarios import WORLD
+
+SEEDS = (1, 2, 3)
+SECONDS = 1000
+BAD = (600.0, 900.0)
+"""Seconds in which metrics are spoilt."""
+PODS = 2
+
+Spoil = Callable[[Sample, float], Sample | Failure]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind of bad metrics. `spoil` gets a good sample and how long (seconds) it has been bad."""
+
+    name: str
+    kind: str
+    spoil: Spoil
+
+
+def _fails(trouble: Trouble) -> Spoil:
+    return lambda sample, bad: Failure(trouble, "spoilt")
+
+
+def _stale(sample: Sample, bad: float) -> Sample:
+    """The scrapes end where the fault began."""
+    newest = max(history.scrapes[-1].at for history in sample.pods.values())
+    cut = {name: replace(history, scrapes=tuple(one for one in history.scrapes if one.at <= newest - bad)) for name, history in sample.pods.items()}
+    return replace(sample, pods=cut)
+
+
+def _one_pod_missing(sample: Sample, bad: float) -> Sample:
+    return replace(sample, pods=dict(list(sample.pods.items())[1:]))
+
+
+def _one_pod_empty(sample: Sample, bad: float) -> Sample:
+    name, history = next(iter(sample.pods.items()))
+    return replace(sample, pods={**sample.pods, name: replace(history, scrapes=())})
+
+
+def _no_pods(sample: Sample, bad: float) -> Sample:
+    return replace(sample, pods={})
+
+
+def _one_model_missing(sample: Sample, bad: float) -> Sample:
+    def without(scrape: Scrape) -> Scrape:
+        return replace(scrape, models={name: counters for name, counters in scrape.models.items() if name != "tokenizer"})
+
+    return _changed(sample, without)
+
+
+def _values(change: Callable[[Counters], Counters]) -> Spoil:
+    def spoil(sample: Sample, bad: float) -> Sample:
+        return _changed(sample, lambda scrape: replace(scrape, models={name: change(counters) for name, counters in scrape.models.items()}))
+
+    return spoil
+
+
+def _changed(sample: Sample, change: Callable[[Scrape], Scrape]) -> Sample:
+    pods: dict[str, PodHistory] = {name: replace(history, scrapes=tuple(map(change, history.scrapes))) for name, history in sample.pods.items()}
+    return replace(sample, pods=pods)
+
+
+def _backwards(sample: Sample, bad: float) -> Sample:
+    """Every scrape's counters are lower than those of the scrape before."""
+    newest = max(history.scrapes[-1].at for history in sample.pods.values())
+    return _changed(
+        sample, lambda scrape: replace(scrape, models={name: replace(one, success=newest - scrape.at) for name, one in scrape.models.items()})
+    )
+
+
+def _frozen(sample: Sample, bad: float) -> Sample:
+    """No counter moves, and requests wait."""
+    return _changed(sample, lambda scrape: replace(scrape, models={name: Counters(success=1e6, execs=1e6, pending=20.0) for name in scrape.models}))
+
+
+def _ahead(sample: Sample, bad: float) -> Sample:
+    return _changed(sample, lambda scrape: replace(scrape, at=scrape.at + 3600.0))
+
+
+FAULTS = (
+    Fault("Prometheus does not answer", "missing", _fails(Trouble.ERROR)),
+    Fault("no series", "missing", _fails(Trouble.MISSING)),
+    Fault("no pod in the answer", "missing", _no_pods),
+    Fault("no series of the tokenizer", "missing", _one_model_missing),
+    Fault("old samples", "stale", _stale),
+    Fault("samples said to be stale", "stale", _fails(Trouble.STALE)),
+    Fault("one of two pods is missing", "partial", _one_pod_missing),
+    Fault("one of two pods without samples", "partial", _one_pod_empty),
+    Fault("samples said to be partial", "partial", _fails(Trouble.PARTIAL)),
+    Fault("counters are NaN", "absurd", _values(lambda one: replace(one, success=math.nan, pending=math.nan))),
+    Fault("counters are infinite", "absurd", _values(lambda one: replace(one, success=math.inf))),
+    Fault("counters are negative", "absurd", _values(lambda one: replace(one, success=-one.success, pending=-1.0))),
+    Fault("counters run backwards", "absurd", _backwards),
+    Fault("counters stand still while requests wait", "absurd", _frozen),
+    Fault("times an hour ahead", "absurd", _ahead),
+)
+
+
+class Spoilt(Managed):
+    """The operator's law, with what it sees spoilt for a while. `falls`: times (seconds) at which it asked for less meanwhile."""
+
+    def __init__(self, fault: Fault | None) -> None:
+        super().__init__(replace(WORLD, pods=PODS))
+        self._fault = fault
+        self._since: float | None = None
+        self._last: int | None = None
+        self.falls: list[float] = []
+
+    def wanted(self, view: View) -> tuple[Mapping[str, int], str]:
+        """One decision."""
+        at = view.now - 1.7e9
+        bad = BAD[0] <= at < BAD[1]
+        if bad and self._fault is not None and isinstance(view.sample, Sample):
+            view = replace(view, sample=self._fault.spoil(view.sample, at - BAD[0]))
+        counts, verdict = super().wanted(view)
+        count = next(iter(counts.values()))
+        if bad and self._last is not None and count < self._last:
+            self.falls.append(at)
+        self._last = count
+        return counts, verdict
+
+
+def falling(seed: int) -> traces.Rates:
+    """High, then falling over five minutes from 400 s on: good metrics lower the count in the time in which others are spoilt."""
+    del seed
+    return [700.0 - min(1.0, max(0.0, (t - 400) / 300)) * 600.0 for t in range(SECONDS)]
+
+
+def falls(fault: Fault | None, seed: int) -> list[float]:
+    """Times of downward steps in the spoilt five minutes of one run."""
+    law = Spoilt(fault)
+    Run(replace(WORLD, pods=PODS), falling(seed), law, seed).result()
+    return law.falls
+
+
+def run() -> None:
+    """Play all faults and seeds, print and write C6; three minutes."""
+    good = [len(falls(None, seed)) for seed in SEEDS]
+    print(f"good metrics: {good} downward steps in the same time", flush=True)
+    found = {}
+    for fault in FAULTS:
+        found[fault.name] = [len(falls(fault, seed)) for seed in SEEDS]
+        print(f"{fault.kind}, {fault.name}: {found[fault.name]}", flush=True)
+    steps = [float(sum(counts)) for counts in found.values()]
+    met = not any(steps) and all(good)
+    path = write(
+        "C6",
+        steps,
+        unit="downward steps per fault",
+        goal=thresholds()["C6"]["goal"],
+        met=met,
+        workload=f"simulated: {PODS} pods, load falling from 700 to 100 requests/s, metrics bad for {BAD[1] - BAD[0]:.0f} s meanwhile, {len(SEEDS)} seeds",
+        stand_ins=["Triton, its pods, load and scrapes: discrete events (triton_pipelines.tuning.simulator)"],
+        detail={"goodMetrics": good, "faults": {fault.name: {"kind": fault.kind, "downwardSteps": found[fault.name]} for fault in FAULTS}},
+    )
+    print(f"C6: {sum(steps):.0f} downward steps ({'met' if met else 'missed'}); {path.name} written")
