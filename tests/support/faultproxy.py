@@ -171,9 +171,12 @@ class FaultProxy:
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
         if fault.rewrite is not None:
             headers["Accept-Encoding"] = "identity"
-        async with self._session.request(
-            request.method, self._server + target, data=body or None, headers=headers | self._headers, allow_redirects=False
-        ) as answer:
+        sent = self._session.request(request.method, self._server + target, data=body or None, headers=headers | self._headers, allow_redirects=False)
+        try:
+            answer = await sent
+        except aiohttp.ClientConnectorError:
+            return web.Response(status=502, text="the server behind the proxy cannot be reached")
+        async with answer:
             if fault.drop_after_effect:
                 await answer.read()
                 return _dropped(request)

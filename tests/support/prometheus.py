@@ -7,7 +7,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -43,7 +43,9 @@ class PrometheusServer:
         prefix: path prefix of its URLs.
         ready: how to ask whether it is ready, where ``web`` asks for something: options of httpx.
         rules: a file of rules.
+        discovery: further scrape configurations, as they stand in its file.
         interval: seconds between scrapes.
+        address: where it listens: loopback, or a link to a namespace whose pods ask it.
     """
 
     targets: Sequence[Target] = ()
@@ -51,15 +53,17 @@ class PrometheusServer:
     prefix: str = ""
     ready: Mapping[str, Any] = field(default_factory=dict)
     rules: Path | None = None
+    discovery: Sequence[Mapping[str, Any]] = ()
     interval: float = INTERVAL
     port: int = 0
+    address: str = "127.0.0.1"
     _folder: Path | None = None
     _process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         """Base URL, without a slash at its end."""
-        return f"{'https' if self.web.get('tls_server_config') else 'http'}://127.0.0.1:{self.port}{self.prefix}"
+        return f"{'https' if self.web.get('tls_server_config') else 'http'}://{self.address}:{self.port}{self.prefix}"
 
     def __enter__(self) -> Self:
         packages.install(packages.PROMETHEUS)
@@ -87,9 +91,9 @@ class PrometheusServer:
             f"--config.file={self._folder / 'prometheus.yml'}",
             f"--web.config.file={self._folder / 'web.yml'}",
             f"--storage.tsdb.path={self._folder / 'data'}",
-            f"--web.listen-address=127.0.0.1:{self.port}",
+            f"--web.listen-address={self.address}:{self.port}",
             f"--web.route-prefix={self.prefix or '/'}",
-            f"--web.external-url=http://127.0.0.1:{self.port}{self.prefix}",
+            f"--web.external-url=http://{self.address}:{self.port}{self.prefix}",
         ]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -104,6 +108,12 @@ class PrometheusServer:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+
+    def kill(self) -> None:
+        """As when its node is lost: nothing is closed or written."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
 
     def query(self, text: str) -> list[dict[str, Any]]:
         """Result of an instant query, asked without the code under test."""
@@ -129,7 +139,8 @@ class PrometheusServer:
                     "static_configs": [{"targets": [one.address], "labels": dict(one.labels)} for one in several],
                 }
                 for job, several in jobs.items()
-            ],
+            ]
+            + [dict(one) for one in self.discovery],
         }
 
     def _await_ready(self) -> None:
@@ -152,10 +163,13 @@ class PrometheusServer:
 
 
 class Pages:
-    """A server of metrics pages in Triton's form: a stand-in for pods, whose counters a test sets. ``/POD`` is a pod's page."""
+    """A server of metrics pages: a stand-in for pods, whose counters a test sets, and for exporters. ``/POD`` is a pod's page.
+
+    A page is text, or made when it is asked for; one that is empty is not there.
+    """
 
     def __init__(self) -> None:
-        self.text: dict[str, str] = {}
+        self.text: dict[str, str | Callable[[], str]] = {}
         self._server = LoopbackServer(self._answer)
 
     @property
@@ -176,7 +190,9 @@ class Pages:
 
     def _answer(self, request: Request) -> Response:
         text = self.text.get(request.path.strip("/"))
-        if text is None:
+        if callable(text):
+            text = text()
+        if not text:
             return Response(404)
         return Response(200, {"Content-Type": "text/plain; version=0.0.4"}, text.encode())
 

@@ -1,8 +1,8 @@
 """The whole operator on a real API server, with a real Triton as each pod.
 
 Stand-ins: a Deployment controller and a kubelet (a pod is a tritonserver on a loopback address of its own, with Triton's usual ports), the
-loader (files of the revision's ConfigMap, counts of the live one), and the code of tokenizer and model, which costs what the test says, by
-sleeping: the tokenizer per request, the model per execution as a GPU does. Everything else is the product's.
+loader (files of the revision's ConfigMap, counts of the live one), and the code of tokenizer and model, which costs what the test says: the
+tokenizer sleeps (or uses CPU) per request, the model sleeps per execution as a GPU computes. Everything else is the product's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from google.protobuf import text_format
 from tests.support import builders
 from tests.support.faultproxy import FaultProxy
 from tests.support.openload import OpenLoad, open_load
-from tests.support.operators import Running, apply_any, control_deployments, operator, patch, ready_status, repeated
+from tests.support.operators import Running, apply_any, control_deployments, eventually, operator, patch, ready_status, repeated
 from tests.support.triton import runtime_source
 from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import LoadPlan
@@ -41,7 +41,7 @@ NAME = "sentiment"
 TICK_SECONDS = 1.0
 _addresses = itertools.count(1)
 
-# Sleeps instead of computing; what it costs stands in a file beside the repository, so that a change of it is no change of the model.
+# Sleeps (or spins) instead of computing; what it costs stands in a file beside the repository, so that a change of it is no change of the model.
 STAND_IN = """
 import json, os, time
 import numpy as np
@@ -62,6 +62,9 @@ class TritonPythonModel:
     def execute(self, requests):
         cost = self.cost()
         time.sleep(cost.get("execution", 0.0) + cost.get("request", 0.0) * len(requests))
+        end = time.thread_time() + cost.get("cpu", 0.0) * len(requests)
+        while time.thread_time() < end:
+            pass
         return [pb.InferenceResponse([self.made(output, request) for output in self.config["output"]]) for request in requests]
 
     def made(self, output, request):
@@ -81,7 +84,7 @@ class Pod:
     key: str
 
     def set_costs(self, **costs: dict[str, float | str]) -> None:
-        """Model → what it costs from now on: seconds per ``request``, ``execution`` and ``initialize``; ``most`` instances start, others say ``why``."""
+        """Model → what it costs from now on: seconds per ``request``, ``execution`` and ``initialize``, seconds of ``cpu`` per request; ``most`` instances start, others say ``why``."""
         made = self.costs.with_suffix(".new")
         made.write_text(json.dumps(costs))
         made.replace(self.costs)
@@ -219,7 +222,6 @@ async def world(client: Client, proxy: FaultProxy, namespace: str, folder: Path,
 
 
 SPEC: dict[str, Any] = {
-    "server": {"gpu": {"count": 0}},
     "tokenizer": {"instances": {"initial": 1, "min": 1, "max": 6}, "dynamicBatching": {"preferredBatchSizes": None}},
     "model": {"maxBatchSize": 8},
     "scaling": {
@@ -228,7 +230,45 @@ SPEC: dict[str, Any] = {
         "scaleDown": {"stabilizationSeconds": 6, "maxStepPercent": 100},
     },
 }
-"""The sentiment pipeline on CPU, with a loop that is quick enough for a test."""
+"""The sentiment pipeline, with a loop that is quick enough for a test. Its model is meant for a GPU, which the stand-in takes the place of."""
+
+
+async def ready(place: World) -> None:
+    """The pipeline serves."""
+
+    async def is_ready() -> bool:
+        return bool(place.pods) and (await place.condition("Ready")).get("status") == "True"
+
+    await eventually("the pipeline is ready", is_ready, 60)
+
+
+async def until_count(place: World, low: int, high: int, deadline: float = 30.0) -> int:
+    """Triton reports a count between these."""
+
+    async def reached() -> int:
+        count = await place.pod.count()
+        return count if low <= count <= high else 0
+
+    return int(await eventually(f"{low} to {high} tokenizers", reached, deadline))
+
+
+async def until_verdict(place: World, verdict: str, deadline: float = 30.0) -> None:
+    """The status has the verdict."""
+
+    async def said() -> bool:
+        return await place.bottleneck() == verdict
+
+    await eventually(f"the verdict {verdict}", said, deadline)
+
+
+async def until_condition(place: World, kind: str, reason: str, words: str = "", deadline: float = 30.0) -> str:
+    """A condition has a reason, and these words in its message; the message."""
+
+    async def there() -> str:
+        found = await place.condition(kind)
+        return str(found["message"]) if found.get("reason") == reason and words in found["message"] else ""
+
+    return str(await eventually(f"{kind} with {reason} {words}", there, deadline))
 
 
 def write_repository(folder: Path, data: dict[str, str], counts: dict[str, int]) -> None:

@@ -275,7 +275,11 @@ class PrometheusCollector:
         return judge(one, self._histories, evidence, self.source, lambda: queries.shown(self.connection, one.namespace, tuple(one.pods)))
 
     def _all_failed(self, wanted: Mapping[PipelineKey, Expected], why: str) -> dict[PipelineKey, Sample | Failure]:
-        return dict.fromkeys(wanted, Failure(Trouble.ERROR, f"{self._at}: {why}"))
+        looks = (
+            f"Look: 1. does it run, and answer {self.connection.url}/api/v1/query? 2. may the operator's pod reach it (NetworkPolicy)? "
+            "3. does the connection in --metrics-connections say what it should?"
+        )
+        return dict.fromkeys(wanted, Failure(Trouble.ERROR, f"{self._at}: {why}. {looks}"))
 
     @property
     def _at(self) -> str:

@@ -12,7 +12,7 @@ from google.protobuf import json_format
 
 from tests.support.faultproxy import Fault, FaultProxy
 from tests.support.operators import Running, eventually
-from tests.support.scalingworld import NAME, World, world
+from tests.support.scalingworld import NAME, World, ready, until_condition, until_count, until_verdict, world
 from triton_pipelines.api import names
 from triton_pipelines.app import autoscaler
 from triton_pipelines.cluster.client import Client
@@ -25,44 +25,6 @@ TOKENIZING: dict[str, float | str] = {"request": 0.02}  # 50 requests/s of one i
 LOW, HIGH = 10.0, 100.0
 GOOD_P99 = 0.3
 """Seconds: ten times what an answer takes without a queue."""
-
-
-async def until_count(place: World, low: int, high: int, deadline: float = 30.0) -> int:
-    """Triton reports a count between these."""
-
-    async def reached() -> int:
-        count = await place.pod.count()
-        return count if low <= count <= high else 0
-
-    return int(await eventually(f"{low} to {high} tokenizers", reached, deadline))
-
-
-async def until_verdict(place: World, verdict: str, deadline: float = 30.0) -> None:
-    """The status has the verdict."""
-
-    async def said() -> bool:
-        return await place.bottleneck() == verdict
-
-    await eventually(f"the verdict {verdict}", said, deadline)
-
-
-async def until_condition(place: World, kind: str, reason: str) -> str:
-    """A condition has a reason; its message."""
-
-    async def there() -> str:
-        found = await place.condition(kind)
-        return str(found["message"]) if found.get("reason") == reason else ""
-
-    return str(await eventually(f"{kind} with {reason}", there))
-
-
-async def ready(place: World) -> None:
-    """The pipeline serves."""
-
-    async def is_ready() -> bool:
-        return bool(place.pods) and (await place.condition("Ready")).get("status") == "True"
-
-    await eventually("the pipeline is ready", is_ready, 60)
 
 
 def recount_often(monkeypatch: pytest.MonkeyPatch) -> None:
