@@ -83,6 +83,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, delete]
+# scaling.cpuResize: their CPU, and nothing else of them, is changed in place.
+- apiGroups: [""]
+  resources: [pods/resize]
+  verbs: [patch]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]

@@ -54,6 +54,7 @@ class Reason(StrEnum):
     CPU_CONTENDED = "CPUContended"
     NO_PROGRESS = "NoProgress"
     BATCHING_DEFEATED = "BatchingDefeated"
+    REPLICAS_OWNER_CONFLICT = "ReplicasOwnerConflict"
     # waiting
     METRICS_MISSING = "MetricsMissing"
     METRICS_STALE = "MetricsStale"
@@ -104,6 +105,7 @@ KIND_OF: Mapping[Reason, Kind] = {
     Reason.CPU_CONTENDED: Kind.FINE,
     Reason.NO_PROGRESS: Kind.FINE,
     Reason.BATCHING_DEFEATED: Kind.FINE,
+    Reason.REPLICAS_OWNER_CONFLICT: Kind.FINE,
     Reason.METRICS_MISSING: Kind.WAITING,
     Reason.METRICS_STALE: Kind.WAITING,
     Reason.METRICS_PARTIAL: Kind.WAITING,

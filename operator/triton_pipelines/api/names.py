@@ -81,6 +81,7 @@ KEY_COUNTS: Final = "counts.json"
 KEY_RESOLVED: Final = "resolved.json"
 KEY_MEMORY: Final = "memory.json"
 KEY_SCALING: Final = "scaling.json"
+KEY_PODS: Final = "pods.json"
 KEY_PADDING: Final = "padding.json"
 KEY_CONTROL: Final = "admin-key"
 

@@ -18,11 +18,11 @@ import structlog
 from triton_pipelines.api import names
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.parse import parse
-from triton_pipelines.app import scaled
+from triton_pipelines.app import fleets, scaled
 from triton_pipelines.app.podcontrol import TritonPod
 from triton_pipelines.app.scaled import Counted, Watched
 from triton_pipelines.app.scalingmetrics import ScalingMetrics
-from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES, PODS
+from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.metrics.collector import unknown
 from triton_pipelines.metrics.samples import Expected, Failure, Sample, Trouble
@@ -35,7 +35,8 @@ from triton_pipelines.reconcile.scaling import Intent, View, limits_of
 from triton_pipelines.scaling.actuator import Ended, Outcome, Pace, PodGoneError, PodRefusedError, PodSilentError, Target, actuate
 from triton_pipelines.scaling.backoff import Backoff
 from triton_pipelines.scaling.decide import decide
-from triton_pipelines.scaling.memory import dumps, loads
+from triton_pipelines.scaling.fleet import moving
+from triton_pipelines.scaling.memory import loads
 from triton_pipelines.scaling.types import Memory
 
 Key = tuple[str, str]
@@ -160,6 +161,7 @@ class Autoscaler:
             self._rest(key, watched)
             return
         pods = [Pod.of(item) for item in self.store.children(PODS, key)]
+        watched.everyone = tuple(pods)
         watched.pods = tuple(pod for pod in pods if pod.serving and pod.server_running and self._configs(watched, pod) is not None)
         watched.forget_gone()
 
@@ -268,22 +270,27 @@ class Autoscaler:
         now = self.clock().timestamp()
         pods = watched.pods
         live = self._live(watched)
-        if watched.memory is None:
-            watched.memory = scaled.adopted(loads(live.get(names.KEY_SCALING)), self._recorded_counts(watched))
-        applied = next((status.get("resources") for pod in pods if (status := pod.container(names.CONTAINER_SERVER))), None)
-        # Without a pod nothing is known of another revision, and what is known of the last one stays.
-        direct = not any(self.collectors)
-        limits = limits_of(watched.pipeline, watched.graph, watched.revision or watched.memory.revision, applied, direct=direct)
+        deployment = self.store.get(DEPLOYMENTS, *key)
+        before = watched.memory or scaled.adopted(loads(live.get(names.KEY_SCALING)), self._recorded_counts(watched))
+        before = fleets.taken_over(watched, before, live, deployment, first=watched.memory is None)
+        limits = fleets.limits(watched, before, direct=not any(self.collectors))
         counts = watched.counts()
-        decision = decide(limits, watched.memory, sample, counts, [pod.name for pod in pods], now)
-        if not watched.active:
-            watched.memory = decision.memory
-        elif watched.busy or watched.backoff.wait(self.retry_seconds, now) > 0 or not pods:
-            # What is under way changes counts, and what failed is not tried at once; the law looks again afterwards.
-            watched.memory = scaled.only_seen(watched.memory, decision.memory)
-        else:
-            before, watched.memory = watched.memory, decision.memory
-            self._act(key, watched, {item.step: item.count for item in decision.steps}, counts, before)
+        decision = decide(limits, before, sample, counts, [pod.name for pod in pods], now)
+        seen = fleets.seen(watched, before, deployment, counting=False)
+        still = watched.busy or watched.backoff.wait(self.retry_seconds, now) > 0 or not pods
+        # What is under way changes counts, or what they are to be, and what failed is not tried at once; the law looks again afterwards.
+        waits = watched.active and (still or bool(moving(before, seen, now)))
+        watched.memory = scaled.only_seen(before, decision.memory) if waits else decision.memory
+        if watched.active and not still:
+            self._act(key, watched, {item.step: watched.memory.steps[item.step].desired for item in decision.steps}, counts, before)
+        decision = replace(decision, memory=watched.memory)
+        decision = fleets.turn(watched, limits, decision, replace(seen, counting=watched.busy), sample, now)
+        for action in fleets.news(watched.memory.history, decision.memory.history):
+            self.metrics.acted(key, action.step, "up" if action.after > action.before else "down", "Recorded", None)
+        watched.memory = decision.memory
+        if watched.active and fleets.unrecorded(watched.memory, live):
+            watched.intent = fleets.intent_of(watched.memory)
+            self.enqueue(key)
         trouble = scaled.trouble_of(decision, sample, pods=bool(pods))
         source = sample.source if isinstance(sample, Sample) else ""
         decision = scaled.shown(decision, watched.memory, active=watched.active)
@@ -302,7 +309,7 @@ class Autoscaler:
             return
         if moved:
             assert watched.memory is not None
-            watched.intent = Intent(wanted, dumps(watched.memory))
+            watched.intent = fleets.intent_of(watched.memory, wanted)
             self.enqueue(key)
         watched.action = asyncio.create_task(self._carry_out(key, watched, wanted, moved, before), name=f"scale {key[0]}/{key[1]}")
 
@@ -369,8 +376,7 @@ class Autoscaler:
         if takes_back and count > before and not any(result.ended is Ended.PROVEN for result in outcome.results.values()):
             # No pod took it: the last good count is what new pods start from.
             watched.memory = scaled.taken_back(memory, step, before, self.clock().timestamp(), outcome.reason)
-            wanted = {name: mine.desired for name, mine in watched.memory.steps.items()}
-            watched.intent = Intent(wanted, dumps(watched.memory))
+            watched.intent = fleets.intent_of(watched.memory)
 
     def _fail(self, watched: Watched, reason: str) -> None:
         watched.backoff = watched.backoff.failed(self.clock().timestamp(), reason)

@@ -46,7 +46,7 @@ class Watched:
     """One scaled pipeline on its way through the ticks; changed in place, since an action under way looks at it, too.
 
     ``generation``: uid and generation of the spec; ``since``: when it was first seen (Unix seconds), ``said`` and ``said_counts``: the
-    verdict and the instances by step that its status told of then; ``view``: what the status is to say; ``told``: what the last status
+    verdict and the instances by step that its status told of then; ``pods``: those that serve, ``everyone``: all that are there; ``view``: what the status is to say; ``told``: what the last status
     pass was made due for, and ``told_at`` when.
     """
 
@@ -58,6 +58,7 @@ class Watched:
     said_counts: Mapping[str, int] = field(default_factory=dict)
     memory: Memory | None = None
     pods: tuple[Pod, ...] = ()
+    everyone: tuple[Pod, ...] = ()
     counted: dict[str, Counted] = field(default_factory=dict)
     unanswered: dict[str, tuple[str, float]] = field(default_factory=dict)  # start of its server, and when it was asked
     action: asyncio.Task[None] | None = None

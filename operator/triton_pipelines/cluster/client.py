@@ -10,8 +10,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 from urllib.parse import urlencode
@@ -21,7 +20,8 @@ from kubernetes.aio.client import ApiClient, Configuration
 
 from triton_pipelines.api import names
 from triton_pipelines.cluster.errors import ClusterError, Gone, NotFound, TooMany, Unauthorized, Unavailable, from_response
-from triton_pipelines.cluster.resources import SECRETS, Resource, resource_of
+from triton_pipelines.cluster.resources import PODS, SECRETS, Resource, resource_of
+from triton_pipelines.cluster.session import Session, in_use
 
 Object = dict[str, Any]
 Login = Callable[[], Awaitable[Configuration]]
@@ -31,6 +31,7 @@ _JSON: Final = "application/json"
 _METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"  # a write's answer else shows the whole Secret
 _APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
 _JSON_PATCH: Final = "application/json-patch+json"
+_STRATEGIC: Final = "application/strategic-merge-patch+json"
 _CONNECT_TIMEOUT_SECONDS: Final = 10.0
 # A page of a LIST: client-go's default.
 PAGE_SIZE: Final = 500
@@ -75,15 +76,6 @@ class ClientOptions:
 
 
 @dataclass(slots=True)
-class _Session:
-    """One ``ApiClient`` and how many requests use it, so that one with old credentials is closed only when unused."""
-
-    api: ApiClient
-    users: int = 0
-    retired: bool = False
-
-
-@dataclass(slots=True)
 class Client:
     """Client of one API server. Create it inside a running event loop and ``close()`` it.
 
@@ -99,7 +91,7 @@ class Client:
     observe: Observe = _observe_nothing
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     uniform: Callable[[float, float], float] = random.uniform
-    _session: _Session | None = field(default=None, init=False)
+    _session: Session | None = field(default=None, init=False)
     _login_lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _slots: asyncio.Semaphore = field(init=False)
 
@@ -223,6 +215,17 @@ class Client:
         path = resource.path(namespace, name)
         return await self._call("patch", "PATCH", resource, path, query=query, body=[*operations], content_type=_JSON_PATCH, repeatable=False)
 
+    async def resize_pod(self, namespace: str, name: str, patch: Object, *, manager: str = names.MANAGER_CHILDREN) -> Object:
+        """Strategic merge patch of a pod through its ``resize`` subresource (Kubernetes 1.33 or newer).
+
+        Raises:
+            NotFound: there is no such pod, or the API server has no such subresource.
+            Invalid: it may not be resized so, as where its QoS class would change.
+        """
+        path = PODS.path(namespace, name, "resize")
+        query = {"fieldManager": manager}
+        return await self._call("resize", "PATCH", PODS, path, query=query, body=patch, content_type=_STRATEGIC, repeatable=True)
+
     async def create(self, obj: Object) -> Object:
         """POST. Never repeated once the request may have reached the server; a 429 was not processed and is.
 
@@ -316,7 +319,7 @@ class Client:
 
     async def _attempt(
         self,
-        session: _Session,
+        session: Session,
         verb: str,
         method: str,
         resource: Resource,
@@ -327,7 +330,7 @@ class Client:
         started, code = time.perf_counter(), "Cancelled"
         accept = _METADATA if resource == SECRETS and method in ("PATCH", "POST") else _JSON
         try:
-            async with _in_use(session) as api:
+            async with in_use(session) as api:
                 status, reason, raw, retry_after = await self._exchange(api, method, target, body, {"Accept": accept, "Content-Type": content_type})
             code = str(status)
         except TimeoutError as error:
@@ -360,32 +363,21 @@ class Client:
         raw = await response.read()  # type: ignore[no-untyped-call]
         return response.status, response.reason or "", raw, response.headers.get("Retry-After")
 
-    async def _current_session(self) -> _Session:
+    async def _current_session(self) -> Session:
         async with self._login_lock:
             if self._session is None:
-                self._session = _Session(ApiClient(await self.login()))
+                self._session = Session(ApiClient(await self.login()))
             return self._session
 
-    async def _renew(self, stale: _Session) -> None:
+    async def _renew(self, stale: Session) -> None:
         """Reads the credentials anew after a 401 with those of ``stale``; once for all requests that used them."""
         async with self._login_lock:
             if self._session is not stale:
                 return
-            self._session = _Session(ApiClient(await self.login()))
+            self._session = Session(ApiClient(await self.login()))
         stale.retired = True
         if not stale.users:
             await stale.api.close()  # type: ignore[no-untyped-call]
-
-
-@asynccontextmanager
-async def _in_use(session: _Session) -> AsyncIterator[ApiClient]:
-    session.users += 1
-    try:
-        yield session.api
-    finally:
-        session.users -= 1
-        if session.retired and not session.users:
-            await session.api.close()  # type: ignore[no-untyped-call]
 
 
 def _key(obj: Mapping[str, Any]) -> tuple[str | None, str]:

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from triton_pipelines.api.base import Finding, Severity
 from triton_pipelines.api.optimization import MAX_TOKENS
+from triton_pipelines.api.scaling import CpuResize, ScalingMode
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
@@ -16,7 +17,7 @@ from .example import lint_example
 from .graph import Graph, Implementation, Input, Role
 from .options import Options
 from .schedulerlint import lint_schedulers
-from .server import millis
+from .server import cpu_range, millis
 from .sources import PLACEHOLDER, pinned
 
 # One instance beside so many cores is probably not meant.
@@ -42,6 +43,7 @@ def _lint(pipeline: InferencePipeline, graph: Graph, options: Options) -> Iterat
     yield from _instances(pipeline, graph)
     yield from _plans(pipeline, graph)
     yield from _sequences(pipeline, graph)
+    yield from _pods(pipeline, graph)
     yield from lint_schedulers(graph)
     yield from lint_example(pipeline, graph)
 
@@ -228,6 +230,28 @@ def _sequences(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             "spec.replicas",
             f"{', '.join(stateful)} keeps sequences in one pod: clients stay on theirs by address only, and those behind one proxy share it; a pod that goes ends its sequences",
         )
+
+
+def _pods(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
+    scaling, replicas = pipeline.spec.scaling, pipeline.spec.replicas
+    scaled = any(step.instances.scaled for step in graph.models) and not graph.auto_complete
+    if (pods := scaling.pods) is not None:
+        # 1 is what the API server writes where nobody did.
+        if replicas != 1 and not pods.min <= replicas <= pods.max:
+            yield _warn("spec.replicas", f"{replicas} is ignored: spec.scaling.pods owns the number of pods ({pods.min} to {pods.max}); remove one of them")
+        if not scaled:
+            yield _warn("spec.scaling.pods", "no step is scaled live, so nothing tells when pods are needed: give a CPU step instances.max above its min")
+        elif scaling.mode is ScalingMode.DISABLED:
+            yield _warn("spec.scaling.pods", "scaling.mode Disabled does not look: the number of pods stays as it is")
+    if scaling.cpu_resize is CpuResize.IN_PLACE:
+        if pipeline.spec.server.resources.limits.cpu:
+            yield _warn(
+                "spec.scaling.cpuResize",
+                f"server.resources.limits.cpu ({pipeline.spec.server.resources.limits.cpu}) holds: no pod gets more in place; remove it to let the limit start at what"
+                " the first instances need",
+            )
+        elif cpu_range(pipeline, graph) is None:
+            yield _warn("spec.scaling.cpuResize", "has no effect: no Python step has instances.max above initial with resourcesPerInstance.cpu")
 
 
 def _listed(words: Sequence[str]) -> str:

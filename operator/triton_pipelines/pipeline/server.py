@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from triton_pipelines.api import names
+from triton_pipelines.api.scaling import CpuResize
 from triton_pipelines.api.server import Server
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
@@ -294,13 +295,28 @@ def sizes(pipeline: InferencePipeline, graph: Graph) -> Sizes:
     asked, capped = server.resources.requests, server.resources.limits
     request_cpu = millis(asked.cpu) if asked.cpu else BASE_CPU_MILLIS + _cpu(low)
     request_memory = bytes_of(asked.memory) if asked.memory else BASE_MEMORY + cache + _memory(low)
-    limit_cpu = millis(capped.cpu) if capped.cpu else max(request_cpu, BASE_CPU_MILLIS + _cpu(high))
+    # Where pods grow in place they start with what the first instances need, and the rest is free for others until it is needed.
+    held = low if pipeline.spec.scaling.cpu_resize is CpuResize.IN_PLACE else high
+    limit_cpu = millis(capped.cpu) if capped.cpu else max(request_cpu, BASE_CPU_MILLIS + _cpu(held))
     limit_memory = bytes_of(capped.memory) if capped.memory else max(request_memory, BASE_MEMORY + cache + _memory(high)) + shared
     if not asked.cpu:
         request_cpu = min(request_cpu, limit_cpu)
     if not asked.memory:
         request_memory = min(request_memory, limit_memory)
     return Sizes(cpu(request_cpu), cpu(limit_cpu), memory(request_memory), memory(limit_memory), memory(shared))
+
+
+def cpu_range(pipeline: InferencePipeline, graph: Graph) -> tuple[int, int] | None:
+    """The CPU limit that pods start with and the one that the most instances need, thousandths of a core; ``None``: it does not change.
+
+    A limit that the user wrote is one that holds.
+    """
+    if pipeline.spec.scaling.cpu_resize is not CpuResize.IN_PLACE or pipeline.spec.server.resources.limits.cpu:
+        return None
+    start = millis(sizes(pipeline, graph).cpu_limit)
+    high = [(step, _processes(step, step.instances.high, pipeline.spec.server.gpu.count)) for step in graph.models if step.python]
+    most = BASE_CPU_MILLIS + _cpu(high)
+    return (start, most) if most > start else None
 
 
 def _given_cache(argument: str) -> int:

@@ -146,7 +146,8 @@ class Memory:
     """The controller's memory of one pipeline, kept in the live ConfigMap so that a restart loses nothing.
 
     ``secrets``: revision → hash of the control key that was applied; ``mode_revision``/``mode``: the fallback that an Auto rollout
-    took; ``healed``: when a pod was last deleted for a dead process (RFC 3339); ``proven``: the revision that last served the whole pipeline; ``failed``: a revision that was taken back, with the
+    took; ``healed``: when a pod was last deleted for a dead process (RFC 3339); ``mended_manager``, ``mended``: who last edited the number
+    of pods, and when that was mended (replicas.py); ``proven``: the revision that last served the whole pipeline; ``failed``: a revision that was taken back, with the
     generation of the spec that asked for it, why, and the revision that took its place; ``generation`` and ``wanted``: the spec last
     acted on and the revision it came to, so that another revision for the same spec is known to be nobody's wish; ``watch``: the rollout
     whose latency is being watched (:class:`~.watch.Watch`).
@@ -164,6 +165,8 @@ class Memory:
     generation: int = 0
     wanted: str = ""
     healed: str = ""
+    mended_manager: str = ""
+    mended: str = ""
     watch: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -176,6 +179,8 @@ class Memory:
         memory = cls(**known)
         if not _is_time(memory.healed):
             memory = replace(memory, healed="")
+        if not _is_time(memory.mended):
+            memory = replace(memory, mended="")
         if memory.failed_reason not in {*Reason, ""}:
             return replace(memory, failed_revision="", failed_reason="")
         return memory
@@ -192,6 +197,7 @@ class Observed:
 
     ``children`` are cached labelled objects by (kind, name); ``probes`` by pod uid; ``digests`` hashes of ConfigMap sources by step,
     ``missing_sources`` those that are not there (step → message); ``nodes`` is ``None`` where nodes were not needed or may not be read.
+    ``unresized``: why the API server refused to give a pod (by uid) another CPU limit, for as long as that is not tried again.
     ``intent`` and ``view``: what live scaling wants recorded and says, where it has looked; ``latencies``: what revisions promise is
     measured by.
     """
@@ -205,6 +211,7 @@ class Observed:
     nodes: tuple[Object, ...] | None = None
     intent: Intent | None = None
     view: View | None = None
+    unresized: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     latencies: Latencies | None = None
 
     @property

@@ -38,6 +38,8 @@ from .events import Event, transitions
 from .healing import heal
 from .observed import Memory, Object, Observed, json_object
 from .problems import Problem, config_missing, of_pod
+from .replicas import KEY_MILLIS, decide_replicas, owned_data, recorded
+from .resizing import Resize, next_resize, wanted_limit
 from .rollout import Rollout, decide
 from .watch import RECHECK_SECONDS, Watch, doubts, limit_of
 
@@ -58,7 +60,7 @@ class Deletion:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a pass does, in this order: ``apply`` (in turn), ``delete``, ``notes`` (events of what it did), ``status`` (``None``:
+    """What a pass does, in this order: ``apply`` (in turn), ``delete``, ``resize`` (one pod's CPU), ``notes`` (events of what it did), ``status`` (``None``:
     unchanged), then ``events`` (of the change of status)."""
 
     apply: tuple[Object, ...] = ()
@@ -67,11 +69,12 @@ class Plan:
     events: tuple[Event, ...] = ()
     requeue_after: float | None = None
     notes: tuple[Event, ...] = ()
+    resize: Resize | None = None
 
     @property
     def quiet(self) -> bool:
         """Whether nothing is to be written."""
-        return not self.apply and not self.delete and self.status is None
+        return not self.apply and not self.delete and self.status is None and self.resize is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +176,9 @@ def _act(
     must_wait = held or _must_wait(revision, observed, memory, context)
     wanted = observed.deployed_revision() if must_wait else revision.name
     memory = replace(memory, generation=observed.generation, wanted=wanted)
-    replicas = 0 if pipeline.spec.suspend is Switch.ENABLED else pipeline.spec.replicas
+    number = decide_replicas(pipeline, observed, memory, now)
+    memory = number.memory
+    replicas = 0 if pipeline.spec.suspend is Switch.ENABLED else number.number
     rollout = decide(wanted, pipeline.spec.rollout.strategy, replicas, observed, memory, problems, now, limit_of(pipeline))
     kept = _kept_revisions(pipeline, observed, rollout, wanted)
     resolved = _resolved(observed, kept)
@@ -190,17 +195,22 @@ def _act(
         data = (record or {}).get("data") or revision.data
         desired.append(revision_config_map(pipeline, wanted, data))
     refused = graph.padding.refused if graph.padding else {}
-    live = live_config_map(pipeline, _live_data(memory, counts, resolved, observed) | padding.data(refused))
+    limit = wanted_limit(pipeline, graph, observed)
+    owned = owned_data(pipeline, observed, number.scaled, limit)
+    live = live_config_map(pipeline, _live_data(memory, counts, resolved, observed) | padding.data(refused) | owned)
     template = _template(revision, rollout, observed)
-    optional = [network_policy(pipeline, context.options.operator_namespace), disruption_budget(pipeline)]
+    optional = [network_policy(pipeline, context.options.operator_namespace), disruption_budget(pipeline, number.number)]
     desired += [*secrets, live, service(pipeline), *(item for item in optional if item is not None)]
-    desired.append(deployment(pipeline, template, rollout.mode, replicas))
+    desired.append(deployment(pipeline, template, rollout.mode, number.applied))
     apply = [item for item in desired if needs_apply(observed.child(item["kind"], item["metadata"]["name"]), item, names.MANAGER_CHILDREN)]
     delete = [*(Deletion("Pod", pod.name, pod.uid) for pod in healing.pods), *_pruned(pipeline, observed, desired, kept)]
+    # Intent first: what a pod is given stands in the live ConfigMap before.
+    resize = next_resize(limit if recorded(observed.live_data()).get(KEY_MILLIS) == limit else None, observed)
     warnings = lint(pipeline, graph, context.options)
     warnings += doubts(limit_of(pipeline), observed.latencies, rollout.target, observed.status.get("warnings") or ())
-    status = statuses.compute(pipeline, graph, observed, rollout, wanted, warnings, problems, counts, healing.astray, now)
-    return _with_status(observed, status, apply, delete, _requeue(status, rollout, problems, must_wait), (*healing.events, *rollout.notes))
+    status = statuses.compute(pipeline, graph, observed, rollout, wanted, warnings, problems, counts, healing.astray, number, now)
+    decided = _with_status(observed, status, apply, delete, _requeue(status, rollout, problems, must_wait), (*healing.events, *rollout.notes))
+    return replace(decided, resize=resize)
 
 
 def _must_wait(revision: Revision, observed: Observed, memory: Memory, context: Context) -> bool:

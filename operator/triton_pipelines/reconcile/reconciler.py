@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -44,6 +44,7 @@ from .observed import Object, Observed, Pod, Probe
 from .ownership import FormerChild, NameTaken, check_owner
 from .plan import Context, Deletion, Plan, Wanted, hands_off, plan, resolve
 from .queue import Key, Result
+from .resizing import Resize
 from .scaling import Intent, View
 from .watch import Latencies
 
@@ -55,6 +56,8 @@ UNREADY_PROBE_SECONDS = 5.0
 SOURCE_POLL_SECONDS = 60.0
 # A former pipeline's children of the same name go within moments; the garbage collector is given this long per look (seconds).
 FORMER_CHILD_SECONDS = 2.0
+# A pod whose CPU the API server did not want to change is left alone for so long.
+UNRESIZED_AFTER = dt.timedelta(seconds=60)
 
 _log = structlog.get_logger(__name__)
 
@@ -98,6 +101,7 @@ class Reconciler:
     _starting: set[Key] = field(default_factory=set)  # whose Deployment is being applied right now
     _leaving: dict[Key, set[str]] = field(default_factory=dict)  # uids of pods that were deleted here
     _refused: dict[Key, str] = field(default_factory=dict)  # status writes that were refused, as told
+    _unresized: dict[Key, dict[str, tuple[str, dt.datetime]]] = field(default_factory=dict)  # by pod uid: why, and until when
 
     async def reconcile(self, key: Key) -> Result:
         """One pass. Errors of the API server leave it as they are: the queue backs off by their class."""
@@ -119,7 +123,7 @@ class Reconciler:
         observed = await self._observe(key, raw, usable)
         wanted = resolve(observed, self.options)
         probe_after = await self._ask(key, wanted, observed) if isinstance(wanted, Wanted) else None
-        observed = replace(observed, probes=dict(self._probes.get(key, {})))
+        observed = replace(observed, probes=dict(self._probes.get(key, {})), unresized=self._refused_resizes(key, observed.pods))
         # Nothing is awaited from here until the key stands in _starting, so no two passes take the same free place.
         decided = plan(observed, Context(self.options, self.derive, self._may_roll(key)), self.clock(), wanted)
         if any(item["kind"] == "Deployment" for item in decided.apply):
@@ -241,8 +245,29 @@ class Reconciler:
             await self._apply(item, uid)
         for deletion in decided.delete:
             await self._delete(key, deletion)
+        if decided.resize is not None:
+            await self._resize(key, observed, decided.resize)
         for event in decided.notes:
             await self._post(observed.pipeline, event)
+
+    async def _resize(self, key: Key, observed: Observed, resize: Resize) -> None:
+        """Give one pod another CPU limit. What the API server refuses is said, and tried again after a while."""
+        since = self.store.mark()
+        try:
+            self.store.put(PODS, await self.client.resize_pod(key[0], resize.pod, resize.patch), since=since)
+        except (Forbidden, Invalid, NotFound) as error:
+            text = f"cpu: the API server refuses to give pod {resize.pod} {resize.limit}m: {error.message}"
+            self._unresized.setdefault(key, {})[resize.uid] = (text, self.clock() + UNRESIZED_AFTER)
+            await self._post(observed.pipeline, Event(True, Reason.ACTUATION_FAILED.value, "Resize", text))
+            return
+        await _log.ainfo("resized", pod=resize.pod, cpu_millis=resize.limit)
+
+    def _refused_resizes(self, key: Key, pods: Sequence[Pod]) -> Mapping[str, str]:
+        now, there = self.clock(), {pod.uid for pod in pods}
+        kept = {uid: said for uid, said in self._unresized.pop(key, {}).items() if uid in there and said[1] > now}
+        if kept:
+            self._unresized[key] = kept
+        return {uid: text for uid, (text, _) in kept.items()}
 
     async def _apply(self, item: Object, uid: str) -> None:
         resource = resource_of(item)

@@ -29,10 +29,13 @@ FIGURE_CHANGE = 0.10
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """Counts that scaling wants recorded, and its memory (JSON); recorded before any pod is changed."""
+    """Counts that scaling wants recorded, and its memory (JSON); recorded before any pod is changed. ``pods``: how many; ``cpu``: the
+    limit of each in thousandths of a core; ``None``: as it is recorded."""
 
     counts: Mapping[str, int]
     memory: str
+    pods: int | None = None
+    cpu: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,17 @@ def _decided(view: View, mode: ScalingMode) -> list[Condition]:
     if decision.limited:
         result.append(Condition(ConditionType.SCALING_LIMITED, True, Reason(_limited_reason(decision)), decision.limited))
     return result
+
+
+def with_limits(conditions: Sequence[Condition], conflict: str, refused: Sequence[str]) -> list[Condition]:
+    """The conditions with what else keeps scaling from the load: another owner of the number of pods, and pods whose CPU the API server
+    does not change."""
+    if not conflict and not refused:
+        return list(conditions)
+    said = [item for item in conditions if item.type is ConditionType.SCALING_LIMITED]
+    reason = Reason.REPLICAS_OWNER_CONFLICT if conflict else Reason.ACTUATION_FAILED
+    text = "; ".join([*([conflict] if conflict else []), *refused, *(item.message for item in said)])
+    return [*(item for item in conditions if item not in said), Condition(ConditionType.SCALING_LIMITED, True, reason, text)]
 
 
 def _advice(view: View) -> str:

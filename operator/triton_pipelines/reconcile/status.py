@@ -18,10 +18,11 @@ from triton_pipelines.pipeline.graph import Graph, Tensor
 
 from .observed import Observed, Pod, Probe
 from .problems import Problem, worst
+from .replicas import Replicas
 from .rollout import Rollout, deadline_exceeded
 from .scaling import CONDITION_TYPES as SCALING_CONDITIONS
 from .scaling import conditions as scaling_conditions
-from .scaling import scaled_steps, status_of, steady, verdicts_of
+from .scaling import scaled_steps, status_of, steady, verdicts_of, with_limits
 
 WARNINGS_MAX = 20
 # Longest short string of the schema: what a pod says is not ours to trust.
@@ -94,12 +95,14 @@ def compute(
     problems: Sequence[Problem],
     counts: Mapping[str, int],
     astray: Mapping[str, str],
+    number: Replicas,
     now: dt.datetime,
 ) -> dict[str, Any]:
     """Status of a resource that is acted on; one dictionary, whole."""
-    conditions = _conditions(pipeline, graph, observed, rollout, wanted, problems)
+    conditions = _conditions(pipeline, graph, observed, rollout, wanted, problems, number)
     if pipeline.spec.suspend is Switch.DISABLED:
         conditions += scaling_conditions(observed.view, pipeline.spec.scaling.mode, bool(scaled_steps(graph)), observed.status)
+        conditions = with_limits(conditions, number.conflict, sorted(observed.unresized.values()))
     settled = any(item.type is ConditionType.STALLED and item.status for item in conditions) or (
         conditions[0].type is ConditionType.READY and conditions[0].status is True
     )
@@ -108,7 +111,7 @@ def compute(
         "observedGeneration": generation if settled else int(observed.status.get("observedGeneration") or 0),
         "conditions": [
             *merge(observed.status.get("conditions") or (), conditions, generation, rfc3339(now)),
-            *_kept_conditions(pipeline, graph, observed),
+            *_kept_conditions(pipeline, graph, observed, {item.type.value for item in conditions}),
         ],
         "revision": wanted,
         "servingRevision": _serving_revision(observed.pods, rollout.target),
@@ -134,11 +137,12 @@ def _looked_after(pipeline: InferencePipeline, graph: Graph) -> bool:
     return pipeline.spec.scaling.mode is not ScalingMode.DISABLED and pipeline.spec.suspend is Switch.DISABLED and bool(scaled_steps(graph))
 
 
-def _kept_conditions(pipeline: InferencePipeline, graph: Graph, observed: Observed) -> list[Mapping[str, Any]]:
+def _kept_conditions(pipeline: InferencePipeline, graph: Graph, observed: Observed, decided: set[str]) -> list[Mapping[str, Any]]:
     """Scaling's conditions as they were, where it has not looked yet."""
     if observed.view is not None or not _looked_after(pipeline, graph):
         return []
-    return [item for item in observed.status.get("conditions") or () if item.get("type") in SCALING_CONDITIONS]
+    known = [item for item in observed.status.get("conditions") or () if item.get("type") in SCALING_CONDITIONS]
+    return [item for item in known if item["type"] not in decided and item.get("reason") != Reason.REPLICAS_OWNER_CONFLICT]
 
 
 def _scaling(pipeline: InferencePipeline, observed: Observed) -> Mapping[str, Any]:
@@ -159,9 +163,15 @@ def _counts(observed: Observed, wanted: str) -> dict[str, int]:
 
 
 def _conditions(
-    pipeline: InferencePipeline, graph: Graph, observed: Observed, rollout: Rollout, wanted: str, problems: Sequence[Problem]
+    pipeline: InferencePipeline,
+    graph: Graph,
+    observed: Observed,
+    rollout: Rollout,
+    wanted: str,
+    problems: Sequence[Problem],
+    number: Replicas,
 ) -> list[Condition]:
-    replicas = 0 if pipeline.spec.suspend is Switch.ENABLED else pipeline.spec.replicas
+    replicas = 0 if pipeline.spec.suspend is Switch.ENABLED else number.number
     serving = [pod for pod in observed.pods if pod.serving]
     if pipeline.spec.suspend is Switch.ENABLED:
         text = "suspended: no pods, everything else is kept; set suspend to Disabled to serve"
@@ -223,6 +233,9 @@ def _conditions(
             Condition(ConditionType.RECONCILING, True, leading.reason, leading.message),
         ]
     surplus = sum(not pod.deleting for pod in observed.pods) - replicas
+    if number.floating and not rest and len(updated) - len(unproven) >= min(number.least, replicas) and observed.deployed_revision() == wanted:
+        # Pods that scaling adds or takes away are no rollout.
+        return [Condition(ConditionType.READY, True, Reason.SUCCEEDED, f"{progress}; {leading.message}" if leading else progress), available, models]
     if len(updated) >= replicas and not rest and not unproven and surplus <= 0 and observed.deployed_revision() == wanted:
         return [Condition(ConditionType.READY, True, Reason.SUCCEEDED, progress), available, models]
     reason, text = (leading.reason, f"{progress}; {leading.message}") if leading else (Reason.PROGRESSING, progress)

@@ -127,9 +127,11 @@ def network_policy(pipeline: InferencePipeline, operator_namespace: str) -> dict
     )
 
 
-def disruption_budget(pipeline: InferencePipeline) -> dict[str, Any] | None:
-    """At most one pod away at a time; ``None`` with fewer than two replicas, where it would only block drains."""
-    if pipeline.spec.server.disruption_budget is DisruptionBudget.DISABLED or pipeline.spec.replicas < 2:
+def disruption_budget(pipeline: InferencePipeline, replicas: int | None = None) -> dict[str, Any] | None:
+    """At most one pod away at a time; ``None`` with fewer than two pods, where it would only block drains. ``replicas``: pods that are
+    wanted, where somebody else than the spec says so."""
+    wanted = pipeline.spec.replicas if replicas is None else replicas
+    if pipeline.spec.server.disruption_budget is DisruptionBudget.DISABLED or wanted < 2:
         return None
     return _object(
         pipeline,

@@ -14,6 +14,7 @@ from triton_pipelines.pipeline.graph import Fetch, Graph, Implementation
 from triton_pipelines.pipeline.options import Options
 from triton_pipelines.pipeline.server import (
     connection_age_milliseconds,
+    cpu_range,
     drain_seconds,
     exit_timeout_seconds,
     feature_arguments,
@@ -208,6 +209,8 @@ def _triton(pipeline: InferencePipeline, graph: Graph, options: Options, revisio
             {"name": "metrics", "containerPort": names.PORT_METRICS, "protocol": "TCP"},
         ],
         "resources": {"requests": requests, "limits": limits} | ({"claims": [{"name": names.CLAIM_GPU}]} if claimed else {}),
+        # Kubernetes' own default, written out where we rely on it: another CPU limit is no reason for another start.
+        **({"resizePolicy": [{"resourceName": "cpu", "restartPolicy": "NotRequired"}]} if cpu_range(pipeline, graph) else {}),
         "volumeMounts": [
             # Read-only is what keeps count changes in place: no bytecode cache makes the version folder look newer.
             {"name": names.VOLUME_DATA, "mountPath": names.PATH_ROOT, "readOnly": True},

@@ -31,13 +31,14 @@ ADVICE: Final[Mapping[Verdict, Advice]] = {
         (
             "Raise what the reason names: spec.server.resources.limits.cpu, or the step's instances.max.",
             "Lower the step's resourcesPerInstance.cpu where an instance uses less than it is granted.",
-            "Add pods with spec.replicas; each brings its own CPU (and asks for its own GPU).",
+            "Let a pod's CPU grow in place with spec.scaling.cpuResize: InPlace.",
+            "Add pods with spec.replicas, or let them follow the load with spec.scaling.pods; each brings its own CPU (and asks for its own GPU).",
         ),
     ),
     Verdict.GPU_BOUND: Advice(
         "The GPU step is the narrow place: it computes all the time, and requests wait before it. More tokenizers cannot help.",
         (
-            "Add pods with spec.replicas, or a faster GPU with spec.server.gpu.products.",
+            "Add pods with spec.replicas, or let them follow the load with spec.scaling.pods; or take a faster GPU with spec.server.gpu.products.",
             "Make the model cheaper: FP16 or TensorRT, shorter spec.tokenizer.maxLength, larger preferred batches.",
         ),
     ),

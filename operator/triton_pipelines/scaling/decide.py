@@ -27,7 +27,7 @@ from triton_pipelines.scaling.types import (
 )
 
 Counts = Mapping[str, Mapping[str, int]]
-_HISTORY = 5
+HISTORY = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,13 +207,12 @@ def _next(
     new = [action for action in actions if action.before != action.after and (limits.active or not _told(memory, action))]
     if not limits.active:
         steps = {name: replace(step, desired=present[name].count) for name, step in steps.items()}
-    return Memory(
+    return replace(
+        memory,
         steps=steps,
-        history=(*new, *memory.history)[:_HISTORY],
-        actuation=memory.actuation,
+        history=(*new, *memory.history)[:HISTORY],
         last_fresh=now if fresh else memory.last_fresh,
         blind=None if fresh else memory.blind,
-        revision=memory.revision,
     )
 
 

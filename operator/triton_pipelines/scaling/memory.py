@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from triton_pipelines.scaling.types import Action, Growth, Memory, StepMemory
+from triton_pipelines.scaling.types import Action, CpuMemory, Growth, Infeasible, Memory, PodsMemory, StepMemory
 
 LIMIT_BYTES = 8192
 _VERSION = 1
 _REASON = 200  # characters of a reason that are kept
+_PODS = 16  # of those whose node cannot give them more CPU; one is enough to bound all
 
 
 def dumps(memory: Memory) -> str:
@@ -46,6 +47,8 @@ def loads(text: str | None) -> Memory:
         last_fresh=_number(document.get("lastFresh")),
         blind=_number(document.get("blind")),
         revision=document["revision"] if isinstance(document.get("revision"), str) else "",
+        pods=_pods(document.get("pods")),
+        cpu=_cpu(document.get("cpu")),
     )
 
 
@@ -56,7 +59,19 @@ def _document(memory: Memory) -> dict[str, Any]:
         "steps": {name: _step_document(step) for name, step in memory.steps.items()},
         "history": [[_time(item.at), item.step, item.before, item.after, item.reason] for item in memory.history[:5]],
         **_given(actuation=memory.actuation, lastFresh=_time(memory.last_fresh), blind=_time(memory.blind)),
+        **_given(pods=_pods_document(memory.pods), cpu=_cpu_document(memory.cpu)),
     }
+
+
+def _pods_document(pods: PodsMemory | None) -> dict[str, Any] | None:
+    return None if pods is None else {**_step_document(pods.scale), **_given(wanted=pods.wanted, pressed=_time(pods.pressed))}
+
+
+def _cpu_document(cpu: CpuMemory | None) -> dict[str, Any] | None:
+    if cpu is None:
+        return None
+    pods = [[item.pod, item.node, item.asked, item.given] for item in cpu.infeasible[-_PODS:]]
+    return {**_step_document(cpu.scale), **_given(infeasible=pods)}
 
 
 def _step_document(step: StepMemory) -> dict[str, Any]:
@@ -124,6 +139,26 @@ def _step(item: Any) -> StepMemory | None:
     )
 
 
+def _pods(item: Any) -> PodsMemory | None:
+    if (scale := _step(item)) is None:
+        return None
+    return PodsMemory(scale, _count(item.get("wanted")) or 0, _number(item.get("pressed")))
+
+
+def _cpu(item: Any) -> CpuMemory | None:
+    if (scale := _step(item)) is None:
+        return None
+    pods = item.get("infeasible")
+    return CpuMemory(scale, tuple(one for one in map(_infeasible, pods) if one is not None) if isinstance(pods, list) else ())
+
+
+def _infeasible(item: Any) -> Infeasible | None:
+    if not isinstance(item, list) or len(item) != 4 or not isinstance(item[0], str) or not isinstance(item[1], str):
+        return None
+    asked, given = _count(item[2]), _count(item[3])
+    return None if asked is None or given is None else Infeasible(item[0], item[1], asked, given)
+
+
 def _pairs(item: Any) -> tuple[tuple[float, int], ...]:
     if not isinstance(item, list) or len(item) % 2:
         return ()
@@ -176,7 +211,9 @@ def _count(item: Any) -> int | None:
 
 def _each(memory: Memory, change: Callable[[StepMemory], StepMemory]) -> Memory:
     steps: Mapping[str, StepMemory] = {name: change(step) for name, step in memory.steps.items()}
-    return replace(memory, steps=steps, history=tuple(replace(item, reason=item.reason[:_REASON]) for item in memory.history))
+    pods = None if memory.pods is None else replace(memory.pods, scale=change(memory.pods.scale))
+    cpu = None if memory.cpu is None else replace(memory.cpu, scale=change(memory.cpu.scale))
+    return replace(memory, steps=steps, pods=pods, cpu=cpu, history=tuple(replace(item, reason=item.reason[:_REASON]) for item in memory.history))
 
 
 def _without_reasons(memory: Memory) -> Memory:

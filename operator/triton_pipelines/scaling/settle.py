@@ -110,7 +110,8 @@ def settle(item: Seen, need: law.Need, cap: Cap, around: Around) -> Settled:
         memory = law.remember_want(memory, want, limits.law, now)
     memory = law.remember_count(memory, item.count, now)
     turn = law.move(
-        replace(memory, wants=()) if around.partial else memory,  # without evidence nothing shrinks
+        # Without evidence nothing shrinks, nor before pods go.
+        replace(memory, wants=()) if around.partial or limits.pods_first else memory,
         item.limits,
         limits.law,
         count=item.count,
@@ -216,6 +217,7 @@ def _figures(item: Seen, need: law.Need, cap: Cap) -> Figures:
         offered=need.offered,
         pending=item.signal.waiting,
         batch=slow.batch if slow is not None else None,
+        wanted=need.wanted,
         cap=cap.count,
         cap_by=cap.by,
     )

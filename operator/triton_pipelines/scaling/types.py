@@ -81,7 +81,8 @@ class PipelineLimits:
     their max_batch_size (batching is not judged where absent or < 2). ``gpu_capacity``: requests/s that one pod's GPU step carries,
     from the tuner's profile; ``None``: not known. ``revision``: what was measured of another revision is forgotten. ``active``: False
     in mode Advisory: counts are recommended from those that run, never taken for granted. ``own_requests``: requests/s with which the
-    operator itself asks each pod whether it answers; they alone do not make a step anything but idle.
+    operator itself asks each pod whether it answers; they alone do not make a step anything but idle. ``pods_first``: pods are about to
+    go, and counts do not fall before them.
     """
 
     steps: tuple[StepLimits, ...]
@@ -97,6 +98,7 @@ class PipelineLimits:
     revision: str = ""
     active: bool = True
     own_requests: float = 0.0
+    pods_first: bool = False
     law: Law = Law()
 
 
@@ -151,11 +153,40 @@ class StepMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class PodsMemory:
+    """What is remembered of the number of pods: ``scale`` as for the count of a step, ``wanted``: what the load asked for last, before
+    windows; ``pressed``: since when counts cannot help."""
+
+    scale: StepMemory
+    wanted: int = 0
+    pressed: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """A pod whose node can never give it the CPU that was ``asked`` for, and what it was ``given`` before; thousandths of a core."""
+
+    pod: str
+    node: str
+    asked: int
+    given: int
+
+
+@dataclass(frozen=True, slots=True)
+class CpuMemory:
+    """What is remembered of the CPU limit of each pod: ``scale`` as for the count of a step, in thousandths of a core; ``infeasible``:
+    pods (by uid) that cannot have more."""
+
+    scale: StepMemory
+    infeasible: tuple[Infeasible, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """What survives a restart: per step, the last actions (newest first, at most 5), and measured actuation seconds.
 
     ``actuation`` is set by who carries decisions out; ``last_fresh``: time of the last usable sample; ``blind``: since when there is
-    none; ``revision``: of the pipeline whose figures these are.
+    none; ``revision``: of the pipeline whose figures these are. ``pods``, ``cpu``: ``None`` where scaling does not own them.
     """
 
     steps: Mapping[str, StepMemory] = field(default_factory=dict)
@@ -164,6 +195,8 @@ class Memory:
     last_fresh: float | None = None
     blind: float | None = None
     revision: str = ""
+    pods: PodsMemory | None = None
+    cpu: CpuMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +204,8 @@ class Figures:
     """The numbers that led to a verdict, for one step over all pods: what status and metrics show.
 
     ``arrivals``, ``throughput``: requests/s; ``busy``: share of the instances' time (0–1); ``wait``: seconds, live (Little);
-    ``service``: E; ``offered``: Erlang; ``pending``: requests; ``batch``: requests per execution; ``cap`` and ``cap_by``: the
-    bound on growth and what sets it.
+    ``service``: E; ``offered``: Erlang; ``pending``: requests; ``batch``: requests per execution; ``wanted``: instances per pod that
+    the load asks for, whatever bounds them; ``cap`` and ``cap_by``: the bound on growth and what sets it.
     """
 
     arrivals: float = 0.0
@@ -183,6 +216,7 @@ class Figures:
     offered: float = 0.0
     pending: float = 0.0
     batch: float | None = None
+    wanted: int = 0
     cap: int = 0
     cap_by: str = ""
 

@@ -1,0 +1,147 @@
+"""How many pods, and who says so: the spec, live scaling, or somebody else whom nobody fights. Pure; the clock is passed in.
+
+The Deployment's ``spec.replicas`` has one owner. Where an autoscaler (or anybody) writes it through the Deployment's scale subresource, it is
+left to them and no longer applied. A plain edit is drift and is mended once; whoever makes it again within minutes means it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from triton_pipelines.api import names
+from triton_pipelines.api.base import Switch
+from triton_pipelines.api.scaling import PodBounds, ScalingMode
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+
+from .observed import Memory, Object, Observed, json_object, timestamp
+
+# A manager that writes the number again so soon after it was mended is no person who slipped.
+MENDED_FOR: Final = dt.timedelta(minutes=10)
+KEY_REPLICAS: Final = "replicas"
+KEY_MILLIS: Final = "cpuMillis"
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """``number``: pods that are wanted while the pipeline is not suspended; ``applied``: what the Deployment is applied with, ``None``:
+    its number is another's; ``owner``: ``spec``, ``scaling`` or that manager; ``conflict``: who else writes it and what to do, "" nobody;
+    ``scaled``: the number that live scaling wants, ``None``: none; ``least``: pods that have to serve in any case."""
+
+    number: int
+    applied: int | None
+    owner: str
+    memory: Memory
+    conflict: str = ""
+    scaled: int | None = None
+    least: int = 1
+
+    @property
+    def floating(self) -> bool:
+        """Whether the number changes without the spec: pods on their way are then no rollout."""
+        return self.owner != "spec"
+
+
+def recorded(live: Mapping[str, str]) -> Mapping[str, int]:
+    """Number of pods and CPU limit as the live ConfigMap (its data) has them; what cannot be read counts as absent."""
+    found = json_object(live.get(names.KEY_PODS))
+    return {key: value for key, value in found.items() if isinstance(value, int) and not isinstance(value, bool) and value > 0}
+
+
+def owned_data(pipeline: InferencePipeline, observed: Observed, scaled: int | None, limit: int | None) -> dict[str, str]:
+    """What the live ConfigMap holds of pods: how many live scaling wants, and each one's CPU limit. Unless it is active, what it wanted
+    last stays, so that it can go on from there."""
+    known = recorded(observed.live_data())
+    wanted = {KEY_REPLICAS: scaled, KEY_MILLIS: limit}
+    if pipeline.spec.scaling.mode is not ScalingMode.ACTIVE:
+        wanted = {key: known.get(key) if value is not None else None for key, value in wanted.items()}
+    kept = {key: value for key, value in wanted.items() if value is not None}
+    return {names.KEY_PODS: json.dumps(kept)} if kept else {}
+
+
+def decide_replicas(pipeline: InferencePipeline, observed: Observed, memory: Memory, now: dt.datetime) -> Replicas:
+    """Who owns the number of pods, and what it is."""
+    bounds = pipeline.spec.scaling.pods
+    number = pipeline.spec.replicas if bounds is None else _scaled(pipeline, bounds, observed)
+    owner = "spec" if bounds is None else "scaling"
+    scaled, least = (None, number) if bounds is None else (number, bounds.min)
+    conflict = "" if bounds is None else _scaled_from_outside(observed, number)
+    if pipeline.spec.suspend is Switch.ENABLED:
+        return Replicas(number, 0, owner, memory, conflict, scaled, least)
+    other = _other_owner(observed.deployment)
+    live = int(((observed.deployment or {}).get("spec") or {}).get("replicas") or 0)
+    # At 0 every autoscaler stands still, so there is nobody to fight.
+    if other is None or live == number or number == 0:
+        memory = memory if memory.mended else replace(memory, mended_manager="")
+        return Replicas(number, number, owner, memory, conflict, scaled, least)
+    if not other.scale and not _insists(other, memory, now):
+        mended = replace(memory, mended_manager=other.manager, mended=now.isoformat(timespec="seconds"))
+        return Replicas(number, number, owner, mended, conflict, scaled, least)
+    # Without a time: it stays theirs for as long as they have it. Who took it back later would start the same again.
+    memory = memory if other.scale else replace(memory, mended_manager=other.manager, mended="")
+    return Replicas(live, None, other.manager, memory, _taken(pipeline, other, live, number), scaled)
+
+
+def _insists(other: _Owner, memory: Memory, now: dt.datetime) -> bool:
+    """Whether what this manager wrote was mended a short time ago, or is left to it since."""
+    at = timestamp(memory.mended)
+    return memory.mended_manager == other.manager and (at is None or now - at < MENDED_FOR)
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """A field manager, and whether it wrote through the scale subresource, as autoscalers and ``kubectl scale`` do."""
+
+    manager: str
+    scale: bool
+
+
+def _owners(item: Object | None) -> Iterator[Mapping[str, Any]]:
+    """Entries of managedFields that have the number of pods."""
+    for entry in ((item or {}).get("metadata") or {}).get("managedFields") or ():
+        if "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {}):
+            yield entry
+
+
+def _other_owner(deployment: Object | None) -> _Owner | None:
+    """Who else owns the Deployment's number; ``None`` where we do, alone or together with others who say the same."""
+    entries = list(_owners(deployment))
+    if any(str(entry.get("manager", "")).startswith(names.MANAGER_CHILDREN) for entry in entries):
+        return None
+    found = [_Owner(str(entry.get("manager", "")) or "somebody", entry.get("subresource") == "scale") for entry in entries]
+    return max(found, key=lambda one: one.scale, default=None)
+
+
+def _scaled(pipeline: InferencePipeline, bounds: PodBounds, observed: Observed) -> int:
+    """The number that live scaling wants, else the recorded one, else what runs when it takes over."""
+    known = recorded(observed.live_data()).get(KEY_REPLICAS)
+    wanted = observed.intent.pods if observed.intent is not None and observed.intent.pods is not None else known
+    if wanted is None:
+        if pipeline.spec.scaling.mode is not ScalingMode.ACTIVE:
+            return pipeline.spec.replicas
+        wanted = int(((observed.deployment or {}).get("spec") or {}).get("replicas") or 0) or pipeline.spec.replicas
+    return max(bounds.min, min(bounds.max, wanted))
+
+
+def _scaled_from_outside(observed: Observed, number: int) -> str:
+    """That somebody scales the pipeline itself, whose number counts for nothing here."""
+    for entry in _owners(observed.pipeline):
+        if entry.get("subresource") == "scale":
+            return (
+                f"{entry.get('manager')} scales this pipeline through its scale subresource (an HPA, KEDA or kubectl scale), but spec.scaling.pods owns"
+                f" the number of pods, so spec.replicas is ignored and {number} pods are kept: remove that autoscaler, then write spec.replicas once"
+                " by an edit or apply; or remove spec.scaling.pods and leave the number to it"
+            )
+    return ""
+
+
+def _taken(pipeline: InferencePipeline, other: _Owner, live: int, number: int) -> str:
+    how = "through its scale subresource (an HPA, KEDA or kubectl scale)" if other.scale else "again and again"
+    return (
+        f"{other.manager} writes the number of pods of Deployment {pipeline.name} {how}: {live} where this pipeline says {number}; it is left to it."
+        f" Point the autoscaler at InferencePipeline {pipeline.name} instead, which has a scale subresource; or remove it and give the number back:"
+        f" kubectl scale deployment {pipeline.name} --replicas={number}"
+    )
