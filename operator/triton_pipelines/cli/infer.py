@@ -14,6 +14,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from triton_pipelines.load.payloads import LENGTH_HEADER
+
 from .documents import resource
 from .failure import EXIT_FAILED, EXIT_USAGE, Failure
 from .output import console, shortened
@@ -21,8 +23,6 @@ from .tensors import BYTES, Array, Model, cell, decode, encode, plain, requests
 
 CONNECT_SECONDS = 10.0
 DEFAULT_URL = "http://127.0.0.1:8000"
-# Length of the JSON part of a body that goes on with binary tensors.
-LENGTH_HEADER = "Inference-Header-Content-Length"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 # What addresses have in common: the model, perhaps a version, then what is asked of it (/infer, /ready, …).
 _MODEL = re.compile(r"^(?P<model>.*?/v2/models/[^/]+(?:/versions/[^/]+)?)(?:/.*)?$")
@@ -67,7 +67,7 @@ def infer(
     # Proxies of the environment are not for this machine itself.
     proxied = urlsplit(base).hostname not in _LOOPBACK
     with httpx.Client(timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)), trust_env=proxied) as client:
-        model = _described(client, base)
+        model = described(client, base)
         arrays = requests(model, text or [], pair or [], value or [], file or [])
         if model.decoupled:
             _stream(client, base, model, arrays, as_json)
@@ -133,7 +133,7 @@ def _refuse_broken(text: str) -> None:
         raise Failure(f"{text.encode(errors='replace')[:40]!r}: is no UTF-8 text", EXIT_USAGE) from error
 
 
-def _described(client: httpx.Client, base: str) -> Model:
+def described(client: httpx.Client, base: str) -> Model:
     """What the server says of the model."""
     metadata = _document(_sent(client, "GET", base), base)
     try:

@@ -13,7 +13,7 @@ import typer
 import triton_pipelines
 from triton_pipelines.api import crd as crd_module
 
-from . import importing, infer, init, operate, render, scaling, serve, status, tune, validate
+from . import bench, importing, infer, init, operate, render, scaling, serve, status, tune, validate
 from .failure import EXIT_FAILED, Failure
 from .output import tolerate_encoding
 
@@ -51,6 +51,7 @@ app.command("import", rich_help_panel=_FILES)(importing.import_repository)
 app.command("serve", rich_help_panel=_LOCAL)(serve.serve)
 app.command("infer", rich_help_panel=_LOCAL)(infer.infer)
 app.command("tune", rich_help_panel=_LOCAL)(tune.tune)
+app.command("bench", rich_help_panel=_LOCAL)(bench.bench)
 app.command("status", rich_help_panel=_CLUSTER)(status.status)
 app.command("explain", rich_help_panel=_CLUSTER)(scaling.explain)
 app.command("scaling", rich_help_panel=_CLUSTER)(scaling.scaling)

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tritonclient.utils import InferenceServerException, deserialize_bytes_tensor, serialize_byte_tensor, triton_to_np_dtype
+from tritonclient.utils import InferenceServerException, deserialize_bytes_tensor, triton_to_np_dtype
 
 from triton_pipelines.api.tensors import DataType
+from triton_pipelines.load.payloads import http_body
 from triton_pipelines.pipeline.example import parse_element
 
 from .failure import EXIT_USAGE, Failure
@@ -38,12 +39,13 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A served model as the server describes it. ``batched``: the first axis of every tensor is that of the batch."""
+    """A served model as the server describes it. ``batched``: the first axis of every tensor is that of the batch; ``steps``: of an ensemble."""
 
     inputs: tuple[Described, ...]
     outputs: tuple[str, ...]
     batched: bool
     decoupled: bool = False
+    steps: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any], config: Mapping[str, Any]) -> Model:
@@ -59,7 +61,8 @@ class Model:
         )
         batched = int(config["max_batch_size"]) > 0 if "max_batch_size" in config else all(item.shape[:1] == (-1,) for item in inputs)
         decoupled = bool((config.get("model_transaction_policy") or {}).get("decoupled"))
-        return cls(inputs, tuple(str(item["name"]) for item in metadata["outputs"]), batched, decoupled)
+        steps = dict.fromkeys(str(item["model_name"]) for item in (config.get("ensemble_scheduling") or {}).get("step") or ())
+        return cls(inputs, tuple(str(item["name"]) for item in metadata["outputs"]), batched, decoupled, tuple(steps))
 
 
 # --- what is sent -----------------------------------------------------------------------------------------------------------
@@ -105,6 +108,15 @@ def requests(model: Model, texts: Sequence[str], pairs: Sequence[str], values: S
             EXIT_USAGE,
         )
     return _even(arrays) if model.batched else arrays
+
+
+def text_rows(info: Described, words: Sequence[str]) -> Array:
+    """Texts in the shape of a text input, a row each.
+
+    Raises:
+        Failure: as many do not fit it.
+    """
+    return _fitted(info, _elements(info, words), texts=True)
 
 
 def _even(arrays: dict[str, Array]) -> dict[str, Array]:
@@ -212,23 +224,8 @@ def _listed(tensors: Sequence[Described]) -> str:
 
 def encode(arrays: Mapping[str, Array], model: Model) -> tuple[bytes, int]:
     """The body of an inference request with binary tensors, and the length of its JSON part, which the header has to name."""
-    kinds = {item.name: item.data_type for item in model.inputs}
-    parts = {name: _raw(array) for name, array in arrays.items()}
-    inputs = [
-        {"name": name, "shape": list(array.shape), "datatype": kinds[name], "parameters": {"binary_data_size": len(parts[name])}}
-        for name, array in arrays.items()
-    ]
-    # BF16 and FP16 have no form in JSON.
-    outputs = [{"name": name, "parameters": {"binary_data": True}} for name in model.outputs]
-    head = json.dumps({"inputs": inputs, "outputs": outputs}).encode()
-    return b"".join((head, *parts.values())), len(head)
-
-
-def _raw(array: Array) -> bytes:
-    if array.dtype != np.object_:
-        return array.tobytes()
-    packed = serialize_byte_tensor(array)
-    return bytes(packed.item()) if packed.size else b""
+    # The types are the model's: BF16 has no type of its own in NumPy, and no form in JSON, as FP16.
+    return http_body(arrays, model.outputs, {item.name: item.data_type for item in model.inputs})
 
 
 def decode(document: Mapping[str, Any], rest: bytes) -> dict[str, Array]:

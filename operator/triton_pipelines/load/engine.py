@@ -15,6 +15,7 @@ import selectors
 import time
 from array import array
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -23,8 +24,11 @@ from triton_pipelines.load.grpc import GrpcTransport
 from triton_pipelines.load.http import HttpTransport
 from triton_pipelines.load.payloads import payloads
 from triton_pipelines.load.spec import WINDOWS, LoadError, LoadSpec, OnProgress, Progress, Protocol, Target
-from triton_pipelines.load.statistics import Look, StepFigures, read, steps
+from triton_pipelines.load.statistics import Counters, Reader, StepFigures, parse, steps
 from triton_pipelines.load.summary import LoadResult, stability
+
+Models = Callable[[], list[Any]]
+"""A look at Triton's statistics, still packed."""
 
 PROGRESS_SECONDS = 0.25
 _PAUSE_AFTER_ERROR_S = 0.02
@@ -69,7 +73,8 @@ async def run(target: Target, spec: LoadSpec, progress: OnProgress | None = None
         transport = GrpcTransport(target.url, spec.timeout_s, target.headers)
     await transport.start(spec.concurrency or _FIRST_CONNECTIONS * (1 if target.protocol is Protocol.HTTP else 16))
     try:
-        return await _Load(target, spec, requests, rows, transport.send, progress).run()
+        async with Reader(target, spec.timeout_s) as reader:
+            return await _Load(spec, requests, rows, transport.send, reader if spec.statistics else None, progress).run()
     finally:
         await transport.close()
 
@@ -79,14 +84,14 @@ class _Load:
 
     def __init__(
         self,
-        target: Target,
         spec: LoadSpec,
         requests: list[bytes],
         rows: list[int],
         send: Callable[[bytes, Callable[[str], None]], None],
+        reader: Reader | None,
         progress: OnProgress | None,
     ) -> None:
-        self._target, self._spec, self._requests, self._rows, self._send, self._progress = target, spec, requests, rows, send, progress
+        self._spec, self._requests, self._rows, self._send, self._reader, self._progress = spec, requests, rows, send, reader, progress
         self._now = asyncio.get_running_loop().time
         self._began = 0.0
         self._next = 0
@@ -100,6 +105,7 @@ class _Load:
 
     async def run(self) -> LoadResult:
         spec = self._spec
+        await self._look()  # the first look takes longer than others
         cpu, loop = time.process_time(), asyncio.get_running_loop()
         self._began = loop.time()
         sender = loop.create_task(self._open()) if spec.open_loop else None
@@ -174,27 +180,21 @@ class _Load:
     # --- measuring ----------------------------------------------------------------------------------------------------------
     async def _windows(self, sender: asyncio.Task[None] | None) -> tuple[float, float, dict[str, StepFigures]]:
         """Wait for the windows; begin and end of the last three, and what the steps did in them."""
-        spec, looks = self._spec, list[tuple[float, Look]]()
+        spec, looks = self._spec, list[tuple[float, Models]]()
         for number in range(WINDOWS + spec.extend + 1):
             at = spec.warmup_s + number * spec.window_s
             await self._until(at, sender)
-            if spec.statistics:
-                looks.append((self._now(), await self._look()))
-            if number >= WINDOWS:
-                begin = at - spec.duration_s
-                figures = {}
-                if spec.statistics:
-                    (first, before), (last, after) = looks[-1 - WINDOWS], looks[-1]
-                    figures = {name: step for name, step in steps(before, after, last - first).items() if step.requests or step.failures}
-                if number == WINDOWS + spec.extend or stability(self._result(begin, at, {}, 0.0)).stable:
-                    return begin, at, figures
+            looks.append((self._now(), await self._look()))
+            begin = at - spec.duration_s
+            if number == WINDOWS + spec.extend or (number >= WINDOWS and stability(self._result(begin, at, {}, 0.0)).stable):
+                return begin, at, _figures(looks[-1 - WINDOWS], looks[-1])
         raise AssertionError("no windows")
 
-    async def _look(self) -> Look:
+    async def _look(self) -> Models:
         try:
-            return await read(self._target, self._spec.timeout_s)
+            return await self._reader.look() if self._reader else list
         except LoadError:
-            return {}  # a gateway may let inference through alone
+            return list  # a gateway may let inference through alone
 
     async def _until(self, at: float, sender: asyncio.Task[None] | None) -> None:
         wait = self._began + at - self._now()
@@ -237,6 +237,18 @@ class _Load:
             elapsed_s=self._now() - self._began,
             steps=figures,
         )
+
+
+def _figures(first: tuple[float, Models], last: tuple[float, Models]) -> dict[str, StepFigures]:
+    """What each model that did something did between two looks."""
+    counters: list[dict[str, Counters]] = []
+    for _, models in (first, last):
+        try:
+            counters.append(parse(models()))
+        except LoadError:
+            return {}
+    found = steps(counters[0], counters[1], last[0] - first[0])
+    return {name: step for name, step in found.items() if step.requests or step.failures}
 
 
 class _PreciseSelector(selectors.DefaultSelector):

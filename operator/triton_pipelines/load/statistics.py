@@ -1,10 +1,13 @@
-"""Where the time goes: Triton's own statistics of each model, as the difference of two looks. Pure but for :func:`read`."""
+"""Where the time goes: Triton's own statistics of each model, as the difference of two looks. Pure but for :class:`Reader`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 
 import grpc  # type: ignore[import-untyped]
 import httpx
@@ -112,22 +115,66 @@ async def read(target: Target, timeout_s: float = 10.0) -> dict[str, Counters]:
     Raises:
         LoadError: it does not tell them.
     """
-    if target.protocol is Protocol.GRPC:
-        async with grpc.aio.insecure_channel(target.url, options=(("grpc.enable_http_proxy", 0),)) as channel:
-            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    async with Reader(target, timeout_s) as reader:
+        return parse((await reader.look())())
+
+
+class Reader:
+    """Reads a server's statistics beside a load: its connection is kept, and answers are unpacked when the load is over.
+
+    Args:
+        target: whose server.
+        timeout_s: of one look.
+    """
+
+    def __init__(self, target: Target, timeout_s: float) -> None:
+        self._target, self._timeout_s = target, timeout_s
+        self._stack = contextlib.ExitStack()
+
+    async def __aenter__(self) -> Self:
+        target = self._target
+        if target.protocol is Protocol.GRPC:
+            self._channel = grpc.aio.insecure_channel(target.url, options=(("grpc.enable_http_proxy", 0),))
+        else:
+            # Reading the CA certificates takes longer than many a request; without TLS they are not needed.
+            client = httpx.Client(verify=target.url.startswith("https"), timeout=self._timeout_s, trust_env=False, headers=dict(target.headers))
+            self._client = self._stack.enter_context(client)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stack.close()
+        if self._target.protocol is Protocol.GRPC:
+            await self._channel.close()
+
+    async def look(self) -> Callable[[], list[Any]]:
+        """The counters now; call the result for the models.
+
+        Raises:
+            LoadError: the server does not tell them.
+        """
+        target = self._target
+        if target.protocol is Protocol.GRPC:
+            call = service_pb2_grpc.GRPCInferenceServiceStub(self._channel).ModelStatistics
+            metadata = tuple((name.lower(), value) for name, value in target.headers.items())
             try:
-                answer = await stub.ModelStatistics(
-                    service_pb2.ModelStatisticsRequest(), timeout=timeout_s, metadata=tuple((k.lower(), v) for k, v in target.headers.items())
-                )
+                message = await call(service_pb2.ModelStatisticsRequest(), timeout=self._timeout_s, metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 raise LoadError(f"{target.url}: tells no statistics: {error.code().name} {error.details()}") from None
-        return parse(MessageToDict(answer, preserving_proto_field_name=True).get("model_stats", []))
-    url = f"{target.url.rstrip('/')}/v2/models/stats"
-    try:
-        async with httpx.AsyncClient(timeout=timeout_s, trust_env=False, headers=dict(target.headers)) as client:
-            return parse((await client.get(url)).raise_for_status().json()["model_stats"])
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        raise LoadError(f"{url}: tells no statistics: {error}") from error
+            return lambda: list(MessageToDict(message, preserving_proto_field_name=True).get("model_stats", []))
+        url = f"{target.url.rstrip('/')}/v2/models/stats"
+        try:
+            # In a thread: the loop goes on sending meanwhile.
+            answer = (await asyncio.to_thread(self._client.get, url)).raise_for_status()
+        except httpx.HTTPError as error:
+            raise LoadError(f"{url}: tells no statistics: {error}") from error
+
+        def models() -> list[Any]:
+            try:
+                return list(answer.json()["model_stats"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise LoadError(f"{url}: tells no statistics: {error!r}") from error
+
+        return models
 
 
 def _figures(model: str, gone: Counters, elapsed_s: float) -> StepFigures:
