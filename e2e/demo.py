@@ -20,13 +20,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-from rich.console import Console
 
+from e2e import scaling_demo
 from e2e.local import binaries
 from e2e.local.cluster import PRODUCT_IMAGES, Cluster
 from e2e.local.images import SAMPLES_IMAGE
 from e2e.models import tree
 from e2e.models.__main__ import source_map
+from e2e.showing import DemoError, console, say
 from e2e.suite import diagnostics
 from e2e.suite.access import Images
 from e2e.suite.installation import Installation, namespace
@@ -43,16 +44,6 @@ TEXTS = ("What a wonderful evening, I enjoyed every minute.", "The food was cold
 EXPECTED = ("positive", "negative", "positive")
 SERVE_SECONDS = 90.0
 CLUSTER_SECONDS = 30 * 60.0
-console = Console(highlight=False)
-
-
-class DemoError(RuntimeError):
-    """A step of the demo did not do what it shows; the message says which and where to look."""
-
-
-def say(text: str) -> None:
-    """A heading of the demo."""
-    console.print(f"\n[bold cyan]▶ {text}[/bold cyan]")
 
 
 def main() -> int:
@@ -192,14 +183,15 @@ def _on_cluster() -> list[str]:
     say("3. The operator, installed from the chart")
     made = Installation(kube, Images.of(os.environ))
     try:
-        return _shown(kube, made, cluster)
+        with scaling_demo.scraper(cluster) as scraping:
+            return _shown(kube, made, cluster, scraping)
     except BaseException:
         console.print(f"diagnostics: {diagnostics.collect('demo', made, ['demo'])}", markup=False)
         raise
 
 
-def _shown(kube: Kube, made: Installation, cluster: Cluster) -> list[str]:
-    made.install()
+def _shown(kube: Kube, made: Installation, cluster: Cluster, scraping: scaling_demo.Scraper) -> list[str]:
+    made.install({"prometheus": {"url": scraping.url}})
     console.print(kube.kubectl("get", "pods", "--namespace=triton-pipelines"), markup=False)
 
     say("4. The same file on the cluster: kubectl apply, and ask")
@@ -208,7 +200,9 @@ def _shown(kube: Kube, made: Installation, cluster: Cluster) -> list[str]:
     began = time.monotonic()
     kube.kubectl("apply", "--namespace=demo", f"--filename={SAMPLE}")
     console.print(kube.kubectl("wait", "--namespace=demo", "--for=condition=Ready", "ipl/sentiment", "--timeout=180s"), markup=False)
-    with Reach(kube).service("demo", "sentiment") as endpoint:
+    scraping.watch(kube, "demo")
+    reach = Reach(kube)
+    with reach.service("demo", "sentiment") as endpoint:
         url = f"{endpoint.http}/v2/models/sentiment"
         _ask(url)
         ready = time.monotonic() - began
@@ -238,6 +232,10 @@ def _shown(kube: Kube, made: Installation, cluster: Cluster) -> list[str]:
         console.print(f"the old revision keeps serving: {asked.sent} requests meanwhile, none failed")
         figures.append(f"wrong change named, {asked.sent} requests meanwhile, {asked.failed} failed")
         _check(url)
+        kube.apply({**sample("sentiment"), "metadata": {"name": "sentiment", "namespace": "demo"}}, manager="kubectl")
+        pipeline.wait_ready()
+        console.print("the file as it was, applied again: Ready", markup=False)
+    figures.append(scaling_demo.show(kube, reach, scraping, "demo"))
     if os.environ.get("KEEP") == "1":
         console.print(f"kept: export KUBECONFIG={cluster.kubeconfig}", markup=False)
     return figures

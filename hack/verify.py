@@ -49,6 +49,7 @@ CHECKS: dict[str, Callable[[bool], str]] = {
     "rules, alerts and dashboard": _command(_module("hack.monitoring", "--check"), _module("hack.monitoring"), "monitoring"),
     "chart and kustomize base": _command(_module("hack.chart", "--check"), _module("hack.chart"), "chart"),
     "measured figures in the guide": _command(_module("hack.measured"), _module("hack.measured", "--write"), "measured figures"),
+    "results in the benchmarks' pages": _command(_module("bench.pages"), _module("bench.pages", "--write"), "pages of benchmarks"),
     "sample head and golden answers": _command(_module("e2e.models", "verify"), _module("e2e.models", "golden"), "sample models"),
 }
 

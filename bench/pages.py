@@ -1,0 +1,174 @@
+"""Puts results into the pages of docs/benchmarks, between marks that name them.
+
+    python -m bench.pages [--write]
+
+A mark such as ``<!-- results: C1 C2 -->`` begins a block, ``<!-- end -->`` ends it. Blocks: ``results`` (goal, value, met, and why where it is missed), ``runs``
+(each run of a step response), ``laws`` (the simulated comparison), ``changes`` (counts changed in place), ``faults`` (bad metrics), ``stand-ins``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from bench.results import FOLDER, thresholds
+
+ROOT = FOLDER.parent
+PAGES = ROOT / "docs" / "benchmarks"
+RESULTS = FOLDER / "results"
+REMARKS = FOLDER / "remarks.json"
+_BLOCK = re.compile(r"(<!-- ([a-z-]+): ([^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+Result = Mapping[str, Any]
+
+
+class PageError(ValueError):
+    """A page names a block or a result that there is not."""
+
+
+def result(identity: str) -> Result | None:
+    """A result file; ``None``: not measured yet."""
+    path = RESULTS / f"{identity}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+
+
+def results(identities: Sequence[str]) -> str:
+    """Goal, value and whether it is met; below, why those are missed that are."""
+    goals, remarks = thresholds(), json.loads(REMARKS.read_text(encoding="utf-8"))
+    rows, missed = [], []
+    for identity in identities:
+        if identity not in goals:
+            raise PageError(f"no threshold of {identity}")
+        what, goal, found = goals[identity]["what"], goals[identity]["goal"], result(identity)
+        if found is None:
+            rows.append((identity, what, goal, "not measured yet", ""))
+            continue
+        low, high = found["spread"]
+        spread = "" if low == high else f" ({_number(low)} to {_number(high)})"
+        rows.append((identity, what, goal, f"{_number(found['value'])}{spread} {found['unit']}", "met" if found["met"] else "**missed**"))
+        if not found["met"]:
+            missed.append(f"- {identity}: {remarks.get(identity, 'no reason is known yet.')}")
+    text = table(("", "what", "goal", "found: median (least to most)", ""), rows)
+    return f"{text}\n\nMissed, and why:\n\n" + "\n".join(missed) if missed else text
+
+
+def _number(value: float) -> str:
+    return "never" if value >= 1e9 else f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def runs(found: Result) -> str:
+    """Runs of the step response."""
+    head = (
+        "workload",
+        "read from",
+        "p99 inside the SLO after",
+        "violations",
+        "instances against foresight",
+        "counts",
+        "GPU starved",
+        "failed",
+        "verdicts",
+    )
+    rows = [
+        (
+            one["workload"],
+            one["source"],
+            "never" if one["recoverySeconds"] is None else f"{one['recoverySeconds']:.0f} s",
+            f"{one['violationsPercent']:.1f} % ({one['violationsOfThisRunPercent']:.1f} % of this short run)",
+            f"{one['cost']:.2f}",
+            " → ".join(str(count) for count in one["counts"]),
+            f"{one['starvedPercent']:.0f} %",
+            one["failed"],
+            ", ".join(one["verdicts"]),
+        )
+        for one in found["detail"]["runs"]
+    ]
+    return table(head, rows)
+
+
+def laws(found: Result) -> str:
+    """The table that the comparison of control laws wrote beside its result."""
+    return (RESULTS / f"{found['id']}.md").read_text(encoding="utf-8").strip()
+
+
+def changes(found: Result) -> str:
+    """Counts changed in place."""
+    head = ("workload", "requests/s", "requests", "failed", "longest steady", "longest beyond it, by change", "a change took")
+    rows = [
+        (
+            one["workload"],
+            f"{one['requestsPerSecond']:g}",
+            one["requests"],
+            one["failed"],
+            f"{one['steadyLongestMilliseconds']:.0f} ms",
+            ", ".join(f"{value:.0f}" for value in one["longestBeyondSteadyMilliseconds"]) + " ms",
+            f"{min(one['changeSeconds']):.1f} to {max(one['changeSeconds']):.1f} s",
+        )
+        for one in found["detail"]["workloads"]
+    ]
+    return table(head, rows)
+
+
+def faults(found: Result) -> str:
+    """Bad metrics and downward steps, by seed."""
+    head = ("kind", "fault", "downward steps by seed")
+    shown = [(one["kind"], name, ", ".join(str(count) for count in one["downwardSteps"])) for name, one in found["detail"]["faults"].items()]
+    good = ", ".join(str(count) for count in found["detail"]["goodMetrics"])
+    return table(head, [*shown, ("none", "good metrics, for comparison", good)])
+
+
+def stand_ins(found: Result) -> str:
+    """What of a result is not real, and where it was measured."""
+    said = "\n".join(f"- {one}" for one in found["stand_ins"])
+    return f"Workload: {found['workload']}.\n\nStand-ins:\n\n{said}\n\n{found['machine']}; `{found['command']}`; {found['date']}, commit {found['commit']}."
+
+
+_OF_ONE: Mapping[str, Callable[[Result], str]] = {"runs": runs, "laws": laws, "changes": changes, "faults": faults, "stand-ins": stand_ins}
+
+
+def block(kind: str, names: Sequence[str]) -> str:
+    """Content of a block.
+
+    Raises:
+        PageError: there is no such block.
+    """
+    if kind == "results":
+        return results(names)
+    if kind not in _OF_ONE or len(names) != 1:
+        raise PageError(f"no block {kind}: {' '.join(names)}; there are results and, of one result, {', '.join(_OF_ONE)}")
+    found = result(names[0])
+    return _OF_ONE[kind](found) if found is not None else f"Not measured yet: `make bench ID={names[0]}`."
+
+
+def page(text: str) -> str:
+    """A page with its blocks renewed."""
+    return _BLOCK.sub(lambda match: f"{match[1]}\n{block(match[2], match[3].split())}\n\n{match[4]}", text)
+
+
+def main(arguments: list[str]) -> int:
+    """Check the pages, or write them; exit code 1 on a difference."""
+    differing = 0
+    for path in sorted(PAGES.glob("*.md")):
+        before = path.read_text(encoding="utf-8")
+        after = page(before)
+        if before == after:
+            continue
+        if "--write" in arguments:
+            path.write_text(after, encoding="utf-8")
+            continue
+        print(f"{path.relative_to(ROOT)} differs from bench/results: python -m bench.pages --write", file=sys.stderr)
+        differing += 1
+    return 1 if differing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,218 @@
+"""The demo's scaling part: long documents under load, with a fixed count of one tokenizer, then managed, then without Prometheus.
+
+The tokenization is real work for the CPU. The GPU step is a declared stand-in that waits as long as a fast GPU would compute. Clients, cluster and pods
+share this machine's cores: the load is 16 clients with requests made beforehand, and it asks for about a quarter more than one tokenizer carries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from e2e.load.bins import Figures, Second, figures, second, with_answers
+from e2e.load.prepared import PreparedLoad, prepared_load
+from e2e.load.workloads import documents
+from e2e.local.cluster import Cluster
+from e2e.showing import DemoError, LiveLine, console, live_line, say
+from e2e.suite.kube import Kube
+from e2e.suite.pipelines import Pipeline, merged
+from e2e.suite.reach import Endpoint, Reach
+from tests.support.prometheus import PrometheusServer
+from triton_pipelines.api import names
+from triton_pipelines.metrics.exposition import parse
+from triton_pipelines.metrics.samples import Scrape
+
+CLIENTS = 16
+SCRAPE_SECONDS = 2.0
+PROBE_SECONDS = 4
+FIXED_SECONDS = 12
+GROWN_SECONDS = 45
+"""At most, until the count has grown."""
+STEADY_SECONDS = 12
+DARK_SECONDS = 12
+BEYOND = 0.62
+"""Of what the wanted count would carry if each instance carried as much as the first alone: 1.24 times the first with two of them."""
+MOST = 3
+"""Instances at most that the load is made for; the stand-in GPU step carries no more."""
+
+
+class Scraper:
+    """A real Prometheus on the host's end of the cluster's link, that scrapes the pods it is told of."""
+
+    def __init__(self, server: PrometheusServer, file: Path) -> None:
+        self._server, self._file = server, file
+
+    @property
+    def url(self) -> str:
+        """Where pods reach it."""
+        return self._server.url
+
+    def watch(self, kube: Kube, namespace: str) -> None:
+        """Scrape the namespace's Triton pods as they are now, with the labels that a PodMonitor's series have."""
+        pods = [pod for pod in kube.objects("Pod", namespace, names.LABEL_PIPELINE) if (pod.get("status") or {}).get("podIP")]
+        targets = [
+            {
+                "targets": [f"{pod['status']['podIP']}:{names.PORT_METRICS}"],
+                "labels": {"namespace": namespace, "pod": pod["metadata"]["name"], "pipeline": pod["metadata"]["labels"][names.LABEL_PIPELINE]},
+            }
+            for pod in pods
+        ]
+        made = self._file.with_suffix(".new")
+        made.write_text(json.dumps(targets))
+        made.replace(self._file)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._server.kill()
+
+
+@contextlib.contextmanager
+def scraper(cluster: Cluster) -> Iterator[Scraper]:
+    """Prometheus for the time of the context."""
+    with tempfile.TemporaryDirectory(prefix="tritonpipe-demo-") as folder:
+        file = Path(folder) / "pods.json"
+        file.write_text("[]")
+        # Debian's Prometheus cannot ask an API server for pods; a file tells it.
+        discovery = [{"job_name": "pods", "honor_labels": True, "file_sd_configs": [{"files": [str(file)], "refresh_interval": "1s"}]}]
+        with PrometheusServer(discovery=discovery, interval=SCRAPE_SECONDS, address=cluster.subnets.host_address) as server:
+            yield Scraper(server, file)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the part showed: figures with the fixed count and managed, seconds until the count had grown, counts, and requests in all."""
+
+    fixed: Figures
+    managed: Figures
+    grown_after: float
+    before: int
+    after: int
+    requests: int
+    failed: int
+
+    def closing(self) -> str:
+        """The closing line's part."""
+        return (
+            f"documents with {self.before} tokenizer fixed: {self.fixed}; managed ({self.before} → {self.after} in place after {self.grown_after:.0f} s): "
+            f"{self.managed}; {self.failed} of {self.requests} requests failed"
+        )
+
+
+def show(kube: Kube, reach: Reach, scraping: Scraper, namespace: str) -> str:
+    """Show it; returns its part of the closing line.
+
+    Raises:
+        DemoError: something did not do what is shown.
+    """
+    workload = documents()
+    most = max(2, min(MOST, os.cpu_count() or 2))
+    say(f"6. Long documents: {workload.rows} texts of ~{workload.tokens} tokens per request, one tokenizer, its count fixed (scaling.mode: Disabled)")
+    console.print("tokenizing is real work for the CPU; stand-in: " + "; ".join(workload.stand_ins), markup=False, soft_wrap=True)
+    console.print(
+        f"{CLIENTS} clients with requests made beforehand; they, the cluster and the pods share {os.cpu_count()} cores", markup=False, soft_wrap=True
+    )
+    pipeline = Pipeline(kube, namespace, workload.model)
+    pipeline.apply(merged(workload.document, _changes(most)))
+    pipeline.wait_ready()
+    scraping.watch(kube, namespace)
+    with reach.service(namespace, workload.model) as endpoint, prepared_load(endpoint.grpc, workload.requests(), clients=CLIENTS) as load:
+        watch = _Watch(pipeline, endpoint, load, workload.step)
+        load.rate(math.inf)
+        carried = figures(watch.measure(PROBE_SECONDS)[1:]).rate
+        load.rate(carried * BEYOND * most)
+        console.print(
+            f"one tokenizer carries {carried:.0f} requests/s; {carried * BEYOND * most:.0f} requests/s are asked for", markup=False, soft_wrap=True
+        )
+        with live_line() as live:
+            fixed = figures(watch.measure(FIXED_SECONDS, live))
+
+        say("7. The same load, managed: kubectl patch … scaling.mode: Active (the operator asks Prometheus)")
+        pipeline.patch({"spec": {"scaling": {"mode": "Active"}}})
+        with live_line() as live:
+            growing = watch.measure(GROWN_SECONDS, live, until=lambda one: one.count > 1)
+            if growing[-1].count <= 1:
+                raise DemoError(f"the count did not grow within {GROWN_SECONDS} s: {pipeline.status().get('scaling')}")
+            watch.measure(2, live)  # what had queued up
+            managed = watch.measure(STEADY_SECONDS, live)
+        console.print(_last_change(pipeline), markup=False, soft_wrap=True)
+
+        say("8. Prometheus is killed: no count falls")
+        scraping.kill()
+        with live_line() as live:
+            dark = watch.measure(DARK_SECONDS, live)
+        fallen = min(one.count for one in dark) < managed[-1].count
+        told = pipeline.wait_condition("MetricsAvailable", "False")
+        console.print(f"MetricsAvailable: {told['reason']}: {told['message'][:160]}", markup=False, soft_wrap=True)
+        load.rate(0)
+        if fallen:
+            raise DemoError(f"a count fell without Prometheus: {[one.count for one in dark]}")
+    failed = [answer.error for answer in load.answers if answer.error]
+    if failed:
+        raise DemoError(f"{len(failed)} of {len(load.answers)} requests failed: {failed[0]}")
+    shown = Shown(fixed, figures(managed), len(growing), 1, managed[-1].count, len(load.answers), len(failed))
+    return shown.closing()
+
+
+def _changes(most: int) -> dict[str, Any]:
+    """One instance at first, as many as there are cores at most; requests so small that the pod fits beside others, its CPU limit as the product sets it."""
+    return {
+        "spec": {
+            "scaling": {"mode": "Disabled"},
+            "tokenizer": {"instances": {"initial": 1, "min": 1, "max": most}},
+            "server": {"resources": {"requests": {"cpu": "100m", "memory": "512Mi"}}, "gpu": {"count": 1}},
+        }
+    }
+
+
+def _last_change(pipeline: Pipeline) -> str:
+    history: Sequence[dict[str, Any]] = (pipeline.status().get("scaling") or {}).get("history") or [{}]
+    return "{time}: {step} from {from} to {to}: {reason}".format_map(history[0]) if history[0] else "its status tells of no change yet"
+
+
+@dataclass
+class _Watch:
+    """Looks at the pod each second, beside the load."""
+
+    pipeline: Pipeline
+    endpoint: Endpoint
+    load: PreparedLoad
+    step: str
+    _taken: int = 0
+    _client: httpx.Client = field(default_factory=lambda: httpx.Client(trust_env=False, timeout=10.0))
+
+    def measure(self, seconds: int, live: LiveLine | None = None, until: Callable[[Second], bool] = lambda _: False) -> list[Second]:
+        """So many seconds, or until one is as wanted."""
+        found: list[Second] = []
+        tick, began = threading.Event(), time.monotonic()
+        before = self._look()
+        for number in range(1, seconds + 1):
+            tick.wait(max(0.0, began + number - time.monotonic()))
+            after = self._look()
+            answers = self.load.since(self._taken)
+            self._taken += len(answers)
+            one = with_answers(second(before, after, step=self.step, gpu="model", count=self._count()), answers)
+            found.append(replace(one, verdict=str((self.pipeline.status().get("scaling") or {}).get("bottleneck", ""))))
+            before = after
+            if live is not None:
+                live.add(found[-1])
+            if until(found[-1]):
+                break
+        return found
+
+    def _look(self) -> Scrape:
+        return parse(self._client.get(f"http://{self.endpoint.metrics}/metrics").raise_for_status().text, time.monotonic())[0]
+
+    def _count(self) -> int:
+        config = self._client.get(f"{self.endpoint.http}/v2/models/{self.step}/config").raise_for_status().json()
+        return sum(int(group.get("count", 1)) for group in config["instance_group"])
