@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from itertools import accumulate, pairwise
 from operator import attrgetter, itemgetter
 
 from triton_pipelines.metrics.samples import Counters, PodHistory
@@ -74,6 +75,8 @@ class Series:
                 break
         self._reset = last > 0
         self._run = self._all[last:]
+        # Each interval by its own mean batch: a queue that was worked off in full batches and the single requests after it have no common one.
+        self._busy = [0.0, *accumulate(_busy(before[1], after[1]) for before, after in pairwise(self._run))]
 
     @property
     def newest(self) -> float | None:
@@ -103,13 +106,17 @@ class Series:
             return None
         newest = run[-1]
         if seconds is None:
-            return _between(run[-2], newest, covered=True)
+            return _between(run[-2], newest, self._spent(len(run) - 2, len(run) - 1), covered=True)
         since = newest[0] - seconds - _EDGE
-        first = next(item for item in run if item[0] >= since)
-        if first is newest:
-            first = run[-2]  # scrapes are farther apart than the window is long
+        number = next(number for number, item in enumerate(run) if item[0] >= since)
+        number = min(number, len(run) - 2)  # scrapes may be farther apart than the window is long
+        first = run[number]
         covered = newest[0] - run[0][0] >= _COVERED * seconds and not (self._reset and run[0][0] > newest[0] - seconds)
-        return _between(first, newest, covered=covered)
+        return _between(first, newest, self._spent(number, len(run) - 1), covered=covered)
+
+    def _spent(self, begin: int, end: int) -> float:
+        """Busy seconds between two samples of the run."""
+        return self._busy[end] - self._busy[begin]
 
 
 def rates(history: PodHistory, model: str, seconds: float | None) -> Rates | None:
@@ -167,20 +174,25 @@ def _went_back(before: Counters, after: Counters) -> bool:
     )
 
 
-def _between(first: tuple[float, Counters], last: tuple[float, Counters], *, covered: bool) -> Rates:
+def _busy(a: Counters, b: Counters) -> float:
+    """Busy seconds between two samples: a batch of k requests adds its time k times."""
+    spent = (b.compute_input_us + b.compute_infer_us + b.compute_output_us - a.compute_input_us - a.compute_infer_us - a.compute_output_us) * 1e-6
+    computed, executions = b.success - a.success - (b.cache_hits - a.cache_hits), b.execs - a.execs
+    # Fewer requests than executions only happens where requests failed.
+    return max(0.0, spent) / (max(1.0, computed / executions) if executions > 0 else 1.0)
+
+
+def _between(first: tuple[float, Counters], last: tuple[float, Counters], busy: float, *, covered: bool) -> Rates:
     (begin, a), (end, b) = first, last
     seconds = end - begin
     success = b.success - a.success
     computed = max(0.0, success - (b.cache_hits - a.cache_hits))
     executions = b.execs - a.execs
-    spent = (b.compute_input_us + b.compute_infer_us + b.compute_output_us - a.compute_input_us - a.compute_infer_us - a.compute_output_us) * 1e-6
-    # A batch of k requests adds its time k times; fewer requests than executions only happens where requests failed.
-    batch = max(1.0, computed / executions) if executions > 0 else 1.0
     return Rates(
         seconds=seconds,
         throughput=success / seconds,
         growth=(b.pending - a.pending) / seconds,
-        busy=max(0.0, spent) / seconds / batch,
+        busy=busy / seconds,
         executions=executions / seconds,
         computed=computed / seconds,
         queued=(b.queue_us - a.queue_us) * 1e-6 / seconds,

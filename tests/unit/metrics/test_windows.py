@@ -36,6 +36,16 @@ def test_a_batch_adds_its_time_once_for_each_request_and_is_corrected() -> None:
     assert window.busy == pytest.approx(0.8)
 
 
+def test_full_batches_and_single_requests_in_one_window_have_no_common_batch() -> None:
+    """A backlog of 256 requests goes in four batches of 64 texts, 10 ms each, within one interval; 50 requests/s follow, one by one."""
+    backlog = Counters(success=256, execs=4, compute_infer_us=4 * 64 * 640e3)
+    after = [Counters(success=256 + 250 * n, execs=4 + 250 * n, compute_infer_us=4 * 64 * 640e3 + 250 * n * 10e3) for n in range(11)]
+    scrapes = [Scrape(NOW + 5 * n, {"m": counters}) for n, counters in enumerate([Counters(), backlog, *after[1:]])]
+    window = rates(PodHistory(tuple(scrapes)), "m", 60)
+    assert window is not None
+    assert window.service == pytest.approx(0.010)
+
+
 def test_cache_hits_are_completions_but_no_executions() -> None:
     window = rates(history({"m": Flow(rate=50, service=0.01, batch=5, hits=150)}), "m", 60)
     assert window is not None
