@@ -29,7 +29,7 @@ def test_idle_behind_a_queue_is_starved() -> None:
     """80 requests, each 12.5 ms of the tokenizer after 187 ms of waiting; the GPU step computes 41 % of the second."""
     found = between(look(101.0, done=1080, queue=50.0 + 80 * 0.187, busy=11.0, gpu=5.41))
     assert found.starved
-    assert (found.gpu_busy, found.wait, found.service) == (pytest.approx(0.41), pytest.approx(0.187), pytest.approx(0.0125))
+    assert (found.gpu_busy, found.wait, found.service) == pytest.approx((0.41, 0.187, 0.0125))
 
 
 @pytest.mark.parametrize(
