@@ -1,0 +1,210 @@
+"""`tritonpipe bench`: its loads, its requests, and the shape of what it prints."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from triton_pipelines.cli.benchloads import concurrencies, made, rates
+from triton_pipelines.cli.benchreport import BASELINE, COLUMNS, Report, as_csv, as_json, plot, remarks, shown, svg
+from triton_pipelines.cli.failure import EXIT_USAGE, Failure
+from triton_pipelines.cli.tensors import Described, Model
+from triton_pipelines.load import LoadSpec, Stability, StepFigures, Summary
+from triton_pipelines.load.sweep import Measured
+
+TEXT = Described("TEXT", "BYTES", (-1, 1))
+MODEL = Model((TEXT,), ("LABEL",), batched=True)
+IDS = Model((Described("IDS", "INT64", (-1, -1)),), ("OUT",), batched=True)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("8", [8]),
+        ("1:128", [1, 2, 4, 8, 16, 32, 64, 128]),
+        ("1:100", [1, 2, 4, 8, 16, 32, 64, 100]),
+        ("4:4", [4]),
+        ("2:11:3", [2, 5, 8, 11]),
+        ("16,1,4", [1, 4, 16]),
+    ],
+)
+def test_concurrencies(written: str, meant: list[int]) -> None:
+    assert concurrencies(written) == meant
+
+
+def test_rates() -> None:
+    assert rates("50:200:50") == [50, 100, 150, 200]
+    assert rates("0.5,7") == [0.5, 7]
+
+
+@pytest.mark.parametrize("written", ["", "x", "0", "-1", "4:1", "1:2:3:4", "1.5", "1:8:0", "1:9999:1", "nan", "inf", "9999"])
+def test_wrong_concurrencies_name_the_option(written: str) -> None:
+    with pytest.raises(Failure, match=r"--concurrency") as caught:
+        concurrencies(written)
+    assert caught.value.code == EXIT_USAGE
+
+
+@pytest.mark.parametrize("written", ["50:400", "1:100:0.1", "a:b:c"])
+def test_wrong_rates_name_the_option(written: str) -> None:
+    with pytest.raises(Failure, match=r"--rate"):
+        rates(written)
+
+
+def requests(model: Model = MODEL, **options: Any) -> Any:
+    return made(model, **{"file": None, "lengths": None, "rows": 1, "values": (), "files": (), "seed": 0, **options})
+
+
+def test_requests_of_a_distribution() -> None:
+    found = requests(lengths="median=10,sigma=0,cap=20", rows=3)
+    assert found.arrays[0]["TEXT"].shape == (3, 1)
+    assert {len(text.split()) for item in found.arrays for text in item["TEXT"].ravel()} == {8}  # and [CLS], [SEP]
+    assert np.array_equal(found.arrays[5]["TEXT"], requests(lengths="median=10,sigma=0,cap=20", rows=3).arrays[5]["TEXT"])
+    split = found.split()
+    assert len(split.arrays) == 3 * len(found.arrays)
+    assert split.arrays[4]["TEXT"].tolist() == [found.arrays[1]["TEXT"][1].tolist()]
+
+
+def test_requests_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_text("one\ntwo\n")
+    assert [item["TEXT"].tolist() for item in requests(file=file).arrays] == [[[b"one"]], [[b"two"]]]
+
+
+def test_requests_of_perf_analyzers_input_data(tmp_path: Path) -> None:
+    file = tmp_path / "data.json"
+    file.write_text('{"data": [{"IDS": [1, 2]}, {"IDS": {"content": [3, 4], "shape": [2]}}, {"IDS": {"b64": "BQAAAAAAAAAGAAAAAAAAAA=="}}]}')
+    assert [item["IDS"].tolist() for item in requests(IDS, file=file).arrays] == [[[1, 2]], [[3, 4]], [[5, 6]]]
+    assert requests(IDS, file=file, rows=3).arrays[0]["IDS"].tolist() == [[1, 2], [3, 4], [5, 6]]
+    file.write_text('{"data": [{"TEXT": ["a text"]}]}')
+    assert requests(file=file).arrays[0]["TEXT"].tolist() == [[b"a text"]]
+
+
+def test_other_inputs_are_the_same_in_every_request() -> None:
+    model = Model((TEXT, Described("TOP", "INT32", (-1, 1))), ("LABEL",), batched=True)
+    found = requests(model, values=["TOP=3"], rows=2)
+    assert found.arrays[0]["TOP"].tolist() == found.arrays[9]["TOP"].tolist() == [[3], [3]]
+    assert requests(IDS, values=["IDS=1,2,3"]).arrays[0]["IDS"].tolist() == [[1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        ("", {}, "holds no text"),
+        ("one\n", {"lengths": "median=3"}, "--texts and --lengths"),
+        ('{"data": [{"OTHER": [1]}]}', {}, "OTHER: no input; the model takes TEXT"),
+        ('{"data": [{"TEXT": {"content": ["a", "b"], "shape": [7]}}]}', {}, "data[0].TEXT: does not fit TEXT BYTES"),
+        ('{"data": 3}', {}, '"data"'),
+        (None, {}, "cannot be read"),
+        (None, {"file": None, "lengths": "median=0"}, "--lengths"),
+        (None, {"file": None, "model": Model((TEXT,), ("L",), batched=False), "rows": 2}, "--rows 2"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, content: str | None, options: dict[str, Any], message: str) -> None:
+    file = tmp_path / "texts"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(Failure) as caught:
+        requests(**{"file": file, **options})
+    assert message in str(caught.value)
+    assert caught.value.code == EXIT_USAGE
+
+
+# --- what is printed ----------------------------------------------------------------------------------------------------------
+
+
+def summary(rate: float, p99: float = 0.02, *, stable: bool = True, rows: int = 1, **fields: Any) -> Summary:
+    step = StepFigures("tokenizer", 100, 0, 100, 50, 0.001, 0.0001, 0.002, 0.0001, 0.0035, 2.0, 0.0022, 0.5, {2: 50})
+    values: dict[str, Any] = {
+        "load": "", "requests_per_s": rate, "rows_per_s": rate * rows, "requests": 100, "failed": 0, "mean_s": 0.01, "p50_s": 0.01, "p90_s": 0.012,
+        "p95_s": 0.015, "p99_s": p99, "max_s": 0.05, "lag_p99_s": 0.0001, "cpu_per_request_s": 4e-5, "cpu_share": 0.1, "errors": {},
+        "stability": Stability(stable, "" if stable else "p99 differs by 40% between windows", ()), "steps": {"tokenizer": step},
+    }  # fmt: skip
+    return Summary(**{**values, **fields})
+
+
+def report(**fields: Any) -> Report:
+    points = [
+        Measured(LoadSpec(concurrency=1), (summary(90), summary(100), summary(98))),
+        Measured(LoadSpec(concurrency=8), (summary(400, 0.05), summary(420, 0.06), summary(410, 0.055))),
+        Measured(LoadSpec(rate=200), (summary(199, 0.03),) * 3),
+    ]
+    values: dict[str, Any] = {
+        "model": "sentiment", "address": "http://h:8000", "protocol": "http", "source": "texts.txt", "rows": 1, "seconds": 6.0, "warmup_seconds": 1.0,
+        "points": points, "baseline": {BASELINE: points[0]}, "names": ("tokenizer",),
+    }  # fmt: skip
+    return Report(**{**values, **fields})
+
+
+def test_csv_has_a_line_for_each_load() -> None:
+    rows = list(csv.DictReader(io.StringIO(as_csv(report()))))
+    assert list(rows[0]) == list(COLUMNS)
+    assert [row["load"] for row in rows] == [BASELINE, "concurrency 8", "200/s poisson"]
+    assert rows[1] == {
+        "load": "concurrency 8", "requests_per_second": "410.0000", "requests_per_second_min": "400.0000", "requests_per_second_max": "420.0000",
+        "rows_per_second": "410.0000", "p50_ms": "10.0000", "p90_ms": "12.0000", "p95_ms": "15.0000", "p99_ms": "55.0000", "max_ms": "50.0000",
+        "requests": "300", "failed": "0", "stable": "yes", "runs": "3",
+    }  # fmt: skip
+
+
+def test_json_has_every_run() -> None:
+    document = json.loads(as_json(report()))
+    assert list(document) == ["version", "model", "address", "protocol", "requests", "secondsMeasured", "secondsWarmUp", "baseline", "points"]
+    assert [point["load"] for point in document["points"]] == [{"concurrency": 1}, {"concurrency": 8}, {"rate": 200, "arrivals": "poisson"}]
+    run = document["points"][1]["runs"][2]
+    assert len(document["points"][1]["runs"]) == 3
+    assert run["p99Milliseconds"] == 55.0
+    assert run["generator"] == {"lagP99Milliseconds": 0.1, "cpuMicrosecondsPerRequest": 40.0, "cores": 0.1}
+    assert run["steps"]["tokenizer"]["queueMilliseconds"] == 1.0
+    assert run["steps"]["tokenizer"]["batches"] == {"2": 50}
+    # The median is one whole run, so that its figures go together.
+    assert document["points"][1]["median"]["requestsPerSecond"] == 410.0
+
+
+def test_a_load_without_an_answer_is_printed_without_numbers() -> None:
+    silent = summary(0, math.nan, p50_s=math.nan, errors={"503: no": 9}, failed=9, requests=0, steps={})
+    found = report(points=[Measured(LoadSpec(concurrency=2), (silent,))], baseline={})
+    assert json.loads(as_json(found))["points"][0]["median"]["p99Milliseconds"] is None
+    assert ",," in as_csv(found)
+    assert "concurrency 2: 9 failed: 503: no" in remarks(found)
+    ET.fromstring(svg(found))
+
+
+def test_table_shows_loads_steps_and_remarks() -> None:
+    out = Console(width=220, record=True, file=io.StringIO())
+    out.print(shown(report()))
+    text = out.export_text()
+    for words in ("× one by one", "concurrency 8", "4.18", "200/s poisson", "tokenizer", "where the time goes at concurrency 8", "rows/s"):
+        assert words in text
+
+
+def test_remarks_say_what_makes_figures_doubtful() -> None:
+    points = [
+        Measured(LoadSpec(concurrency=1), (summary(100, stable=False),)),
+        Measured(LoadSpec(concurrency=64), (summary(9000, cpu_share=0.95),)),
+        Measured(LoadSpec(rate=500), (summary(300, 0.02, lag_p99_s=0.004),)),
+    ]
+    text = "\n".join(remarks(report(points=points, baseline={})))
+    assert "not stable: concurrency 1 (p99 differs by 40% between windows)" in text
+    assert "generator itself kept a core busy at concurrency 64" in text
+    assert "left late at 500/s poisson" in text
+    assert "overloaded at 500/s poisson" in text
+    assert remarks(report()) == []
+
+
+def test_plots_hold_every_point() -> None:
+    page = svg(report())
+    circles = [item for item in ET.fromstring(page).iter("{http://www.w3.org/2000/svg}circle") if len(item)]
+    # p99 and p50 of two loads in a closed loop and one in an open one, and the baseline.
+    assert len(circles) == 2 * 3 + 1
+    drawn = plot(report().points)
+    assert drawn.count("c") - "closed".count("c") - drawn.count("c closed") == 2
+    assert "410 rows/s" in drawn
