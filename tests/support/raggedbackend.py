@@ -15,6 +15,10 @@ from typing import Any
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
+from tritonclient.grpc import model_config_pb2
+
+from triton_pipelines.pipeline.graph import Tensor
+from triton_pipelines.pipeline.ragged import ragged_config
 
 Array = NDArray[Any]
 Request = Mapping[str, Array]
@@ -83,3 +87,22 @@ class StandInBackend:
         # What is behind the first empty input is whatever the memory held: here a value that no table has.
         empty = next((number for number, part in enumerate(parts) if part.size == 0), len(parts))
         return np.concatenate([part if number <= empty else np.full_like(part, 7_654_321) for number, part in enumerate(parts)])
+
+
+def config_of(inputs: Sequence[Tensor], outputs: Sequence[Tensor], max_batch_size: int = 64) -> Any:
+    """The ``ModelConfig`` of an adapted step with these declared tensors, as ``ragged_config`` says."""
+    ragged = ragged_config(inputs, outputs)
+    made = model_config_pb2.ModelConfig(name="model", backend="onnxruntime", max_batch_size=max_batch_size)
+    for tensor in inputs:
+        kind = model_config_pb2.DataType.Value(f"TYPE_{tensor.data_type.value}")
+        made.input.add(name=tensor.name, data_type=kind, dims=tensor.dims, allow_ragged_batch=tensor.name in ragged.flat)
+    for tensor in outputs:
+        made.output.add(name=tensor.name, data_type=model_config_pb2.DataType.Value(f"TYPE_{tensor.data_type.value}"), dims=tensor.dims)
+    for entry in ragged.batch_inputs:
+        kind = model_config_pb2.BatchInput.Kind.Value(entry.kind)
+        data_type = model_config_pb2.DataType.Value(f"TYPE_{entry.data_type.value}")
+        made.batch_input.add(kind=kind, target_name=[entry.target], data_type=data_type, source_input=[entry.source])
+    for output in ragged.batch_outputs:
+        made.batch_output.add(kind=model_config_pb2.BatchOutput.Kind.Value(output.kind), target_name=[output.target], source_input=[output.source])
+    made.dynamic_batching.SetInParent()
+    return made

@@ -15,6 +15,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from triton_pipelines.api.loadplan import PlanAdapt, PlanRaggedInput
+from triton_pipelines.api.tensors import DataType
+from triton_pipelines.pipeline.graph import Tensor
+
 VOCABULARY, TYPES, POSITIONS, WIDTH, CLASSES, TAGS = 50, 2, 40, 8, 3, 5
 
 
@@ -71,6 +75,24 @@ class Encoder:
     def per_token(self) -> tuple[str, ...]:
         """Outputs with a token axis."""
         return tuple(head.value for head in self.heads if head in PER_TOKEN)
+
+    @property
+    def declared(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Inputs and outputs as a resource declares them."""
+        kind, real = (DataType.INT32 if self.small_ids else DataType.INT64), (DataType.FP16 if self.half else DataType.FP32)
+        shapes = {
+            Head.LOGITS: (real, (CLASSES,)),
+            Head.POOLED: (real, (WIDTH,)),
+            Head.HIDDEN: (real, (-1, WIDTH)),
+            Head.TAGS: (DataType.INT64, (-1,)),
+            Head.BEST: (DataType.INT64, ()),
+        }
+        return tuple(Tensor(name, kind, (-1,)) for name in self.inputs), tuple(Tensor(head.value, *shapes[head]) for head in self.heads)
+
+    def plan(self, **rest: Any) -> PlanAdapt:
+        """What the loader is asked to do with it."""
+        inputs = tuple(PlanRaggedInput(name=name) for name in self.inputs)
+        return PlanAdapt(step="model", path="model/1/model.onnx", inputs=inputs, token_outputs=self.per_token, **rest)
 
     def row(self, random: np.random.Generator, length: int) -> dict[str, NDArray[Any]]:
         """A request of one row."""

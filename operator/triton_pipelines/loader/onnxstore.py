@@ -24,7 +24,7 @@ def load(path: Path) -> Any:
 
     The file is mapped and not read: parsing bytes would hold every weight twice.
     """
-    model = onnx.ModelProto()
+    model: Any = onnx.ModelProto()
     with path.open("rb") as file:
         if path.stat().st_size:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
@@ -71,10 +71,11 @@ def _copy_field(target: Any, descriptor: Any, value: Any) -> None:
 
 
 def _write_initializer(file: BinaryIO, tensor: Any) -> None:
-    raw = tensor.raw_data if tensor.HasField("raw_data") else b""
+    # Present and empty is a tensor without elements, and not the same as absent.
+    present, raw = tensor.HasField("raw_data"), tensor.raw_data
     tensor.ClearField("raw_data")
     head = tensor.SerializeToString()
-    tail = _tag(_RAW_DATA) + _varint(len(raw)) if raw else b""
+    tail = _tag(_RAW_DATA) + _varint(len(raw)) if present else b""
     body = len(head) + len(tail) + len(raw)
     start = _tag(_INITIALIZER) + _varint(body)
     for part in (_tag(_GRAPH), _varint(len(start) + body), start, head, tail, raw):

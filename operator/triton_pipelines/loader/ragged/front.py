@@ -21,8 +21,8 @@ GUARD: Final = "refuses_a_row_without_tokens"
 class Rows:
     """Names of values that the part behind the model needs.
 
-    ``longest`` is the most tokens of a row, ``width`` those that the padded matrices hold (less, where a row is longer than the model can
-    take), ``lengths`` [rows] those of the first input; ``sound`` [rows] says which rows the model can take, None where nothing is known to check.
+    ``lengths`` [rows] are those of the first input, ``longest`` their largest, ``width`` what the padded matrices hold (less, where a row is longer
+    than the model can take); ``sound`` [rows] says which rows the model can take, None where nothing is known to check.
     """
 
     lengths: str
@@ -42,7 +42,8 @@ def front(build: Builder, adaptable: Adaptable, types: Mapping[str, int]) -> tup
     names = [item.name for item in adaptable.plan.inputs]
     lengths = {name: build.cast(build.add("Reshape", shape_input(name), build.integers(-1))) for name in names}
     sizes = {name: build.add("Size", name) for name in names}
-    longest = _most(build, [build.add("ReduceMax", lengths[name], keepdims=0) for name in names])
+    # Of the ids alone: what a mask has beyond them belongs to no token, and must not make the batch wider.
+    longest = build.add("ReduceMax", lengths[names[0]], keepdims=0)
     start = _guard(build, [lengths[name] for name in names], [sizes[name] for name in names])
     width = longest if adaptable.max_length is None else build.add("Min", longest, build.scalar(adaptable.max_length))
     places = build.unsqueeze(build.add("Range", start, width, build.scalar(1)), 0)
@@ -67,10 +68,6 @@ def front(build: Builder, adaptable: Adaptable, types: Mapping[str, int]) -> tup
     return matrices, Rows(lengths[names[0]], longest, width, start, build.all_of(sound) if sound else None)
 
 
-def _most(build: Builder, values: list[str]) -> str:
-    return values[0] if len(values) == 1 else build.add("Max", *values)
-
-
 def _guard(build: Builder, lengths: list[str], sizes: list[str]) -> str:
     """0, or a failed batch where a row has no tokens or lengths and tokens do not add up.
 
@@ -83,7 +80,7 @@ def _guard(build: Builder, lengths: list[str], sizes: list[str]) -> str:
         empty = build.add("Less", build.add("ReduceMin", length, keepdims=0), build.scalar(1))
         other = build.add("Not", build.add("Equal", build.add("ReduceSum", length, keepdims=0), size))
         wrong.append(build.cast(build.add("Or", empty, other)))
-    count = _most(build, wrong)
+    count = wrong[0] if len(wrong) == 1 else build.add("Max", *wrong)
     shape = build.add("Reshape", build.add("Add", count, build.scalar(1)), build.integers(1))
     return build.add("Squeeze", build.add("Reshape", build.integers(0), shape, named=GUARD))
 

@@ -1,0 +1,195 @@
+"""Which graphs are adapted, for what, and which are refused with which words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.support.raggedgraphs import CLASSES, POSITIONS, TYPES, VOCABULARY, WIDTH, Encoder, Head, Places, make
+from triton_pipelines.api.loadplan import PlanAdapt, PlanRaggedInput
+from triton_pipelines.loader.ragged import Adaptable, Refusal, adapt, examine
+
+Change = Callable[[Any], None]
+
+
+def said(model: Any, plan: PlanAdapt) -> str:
+    found = examine(model, plan)
+    assert isinstance(found, Refusal)
+    assert all(reason.what and reason.do for reason in found.reasons)
+    return str(found)
+
+
+def axis(name: str, number: int, length: int) -> Change:
+    def change(model: Any) -> None:
+        value = next(value for value in (*model.graph.input, *model.graph.output) if value.name == name)
+        value.type.tensor_type.shape.dim[number].dim_value = length
+
+    return change
+
+
+def more_input(name: str, *dims: Any) -> Change:
+    return lambda model: model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, list(dims)))
+
+
+def more_output(name: str, kind: int, *dims: Any) -> Change:
+    def change(model: Any) -> None:
+        model.graph.node.append(helper.make_node("Cast", ["attention_mask"], [name], to=kind))
+        model.graph.output.append(helper.make_tensor_value_info(name, kind, list(dims)))
+
+    return change
+
+
+def more_node(operator: str, count: int, domain: str = "", **attributes: Any) -> Change:
+    def change(model: Any) -> None:
+        model.graph.node.append(helper.make_node(operator, ["v0"], [f"more{n}" for n in range(count)], domain=domain, **attributes))
+
+    return change
+
+
+def without_shape(model: Any) -> None:
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+
+
+def inside_a_function(model: Any) -> None:
+    node = helper.make_node("DynamicQuantizeLinear", ["x"], ["y", "scale", "zero"])
+    model.functions.append(helper.make_function("local", "Quantize", ["x"], ["y"], [node], [helper.make_opsetid("", 17)]))
+
+
+REFUSED: dict[str, tuple[Change, str]] = {
+    "tokens fixed": (
+        axis("input_ids", 1, 128),
+        "input input_ids has a fixed axis of tokens: set spec.tokenizer.padding to Fixed and spec.tokenizer.maxLength to 128",
+    ),
+    "rows fixed": (axis("attention_mask", 0, 1), "input attention_mask has a fixed axis of rows"),
+    "positions": (
+        more_input("position_ids", "batch", "sequence"),
+        "input position_ids has positions, which no tokenizer gives: export the model without it",
+    ),
+    "another axis": (more_input("pixels", "batch", 3, "width"), "input pixels has an axis of variable length that is not made from the tokens"),
+    "no rows": (more_input("scale", 1), "input scale has no axis of rows"),
+    "a taken name": (more_input("input_ids__shape", "batch", 1), "the graph holds a tensor input_ids__shape"),
+    "a text": (more_output("text", TensorProto.STRING, "batch"), "output text is STRING, which has no value to mark a broken row with"),
+    "a switch": (more_output("yes", TensorProto.BOOL, "batch", "sequence"), "output yes is BOOL"),
+    "one answer": (more_output("total", TensorProto.FLOAT, 1), "output total has no axis of rows"),
+    "any shape": (without_shape, "the file does not say the shape of output logits"),
+    "int8": (more_node("DynamicQuantizeLinear", 3), "operator DynamicQuantizeLinear: its scale is taken over the whole batch"),
+    "int8, fused": (more_node("DynamicQuantizeMatMul", 1, "com.microsoft"), "operator DynamicQuantizeMatMul: its scale is taken"),
+    "int8, in a function": (inside_a_function, "operator DynamicQuantizeLinear: its scale is taken"),
+    "recurrent": (more_node("LSTM", 1, hidden_size=4), "operator LSTM: a recurrent layer without sequence_lens"),
+    "random": (more_node("RandomNormalLike", 1), "operator RandomNormalLike: its values are random"),
+    "training": (more_node("BatchNormalization", 1, training_mode=1), "operator BatchNormalization: in training mode"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_be_adapted_is_refused_in_words(change: Change, words: str) -> None:
+    encoder = Encoder()
+    model = make(encoder)
+    assert isinstance(examine(model, encoder.plan()), Adaptable)
+    change(model)
+    assert words in said(model, encoder.plan())
+
+
+def test_every_reason_is_told_at_once() -> None:
+    encoder = Encoder()
+    model = make(encoder)
+    for change in (axis("input_ids", 1, 128), more_input("position_ids", "batch", "sequence"), more_node("DynamicQuantizeLinear", 3)):
+        change(model)
+    found = examine(model, encoder.plan())
+    assert isinstance(found, Refusal)
+    assert len(found.reasons) == 3
+
+
+def test_a_model_needs_a_mask_that_does_something() -> None:
+    encoder = Encoder()
+    plan = encoder.plan()
+    model = make(encoder)
+    assert "the model has no attention mask" in said(model, plan.model_copy(update={"inputs": plan.inputs[:1]}))
+    for node in model.graph.node:
+        for place, name in enumerate(node.input):
+            if name == "attention_mask":
+                node.input[place] = "input_ids"
+    model.graph.node.append(helper.make_node("Identity", ["attention_mask"], ["unread"]))
+    assert "no output hangs on attention_mask" in said(model, plan)
+    del model.graph.node[-1]
+    assert "input attention_mask is read by no operator" in said(model, plan)
+
+
+def test_names_of_the_plan_that_the_file_does_not_have() -> None:
+    encoder = Encoder(heads=(Head.HIDDEN,))
+    other = PlanAdapt(
+        step="model",
+        path="m/1/model.onnx",
+        inputs=(PlanRaggedInput(name="ids"), PlanRaggedInput(name="attention_mask")),
+        token_outputs=("states",),
+    )
+    words = said(make(encoder), other)
+    assert "the file has no input ids: spec.model.inputs names the file's inputs: attention_mask, input_ids" in words
+    assert "the file has no output states: spec.model.outputs names the file's outputs: hidden" in words
+
+
+def test_an_output_per_token_has_tokens() -> None:
+    encoder = Encoder(heads=(Head.LOGITS,))
+    assert "output logits has no axis of tokens" in said(make(encoder), encoder.plan().model_copy(update={"token_outputs": ("logits",)}))
+
+
+@pytest.mark.parametrize("places", Places)
+def test_what_the_graph_says_of_itself(places: Places) -> None:
+    encoder = Encoder(places=places, types=True)
+    found = examine(make(encoder), encoder.plan(max_length=12, vocabulary=9))
+    assert isinstance(found, Adaptable)
+    assert found.sizes == {"input_ids": VOCABULARY, "token_type_ids": TYPES}
+    shown = {Places.SLICED_TABLE, Places.BUFFER, Places.RANGE}
+    # What the file shows counts; the plan's word is for what it does not show.
+    assert found.max_length == (POSITIONS if places in shown else 12)
+
+
+def test_a_vocabulary_behind_other_operators_comes_from_the_plan() -> None:
+    encoder = Encoder()
+    model = make(encoder)
+    node = model.graph.node[0]
+    assert node.op_type == "Gather"
+    model.graph.node.insert(0, helper.make_node("Add", ["input_ids", "shift"], ["shifted"]))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(0, np.int64), "shift"))
+    node.input[1] = "shifted"
+    for wanted, sizes in ((None, {}), (9, {"input_ids": 9})):
+        found = examine(model, encoder.plan(vocabulary=wanted))
+        assert isinstance(found, Adaptable)
+        assert found.sizes == sizes
+
+
+def test_a_graph_that_is_adapted_already_is_refused() -> None:
+    encoder = Encoder()
+    model = make(encoder)
+    found = examine(model, encoder.plan())
+    assert isinstance(found, Adaptable)
+    once = adapt(model, found)
+    onnx.checker.check_model(once, full_check=True)
+    words = said(once, encoder.plan())
+    assert "input input_ids is not [rows, tokens]" in words
+    assert "the graph holds a tensor input_ids__shape" in words
+
+
+def test_an_adapted_graph_keeps_its_contract() -> None:
+    encoder = Encoder(small_ids=True, types=True, heads=(Head.LOGITS, Head.HIDDEN, Head.TAGS))
+    model = make(encoder)
+    found = examine(model, encoder.plan())
+    assert isinstance(found, Adaptable)
+    weights = len(model.graph.initializer)
+    graph = adapt(model, found).graph
+    shapes = {value.name: [dim.dim_value or -1 for dim in value.type.tensor_type.shape.dim] for value in (*graph.input, *graph.output)}
+    assert shapes == {
+        **{name: [-1] for name in encoder.inputs},
+        **{f"{name}__shape": [-1, 1] for name in encoder.inputs},
+        "logits": [-1, CLASSES],
+        "hidden": [-1, WIDTH],
+        "tags": [-1],
+    }
+    assert {value.type.tensor_type.elem_type for value in graph.input} == {TensorProto.INT32}
+    assert len(graph.initializer) > weights
+    assert all(node.domain == "" for node in graph.node)

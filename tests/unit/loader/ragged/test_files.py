@@ -1,0 +1,172 @@
+"""Files adapted in place: side files, proof by both engines, refusals that leave everything as it was, little memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.support.raggedbackend import StandInBackend, config_of, session
+from tests.support.raggedgraphs import Encoder, Head, Masking, make
+from triton_pipelines.loader import onnxstore
+from triton_pipelines.loader.ragged import Adapted, Refusal, adapt_file, front, prove
+from triton_pipelines.loader.ragged.prove import Means
+
+ENCODER = Encoder(types=True, heads=(Head.LOGITS, Head.HIDDEN))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "model.onnx"
+
+
+def answers(file: Path, encoder: Encoder = ENCODER) -> None:
+    """The file answers rows in company as the stock graph does each alone."""
+    random, alone = np.random.default_rng(0), session(make(encoder))
+    rows = [encoder.row(random, length) for length in (3, 11, 1)]
+    for row, answer in zip(rows, StandInBackend(file, config_of(*encoder.declared)).execute(rows), strict=True):
+        for head in encoder.heads:
+            np.testing.assert_allclose(answer[head.value], alone.run([head.value], row)[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("means", [Means.ONNX_RUNTIME, Means.REFERENCE])
+def test_a_file_is_adapted_and_proven(file: Path, means: Means, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prove, "_means", lambda weights: means)
+    onnx.save(make(ENCODER), str(file))
+    done = adapt_file(file, ENCODER.plan())
+    assert isinstance(done, Adapted), str(done)
+    assert done.proof.means is means
+    assert done.proof.difference < 1
+    assert f"rows in company answered as alone, by {means}" in str(done)
+    assert "input_ids below 50, token_type_ids below 2, at most 40 tokens" in str(done)
+    assert [path.name for path in file.parent.iterdir()] == ["model.onnx"]
+    answers(file)
+
+
+def test_side_files_are_named_and_neither_read_nor_copied(file: Path) -> None:
+    onnx.save(make(ENCODER), str(file), save_as_external_data=True, location="weights.bin", size_threshold=100)
+    before = (file.parent / "weights.bin").stat()
+    assert isinstance(adapt_file(file, ENCODER.plan()), Adapted)
+    after = (file.parent / "weights.bin").stat()
+    assert (after.st_ino, after.st_mtime_ns, after.st_size) == (before.st_ino, before.st_mtime_ns, before.st_size)
+    assert sorted(path.name for path in file.parent.iterdir()) == ["model.onnx", "weights.bin"]
+    answers(file)
+
+
+def test_what_nothing_can_run_is_adapted_by_structure_and_said_to_be(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prove, "_means", lambda weights: Means.NONE)
+    onnx.save(make(ENCODER), str(file))
+    done = adapt_file(file, ENCODER.plan())
+    assert "structure only, no answers compared" in str(done)
+    answers(file)
+
+
+def test_an_old_graph_that_nothing_can_prove_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = Encoder(opset=11)
+    onnx.save(make(encoder), str(file))
+    stock = file.read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(prove, "_means", lambda weights: Means.NONE)
+        refused = adapt_file(file, encoder.plan())
+    assert isinstance(refused, Refusal)
+    assert "converted to opset 13, which nothing here can prove" in str(refused)
+    assert file.read_bytes() == stock
+    assert isinstance(adapt_file(file, encoder.plan()), Adapted)
+    answers(file, encoder)
+
+
+def test_an_ancient_graph_is_refused(file: Path) -> None:
+    encoder = Encoder(opset=11)
+    model = make(encoder)
+    model.opset_import[0].version = 8
+    onnx.save(model, str(file))
+    assert "opset 8 is too old: export the model with opset 13 or newer" in str(adapt_file(file, encoder.plan()))
+
+
+@pytest.mark.parametrize("means", [Means.ONNX_RUNTIME, Means.REFERENCE])
+def test_a_mask_that_is_honoured_in_part_is_found_by_numbers(file: Path, means: Means, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean over all places, padding too: the mask reaches the output through the attention, so the structure looks right."""
+    monkeypatch.setattr(prove, "_means", lambda weights: means)
+    encoder = Encoder(heads=(Head.HIDDEN,))
+    model = make(encoder)
+    model.graph.node.append(helper.make_node("ReduceMean", ["hidden"], ["mean"], axes=[1], keepdims=0))
+    model.graph.output.append(helper.make_tensor_value_info("mean", TensorProto.FLOAT, ["batch", 8]))
+    onnx.save(model, str(file))
+    stock = file.read_bytes()
+    refused = adapt_file(file, encoder.plan())
+    assert isinstance(refused, Refusal)
+    assert "a row's answer hangs on the other rows of its batch" in str(refused)
+    assert file.read_bytes() == stock
+    assert [path.name for path in file.parent.iterdir()] == ["model.onnx"]
+
+
+def test_a_guard_that_does_not_guard_is_found(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "_guard", lambda build, lengths, sizes: build.scalar(0))
+    onnx.save(make(ENCODER), str(file))
+    assert "the guard against rows without tokens does not work" in str(adapt_file(file, ENCODER.plan()))
+
+
+def test_a_graph_that_the_engine_cannot_run_says_nothing_about_the_adapter(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prove, "_means", lambda weights: Means.REFERENCE)
+    model = make(ENCODER)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    next(node for node in model.graph.node if node.op_type == "Softmax").domain = "com.microsoft"
+    onnx.save(model, str(file))
+    done = adapt_file(file, ENCODER.plan())
+    assert isinstance(done, Adapted), str(done)
+    assert "the reference evaluator of ONNX does not run the file as it is" in str(done)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(st.lists(st.integers(0, 300), max_size=4), st.booleans(), st.sampled_from(Masking))
+def test_a_model_written_in_parts_is_the_same_model(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], typed: bool, masking: Masking
+) -> None:
+    model = make(Encoder(masking=masking))
+    model.producer_name, model.doc_string = "exporter", "words"
+    model.metadata_props.add(key="k", value="v")
+    for number, size in enumerate(sizes):
+        value = np.arange(size, dtype=np.float32)
+        tensor = helper.make_tensor(f"w{number}", TensorProto.FLOAT, [size], value) if typed else numpy_helper.from_array(value, f"w{number}")
+        model.graph.initializer.append(tensor)
+    expected = onnx.ModelProto.FromString(model.SerializeToString())
+    path = tmp_path_factory.mktemp("parts") / "model.onnx"
+    onnxstore.save(model, path)
+    assert onnx.load(str(path)) == expected
+    assert onnxstore.load(path) == expected
+
+
+def test_a_large_model_is_held_once(tmp_path: Path) -> None:
+    """Peak memory of reading and writing 96 MiB of weights, in a process of its own: less than 1.7 times that."""
+    weights = [numpy_helper.from_array(np.zeros((16 << 20) // 4, np.float32), f"w{number}") for number in range(6)]
+    model: Any = make(Encoder())
+    model.graph.initializer.extend(weights)
+    path = tmp_path / "large.onnx"
+    onnx.save(model, str(path))
+    script = (
+        "import sys, pathlib\nfrom triton_pipelines.loader import onnxstore\n"
+        # Anonymous memory: pages of the mapped file are the kernel's to take back.
+        "def held(): return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('RssAnon'))\n"
+        "path = pathlib.Path(sys.argv[1]); before = held()\n"
+        "model = onnxstore.load(path); loaded = held(); onnxstore.save(model, path.with_suffix('.out'))\n"
+        "print((loaded - before) >> 10, (held() - before) >> 10)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": str(Path(onnxstore.__file__).parents[2])},
+    )
+    loaded, saved = map(int, done.stdout.split())
+    assert path.with_suffix(".out").stat().st_size == pytest.approx(path.stat().st_size, rel=0.001)
+    assert loaded < 1.2 * 96
+    assert saved < 1.7 * 96

@@ -1,0 +1,116 @@
+"""Requests that a model cannot take, among good ones: the others are answered as alone, or all get an error, and nobody a wrong answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
+
+from tests.support.raggedbackend import StandInBackend, config_of, session
+from tests.support.raggedgraphs import POSITIONS, TYPES, VOCABULARY, Encoder, Head, Places, make
+from triton_pipelines.loader.ragged import Adaptable, adapt, examine
+from triton_pipelines.loader.ragged.front import GUARD
+
+Row = Mapping[str, Any]
+ENCODER = Encoder(types=True, heads=tuple(Head))
+GOOD = (5, 1, 12)
+
+
+def adapted(encoder: Encoder = ENCODER, **plan: Any) -> StandInBackend:
+    model = make(encoder)
+    found = examine(model, encoder.plan(**plan))
+    assert isinstance(found, Adaptable), str(found)
+    return StandInBackend(adapt(model, found), config_of(*encoder.declared))
+
+
+def longer_mask(row: Row) -> Row:
+    return {**row, "attention_mask": np.ones((1, row["input_ids"].shape[1] + 9), np.int64)}
+
+
+def shorter_mask(row: Row) -> Row:
+    return {**row, "attention_mask": row["attention_mask"][:, :2]}
+
+
+def unknown_id(value: int) -> Callable[[Row], Row]:
+    def change(row: Row) -> Row:
+        return {**row, "input_ids": np.where(np.arange(row["input_ids"].shape[1]) == 1, value, row["input_ids"])}
+
+    return change
+
+
+def unknown_type(row: Row) -> Row:
+    return {**row, "token_type_ids": row["token_type_ids"] + TYPES}
+
+
+def too_long(row: Row) -> Row:
+    return {name: np.ones((1, POSITIONS + 3), np.int64) for name in row}
+
+
+POISON = {
+    "a mask longer than its ids": longer_mask,
+    "a mask shorter than its ids": shorter_mask,
+    "an id one too high": unknown_id(VOCABULARY),
+    "an id far too high": unknown_id(2**40),
+    "a negative id": unknown_id(-1),
+    "an unknown type": unknown_type,
+    "more tokens than the model has positions for": too_long,
+}
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+@pytest.mark.parametrize("poison", POISON.values(), ids=POISON.keys())
+def test_a_broken_row_is_marked_and_harms_nobody(poison: Callable[[Row], Row], place: int) -> None:
+    random = np.random.default_rng(3)
+    good = [ENCODER.row(random, length) for length in GOOD]
+    bad = poison(ENCODER.row(random, 6))
+    alone = session(make(ENCODER))
+    answers = adapted().execute([*good[:place], bad, *good[place:]])
+    marked = answers.pop(place)
+    for row, answer in zip(good, answers, strict=True):
+        for head, wanted in zip(ENCODER.heads, alone.run([head.value for head in ENCODER.heads], row), strict=True):
+            assert answer[head.value].shape == wanted.shape
+            np.testing.assert_allclose(answer[head.value], wanted, rtol=0, atol=1e-5)
+    for head in ENCODER.heads:
+        value = marked[head.value]
+        assert value.shape[:2] == (bad["input_ids"].shape if head.value in ENCODER.per_token else value.shape[:2])
+        assert np.isnan(value).all() if value.dtype.kind == "f" else (value == -1).all()
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_a_row_without_tokens_fails_its_batch_and_is_never_answered_wrongly(place: int) -> None:
+    random = np.random.default_rng(3)
+    good = [ENCODER.row(random, length) for length in GOOD]
+    empty = {name: value[:, :0] for name, value in good[0].items()}
+    with pytest.raises((Fail, InvalidArgument), match=GUARD):
+        adapted().execute([*good[:place], empty, *good[place:]])
+
+
+def test_lengths_that_do_not_add_up_fail_the_batch() -> None:
+    """A config with another kind of batch_input: wrong lengths, which Triton does not see when it loads the model."""
+    row = ENCODER.row(np.random.default_rng(3), 4)
+    model = make(ENCODER)
+    found = examine(model, ENCODER.plan())
+    assert isinstance(found, Adaptable)
+    flat = {name: value.reshape(-1) for name, value in row.items()}
+    shapes = {f"{name}__shape": np.array([[4 if name == "input_ids" else 3]], np.int32) for name in row}
+    with pytest.raises((Fail, InvalidArgument), match=GUARD):
+        session(adapt(model, found)).run(None, flat | shapes)
+
+
+def test_the_plan_says_what_the_graph_does_not_show() -> None:
+    """Positions counted from the mask: the longest row and, for a table behind other operators, the vocabulary come from the plan."""
+    encoder = Encoder(places=Places.MASK, heads=(Head.LOGITS, Head.HIDDEN))
+    model = make(encoder)
+    assert isinstance(found := examine(model, encoder.plan()), Adaptable)
+    assert (found.max_length, dict(found.sizes)) == (None, {"input_ids": VOCABULARY})
+    rows = [encoder.row(np.random.default_rng(3), length) for length in (4, 90)]
+    short, marked = adapted(encoder, max_length=POSITIONS).execute(rows)
+    np.testing.assert_allclose(short["logits"], session(make(encoder)).run(["logits"], rows[0])[0], rtol=0, atol=1e-5)
+    assert np.isnan(marked["logits"]).all()
+    assert marked["hidden"].shape[:2] == (1, 90)
+    assert np.isnan(marked["hidden"]).all()
+    with pytest.raises(InvalidArgument):
+        adapted(encoder).execute(rows)
