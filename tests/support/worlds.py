@@ -259,6 +259,8 @@ class World:
             for error in status_validator().iter_errors(decided.status):
                 raise AssertionError(f"the status does not fit the CRD: {error.json_path}: {error.message}")
             self.document["status"] = copy.deepcopy(decided.status)
+        for item in decided.beside if left > 0 else ():
+            self._apply(item)
         self.log.append(decided)
         return decided
 
@@ -284,6 +286,8 @@ class World:
                 if theirs:
                     stored["spec"]["template"]["metadata"]["annotations"] = theirs
                 stored["status"] = before.get("status", {})
+                if "replicas" not in stored["spec"]:
+                    stored["spec"]["replicas"] = before["spec"]["replicas"]  # another's
                 if before["spec"] != stored["spec"]:
                     stored["metadata"]["generation"] += 1
         self.children[key] = stored

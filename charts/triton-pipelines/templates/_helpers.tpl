@@ -75,6 +75,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, update, patch, delete]
+# Tuning runs; a Job's template never changes, so none is updated.
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get, list, watch, create, patch, delete]
 # Written, never read: control keys are derived, not looked up.
 - apiGroups: [""]
   resources: [secrets]

@@ -26,7 +26,11 @@ LABEL_COMPONENT: Final = "app.kubernetes.io/component"
 LABEL_PIPELINE: Final = f"{GROUP}/pipeline"
 LABEL_REVISION: Final = f"{GROUP}/revision"
 MANAGED_BY: Final = APP
+LABEL_RUN: Final = f"{GROUP}/tuning-run"
 COMPONENT_SERVER: Final = "server"
+# Of a tuning run: a pod like the others that serves nobody, and the Job that measures it.
+COMPONENT_CANARY: Final = "tuning-canary"
+COMPONENT_TUNER: Final = "tuner"
 MANAGED_SELECTOR: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 ANNOTATION_PAUSED: Final = f"{GROUP}/paused"
 
@@ -43,6 +47,7 @@ PORT_METRICS: Final = 8002
 # --- containers, volumes and paths of a Triton pod ---------------------------------------------------------------------
 CONTAINER_SERVER: Final = "triton"
 CONTAINER_LOADER: Final = "load"
+CONTAINER_TUNER: Final = "tune"
 VOLUME_DATA: Final = "tritonpipe"
 VOLUME_REVISION: Final = "revision"
 VOLUME_LIVE: Final = "live"
@@ -68,6 +73,9 @@ PATH_CREDENTIALS: Final = f"{PATH_CONFIG}/credentials"
 PATH_CA: Final = f"{PATH_CONFIG}/ca"
 PATH_CONFIGMAPS: Final = f"{PATH_CONFIG}/configmaps"
 PATH_CLAIMS: Final = f"{PATH_CONFIG}/claims"
+PATH_TUNING: Final = f"{PATH_CONFIG}/tuning"
+PATH_CONTROL: Final = f"{PATH_CONFIG}/control"
+PATH_TERMINATION: Final = "/dev/termination-log"
 
 # --- environment -----------------------------------------------------------------------------------------------------
 ENV_SITE: Final = "TRITONPIPE_SITE"
@@ -111,6 +119,12 @@ def revision_name(pipeline: str, revision: str) -> str:
 def live_name(pipeline: str) -> str:
     """Name of the ConfigMap that outlives pods and revisions: desired counts, resolved sources, the controller's memory."""
     return f"{pipeline}-live"
+
+
+def tuning_name(pipeline: str, run: str, component: str = COMPONENT_CANARY) -> str:
+    """Name of a tuning run's objects (at most 40 + 1 + 8 + 6 + 7 characters); ``run``: eight characters of a hash, so that no pipeline
+    bears such a name, and a run's Job is not the one before."""
+    return f"{pipeline}-{run}-tuning" + ("-tuner" if component == COMPONENT_TUNER else "")
 
 
 def selector(pipeline: str) -> dict[str, str]:

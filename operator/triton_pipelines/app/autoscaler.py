@@ -28,7 +28,7 @@ from triton_pipelines.metrics.collector import unknown
 from triton_pipelines.metrics.samples import Expected, Failure, Sample, Trouble
 from triton_pipelines.pipeline import Options, build
 from triton_pipelines.pipeline.example import example_of
-from triton_pipelines.reconcile.observed import Pod, json_object
+from triton_pipelines.reconcile.observed import Pod, json_object, serves
 from triton_pipelines.reconcile.plan import hands_off
 from triton_pipelines.reconcile.reconciler import Prober, ProbeTarget
 from triton_pipelines.reconcile.scaling import Intent, View, limits_of
@@ -160,7 +160,7 @@ class Autoscaler:
         if not watched.steps:
             self._rest(key, watched)
             return
-        pods = [Pod.of(item) for item in self.store.children(PODS, key)]
+        pods = [Pod.of(item) for item in self.store.children(PODS, key) if serves(item)]
         watched.everyone = tuple(pods)
         watched.pods = tuple(pod for pod in pods if pod.serving and pod.server_running and self._configs(watched, pod) is not None)
         watched.forget_gone()
@@ -268,8 +268,7 @@ class Autoscaler:
 
     def _decide(self, key: Key, watched: Watched, sample: Sample | Failure) -> None:
         now = self.clock().timestamp()
-        pods = watched.pods
-        live = self._live(watched)
+        live, pods = self._live(watched), watched.pods
         deployment = self.store.get(DEPLOYMENTS, *key)
         before = watched.memory or scaled.adopted(loads(live.get(names.KEY_SCALING)), self._recorded_counts(watched))
         before = fleets.taken_over(watched, before, live, deployment, first=watched.memory is None)

@@ -17,7 +17,7 @@ from triton_pipelines.app.scaled import metrics_address, start_of
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.metrics.latency import Latency
-from triton_pipelines.reconcile.observed import Pod
+from triton_pipelines.reconcile.observed import Pod, serves
 from triton_pipelines.reconcile.plan import hands_off
 from triton_pipelines.reconcile.watch import HELD_SECONDS, Latencies, Look, figure_of, limit_of
 
@@ -91,7 +91,7 @@ class LatencyWatch:
         due = []
         for key in list(self.store.pipelines()):
             model = self._model(key)
-            pods = [Pod.of(item) for item in self.store.children(PODS, key)] if model else []
+            pods = [Pod.of(item) for item in self.store.children(PODS, key) if serves(item)] if model else []
             serving = [pod for pod in pods if pod.serving and pod.server_running]
             self._keep(key, serving)
             due += [(key, pod, model) for pod in serving]

@@ -59,6 +59,7 @@ CONFIG_MAPS: Final = Resource("", "v1", "ConfigMap", "configmaps")
 SECRETS: Final = Resource("", "v1", "Secret", "secrets")
 NETWORK_POLICIES: Final = Resource("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
 POD_DISRUPTION_BUDGETS: Final = Resource("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
+JOBS: Final = Resource("batch", "v1", "Job", "jobs")
 NODES: Final = Resource("", "v1", "Node", "nodes", namespaced=False)
 EVENTS: Final = Resource("events.k8s.io", "v1", "Event", "events")
 
@@ -72,6 +73,7 @@ ALL: Final[tuple[Resource, ...]] = (
     SECRETS,
     NETWORK_POLICIES,
     POD_DISRUPTION_BUDGETS,
+    JOBS,
     NODES,
     EVENTS,
 )
@@ -83,6 +85,7 @@ WATCHED_CHILDREN: Final[tuple[Resource, ...]] = (
     SERVICES,
     NETWORK_POLICIES,
     POD_DISRUPTION_BUDGETS,
+    JOBS,
 )
 _BY_GVK: Final[Mapping[tuple[str, str], Resource]] = {(r.api_version, r.kind): r for r in ALL}
 

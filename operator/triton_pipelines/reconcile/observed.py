@@ -150,7 +150,7 @@ class Memory:
     of pods, and when that was mended (replicas.py); ``proven``: the revision that last served the whole pipeline; ``failed``: a revision that was taken back, with the
     generation of the spec that asked for it, why, and the revision that took its place; ``generation`` and ``wanted``: the spec last
     acted on and the revision it came to, so that another revision for the same spec is known to be nobody's wish; ``watch``: the rollout
-    whose latency is being watched (:class:`~.watch.Watch`).
+    whose latency is being watched (:class:`~.watch.Watch`); ``tuning``: the last tuning run (:class:`~.tuning.Run`).
     """
 
     secrets: Mapping[str, str] = field(default_factory=dict)
@@ -168,6 +168,7 @@ class Memory:
     mended_manager: str = ""
     mended: str = ""
     watch: Mapping[str, Any] = field(default_factory=dict)
+    tuning: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str | None) -> Memory:
@@ -199,7 +200,8 @@ class Observed:
     ``missing_sources`` those that are not there (step → message); ``nodes`` is ``None`` where nodes were not needed or may not be read.
     ``unresized``: why the API server refused to give a pod (by uid) another CPU limit, for as long as that is not tried again.
     ``intent`` and ``view``: what live scaling wants recorded and says, where it has looked; ``latencies``: what revisions promise is
-    measured by.
+    measured by. ``tuning_pods``: pods of a tuning run, which are none of the pipeline's, in whatever phase; ``untuned``: why the API server
+    takes an object of the run not.
     """
 
     pipeline: Object
@@ -213,6 +215,8 @@ class Observed:
     view: View | None = None
     unresized: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     latencies: Latencies | None = None
+    tuning_pods: tuple[Pod, ...] = ()
+    untuned: str = ""
 
     @property
     def name(self) -> str:
@@ -259,15 +263,28 @@ class Observed:
 
     def deployment_condition(self, kind: str) -> Mapping[str, Any]:
         """The Deployment's condition of that type, or an empty one."""
-        status = (self.deployment or {}).get("status") or {}
-        found = [item for item in status.get("conditions") or () if item.get("type") == kind]
-        return found[0] if found else {}
+        return _condition(self.deployment, kind)
 
     @property
     def pods_refused(self) -> str:
         """Why the API server takes no further pod (quota, admission, a missing service account), in its words; empty where it does."""
-        condition = self.deployment_condition("ReplicaFailure")
+        return self.pods_refused_to(self.name)
+
+    def pods_refused_to(self, deployment: str) -> str:
+        """The same of a Deployment by its name."""
+        condition = _condition(self.child("Deployment", deployment), "ReplicaFailure")
         return str(condition.get("message") or condition.get("reason", "")) if condition.get("status") == "True" else ""
+
+
+def _condition(deployment: Object | None, kind: str) -> Mapping[str, Any]:
+    status = (deployment or {}).get("status") or {}
+    found = [item for item in status.get("conditions") or () if item.get("type") == kind]
+    return found[0] if found else {}
+
+
+def serves(pod: Object) -> bool:
+    """Whether a raw pod of a pipeline is one of its own; those of a tuning run serve nobody."""
+    return (pod["metadata"].get("labels") or {}).get(names.LABEL_COMPONENT) not in (names.COMPONENT_CANARY, names.COMPONENT_TUNER)
 
 
 def json_object(text: str | None) -> dict[str, Any]:

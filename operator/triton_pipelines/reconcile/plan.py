@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Switch
 from triton_pipelines.api.conditions import Reason
-from triton_pipelines.api.loadplan import ResolvedSource, ResolvedSources, resolution
 from triton_pipelines.api.parse import parse
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.cluster.diff import needs_apply
@@ -31,11 +29,13 @@ from triton_pipelines.render.objects import (
     revision_config_map,
     service,
 )
+from triton_pipelines.tuning.knobs import changed
 
-from . import padding
+from . import padding, tuning
 from . import status as statuses
 from .events import Event, transitions
 from .healing import heal
+from .livedata import live_data, resolved_sources
 from .observed import Memory, Object, Observed, json_object
 from .problems import Problem, config_missing, of_pod
 from .replicas import KEY_MILLIS, decide_replicas, owned_data, recorded
@@ -46,7 +46,7 @@ from .watch import RECHECK_SECONDS, Watch, doubts, limit_of
 # A pass with nothing to wait for is repeated by the resync; with pods on their way the watch wakes us, this is the second line.
 WAITING_SECONDS = 15.0
 # Kinds that are pruned when a pipeline no longer wants one of them.
-PRUNED_KINDS = ("Service", "NetworkPolicy", "PodDisruptionBudget", "ConfigMap", "Deployment")
+PRUNED_KINDS = ("Service", "NetworkPolicy", "PodDisruptionBudget", "ConfigMap", "Deployment", "Job")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,9 @@ class Deletion:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a pass does, in this order: ``apply`` (in turn), ``delete``, ``resize`` (one pod's CPU), ``notes`` (events of what it did), ``status`` (``None``:
-    unchanged), then ``events`` (of the change of status)."""
+    """What a pass does, in this order: ``apply`` (in turn), ``delete``, ``resize`` (one pod's CPU), ``notes`` (events of what it did),
+    ``status`` (``None``: unchanged), ``events`` (of the change of status), then ``beside`` (objects of a tuning run, which harm nobody
+    where they are refused)."""
 
     apply: tuple[Object, ...] = ()
     delete: tuple[Deletion, ...] = ()
@@ -70,11 +71,12 @@ class Plan:
     requeue_after: float | None = None
     notes: tuple[Event, ...] = ()
     resize: Resize | None = None
+    beside: tuple[Object, ...] = ()
 
     @property
     def quiet(self) -> bool:
         """Whether nothing is to be written."""
-        return not self.apply and not self.delete and self.status is None and self.resize is None
+        return not self.apply and not self.beside and not self.delete and self.status is None and self.resize is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +183,13 @@ def _act(
     replicas = 0 if pipeline.spec.suspend is Switch.ENABLED else number.number
     rollout = decide(wanted, pipeline.spec.rollout.strategy, replicas, observed, memory, problems, now, limit_of(pipeline))
     kept = _kept_revisions(pipeline, observed, rollout, wanted)
-    resolved = _resolved(observed, kept)
+    resolved = resolved_sources(observed, kept)
     healing = heal(observed, resolved, rollout.memory, now)
     rollout = replace(rollout, memory=healing.memory)
     counts = _live_counts(graph, observed)
     secrets, memory = _secrets(pipeline, rollout, observed, context, kept)
+    tuned = _tuned(pipeline, graph, observed, context, rollout, wanted, now)
+    memory = replace(memory, tuning=tuned.run.to_document())
     # In this order a pass may end anywhere: a revision's ConfigMap is the trace by which its Secret is pruned, what the live ConfigMap
     # remembers as applied has been applied, and pods find everything that they mount.
     desired: list[Object] = []
@@ -197,20 +201,62 @@ def _act(
     refused = graph.padding.refused if graph.padding else {}
     limit = wanted_limit(pipeline, graph, observed)
     owned = owned_data(pipeline, observed, number.scaled, limit)
-    live = live_config_map(pipeline, _live_data(memory, counts, resolved, observed) | padding.data(refused) | owned)
+    live = live_config_map(pipeline, live_data(memory, counts, resolved, observed) | padding.data(refused) | owned)
     template = _template(revision, rollout, observed)
     optional = [network_policy(pipeline, context.options.operator_namespace), disruption_budget(pipeline, number.number)]
     desired += [*secrets, live, service(pipeline), *(item for item in optional if item is not None)]
     desired.append(deployment(pipeline, template, rollout.mode, number.applied))
-    apply = [item for item in desired if needs_apply(observed.child(item["kind"], item["metadata"]["name"]), item, names.MANAGER_CHILDREN)]
+    apply, beside = (
+        [item for item in items if needs_apply(observed.child(item["kind"], item["metadata"]["name"]), item, names.MANAGER_CHILDREN)]
+        for items in (desired, tuned.created)
+    )
+    desired += tuned.objects
     delete = [*(Deletion("Pod", pod.name, pod.uid) for pod in healing.pods), *_pruned(pipeline, observed, desired, kept)]
     # Intent first: what a pod is given stands in the live ConfigMap before.
     resize = next_resize(limit if recorded(observed.live_data()).get(KEY_MILLIS) == limit else None, observed)
     warnings = lint(pipeline, graph, context.options)
     warnings += doubts(limit_of(pipeline), observed.latencies, rollout.target, observed.status.get("warnings") or ())
+    warnings += tuning.doubts(tuned.run, wanted)
     status = statuses.compute(pipeline, graph, observed, rollout, wanted, warnings, problems, counts, healing.astray, number, now)
-    decided = _with_status(observed, status, apply, delete, _requeue(status, rollout, problems, must_wait), (*healing.events, *rollout.notes))
-    return replace(decided, resize=resize)
+    status |= {"tuning": told} if (told := tuned.run.status()) else {}
+    decided = _with_status(
+        observed, status, apply, delete, _requeue(status, rollout, problems, must_wait), (*healing.events, *rollout.notes, *tuned.events)
+    )
+    return replace(decided, resize=resize, beside=tuple(beside), requeue_after=_sooner(decided.requeue_after, tuned.recheck))
+
+
+def _tuned(
+    pipeline: InferencePipeline, graph: Graph, observed: Observed, context: Context, rollout: Rollout, wanted: str, now: dt.datetime
+) -> tuning.Tuned:
+    """The tuning run's next step."""
+
+    def recommended(patch: Mapping[str, Any]) -> str:
+        try:
+            patched = changed(pipeline, patch)
+        except ValueError:
+            return ""
+        made = _made(patched, context.options, padding.recorded(observed), observed)
+        return made.revision.name if isinstance(made, Wanted) else ""
+
+    pods = [pod for pod in observed.pods if not pod.deleting]
+    record = observed.revision_record(wanted)
+    settled = rollout.memory.proven == observed.deployed_revision() == rollout.target == wanted and record is not None and bool(pods)
+    stage = tuning.Stage(
+        pipeline=pipeline,
+        observed=observed,
+        wanted=rollout.target,
+        settled=settled and all(pod.revision == wanted and pod.serving for pod in pods),
+        template=(record or {}).get("template") or {},
+        server_image=str((record or {}).get("serverImage") or ""),
+        options=context.options,
+        padding=graph.padding.chosen.value if graph.padding and graph.padding.refused else "",
+        recommended=recommended,
+    )
+    return tuning.follow(stage, tuning.Run.parse(rollout.memory.tuning), now)
+
+
+def _sooner(first: float | None, second: float | None) -> float | None:
+    return min((time for time in (first, second) if time is not None), default=None)
 
 
 def _must_wait(revision: Revision, observed: Observed, memory: Memory, context: Context) -> bool:
@@ -271,43 +317,6 @@ def _secrets(pipeline: InferencePipeline, rollout: Rollout, observed: Observed, 
             result.append(control_secret(pipeline, revision, key))
             applied[revision] = digest
     return result, replace(rollout.memory, secrets=dict(sorted(applied.items())))
-
-
-def _resolved(observed: Observed, kept: Sequence[str]) -> dict[str, dict[str, ResolvedSource]]:
-    """What each kept revision was first loaded from: as recorded, else as its oldest pod reports."""
-    recorded = json_object(observed.live_data().get(names.KEY_RESOLVED))
-    result = {revision: found for revision in kept if revision in recorded and (found := _record(recorded[revision])) is not None}
-    for pod in sorted(observed.pods, key=lambda item: item.raw["metadata"].get("creationTimestamp") or ""):
-        report = pod.load_report()
-        # The first load of a revision decides what its unpinned sources are; later pods fetch exactly that.
-        if report is not None and report.ok and pod.revision in kept and pod.revision not in result:
-            result[pod.revision] = resolution(report)
-    return result
-
-
-def _record(value: Any) -> dict[str, ResolvedSource] | None:
-    """One revision's record; what somebody's edit has made unreadable counts as none, as in the loader."""
-    try:
-        return ResolvedSources.model_validate({"revision": value}).root["revision"]
-    except ValueError:
-        return None
-
-
-def _live_data(memory: Memory, counts: Mapping[str, int], resolved: Mapping[str, Mapping[str, ResolvedSource]], observed: Observed) -> dict[str, str]:
-    data = {
-        names.KEY_COUNTS: json.dumps(dict(sorted(counts.items()))),
-        names.KEY_MEMORY: memory.to_json(),
-    }
-    remembered = observed.intent.memory if observed.intent is not None else observed.live_data().get(names.KEY_SCALING)
-    if remembered:
-        data[names.KEY_SCALING] = remembered
-    if resolved:
-        plain = {
-            revision: {key: item.model_dump(by_alias=True, exclude_none=True) for key, item in sources.items()}
-            for revision, sources in resolved.items()
-        }
-        data[names.KEY_RESOLVED] = json.dumps(plain, sort_keys=True)
-    return data
 
 
 def _pruned(pipeline: InferencePipeline, observed: Observed, desired: Sequence[Object], kept: Sequence[str]) -> tuple[Deletion, ...]:

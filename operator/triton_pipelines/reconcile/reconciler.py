@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,6 +23,7 @@ from triton_pipelines.cluster.resources import (
     CONFIG_MAPS,
     DEPLOYMENTS,
     INFERENCE_PIPELINES,
+    JOBS,
     NETWORK_POLICIES,
     NODES,
     POD_DISRUPTION_BUDGETS,
@@ -34,21 +34,21 @@ from triton_pipelines.cluster.resources import (
     resource_of,
 )
 from triton_pipelines.cluster.store import Store, owner_key
-from triton_pipelines.pipeline import Graph, Options, build
+from triton_pipelines.pipeline import Graph, Options
 from triton_pipelines.pipeline.example import ExampleRequest, example_of, why_unasked
-from triton_pipelines.pipeline.graph import Fetch
 
 from . import status as statuses
 from .events import Event, transitions
-from .observed import Object, Observed, Pod, Probe
+from .observed import Object, Observed, Pod, Probe, serves
 from .ownership import FormerChild, NameTaken, check_owner
 from .plan import Context, Deletion, Plan, Wanted, hands_off, plan, resolve
 from .queue import Key, Result
 from .resizing import Resize
 from .scaling import Intent, View
+from .sources import config_map_sources, read_sources
 from .watch import Latencies
 
-CHILD_RESOURCES: tuple[Resource, ...] = (DEPLOYMENTS, CONFIG_MAPS, SERVICES, NETWORK_POLICIES, POD_DISRUPTION_BUDGETS)
+CHILD_RESOURCES: tuple[Resource, ...] = (DEPLOYMENTS, CONFIG_MAPS, SERVICES, NETWORK_POLICIES, POD_DISRUPTION_BUDGETS, JOBS)
 RESOURCE_OF_KIND = {resource.kind: resource for resource in (*CHILD_RESOURCES, SECRETS, PODS)}
 # A pod that is not ready yet is asked this often why (seconds); one that is ready, every health.periodSeconds.
 UNREADY_PROBE_SECONDS = 5.0
@@ -101,6 +101,7 @@ class Reconciler:
     _starting: set[Key] = field(default_factory=set)  # whose Deployment is being applied right now
     _leaving: dict[Key, set[str]] = field(default_factory=dict)  # uids of pods that were deleted here
     _refused: dict[Key, str] = field(default_factory=dict)  # status writes that were refused, as told
+    _untuned: dict[Key, str] = field(default_factory=dict)  # why an object of a tuning run was refused
     _unresized: dict[Key, dict[str, tuple[str, dt.datetime]]] = field(default_factory=dict)  # by pod uid: why, and until when
 
     async def reconcile(self, key: Key) -> Result:
@@ -151,48 +152,32 @@ class Reconciler:
             self._starting.discard(key)
         if decided.status is not None:
             await self._write_status(observed, decided.status, decided.events)
-        polls = SOURCE_POLL_SECONDS if usable and _config_map_sources(usable) else None
-        return Result(requeue_after=_soonest(decided.requeue_after, probe_after, polls))
+        refused = await self._create_beside(key, observed, decided)
+        polls = SOURCE_POLL_SECONDS if usable and config_map_sources(usable) else None
+        return Result(requeue_after=_soonest(decided.requeue_after, probe_after, polls, 0.0 if refused else None))
 
     # --- observe -------------------------------------------------------------------------------------------------------
 
     async def _observe(self, key: Key, raw: Object, pipeline: InferencePipeline | None) -> Observed:
         children = {(resource.kind, item["metadata"]["name"]): item for resource in CHILD_RESOURCES for item in self.store.children(resource, key)}
-        pods = tuple(Pod.of(item) for item in self.store.children(PODS, key) if _alive(item))
+        known = list(self.store.children(PODS, key))
+        pods = tuple(Pod.of(item) for item in known if _alive(item) and serves(item))
+        apart = tuple(Pod.of(item) for item in known if not serves(item))
         if leaving := self._leaving.pop(key, set()) & {pod.uid for pod in pods}:
             self._leaving[key] = leaving
             pods = tuple(replace(pod, deleting=True) if pod.uid in leaving else pod for pod in pods)
-        digests, missing = await self._sources(pipeline) if pipeline else ({}, {})
+        digests, missing = await read_sources(self.client, pipeline) if pipeline else ({}, {})
         nodes = None
-        if any(pod.condition("PodScheduled").get("status") == "False" for pod in pods):
+        if any(pod.condition("PodScheduled").get("status") == "False" for pod in (*pods, *apart)):
             nodes = await self._nodes()
-        return Observed(raw, children, pods, {}, digests, missing, nodes, self.intent(key), self.view(key), self.latencies(key))
+        told = (self.intent(key), self.view(key), self.latencies(key))
+        return Observed(raw, children, pods, {}, digests, missing, nodes, *told, tuning_pods=apart, untuned=self._untuned.pop(key, ""))
 
     async def _nodes(self) -> tuple[Object, ...] | None:
         try:
             return tuple((await self.client.list(NODES)).items)
         except Forbidden:
             return None  # a namespaced operator may not see nodes; the scheduler's own message is shown
-
-    async def _sources(self, pipeline: InferencePipeline) -> tuple[dict[str, str], dict[str, str]]:
-        """Hashes of ConfigMap sources, and those that are not there."""
-        digests: dict[str, str] = {}
-        missing: dict[str, str] = {}
-        for item in _config_map_sources(pipeline):
-            step, uri = item.key, item.source.uri
-            name, _, data_key = uri.removeprefix("configmap://").partition("/")
-            try:
-                found = await self.client.get(CONFIG_MAPS, pipeline.namespace, name)
-            except NotFound:
-                missing[step] = f"{item.path}: {uri}: there is no ConfigMap {name} in namespace {pipeline.namespace}; create it"
-                continue
-            content = {**(found.get("binaryData") or {}), **(found.get("data") or {})}.get(data_key)
-            if content is None:
-                # Which keys it has is not said: whoever may write a pipeline need not be allowed to read ConfigMaps.
-                missing[step] = f"{item.path}: {uri}: ConfigMap {name} has no key {data_key}; add it, or name one that it has"
-                continue
-            digests[step] = hashlib.sha256(content.encode()).hexdigest()
-        return digests, missing
 
     # --- ask pods ---------------------------------------------------------------------------------------------------------
 
@@ -234,7 +219,7 @@ class Reconciler:
         return max(1.0, min(due_in(pod) for pod in pods.values())) if pods else None
 
     def _may_roll(self, key: Key) -> bool:
-        rolling = {owner_key(DEPLOYMENTS, item) for item in self.store.all(DEPLOYMENTS) if _rolls(item)} | self._starting
+        rolling = {owner_key(DEPLOYMENTS, item) for item in self.store.all(DEPLOYMENTS) if _rolls(item) and serves(item)} | self._starting
         return len(rolling - {key, None}) < self.max_concurrent_rollouts
 
     # --- carry out ----------------------------------------------------------------------------------------------------------
@@ -249,6 +234,16 @@ class Reconciler:
             await self._resize(key, observed, decided.resize)
         for event in decided.notes:
             await self._post(observed.pipeline, event)
+
+    async def _create_beside(self, key: Key, observed: Observed, decided: Plan) -> bool:
+        """Make what a tuning run needs. What is refused ends the run, and is nothing that the pipeline suffers from. Whether it was."""
+        try:
+            for item in decided.beside:
+                await self._apply(item, observed.pipeline["metadata"].get("uid", ""))
+        except (Forbidden, Invalid, NameTaken, FormerChild) as error:
+            self._untuned[key] = f"the API server refuses an object of the run: {getattr(error, 'message', error)}"
+            return True
+        return False
 
     async def _resize(self, key: Key, observed: Observed, resize: Resize) -> None:
         """Give one pod another CPU limit. What the API server refuses is said, and tried again after a while."""
@@ -374,11 +369,6 @@ class Reconciler:
 def _alive(pod: Object) -> bool:
     """Pods that ended (evicted, node lost) stay listed; they are history."""
     return (pod.get("status") or {}).get("phase") not in ("Failed", "Succeeded")
-
-
-def _config_map_sources(pipeline: InferencePipeline) -> list[Fetch]:
-    """Sources that are ConfigMaps, of every model; the operator's options have no say in them."""
-    return [item for item in build(pipeline, Options()).fetches if item.source.uri.startswith("configmap://")]
 
 
 def _rolls(deployment: Object) -> bool:

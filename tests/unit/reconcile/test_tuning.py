@@ -1,0 +1,396 @@
+"""Tuning runs in the model world: when one starts, what it is made of, how it ends, and that nobody else notices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support import builders
+from tests.support.operators import ready_status
+from tests.support.worlds import World
+from triton_pipelines.api import names
+from triton_pipelines.reconcile.observed import Object, Observed, Pod
+from triton_pipelines.reconcile.plan import Plan
+from triton_pipelines.reconcile.tuning import PENDING_SECONDS, Run, State
+from triton_pipelines.render.tuning import JOB_SECONDS
+
+RENDERED: dict[str, Any] = {}
+PATCH = {"spec": {"model": {"maxBatchSize": 16}}}
+RESULT = {
+    "message": "batch 16 carries 420 requests/s within 80 ms",
+    "advice": "compute-bound",
+    "patch": yaml.safe_dump(PATCH),
+    "gainPercent": 12,
+    "points": [{"name": "current", "maxBatchSize": 64, "requestsPerSecond": 375, "p99Microseconds": 79000, "outcome": "WithinSLO"}],
+}
+NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+
+
+@dataclass
+class Tuning(World):
+    """The world with the pods of a run: they come and go as the test says."""
+
+    run_pods_raw: list[Object] = field(default_factory=list)
+    untuned: str = ""
+
+    def observed(self) -> Observed:
+        pods = tuple(Pod.of(item) for item in self.run_pods_raw)
+        return replace(super().observed(), tuning_pods=pods, untuned=self.untuned)
+
+    def ours(self, kind: str) -> list[Object]:
+        """Objects of runs, of a kind."""
+        return [item for (known, _), item in sorted(self.children.items()) if known == kind and names.LABEL_RUN in item["metadata"]["labels"]]
+
+    @property
+    def left(self) -> list[tuple[str, str]]:
+        """Objects of runs, all kinds."""
+        return [key for key, item in self.children.items() if names.LABEL_RUN in item["metadata"]["labels"]]
+
+    def pod(self, kind: str, **status: Any) -> None:
+        """A pod of the run's Deployment or Job, with its status."""
+        (made,) = self.ours(kind)
+        template = made["spec"]["template"]
+        name = f"{made['metadata']['name']}-x"
+        raw = {"metadata": {"name": name, "uid": name, "labels": template["metadata"]["labels"]}, "spec": template["spec"], "status": status}
+        self.run_pods_raw = [item for item in self.run_pods_raw if item["metadata"]["name"] != name] + [raw]
+
+    def canary_ready(self) -> Tuning:
+        (made,) = self.ours("Deployment")
+        self.pod("Deployment", **ready_status({"metadata": {"labels": made["spec"]["template"]["metadata"]["labels"]}}))
+        self.step()
+        return self
+
+    def job_ends(self, message: str, code: int = 0) -> Tuning:
+        ended = {
+            "name": names.CONTAINER_TUNER,
+            "state": {"terminated": {"exitCode": code, "message": message, "reason": "Error" if code else "Completed"}},
+        }
+        self.pod("Job", phase="Failed" if code else "Succeeded", containerStatuses=[ended])
+        self.step()
+        return self
+
+    @property
+    def run(self) -> dict[str, str]:
+        """What the status says of it, in short."""
+        return {key: value for key, value in self.status.get("tuning", {}).items() if key in ("state", "message", "request")}
+
+
+def asked(request: str | None = "2026-01-01", **spec: Any) -> Tuning:
+    """A pipeline that serves, and then a request."""
+    world = Tuning(builders.document(**spec), rendered=RENDERED)
+    world.settle()
+    if request is not None:
+        world.change(tuning={"request": request})
+        world.step()
+    return world
+
+
+def without_revision(world: Tuning) -> str:
+    """What belongs to the pods that serve, as it stands."""
+    serving = {kind: world.children[kind, world.name] for kind in ("Deployment", "Service", "NetworkPolicy")}
+    return json.dumps([{key: item[key] for key in ("spec",)} for item in serving.values()], sort_keys=True)
+
+
+def test_a_run_from_the_request_to_the_result() -> None:
+    world = asked(None)
+    before, spec = without_revision(world), json.dumps(world.document["spec"])
+    world.change(tuning={"request": "monday"})
+    world.step()
+    assert world.run == {"state": "Pending", "message": "waits for a pod that serves nobody", "request": "monday"}
+    assert [kind for kind, _ in sorted(world.left)] == ["ConfigMap", "Deployment", "NetworkPolicy", "NetworkPolicy"]
+    world.canary_ready()
+    assert world.run["state"] == "Running"
+    (job,) = world.ours("Job")
+    assert world.step().quiet
+    world.job_ends(json.dumps(RESULT))
+    assert world.left == []
+    said = world.status["tuning"]
+    assert {key: said[key] for key in RESULT} == RESULT
+    assert (said["state"], said["revision"], said["request"]) == ("Succeeded", world.deployed, "monday")
+    assert said["startTime"] <= said["completionTime"]
+    assert without_revision(world) == before, "the pods that serve, and how they are reached, are as they were"
+    del world.document["spec"]["tuning"]
+    assert json.dumps(world.document["spec"]) == spec
+    assert job["spec"]["backoffLimit"] == 0
+    left = world.think()
+    assert left == Plan(requeue_after=left.requeue_after)
+
+
+@pytest.mark.proves("spec.tuning.request", "behaviour")
+def test_the_same_request_is_answered_once_and_another_one_again() -> None:
+    world = asked().canary_ready().job_ends(json.dumps(RESULT))
+    world.run_pods_raw = []
+    for _ in range(3):
+        assert world.pass_time(600).step().quiet
+    world.change(tuning={"request": "2026-01-02"})
+    world.step()
+    assert world.run["state"] == "Pending"
+    assert len(world.ours("Deployment")) == 1
+
+
+@pytest.mark.proves("spec.tuning.mode", "behaviour")
+@pytest.mark.parametrize(("mode", "seconds"), [(None, 900), ("Quick", 900), ("Thorough", 5400)])
+def test_the_mode_says_how_long_is_measured(mode: str | None, seconds: int) -> None:
+    world = asked(None)
+    world.change(tuning={"request": "a", **({"mode": mode} if mode else {})})
+    world.step()
+    (job,) = world.canary_ready().ours("Job")
+    assert job["spec"]["activeDeadlineSeconds"] == seconds
+    assert ("--thorough" in job["spec"]["template"]["spec"]["containers"][0]["args"]) is (mode == "Thorough")
+
+
+# --- what it is made of ---------------------------------------------------------------------------------------------------
+
+
+def test_the_canary_is_a_pod_of_the_revision_outside_the_service() -> None:
+    world = asked(server={"gpu": {"count": 2}})
+    (canary,) = world.ours("Deployment")
+    template, live = canary["spec"]["template"], world.deployment["spec"]["template"]
+    for kind in ("Service", "NetworkPolicy"):
+        selector = world.children[kind, world.name]["spec"]
+        chosen = selector.get("selector") or selector["podSelector"]["matchLabels"]
+        assert not chosen.items() <= template["metadata"]["labels"].items(), "nobody is sent there"
+    assert not world.deployment["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert template["metadata"]["labels"][names.LABEL_REVISION] == world.deployed
+    same = {**live["spec"], "terminationGracePeriodSeconds": 30}
+    same["containers"] = [{key: value for key, value in item.items() if key != "lifecycle"} for item in same["containers"]]
+    assert template["spec"] == same, "its own GPUs, its own models, the same limits"
+    assert canary["spec"]["replicas"] == 1
+
+
+def test_the_job_has_the_key_as_a_file_and_no_token() -> None:
+    (job,) = asked().canary_ready().ours("Job")
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["automountServiceAccountToken"] is False
+    assert container["image"] == builders.LOADER_IMAGE
+    assert container["args"] == [
+        "tune",
+        "/etc/tritonpipe/tuning/pipeline.json",
+        "--server=10.0.0.1:8001",
+        "--control-key-file=/etc/tritonpipe/control/admin-key",
+        "--operator-config=/etc/tritonpipe/tuning/operator.yaml",
+        "--report-file=/dev/termination-log",
+    ]
+    assert "key of" not in json.dumps(job), "not the key itself"
+    (secret,) = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
+    assert secret["secretName"].startswith("sentiment-")
+    assert job["metadata"]["ownerReferences"][0]["kind"] == names.KIND
+
+
+def test_the_job_is_told_the_resource_and_the_options() -> None:
+    world = asked(tokenizer={"maxLength": 77})
+    (told,) = world.ours("ConfigMap")
+    document = json.loads(told["data"]["pipeline.json"])
+    assert document["spec"]["tokenizer"]["maxLength"] == 77
+    assert "tuning" not in document["spec"]
+    assert json.loads(told["data"]["operator.yaml"])["images"]["default"] == builders.SERVER_IMAGE
+
+
+def test_the_job_reaches_the_canary_alone() -> None:
+    world = asked()
+    canary, tuner = (item["spec"] for item in world.ours("NetworkPolicy"))
+    (from_job,) = canary["ingress"]
+    assert {"podSelector": tuner["podSelector"]} in from_job["from"]
+    assert tuner["egress"] == [{"ports": from_job["ports"], "to": [{"podSelector": canary["podSelector"]}]}]
+    assert (tuner["ingress"], tuner["policyTypes"]) == ([], ["Ingress", "Egress"])
+    (deployment,) = world.ours("Deployment")
+    assert canary["podSelector"]["matchLabels"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
+    assert not asked(server={"networkPolicy": {"mode": "Disabled"}}).ours("NetworkPolicy")
+
+
+# --- waiting --------------------------------------------------------------------------------------------------------------
+
+
+def test_it_begins_when_the_wanted_revision_serves() -> None:
+    world = Tuning(builders.document(tuning={"request": "first"}), rendered=RENDERED)
+    world.step()
+    assert world.run["state"] == "Pending"
+    assert "waits until revision" in world.run["message"]
+    assert world.left == []
+    world.settle()
+    assert len(world.ours("Deployment")) == 1
+
+
+def test_a_canary_without_room_waits_with_the_schedulers_words_and_gives_up() -> None:
+    world = asked()
+    before = [pod.name for pod in world.serving]
+    unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": NO_GPU}
+    world.pod("Deployment", phase="Pending", conditions=[unplaced])
+    world.step()
+    assert world.run["state"] == "Pending"
+    assert world.run["message"].startswith("WaitingForGPU: pod sentiment-")
+    assert "1 Insufficient nvidia.com/gpu" in world.run["message"]
+    assert world.think().quiet
+    world.pass_time(PENDING_SECONDS + 1).step()
+    assert world.run["state"] == "Failed"
+    assert "was not ready within 900 s" in world.run["message"]
+    assert "1 Insufficient nvidia.com/gpu" in world.run["message"]
+    assert world.left == []
+    assert [pod.name for pod in world.serving] == before
+    assert world.condition("Ready")["status"] == "True"
+
+
+# --- endings --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "words"),
+    [
+        ("error: the server failed", 3, "exit code 3: error: the server failed"),
+        ("", 137, "exit code 137: Error"),
+        ("no json", 0, "cannot be read"),
+        ("[]", 0, "cannot be read"),
+        (json.dumps({"points": [{"p99Microseconds": -1}]}), 0, "cannot be read"),
+    ],
+)
+def test_a_measurement_that_fails(message: str, code: int, words: str) -> None:
+    world = asked().canary_ready().job_ends(message, code)
+    assert world.run["state"] == "Failed"
+    assert words in world.run["message"]
+    assert world.left == []
+    assert world.condition("Ready")["status"] == "True", "tuning is nothing that serving depends on"
+    assert [event.reason for event in world.log[-1].notes] == ["TuningFailed"]
+
+
+def test_a_job_that_does_not_end() -> None:
+    world = asked().canary_ready()
+    (job,) = world.ours("Job")
+    failed = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "Job was active longer than specified deadline"}
+    world.children["Job", job["metadata"]["name"]] = {**job, "status": {"conditions": [failed]}}
+    world.step()
+    assert world.run["state"] == "Failed"
+    assert "DeadlineExceeded" in world.run["message"]
+    silent = asked().canary_ready()
+    silent.pass_time(max(JOB_SECONDS.values()) + 100).step()
+    assert silent.run["state"] == "Failed"
+    assert silent.left == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"suspend": "Enabled"}, "suspended"),
+        ({"tokenizer": {"maxLength": 64}}, "is no longer wanted"),
+    ],
+)
+@pytest.mark.parametrize("running", [False, True])
+def test_what_ends_a_run_early(change: Mapping[str, Any], words: str, running: bool) -> None:
+    world = asked()
+    if running:
+        world.canary_ready()
+    world.change(**change)
+    world.step()
+    assert world.run["state"] == "Failed"
+    assert words in world.run["message"]
+    assert world.left == []
+
+
+def test_a_request_taken_back_leaves_nothing() -> None:
+    world = asked().canary_ready()
+    world.change(tuning=None)
+    world.step()
+    assert (world.left, world.run) == ([], {})
+
+
+def test_a_new_request_in_the_middle_is_a_new_run() -> None:
+    world = asked().canary_ready()
+    (first,) = world.ours("Job")
+    world.change(tuning={"request": "again"})
+    world.pass_time(1).step()
+    (second,) = world.ours("Deployment")
+    assert second["metadata"]["labels"][names.LABEL_RUN] != first["metadata"]["labels"][names.LABEL_RUN]
+    assert world.ours("Job") == []
+    # The first one's pod is there for a while, and nobody minds it.
+    assert world.think().quiet
+    assert world.run["state"] == "Pending"
+
+
+def test_what_the_api_server_refuses_ends_it() -> None:
+    world = asked()
+    world.untuned = "the API server refuses an object of the run: exceeded quota"
+    world.step()
+    assert world.run["state"] == "Failed"
+    assert "exceeded quota" in world.run["message"]
+
+
+def test_a_restarted_operator_knows_everything() -> None:
+    """Even the result: a status that was lost between two writes is written again."""
+    world = asked().canary_ready()
+    assert Run.parse(world.memory.tuning).state is State.RUNNING
+    world.job_ends(json.dumps(RESULT))
+    said = world.status["tuning"]
+    del world.document["status"]["tuning"]
+    world.step()
+    assert world.status["tuning"] == said
+
+
+# --- staleness ------------------------------------------------------------------------------------------------------------
+
+
+def stale(world: Tuning) -> list[str]:
+    return [item["message"] for item in world.status.get("warnings", []) if "TuningStale" in item["message"]]
+
+
+def test_a_result_of_another_revision_is_stale_but_not_for_what_it_recommended() -> None:
+    world = asked().canary_ready().job_ends(json.dumps(RESULT))
+    measured = world.deployed
+    assert stale(world) == []
+    world.run_pods_raw = []
+    world.change(**PATCH["spec"]).settle()
+    assert world.deployed != measured
+    assert stale(world) == [], "the recommendation was followed"
+    world.change(tokenizer={"maxLength": 64}).settle()
+    (said,) = stale(world)
+    assert measured in said
+    assert world.deployed in said
+
+
+# --- properties -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.sampled_from(["a", "b", None, "ready", "good", "bad", "suspend", "resume", "other", "first", "late", "restart", "kill"]), max_size=14)
+)
+def test_one_run_at_a_time_and_nothing_is_left(steps: list[str | None]) -> None:
+    world = asked("start", rollout={"strategy": "Surge"})
+    for step in steps:
+        if step in ("a", "b", None):
+            world.change(tuning={"request": step} if step else None)
+        elif step == "ready" and world.ours("Deployment"):
+            (made,) = world.ours("Deployment")
+            world.pod("Deployment", **ready_status({"metadata": {"labels": made["spec"]["template"]["metadata"]["labels"]}}))
+        elif step in ("good", "bad") and world.ours("Job"):
+            ended = {"exitCode": 0 if step == "good" else 1, "message": json.dumps(RESULT)}
+            world.pod("Job", phase="Succeeded", containerStatuses=[{"name": names.CONTAINER_TUNER, "state": {"terminated": ended}}])
+        elif step in ("suspend", "resume"):
+            world.change(suspend="Enabled" if step == "suspend" else "Disabled")
+        elif step in ("other", "first"):
+            world.change(tokenizer={"maxLength": 64 if step == "other" else None})
+        elif step == "late":
+            world.pass_time(1000)
+        elif step == "kill":
+            world.step(2)
+        world.pass_time(5).control().run_pods().step()
+        assert len(world.ours("Job")) <= 1
+        assert len(world.ours("Deployment")) <= 1
+    world.change(tuning=None)
+    world.settle()
+    assert world.left == []
+    run = Run.parse(world.memory.tuning)
+    assert not run.active
+
+
+@given(st.dictionaries(st.sampled_from(list(Run.__slots__)), st.none() | st.text() | st.booleans() | st.dictionaries(st.text(), st.text())))
+def test_a_memory_that_was_edited_harms_nobody(document: dict[str, Any]) -> None:
+    run = Run.parse(document)
+    assert Run.parse(run.to_document()) == run
+    run.status()
