@@ -74,13 +74,21 @@ async def run(target: Target, spec: LoadSpec, progress: OnProgress | None = None
     await transport.start(spec.concurrency or _FIRST_CONNECTIONS * (1 if target.protocol is Protocol.HTTP else 16))
     try:
         async with Reader(target, spec.timeout_s) as reader:
-            return await _Load(spec, requests, rows, transport.send, reader if spec.statistics else None, progress).run()
+            return await Load(spec, requests, rows, transport.send, reader if spec.statistics else None, progress).run()
     finally:
         await transport.close()
 
 
-class _Load:
-    """One load under way."""
+class Load:
+    """One load under way.
+
+    Args:
+        spec: the load.
+        requests, rows: what is sent in turn, and rows in each.
+        send: sends one; calls back once with "" for an answer, else with what went wrong.
+        reader: of Triton's statistics; None: they are not read.
+        progress: as of :func:`run`.
+    """
 
     def __init__(
         self,

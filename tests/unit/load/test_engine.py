@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 from tests.support.kserve import kserve
 from triton_pipelines.load import Arrivals, LoadError, LoadSpec, Progress, Target, run, summarise
+from triton_pipelines.load.engine import Load
 
 QUICK: dict[str, Any] = {"duration_s": 0.3, "warmup_s": 0.0, "statistics": False}
 
@@ -39,23 +42,34 @@ async def test_requests_go_out_in_turn_and_whole() -> None:
     assert stand.requests[0].startswith(b"POST /v2/models/sentiment/infer HTTP/1.1\r\n")
 
 
+class Counter:
+    """A server that serves one request at a time, in the clock of the loop: what comes meanwhile waits."""
+
+    def __init__(self, seconds: Callable[[int], float]) -> None:
+        self.seconds, self.free, self.number = seconds, 0.0, 0
+
+    def send(self, _: bytes, done: Callable[[str], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self.free = max(self.free, loop.time()) + self.seconds(self.number)
+        self.number += 1
+        loop.call_at(self.free, done, "")
+
+
+@pytest.mark.looptime(start=0)
 async def test_latency_of_an_open_loop_counts_from_when_requests_were_due() -> None:
-    # One connection, and a server that stalls once for 0.2 s: in a closed loop one request of hundreds is late. Of 100 requests/s
-    # twenty were due in the stall, and every one of them waited.
-    stall = 0.2
+    # A server of 1 ms that stalls once for a second. Of 100 requests/s a hundred were due in the stall, and every one of them waited.
+    def stalls(number: int) -> float:
+        return 1.0 if number == 10 else 0.001
 
-    def behave(number: int) -> tuple[float, int, bytes]:
-        return (stall if number == 10 else 0.0), 200, b"{}"
-
-    async with kserve(behave) as stand:
-        result = await run(
-            target(stand.url), LoadSpec(rate=100, arrivals=Arrivals.CONSTANT, connections=1, duration_s=0.6, warmup_s=0, statistics=False)
-        )
-    late = result.latencies[result.latencies > 0.02]
-    assert 15 <= len(late) <= 20
-    # Those due later waited less: a ramp down, not twenty times the stall.
-    assert np.sort(late) == pytest.approx(np.linspace(stall - (len(late) - 1) * 0.01, stall, len(late)), abs=0.03)
-    assert summarise(result).p50_s < 0.02
+    even = LoadSpec(rate=100, arrivals=Arrivals.CONSTANT, duration_s=3, warmup_s=0, statistics=False)
+    open_loop = await Load(even, [b""], [1], Counter(stalls).send, None, None).run()
+    waited = np.sort(open_loop.latencies)[::-1]
+    # Those due later waited less: the request that stalled a second, the next one (10 ms later) 991 ms, and so on.
+    assert waited[:100] == pytest.approx([1.0 - 0.009 * number for number in range(100)], abs=1e-6)
+    assert summarise(open_loop).p99_s > 0.95
+    # A client that waits for its answers sends nothing meanwhile, and sees one slow request of two thousand: p99 does not know of the stall.
+    closed = await Load(replace(even, rate=0, concurrency=1), [b""], [1], Counter(stalls).send, None, None).run()
+    assert summarise(closed).p99_s == pytest.approx(0.001)
 
 
 async def test_open_loop_sends_when_due_however_late_the_answers_are() -> None:
@@ -130,17 +144,19 @@ async def test_an_unreachable_server_is_one_message() -> None:
         await run(target(url), LoadSpec(concurrency=1, **QUICK))
 
 
+@pytest.mark.looptime(start=0)
 async def test_it_goes_on_until_it_is_steady_and_no_longer() -> None:
-    # Slow for the first 0.3 s, the first window; steady from then on.
-    begin = asyncio.get_running_loop().time()
-
-    def behave(_: int) -> tuple[float, int, bytes]:
-        return (0.03 if asyncio.get_running_loop().time() < begin + 0.3 else 0.006), 200, b"{}"
-
-    async with kserve(behave) as stand:
-        result = await run(target(stand.url), LoadSpec(concurrency=2, duration_s=0.9, warmup_s=0, extend=6, statistics=False))
-    assert 0.3 <= result.begin_s < 1.8
-    assert result.duration_s == pytest.approx(0.9)
+    # Slow in the first window, steady from then on.
+    spec = LoadSpec(concurrency=1, duration_s=3, warmup_s=0, extend=6, statistics=False)
+    warming = Counter(lambda _: 0.05 if asyncio.get_running_loop().time() < 1 else 0.01)
+    result = await Load(spec, [b""], [1], warming.send, None, None).run()
+    assert (result.begin_s, result.end_s) == pytest.approx((1.0, 4.0))
+    assert summarise(result).stability.stable
+    # One that never is ends, too, and is said to be none.
+    slower = Counter(lambda number: 0.001 * number)
+    result = await Load(replace(spec, extend=2), [b""], [1], slower.send, None, None).run()
+    assert (result.begin_s, result.end_s) == pytest.approx((2.0, 5.0))
+    assert not summarise(result).stability.stable
 
 
 async def test_progress_is_told_and_a_cancelled_load_leaves_nothing() -> None:
