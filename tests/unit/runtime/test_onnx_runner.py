@@ -17,6 +17,7 @@ from tests.support.python_backend import InferenceRequest, Logger, load_runtime,
 
 module = load_runtime("onnx_runner")
 PADS = '{"input_ids": 0, "attention_mask": 0}'
+PARAMETERS = {"tritonpipe.pad_inputs": PADS, "tritonpipe.run_cost_tokens": "8"}  # not measured: the same runs on every machine
 VOCABULARY = len(tinymodel.SPECIAL) + len(tinymodel.WORDS)
 
 
@@ -41,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def padding_model(folder: Path) -> Any:
-    return start_model("onnx_runner", folder, config(), {"tritonpipe.pad_inputs": PADS})
+    return start_model("onnx_runner", folder, config(), PARAMETERS)
 
 
 @pytest.fixture(scope="session")
@@ -173,6 +174,52 @@ def test_cheapest_runs_is_the_best_of_all_partitions(rows: dict[int, int], run_c
         for cuts in itertools.combinations(range(1, len(lengths)), size)
     ]
     assert cost(runs) == min(map(cost, partitions))
+
+
+@given(
+    rows=st.dictionaries(st.integers(1, 512), st.integers(1, 20), min_size=1, max_size=12),
+    run_cost=st.integers(1, 3000),
+)
+def test_padding_costs_no_more_than_the_runs_it_saves(rows: dict[int, int], run_cost: int) -> None:
+    for run in module.cheapest_runs(rows, run_cost):
+        assert sum((max(run) - length) * rows[length] for length in run) <= run_cost * (len(run) - 1)
+
+
+def test_one_long_row_does_not_pad_many_short_ones() -> None:
+    """31 rows x 480 tokens of padding cost more than a launch, on a GPU too."""
+    for run_cost in module.RUN_COST_TOKENS.values():
+        assert [512] in module.cheapest_runs({30: 15, 32: 16, 512: 1}, run_cost)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "per_token", "tokens"), [(2e-3, 1.5e-6, 1333), (1e-4, 20e-6, 5), (0.0, 1e-5, 1), (1.0, 0.0, module.MOST_COST_TOKENS)]
+)
+def test_the_cost_of_a_run_is_measured(fixed: float, per_token: float, tokens: int) -> None:
+    now = 0.0
+
+    def run(feed: dict[str, np.ndarray]) -> None:
+        nonlocal now
+        now += fixed + per_token * feed["x"].size
+
+    assert module.run_cost_tokens(run, {"x": np.ones((1, module.COST_TOKENS))}, lambda: now) == tokens
+
+
+def test_a_measured_cost_decides_how_requests_are_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where launches are dear, requests of very different length share one; a model that refuses the sample keeps the assumed cost."""
+    requests = [InferenceRequest(feed([[2] * length])) for length in (3, 20, 4)]
+    for measured, expected in ((1000, [(3, 20)]), (1, [(1, 20), (2, 4)])):
+        monkeypatch.setattr(module, "run_cost_tokens", lambda *_, measured=measured: measured)
+        model = start_model("onnx_runner", folder, config(), {"tritonpipe.pad_inputs": PADS})
+        shapes = count_runs(model, monkeypatch)
+        model.execute(requests)
+        assert sorted(shapes) == expected
+
+    def refuse(*_: object) -> int:
+        raise ValueError("too many tokens")
+
+    monkeypatch.setattr(module, "run_cost_tokens", refuse)
+    model = start_model("onnx_runner", folder, config(), {"tritonpipe.pad_inputs": PADS})
+    assert model._runner.run_cost == module.RUN_COST_TOKENS["CPU"]
 
 
 def changed(role: str, index: int, **changes: Any) -> dict[str, Any]:

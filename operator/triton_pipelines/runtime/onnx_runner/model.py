@@ -3,6 +3,7 @@
 Configuration (``parameters`` of config.pbtxt; tensor names, data types and dims come from the config itself):
     tritonpipe.model_file        file in the version folder (default model.onnx)
     tritonpipe.intra_op_threads  threads of one run (default 1; 0 lets ONNX Runtime take all cores)
+    tritonpipe.run_cost_tokens   fixed cost of a run, in tokens computed (default: measured on sample input while loading)
     tritonpipe.pad_inputs        JSON: input name -> pad value, for inputs [rows, tokens] that may be padded so that requests of different length
                                  share a run; absent: only requests of equal shape share one
 
@@ -12,14 +13,17 @@ graph (an initializer of its name), which counts where a request leaves it out.
 Requests of one call share runs where that is safe. Padding is only used when the model has proven, on sample input while loading, that a padded
 row gets the same answer as alone (a graph that ignores its mask does not, nor a dynamically quantized one). Output axes that follow the length are
 cut back to each request's own length. Requests are sorted by length and cut into the runs that compute the fewest padded tokens, each run counted
-with its fixed cost. When a shared run fails, its requests run one by one, so that a bad one hurts only itself.
+with its fixed cost, measured while loading: padding never costs more than the runs it saves, however long one row among short ones is. When a shared
+run fails, its requests run one by one, so that a bad one hurts only itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -36,9 +40,10 @@ Feed = dict[str, Array]
 _SAME = ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "string")
 DATA_TYPES = {f"tensor({name})": f"TYPE_{name.upper()}" for name in _SAME}
 DATA_TYPES |= {"tensor(float16)": "TYPE_FP16", "tensor(float)": "TYPE_FP32", "tensor(double)": "TYPE_FP64"}
-# What starting one more run costs, in tokens computed: measured on CPU encoders (about 0.1 ms against 20 us a token); on GPUs a launch of about
-# 2 ms against 1.5 us a token. Only the choice of runs hangs on it, never an answer.
+# What starting one more run costs, in tokens computed, where it cannot be measured: about 0.1 ms against 20 us a token on CPUs, a launch of about
+# 2 ms against 1.5 us a token on GPUs. Only the choice of runs hangs on it, never an answer.
 RUN_COST_TOKENS = {"CPU": 8, "GPU": 1300}
+COST_TOKENS, COST_ROWS, COST_RUNS, MOST_COST_TOKENS = 16, 8, 5, 10_000
 # How far a padded answer may be from the one alone to count as the same: rounding of FP32 sums in another order.
 RELATIVE, ABSOLUTE = 1e-4, 1e-5
 
@@ -48,14 +53,9 @@ class RequestError(ValueError):
 
 
 def cheapest_runs(rows_by_length: dict[int, int], run_cost: int) -> list[list[int]]:
-    """Partition lengths into runs of least cost; a run costs ``run_cost`` + its rows x its longest length, in tokens.
+    """Lengths of each run of the cheapest partition; a run costs ``run_cost`` + its rows x its longest length, in tokens.
 
-    Args:
-        rows_by_length: number of rows of each length.
-        run_cost: fixed cost of a run.
-
-    Returns:
-        The lengths of each run; an optimal partition always consists of neighbours in sorted order.
+    An optimal partition consists of neighbours in sorted order. Its padding never exceeds ``run_cost`` for every length that shares a run.
     """
     lengths = sorted(rows_by_length)
     best: list[tuple[int, int]] = [(0, 0)]  # cheapest cost of the first n lengths, and where its last run begins
@@ -75,6 +75,21 @@ def cheapest_runs(rows_by_length: dict[int, int], run_cost: int) -> list[list[in
     return runs[::-1]
 
 
+def run_cost_tokens(run: Callable[[Feed], Any], sample: Feed, clock: Callable[[], float] = time.perf_counter) -> int:
+    """What a run costs beside its tokens, in tokens: from the best times of ``sample``, a row of ``COST_TOKENS``, alone and ``COST_ROWS`` times."""
+    best = []
+    for rows in (1, COST_ROWS):
+        feed = {name: np.repeat(array, rows, axis=0) for name, array in sample.items()}
+        times = []
+        for _ in range(COST_RUNS):
+            begin = clock()
+            run(feed)
+            times.append(clock() - begin)
+        best.append(min(times))
+    row = max((best[1] - best[0]) / (COST_ROWS - 1), 1e-9)
+    return round(min(max((best[0] / row - 1) * COST_TOKENS, 1), MOST_COST_TOKENS))
+
+
 def merge(arrays: Sequence[Array], pad: int | None) -> Array:
     """Rows of all requests in one array; with ``pad``, arrays [rows, tokens] of different length are filled up on the right."""
     if len(arrays) == 1:
@@ -92,10 +107,7 @@ def merge(arrays: Sequence[Array], pad: int | None) -> Array:
 
 def cut_back(output: Array, axes: Sequence[int], length: int) -> Array:
     """The first ``length`` entries along each of ``axes``."""
-    index = [slice(None)] * output.ndim
-    for axis in axes:
-        index[axis] = slice(length)
-    return output[tuple(index)]
+    return output[tuple(slice(length if axis in axes else None) for axis in range(output.ndim))]
 
 
 class BatchRunner:
@@ -106,7 +118,7 @@ class BatchRunner:
         outputs: names of the outputs.
         pads: pad value of each input [rows, tokens] that may be padded.
         combine: whether requests may share a run at all (the model has a batch dimension).
-        run_cost: fixed cost of a run, in tokens.
+        run_cost: fixed cost of a run, in tokens; may be set later.
         warn: told in words when requests will not share runs.
     """
 
@@ -123,7 +135,7 @@ class BatchRunner:
         self._outputs = list(outputs)
         self._pads = pads
         self._combine = combine
-        self._run_cost = run_cost
+        self.run_cost = run_cost
         self._warn = warn
         self._length_axes: list[list[int]] = [[] for _ in outputs]
         self._proven: frozenset[str] = frozenset()  # inputs of the sample
@@ -134,11 +146,7 @@ class BatchRunner:
         return dict(self._pads)
 
     def check(self, sample: Callable[[int], Feed]) -> None:
-        """Find out on sample input whether padding is safe, and which output axes follow the length.
-
-        Args:
-            sample: makes the inputs of one row with that many tokens.
-        """
+        """Find out whether padding is safe, and which output axes follow the length; ``sample`` makes one row of so many tokens."""
         if not (self._combine and self._pads):
             return
         short, long = sample(3), sample(5)
@@ -167,7 +175,7 @@ class BatchRunner:
                 results: list[Any] = self._together([feeds[i] for i in members])
             except Exception as error:
                 # One request may have made the run fail: only that one may suffer.
-                results = [error] if len(members) == 1 else [self._alone(feeds[i]) for i in members]
+                results = [error] if len(members) == 1 else [self.answer([feeds[i]])[0] for i in members]
             for i, result in zip(members, results, strict=True):
                 answers[i] = result
         return answers
@@ -184,7 +192,7 @@ class BatchRunner:
         runs = []
         for by_length in groups.values():
             rows = {length: sum(_rows(feeds[i]) for i in members) for length, members in by_length.items()}
-            runs += [[i for length in run for i in by_length[length]] for run in cheapest_runs(rows, self._run_cost)]
+            runs += [[i for length in run for i in by_length[length]] for run in cheapest_runs(rows, self.run_cost)]
         return runs
 
     def _length(self, feed: Feed) -> int | None:
@@ -216,12 +224,6 @@ class BatchRunner:
                 parts = [cut_back(part, axes, length) for part, axes in zip(parts, self._length_axes, strict=True)]
             answers.append(dict(zip(self._outputs, parts, strict=True)))
         return answers
-
-    def _alone(self, feed: Feed) -> dict[str, Array] | Exception:
-        try:
-            return self._together([feed])[0]
-        except Exception as error:
-            return error
 
 
 def _rows(feed: Feed) -> int:
@@ -259,6 +261,11 @@ class TritonPythonModel:
         _check_tensors("output", self._outputs, self._session.get_outputs(), self._batched)
         self._runner = BatchRunner(self._run, list(self._outputs), pads, self._batched, RUN_COST_TOKENS.get(kind, 8), pb_utils.Logger.log_warn)
         self._runner.check(self._sample)
+        if "tritonpipe.run_cost_tokens" in parameters:
+            self._runner.run_cost = int(parameters["tritonpipe.run_cost_tokens"])
+        elif self._runner.pads:
+            with contextlib.suppress(Exception):  # a model may refuse the sample
+                self._runner.run_cost = run_cost_tokens(self._run, self._sample(COST_TOKENS))
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """One response per request, in order."""
@@ -298,8 +305,8 @@ class TritonPythonModel:
             feed[name] = array if array.dtype != np.object_ else _decode(name, array)
         if not feed:
             raise RequestError("none of the inputs is given, all are optional: send at least one")
-        if self._batched and len({len(array) for array in feed.values()}) > 1:
-            rows = {name: len(array) for name, array in feed.items()}
+        rows = {name: len(array) for name, array in feed.items()}
+        if self._batched and len(set(rows.values())) > 1:
             raise RequestError(f"the inputs differ in rows: {rows}")
         return feed
 
