@@ -23,7 +23,7 @@ def adapt(model: Any, adaptable: Adaptable) -> Any:
     Weights, external or not, stay as they are. Meaningful only for what :func:`.examine.examine` found adaptable.
     """
     graph = model.graph
-    build = Builder(values(graph))
+    build = Builder(values(graph), adaptable.opset)
     given = inputs(graph)
     planned = [item.name for item in adaptable.plan.inputs]
     types = {name: element_type(given[name]) for name in planned}

@@ -27,7 +27,7 @@ class Back:
         if sound is None:
             _named(build, "Identity", name, inner)
             return
-        shaped = sound if rank == 1 else build.unsqueeze(sound, *range(1, rank))
+        shaped = build.add("Reshape", sound, build.integers(-1, *[1] * (rank - 1))) if rank != 2 else sound
         _named(build, "Where", name, shaped, inner, _mark(build, kind))
 
     def token_output(self, inner: str, name: str, kind: int, shape: Dims) -> None:
@@ -43,7 +43,7 @@ class Back:
         if sound is None:
             _named(build, "Gather", name, flat, index, axis=0)
             return
-        shaped = sound if not rest else build.unsqueeze(sound, *range(1, 1 + len(rest)))
+        shaped = build.unsqueeze(sound, *range(1, 1 + len(rest))) if rest else sound
         _named(build, "Where", name, shaped, build.add("Gather", flat, index, axis=0), _mark(build, kind))
 
     def _kept(self) -> tuple[str, str | None]:
@@ -53,14 +53,16 @@ class Back:
         """
         if self._tokens is None:
             build, rows = self._build, self._rows
-            places = build.unsqueeze(build.add("Range", rows.start, rows.longest, build.scalar(1)), 0)
-            held = build.add("Reshape", build.add("Less", places, build.unsqueeze(rows.lengths, 1)), build.integers(-1))
-            count = build.add("Size", rows.lengths)
-            first = build.unsqueeze(build.add("Mul", build.add("Range", rows.start, count, build.scalar(1)), rows.width), 1)
+            end = build.add("Add", build.add("ReduceMax", rows.lengths, keepdims=0), build.scalar(1))
+            places = build.add("Range", rows.one, end, build.scalar(1))
+            held = build.add("Reshape", build.add("LessOrEqual", places, rows.lengths), build.integers(-1))
+            # Places count from 1, rows from 0.
+            row = build.add("Range", build.scalar(0), build.add("Size", rows.lengths), build.scalar(1))
+            first = build.unsqueeze(build.add("Sub", build.add("Mul", row, rows.width), build.scalar(1)), 1)
             place = build.add("Add", first, places)
             sound = None
             if rows.sound is not None:
-                inside = build.add("And", build.add("Less", places, rows.width), build.unsqueeze(rows.sound, 1))
+                inside = build.add("And", build.add("LessOrEqual", places, rows.width), rows.sound)
                 place = build.add("Where", inside, place, build.scalar(0))
                 sound = build.add("Compress", build.add("Reshape", inside, build.integers(-1)), held, axis=0)
             self._tokens = build.add("Compress", build.add("Reshape", place, build.integers(-1)), held, axis=0), sound

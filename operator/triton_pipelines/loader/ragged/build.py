@@ -12,7 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 class Builder:
     """Gathers nodes and constants under one prefix."""
 
-    def __init__(self, taken: set[str]) -> None:
+    def __init__(self, taken: set[str], opset: int) -> None:
+        self._opset = opset
         self.prefix = "ragged/"
         while any(name.startswith(self.prefix) for name in taken):
             self.prefix = f"_{self.prefix}"
@@ -54,6 +55,12 @@ class Builder:
     def cast(self, value: str, to: int = TensorProto.INT64) -> str:
         """``value`` as another element type, INT64 by default."""
         return self.add("Cast", value, to=to)
+
+    def reduce(self, operator: str, value: str, axis: int) -> str:
+        """ReduceMin or ReduceMax over one axis, which stays with length 1. Their axes became an input with opset 18."""
+        if self._opset < 18:
+            return self.add(operator, value, axes=[axis], keepdims=1)
+        return self.add(operator, value, self.integers(axis), keepdims=1)
 
     def unsqueeze(self, value: str, *axes: int) -> str:
         """``value`` with axes of length 1."""

@@ -88,18 +88,6 @@ def test_a_row_without_tokens_fails_its_batch_and_is_never_answered_wrongly(plac
         adapted().execute([*good[:place], empty, *good[place:]])
 
 
-def test_lengths_that_do_not_add_up_fail_the_batch() -> None:
-    """A config with another kind of batch_input: wrong lengths, which Triton does not see when it loads the model."""
-    row = ENCODER.row(np.random.default_rng(3), 4)
-    model = make(ENCODER)
-    found = examine(model, ENCODER.plan())
-    assert isinstance(found, Adaptable)
-    flat = {name: value.reshape(-1) for name, value in row.items()}
-    shapes = {f"{name}__shape": np.array([[4 if name == "input_ids" else 3]], np.int32) for name in row}
-    with pytest.raises((Fail, InvalidArgument), match=GUARD):
-        session(adapt(model, found)).run(None, flat | shapes)
-
-
 def test_the_plan_says_what_the_graph_does_not_show() -> None:
     """Positions counted from the mask: the longest row and, for a table behind other operators, the vocabulary come from the plan."""
     encoder = Encoder(places=Places.MASK, heads=(Head.LOGITS, Head.HIDDEN))
