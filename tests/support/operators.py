@@ -21,6 +21,7 @@ from triton_pipelines.api.loadplan import LoadReport, ReportSource
 from triton_pipelines.app import wire
 from triton_pipelines.app.autoscaler import Autoscaler
 from triton_pipelines.app.config import OperatorConfig
+from triton_pipelines.app.latency import LatencyWatch
 from triton_pipelines.app.main import run_operator
 from triton_pipelines.app.metrics import Metrics
 from triton_pipelines.app.services import Reconcile, Services
@@ -107,6 +108,7 @@ class Running:
     prober: Prober = healthy
     services: Services | None = None
     scaler: Autoscaler | None = None
+    watch: LatencyWatch | None = None
 
     @property
     def store(self) -> Store:
@@ -121,6 +123,7 @@ class Running:
         reconciler: Any = reconcile.__self__  # type: ignore[attr-defined]
         reconciler.prober = self.prober
         self.scaler = reconciler.intent.__self__
+        self.watch = reconciler.latencies.__self__
         return reconcile
 
     def samples(self, name: str) -> dict[tuple[tuple[str, str], ...], float]:

@@ -248,8 +248,7 @@ def _base(stage: Stage, name: str) -> list[Object]:
 
 
 def _job(stage: Stage, run: Run, name: str, pod: Pod) -> Object:
-    secrets = list((stage.template.get("spec") or {}).get("imagePullSecrets") or ())
-    return job(stage.pipeline, name, run.revision, pod.ip, stage.options, secrets)
+    return job(stage.pipeline, name, run.revision, pod.ip, stage.template, stage.options)
 
 
 def _pods(observed: Observed, name: str, component: str) -> list[Pod]:

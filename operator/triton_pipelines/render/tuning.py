@@ -12,6 +12,7 @@ from triton_pipelines.api.base import Switch
 from triton_pipelines.api.server import RolloutStrategy
 from triton_pipelines.api.v1alpha1 import InferencePipeline, TuningMode
 from triton_pipelines.pipeline.options import Options
+from triton_pipelines.pipeline.server import millis
 
 from .objects import owner, strategy
 from .pod import UID
@@ -102,9 +103,9 @@ def policies(pipeline: InferencePipeline, run: str, operator_namespace: str) -> 
     ]
 
 
-def job(pipeline: InferencePipeline, run: str, revision: str, address: str, options: Options, pull_secrets: list[Any]) -> dict[str, Any]:
-    """The Job: ``tritonpipe tune`` against the canary at ``address`` (its IP). It has no API token; the control key of the revision comes as
-    a file, and what it found goes into its termination message."""
+def job(pipeline: InferencePipeline, run: str, revision: str, address: str, template: Mapping[str, Any], options: Options) -> dict[str, Any]:
+    """The Job: ``tritonpipe tune`` against the canary at ``address`` (its IP), made by ``template``. It has no API token; the control key of
+    the revision comes as a file, and what it found goes into its termination message."""
     mode = pipeline.spec.tuning.mode or TuningMode.QUICK
     host = f"[{address}]" if ":" in address else address
     arguments = [
@@ -114,6 +115,7 @@ def job(pipeline: InferencePipeline, run: str, revision: str, address: str, opti
         f"--control-key-file={names.PATH_CONTROL}/{FILE_KEY}",
         f"--operator-config={names.PATH_TUNING}/{FILE_OPTIONS}",
         f"--report-file={names.PATH_TERMINATION}",
+        *([f"--cores={cores:g}"] if (cores := _cores(template)) else []),
         *(["--thorough"] if mode is TuningMode.THOROUGH else []),
     ]
     container = {
@@ -153,11 +155,19 @@ def job(pipeline: InferencePipeline, run: str, revision: str, address: str, opti
             {"name": VOLUME_CONTROL, "secret": {**key, "defaultMode": 0o440}},
         ],
     }
-    if pull_secrets:
-        pod["imagePullSecrets"] = pull_secrets
+    if pull_secrets := (template.get("spec") or {}).get("imagePullSecrets"):
+        pod["imagePullSecrets"] = list(pull_secrets)
     spec = {
         "backoffLimit": 0,
         "activeDeadlineSeconds": JOB_SECONDS[mode],
         "template": {"metadata": {"labels": run_labels(pipeline.name, run, names.COMPONENT_TUNER)}, "spec": pod},
     }
     return _made(pipeline, run, "batch/v1", "Job", names.COMPONENT_TUNER, spec=spec)
+
+
+def _cores(template: Mapping[str, Any]) -> float:
+    """CPU cores that Triton may use in a pod; 0 where nothing limits it."""
+    containers = (template.get("spec") or {}).get("containers") or ()
+    server: Mapping[str, Any] = next((item for item in containers if item.get("name") == names.CONTAINER_SERVER), {})
+    limit = ((server.get("resources") or {}).get("limits") or {}).get("cpu")
+    return millis(str(limit)) / 1000 if limit else 0.0

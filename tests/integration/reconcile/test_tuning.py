@@ -1,0 +1,175 @@
+"""Tuning runs on a real API server with its controllers: what a run makes, what it leaves, and whom it touches.
+
+Stand-ins: the kubelet, and the Job's container, whose result is written by the test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import builders
+from tests.support.faultproxy import FaultProxy
+from tests.support.operators import apply_any, eventually, is_ready, operator, patch, ready_status, repeated
+from triton_pipelines.api import names
+from triton_pipelines.cluster.client import Client, Object
+from triton_pipelines.cluster.errors import NotFound
+from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, JOBS, NETWORK_POLICIES, PODS, Resource
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(240)]
+DEADLINE_SECONDS = 90.0
+RESULT = {
+    "message": "batch 16 carries 420 requests/s",
+    "advice": "compute-bound",
+    "patch": "spec:\n  model:\n    maxBatchSize: 16\n",
+    "gainPercent": 12,
+}
+QUOTAS = Resource("", "v1", "ResourceQuota", "resourcequotas")
+
+
+class Kubelet:
+    """The kubelet's part: pods with Triton get ready; the Job's pod ends with ``result`` once there is one."""
+
+    def __init__(self, client: Client, namespace: str) -> None:
+        self.client, self.namespace = client, namespace
+        self.result: tuple[int, str] | None = None
+
+    async def work(self) -> None:
+        pods = (await self.client.list(PODS, self.namespace, label_selector=names.MANAGED_SELECTOR)).items
+        await asyncio.gather(*(self._run(pod) for pod in pods if not pod["metadata"].get("deletionTimestamp")))
+
+    async def _run(self, pod: Object) -> None:
+        status: Object | None = None
+        if pod["metadata"]["labels"][names.LABEL_COMPONENT] == names.COMPONENT_TUNER:
+            if self.result is not None and pod["status"]["phase"] not in ("Succeeded", "Failed"):
+                code, message = self.result
+                ended = {"exitCode": code, "reason": "Completed" if code == 0 else "Error", "message": message}
+                container = {
+                    "name": names.CONTAINER_TUNER,
+                    "restartCount": 0,
+                    "image": "i",
+                    "imageID": "i",
+                    "ready": False,
+                    "state": {"terminated": ended},
+                }
+                status = {"phase": "Failed" if code else "Succeeded", "containerStatuses": [container]}
+        elif not is_ready(pod):
+            status = ready_status(pod)
+        if status is not None:
+            with contextlib.suppress(NotFound):
+                await patch(self.client, PODS, self.namespace, pod["metadata"]["name"], {"status": status}, "status")
+
+
+async def of_run(client: Client, namespace: str, *kinds: Resource) -> list[tuple[str, str]]:
+    """Objects of runs."""
+    found = [
+        await client.list(kind, namespace, label_selector=names.LABEL_RUN)
+        for kind in kinds or (DEPLOYMENTS, JOBS, CONFIG_MAPS, NETWORK_POLICIES, PODS)
+    ]
+    return [(item["kind"], item["metadata"]["name"]) for listed in found for item in listed.items]
+
+
+async def tuning(client: Client, namespace: str) -> dict[str, Any]:
+    status = (await client.get(INFERENCE_PIPELINES, namespace, "p")).get("status") or {}
+    return dict(status.get("tuning") or {})
+
+
+async def served(client: Client, namespace: str) -> Any:
+    status = (await client.get(INFERENCE_PIPELINES, namespace, "p")).get("status") or {}
+    return {item["type"]: item["status"] for item in status.get("conditions", ())}.get("Ready") == "True" and status
+
+
+async def apply(client: Client, namespace: str, **spec: Any) -> None:
+    document = builders.document(name="p", namespace=namespace, **spec)
+    document["metadata"].pop("uid")
+    await apply_any(client, INFERENCE_PIPELINES, document)
+
+
+async def live_pods(client: Client, namespace: str) -> set[str]:
+    pods = (await client.list(PODS, namespace, label_selector=f"{names.LABEL_COMPONENT}={names.COMPONENT_SERVER}")).items
+    return {pod["metadata"]["uid"] for pod in pods}
+
+
+async def reached(client: Client, namespace: str, state: str) -> Any:
+    told = await tuning(client, namespace)
+    return told.get("state") == state and told
+
+
+async def test_a_run_ends_with_its_result_and_leaves_nothing(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+    kubelet = Kubelet(admin, namespace)
+    async with operator(proxy, tmp_path, namespace, operator_namespace=namespace), repeated(kubelet.work):
+        await apply(admin, namespace, replicas=2)
+        status = await eventually("served", lambda: served(admin, namespace), DEADLINE_SECONDS)
+        before, pods = await admin.get(DEPLOYMENTS, namespace, "p"), await live_pods(admin, namespace)
+        await apply(admin, namespace, replicas=2, tuning={"request": "monday", "mode": "Quick"})
+        await eventually("running", lambda: reached(admin, namespace, "Running"), DEADLINE_SECONDS)
+        await eventually("the Job has a pod", lambda: tuner_pods(admin, namespace), DEADLINE_SECONDS)
+        generation = (await admin.get(INFERENCE_PIPELINES, namespace, "p"))["metadata"]["generation"]
+        assert [kind for kind, _ in sorted(await of_run(admin, namespace))] == [
+            "ConfigMap", "Deployment", "Job", "NetworkPolicy", "NetworkPolicy", "Pod", "Pod",
+        ]  # fmt: skip
+        assert await served(admin, namespace), "Ready all the while"
+        kubelet.result = (0, json.dumps(RESULT))
+        told = await eventually("done", lambda: reached(admin, namespace, "Succeeded"), DEADLINE_SECONDS)
+        assert {key: told[key] for key in RESULT} == RESULT
+        assert (told["request"], told["revision"]) == ("monday", status["revision"])
+        # The garbage collector's and the kubelet's part take their time; pods of a kubelet that is none go when they are told to.
+        await eventually("everything is gone", lambda: nothing_left(admin, namespace), DEADLINE_SECONDS)
+        after = await admin.get(DEPLOYMENTS, namespace, "p")
+        assert (after["spec"], after["metadata"]["uid"]) == (before["spec"], before["metadata"]["uid"])
+        assert await live_pods(admin, namespace) == pods
+        assert (await admin.get(INFERENCE_PIPELINES, namespace, "p"))["metadata"]["generation"] == generation, "the spec is the user's"
+
+
+async def tuner_pods(client: Client, namespace: str) -> list[Object]:
+    return (await client.list(PODS, namespace, label_selector=f"{names.LABEL_COMPONENT}={names.COMPONENT_TUNER}")).items
+
+
+async def nothing_left(client: Client, namespace: str) -> bool:
+    """Of the run; the kubelet's part in a pod's end is to confirm it."""
+    for pod in (await client.list(PODS, namespace, label_selector=names.LABEL_RUN)).items:
+        if pod["metadata"].get("deletionTimestamp"):
+            await client.delete(PODS, namespace, pod["metadata"]["name"], grace_seconds=0)
+    return not await of_run(client, namespace)
+
+
+async def test_a_failed_measurement_is_told_and_a_deleted_pipeline_takes_its_run_along(
+    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
+    kubelet = Kubelet(admin, namespace)
+    async with operator(proxy, tmp_path, namespace, operator_namespace=namespace), repeated(kubelet.work):
+        kubelet.result = (3, "error: spec.slo.p99Milliseconds is needed")
+        await apply(admin, namespace, tuning={"request": "a"})
+        told = await eventually("failed", lambda: reached(admin, namespace, "Failed"), DEADLINE_SECONDS)
+        assert "exit code 3: error: spec.slo.p99Milliseconds is needed" in told["message"]
+        await eventually("everything is gone", lambda: nothing_left(admin, namespace), DEADLINE_SECONDS)
+        kubelet.result = None
+        await apply(admin, namespace, tuning={"request": "b"})
+        await eventually("running", lambda: reached(admin, namespace, "Running"), DEADLINE_SECONDS)
+        await admin.delete(INFERENCE_PIPELINES, namespace, "p")
+        await eventually("everything is gone", lambda: nothing_left(admin, namespace), DEADLINE_SECONDS)
+
+
+async def test_a_quota_ends_the_run_and_not_the_pipeline(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+    kubelet = Kubelet(admin, namespace)
+    async with operator(proxy, tmp_path, namespace, operator_namespace=namespace), repeated(kubelet.work):
+        await apply(admin, namespace)
+        await eventually("served", lambda: served(admin, namespace), DEADLINE_SECONDS)
+        quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few", "namespace": namespace}}
+        await apply_any(admin, QUOTAS, {**quota, "spec": {"hard": {"count/deployments.apps": "1"}}})
+        await eventually("the quota counts", lambda: counts(admin, namespace), DEADLINE_SECONDS)
+        await apply(admin, namespace, tuning={"request": "a"})
+        told = await eventually("failed", lambda: reached(admin, namespace, "Failed"), DEADLINE_SECONDS)
+        assert "exceeded quota" in told["message"]
+        assert await served(admin, namespace)
+        await eventually("everything is gone", lambda: nothing_left(admin, namespace), DEADLINE_SECONDS)
+
+
+async def counts(client: Client, namespace: str) -> bool:
+    status = (await client.get(QUOTAS, namespace, "few")).get("status") or {}
+    return (status.get("used") or {}).get("count/deployments.apps") == "1"
