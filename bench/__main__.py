@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import sys
 
-from bench import bad_metrics, collection, control_laws, first_answer, in_place, step_response
+from bench import bad_metrics, collection, control_laws, first_answer, in_place, padding, perf_analyzer, real_laws, rivals, step_response
 
 BENCHMARKS = {
     "O5": first_answer.run,
+    **dict.fromkeys(("S1", "S1-packed", "S1-cpu", "S2-fixed", "S2-longest", "S2-bucketed"), padding.run),
+    "S3": rivals.run,
+    "PA": perf_analyzer.run,
     "C1": step_response.run,
     "C2": step_response.run,
     "C3": step_response.run,
     "C4": in_place.run,
     "C5": control_laws.run,
+    "C5-real": real_laws.run,
     "C6": bad_metrics.run,
     "C7": collection.run,
     "C8": control_laws.run,

@@ -1,0 +1,133 @@
+"""S1 and S2: what each way of padding is worth, against the plain ensemble that pads each request to itself, on one real Triton.
+
+64 clients in a closed loop; every round puts the same load on each ensemble in an order of its own, and ratios are taken within a round. The step is the
+stand-in GPU of :mod:`bench.standin_gpu`; beside it, the sample's real model on CPU, where padding costs more than a run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.results import FOLDER, thresholds, write
+from bench.variants import STAND_IN, Variant, described, load, served, workload
+from triton_pipelines.load import LoadSpec, Summary
+from triton_pipelines.load.plots import Point, Series, curve
+
+CLIENTS = 64
+ROUNDS = int(os.environ.get("ROUNDS", "5"))
+SECONDS = float(os.environ.get("SECONDS", "4"))
+WARM_SECONDS = 1.0
+PADS = {"pad_inputs": '{"input_ids": 0, "attention_mask": 0}'}
+PLAIN, SORTED, PACKED, CPU_PLAIN, CPU_AUTO = "plain", "auto", "packed", "cpu-plain", "cpu-auto"
+VARIANTS = (
+    Variant(PLAIN),
+    Variant("fixed", padding="Fixed"),
+    Variant("longest", padding="Longest"),
+    Variant("bucketed", padding="Bucketed"),
+    Variant("ragged", ragged=True),
+    Variant(SORTED, mode="Sorted", ragged=True),
+    Variant(PACKED, mode="Packed", ragged=True),
+    Variant(CPU_PLAIN, mode="Runner"),
+    Variant(CPU_AUTO, mode="Runner", ragged=True, parameters=PADS),
+)
+MEANINGS = {
+    PLAIN: "each request padded to itself: only equal shapes share a batch",
+    "fixed": "padded to 512 in the tokenizer",
+    "longest": "padded to the longest of the tokenizer's batch",
+    "bucketed": "padded to the next of seven buckets, in one model",
+    "ragged": "ragged batches, padded to the batch's longest",
+    SORTED: "ragged batches, sorted by length and cut into the cheapest runs",
+    PACKED: "ragged batches, packed: no padding computed",
+    CPU_PLAIN: "real model on CPU, equal shapes share a run",
+    CPU_AUTO: "real model on CPU, sorted and cut by the measured cost of a run",
+}
+Rounds = Mapping[str, Sequence[Summary]]
+
+
+def run() -> None:
+    """Measure, print and write S1 and S2 with their parts; 4 minutes."""
+    found: dict[str, list[Summary]] = {variant.name: [] for variant in VARIANTS}
+    texts, order = workload(), random.Random(1)
+    spec = LoadSpec(concurrency=CLIENTS, duration_s=SECONDS, warmup_s=WARM_SECONDS)
+    with served(VARIANTS) as server:
+        for number in range(ROUNDS):
+            for variant in order.sample(VARIANTS, len(VARIANTS)):
+                one = load(server, variant.name, spec, texts)
+                if one.failed:
+                    raise SystemExit(f"{variant.name}: {one.errors}")
+                found[variant.name].append(one)
+                print(f"round {number + 1} {variant.name:10} {one.requests_per_s:7.0f}/s p99 {one.p99_s * 1000:6.1f} ms", flush=True)
+    _write(found)
+    _plot(found)
+
+
+def ratios(found: Rounds, one: str, other: str) -> list[float]:
+    """Requests/s of the one against the other's, by round."""
+    return [mine.requests_per_s / theirs.requests_per_s for mine, theirs in zip(found[one], found[other], strict=True)]
+
+
+def tails(found: Rounds, one: str, other: str) -> list[float]:
+    """p99 of the one against the other's, by round."""
+    return [mine.p99_s / theirs.p99_s for mine, theirs in zip(found[one], found[other], strict=True)]
+
+
+def _write(found: Rounds) -> None:
+    rows = {name: _row(name, summaries) for name, summaries in found.items()}
+    workload = f"{described()}; {CLIENTS} clients over HTTP, {ROUNDS} rounds of {SECONDS:g} s, interleaved"
+
+    def result(identity: str, one: str, other: str, least: float, most_tail: float | None = None) -> None:
+        gains, late = ratios(found, one, other), tails(found, one, other)
+        met = statistics.median(gains) >= least and (most_tail is None or statistics.median(late) <= most_tail)
+        cpu = one == CPU_AUTO
+        goal = thresholds()[identity]["goal"]
+        write(
+            identity,
+            gains,
+            unit=f"times ({statistics.median(late):.2f} of its p99)",
+            goal=goal,
+            met=met,
+            workload=workload,
+            stand_ins=[] if cpu else [STAND_IN],
+            detail={"p99Ratios": [round(value, 3) for value in late], "variants": rows},
+        )
+        print(f"{identity}: {statistics.median(gains):.2f} times, p99 {statistics.median(late):.3f} of it; goal {goal}: {'met' if met else 'missed'}")
+
+    result("S1", SORTED, PLAIN, 7.5, 1 / 5)
+    result("S1-packed", PACKED, PLAIN, 9.0, 1 / 6)
+    result("S1-cpu", CPU_AUTO, CPU_PLAIN, 0.98)
+    result("S2-fixed", SORTED, "fixed", 3.0)
+    result("S2-longest", SORTED, "longest", 2.5)
+    result("S2-bucketed", SORTED, "bucketed", 5.0)
+
+
+def _row(name: str, summaries: Sequence[Summary]) -> dict[str, Any]:
+    def median(values: Sequence[float]) -> list[float]:
+        return [round(statistics.median(values), 2), round(min(values), 2), round(max(values), 2)]
+
+    steps = [one.steps[f"{name}-model"] for one in summaries]
+    return {
+        "meaning": MEANINGS[name],
+        "requestsPerSecond": median([one.requests_per_s for one in summaries]),
+        "p50Milliseconds": median([one.p50_s * 1000 for one in summaries]),
+        "p99Milliseconds": median([one.p99_s * 1000 for one in summaries]),
+        "rowsPerExecution": median([step.rows_per_execution for step in steps]),
+        "modelBusy": median([step.busy for step in steps]),
+        "tokenizerBusy": median([one.steps[f"{name}-tokenizer"].busy for one in summaries]),
+        "generatorCores": median([one.cpu_share for one in summaries]),
+    }
+
+
+def _plot(found: Rounds) -> None:
+    series = []
+    for name, summaries in found.items():
+        late = sorted(one.p99_s * 1000 for one in summaries)
+        rate = statistics.median(one.requests_per_s for one in summaries)
+        series.append(Series(f"{name}: {MEANINGS[name]}", [Point(rate, statistics.median(late), name, late[0], late[-1])], marks_only=True))
+    note = f"{CLIENTS} clients, {described()}; stand-in: {STAND_IN}; cpu-*: the real model"
+    path = FOLDER / "results" / "plots" / "S1.svg"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(curve("Ways of padding: p99 over requests/s", series, note=note), encoding="utf-8")

@@ -1,0 +1,114 @@
+"""Model repositories for the serving benchmarks: one ensemble per way of padding, each of a tokenizer and a model step of its own, on one server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from e2e.models import tree
+from tests.support.pipelines import ENSEMBLE, config, ensemble, tensor
+from tests.support.triton import triton_server, write_model
+from triton_pipelines import runtime
+from triton_pipelines.load import LoadSpec, Summary, Target, blocking, summarise
+from triton_pipelines.load.texts import Lengths, texts
+from triton_pipelines.triton.local import LocalTriton
+
+LAUNCH_US, TOKEN_US = 2000.0, 1.5
+"""The stand-in GPU step: 2 ms a run and 1.5 us for each token computed."""
+MAX_BATCH = 64
+MAX_LENGTH = 512
+BUCKETS = "16,32,48,64,96,128,256"
+LENGTHS = Lengths(median=32, sigma=0.6, cap=512)
+TEXTS = 512
+STAND_IN = f"the GPU step waits {LAUNCH_US / 1000:g} ms a run and {TOKEN_US:g} us for every token it would compute, padding included"
+MODEL_FILE = tree.SENTIMENT_MODEL
+BOTH = {"input_ids": "input_ids", "attention_mask": "attention_mask"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One ensemble.
+
+    Attributes:
+        name: of the ensemble; its models are NAME-tokenizer and NAME-model.
+        padding: of the tokenizer.
+        mode: of the stand-in step, or ``Runner``: the sample's real model on CPU by the ONNX runner.
+        ragged: whether requests of different length share a batch of the model step.
+        parameters: further ones of the model step.
+    """
+
+    name: str
+    padding: str = "Ragged"
+    mode: str = "Together"
+    ragged: bool = False
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+
+def workload(seed: int = 1) -> list[str]:
+    """Texts of lognormal lengths."""
+    return texts(LENGTHS.sample(TEXTS, seed), seed)
+
+
+def described() -> str:
+    """The workload in words."""
+    return f"texts of lognormal length (median {LENGTHS.median:g} tokens, sigma {LENGTHS.sigma:g}, at most {LENGTHS.cap}), one per request"
+
+
+@contextmanager
+def served(variants: Sequence[Variant], *, batching: Mapping[str, str] | None = None) -> Iterator[LocalTriton]:
+    """A real Triton with all of them; ``batching``: model → its ``dynamic_batching`` block, where it is not an empty one."""
+    with TemporaryDirectory(prefix="tritonpipe-bench-") as folder:
+        repository = Path(folder)
+        models = tree.build()
+        for variant in variants:
+            _write(repository, variant, models, batching or {})
+        with triton_server(repository, [variant.name for variant in variants], deadline_s=180) as server:
+            yield server
+
+
+def _write(repository: Path, variant: Variant, models: Path, batching: Mapping[str, str]) -> None:
+    ids = [tensor(name, "TYPE_INT64", "-1") for name in BOTH]
+    tokenizer, model = f"{variant.name}-tokenizer", f"{variant.name}-model"
+
+    def put(name: str, text: str, files: dict[str, str | bytes]) -> None:
+        write_model(repository, name, text.replace("dynamic_batching { }", f"dynamic_batching {{ {batching.get(name, '')} }}"), files)
+
+    parameters = {
+        "max_length": str(MAX_LENGTH),
+        "padding": variant.padding,
+        "buckets": BUCKETS,
+        "outputs": json.dumps({"input_ids": "InputIds", "attention_mask": "AttentionMask"}),
+    }
+    texts_in = [tensor("TEXT", "TYPE_STRING", "1")]
+    words = (models / tree.TOKENIZER_FOLDER / "tokenizer.json").read_bytes()
+    put(
+        tokenizer,
+        config(tokenizer, texts_in, ids, parameters, max_batch_size=MAX_BATCH),
+        {"model.py": runtime.source("tokenizer"), "tokenizer.json": words},
+    )
+    runner = runtime.source("onnx_runner")
+    if variant.mode == "Runner":
+        outputs = [tensor("logits", "TYPE_FP32", "2")]
+        text = config(model, ids, outputs, dict(variant.parameters), max_batch_size=MAX_BATCH, ragged=variant.ragged)
+        put(model, text, {"model.py": runner, "model.onnx": (models / MODEL_FILE).read_bytes()})
+    else:
+        outputs = [tensor("scores", "TYPE_FP32", "1")]
+        text = config(model, ids, outputs, {}, max_batch_size=MAX_BATCH, ragged=variant.ragged)
+        own = {"mode": variant.mode, "launch_us": f"{LAUNCH_US}", "token_us": f"{TOKEN_US}", **variant.parameters}
+        text += "".join(f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}\n' for key, value in own.items())
+        put(model, text, {"model.py": (Path(__file__).parent / "standin_gpu.py").read_text(), "runner.py": runner})
+    output = "logits" if variant.mode == "Runner" else "scores"
+    steps = [(tokenizer, {"TEXT": "TEXT"}, BOTH), (model, BOTH, {output: output})]
+    write_model(repository, variant.name, ensemble("TEXT", outputs, steps).replace(f'name: "{ENSEMBLE}"', f'name: "{variant.name}"'))
+
+
+def load(server: LocalTriton, model: str, spec: LoadSpec, rows: Sequence[str]) -> Summary:
+    """One load over HTTP, a text per request."""
+    requests = [{"TEXT": np.array([[text.encode()]], dtype=np.object_)} for text in rows]
+    return summarise(blocking(Target(server.http_url, model, requests), spec))
