@@ -245,6 +245,8 @@ def _short(item: Measured) -> str:
 
 
 def _short_number(value: float) -> str:
+    if not math.isfinite(value):
+        return "–"
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 

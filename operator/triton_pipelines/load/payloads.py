@@ -26,17 +26,20 @@ def payloads(target: Target) -> list[bytes]:
     if target.protocol is Protocol.GRPC:
         return [_grpc(target, inputs) for inputs in target.requests]
     parts = urlsplit(target.url)
-    path = f"{parts.path.rstrip('/')}/v2/models/{quote(target.model, safe='')}/infer"
     fixed = {"Host": parts.netloc.rpartition("@")[2], "Content-Type": "application/octet-stream", **target.headers}
     if any("\r" in text or "\n" in text for text in (*fixed, *fixed.values())):
         raise LoadError("a header holds a line break")
-    head = "".join(f"{name}: {value}\r\n" for name, value in fixed.items())
-    result = []
-    for inputs in target.requests:
-        body, length = http_body(inputs, target.outputs)
-        lines = f"POST {path} HTTP/1.1\r\n{head}{LENGTH_HEADER}: {length}\r\nContent-Length: {len(body)}\r\n\r\n"
-        result.append(lines.encode("latin-1") + body)
-    return result
+    before = parts.path.rstrip("/")
+    if target.bodies:
+        return [_post(before + target.path, fixed, body) for body in target.bodies]
+    path = f"{before}/v2/models/{quote(target.model, safe='')}/infer"
+    encoded = [http_body(inputs, target.outputs) for inputs in target.requests]
+    return [_post(path, {**fixed, LENGTH_HEADER: str(length)}, body) for body, length in encoded]
+
+
+def _post(path: str, headers: Mapping[str, str], body: bytes) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), f"Content-Length: {len(body)}", "", ""]
+    return "\r\n".join(lines).encode("latin-1") + body
 
 
 def http_body(inputs: Mapping[str, Array], outputs: Sequence[str] = (), types: Mapping[str, str] | None = None) -> tuple[bytes, int]:

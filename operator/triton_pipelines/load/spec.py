@@ -47,6 +47,7 @@ class Target:
         rows: rows in each request (1 where the model does not batch); None: the length of each request's longest first axis.
         outputs: the outputs asked for; none: all of them.
         headers: further headers (HTTP) or metadata (gRPC); never logged.
+        path, bodies: instead of ``requests``, what is posted to a server that is no Triton (HTTP alone).
     """
 
     url: str
@@ -56,17 +57,21 @@ class Target:
     rows: int | None = None
     outputs: Sequence[str] = ()
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    path: str = ""
+    bodies: Sequence[bytes] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        if not self.requests:
+        if not self.requests and not self.bodies:
             raise LoadError("there are no requests to send")
+        if self.bodies and (self.requests or self.protocol is not Protocol.HTTP or not self.path.startswith("/")):
+            raise LoadError("bodies are sent over HTTP, to a path, instead of requests")
         if self.protocol is Protocol.HTTP and (urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).hostname):
             raise LoadError(f"{self.url}: is no address of a server; write http://HOST:PORT")
 
     def rows_of(self, number: int) -> int:
         """Rows of one of the requests."""
-        if self.rows is not None:
-            return self.rows
+        if self.rows is not None or self.bodies:
+            return self.rows or 1
         return max((len(array) for array in self.requests[number].values() if array.ndim), default=1)
 
 

@@ -103,7 +103,7 @@ class Summary:
         load: the load's name, such as ``concurrency 8``.
         requests_per_s, rows_per_s: answered per second.
         requests: answered in the measured time.
-        failed: failed in the measured time; ``errors`` says how often with which message.
+        failed: failed of those that were due (open loop) or under way (closed loop) in the measured time; ``errors`` says how often with which message.
         mean_s, p50_s, p90_s, p95_s, p99_s, max_s: latency, of an open loop from when requests were due.
         lag_p99_s: how late the generator sent requests after they were due (waiting for a free connection included in the latency, not here).
         cpu_per_request_s: CPU of the generator's process for each request.
@@ -135,7 +135,9 @@ def summarise(result: LoadResult) -> Summary:
     """The figures of a load's measured time."""
     latencies = result.latencies
     chosen = result.measured()
-    failed = result.error[chosen & (result.error >= 0)]
+    # In a closed loop a request that is given up after the end was under way in the measured time, and kept its place from being used.
+    concerned = chosen if result.spec.open_loop else (result.end >= result.begin_s) & (result.due < result.end_s)
+    failed = result.error[concerned & (result.error >= 0)]
     values = percentiles(latencies)
     requests_per_s, rows_per_s = result.throughput()
     lag = (result.sent - result.due)[chosen]

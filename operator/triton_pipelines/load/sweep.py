@@ -52,8 +52,16 @@ class Measured:
         return result
 
 
+_PATIENCE = 4
+"""Timeouts of a load that its backlog may take to be worked off."""
+
 OnRun = Callable[[int, int, LoadSpec, Progress | None], None]
 """Number of the run (from 0), how many there are, its load, and how far it is (None: it is done)."""
+
+
+def _last(spec: LoadSpec) -> LoadSpec:
+    """A single request behind everything that the server still does for requests which were given up: the next load must not wait for it."""
+    return LoadSpec(concurrency=1, duration_s=0.001, warmup_s=0, timeout_s=_PATIENCE * spec.timeout_s, statistics=False)
 
 
 def sweep(targets: Sequence[tuple[Target, LoadSpec]], runs: int, on_run: OnRun | None = None) -> list[Measured]:
@@ -76,7 +84,10 @@ def sweep(targets: Sequence[tuple[Target, LoadSpec]], runs: int, on_run: OnRun |
         turn, index = divmod(number, len(targets))
         target, spec = targets[index]
         tell: OnProgress | None = None if on_run is None else lambda progress, number=number, spec=spec: on_run(number, total, spec, progress)
-        found[index].append(summarise(blocking(target, replace(spec, seed=spec.seed + turn), tell)))
+        result = blocking(target, replace(spec, seed=spec.seed + turn), tell)
+        found[index].append(summarise(result))
+        if result.errors and number + 1 < total:
+            blocking(target, _last(spec))
         if on_run is not None:
             on_run(number, total, spec, None)
     return [Measured(spec, tuple(summaries)) for (_, spec), summaries in zip(targets, found, strict=True)]

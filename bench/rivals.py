@@ -1,0 +1,194 @@
+"""S3: the ensemble against the architectures that it replaces, on the same model in the same Triton, with the same padding.
+
+Three ways from a text to the model's answer: the ensemble (tokenizer and model in one Triton), a tokenizer service with micro-batching before it, and one
+that handles a request at a time. The same clients, texts and stand-in GPU step; rounds over all three, so that a machine that slows down favours none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import yaml
+
+from bench.results import FOLDER, thresholds, write
+from e2e.load.workloads import TOKENIZER
+from e2e.models import tree
+from e2e.models.__main__ import source_map
+from e2e.suite.pipelines import merged, sample
+from triton_pipelines.cli.serve import local
+from triton_pipelines.load import LoadSpec, Target
+from triton_pipelines.load.plots import Point, Series, curve
+from triton_pipelines.load.sweep import Measured, sweep
+from triton_pipelines.load.texts import Lengths, texts
+
+RUNS, SECONDS = int(os.environ.get("RUNS", "5")), float(os.environ.get("SECONDS_EACH", "6"))
+CLIENTS = 64
+CURVE = (8, 16, 32)
+"""Further numbers of clients for the plot, a run each."""
+LENGTHS = Lengths(32, 0.6, 512)
+TEXTS = 1024
+WELL, PLAINLY, OURS = "service, micro-batches, gRPC", "service, one at a time, HTTP", "ensemble"
+KINDS = {WELL: "batched", PLAINLY: "plain"}
+START_SECONDS = 60
+STAND_IN = "GPU step: a python step that waits 2 ms + 1.5 µs per token, padding to the longest of its batch included"
+# The answer depends on every token and on none of the padding (id 0), so that all ways can be compared.
+CODE = """
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        arrays = [pb_utils.get_input_tensor_by_name(request, "input_ids").as_numpy() for request in requests]
+        longest, rows = max(array.shape[1] for array in arrays), sum(len(array) for array in arrays)
+        time.sleep(0.002 + 1.5e-6 * rows * longest)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("logits", self.logits(array))]) for array in arrays]
+
+    def logits(self, array):
+        return np.stack([array.sum(axis=1) % 1009, (array != 0).sum(axis=1)], axis=1).astype(np.float32)
+"""
+
+
+def document() -> dict[str, Any]:
+    """The ensemble: the tokenizer of the sample `sentiment`, and the stand-in."""
+    model = {
+        "platform": "python",
+        "source": None,
+        "python": {"code": {"inline": CODE}},
+        "inputs": [{"name": "input_ids", "dataType": "INT64", "dims": [-1]}],
+        "outputs": [{"name": "logits", "dataType": "FP32", "dims": [2]}],
+        "maxBatchSize": CLIENTS,
+    }
+    spec = {"tokenizer": {"padding": "Ragged", "maxLength": LENGTHS.cap}, "model": model, "postprocess": None}
+    return merged(sample("sentiment"), {"metadata": {"name": "rivals"}, "spec": spec})
+
+
+@contextlib.contextmanager
+def targets(wanted: list[str]) -> Iterator[dict[str, Target]]:
+    """What is asked, by its name; each answers the same to the same texts, or this raises."""
+    files = tree.build()
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-rivals-")))
+        file = folder / "rivals.yaml"
+        file.write_text(yaml.safe_dump(document(), sort_keys=False), encoding="utf-8")
+        rules = [rule.removeprefix("--source-map=") for rule in source_map(files)]
+        served = stack.enter_context(local(file, rules))
+        server, name = served.server, served.graph.model_name
+        inner = next(step.name for step in served.graph.models if step.name != "tokenizer")
+        sent = [text.encode() for text in texts(LENGTHS.sample(TEXTS))]
+        found = {OURS: Target(server.http_url, name, [{"TEXT": np.array([[text]], dtype=np.object_)} for text in sent])}
+        for rival in wanted:
+            words = (KINDS[rival], server.grpc_address, server.http_url, inner, str(files / TOKENIZER))
+            port = stack.enter_context(service(*words))
+            bodies = [json.dumps({"text": text.decode()}).encode() for text in sent]
+            found[rival] = Target(f"http://127.0.0.1:{port}", rival, (), path="/", bodies=bodies)
+        refuse_different(found, [text.decode() for text in sent[:16]])
+        yield found
+
+
+@contextlib.contextmanager
+def service(*words: str) -> Iterator[int]:
+    """A rival in a process of its own; its port."""
+    environment = {
+        **os.environ,
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONPATH": os.pathsep.join((str(FOLDER.parent), str(FOLDER.parent / "operator"))),
+    }
+    command = [sys.executable, "-m", "bench.rival_service", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=FOLDER.parent, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line.strip().isdecimal():
+                raise RuntimeError(f"the service {words[0]} did not start")
+            yield int(line)
+        finally:
+            process.terminate()
+            process.wait(START_SECONDS)
+
+
+def refuse_different(found: Mapping[str, Target], words: list[str]) -> None:
+    """Compare answers before anything is timed."""
+    with httpx.Client(trust_env=False, timeout=60) as client:
+        ours = found[OURS]
+        asked = {"inputs": [{"name": "TEXT", "shape": [len(words), 1], "datatype": "BYTES", "data": words}]}
+        answer = client.post(f"{ours.url}/v2/models/{ours.model}/infer", json=asked).raise_for_status().json()
+        expected = np.array(answer["outputs"][0]["data"]).reshape(len(words), 2)
+        for name, target in found.items():
+            if target is ours:
+                continue
+            rows = [client.post(f"{target.url}/", json={"text": text}).raise_for_status().json()["logits"] for text in words]
+            np.testing.assert_array_equal(np.array(rows).reshape(len(words), 2), expected, err_msg=name)
+
+
+def measured(found: Mapping[str, Target], clients: int, runs: int, seconds: float) -> dict[str, Measured]:
+    """All ways at a number of clients, in rounds."""
+    spec = LoadSpec(concurrency=clients, duration_s=seconds, warmup_s=min(1.0, seconds / 2), timeout_s=60)
+    results = sweep([(target, spec) for target in found.values()], runs)
+    return dict(zip(found, results, strict=True))
+
+
+def run() -> None:
+    """Measure, print, write results and plot."""
+    with targets([WELL, PLAINLY]) as found:
+        results = measured(found, CLIENTS, RUNS, SECONDS)
+        curves = {clients: measured(found, clients, 1, SECONDS) for clients in CURVE} | {CLIENTS: results}
+    for name, item in results.items():
+        if item.errors:
+            raise RuntimeError(f"{name}: requests failed: {dict(item.errors)}")
+        low, high = item.spread("requests_per_s")
+        print(f"{name:32} {item.median('requests_per_s'):7.0f} requests/s ({low:.0f} to {high:.0f}), p99 {item.median('p99_s') * 1000:.1f} ms")
+    ratios = {rival: [a.requests_per_s / b.requests_per_s for a, b in zip(results[OURS].runs, results[rival].runs, strict=True)] for rival in KINDS}
+    p99 = {name: item.median("p99_s") for name, item in results.items()}
+    wanted = {WELL: 1.5, PLAINLY: 3.0}
+    met = all(statistics.median(ratios[rival]) >= least and p99[OURS] <= p99[rival] for rival, least in wanted.items())
+    path = write(
+        "S3",
+        ratios[WELL],
+        unit="times the requests/s of the service done well",
+        goal=thresholds()["S3"]["goal"],
+        met=met,
+        workload=f"{CLIENTS} clients in a closed loop, lognormal lengths ({LENGTHS}), a text a request",
+        stand_ins=[STAND_IN],
+        detail={
+            "ratioToPlain": _spread(ratios[PLAINLY]),
+            "requestsPerSecond": {name: _spread([run.requests_per_s for run in item.runs]) for name, item in results.items()},
+            "p99Milliseconds": {name: _spread([run.p99_s * 1000 for run in item.runs]) for name, item in results.items()},
+            "rowsPerExecution": round(results[OURS].typical.steps["tokenizer"].rows_per_execution, 2),
+            "generatorMicrosecondsPerRequest": round(results[OURS].typical.cpu_per_request_s * 1e6, 1),
+        },
+    )
+    plot = FOLDER / "results" / "plots" / "S3.svg"
+    plot.parent.mkdir(parents=True, exist_ok=True)
+    plot.write_text(drawn(curves), encoding="utf-8")
+    print(
+        f"S3: {statistics.median(ratios[WELL]):.2f} times done well, {statistics.median(ratios[PLAINLY]):.2f} times done plainly; {path.name} written"
+    )
+
+
+def drawn(curves: Mapping[int, Mapping[str, Measured]]) -> str:
+    """p99 over requests/s by number of clients."""
+    series = []
+    for name in (OURS, WELL, PLAINLY):
+        items = [(clients, curves[clients][name]) for clients in sorted(curves)]
+        points = [Point(item.median("requests_per_s"), item.median("p99_s") * 1000, str(clients)) for clients, item in items]
+        series.append(Series(name, points))
+    return curve("S3: a text to the model's answer, three ways", series, note=f"p99 by number of clients; {LENGTHS}; stand-in {STAND_IN}")
+
+
+def _spread(values: list[float]) -> list[float]:
+    """Median, least and greatest."""
+    return [round(value, 3) for value in (statistics.median(values), min(values), max(values))]
