@@ -22,7 +22,7 @@ from triton_pipelines.api import names
 from triton_pipelines.app import autoscaler as module
 from triton_pipelines.app.autoscaler import Autoscaler, Key
 from triton_pipelines.app.scalingmetrics import ScalingMetrics
-from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES, PODS
+from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.metrics.samples import Expected, Failure, Sample
 from triton_pipelines.reconcile.observed import Pod, Probe
@@ -150,6 +150,9 @@ class Loop:
                 made = copy.deepcopy(item)
                 made["metadata"]["namespace"] = namespace
                 fresh.put(CONFIG_MAPS, made)
+        deployment = copy.deepcopy(self.world.deployment)
+        deployment["metadata"]["namespace"] = namespace
+        fresh.put(DEPLOYMENTS, deployment)
         for pod in self.world.pods:
             raw = self.world._raw(pod)
             raw["metadata"]["namespace"] = namespace
@@ -164,6 +167,7 @@ class Loop:
         if self.writes:
             for item in decided.apply:
                 self.world._apply(item)
+            self.world.resize(decided)
             if decided.status is not None:
                 self.world.document["status"] = decided.status
         self.plans.append(decided)

@@ -67,7 +67,8 @@ def check_object(item: Object) -> None:
 
 @dataclass
 class ModelPod:
-    """A pod of the model. ``created``: when; ``away``: being terminated; ``loaded``: what its unpinned source resolved to."""
+    """A pod of the model. ``created``: when; ``away``: being terminated; ``loaded``: what its unpinned source resolved to; ``asked``, ``given``:
+    limits and requests of its server after a resize."""
 
     name: str
     revision: str
@@ -77,6 +78,8 @@ class ModelPod:
     since: dt.datetime = START
     away: bool = False
     loaded: str = ""
+    asked: Object | None = None  # resources of the server by a resize
+    given: Object | None = None  # and those in force
 
     @property
     def serving(self) -> bool:
@@ -113,6 +116,7 @@ class World:
     rendered: dict[str, Wanted | list[SpecFinding]] | None = None
     missing_sources: dict[str, str] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
+    kubelet: dict[str, str] = field(default_factory=dict)  # pod → Deferred or Infeasible: what its node says to a resize
     latencies: Latencies | None = None
     _serial: int = 0
     _progress: dt.datetime = START
@@ -205,14 +209,21 @@ class World:
         }
         if pod.away:
             metadata["deletionTimestamp"] = rfc3339(self.now)
-        status = {
+        status: Object = {
             "phase": "Running" if ready else "Pending",
             "podIP": "10.0.0.1" if scheduled else "",
             "conditions": [placed, {"type": "Ready", "status": "True" if ready else "False"}],
             "initContainerStatuses": [loader],
             "containerStatuses": [server],
         }
-        return {"metadata": metadata, "spec": json.loads(pod.template)["spec"], "status": status}
+        spec = json.loads(pod.template)["spec"] | {"nodeName": "node-1"}
+        resources = spec["containers"][0]["resources"]
+        if scheduled:
+            server["resources"] = builders.merge(resources, pod.given or {})
+        spec["containers"][0]["resources"] = builders.merge(resources, pod.asked or {})
+        if pod.asked != pod.given and pod.name in self.kubelet:
+            status["conditions"].append({"type": "PodResizePending", "status": "True", "reason": self.kubelet[pod.name], "message": "said the kubelet"})
+        return {"metadata": metadata, "spec": spec, "status": status}
 
     # --- what people do -------------------------------------------------------------------------------------------------
 
@@ -255,6 +266,8 @@ class World:
                 gone = self.children.pop((deletion.kind, deletion.name))
                 assert deletion.uid == gone["metadata"]["uid"]
         left -= len(decided.delete)
+        if left > 0:
+            self.resize(decided)
         if left > 0 and decided.status is not None:
             for error in status_validator().iter_errors(decided.status):
                 raise AssertionError(f"the status does not fit the CRD: {error.json_path}: {error.message}")
@@ -263,6 +276,13 @@ class World:
             self._apply(item)
         self.log.append(decided)
         return decided
+
+    def resize(self, decided: Plan) -> None:
+        """A patch of a pod's resize subresource."""
+        if decided.resize is not None:
+            (pod,) = [pod for pod in self.pods if pod.name == decided.resize.pod]
+            assert decided.resize.uid == f"uid-{pod.name}"
+            pod.asked = decided.resize.patch["spec"]["containers"][0]["resources"]
 
     def _apply(self, item: Object) -> None:
         check_object(item)
@@ -360,6 +380,8 @@ class World:
         """Scheduler and kubelet: each pod takes one step, those on their way out are gone."""
         self.pods = [pod for pod in self.pods if not pod.away]
         for index, pod in enumerate(self.pods):
+            if pod.name not in self.kubelet:
+                pod.given = pod.asked
             placed = sum(other.phase not in ("Pending", "Unschedulable") for other in self.pods)
             if pod.phase in ("Pending", "Unschedulable"):
                 if self.room is None or placed < self.room:
@@ -395,7 +417,7 @@ class World:
         raise AssertionError(f"no fixpoint after {rounds} rounds: {self.told()}, {self.pods}")
 
     def _essence(self) -> str:
-        moved = [(pod.name, pod.phase, pod.away) for pod in self.pods]
+        moved = [(pod.name, pod.phase, pod.away, pod.asked, pod.given) for pod in self.pods]
         return json.dumps(
             [moved, sorted(map(list, self.children)), sorted(self.secrets), self.children.get(("Deployment", self.name))], sort_keys=True
         )

@@ -18,7 +18,7 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.metrics.samples import Failure, Sample, Trouble
 from triton_pipelines.pipeline.graph import Graph, Step
 from triton_pipelines.reconcile.observed import Object, Pod
-from triton_pipelines.reconcile.scaling import Intent, View, scaled_steps
+from triton_pipelines.reconcile.scaling import Intent, View, scaled_steps, subjects
 from triton_pipelines.render.modelconfig import parse as parse_config
 from triton_pipelines.render.modelconfig import with_count
 from triton_pipelines.scaling.backoff import Backoff
@@ -222,6 +222,6 @@ def telling(view: View) -> tuple[Any, ...]:
         tuple((item.step, item.count, item.verdict) for item in decision.steps),
         view.trouble,
         view.failed,
-        bool(decision.limited),
+        subjects(decision.limited),
         json.dumps(view.counts, sort_keys=True),
     )

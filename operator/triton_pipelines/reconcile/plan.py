@@ -38,7 +38,7 @@ from .healing import heal
 from .livedata import live_data, resolved_sources
 from .observed import Memory, Object, Observed, json_object
 from .problems import Problem, config_missing, of_pod
-from .replicas import KEY_MILLIS, decide_replicas, owned_data, recorded
+from .replicas import decide_replicas, owned_data
 from .resizing import Resize, next_resize, wanted_limit
 from .rollout import Rollout, decide
 from .watch import RECHECK_SECONDS, Watch, doubts, limit_of
@@ -212,8 +212,7 @@ def _act(
     )
     desired += tuned.objects
     delete = [*(Deletion("Pod", pod.name, pod.uid) for pod in healing.pods), *_pruned(pipeline, observed, desired, kept)]
-    # Intent first: what a pod is given stands in the live ConfigMap before.
-    resize = next_resize(limit if recorded(observed.live_data()).get(KEY_MILLIS) == limit else None, observed)
+    resize = next_resize(limit, observed)
     warnings = lint(pipeline, graph, context.options)
     warnings += doubts(limit_of(pipeline), observed.latencies, rollout.target, observed.status.get("warnings") or ())
     warnings += tuning.doubts(tuned.run, wanted)

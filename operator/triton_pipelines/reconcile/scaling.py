@@ -151,7 +151,14 @@ def conditions(view: View | None, mode: ScalingMode, scaled: bool, status: Mappi
     if view.failed or not steady(view, status):
         return decided
     said = {(item.get("type"), item.get("status"), item.get("reason")): str(item.get("message", "")) for item in status.get("conditions") or ()}
-    return [replace(item, message=said.get((item.type.value, str(item.status), item.reason.value), item.message)) for item in decided]
+    known = {item: said.get((item.type.value, str(item.status), item.reason.value), item.message) for item in decided}
+    news = {item for item, old in known.items() if item.type is ConditionType.SCALING_LIMITED and subjects(old) != subjects(item.message)}
+    return [item if item in news else replace(item, message=old) for item, old in known.items()]
+
+
+def subjects(limited: str) -> tuple[str, ...]:
+    """What the parts of a limitation are about: steps, pods, cpu."""
+    return tuple(part.partition(":")[0] for part in limited.split("; "))
 
 
 def _decided(view: View, mode: ScalingMode) -> list[Condition]:
@@ -175,14 +182,13 @@ def _decided(view: View, mode: ScalingMode) -> list[Condition]:
 
 
 def with_limits(conditions: Sequence[Condition], conflict: str, refused: Sequence[str]) -> list[Condition]:
-    """The conditions with what else keeps scaling from the load: another owner of the number of pods, and pods whose CPU the API server
-    does not change."""
+    """The conditions with what comes before the load: another owner of the number of pods, and pods whose CPU the API server does not
+    change."""
     if not conflict and not refused:
         return list(conditions)
-    said = [item for item in conditions if item.type is ConditionType.SCALING_LIMITED]
     reason = Reason.REPLICAS_OWNER_CONFLICT if conflict else Reason.ACTUATION_FAILED
-    text = "; ".join([*([conflict] if conflict else []), *refused, *(item.message for item in said)])
-    return [*(item for item in conditions if item not in said), Condition(ConditionType.SCALING_LIMITED, True, reason, text)]
+    others = [item for item in conditions if item.type is not ConditionType.SCALING_LIMITED]
+    return [*others, Condition(ConditionType.SCALING_LIMITED, True, reason, "; ".join([*([conflict] if conflict else []), *refused]))]
 
 
 def _advice(view: View) -> str:

@@ -106,7 +106,7 @@ def decide_pods(
         interval=interval,
     )
     moved = law.moved(scale, count, turn.count, now)
-    after = PodsMemory(moved, wanted, None if turn.count != count else pressed)
+    after = PodsMemory(moved, max(wanted, bounds.low), None if turn.count != count else pressed)
     return PodsTurn(turn.count, after, _reason(turn.count, memory, bounds, wanted, why), _limited(turn.count, bounds, wanted, why, ripe, blocked))
 
 

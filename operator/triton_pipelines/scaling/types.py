@@ -155,7 +155,7 @@ class StepMemory:
 @dataclass(frozen=True, slots=True)
 class PodsMemory:
     """What is remembered of the number of pods: ``scale`` as for the count of a step, ``wanted``: what the load asked for last, before
-    windows; ``pressed``: since when counts cannot help."""
+    windows, the least that is allowed at least; ``pressed``: since when counts cannot help."""
 
     scale: StepMemory
     wanted: int = 0

@@ -1,0 +1,228 @@
+"""The scaling loop and pods: recorded before anything is changed, one thing at a time, kept over a restart, told to people."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support import builders
+from tests.support.flows import Flow, history
+from tests.support.loops import Loop, loop_of
+from tests.support.worlds import World
+from triton_pipelines.api import names
+from triton_pipelines.metrics.samples import Expected, Failure, Sample, Trouble, Usage
+from triton_pipelines.scaling.types import Verdict
+
+SPEC: dict[str, Any] = {
+    "tokenizer": {"instances": {"initial": 1, "min": 1, "max": 2}},
+    "scaling": {"pods": {"min": 1, "max": 4}, "scaleUp": {"cooldownSeconds": 2}},
+}
+
+
+def world(**spec: Any) -> World:
+    return World(builders.document(**builders.merge(SPEC, spec))).settle()
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
+    return loop_of(monkeypatch, world())
+
+
+def recorded(loop: Loop) -> dict[str, int]:
+    return dict(json.loads(loop.live[names.KEY_PODS]))
+
+
+def flow(
+    loop: Loop, rate: float = 0.0, gpu: Flow | None = None, full: float = 0.0, cores: float = 0.3, throttled: float = 0.0, **fields: float
+) -> None:
+    """``rate`` of each pod's tokenizers, or as many as they carry where they are ``full`` (requests/s of each instance); what its GPU step
+    does; ``cores`` that the container uses."""
+    passed = full * loop.counts["tokenizer"] if full else rate
+
+    def says(one: Expected) -> Sample:
+        flows = {"tokenizer": Flow(passed, **fields), "model": gpu or Flow(passed, service=0.0005)}
+        usage = Usage(loop.now, cpu_cores=cores, throttled=throttled)
+        return Sample({pod: history(flows, now=loop.now, usage=usage) for pod in one.pods}, 5.0, "test")
+
+    loop.collector.says = says
+
+
+async def run(loop: Loop, seconds: float, **load: Any) -> None:
+    """So long under one load, the cluster doing its part."""
+    end = loop.now + seconds
+    while loop.now < end:
+        if load:
+            flow(loop, **load)
+        loop.world.control().run_pods()
+        await loop.tick(5.0)
+        await loop.settle()
+
+
+# Each tokenizer carries 100/s, and more arrives than they carry.
+FULL: dict[str, Any] = {"full": 99.0, "service": 0.010, "pending": 400.0, "growth": 40.0}
+FULL_GPU: dict[str, Any] = {"rate": 50.0, "service": 0.001, "gpu": Flow(50.0, service=0.0195, pending=80.0)}
+
+
+@pytest.mark.proves("spec.scaling.pods.max", "behaviour")
+async def test_pods_grow_when_counts_stand_at_their_most_and_start_from_them(loop: Loop) -> None:
+    await run(loop, 40, **FULL)
+    assert loop.counts == {"tokenizer": 2}
+    assert recorded(loop) == {"replicas": 1}, "counts first"
+    await run(loop, 60, **FULL)
+    assert recorded(loop)["replicas"] > 1
+    assert loop.world.deployment["spec"]["replicas"] == recorded(loop)["replicas"]
+    (entry,) = [item for item in loop.status()["scaling"]["history"] if item["step"] == "pods"]
+    assert entry["reason"].startswith("TokenizerBound: tokenizer stands at 2 in every pod")
+    events = [event.note for made in loop.plans for event in made.events if event.reason == "Scaled"]
+    assert any(note.startswith("pods from 1 to ") for note in events)
+    assert loop.counts == {"tokenizer": 2}, "new pods start from the recorded counts"
+    await run(loop, 600, **FULL)
+    assert recorded(loop) == {"replicas": 4}
+    limited = loop.world.condition("ScalingLimited")
+    assert "bounded to 4 by scaling.pods.max" in limited["message"]
+
+
+async def test_a_full_gpu_grows_pods_and_no_tokenizer(loop: Loop) -> None:
+    await run(loop, 90, **FULL_GPU)
+    assert loop.status()["scaling"]["bottleneck"] == Verdict.GPU_BOUND
+    assert loop.counts == {"tokenizer": 1}
+    assert recorded(loop)["replicas"] == 2
+
+
+@pytest.mark.proves("spec.scaling.pods.min", "behaviour")
+async def test_pods_go_before_counts_and_not_below_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = loop_of(monkeypatch, world(scaling={"pods": {"min": 2}}))
+    await run(loop, 240, **FULL)
+    assert (recorded(loop), loop.counts) == ({"replicas": 4}, {"tokenizer": 2})
+    await run(loop, 290, rate=5.0, service=0.010)
+    assert (recorded(loop), loop.counts) == ({"replicas": 4}, {"tokenizer": 2}), "instances wait for the pods"
+    await run(loop, 120, rate=5.0, service=0.010)
+    assert recorded(loop) == {"replicas": 2}
+    await run(loop, 400, rate=5.0, service=0.010)
+    assert (recorded(loop), loop.counts, len(loop.world.serving)) == ({"replicas": 2}, {"tokenizer": 1}, 2)
+
+
+async def test_no_pod_goes_while_metrics_are_away(loop: Loop) -> None:
+    await run(loop, 240, **FULL)
+    assert recorded(loop) == {"replicas": 4}
+    loop.collector.says = Failure(Trouble.MISSING, "gone")
+    await run(loop, 1200)
+    assert recorded(loop) == {"replicas": 4}
+    assert loop.world.condition("MetricsAvailable")["status"] == "False"
+
+
+async def test_nothing_grows_in_a_rollout(loop: Loop) -> None:
+    await run(loop, 40, **FULL)
+    loop.world.change(model={"maxBatchSize": 16})
+    loop.reconcile()
+    for _ in range(40):
+        flow(loop, **FULL)
+        await loop.tick(5.0)
+        await loop.settle()
+    assert recorded(loop) == {"replicas": 1}, "the new revision's pod does not come"
+    await run(loop, 120, **FULL)
+    assert recorded(loop)["replicas"] > 1
+
+
+async def test_what_was_decided_survives_the_operator(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    await run(loop, 240, **FULL)
+    assert recorded(loop) == {"replicas": 4}
+    other = loop_of(monkeypatch, loop.world)
+    other.cache()
+    await run(other, 120, rate=5.0, service=0.010)
+    assert recorded(other) == {"replicas": 4}
+    memory = other.scaler._watched[other.key].memory
+    assert memory is not None
+    assert memory.pods is not None
+    assert memory.pods.scale.last_up is not None, "it knows when it grew last"
+    await run(other, 400, rate=5.0, service=0.010)
+    assert recorded(other)["replicas"] < 4
+
+
+async def test_what_cannot_be_recorded_is_not_carried_out(loop: Loop) -> None:
+    await run(loop, 40, **FULL)
+    loop.writes = False
+    await run(loop, 120, **FULL)
+    assert loop.world.deployment["spec"]["replicas"] == 1
+    loop.writes = True
+    await run(loop, 10, **FULL)
+    assert loop.world.deployment["spec"]["replicas"] == recorded(loop)["replicas"] > 1
+
+
+async def test_advisory_tells_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = loop_of(monkeypatch, world(scaling={"mode": "Advisory"}))
+    await run(loop, 120, **FULL_GPU)
+    assert names.KEY_PODS not in loop.live
+    assert loop.world.deployment["spec"]["replicas"] == 1
+    notes = [event.note for made in loop.plans for event in made.events if event.reason == "ScalingAdvised"]
+    assert [note for note in notes if note.startswith("pods would go from 1 to 2: GPUBound")] != []
+    assert len([note for note in notes if note.startswith("pods")]) == 1
+
+
+async def test_another_owner_of_the_deployments_number_is_not_fought(loop: Loop) -> None:
+    """An HPA writes; live scaling wants more all the time; the Deployment is the HPA's."""
+    hpa = {"manager": "kube-controller-manager", "operation": "Update", "subresource": "scale", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
+    await run(loop, 40, **FULL)
+    for number in range(60):
+        loop.world.deployment["spec"]["replicas"] = 2 + number % 2
+        loop.world.deployment["metadata"]["managedFields"] = [hpa]
+        made = len(loop.plans)
+        await run(loop, 15, **FULL)
+        assert not [item for plan in loop.plans[made:] for item in plan.apply if item["kind"] == "Deployment"]
+    assert loop.world.condition("ScalingLimited")["reason"] == "ReplicasOwnerConflict"
+
+
+# --- CPU in place -----------------------------------------------------------------------------------------------------------------------
+
+IN_PLACE: dict[str, Any] = {"tokenizer": {"instances": {"initial": 1, "max": 4}}, "scaling": {"cpuResize": "InPlace", "pods": {"max": 2}}}
+
+
+def limit(loop: Loop) -> int:
+    """The CPU limit that all pods ask for."""
+    (found,) = {loop.world._raw(pod)["spec"]["containers"][0]["resources"]["limits"]["cpu"] for pod in loop.world.pods}
+    return int(str(found).removesuffix("m")) * (1 if str(found).endswith("m") else 1000)
+
+
+@pytest.mark.proves("spec.scaling.cpuResize", "behaviour")
+async def test_cpu_grows_first_and_counts_only_when_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = loop_of(monkeypatch, world(**IN_PLACE))
+    start = limit(loop)
+    loop.world.kubelet[loop.world.pods[0].name] = "Deferred"
+    for _ in range(10):
+        flow(loop, cores=0.98 * start / 1000, throttled=0.3, **FULL)
+        await loop.tick(5.0)
+        await loop.settle()
+    assert limit(loop) > start
+    assert recorded(loop) == {"replicas": 1, "cpuMillis": limit(loop)}
+    assert loop.counts == {"tokenizer": 1}, "asked for is not given"
+    assert "is Deferred on node node-1" in loop.world.condition("ScalingLimited")["message"]
+    loop.world.kubelet.clear()
+    loop.world.run_pods()
+    asked = limit(loop)
+    for _ in range(5):
+        flow(loop, cores=start / 1000, **FULL)
+        await loop.tick(5.0)
+        await loop.settle()
+    assert loop.counts["tokenizer"] > 1
+    assert limit(loop) == asked
+    *counts, first = [item["step"] for item in loop.status()["scaling"]["history"]]
+    assert (set(counts), first) == ({"tokenizer"}, "millicores")
+    assert len(loop.world.pods) == 1
+
+
+async def test_a_node_that_is_too_small_is_remembered_and_pods_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = loop_of(monkeypatch, world(**IN_PLACE))
+    start = limit(loop)
+    loop.world.kubelet[loop.world.pods[0].name] = "Infeasible"
+    for _ in range(60):
+        flow(loop, cores=0.98 * start / 1000, throttled=0.3, **FULL)
+        loop.world.control().run_pods()
+        await loop.tick(5.0)
+        await loop.settle()
+    resizes = [made.resize for made in loop.plans if made.resize is not None]
+    assert len(resizes) == 2, "asked once, taken back once"
+    assert recorded(loop) == {"replicas": 2, "cpuMillis": start}
+    assert loop.counts == {"tokenizer": 1}
+    assert "Infeasible" in loop.world.condition("ScalingLimited")["message"]

@@ -1,0 +1,247 @@
+"""The number of pods has one owner: the spec, live scaling, or somebody else who is named and not fought."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from typing import Any
+
+import pytest
+
+from tests.support import builders
+from tests.support.worlds import World
+from triton_pipelines.api import names
+from triton_pipelines.reconcile.observed import Object
+from triton_pipelines.reconcile.plan import Plan
+
+PODS: dict[str, Any] = {"scaling": {"pods": {"min": 2, "max": 5}}, "tokenizer": {"instances": {"initial": 1, "min": 1, "max": 4}}}
+
+
+def world(**spec: Any) -> World:
+    return World(builders.document(**spec)).settle()
+
+
+def entry(manager: str, subresource: str = "", operation: str = "Update", field: str = "f:replicas") -> Object:
+    return {"manager": manager, "operation": operation, "subresource": subresource, "fieldsV1": {"f:spec": {field: {}}}}
+
+
+def written(made: World, number: int, *managers: Object) -> World:
+    """Somebody else has written the Deployment's number."""
+    made.deployment["spec"]["replicas"] = number
+    made.deployment["metadata"]["managedFields"] = list(managers)
+    return made
+
+
+def applied(decided: Plan) -> Object | None:
+    return next((item for item in decided.apply if item["kind"] == "Deployment"), None)
+
+
+def limited(made: World) -> Object:
+    return made.condition("ScalingLimited")
+
+
+# --- a second owner of the Deployment's number -----------------------------------------------------------------------------------
+
+
+def test_an_autoscaler_of_the_deployment_keeps_the_number_and_is_named() -> None:
+    made = written(world(), 4, entry("kube-controller-manager", "scale"))
+    writes = 0
+    for seconds in range(0, 3600, 15):
+        made.pass_time(15).control().run_pods()
+        written(made, 3 + seconds % 3, entry("kube-controller-manager", "scale"))
+        decided = made.step()
+        writes += applied(decided) is not None
+    assert writes == 0
+    assert (limited(made)["status"], limited(made)["reason"]) == ("True", "ReplicasOwnerConflict")
+    for word in (
+        "kube-controller-manager",
+        "where this pipeline says 1",
+        "InferencePipeline sentiment",
+        "kubectl scale deployment sentiment --replicas=1",
+    ):
+        assert word in limited(made)["message"]
+    assert made.condition("Ready")["status"] == "True"
+    assert "Reconciling" not in made.told()
+
+
+def test_its_number_is_not_touched_by_other_changes() -> None:
+    made = written(world(), 4, entry("kube-controller-manager", "scale"))
+    made.control().run_pods().run_pods()
+    made.change(tokenizer={"maxLength": 64})
+    change = applied(made.step())
+    assert change is not None
+    assert "replicas" not in change["spec"]
+
+
+def test_the_number_is_given_back() -> None:
+    made = written(world(), 4, entry("kube-controller-manager", "scale"))
+    made.step()
+    assert limited(made)
+    written(made, 1, entry("kubectl", "scale"))
+    made.step()
+    assert not limited(made)
+    written(made, 1, entry(names.MANAGER_CHILDREN, operation="Apply"), entry("kubectl", "scale"))
+    assert made.settle().told()["Ready"] == "True Succeeded"
+
+
+def test_an_edit_by_hand_is_mended_once() -> None:
+    made = written(world(), 5, entry("kubectl-edit"))
+    mended = applied(made.step())
+    assert mended is not None
+    assert mended["spec"]["replicas"] == 1
+    assert not limited(made)
+    made.pass_time(660)
+    assert applied(written(made, 5, entry("kubectl-edit")).step()) is not None, "ten minutes later it is another slip"
+
+
+def test_who_insists_is_left_alone() -> None:
+    made = written(world(), 5, entry("own-autoscaler"))
+    writes = 0
+    for number in range(240):
+        made.pass_time(15).control().run_pods()
+        writes += applied(made.step()) is not None
+        written(made, 3 + number % 3, entry("own-autoscaler"))
+    assert writes == 1
+    assert "own-autoscaler writes the number of pods of Deployment sentiment again and again" in limited(made)["message"]
+    assert limited(made)["reason"] == "ReplicasOwnerConflict"
+    written(made, 1, entry("own-autoscaler"))
+    made.step()
+    assert not limited(made)
+
+
+def test_our_own_entries_are_nobody_else() -> None:
+    made = written(world(), 5, entry(names.MANAGER_CHILDREN, operation="Apply"), entry("kube-controller-manager", "scale"))
+    mended = applied(made.step())
+    assert mended is not None
+    assert mended["spec"]["replicas"] == 1
+
+
+def test_status_of_a_deployment_is_no_number_of_pods() -> None:
+    made = written(world(), 5, entry("kube-controller-manager", "status", field="f:template"))
+    assert applied(made.step()) is not None
+
+
+def test_suspend_wins_over_everybody() -> None:
+    made = written(world(), 4, entry("kube-controller-manager", "scale")).change(suspend="Enabled")
+    change = applied(made.step())
+    assert change is not None
+    assert change["spec"]["replicas"] == 0
+    assert not limited(made)
+
+
+# --- live scaling owns it ------------------------------------------------------------------------------------------------------------
+
+
+def recorded(made: World) -> dict[str, int]:
+    return dict(json.loads(made.children["ConfigMap", names.live_name(made.name)]["data"].get(names.KEY_PODS, "{}")))
+
+
+@pytest.mark.proves("spec.scaling.pods.min", "behaviour")
+@pytest.mark.proves("spec.scaling.pods.max", "behaviour")
+def test_bounds_hold_from_the_first_pass() -> None:
+    made = world(**PODS)
+    assert (len(made.serving), recorded(made)) == (2, {"replicas": 2})
+    made.change(replicas=4).settle()
+    assert len(made.serving) == 2, "spec.replicas is ignored"
+    made.change(scaling={"pods": {"min": 3}}).settle()
+    assert len(made.serving) == 3
+    made.change(scaling={"pods": {"min": 1, "max": 1}}).settle()
+    assert (len(made.serving), recorded(made)) == (1, {"replicas": 1})
+
+
+def test_what_runs_is_taken_over() -> None:
+    made = world(replicas=4, tokenizer=PODS["tokenizer"])
+    made.change(**PODS).settle()
+    assert (len(made.serving), recorded(made)) == (4, {"replicas": 4})
+
+
+def test_the_record_is_applied_before_the_deployment() -> None:
+    made = World(builders.document(**PODS))
+    kinds = [(item["kind"], item["metadata"]["name"]) for item in made.step().apply]
+    assert kinds.index(("ConfigMap", names.live_name("sentiment"))) < kinds.index(("Deployment", "sentiment"))
+
+
+def test_suspension_keeps_the_record() -> None:
+    made = world(**PODS)
+    made.children["ConfigMap", names.live_name("sentiment")]["data"][names.KEY_PODS] = '{"replicas": 4}'
+    made.settle().change(suspend="Enabled").settle()
+    assert (made.serving, recorded(made)) == ([], {"replicas": 4})
+    made.change(suspend="Disabled").settle()
+    assert len(made.serving) == 4
+
+
+def test_giving_up_ownership_goes_back_to_the_spec() -> None:
+    made = world(replicas=3, **PODS)
+    del made.document["spec"]["scaling"]["pods"]
+    made.change(replicas=1).settle()
+    assert (len(made.serving), recorded(made)) == (1, {})
+
+
+@pytest.mark.parametrize("text", ['{"replicas": "4"}', '{"replicas": true}', '{"replicas": -3}', "[]", "{", '{"replicas": 400}'])
+def test_a_record_that_somebody_broke_is_mended(text: str) -> None:
+    made = world(**PODS)
+    made.children["ConfigMap", names.live_name("sentiment")]["data"][names.KEY_PODS] = text
+    made.settle()
+    assert recorded(made) == {"replicas": 5 if "400" in text else 2}
+
+
+@pytest.mark.parametrize("mode", ["Advisory", "Disabled"])
+def test_unless_active_the_number_stays(mode: str) -> None:
+    made = world(replicas=1, **builders.merge(PODS, {"scaling": {"mode": mode}}))
+    assert (len(made.serving), recorded(made)) == (1, {})
+    made = world(**PODS)
+    made.children["ConfigMap", names.live_name("sentiment")]["data"][names.KEY_PODS] = '{"replicas": 4}'
+    made.settle().change(scaling={"mode": mode}).settle()
+    assert (len(made.serving), recorded(made)) == (4, {"replicas": 4})
+
+
+def test_a_pod_on_its_way_is_no_rollout() -> None:
+    made = world(**PODS)
+    made.children["ConfigMap", names.live_name("sentiment")]["data"][names.KEY_PODS] = '{"replicas": 3}'
+    made.room = 2
+    for _ in range(10):
+        made.pass_time(5).control().run_pods()
+        made.step()
+        assert made.told()["Ready"] == "True Succeeded"
+        assert "Reconciling" not in made.told()
+    assert "Insufficient nvidia.com/gpu" in made.condition("Ready")["message"], "what the third pod waits for is said"
+    made.room = None
+    assert len(made.settle().serving) == 3
+
+
+def test_a_rollout_is_one_all_the_same() -> None:
+    made = world(**PODS).change(tokenizer={"maxLength": 64})
+    made.step()
+    assert made.told()["Ready"] == "False Progressing"
+    assert made.settle().told()["Ready"] == "True Succeeded"
+
+
+def test_who_scales_the_pipeline_from_outside_is_told() -> None:
+    made = world(**PODS)
+    made.document["spec"]["replicas"] = 5
+    made.document["metadata"]["managedFields"] = [entry("kube-controller-manager", "scale")]
+    made.settle()
+    assert limited(made)["reason"] == "ReplicasOwnerConflict"
+    assert "kube-controller-manager scales this pipeline through its scale subresource" in limited(made)["message"]
+    assert len(made.serving) == 2
+    del made.document["spec"]["scaling"]["pods"]
+    made.change().settle()
+    assert len(made.serving) == 5, "without scaling.pods it is served"
+    assert not limited(made)
+
+
+def test_budget_follows_the_number() -> None:
+    made = world(**PODS)
+    assert ("PodDisruptionBudget", "sentiment") in made.children
+    made.change(scaling={"pods": {"min": 1, "max": 1}}).settle()
+    assert ("PodDisruptionBudget", "sentiment") not in made.children
+
+
+def test_what_is_remembered_of_a_mending_survives_and_can_be_broken() -> None:
+    made = written(world(), 5, entry("kubectl-edit"))
+    made.step()
+    memory = made.memory
+    assert (memory.mended_manager, dt.datetime.fromisoformat(memory.mended)) == ("kubectl-edit", made.now)
+    data = made.children["ConfigMap", names.live_name("sentiment")]["data"]
+    data[names.KEY_MEMORY] = json.dumps({**json.loads(data[names.KEY_MEMORY]), "mended": "yesterday"})
+    assert made.memory.mended == ""

@@ -1,0 +1,228 @@
+"""CPU in place: what pods start with, which pod is next, what a node says to it, and room for a rollout."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support import builders
+from tests.support.worlds import World
+from triton_pipelines.api import names
+from triton_pipelines.pipeline import Options, build
+from triton_pipelines.pipeline.server import cpu_range
+from triton_pipelines.reconcile.fleet import bounds_of, seen_of, smallest_limit
+from triton_pipelines.reconcile.observed import Observed, Pod
+from triton_pipelines.reconcile.plan import Context, Plan, plan
+from triton_pipelines.reconcile.resizing import Resize, waits
+
+# 250 m for the server; a core for each of 1 to 4 tokenizers; postprocess has 500 m beside.
+SPEC: dict[str, Any] = {"scaling": {"cpuResize": "InPlace"}, "tokenizer": {"instances": {"initial": 1, "min": 1, "max": 4}}}
+
+
+def world(pods: int = 1, **spec: Any) -> World:
+    return World(builders.document(replicas=pods, **builders.merge(SPEC, spec))).settle()
+
+
+def limits(made: World) -> list[tuple[str, str]]:
+    """Limit and request of each pod as its spec asks for them."""
+    found = []
+    for pod in made.pods:
+        resources = made._raw(pod)["spec"]["containers"][0]["resources"]
+        found.append((resources["limits"]["cpu"], resources["requests"]["cpu"]))
+    return found
+
+
+def record(made: World, millis: int) -> World:
+    made.children["ConfigMap", names.live_name(made.name)]["data"][names.KEY_PODS] = json.dumps({"cpuMillis": millis})
+    return made
+
+
+def server(made: World) -> dict[str, Any]:
+    return dict(made.deployment["spec"]["template"]["spec"]["containers"][0])
+
+
+# --- what pods start with -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.proves("spec.scaling.cpuResize", "behaviour")
+def test_the_limit_starts_at_what_the_first_instances_need_and_no_restart_follows_from_another() -> None:
+    made, fixed = world(), World(builders.document(tokenizer=SPEC["tokenizer"])).settle()
+    start = server(made)["resources"]
+    assert start["limits"]["cpu"] == start["requests"]["cpu"] == server(fixed)["resources"]["requests"]["cpu"]
+    assert server(made)["resizePolicy"] == [{"resourceName": "cpu", "restartPolicy": "NotRequired"}]
+    assert "resizePolicy" not in server(fixed)
+    most = server(fixed)["resources"]["limits"]["cpu"]
+    pipeline = builders.pipeline(**SPEC)
+    graph = build(pipeline, Options())
+    found = cpu_range(pipeline, graph)
+    assert found is not None
+    assert (f"{found[0]}m", f"{found[1]}m") == (start["limits"]["cpu"], most)
+    bounds = bounds_of(pipeline, graph)
+    assert bounds.cpu is not None
+    assert bounds.cpu.base == found[0] - 1000
+
+
+def test_memory_and_shared_memory_are_those_of_the_most_instances() -> None:
+    """They cannot be taken from a process that has them."""
+    made, fixed = world(), World(builders.document(tokenizer=SPEC["tokenizer"])).settle()
+    assert server(made)["resources"]["limits"]["memory"] == server(fixed)["resources"]["limits"]["memory"]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [{"server": {"resources": {"limits": {"cpu": "3"}}}}, {"tokenizer": {"instances": {"initial": 4}}}, {"scaling": {"cpuResize": "Disabled"}}],
+)
+def test_where_there_is_nothing_to_grow_nothing_is_resized(spec: dict[str, Any]) -> None:
+    made = world(**spec)
+    assert "resizePolicy" not in server(made)
+    assert names.KEY_PODS not in made.children["ConfigMap", names.live_name("sentiment")]["data"]
+    doubts = [item["message"] for item in made.status.get("warnings", []) if item["path"] == "spec.scaling.cpuResize"]
+    assert len(doubts) == (0 if spec.get("scaling") else 1)
+
+
+# --- one after the other --------------------------------------------------------------------------------------------------------------
+
+
+def test_pods_are_resized_one_at_a_time_each_when_the_one_before_has_it() -> None:
+    made = record(world(3), 3750)
+    start = limits(made)[0]
+    assert len(set(limits(made))) == 1
+    seen = []
+    for _ in range(8):
+        made.step()
+        seen.append(sum(found != start for found in limits(made)))
+        made.step()  # until the kubelet has done it nothing else is asked for
+        assert sum(found != start for found in limits(made)) == seen[-1]
+        made.pass_time(1).control().run_pods()
+    assert seen[:4] == [1, 2, 3, 3]
+    assert set(limits(made)) == {("3750m", "3750m")}
+    assert made.settle().step().quiet
+
+
+def test_the_template_keeps_what_pods_start_with_and_new_ones_are_brought_in_line() -> None:
+    made = record(world(1), 3750)
+    template = made.deployment["spec"]["template"]
+    made.settle().change(replicas=2)
+    assert limits(made) == [("3750m", "3750m")]
+    made.settle()
+    assert made.deployment["spec"]["template"] == template, "scaling rolls nothing"
+    assert limits(made) == [("3750m", "3750m")] * 2
+
+
+def test_a_limit_is_lowered_again() -> None:
+    made = record(world(1), 3750).settle()
+    start = server(made)["resources"]["limits"]["cpu"]
+    record(made, 1000).settle()
+    assert limits(made) == [(start, start)], "never below what it started with"
+    assert json.loads(made.children["ConfigMap", names.live_name("sentiment")]["data"][names.KEY_PODS]) == {"cpuMillis": int(start[:-1])}
+
+
+def test_what_a_pod_is_given_is_recorded_before() -> None:
+    made = record(world(1), 100_000)
+    made.step(writes=0)
+    assert made.pods[0].asked is None
+    decided = made.step()
+    assert [item["metadata"]["name"] for item in decided.apply] == [names.live_name("sentiment")], "the record is brought within bounds"
+    assert decided.resize is not None
+    assert decided.resize.limit == 4350
+
+
+def test_a_deferred_pod_is_waited_for_and_keeps_no_other_waiting() -> None:
+    made = world(2)
+    made.kubelet[made.pods[0].name] = "Deferred"
+    record(made, 3750)
+    for _ in range(6):
+        made.step()
+        made.pass_time(1).control().run_pods()
+    pods = [Pod.of(made._raw(pod)) for pod in made.pods]
+    assert limits(made) == [("3750m", "3750m")] * 2
+    assert waits(pods[0]) == "is Deferred on node node-1: said the kubelet"
+    assert waits(pods[1]) == ""
+    seen = seen_of(pods, made.deployment, 3750, counting=False)
+    assert (list(seen.uneven), seen.infeasible, seen.ready) == ([pods[0].name], {}, 2)
+    assert (smallest_limit(pods) or {})["limits"]["cpu"] == server(made)["resources"]["limits"]["cpu"], "counts grow by what is in force"
+    assert made.step().quiet, "the kubelet tries again by itself"
+    made.kubelet.clear()
+    made.control().run_pods()
+    assert waits(Pod.of(made._raw(made.pods[0]))) == ""
+
+
+def test_an_infeasible_pod_is_told_apart() -> None:
+    made = world(1)
+    made.kubelet[made.pods[0].name] = "Infeasible"
+    record(made, 3750).step()
+    pod = Pod.of(made._raw(made.pods[0]))
+    ((uid, found),) = seen_of([pod], made.deployment, 3750, counting=False).infeasible.items()
+    assert (uid, found.node, found.asked) == (pod.uid, "node-1", 3750)
+    assert f"{found.given}m" == server(made)["resources"]["limits"]["cpu"]
+
+
+def test_releases_up_to_1_32_tell_it_elsewhere() -> None:
+    made = record(world(1), 3750)
+    made.step()
+    raw = made._raw(made.pods[0])
+    raw["status"]["resize"] = "Infeasible"
+    assert waits(Pod.of(raw)) == "is Infeasible on node node-1"
+
+
+def test_a_kubelet_that_tells_nothing_is_named() -> None:
+    made = record(world(1), 3750)
+    raw = made._raw(made.pods[0])
+    del raw["status"]["containerStatuses"][0]["resources"]
+    assert "Kubernetes 1.33 or newer" in waits(Pod.of(raw))
+
+
+# --- room for a rollout -----------------------------------------------------------------------------------------------------------------
+
+
+def test_pods_give_back_what_they_reserved_while_one_finds_no_cpu() -> None:
+    """A rollout fits where the first one did: the old pod's request is that of the template, its limit stays."""
+    made = record(world(1), 3750).settle()
+    start = server(made)["resources"]["requests"]["cpu"]
+    made.room, made.scheduler = 1, "0/1 nodes are available: 1 Insufficient cpu."
+    made.change(tokenizer={"maxLength": 64})
+    given_back = False
+    for _ in range(4):
+        made.pass_time(1).control().run_pods()
+        made.step()
+        given_back = given_back or limits(made)[0] == ("3750m", start)
+    assert given_back
+    made.room = None  # and so the new one fits
+    made.settle()
+    assert limits(made) == [("3750m", "3750m")]
+    assert len(made.pods) == 1
+
+
+def test_of_a_guaranteed_pod_limit_and_request_stay_one() -> None:
+    made = record(world(2), 3750).settle()
+    raws = [made._raw(pod) for pod in made.pods]
+    for raw in raws:
+        raw["status"]["qosClass"] = "Guaranteed"
+    raws[1]["status"]["conditions"][0] = {
+        "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "Insufficient cpu", "lastTransitionTime": None
+    }  # fmt: skip
+    observed = made.observed()
+    changed = Observed(observed.pipeline, observed.children, tuple(Pod.of(raw) for raw in raws), observed.probes)
+    assert _plan(made, changed).resize is None
+
+
+def test_what_the_api_server_refuses_is_left_alone_and_said() -> None:
+    made = record(world(2), 3750)
+    first = made.think().resize
+    assert isinstance(first, Resize)
+    observed = made.observed()
+    refused = Observed(
+        observed.pipeline, observed.children, observed.pods, observed.probes, unresized={first.uid: f"cpu: refuses to give pod {first.pod} 3750m: no"}
+    )
+    decided = _plan(made, refused)
+    assert decided.resize is not None
+    assert decided.resize.pod != first.pod
+    assert decided.status is not None
+    (found,) = [item for item in decided.status["conditions"] if item["type"] == "ScalingLimited"]
+    assert (found["reason"], found["message"]) == ("ActuationFailed", f"cpu: refuses to give pod {first.pod} 3750m: no")
+
+
+def _plan(made: World, observed: Observed) -> Plan:
+    return plan(observed, Context(made.options, lambda uid, revision: "key"), made.now)

@@ -1,0 +1,239 @@
+"""Each pod's CPU limit, the order of counts, CPU and pods, and what is remembered of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triton_pipelines.scaling.fleet import CPU, PODS, Bounds, Seen, adopt, decide_fleet, moving
+from triton_pipelines.scaling.memory import LIMIT_BYTES, dumps, loads
+from triton_pipelines.scaling.resize import CpuBounds
+from triton_pipelines.scaling.types import (
+    CpuMemory,
+    Decision,
+    Figures,
+    Infeasible,
+    Memory,
+    PipelineLimits,
+    PodsMemory,
+    StepDecision,
+    StepLimits,
+    StepMemory,
+    Verdict,
+)
+
+NOW = 1_700_000_000.0
+TICK = 5.0
+LIMITS = PipelineLimits(steps=(StepLimits("tokenizer", "tokenizer", 1, 6, 2, cores=1.0),), gpu_steps=("model",))
+# 250 m for the server, a core for each of 2 to 6 tokenizers.
+BOUNDS = Bounds(pods=StepLimits(PODS, "", 1, 5, 1), cpu=CpuBounds(2250, 6250, 250))
+EVEN = Seen(frozenset({"a"}), there=1, ready=1)
+
+
+def decision(verdict: Verdict = Verdict.BALANCED, count: int = 2, wanted: int = 2, *, memory: Memory | None = None, **fields: Any) -> Decision:
+    """A decision for one tokenizer whose cap is its count."""
+    figures = Figures(offered=fields.pop("offered", 1.0), wanted=wanted, cap=count, cap_by="CPU: limit 2.25 cores")
+    given = memory if memory is not None else remembered()
+    return Decision((StepDecision("tokenizer", count, verdict, "", figures),), verdict, given, gpu_busy=0.1, **fields)
+
+
+def remembered(millis: int = 2250, pods: int = 1, **fields: Any) -> Memory:
+    infeasible = fields.pop("infeasible", ())
+    return Memory(
+        steps={"tokenizer": StepMemory(desired=2)},
+        cpu=CpuMemory(StepMemory(desired=millis, **fields), infeasible),
+        pods=PodsMemory(StepMemory(desired=pods)),
+    )
+
+
+def decided(found: Decision, seen: Seen = EVEN, now: float = NOW, bounds: Bounds = BOUNDS, limits: PipelineLimits = LIMITS) -> Decision:
+    return decide_fleet(bounds, limits, found, seen, interval=TICK, now=now)
+
+
+def millis(found: Decision) -> int:
+    assert found.memory.cpu is not None
+    return found.memory.cpu.scale.desired
+
+
+def pods(found: Decision) -> int:
+    assert found.memory.pods is not None
+    return found.memory.pods.scale.desired
+
+
+BOUND: dict[str, Any] = {"verdict": Verdict.CPU_BOUND, "count": 2, "wanted": 4, "offered": 3.0}
+
+
+# --- CPU ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_cpu_grows_to_what_the_wanted_instances_need() -> None:
+    done = decided(decision(**BOUND))
+    assert millis(done) == 250 + 4 * 1000
+    (action,) = done.memory.history
+    assert (action.step, action.before, action.after) == (CPU, 2250, 4250)
+    assert action.reason == "CPUBound: instances need 4250m in each pod"
+
+
+def test_cpu_grows_by_one_instance_at_least_and_to_the_most_at_most() -> None:
+    tight = decision(Verdict.CPU_BOUND, 4, 4, memory=remembered(4250))
+    assert millis(decided(tight)) == 5250
+    assert millis(decided(decision(Verdict.CPU_BOUND, 6, 40, memory=remembered(5250)))) == 6250
+    assert millis(decided(decision(Verdict.CPU_BOUND, 6, 40, memory=remembered(6250)))) == 6250
+
+
+@pytest.mark.parametrize("verdict", [one for one in Verdict if one is not Verdict.CPU_BOUND])
+def test_nothing_but_want_of_cpu_raises_it(verdict: Verdict) -> None:
+    assert millis(decided(decision(verdict, 4, 6))) == 2250
+
+
+def test_cpu_waits_for_what_is_under_way_and_for_what_was_asked_before() -> None:
+    bound = decision(**BOUND)
+    assert millis(decided(bound, replace(EVEN, counting=True))) == 2250
+    assert millis(decided(bound, replace(EVEN, rolling=True))) == 2250
+    late = decided(bound, replace(EVEN, uneven={"pod-a": "is Deferred on node n1"}))
+    assert millis(late) == 2250
+    assert late.limited == "cpu: pod pod-a is Deferred on node n1"
+
+
+def test_a_limit_that_a_node_cannot_give_is_taken_back_and_bounds_all() -> None:
+    asked = remembered(4250, last_up=NOW - 5, last_change=NOW - 5)
+    seen = replace(EVEN, infeasible={"a": Infeasible("a", "n1", 4250, 2250)}, uneven={"pod-a": "is Infeasible on node n1"})
+    back = decided(decision(**{**BOUND, "memory": asked}), seen)
+    assert millis(back) == 2250
+    assert back.memory.history[0].reason == "Infeasible on node n1"
+    again = decided(decision(**{**BOUND, "memory": back.memory}), EVEN, NOW + 60)
+    assert millis(again) == 2250
+    assert again.limited == "cpu: node n1 cannot give a pod more than 2250m (4250m is Infeasible there)"
+    gone = decided(decision(**{**BOUND, "memory": again.memory}), replace(EVEN, uids=frozenset({"b"})), NOW + 120)
+    assert millis(gone) == 4250, "another pod may stand on a larger node"
+
+
+def test_cpu_falls_with_the_count_after_five_minutes() -> None:
+    memory, counts = remembered(6250), []
+    for number in range(70):
+        done = decided(decision(count=3, wanted=3, memory=memory), now=NOW + number * TICK)
+        memory, counts = done.memory, [*counts, millis(done)]
+    assert counts[50] == 6250
+    assert counts[-1] == 3250
+
+
+def test_cpu_is_not_raised_for_instances_that_need_less_than_they_are_granted() -> None:
+    assert millis(decided(decision(Verdict.BALANCED, 5, 5))) == 2250
+
+
+@pytest.mark.parametrize("fields", [{"fresh": False}, {"verdict": Verdict.UNKNOWN}])
+def test_cpu_stays_without_usable_figures(fields: dict[str, Any]) -> None:
+    wants = tuple((NOW - age, 2250) for age in range(300, 0, -5))
+    found = decision(count=1, memory=remembered(6250, wants=wants), **fields)
+    assert millis(decided(found)) == 6250
+    assert millis(decided(decision(count=1, memory=remembered(6250, wants=wants)))) == 2250, "else it would have fallen"
+
+
+# --- order ------------------------------------------------------------------------------------------------------------------------
+
+
+def run(memory: Memory, seconds: float, seen: Seen = EVEN, **fields: Any) -> list[Decision]:
+    result = []
+    for number in range(int(seconds / TICK) + 1):
+        done = decided(decision(**{**BOUND, "memory": memory} | fields), seen, NOW + number * TICK)
+        memory = done.memory
+        result.append(done)
+    return result
+
+
+def test_pods_come_only_when_cpu_can_give_no_more() -> None:
+    """6 Erlang; the limit stays short at 6.25 cores, and only from then on is the minute counted."""
+    steps = run(remembered(), 180, offered=6.0, wanted=9)
+    first = next(index for index, done in enumerate(steps) if millis(done) == 6250)
+    pod = next(index for index, done in enumerate(steps) if pods(done) > 1)
+    assert (pod - first) * TICK >= 60
+    assert {item.step for item in steps[-1].memory.history} == {CPU, PODS}
+
+
+def test_pods_are_the_way_where_a_node_keeps_cpu_waiting() -> None:
+    waiting = replace(EVEN, uneven={"pod-a": "is Deferred on node n1"})
+    memory = remembered(4250, last_change=NOW - 1, last_up=NOW - 1)
+    steps = run(memory, 130, waiting, offered=6.0)
+    assert pods(steps[10]) == 1, "for a minute the kubelet may still find room"
+    assert pods(steps[-1]) > 1
+    assert millis(steps[-1]) == 4250
+
+
+def test_one_thing_at_a_time() -> None:
+    """Whatever happens, a decision changes CPU or pods, not both, and neither while counts move or pods roll."""
+    for seen in (EVEN, replace(EVEN, counting=True), replace(EVEN, rolling=True)):
+        steps = [Decision((), Verdict.UNKNOWN, remembered()), *run(remembered(), 300, seen, offered=9.0, wanted=9)]
+        for before, after in pairwise(steps):
+            changes = (millis(before) != millis(after)) + (pods(before) != pods(after))
+            assert changes <= (1 if seen is EVEN else 0)
+
+
+def test_counts_wait_for_pods_and_cpu_but_not_for_ever() -> None:
+    growing = replace(remembered(), pods=PodsMemory(StepMemory(desired=2, last_change=NOW)))
+    assert moving(growing, EVEN, NOW + 119) == "the number of pods is changing"
+    assert moving(growing, EVEN, NOW + 121) == ""
+    assert moving(growing, replace(EVEN, there=2, ready=2), NOW + 5) == ""
+    resizing = remembered(4250, last_change=NOW)
+    uneven = replace(EVEN, uneven={"pod-a": "has not got 4250m yet"})
+    assert moving(resizing, uneven, NOW + 59) == "pods are getting another CPU limit"
+    assert moving(resizing, uneven, NOW + 61) == ""
+    assert moving(resizing, EVEN, NOW + 5) == ""
+
+
+def test_advice_changes_nothing_and_is_given_once() -> None:
+    advisory = replace(LIMITS, active=False)
+    first = decided(decision(**BOUND), limits=advisory)
+    assert (millis(first), len(first.memory.history)) == (2250, 1)
+    again = decided(decision(**{**BOUND, "memory": first.memory}), limits=advisory, now=NOW + 60)
+    assert (millis(again), again.memory.history) == (2250, first.memory.history)
+
+
+def test_what_is_no_longer_owned_is_forgotten() -> None:
+    assert adopt(remembered(), Bounds(), None, None) == replace(remembered(), pods=None, cpu=None)
+    taken = adopt(Memory(), BOUNDS, 3, 4250)
+    assert taken.pods is not None
+    assert taken.cpu is not None
+    assert (taken.pods.scale.desired, taken.cpu.scale.desired) == (3, 4250)
+    assert adopt(Memory(), BOUNDS, None, None) == Memory()
+
+
+# --- memory -------------------------------------------------------------------------------------------------------------------------
+
+times = st.integers(0, 20_000_000_000).map(lambda tenths: tenths / 10)
+optional = st.one_of(st.none(), times)
+counts = st.integers(1, 2**31 - 1)
+
+
+@given(counts, st.integers(0, 100), optional, counts, st.lists(st.tuples(st.text(max_size=36), st.text(max_size=60), counts, counts), max_size=16))
+def test_memory_survives_a_restart(pods_: int, wanted: int, pressed: float | None, cores: int, lost: list[tuple[str, str, int, int]]) -> None:
+    memory = Memory(
+        pods=PodsMemory(StepMemory(desired=pods_, last_up=pressed), wanted, pressed),
+        cpu=CpuMemory(StepMemory(desired=cores), tuple(Infeasible(*item) for item in lost)),
+    )
+    text = dumps(memory)
+    if len(text.encode()) <= LIMIT_BYTES:
+        assert loads(text) == memory
+
+
+@pytest.mark.parametrize("broken", ["[]", '"x"', "7", '{"desired": 0}', '{"desired": true}', '{"desired": 2, "infeasible": [[1, 2], "x"]}'])
+def test_broken_memory_is_left_out(broken: str) -> None:
+    found = loads(f'{{"version": 1, "steps": {{}}, "history": [], "pods": {broken}, "cpu": {broken}}}')
+    assert found.pods in (None, PodsMemory(StepMemory(desired=2)))
+    assert found.cpu in (None, CpuMemory(StepMemory(desired=2)))
+
+
+def test_a_long_memory_stays_small_and_keeps_the_numbers() -> None:
+    wants = tuple((NOW + number * 5, number % 900 + 1) for number in range(60))
+    steps = {f"step-{number}": StepMemory(desired=3, wants=wants, counts=wants, turns=tuple(at for at, _ in wants)) for number in range(12)}
+    scale = StepMemory(desired=4, wants=wants)
+    text = dumps(Memory(steps=steps, pods=PodsMemory(scale, 4, NOW), cpu=CpuMemory(replace(scale, desired=4250))))
+    assert len(text.encode()) <= LIMIT_BYTES
+    found = loads(text)
+    assert found.pods is not None
+    assert found.cpu is not None
+    assert (found.pods.scale.desired, found.pods.pressed, found.cpu.scale.desired) == (4, NOW, 4250)
