@@ -204,7 +204,9 @@ def ready_status(pod: Object) -> Object:
 async def serve_pods(client: Client, namespace: str) -> bool:
     """The kubelet's part, once: every pod of ours becomes ready. Whether any had to."""
     pods = (await client.list(PODS, namespace, label_selector=names.MANAGED_SELECTOR)).items
-    waiting = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp") and not is_ready(pod)]
+    # A tuning run's Job has pods without Triton, and without a revision.
+    ours = [pod for pod in pods if names.LABEL_REVISION in pod["metadata"]["labels"]]
+    waiting = [pod for pod in ours if not pod["metadata"].get("deletionTimestamp") and not is_ready(pod)]
     await asyncio.gather(*(_serve(client, pod) for pod in waiting))
     return bool(waiting)
 

@@ -19,7 +19,7 @@ from tests.support.operators import apply_any, eventually, make_namespace, opera
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import NotFound
-from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, NETWORK_POLICIES, SECRETS, SERVICES, Resource
+from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, JOBS, NETWORK_POLICIES, SECRETS, SERVICES, Resource
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(240)]
 RBAC = {
@@ -58,7 +58,15 @@ async def test_nothing_is_refused_under_the_charts_rights(
         refused = {labels["resource"] for key, _ in codes.items() if (labels := dict(key))["code"] in ("401", "403")}
         assert refused <= ({"nodes"} if scope == "namespaced" else set())
         verbs = {(dict(key)["resource"], dict(key)["verb"]) for key in codes}
-    assert {("services", "replace"), ("services", "patch"), ("configmaps", "get"), ("secrets", "delete"), ("networkpolicies", "delete")} <= verbs
+    assert {
+        ("services", "replace"),
+        ("services", "patch"),
+        ("configmaps", "get"),
+        ("secrets", "delete"),
+        ("networkpolicies", "delete"),
+        ("jobs", "apply"),
+        ("jobs", "delete"),
+    } <= verbs
     assert {verb for resource, verb in verbs if resource == "secrets"} == {"create", "apply", "delete"}
     reads = [seen for seen in proxy.requests if "/secrets" in seen.target and seen.method in ("GET", "HEAD")]
     assert reads == []
@@ -86,6 +94,12 @@ async def everything_it_does(admin: Client, namespace: str) -> None:
         document["spec"]["server"] = {"networkPolicy": {"mode": "Disabled"}}
         await apply_any(admin, INFERENCE_PIPELINES, document)
         await served(admin, namespace, generation)
+    document["spec"]["tuning"] = {"request": "monday"}
+    await apply_any(admin, INFERENCE_PIPELINES, document)
+    await eventually("a tuning run has its Job", lambda: jobs(admin, namespace), DEADLINE_SECONDS)
+    del document["spec"]["tuning"]
+    await apply_any(admin, INFERENCE_PIPELINES, document)
+    await eventually("and loses it", lambda: no_jobs(admin, namespace), DEADLINE_SECONDS)
     await eventually("the NetworkPolicy goes", lambda: gone(admin, NETWORK_POLICIES, namespace, "p"))
     await eventually("old Secrets go", lambda: secrets(admin, namespace, 2))
     await admin.delete(INFERENCE_PIPELINES, namespace, "p")
@@ -118,6 +132,14 @@ async def gone(admin: Client, resource: Resource, namespace: str, name: str) -> 
     except NotFound:
         return True
     return False
+
+
+async def jobs(admin: Client, namespace: str) -> bool:
+    return bool((await admin.list(JOBS, namespace, label_selector=names.MANAGED_SELECTOR)).items)
+
+
+async def no_jobs(admin: Client, namespace: str) -> bool:
+    return not await jobs(admin, namespace)
 
 
 async def secrets(admin: Client, namespace: str, count: int) -> bool:

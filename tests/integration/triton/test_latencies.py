@@ -1,0 +1,48 @@
+"""What a promise (spec.slo) makes a real Triton tell, and how it is read: the p99 of the public model, of a page that the operator reads."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support import pipelines
+from tests.support.builders import built
+from tests.support.python_backend import texts
+from tests.support.triton import triton_server
+from triton_pipelines.metrics.latency import Latency, LatencyReader
+from triton_pipelines.pipeline.server import feature_arguments
+from triton_pipelines.triton.client import TritonClient
+
+pytestmark = pytest.mark.integration
+REQUESTS = 40
+
+
+@pytest.mark.proves("spec.slo.p99Milliseconds", "behaviour")
+async def test_the_p99_of_the_ensemble_is_told_with_a_promise_alone(tmp_path: Path) -> None:
+    pipelines.write_pipeline(tmp_path, padding="Ragged", truncation="LongestFirst", count=1)
+    for promise in ({"p99Milliseconds": 50}, {}):
+        one = built(slo=promise)
+        with triton_server(tmp_path, [pipelines.ENSEMBLE], extra_args=feature_arguments(one.pipeline, one.graph)) as server:
+            async with TritonClient(server.grpc_address) as client, LatencyReader() as reader:
+                address = f"127.0.0.1:{server.metrics_port}"
+                before = await reader.read(address, pipelines.ENSEMBLE)
+                seen = []
+                for _ in range(REQUESTS):
+                    begin = time.perf_counter()
+                    await client.infer(pipelines.ENSEMBLE, {"TEXT": texts("a text")})
+                    seen.append(1000 * (time.perf_counter() - begin))
+                after = await reader.read(address, pipelines.ENSEMBLE)
+                (statistics,) = await client.statistics(pipelines.ENSEMBLE)
+        if not promise:
+            assert isinstance(after, str)
+            assert "tells no nv_inference_request_summary_us" in after
+            continue
+        assert before == Latency(None, 0)
+        assert isinstance(after, Latency)
+        assert after.requests == REQUESTS
+        assert after.p99 is not None
+        # By the clients' clock and by Triton's other figures: not above the slowest, and all but two of the requests are not slower than it.
+        total = statistics.inference_stats.success.ns / 1e6
+        assert (total - 2 * max(seen)) / (REQUESTS - 2) <= after.p99 <= max(seen)
