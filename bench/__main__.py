@@ -11,6 +11,8 @@ BENCHMARKS = {
     **dict.fromkeys(("S1", "S1-packed", "S1-cpu", "S2-fixed", "S2-longest", "S2-bucketed"), padding.run),
     "S3": rivals.run,
     "PA": perf_analyzer.run,
+    "S4": stages.run,
+    "S5": stages.run,
     "C1": step_response.run,
     "C2": step_response.run,
     "C3": step_response.run,

@@ -14,7 +14,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ from triton_pipelines.metrics.collector import PrometheusCollector
 from triton_pipelines.metrics.connection import Connection
 from triton_pipelines.metrics.direct import DirectReader
 from triton_pipelines.metrics.exposition import parse
-from triton_pipelines.metrics.samples import Scrape
+from triton_pipelines.metrics.samples import Expected, Failure, Sample, Scrape
 from triton_pipelines.pipeline import Graph, Options
 from triton_pipelines.render import render
 from triton_pipelines.render.modelconfig import with_count
@@ -128,6 +128,14 @@ class Place:
             await asyncio.sleep(QUIET_SECONDS)
         return self.load.since(0)
 
+    async def sample(self) -> Sample | Failure:
+        """What the loop's source knows of the pod now."""
+        assert self.scaler is not None
+        models = frozenset(step.model_name for step in self.graph.steps)
+        expected = Expected(SPACE, {POD: f"{self.triton.address}:{self.triton.metrics_port}"}, models, 60.0)
+        collector = self.scaler.collectors.get("default") or self.scaler.collectors[""]
+        return (await collector.collect({(SPACE, self.workload.model): expected}))[SPACE, self.workload.model]
+
     async def _look(self, client: httpx.AsyncClient) -> Scrape:
         text = (await client.get(self.triton.metrics_url)).raise_for_status().text
         return parse(text, time.monotonic())[0]
@@ -143,13 +151,22 @@ class Place:
 
 
 @contextlib.asynccontextmanager
-async def place(workload: Workload, source: str | None, *, seed: int = 1, changes: Mapping[str, Any] | None = None) -> AsyncIterator[Place]:
-    """A workload, served; `source`: where its loop reads from (`DIRECT`, `PROMETHEUS`), `None`: no loop, its counts stay as they are made."""
+async def place(
+    workload: Workload, source: str | None, *, seed: int = 1, rival: Callable[[Place], Coroutine[Any, Any, None]] | None = None
+) -> AsyncIterator[Place]:
+    """A workload, served.
+
+    Args:
+        workload: what is served.
+        source: where its loop reads from (`DIRECT`, `PROMETHEUS`); `None`: no loop, its counts stay as they are made.
+        seed: of the load's times.
+        rival: runs in place of the operator's loop, until it is cancelled.
+    """
     with tempfile.TemporaryDirectory(prefix="tritonpipe-bench-") as scratch:
         folder = Path(scratch)
         quick = {"spec": {"scaling": {"scaleDown": {"stabilizationSeconds": STABILIZATION_SECONDS}}}}
         identity = {"metadata": {"namespace": SPACE, "uid": "00000000-0000-0000-0000-000000000001", "generation": 1}}
-        document = merged(merged(merged(workload.document, quick), identity), changes or {})
+        document = merged(merged(workload.document, quick), identity)
         mapped = SourceMap.parse(rule.removeprefix("--source-map=") for rule in source_map(tree.build()))
         options = Options(models_path=str(folder / "models"), engines_path=str(folder / "engines"), substitute_runner=frozenset(SUBSTITUTED))
         pipeline, graph = only(write(document, folder / "pipeline.yaml"), options)
@@ -172,7 +189,7 @@ async def place(workload: Workload, source: str | None, *, seed: int = 1, change
             made = Place(workload, triton, graph, _client=await stack.enter_async_context(TritonClient(triton.grpc_address, KEY)))
             if source is not None:
                 made.scaler = await _scaler(stack, document, revision.name, dict(revision.data), options, triton, source)
-                running = asyncio.create_task(made.scaler.run())
+                running = asyncio.create_task(made.scaler.run() if rival is None else rival(made))
                 stack.push_async_callback(_ended, running)
             requests = await asyncio.to_thread(workload.requests)
             made._load = stack.enter_context(prepared_load(triton.grpc_address, requests, seed=seed))

@@ -3,7 +3,8 @@
     python -m bench.pages [--write]
 
 A mark such as ``<!-- results: C1 C2 -->`` begins a block, ``<!-- end -->`` ends it. Blocks: ``results`` (goal, value, met, and why where it is missed), ``runs``
-(each run of a step response), ``laws`` (the simulated comparison), ``changes`` (counts changed in place), ``faults`` (bad metrics), ``stand-ins``.
+(each run of a step response), ``laws`` (the simulated comparison), ``traces`` (laws on a real Triton), ``changes`` (counts changed in place), ``faults`` (bad metrics),
+``stand-ins``, ``plots`` (by name, those that there are).
 """
 
 from __future__ import annotations
@@ -59,6 +60,12 @@ def results(identities: Sequence[str]) -> str:
             missed.append(f"- {identity}: {remarks.get(identity, 'no reason is known yet.')}")
     text = table(("", "what", "goal", "found: median (least to most)", ""), rows)
     return f"{text}\n\nMissed, and why:\n\n" + "\n".join(missed) if missed else text
+
+
+def plots(names: Sequence[str]) -> str:
+    """Plots by name, as far as they have been made."""
+    made = [name for name in names if (RESULTS / "plots" / f"{name}.svg").exists()]
+    return "\n".join(f"![{name}](../../bench/results/plots/{name}.svg)" for name in made) or "No plots have been made yet."
 
 
 def _number(value: float) -> str:
@@ -126,13 +133,39 @@ def faults(found: Result) -> str:
     return table(head, [*shown, ("none", "good metrics, for comparison", good)])
 
 
+def traces(found: Result) -> str:
+    """Laws on traces of a real Triton."""
+    head = ("trace", "law", "violations", "instances against foresight", "counts", "GPU starved", "failed")
+    rows = [
+        (
+            trace,
+            law,
+            f"{one['violationsPercent']:.1f} %",
+            f"{one['cost']:.2f}",
+            " → ".join(map(str, one["counts"])),
+            f"{one['starvedPercent']:.0f} %",
+            one["failed"],
+        )
+        for trace, by_law in found["detail"].items()
+        for law, one in by_law.items()
+    ]
+    return table(head, rows)
+
+
 def stand_ins(found: Result) -> str:
     """What of a result is not real, and where it was measured."""
     said = "\n".join(f"- {one}" for one in found["stand_ins"])
     return f"Workload: {found['workload']}.\n\nStand-ins:\n\n{said}\n\n{found['machine']}; `{found['command']}`; {found['date']}, commit {found['commit']}."
 
 
-_OF_ONE: Mapping[str, Callable[[Result], str]] = {"runs": runs, "laws": laws, "changes": changes, "faults": faults, "stand-ins": stand_ins}
+_OF_ONE: Mapping[str, Callable[[Result], str]] = {
+    "runs": runs,
+    "laws": laws,
+    "changes": changes,
+    "faults": faults,
+    "traces": traces,
+    "stand-ins": stand_ins,
+}
 
 
 def block(kind: str, names: Sequence[str]) -> str:
@@ -143,8 +176,10 @@ def block(kind: str, names: Sequence[str]) -> str:
     """
     if kind == "results":
         return results(names)
+    if kind == "plots":
+        return plots(names)
     if kind not in _OF_ONE or len(names) != 1:
-        raise PageError(f"no block {kind}: {' '.join(names)}; there are results and, of one result, {', '.join(_OF_ONE)}")
+        raise PageError(f"no block {kind}: {' '.join(names)}; there are results, plots and, of one result, {', '.join(_OF_ONE)}")
     found = result(names[0])
     return _OF_ONE[kind](found) if found is not None else f"Not measured yet: `make bench ID={names[0]}`."
 

@@ -69,7 +69,7 @@ def main() -> int:
     finally:
         if not obstacle and os.environ.get("KEEP") != "1":
             _remove_cluster()
-    console.print(f"\n[bold green]done in {time.monotonic() - began:.0f} s:[/bold green] {' · '.join(figures)}")
+    console.print(f"\n[bold green]done in {time.monotonic() - began:.0f} s:[/bold green] {' · '.join(figures)}", soft_wrap=True)
     return 0
 
 

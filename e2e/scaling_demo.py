@@ -143,7 +143,7 @@ def show(kube: Kube, reach: Reach, scraping: Scraper, namespace: str) -> str:
             growing = watch.measure(GROWN_SECONDS, live, until=lambda one: one.count > 1)
             if growing[-1].count <= 1:
                 raise DemoError(f"the count did not grow within {GROWN_SECONDS} s: {pipeline.status().get('scaling')}")
-            watch.measure(2, live)  # what had queued up
+            watch.measure(4, live)  # what had queued up
             managed = watch.measure(STEADY_SECONDS, live)
         console.print(_last_change(pipeline), markup=False, soft_wrap=True)
 
@@ -153,7 +153,7 @@ def show(kube: Kube, reach: Reach, scraping: Scraper, namespace: str) -> str:
             dark = watch.measure(DARK_SECONDS, live)
         fallen = min(one.count for one in dark) < managed[-1].count
         told = pipeline.wait_condition("MetricsAvailable", "False")
-        console.print(f"MetricsAvailable: {told['reason']}: {told['message'][:160]}", markup=False, soft_wrap=True)
+        console.print(f"MetricsAvailable: {told['reason']}: {told['message'].partition(' Look:')[0]}", markup=False, soft_wrap=True)
         load.rate(0)
         if fallen:
             raise DemoError(f"a count fell without Prometheus: {[one.count for one in dark]}")
@@ -170,7 +170,9 @@ def _changes(most: int) -> dict[str, Any]:
         "spec": {
             "scaling": {"mode": "Disabled"},
             "tokenizer": {"instances": {"initial": 1, "min": 1, "max": most}},
-            "server": {"resources": {"requests": {"cpu": "100m", "memory": "512Mi"}}, "gpu": {"count": 1}},
+            # The stand-in for the GPU step waits on the CPU.
+            "model": {"instances": {"kind": "CPU"}},
+            "server": {"resources": {"requests": {"cpu": "100m", "memory": "512Mi"}}, "gpu": {"count": 0}},
         }
     }
 

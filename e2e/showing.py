@@ -84,4 +84,4 @@ def table(values: Sequence[str]) -> Table:
 def line(values: Sequence[str]) -> str:
     """The line elsewhere."""
     time, count, rate, p99, busy, starved, verdict = values
-    return f"  {time:>5}: {count} tokenizers, {rate} requests/s, p99 {p99}, GPU busy {busy}, starved {starved}, {verdict}"
+    return f"  {time:>5}: tokenizers {count}, {rate} requests/s, p99 {p99}, GPU busy {busy}, starved {starved}, {verdict}"

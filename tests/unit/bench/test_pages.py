@@ -93,6 +93,13 @@ def test_blocks_are_renewed_and_all_else_stays(folder: Path) -> None:
     assert pages.page(once) == once
 
 
+def test_only_plots_that_there_are(folder: Path) -> None:
+    (folder / "plots").mkdir()
+    (folder / "plots" / "C1-short.svg").touch()
+    assert pages.block("plots", ["C1-documents", "C1-short"]) == "![C1-short](../../bench/results/plots/C1-short.svg)"
+    assert pages.block("plots", ["C9"]) == "No plots have been made yet."
+
+
 @pytest.mark.parametrize("mark", ["nothing: C1", "runs: C1 C2", "results: C99"])
 def test_marks_that_mean_nothing_are_refused(mark: str) -> None:
     with pytest.raises(pages.PageError):

@@ -30,7 +30,7 @@ def shown(terminal: bool, seconds: int) -> str:
 def test_plain_lines_now_and_then_where_there_is_no_terminal() -> None:
     lines = shown(False, 2 * PLAIN_EVERY + 1).splitlines()
     assert len(lines) == 2
-    assert lines[0].split() == f"{PLAIN_EVERY} s: 1 tokenizers, 80 requests/s, p99 250 ms, GPU busy 41 %, starved 100 %, TokenizerBound".split()
+    assert lines[0].split() == f"{PLAIN_EVERY} s: tokenizers 1, 80 requests/s, p99 250 ms, GPU busy 41 %, starved 100 %, TokenizerBound".split()
 
 
 def test_one_table_kept_up_to_date_on_a_terminal() -> None:

@@ -1,0 +1,114 @@
+"""C5 on a real Triton: the managed count against the best rival of the simulator, on two shortened traces, read from a real Prometheus every 5 s.
+
+The rival decides from the same samples, once per scrape, and its counts are changed in place as the operator's are. It is told the step's service time,
+which it could not measure, and it has no proof of a change to wait for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from bench.closedloop import POD, PROMETHEUS, SCRAPE_SECONDS, STABILIZATION_SECONDS, STAND_INS, Place, place
+from bench.plots import Curves, write_plot
+from bench.responses import Phase, Response, p99_by_second, responded
+from bench.results import FOLDER, thresholds, write
+from e2e.load.bins import Second
+from e2e.load.workloads import Workload, cleaner
+from triton_pipelines.tuning.simulator.engine import View, World
+from triton_pipelines.tuning.simulator.rivals import Kpa
+from triton_pipelines.tuning.simulator.station import StationSpec
+
+WARM_SECONDS = 15.0
+MANAGED, RIVAL = "managed", "KPA-like"
+CORES = 8.0
+MOST = 8
+TRACES: dict[str, Sequence[Phase]] = {
+    "step": (Phase(20, 1.0), Phase(70, 5.0), Phase(50, 1.0)),
+    # Two bursts of other heights with a gap that is shorter than the stabilization, then one after a longer gap.
+    "burst": tuple(Phase(seconds, rate) for seconds, rate in ((20, 1.6), (25, 5.0), (20, 1.6), (25, 4.0), (45, 1.6), (25, 5.0), (20, 1.6))),
+}
+"""Rates against the workload's low one."""
+
+
+async def rival(made: Place) -> None:
+    """The rival in place of the operator's loop."""
+    step = made.workload.step
+    law = Kpa(World((StationSpec(step, alpha=made.workload.service, scaled=True),), scrape=SCRAPE_SECONDS, high=MOST))
+    while True:
+        due = time.monotonic() + SCRAPE_SECONDS
+        count = await made.count()
+        wanted, _ = law.wanted(View(time.time(), await made.sample(), {step: {POD: count}}, [POD], CORES))
+        aim = min(max(wanted.get(step, count), 1), MOST)
+        if aim != count:
+            await made.change(aim)
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+
+def run() -> None:
+    """Measure, print and write C5-real; twelve minutes."""
+    workload = cleaner()
+    found: dict[tuple[str, str], Response] = {}
+    for trace in TRACES:
+        phases = [Phase(phase.seconds, phase.rate * workload.low) for phase in TRACES[trace]]
+        curves: dict[str, tuple[Sequence[Second], Sequence[float | None]]] = {}
+        for law in (MANAGED, RIVAL):
+            found[trace, law], seconds, p99 = asyncio.run(_play(workload, phases, law))
+            curves[law] = (seconds, p99)
+            print(f"{trace}, {law}: {_detail(found[trace, law])}", flush=True)
+        _plot(workload, trace, phases, curves)
+    better = {trace: found[trace, MANAGED].violations < found[trace, RIVAL].violations for trace in TRACES}
+    path = write(
+        "C5-real",
+        [100 * found[trace, MANAGED].violations for trace in TRACES],
+        unit="percent of requests beyond the SLO, managed, per trace",
+        goal=thresholds()["C5-real"]["goal"],
+        met=all(better.values()),
+        workload=f"{workload.name}: {workload.low:g} to {workload.high:g} requests/s, traces of {', '.join(_length(name) for name in TRACES)}; stabilization {STABILIZATION_SECONDS} s",
+        stand_ins=[*STAND_INS, *workload.stand_ins, "the rival law re-implemented from its sources"],
+        detail={trace: {law: _detail(found[trace, law]) for law in (MANAGED, RIVAL)} for trace in TRACES},
+    )
+    print(f"C5-real: {'met' if all(better.values()) else 'missed'}; {path.name} written")
+
+
+def _length(trace: str) -> str:
+    return f"{sum(phase.seconds for phase in TRACES[trace]):g} s ({trace})"
+
+
+async def _play(workload: Workload, phases: Sequence[Phase], law: str) -> tuple[Response, Sequence[Second], Sequence[float | None]]:
+    async with place(workload, PROMETHEUS, rival=None if law == MANAGED else rival) as made:
+        await made.during(WARM_SECONDS, phases[0].rate)
+        first, began = len(made.seconds), time.monotonic()
+        for phase in phases:
+            await made.during(phase.seconds, phase.rate)
+        answers = [answer for answer in await made.answers() if answer.due >= began]
+        seconds = made.seconds[first:]
+    response = responded(seconds, answers, phases, began=began, slo=workload.slo, service=workload.service)
+    return response, seconds, p99_by_second(answers, began, len(seconds))
+
+
+def _detail(found: Response) -> dict[str, Any]:
+    return {
+        "violationsPercent": round(100 * found.violations, 2),
+        "cost": round(found.cost, 2),
+        "reversals": found.reversals,
+        "starvedPercent": round(100 * found.starved, 1),
+        "failed": found.failed,
+        "counts": list(found.counts),
+    }
+
+
+def _plot(workload: Workload, trace: str, phases: Sequence[Phase], curves: dict[str, tuple[Sequence[Second], Sequence[float | None]]]) -> None:
+    write_plot(
+        FOLDER / "results" / "plots" / f"C5-real-{trace}.svg",
+        Curves(
+            title=f"{workload.name}, {trace}; real Triton, Prometheus every 5 s; {'; '.join(workload.stand_ins)}",
+            load=[phase.rate for phase in phases for _ in range(int(phase.seconds))],
+            counts={law: [float(one.count) for one in seconds] for law, (seconds, _) in curves.items()},
+            p99={law: p99 for law, (_, p99) in curves.items()},
+            verdicts=[one.verdict for one in curves[MANAGED][0]],
+            slo=workload.slo,
+        ),
+    )
