@@ -49,12 +49,14 @@ class Adaptable:
     """A graph that can be adapted, and what it is adapted for.
 
     ``sizes`` are the numbers of values that an input may have (0 to size - 1); ``max_length`` is the most tokens a row may have. What is not known is not guarded.
+    ``masks`` are the inputs that hide padding.
     """
 
     plan: PlanAdapt
     opset: int
     max_length: int | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
+    masks: tuple[str, ...] = ()
 
 
 def examine(model: Any, plan: PlanAdapt) -> Adaptable | Refusal:
@@ -70,7 +72,7 @@ def examine(model: Any, plan: PlanAdapt) -> Adaptable | Refusal:
     if plan.vocabulary is not None:
         sizes.setdefault(plan.inputs[0].name, plan.vocabulary)
     sizes = {name: size for name, size in sizes.items() if element_type(given[name]) in _INTEGERS}
-    return Adaptable(plan, opset(model), positions(model.graph) or plan.max_length, sizes)
+    return Adaptable(plan, opset(model), positions(model.graph) or plan.max_length, sizes, _masks(model, plan))
 
 
 def _of_inputs(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
@@ -106,8 +108,14 @@ def _of_inputs(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
             yield Obstacle(f"input {name} has no axis of rows", f"export the model without it, or {FIXED}")
 
 
+def _masks(model: Any, plan: PlanAdapt) -> tuple[str, ...]:
+    """The inputs that are masks by their names; where none is called so, those behind the first that index no table."""
+    named = tuple(item.name for item in plan.inputs if "mask" in item.name.lower())
+    return named or tuple(item.name for item in plan.inputs[1:] if table_size(model.graph, item.name) is None)
+
+
 def _of_mask(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
-    masks = [item.name for item in plan.inputs if "mask" in item.name.lower()]
+    masks = _masks(model, plan)
     if not masks:
         yield Obstacle("the model has no attention mask, so padding would change answers", f"export it with the input attention_mask, or {FIXED}")
     elif not reached(model.graph, masks) & {value.name for value in model.graph.output}:

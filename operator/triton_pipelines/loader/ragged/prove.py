@@ -82,7 +82,7 @@ def generate(given: Sequence[Given], adaptable: Adaptable, seed: int = 0) -> lis
         for item in given:
             if not item.flat:
                 row[item.name] = random.uniform(0, 1, (1, *item.shape)).astype(item.dtype)
-            elif "mask" in item.name.lower():
+            elif item.name in adaptable.masks:
                 row[item.name] = np.ones((1, length), item.dtype)
             else:
                 row[item.name] = random.integers(0, adaptable.sizes.get(item.name, 2), (1, length)).astype(item.dtype)

@@ -120,6 +120,40 @@ def test_a_model_needs_a_mask_that_does_something() -> None:
     assert "input attention_mask is read by no operator" in said(model, plan)
 
 
+def test_a_mask_need_not_be_called_so() -> None:
+    encoder = Encoder(types=True)
+    model = make(encoder)
+    names = {"attention_mask": "attn", "input_ids": "tokens", "token_type_ids": "segments"}
+    for node in model.graph.node:
+        for place, name in enumerate(node.input):
+            node.input[place] = names.get(name, name)
+    for value in model.graph.input:
+        value.name = names[value.name]
+    inputs = tuple(PlanRaggedInput(name=names[name]) for name in encoder.inputs)
+    found = examine(model, encoder.plan().model_copy(update={"inputs": inputs}))
+    assert isinstance(found, Adaptable)
+    assert found.masks == ("attn",)
+
+
+def test_a_fused_embedding_shows_its_tables() -> None:
+    """What ONNX Runtime's optimizer makes of the three embeddings of BERT: one operator that reads ids, types and all tables."""
+    tables = {"words": (VOCABULARY, WIDTH), "places": (POSITIONS, WIDTH), "types": (TYPES, WIDTH), "gamma": (WIDTH,), "beta": (WIDTH,)}
+    node = helper.make_node("EmbedLayerNormalization", ["ids", "segments", *tables, "mask"], ["x", "count"], domain="com.microsoft")
+    batch = ["batch", "sequence"]
+    graph = helper.make_graph(
+        [node],
+        "fused",
+        [helper.make_tensor_value_info(name, TensorProto.INT32, batch) for name in ("ids", "segments", "mask")],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [*batch, WIDTH])],
+        [numpy_helper.from_array(np.zeros(shape, np.float32), name) for name, shape in tables.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)])
+    inputs = tuple(PlanRaggedInput(name=name) for name in ("ids", "segments", "mask"))
+    found = examine(model, PlanAdapt(step="model", path="m/1/model.onnx", inputs=inputs, token_outputs=("x",)))
+    assert isinstance(found, Adaptable), str(found)
+    assert (found.max_length, found.sizes) == (POSITIONS, {"ids": VOCABULARY, "segments": TYPES})
+
+
 def test_names_of_the_plan_that_the_file_does_not_have() -> None:
     encoder = Encoder(heads=(Head.HIDDEN,))
     other = PlanAdapt(

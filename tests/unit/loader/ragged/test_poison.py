@@ -88,6 +88,15 @@ def test_a_row_without_tokens_fails_its_batch_and_is_never_answered_wrongly(plac
         adapted().execute([*good[:place], empty, *good[place:]])
 
 
+@pytest.mark.parametrize("poison", [longer_mask, shorter_mask])
+def test_unequal_lengths_are_found_where_the_longest_row_is_not_known(poison: Callable[[Row], Row]) -> None:
+    encoder, random = Encoder(places=Places.MASK), np.random.default_rng(3)
+    good, bad = encoder.row(random, 5), poison(encoder.row(random, 6))
+    answers = adapted(encoder).execute([bad, good])
+    assert np.isnan(answers[0]["logits"]).all()
+    np.testing.assert_allclose(answers[1]["logits"], session(make(encoder)).run(["logits"], good)[0], rtol=0, atol=1e-5)
+
+
 def test_the_plan_says_what_the_graph_does_not_show() -> None:
     """Positions counted from the mask: the longest row and, for a table behind other operators, the vocabulary come from the plan."""
     encoder = Encoder(places=Places.MASK, heads=(Head.LOGITS, Head.HIDDEN))
