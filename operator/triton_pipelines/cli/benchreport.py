@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -143,7 +144,7 @@ def shown(report: Report) -> Group:
     if len(report.points) > 1:
         parts.append(Text(plot(report.points)))
     if table := _steps(best.typical, report.names):
-        parts += [Text(f"where the time goes at {best.spec.name} (Triton's statistics; ms, mean of a request)"), table]
+        parts += [Text(f"where the time goes at {best.spec.name} (Triton's statistics; ms, mean of a request; busy: instances)"), table]
     return Group(*parts, *map(Text, remarks(report)))
 
 
@@ -175,7 +176,7 @@ def _unsteady(item: Measured) -> str:
 
 
 def _loads(report: Report) -> Table:
-    table = Table()
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("load", "requests/s", "±", "rows/s"):
         table.add_column(name, justify="left" if name == "load" else "right")
     if report.baseline:
@@ -199,8 +200,8 @@ def _steps(summary: Summary, names: Sequence[str]) -> Table | None:
     inner = [name for name in chosen if summary.steps[name].executions] or chosen
     if not inner:
         return None
-    table = Table()
-    for name in ("step", "requests", "executions", "rows each", "queue", "input", "compute", "output", "an execution", "busy instances", "failed"):
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("step", "requests", "runs", "rows/run", "queue", "input", "compute", "output", "run", "busy", "failed"):
         table.add_column(name, justify="left" if name == "step" else "right")
     for name in inner:
         step = summary.steps[name]
