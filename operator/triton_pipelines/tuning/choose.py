@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from .contract import Curve, Knobs, Point
-from .predict import MOST_BUSY, Pipe, capacity, highest_rate, poisson, simulate
+from .predict import MOST_BUSY, SEARCHED, Pipe, capacity, highest_rate, poisson, simulate
 
 CLOSE = 0.03
 # The ends of the scale, in microseconds of delay: who wants answers soonest, and who wants the fullest batches.
@@ -18,6 +18,8 @@ LATENCY_DELAYS = (1000, 2000)
 THROUGHPUT_DELAYS = (50_000, 100_000)
 # Share of the wall that a request may wait for company.
 DELAY_SHARE = 0.25
+# Settings, best first, for which delays are tried.
+DELAYED = 3
 # Rates of a curve, as shares of what the setting can carry at most.
 SHARES = (0.1, 0.25, 0.4, 0.55, 0.65, 0.75, 0.8, 0.85, 0.9, 0.95)
 
@@ -40,30 +42,36 @@ def preference(planned: Planned) -> tuple[int, int, int, int]:
 
 
 def plan(pipe: Pipe, settings: Iterable[Knobs], current: Knobs, wall: float, seed: int = 0) -> list[Planned]:
-    """What the settings carry within ``wall`` seconds, best first by the rule above; settings that cannot be among the best are left out,
-    the current one never is."""
-    capacities = {
-        knobs: capacity(pipe.with_knobs(knobs), seed)
-        for knobs in dict.fromkeys((*settings, current))
-        if knobs == current or knobs.queue_delay / 1e6 <= DELAY_SHARE * wall
-    }
-    found: list[Planned] = []
-    most = 0.0
-    for knobs, carried in sorted(capacities.items(), key=lambda item: (-item[1], item[0])):
-        bound = MOST_BUSY * carried
-        if knobs != current and bound < (1 - CLOSE) * most:
-            continue
-        one = _planned(pipe, knobs, wall, bound, carried, seed)
-        most = max(most, one.rate)
-        found.append(one)
-    return ranked(found)
+    """What the settings carry within ``wall`` seconds, best first by the rule above.
+
+    Settings that cannot be among the best are left out, the current one never is. Delays are only tried where the same setting without one
+    is close to the best: a delay never raises what a step can carry, and seldom what it carries within a wall (autoscaling.md §7).
+    """
+    given = list(dict.fromkeys((*settings, current)))
+    delays = sorted({knobs.queue_delay for knobs in given if 0 < knobs.queue_delay / 1e6 <= DELAY_SHARE * wall})
+    bare = list(dict.fromkeys(replace(knobs, queue_delay=0) for knobs in given))
+    capacities = {knobs: capacity(pipe.with_knobs(knobs), seed) for knobs in bare}
+    found = [planned(pipe, current, wall, capacities[replace(current, queue_delay=0)], seed)]
+    most = found[0].rate
+    for knobs in sorted(bare, key=lambda knobs: (-capacities[knobs], knobs)):
+        if knobs != current and MOST_BUSY * capacities[knobs] >= (1 - CLOSE) * most:
+            one = planned(pipe, knobs, wall, capacities[knobs], seed, least=(1 - CLOSE) * most)
+            most = max(most, one.rate)
+            found.append(one)
+    allowed = set(given)
+    for one in ranked(found)[:DELAYED]:
+        variants = [replace(one.knobs, queue_delay=delay) for delay in delays]
+        found += [planned(pipe, knobs, wall, one.capacity, seed) for knobs in variants if knobs in allowed and knobs != current]
+    return ranked([one for one in found if one.knobs in allowed])
 
 
-def _planned(pipe: Pipe, knobs: Knobs, wall: float, bound: float, carried: float, seed: int) -> Planned:
+def planned(pipe: Pipe, knobs: Knobs, wall: float, carried: float | None = None, seed: int = 0, least: float = 0.0) -> Planned:
+    """What one setting carries. ``carried``: its capacity, where that is known; ``least``: less is of no use and given as 0."""
     turned = pipe.with_knobs(knobs)
-    rate = highest_rate(turned, wall, seed, most=bound)
-    p99 = simulate(turned, poisson(rate or 0.02 * bound, 12_000, seed), seed).p99
-    return Planned(knobs, rate, p99, carried)
+    most = capacity(turned, seed) if carried is None else carried
+    rate = highest_rate(turned, wall, seed, most=MOST_BUSY * most, least=least)
+    p99 = simulate(turned, poisson(rate, SEARCHED, seed), seed).p99 if rate else float("inf")
+    return Planned(knobs, rate, p99, most)
 
 
 def ranked(found: Sequence[Planned]) -> list[Planned]:
@@ -96,16 +104,17 @@ def candidates(found: Sequence[Planned], current: Knobs, count: int = 3) -> list
 def ends(pipe: Pipe, settings: Sequence[Knobs], rate: float, wall: float, seed: int = 0) -> tuple[Point, ...]:
     """The latency-first and the throughput-first setting, predicted: the least p99 at ``rate`` with 1-2 ms of delay, and the most that can be
     carried at all with 50-100 ms, whatever the latency."""
-    bare = dict.fromkeys(replace(knobs, queue_delay=0) for knobs in settings)
-    quick = [replace(knobs, queue_delay=delay) for knobs in bare for delay in LATENCY_DELAYS]
-    quick = [knobs for knobs in quick if rate <= 0.95 * capacity(pipe.with_knobs(knobs), seed)]
+    bare = {knobs: capacity(pipe.with_knobs(knobs), seed) for knobs in dict.fromkeys(replace(knobs, queue_delay=0) for knobs in settings)}
+    copies = max(((knobs.model_instances, knobs.tokenizer_instances) for knobs in bare), default=(1, 0))
+    able = [knobs for knobs in bare if rate <= 0.95 * bare[knobs] and (knobs.model_instances, knobs.tokenizer_instances) == copies]
+    quick = [replace(knobs, queue_delay=delay) for knobs in able for delay in LATENCY_DELAYS]
     result = []
     if quick and rate > 0:
-        arrivals = poisson(rate, 6_000, seed)
+        arrivals = poisson(rate, 3_000, seed)
         times = {knobs: simulate(pipe.with_knobs(knobs), arrivals, seed).p99 for knobs in quick}
         least = min(times, key=lambda knobs: (times[knobs], knobs.max_batch_size, knobs))
         result.append(Point("latency first", least, rate, predicted_p99=times[least]))
-    full = {replace(knobs, queue_delay=THROUGHPUT_DELAYS[0]): capacity(pipe.with_knobs(knobs), seed) for knobs in bare}
+    full = {replace(knobs, queue_delay=THROUGHPUT_DELAYS[0]): carried for knobs, carried in bare.items()}
     if full:
         most = max(full.values())
         widest = max((knobs for knobs in full if full[knobs] >= (1 - CLOSE) * most), key=lambda knobs: (knobs.max_batch_size, -knobs.model_instances))

@@ -21,8 +21,9 @@ from .fit import Cost
 # Utilisation beyond which no step is planned (autoscaling.md §8.4), and the share of a simulated run that is its start.
 MOST_BUSY = 0.8
 WARM_SHARE = 0.1
-ARRIVALS = 12_000
-_SATURATED = 4_000
+# Arrivals of a simulation while searching.
+SEARCHED = 6_000
+_SATURATED = 3_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,22 +191,22 @@ def capacity(pipe: Pipe, seed: int = 0) -> float:
     return slowest
 
 
-def highest_rate(pipe: Pipe, wall: float, seed: int = 0, arrivals: int = ARRIVALS, most: float | None = None) -> float:
+def highest_rate(pipe: Pipe, wall: float, seed: int = 0, arrivals: int = SEARCHED, most: float | None = None, least: float = 0.0) -> float:
     """Most requests/s with p99 within ``wall`` seconds and no step busier than 0.8; 0 where even a trickle takes longer.
 
-    ``most``: a bound known beforehand: 0.8 of :func:`capacity`.
+    ``most``: a bound known beforehand: 0.8 of :func:`capacity`. ``least``: less than this is of no use and given as 0.
     """
     high = MOST_BUSY * capacity(pipe, seed) if most is None else most
 
     def kept(rate: float) -> bool:
         return simulate(pipe, poisson(rate, arrivals, seed), seed).p99 <= wall
 
-    if kept(high):
-        return high
-    low = 0.02 * high
+    low = max(0.02 * high, min(least, high))
     if not kept(low):
         return 0.0
-    while high / low > 1.01:
+    if kept(high):
+        return high
+    while high / low > 1.02:
         middle = (low * high) ** 0.5
         low, high = (middle, high) if kept(middle) else (low, middle)
     return low

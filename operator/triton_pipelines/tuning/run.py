@@ -15,7 +15,7 @@ from triton_pipelines.pipeline.graph import Graph
 
 from .accept import LEAST_GAIN, Kept, Measured, Verdict, judge
 from .calibrate import Executed, calibrated
-from .choose import Planned, candidates, plan
+from .choose import Planned, candidates, plan, planned
 from .contract import Knobs, Progress, Report, Settings, TuneError, TuneTarget, silent
 from .knobs import grid
 from .predict import Pipe, poisson, simulate
@@ -143,13 +143,12 @@ class _Run:
             or (knobs.max_batch_size <= self.profile.largest and knobs.model_instances <= self.profile.model_instances)
         ]
         self.pipe = self.profile.pipe
-        await self._plan("predicting")
         await self._calibrate()
-        await self._plan("predicting")
+        await self._plan()
         await self._verify()
 
-    async def _plan(self, text: str) -> None:
-        self.tell(0.12, 0.12, f"{text} {len(self.grid)} settings")
+    async def _plan(self) -> None:
+        self.tell(0.2, 0.2, f"predicting {len(self.grid)} settings")
         able = [knobs for knobs in self.grid if knobs not in self.refused]
         self.planned = await asyncio.to_thread(plan, self.pipe, able, self.server.current, self.wall, self.settings.seed)
 
@@ -158,7 +157,7 @@ class _Run:
 
     async def _calibrate(self) -> None:
         """The current setting under a real load; what that shows goes into every prediction."""
-        current = self._planned(self.server.current)
+        current = await asyncio.to_thread(planned, self.pipe, self.server.current, self.wall, None, self.settings.seed)
         rate = CALIBRATION_SHARE * (current.rate or current.capacity)
         one, seen = await self._measure(self.server.current, rate, self.effort.calibration, 0.14, 0.2, "the current setting")
         if one.load.failed:

@@ -1,0 +1,70 @@
+"""The law of a step's time: found again from its own points, refused where it is none."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triton_pipelines.tuning.fit import MOST_RESIDUAL, Sample, fit
+
+SIZES, LENGTHS = (1, 2, 4, 8, 16, 32, 64), (16, 64, 256)
+
+
+def points(fixed: float, request: float, row: float, token: float) -> list[Sample]:
+    """Single requests of many rows, and many requests of one row, as a profile has them."""
+
+    def one(requests: int, rows: int, tokens: int) -> Sample:
+        return Sample(requests, rows, tokens, fixed + request * requests + row * rows + token * rows * tokens, 10)
+
+    return [one(1, rows, tokens) for rows in SIZES for tokens in LENGTHS] + [one(rows, rows, 64) for rows in (4, 16)]
+
+
+@given(
+    fixed=st.floats(1e-4, 1e-2), request=st.floats(0, 1e-4), row=st.floats(0, 1e-4), token=st.floats(1e-7, 1e-5)
+)
+def test_coefficients_are_found_again(fixed: float, request: float, row: float, token: float) -> None:
+    cost = fit(points(fixed, request, row, token))
+    assert cost.fitted
+    assert cost.residual < 1e-6
+    # What is indistinguishable in the points (a coefficient of nothing) is judged by the times that it gives.
+    for requests, rows, tokens in ((1, 3, 100), (5, 5, 64), (64, 64, 200)):
+        true = fixed + request * requests + row * rows + token * rows * tokens
+        assert cost.seconds(requests, rows, tokens) == pytest.approx(true, rel=1e-4)
+    assert cost.fixed == pytest.approx(fixed, rel=1e-3)
+    assert cost.per_token == pytest.approx(token, rel=1e-3)
+
+
+def test_noise_of_a_few_percent_is_no_reason_to_refuse() -> None:
+    noisy = [Sample(p.requests, p.rows, p.tokens, p.seconds * (1.04 if index % 2 else 0.96), 10) for index, p in enumerate(points(2e-3, 0, 3e-5, 1.5e-6))]
+    cost = fit(noisy)
+    assert cost.fitted
+    assert cost.residual == pytest.approx(0.04, abs=0.01)
+    assert cost.fixed == pytest.approx(2e-3, rel=0.1)
+
+
+def test_a_staircase_is_refused_and_looked_up_in_its_table() -> None:
+    """Tensor cores compute in tiles: 8 rows take as long as one."""
+    stairs = {rows: 1e-3 * (1 + (rows - 1) // 8) ** 2 for rows in SIZES}
+    cost = fit([Sample(1, rows, 64, seconds, 5) for rows, seconds in stairs.items()])
+    assert cost.residual > MOST_RESIDUAL
+    assert not cost.fitted
+    for rows, seconds in stairs.items():
+        assert cost.seconds(1, rows, 64) == pytest.approx(seconds)
+    assert cost.seconds(1, 24, 64) == pytest.approx((stairs[16] + stairs[32]) / 2)
+
+
+def test_a_table_is_looked_up_between_its_lengths_too() -> None:
+    cost = fit([Sample(1, rows, tokens, 1e-3 * rows**3 * tokens**2, 5) for rows in (1, 2, 4) for tokens in (10, 20)])
+    assert not cost.fitted
+    assert cost.seconds(1, 2, 15) == pytest.approx((1e-3 * 8 * 100 + 1e-3 * 8 * 400) / 2)
+
+
+def test_contention_and_stretch_multiply() -> None:
+    cost = fit(points(2e-3, 0, 0, 1.5e-6)).stretched(1.5)
+    assert cost.seconds(1, 1, 0) == pytest.approx(3e-3)
+
+
+def test_nothing_measured_is_said() -> None:
+    with pytest.raises(ValueError, match="nothing was measured"):
+        fit([Sample(1, 1, 1, 0.0, 0)])
