@@ -79,6 +79,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, patch, delete]
+# spec.observability: kinds of the Prometheus operator, where the cluster has them.
+- apiGroups: [monitoring.coreos.com]
+  resources: [podmonitors, prometheusrules]
+  verbs: [get, list, create, update, patch, delete]
 # Written, never read: control keys are derived, not looked up.
 - apiGroups: [""]
   resources: [secrets]

@@ -18,6 +18,8 @@ from triton_pipelines.pipeline.options import DEFAULT_FAMILY_IMAGES, DEFAULT_LOA
 
 ENV_PREFIX: Final = "TRITONPIPE_"
 DEFAULT_IMAGE: Final = "default"
+# What a pipeline's spec.observability can have made.
+MONITORING: Final = ("podMonitor", "prometheusRule")
 _DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -84,6 +86,8 @@ class OperatorConfig(BaseModel):
         shutdown_seconds: given to passes in work at the end; keep it below terminationGracePeriodSeconds.
         metrics_connections: a YAML file with named Prometheus connections; without it and ``prometheus_url`` pods are read directly.
         prometheus_url: the one connection ``default``, where a URL is all that it needs.
+        monitoring_labels: labels of the pipelines' PodMonitors and PrometheusRules, for the selectors of the Prometheus that is to see them.
+        monitoring_auto: for which of podMonitor and prometheusRule a pipeline's Auto makes one; none where others do for all pipelines.
         log_level: debug, info, warning or error.
         instance: what events name as their reporter: the pod's name.
     """
@@ -117,6 +121,8 @@ class OperatorConfig(BaseModel):
     shutdown_seconds: float = Field(default=20.0, ge=0)
     metrics_connections: Path | None = None
     prometheus_url: str | None = None
+    monitoring_labels: Pairs = Field(default_factory=dict, validate_default=True)
+    monitoring_auto: Names = MONITORING
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     instance: str = Field(default_factory=socket.gethostname)
 
@@ -148,6 +154,13 @@ class OperatorConfig(BaseModel):
     def _source_map_is_valid(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         SourceMap.parse(value)
         return value
+
+    @field_validator("monitoring_auto")
+    @classmethod
+    def _objects_are_known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if unknown := sorted(set(value) - {*MONITORING, "none"}):
+            raise ValueError(f"{', '.join(unknown)}: no such object; there are {', '.join(MONITORING)}, and none")
+        return tuple(one for one in value if one != "none")
 
     @field_validator("prometheus_url")
     @classmethod

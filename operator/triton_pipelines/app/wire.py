@@ -11,6 +11,7 @@ from triton_pipelines.app.autoscaler import Autoscaler
 from triton_pipelines.app.controlkey import derive
 from triton_pipelines.app.latency import LatencyWatch
 from triton_pipelines.app.main import classify_by_retry
+from triton_pipelines.app.monitors import Monitors
 from triton_pipelines.app.prober import ask
 from triton_pipelines.app.scalingmetrics import ScalingMetrics
 from triton_pipelines.app.services import Reconcile, Services
@@ -57,6 +58,9 @@ def build_reconcile(services: Services) -> Reconcile:
     services.beside("scaling", scale)
     latency = LatencyWatch(store=services.store, reader=LatencyReader(), clock=clock, enqueue=services.enqueue)
     services.beside("latency", latency.run)
+    config = services.config
+    monitors = Monitors(services.client, services.store, config.scopes, config.monitoring_labels, frozenset(config.monitoring_auto), services.enqueue)
+    services.beside("monitoring", monitors.run)
     return Reconciler(
         client=services.client,
         store=services.store,
@@ -69,6 +73,7 @@ def build_reconcile(services: Services) -> Reconcile:
         intent=autoscaler.intent,
         view=autoscaler.view,
         latencies=latency.latencies,
+        monitoring=monitors.findings,
     ).reconcile
 
 

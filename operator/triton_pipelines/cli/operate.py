@@ -57,6 +57,13 @@ def operator(
         Path | None, typer.Option(metavar="FILE", help="Named Prometheus connections (YAML). Without any, pods are read directly.")
     ] = None,
     prometheus_url: Annotated[str | None, typer.Option(metavar="URL", help="The one connection default, where a URL is all that it needs.")] = None,
+    monitoring_labels: Annotated[
+        list[str] | None, typer.Option(metavar="LABEL=VALUE", help="Label of the pipelines' PodMonitors and PrometheusRules; repeatable.")
+    ] = None,
+    monitoring_auto: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OBJECT", help="What a pipeline's Auto makes: podMonitor, prometheusRule (default both), or none; repeatable."),
+    ] = None,
     log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info (default), warning or error.")] = None,
 ) -> None:
     """Run the operator (the chart does). Every option can also be given as TRITONPIPE_OPTION in the environment, lists separated by commas."""
@@ -81,6 +88,8 @@ def operator(
         "max_concurrent_rollouts": max_concurrent_rollouts,
         "metrics_connections": metrics_connections,
         "prometheus_url": prometheus_url,
+        "monitoring_labels": monitoring_labels,
+        "monitoring_auto": monitoring_auto,
         "log_level": log_level,
     }
     try:

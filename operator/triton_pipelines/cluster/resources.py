@@ -60,6 +60,9 @@ SECRETS: Final = Resource("", "v1", "Secret", "secrets")
 NETWORK_POLICIES: Final = Resource("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
 POD_DISRUPTION_BUDGETS: Final = Resource("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
 JOBS: Final = Resource("batch", "v1", "Job", "jobs")
+# Of the Prometheus operator, which a cluster may lack.
+POD_MONITORS: Final = Resource("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors")
+PROMETHEUS_RULES: Final = Resource("monitoring.coreos.com", "v1", "PrometheusRule", "prometheusrules")
 NODES: Final = Resource("", "v1", "Node", "nodes", namespaced=False)
 EVENTS: Final = Resource("events.k8s.io", "v1", "Event", "events")
 
@@ -74,6 +77,8 @@ ALL: Final[tuple[Resource, ...]] = (
     NETWORK_POLICIES,
     POD_DISRUPTION_BUDGETS,
     JOBS,
+    POD_MONITORS,
+    PROMETHEUS_RULES,
     NODES,
     EVENTS,
 )

@@ -238,9 +238,13 @@ def _pods(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     if (pods := scaling.pods) is not None:
         # 1 is what the API server writes where nobody did.
         if replicas != 1 and not pods.min <= replicas <= pods.max:
-            yield _warn("spec.replicas", f"{replicas} is ignored: spec.scaling.pods owns the number of pods ({pods.min} to {pods.max}); remove one of them")
+            yield _warn(
+                "spec.replicas", f"{replicas} is ignored: spec.scaling.pods owns the number of pods ({pods.min} to {pods.max}); remove one of them"
+            )
         if not scaled:
-            yield _warn("spec.scaling.pods", "no step is scaled live, so nothing tells when pods are needed: give a CPU step instances.max above its min")
+            yield _warn(
+                "spec.scaling.pods", "no step is scaled live, so nothing tells when pods are needed: give a CPU step instances.max above its min"
+            )
         elif scaling.mode is ScalingMode.DISABLED:
             yield _warn("spec.scaling.pods", "scaling.mode Disabled does not look: the number of pods stays as it is")
     if scaling.cpu_resize is CpuResize.IN_PLACE:

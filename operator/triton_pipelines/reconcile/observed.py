@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from triton_pipelines.api import names
+from triton_pipelines.api.base import Finding, Severity
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.loadplan import LoadReport
 
@@ -201,7 +202,7 @@ class Observed:
     ``unresized``: why the API server refused to give a pod (by uid) another CPU limit, for as long as that is not tried again.
     ``intent`` and ``view``: what live scaling wants recorded and says, where it has looked; ``latencies``: what revisions promise is
     measured by. ``tuning_pods``: pods of a tuning run, which are none of the pipeline's, in whatever phase; ``untuned``: why the API server
-    takes an object of the run not.
+    takes an object of the run not. ``monitoring``: findings on PodMonitor and PrometheusRule; ``None``: not looked at yet.
     """
 
     pipeline: Object
@@ -217,6 +218,14 @@ class Observed:
     latencies: Latencies | None = None
     tuning_pods: tuple[Pod, ...] = ()
     untuned: str = ""
+    monitoring: Sequence[Finding] | None = ()
+
+    def monitoring_warnings(self) -> list[Finding]:
+        """What is to be said of PodMonitor and PrometheusRule; what was said holds until they have been looked at."""
+        if self.monitoring is not None:
+            return list(self.monitoring)
+        said = [(str(item.get("path", "")), str(item.get("message", ""))) for item in self.status.get("warnings") or ()]
+        return [Finding(path, message, Severity.WARNING) for path, message in said if path.startswith("spec.observability.")]
 
     @property
     def name(self) -> str:

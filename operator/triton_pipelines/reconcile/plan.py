@@ -215,7 +215,7 @@ def _act(
     resize = next_resize(limit, observed)
     warnings = lint(pipeline, graph, context.options)
     warnings += doubts(limit_of(pipeline), observed.latencies, rollout.target, observed.status.get("warnings") or ())
-    warnings += tuning.doubts(tuned.run, wanted)
+    warnings += [*tuning.doubts(tuned.run, wanted), *observed.monitoring_warnings()]
     status = statuses.compute(pipeline, graph, observed, rollout, wanted, warnings, problems, counts, healing.astray, number, now)
     status |= {"tuning": told} if (told := tuned.run.status()) else {}
     decided = _with_status(

@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 
 from triton_pipelines.api import names
+from triton_pipelines.api.base import Finding
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.parse import parse
 from triton_pipelines.api.server import InferenceHealth
@@ -97,6 +98,7 @@ class Reconciler:
     intent: Callable[[Key], Intent | None] = lambda _: None
     view: Callable[[Key], View | None] = lambda _: None
     latencies: Callable[[Key], Latencies | None] = lambda _: None
+    monitoring: Callable[[Key], Sequence[Finding] | None] = lambda _: ()
     _probes: dict[Key, dict[str, Probe]] = field(default_factory=dict)
     _starting: set[Key] = field(default_factory=set)  # whose Deployment is being applied right now
     _leaving: dict[Key, set[str]] = field(default_factory=dict)  # uids of pods that were deleted here
@@ -171,7 +173,19 @@ class Reconciler:
         if any(pod.condition("PodScheduled").get("status") == "False" for pod in (*pods, *apart)):
             nodes = await self._nodes()
         told = (self.intent(key), self.view(key), self.latencies(key))
-        return Observed(raw, children, pods, {}, digests, missing, nodes, *told, tuning_pods=apart, untuned=self._untuned.pop(key, ""))
+        return Observed(
+            raw,
+            children,
+            pods,
+            {},
+            digests,
+            missing,
+            nodes,
+            *told,
+            tuning_pods=apart,
+            untuned=self._untuned.pop(key, ""),
+            monitoring=self.monitoring(key),
+        )
 
     async def _nodes(self) -> tuple[Object, ...] | None:
         try:

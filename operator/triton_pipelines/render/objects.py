@@ -32,7 +32,8 @@ def owner(pipeline: InferencePipeline) -> dict[str, Any]:
     }
 
 
-def _object(pipeline: InferencePipeline, api_version: str, kind: str, name: str, **body: Any) -> dict[str, Any]:
+def child(pipeline: InferencePipeline, api_version: str, kind: str, name: str, **body: Any) -> dict[str, Any]:
+    """An object that belongs to the pipeline: found by its labels, gone with it."""
     return {
         "apiVersion": api_version,
         "kind": kind,
@@ -48,19 +49,19 @@ def _object(pipeline: InferencePipeline, api_version: str, kind: str, name: str,
 
 def revision_config_map(pipeline: InferencePipeline, revision: str, data: Mapping[str, str]) -> dict[str, Any]:
     """One immutable ConfigMap per revision: a pod that restarts in mid-rollout gets its own revision."""
-    result = _object(pipeline, "v1", "ConfigMap", names.revision_name(pipeline.name, revision), data=dict(data), immutable=True)
+    result = child(pipeline, "v1", "ConfigMap", names.revision_name(pipeline.name, revision), data=dict(data), immutable=True)
     result["metadata"]["labels"][names.LABEL_REVISION] = revision
     return result
 
 
 def live_config_map(pipeline: InferencePipeline, data: Mapping[str, str]) -> dict[str, Any]:
     """What lives longer than a pod and a revision; outside the revision hash."""
-    return _object(pipeline, "v1", "ConfigMap", names.live_name(pipeline.name), data=dict(data))
+    return child(pipeline, "v1", "ConfigMap", names.live_name(pipeline.name), data=dict(data))
 
 
 def control_secret(pipeline: InferencePipeline, revision: str, key: str) -> dict[str, Any]:
     """The control key of one revision."""
-    result = _object(pipeline, "v1", "Secret", names.revision_name(pipeline.name, revision), type="Opaque", stringData={names.KEY_CONTROL: key})
+    result = child(pipeline, "v1", "Secret", names.revision_name(pipeline.name, revision), type="Opaque", stringData={names.KEY_CONTROL: key})
     result["metadata"]["labels"][names.LABEL_REVISION] = revision
     return result
 
@@ -77,7 +78,7 @@ def service(pipeline: InferencePipeline) -> dict[str, Any]:
         # Written out, so that they go together: the API server takes no timeout without an affinity.
         seconds = min(max(idle, AFFINITY_SECONDS), AFFINITY_SECONDS_MAX)
         sticky = {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": seconds}}}
-    result = _object(
+    result = child(
         pipeline,
         "v1",
         "Service",
@@ -114,7 +115,7 @@ def network_policy(pipeline: InferencePipeline, operator_namespace: str) -> dict
             allowed["from"] = [*(plain(peer) for peer in peers), operator]
         return allowed
 
-    return _object(
+    return child(
         pipeline,
         "networking.k8s.io/v1",
         "NetworkPolicy",
@@ -133,7 +134,7 @@ def disruption_budget(pipeline: InferencePipeline, replicas: int | None = None) 
     wanted = pipeline.spec.replicas if replicas is None else replicas
     if pipeline.spec.server.disruption_budget is DisruptionBudget.DISABLED or wanted < 2:
         return None
-    return _object(
+    return child(
         pipeline,
         "policy/v1",
         "PodDisruptionBudget",
@@ -168,4 +169,4 @@ def deployment(pipeline: InferencePipeline, template: Mapping[str, Any], mode: R
     }
     if replicas is not None:
         spec["replicas"] = replicas
-    return _object(pipeline, "apps/v1", "Deployment", pipeline.name, spec=spec)
+    return child(pipeline, "apps/v1", "Deployment", pipeline.name, spec=spec)

@@ -96,6 +96,7 @@ PIPELINE_RIGHTS = {
     "inferencepipelines/status": {"patch"},
     "inferencepipelines/finalizers": {"update"},
     **{resource.plural: set(WRITTEN) for resource in CHILDREN},
+    **dict.fromkeys(("podmonitors", "prometheusrules"), {"get", "list", "create", "update", "patch", "delete"}),
     "secrets": {"create", "patch", "delete"},
     "pods": {"list", "watch", "delete"},
     "events": {"create"},

@@ -117,6 +117,8 @@ def test_full_values_reach_the_operator() -> None:
     assert (config.resync_seconds, config.relist_seconds, config.api_timeout_seconds, config.shutdown_seconds) == (300, 120, 12.5, 45)
     assert (config.metrics_port, config.liveness_port, config.log_level) == (9090, 9091, "debug")
     assert (config.operator_key_secret, config.operator_key_file) == ("tritonpipe-key", Path("/etc/tritonpipe/operator/operator-key"))
+    assert dict(config.monitoring_labels) == {"release": "prometheus", "team": "nlp"}
+    assert config.monitoring_auto == (), "the chart makes one of each for all pipelines"
     assert config.cluster_wide
     assert operator_config(render("namespaced")).namespaces == ("team-a", "team-b")
 

@@ -14,6 +14,7 @@ from e2e.local import packages
 from hack import monitoring
 from tests.support.prometheus import packages_path
 from triton_pipelines.app.scalingmetrics import ScalingMetrics
+from triton_pipelines.render.rules import Scope, groups
 
 pytestmark = pytest.mark.integration
 
@@ -61,6 +62,36 @@ def test_generated_files_are_those_of_their_description() -> None:
 def test_rules_give_what_was_worked_out_by_hand() -> None:
     promtool("check", "rules", monitoring.FOLDER / "rules.yaml")
     assert "SUCCESS" in promtool("test", "rules", Path(__file__).with_name("rules_test.yaml"))
+
+
+def test_rules_of_one_pipeline_are_about_its_series_alone(tmp_path: Path) -> None:
+    """Two pipelines of one namespace whose names begin alike, and one of the same name elsewhere."""
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(groups(Scope("n", "p"))))
+    promtool("check", "rules", tmp_path / "rules.yaml")
+    places = [("n", "p", "p-6d4c-x7k2p"), ("n", "p-b", "p-b-6d4c-x7k2p"), ("m", "p", "p-6d4c-x7k2p")]
+    series = [
+        {"series": f'{metric}{{namespace="{namespace}",pod="{pod}"{more.replace("PIPELINE", pipeline)}}}', "values": "0+300x20"}
+        for namespace, pipeline, pod in places
+        for metric, more in (
+            ("nv_inference_request_success", ',pipeline="PIPELINE",model="tok",version="1"'),
+            ("container_cpu_usage_seconds_total", ',container="triton"'),
+        )
+    ]
+    expected = {
+        "tritonpipe:throughput:rate": ('{namespace="n",pipeline="p",pod="p-6d4c-x7k2p",model="tok"}', 10),
+        "tritonpipe:cpu:cores": ('{namespace="n",pod="p-6d4c-x7k2p"}', 10),
+    }
+    asked = [
+        {"expr": name, "eval_time": "8m", "exp_samples": [{"labels": f"{name}{labels}", "value": value}]}
+        for name, (labels, value) in expected.items()
+    ]
+    test = {
+        "rule_files": ["rules.yaml"],
+        "evaluation_interval": "30s",
+        "tests": [{"interval": "30s", "input_series": series, "promql_expr_test": asked}],
+    }
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(test))
+    assert "SUCCESS" in promtool("test", "rules", tmp_path / "test.yaml")
 
 
 def test_every_rule_is_tested_and_every_alert_has_a_runbook() -> None:
