@@ -12,7 +12,7 @@ from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from triton_pipelines.api.loadplan import PlanAdapt
 from triton_pipelines.loader.download import fsync_folder
-from triton_pipelines.loader.onnxstore import load, save
+from triton_pipelines.loader.onnxstore import load, save, skeleton
 from triton_pipelines.loader.ragged.adapt import adapt
 from triton_pipelines.loader.ragged.examine import OPSET, Adaptable, Obstacle, Refusal, examine
 from triton_pipelines.loader.ragged.prove import Means, Proof, givens, prove
@@ -55,6 +55,7 @@ def adapt_file(path: Path, plan: PlanAdapt) -> Adapted | Refusal:
     temporary = path.with_name(f".{path.name}.ragged")
     try:
         save(adapt(model, found), temporary)
+        bare = skeleton(model)
         del model
         proof = prove(path, temporary, given, found, weights)
         if proof.means is Means.NONE and converted:
@@ -62,7 +63,7 @@ def adapt_file(path: Path, plan: PlanAdapt) -> Adapted | Refusal:
                 (Obstacle(f"the graph had to be converted to opset {OPSET}, which nothing here can prove", f"export it with opset {OPSET}"),)
             )
         if proof.means is Means.NONE:
-            onnx.checker.check_model(str(temporary))
+            onnx.checker.check_model(bare)
         if proof.fault:
             return Refusal((Obstacle(proof.fault, "set spec.tokenizer.padding to Fixed, or export the model anew"),))
         with temporary.open("rb") as file:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime import quantization
 
 from tests.support.raggedbackend import StandInBackend, config_of, session
 from tests.support.raggedgraphs import Encoder, Head, Masking, make
@@ -26,6 +27,17 @@ ENCODER = Encoder(types=True, heads=(Head.LOGITS, Head.HIDDEN))
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "model.onnx"
+
+
+class Calibration(quantization.CalibrationDataReader):  # type: ignore[misc]
+    """A few rows for the static quantizer."""
+
+    def __init__(self) -> None:
+        random = np.random.default_rng(0)
+        self._rows = iter([ENCODER.row(random, 12) for _ in range(4)])
+
+    def get_next(self) -> dict[str, Any] | None:
+        return next(self._rows, None)
 
 
 def answers(file: Path, encoder: Encoder = ENCODER) -> None:
@@ -67,6 +79,28 @@ def test_what_nothing_can_run_is_adapted_by_structure_and_said_to_be(file: Path,
     done = adapt_file(file, ENCODER.plan())
     assert "structure only, no answers compared" in str(done)
     answers(file)
+
+
+def test_what_nothing_can_run_is_at_least_valid(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prove, "_means", lambda weights: Means.NONE)
+    model = make(ENCODER)
+    model.graph.node[-1].input[0] = "nowhere"
+    onnx.save(model, str(file))
+    assert "the adapted graph is not valid" in str(adapt_file(file, ENCODER.plan()))
+
+
+def test_files_of_the_quantizer(file: Path, tmp_path: Path) -> None:
+    """int8 by ONNX Runtime's own tool: dynamic scales are refused; static ones are part of the graph, unless they cut off what masks."""
+    stock, dynamic = tmp_path / "stock.onnx", tmp_path / "dynamic.onnx"
+    onnx.save(make(ENCODER), str(stock))
+    quantization.quantize_dynamic(str(stock), str(dynamic))
+    assert "operator DynamicQuantizeLinear: its scale is taken over the whole batch" in str(adapt_file(dynamic, ENCODER.plan()))
+    quantization.quantize_static(str(stock), str(file), Calibration())
+    assert "a row's answer hangs on the other rows" in str(adapt_file(file, ENCODER.plan()))
+    quantization.quantize_static(str(stock), str(file), Calibration(), op_types_to_quantize=["MatMul", "Gather"])
+    assert any(node.op_type == "QuantizeLinear" for node in onnx.load(str(file)).graph.node)
+    assert isinstance(done := adapt_file(file, ENCODER.plan()), Adapted), str(done)
+    assert done.proof.means is Means.ONNX_RUNTIME
 
 
 def test_an_old_graph_that_nothing_can_prove_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
