@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from bench import bad_metrics, collection, control_laws, first_answer, in_place, padding, perf_analyzer, real_laws, rivals, step_response
+from bench import bad_metrics, collection, control_laws, first_answer, in_place, padding, perf_analyzer, real_laws, rivals, stages, step_response
 
 BENCHMARKS = {
     "O5": first_answer.run,
