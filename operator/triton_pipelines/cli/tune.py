@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import json
 import os
 import sys
@@ -32,6 +33,7 @@ from triton_pipelines.tuning.status import patch_yaml, status_of
 
 from .documents import only
 from .failure import EXIT_FAILED, EXIT_USAGE, Failure
+from .incluster import asking
 from .options import OperatorConfigFile, SourceMaps, SubstituteRunner, operator_options
 from .output import console
 from .serve import Mounts, Stopped, local, signals
@@ -47,6 +49,10 @@ class Output(StrEnum):
 
 def tune(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file with one InferencePipeline; - reads standard input.")],
+    in_cluster: Annotated[
+        bool, typer.Option("--in-cluster", help="Print the command that starts a run in the cluster; FILE is the pipeline's name there.")
+    ] = False,
+    namespace: Annotated[str | None, typer.Option("--namespace", "-n", metavar="NAME", help="With --in-cluster: the pipeline's namespace.")] = None,
     server: Annotated[
         str | None,
         typer.Option(
@@ -84,6 +90,9 @@ def tune(
     Nothing is changed but on the server that is measured, and there only for the time of the run. Without --server the pipeline is served
     here, on CPU. Exit code: 0 measured, whether or not anything better is proven; 1 the resource is not valid, 2 wrong use, 3 the server failed.
     """
+    if in_cluster:
+        typer.echo(asking(str(file), namespace, thorough, dt.datetime.now(dt.UTC)))
+        return
     settings = Settings(
         mode=TuningMode.THOROUGH if thorough else TuningMode.QUICK,
         slo_ms=slo,
