@@ -6,14 +6,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
 from tests.integration.loader.conftest import Pod
 from tests.integration.loader.test_models import model
+from tests.support import builders, tinymodel
 from tests.support.raggedbackend import StandInBackend, config_of
 from tests.support.raggedgraphs import Encoder, Head, make
 from triton_pipelines.api.loadplan import PlanAdapt, PlanCheck, PlanFetch, PlanTensor, PlanVersions, Reason
+from triton_pipelines.api.tokenizer import Padding
+from triton_pipelines.render.modelconfig import parse
 
 pytestmark = pytest.mark.integration
 
@@ -109,3 +113,34 @@ def test_onnx_runtime_is_not_needed(pod: Pod, claim: Path, monkeypatch: pytest.M
     assert pod.load()[0] == 0, pod.output
     assert "by the reference evaluator of ONNX" in pod.output
     assert adapted(pod.models / "model/1/model.onnx")
+
+
+def test_from_the_resource_to_answers(pod: Pod, claim: Path) -> None:
+    """What is rendered for a GPU step is what the loader makes of the file: config and graph fit, and texts in company are answered as alone."""
+    built = builders.built(
+        tokenizer={"source": {"uri": "pvc://models/tokenizer.json"}, "maxLength": 32},
+        model={
+            "source": {"uri": "pvc://models/encoder.onnx"},
+            "outputs": [{"name": "logits", "dataType": "FP32", "dims": [3]}, {"name": "hidden", "dataType": "FP32", "dims": [-1, 8]}],
+        },
+        postprocess={"labels": ["a", "b", "c"], "from": "model.logits"},
+    )
+    assert built.graph.padding is not None
+    assert built.graph.padding.chosen is Padding.RAGGED
+    rendered = built.render()
+    for key, content in rendered.data.items():
+        (pod.options.revision / key).write_text(content)
+    tinymodel.tokenizer().save(str(claim / "tokenizer.json"))
+    onnx.save(tinymodel.graph(), str(claim / "encoder.onnx"))
+    code, report = pod.load()
+    assert code == 0, report
+    config = parse((pod.models / "model/config.pbtxt").read_text())
+    backend = StandInBackend(pod.models / "model/1/model.onnx", config)
+    tokenizer = tinymodel.tokenizer(baked_in=False)
+    texts = ["the quick fox jumps over the old dog", "a cat", "very happy bird sings near the river and the red stone"]
+    rows = [np.array([tokenizer.encode(text).ids], np.int64) for text in texts]
+    answers = backend.execute([{"input_ids": ids, "attention_mask": np.ones_like(ids)} for ids in rows])
+    for ids, answer in zip(rows, answers, strict=True):
+        # Computed in numpy, in double precision.
+        np.testing.assert_allclose(answer["logits"][0], tinymodel.classify(ids[0]), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(answer["hidden"][0], tinymodel.encode(ids[0]), rtol=0, atol=1e-5)
