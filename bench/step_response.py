@@ -23,7 +23,7 @@ from e2e.load.workloads import WORKLOADS, Workload
 
 WARM_SECONDS = 15.0
 """Before the measurement, at the low rate: a process that has just started knows no service times."""
-SECONDS = (20.0, 100.0, 55.0)
+SECONDS = (20.0, 75.0, 50.0)
 """Low, high, low again: long enough to fall back."""
 LIKE = (Phase(300, 1.0), Phase(600, 5.0), Phase(600, 1.0))
 """Lengths of the simulated step, and rates against the low one."""
@@ -75,7 +75,7 @@ class Run:
 
 
 def run() -> None:
-    """Measure all workloads, print and write C1, C2, C3; 20 minutes. With `WORKLOADS=documents` in the environment: those alone, and nothing is written."""
+    """Measure all workloads, print and write C1, C2, C3; 17 minutes. With `WORKLOADS=documents` in the environment: those alone, and nothing is written."""
     chosen = [name for name in os.environ.get("WORKLOADS", "").split(",") if name] or list(WORKLOADS)
     runs = []
     for name in chosen:

@@ -237,7 +237,7 @@ def _shown(kube: Kube, made: Installation, cluster: Cluster, scraping: scaling_d
         console.print("the file as it was, applied again: Ready", markup=False)
     figures.append(scaling_demo.show(kube, reach, scraping, "demo"))
     if os.environ.get("KEEP") == "1":
-        console.print(f"kept: export KUBECONFIG={cluster.kubeconfig}", markup=False)
+        console.print(f"kept: export KUBECONFIG={cluster.kubeconfig} (its Prometheus is gone; without one, counts stay as they are)", markup=False)
     return figures
 
 
