@@ -7,6 +7,7 @@ interval of its p99 says so.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,7 +21,7 @@ LEAST_GAIN = 0.05
 # Share of the offered rate that has to be answered, so that a rate counts as carried: Poisson arrivals of some seconds differ by so much.
 CARRIED_SHARE = 0.93
 _BLOCKS = 20
-_DRAWS = 200
+_DRAWS = 100
 
 
 class Kept(StrEnum):
@@ -31,7 +32,7 @@ class Kept(StrEnum):
     UNSURE = "within noise"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Measured:
     """One measurement: a setting under ``rate`` requests/s."""
 
@@ -44,10 +45,14 @@ class Measured:
         """Whether p99 stayed within ``wall`` seconds."""
         if self.load.failed or self.load.rate < CARRIED_SHARE * self.rate:
             return Kept.NO
-        low, high = interval(self.load.latencies)
+        low, high = self._interval
         if high <= wall:
             return Kept.YES
         return Kept.NO if low > wall else Kept.UNSURE
+
+    @functools.cached_property
+    def _interval(self) -> tuple[float, float]:
+        return interval(self.load.latencies)
 
 
 def interval(latencies: Array, seed: int = 0) -> tuple[float, float]:

@@ -15,6 +15,10 @@ from .predict import Pipe, Stage, poisson, simulate
 
 # A factor beyond these is a fault of the measurement (a machine that slept, a step that was loaded anew), not of the law.
 STRETCH = (0.7, 3.0)
+# Executions, or requests, below which nothing is concluded.
+FEWEST = 20
+CALIBRATED = 8_000
+QUANTILES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +47,14 @@ def mean_longest(lengths: Sequence[int], count: int) -> float:
     return float(np.sum(ordered * np.diff(upper, prepend=0.0)))
 
 
-def expected(cost: Cost, executed: Executed, lengths: Sequence[int], rows: int, spread: float) -> float:
+def expected(cost: Cost, executed: Executed, lengths: Sequence[int], rows: int, spread: float, instances: int = 1) -> float:
     """Mean seconds of an execution by the law, for the batches that were executed; lengths drawn from the mix."""
     mean = mean_longest(lengths, rows)  # a request is padded to its own longest row
     total = 0.0
     for size, count in executed.batches.items():
         requests = max(1.0, size / rows)
         longest = mean_longest(lengths, size)
-        total += count * cost.seconds(requests, size, mean + spread * (longest - mean))
+        total += count * cost.seconds(requests, size, mean + spread * (longest - mean), instances)
     return total / max(1, executed.executions)
 
 
@@ -63,26 +67,28 @@ def spread_of(cost: Cost, executed: Executed, lengths: Sequence[int], rows: int)
     return float(np.clip((executed.seconds - own) / (padded - own), 0.0, 1.0))
 
 
-def calibrated(pipe: Pipe, executed: Mapping[str, Executed], rate: float, median: float, mixed: bool = True, seed: int = 0) -> Pipe:
-    """The pipe with times as they are under a real load of ``rate`` requests/s, whose median latency was ``median`` seconds.
+def calibrated(pipe: Pipe, executed: Mapping[str, Executed], rate: float, latencies: Array | None = None, seed: int = 0) -> Pipe:
+    """The pipe with times as they are under a real load of ``rate`` requests/s.
 
-    ``mixed``: that load had the mix's lengths.
+    ``executed``: what its steps did then; ``latencies``: seconds of its requests, ``None`` where it could not keep up (what they waited
+    says nothing then). Time outside the steps is what latencies have beyond the prediction, quantile by quantile: it carries the tail that
+    the machine itself makes (scheduling, the client).
     """
     stages = []
     for stage in pipe.stages:
         seen = executed.get(stage.name)
-        if seen is None or seen.executions < 20:
+        if seen is None or seen.executions < FEWEST:
             stages.append(stage)
             continue
-        lengths = _lengths(pipe, stage) if mixed else _lengths(pipe, stage)[:1]
-        law = expected(stage.cost, seen, lengths, pipe.rows, stage.cost.spread)
+        law = expected(stage.cost, seen, _lengths(pipe, stage), pipe.rows, stage.cost.spread, min(stage.instances, max(1, round(seen.busy))))
         stages.append(replace(stage, cost=stage.cost.stretched(float(np.clip(seen.seconds / law, *STRETCH)))))
     stretched = replace(pipe, stages=tuple(stages))
-    predicted = simulate(stretched, poisson(rate, 8_000, seed), seed).quantile(0.5)
-    shift = median - predicted
-    least = min(pipe.overhead)
-    # Time outside the steps may be longer under load; it is never negative.
-    return replace(stretched, overhead=tuple(max(0.0, value + max(shift, -least)) for value in pipe.overhead))
+    if latencies is None or len(latencies) < FEWEST:
+        return stretched
+    inside = simulate(replace(stretched, overhead=(0.0,)), poisson(rate, CALIBRATED, seed), seed).latencies
+    shares = (np.arange(QUANTILES) + 0.5) / QUANTILES
+    beyond = np.quantile(latencies, shares) - np.quantile(inside, shares)
+    return replace(stretched, overhead=tuple(float(value) for value in np.maximum(beyond, 0.0)))
 
 
 def _lengths(pipe: Pipe, stage: Stage) -> Sequence[int]:

@@ -92,6 +92,8 @@ def serve(stage: Stage, arrivals: Sequence[float], own: Sequence[float], rows: i
     """
     most = max(1, stage.batch // rows)
     cost, delay, spread = stage.cost, stage.delay, stage.cost.spread
+    law = (cost.fixed, cost.per_request + cost.per_row * rows, cost.per_token * rows) if cost.fitted else None
+    stretch = [cost.scale * factor for factor in cost.contention]
     free = [0.0] * stage.instances
     finish = [0.0] * len(arrivals)
     begins: list[int] = []
@@ -116,7 +118,10 @@ def serve(stage: Stage, arrivals: Sequence[float], own: Sequence[float], rows: i
         mean = sum(tokens) / size
         length = mean + spread * (max(tokens) - mean)
         busy = stage.instances if len(free) == 1 else 1 + sum(1 for other in free[1:] if other > start)
-        done = start + cost.seconds(size, size * rows, length, busy)
+        if law is None:
+            done = start + cost.seconds(size, size * rows, length, busy)
+        else:  # the same, without a call: this is the innermost loop of every search
+            done = start + stretch[min(busy, len(stretch)) - 1] * (law[0] + size * (law[1] + law[2] * length))
         heapq.heapreplace(free, done)
         finish[head:last] = [done] * size
         begins.append(head)

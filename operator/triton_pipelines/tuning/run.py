@@ -13,14 +13,14 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline, TuningMode
 from triton_pipelines.load import LoadSpec
 from triton_pipelines.pipeline.graph import Graph
 
-from .accept import LEAST_GAIN, Kept, Measured, Verdict, judge
+from .accept import CARRIED_SHARE, LEAST_GAIN, Kept, Measured, Verdict, judge
 from .calibrate import Executed, calibrated
 from .choose import Planned, candidates, plan, planned
 from .contract import Knobs, Progress, Report, Settings, TuneError, TuneTarget, silent
 from .knobs import grid
 from .predict import Pipe, poisson, simulate
 from .profile import Profile, executed, profile
-from .report import Findings, report
+from .report import DOUBTFUL, Findings, report
 from .server import Server, SettingRefusedError, load_of
 from .workload import Workload, workload
 
@@ -45,8 +45,11 @@ EFFORTS = {
 }
 # Share of what the current setting is expected to carry at which the pipeline is calibrated: loaded, and safely stable.
 CALIBRATION_SHARE = 0.6
-# A setting that breaks the wall at its rate is tried once more at this share of it.
-STEP_BACK = 0.88
+# A setting that breaks the wall at its rate is tried again only where the corrected prediction goes back at least to this share of it.
+STEP_BACK = 0.9
+LEAST_POINTS = 4
+# Settings that a corrected prediction looks at again.
+AGAIN = 10
 
 
 async def tune(target: TuneTarget, pipeline: InferencePipeline, graph: Graph, settings: Settings, progress: Progress = silent) -> Report:
@@ -148,12 +151,12 @@ class _Run:
         await self._verify()
 
     async def _plan(self) -> None:
-        self.tell(0.2, 0.2, f"predicting {len(self.grid)} settings")
+        self.tell(0.2, 0.2, f"predicting {AGAIN if self.planned else len(self.grid)} settings")
         able = [knobs for knobs in self.grid if knobs not in self.refused]
+        if self.planned:
+            # A correction moves rates more than it moves the order: the best are looked at again.
+            able = [one.knobs for one in self.planned if one.rate > 0 and one.knobs not in self.refused][:AGAIN]
         self.planned = await asyncio.to_thread(plan, self.pipe, able, self.server.current, self.wall, self.settings.seed)
-
-    def _planned(self, knobs: Knobs) -> Planned:
-        return next(one for one in self.planned if one.knobs == knobs)
 
     async def _calibrate(self) -> None:
         """The current setting under a real load; what that shows goes into every prediction."""
@@ -162,63 +165,72 @@ class _Run:
         one, seen = await self._measure(self.server.current, rate, self.effort.calibration, 0.14, 0.2, "the current setting")
         if one.load.failed:
             raise TuneError(f"requests fail at {rate:.0f} requests/s, where there is no overload: {one.load.first_error}")
-        self.pipe = calibrated(self.pipe.with_knobs(self.server.current), seen, rate, one.load.p50, seed=self.settings.seed)
+        self._learn(one, seen)
+
+    def _learn(self, one: Measured, seen: Mapping[str, Executed]) -> None:
+        """What a measurement shows goes into every further prediction."""
+        kept_up = one.load.rate >= CARRIED_SHARE * one.rate
+        self.pipe = calibrated(self.pipe.with_knobs(one.knobs), seen, one.rate, one.load.latencies if kept_up else None, self.settings.seed)
 
     async def _verify(self) -> None:
         """Points in turn, the current setting between the others; what they show decides what is measured next."""
-        points, current = self.effort.points, self.server.current
-        baseline = self._planned(current)
-        step = 0.78 / points
-        spent = 0
+        current, left = self.server.current, self.effort.points
+        step = 0.78 / left
 
         async def point(knobs: Knobs, rate: float, name: str) -> Measured | None:
-            nonlocal spent
-            low = 0.2 + step * spent
-            spent += 1
+            nonlocal left
+            low = 0.2 + step * (self.effort.points - left)
             try:
-                one, _ = await self._measure(knobs, rate, self.effort.seconds, low, low + step, name)
+                one, seen = await self._measure(knobs, rate, self.effort.seconds, low, low + step, name)
             except SettingRefusedError as error:
                 self.refused.add(knobs)
                 self.notes.append(f"{knobs} is refused: {error}")
-                spent -= 1
                 return None
+            left -= 1
+            if abs(one.predicted_p99 / one.load.p99 - 1) > DOUBTFUL and left > 1:
+                self._learn(one, seen)
+                await self._plan()
             return one
 
-        base = baseline.rate or 0.8 * baseline.capacity
-        first = await point(current, base, "the current setting")
-        if first is not None and first.kept(self.wall) is Kept.NO and baseline.rate:
-            await point(current, STEP_BACK * base, "the current setting")
-        tried = candidates(self.planned, current)
-        promising = [one for one in tried if one.rate >= (1 + LEAST_GAIN) * base]
-        if not promising:
-            # Nothing better is expected: the curve of the current setting, beside the best other one, says so.
-            others = tried[:1]
-            for one in others:
-                await point(one.knobs, one.rate, "the best other setting")
-            while spent < min(points, 3):
-                await point(current, base * (0.5, 0.75)[spent % 2], "the current setting")
-            return
+        first = await point(current, self._carries(current), "the current setting")
         winner: tuple[Knobs, float] | None = None
-        for one in promising:
-            rate = one.rate
-            while spent < points - 1 and winner is None:
-                got = await point(one.knobs, rate, "a candidate")
-                if got is None or rate < (1 + LEAST_GAIN) * base:
-                    break
-                if got.kept(self.wall) is Kept.YES:
-                    winner = (one.knobs, rate)
-                rate *= STEP_BACK
-        if winner is None:
-            return
-        # A/B/A: the current one at a rate at which it has to break for the gain to be proven, then the candidate again.
-        knobs, rate = winner
-        for number in range(2 * (self.effort.repeats - 1)):
-            if spent >= points:
+        tried: set[Knobs] = set()
+        while left > 1 and winner is None:
+            rate = self._carries(current)
+            better = [one for one in candidates(self.planned, current) if one.rate >= (1 + LEAST_GAIN) * rate and one.knobs not in tried]
+            if not better:
                 break
-            if number % 2 == 0:
-                await point(current, rate / (1 + LEAST_GAIN), "the current setting, at the candidate's rate")
-            else:
-                await point(knobs, rate, "the candidate again")
+            one = better[0]
+            got = await point(one.knobs, one.rate, "a candidate")
+            if got is not None and got.kept(self.wall) is Kept.YES:
+                winner = (one.knobs, one.rate)
+            elif got is None or self._carries(one.knobs) > STEP_BACK * one.rate:
+                # Measured worse than predicted, and the prediction does not see why: no second try.
+                tried.add(one.knobs)
+        if winner is not None:
+            # A/B/A: the current one at a rate at which it has to break for the gain to be proven, then the candidate again.
+            knobs, rate = winner
+            for number in range(2 * (self.effort.repeats - 1)):
+                if left > 0 and number % 2 == 0:
+                    await point(current, rate / (1 + LEAST_GAIN), "the current setting, at the candidate's rate")
+                elif left > 0:
+                    await point(knobs, rate, "the candidate again")
+            return
+        # Nothing better is expected, or proven: the curve of the current setting and the best other one say so.
+        base = first.rate if first is not None else self._carries(current)
+        others = [one for one in candidates(self.planned, current, 1) if one.knobs not in tried and one.rate]
+        for one in others[: left > 1]:
+            await point(one.knobs, one.rate, "the best other setting")
+        for share in (0.5, STEP_BACK):
+            if left > 0 and len(self.measured) < LEAST_POINTS:
+                await point(current, share * base, "the current setting")
+
+    def _carries(self, knobs: Knobs) -> float:
+        """Requests/s to try a setting with: what it is expected to carry within the wall, or at all where that is nothing."""
+        one = next((one for one in self.planned if one.knobs == knobs), None)
+        if one is None:
+            return 0.0
+        return one.rate or 0.5 * one.capacity
 
     async def _measure(
         self, knobs: Knobs, rate: float, seconds: float, low: float, high: float, name: str

@@ -20,9 +20,7 @@ def points(fixed: float, request: float, row: float, token: float) -> list[Sampl
     return [one(1, rows, tokens) for rows in SIZES for tokens in LENGTHS] + [one(rows, rows, 64) for rows in (4, 16)]
 
 
-@given(
-    fixed=st.floats(1e-4, 1e-2), request=st.floats(0, 1e-4), row=st.floats(0, 1e-4), token=st.floats(1e-7, 1e-5)
-)
+@given(fixed=st.floats(1e-4, 1e-2), request=st.floats(0, 1e-4), row=st.floats(0, 1e-4), token=st.floats(1e-7, 1e-5))
 def test_coefficients_are_found_again(fixed: float, request: float, row: float, token: float) -> None:
     cost = fit(points(fixed, request, row, token))
     assert cost.fitted
@@ -36,7 +34,9 @@ def test_coefficients_are_found_again(fixed: float, request: float, row: float, 
 
 
 def test_noise_of_a_few_percent_is_no_reason_to_refuse() -> None:
-    noisy = [Sample(p.requests, p.rows, p.tokens, p.seconds * (1.04 if index % 2 else 0.96), 10) for index, p in enumerate(points(2e-3, 0, 3e-5, 1.5e-6))]
+    noisy = [
+        Sample(p.requests, p.rows, p.tokens, p.seconds * (1.04 if index % 2 else 0.96), 10) for index, p in enumerate(points(2e-3, 0, 3e-5, 1.5e-6))
+    ]
     cost = fit(noisy)
     assert cost.fitted
     assert cost.residual == pytest.approx(0.04, abs=0.01)

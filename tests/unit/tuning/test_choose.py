@@ -1,0 +1,146 @@
+"""The choice: never a point beyond the wall, the highest batch size among equals, and no change without a proven gain."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.tuning.test_predict import PIPE
+from triton_pipelines.tuning.accept import LEAST_GAIN, Kept, Measured, interval, judge
+from triton_pipelines.tuning.choose import CLOSE, Planned, candidates, curve, ends, plan, ranked
+from triton_pipelines.tuning.contract import Knobs, Load
+from triton_pipelines.tuning.predict import MOST_BUSY, poisson, simulate
+
+CURRENT = Knobs(4, 0, 1, 1)
+GRID = [Knobs(batch, delay, 1, count) for batch in (1, 4, 16, 64) for delay in (0, 2000) for count in (1, 2)]
+WALL = 0.030
+
+
+@pytest.mark.parametrize("wall", [0.008, WALL, 0.2])
+def test_what_is_chosen_keeps_the_wall(wall: float) -> None:
+    for one in plan(PIPE, GRID, CURRENT, wall):
+        assert one.rate <= MOST_BUSY * one.capacity * 1.001
+        if one.rate:
+            assert one.p99 <= wall
+            assert simulate(PIPE.with_knobs(one.knobs), poisson(one.rate, 6000, 0), 0).p99 <= wall
+        assert one.knobs == CURRENT or one.knobs.queue_delay / 1e6 <= wall / 4
+
+
+def test_a_wall_below_one_request_leaves_nothing_to_choose() -> None:
+    found = plan(PIPE, GRID, CURRENT, 0.001)
+    assert all(one.rate == 0 for one in found)
+    assert candidates(found, CURRENT) == []
+
+
+planneds = st.lists(
+    st.builds(
+        Planned,
+        knobs=st.builds(Knobs, st.sampled_from([1, 8, 64]), st.sampled_from([0, 500, 4000]), st.sampled_from([1, 2]), st.sampled_from([1, 2])),
+        rate=st.floats(0, 1000),
+        p99=st.floats(0.001, 1),
+        capacity=st.just(2000.0),
+    ),
+    min_size=1,
+    unique_by=lambda one: one.knobs,
+)
+
+
+@given(planneds)
+def test_the_first_is_close_to_the_most_and_none_of_these_has_a_larger_batch(found: list[Planned]) -> None:
+    first, most = ranked(found)[0], max(one.rate for one in found)
+    if most == 0:
+        return
+    assert first.rate >= (1 - CLOSE) * most
+    close = [one for one in found if one.rate >= (1 - CLOSE) * most]
+    assert first.knobs.max_batch_size == max(one.knobs.max_batch_size for one in close)
+    largest = [one for one in close if one.knobs.max_batch_size == first.knobs.max_batch_size]
+    assert first.knobs.queue_delay == min(one.knobs.queue_delay for one in largest)
+
+
+def test_candidates_differ_and_are_never_the_current_one() -> None:
+    found = candidates(plan(PIPE, GRID, CURRENT, WALL), CURRENT)
+    assert 1 <= len(found) <= 3
+    assert CURRENT not in [one.knobs for one in found]
+    assert len({one.knobs for one in found}) == len(found)
+
+
+def test_the_ends_have_their_delays() -> None:
+    quick, full = ends(PIPE, GRID, 400.0, WALL)
+    assert quick.name == "latency first"
+    assert 1000 <= quick.knobs.queue_delay <= 2000
+    assert full.name == "throughput first"
+    assert 50_000 <= full.knobs.queue_delay <= 100_000
+    assert full.predicted_p99 > quick.predicted_p99
+
+
+def test_a_curve_rises() -> None:
+    points = curve("current", PIPE, plan(PIPE, GRID, CURRENT, WALL)[0]).points
+    assert [rate for rate, _ in points] == sorted(rate for rate, _ in points)
+    assert points[-1][1] > points[0][1]
+
+
+# --- do no harm ---------------------------------------------------------------------------------------------------------------
+
+
+def measured(knobs: Knobs, rate: float, p99: float, *, failed: int = 0, carried: float = 1.0, noise: float = 0.0) -> Measured:
+    """A measurement of four seconds; ``noise``: relative, between stretches of time."""
+    count = int(4 * rate * carried)
+    random = np.random.default_rng(1)
+    latencies = np.full(count, p99 / 3)
+    for block in np.array_split(np.arange(count), 20):
+        latencies[block[: max(1, len(block) // 50)]] = p99 * (1 + noise * random.standard_normal())
+    return Measured(knobs, rate, Load(latencies, count + failed, failed, 4.0))
+
+
+BETTER = Knobs(64, 0, 1, 1)
+
+
+def test_a_proven_gain_is_taken() -> None:
+    points = [measured(CURRENT, 400, 0.02), measured(BETTER, 600, 0.02), measured(CURRENT, 600 / 1.05, 0.08), measured(BETTER, 600, 0.025)]
+    verdict = judge(CURRENT, points, WALL, [BETTER])
+    assert verdict.knobs == BETTER
+    assert verdict.gain == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        pytest.param([measured(CURRENT, 570, 0.02), measured(BETTER, 600, 0.02)], id="the current one keeps up"),
+        pytest.param([measured(CURRENT, 400, 0.02), measured(BETTER, 600, 0.02)], id="the current one was never tried there"),
+        pytest.param([measured(CURRENT, 570, 0.08), measured(BETTER, 600, 0.02), measured(BETTER, 600, 0.04)], id="broken in a repeat"),
+        pytest.param([measured(CURRENT, 570, 0.08), measured(BETTER, 600, 0.02, failed=1)], id="a request failed"),
+        pytest.param([measured(CURRENT, 570, 0.08), measured(BETTER, 600, 0.02, carried=0.8)], id="not carried"),
+        pytest.param([measured(CURRENT, 595, 0.08), measured(BETTER, 600, 0.02)], id="less than five percent"),
+        pytest.param([measured(CURRENT, 570, 0.031, noise=0.3), measured(BETTER, 600, 0.02)], id="broken within noise"),
+        pytest.param([measured(CURRENT, 570, 0.08), measured(BETTER, 600, 0.0295, noise=0.3)], id="kept within noise"),
+        pytest.param([], id="nothing"),
+    ],
+)
+def test_without_proof_nothing_changes(points: list[Measured]) -> None:
+    verdict = judge(CURRENT, points, WALL, [BETTER])
+    assert verdict.knobs == CURRENT
+    assert not verdict.better
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.tuples(st.sampled_from([CURRENT, BETTER, Knobs(16, 500, 1, 2)]), st.floats(100, 900), st.floats(0.005, 0.1)), max_size=6))
+def test_whatever_was_measured_a_change_is_proven(raw: list[tuple[Knobs, float, float]]) -> None:
+    points = [measured(knobs, rate, p99) for knobs, rate, p99 in raw]
+    verdict = judge(CURRENT, points, WALL, [BETTER, Knobs(16, 500, 1, 2)])
+    if not verdict.better:
+        assert verdict.knobs == CURRENT
+        return
+    mine = [one for one in points if one.knobs == verdict.knobs]
+    assert mine
+    assert all(one.load.p99 <= WALL and not one.load.failed for one in mine)
+    broken = [one.rate for one in points if one.knobs == CURRENT and one.kept(WALL) is Kept.NO]
+    assert min(broken) * (1 + LEAST_GAIN) <= verdict.rate * 1.001
+
+
+def test_the_interval_holds_the_p99_and_widens_with_noise() -> None:
+    calm, noisy = (measured(CURRENT, 400, 0.03, noise=noise).load.latencies for noise in (0.01, 0.3))
+    low, high = interval(calm)
+    assert low <= np.percentile(calm, 99) <= high
+    assert interval(noisy)[1] - interval(noisy)[0] > high - low
