@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import builders
@@ -259,15 +259,16 @@ def test_the_first_slow_answers_are_forgotten() -> None:
     assert found == Figure(40, 500, 10.0)
 
 
-FIGURES = st.none() | st.builds(lambda low, more, rate: Figure(low, low + more, rate), *[st.floats(0.1, 300)] * 3)
+FIGURES = st.builds(lambda low, more, rate: Figure(low, low + more, rate), st.floats(0.1, 200), st.floats(0, 50), st.floats(10, 20))
 
 
+@settings(max_examples=500)
 @given(
-    before=FIGURES,
-    after=FIGURES,
-    limit=st.none() | st.floats(1, 200),
+    before=st.none() | FIGURES | FIGURES | FIGURES,
+    after=st.none() | FIGURES | FIGURES | FIGURES,
+    limit=st.none() | st.floats(50, 150) | st.floats(1, 200),
     waits=st.lists(st.floats(0, 120), max_size=8),
-    proven=st.sampled_from(["", "a", "b"]),
+    proven=st.sampled_from(["a", "a", "a", "", "b"]),
 )
 def test_never_without_both_figures(before: Figure | None, after: Figure | None, limit: float | None, waits: list[float], proven: str) -> None:
     now, watch, broken = START, Watch(), []
