@@ -117,6 +117,14 @@ def apart(answers: Answers, rows: Sequence[Mapping[str, Array]], first: str, per
 
 def prove(plain: Path, adapted: Path, given: Sequence[Given], adaptable: Adaptable, weights: int) -> Proof:
     """Run both files, which have ``weights`` bytes, on generated rows. Runs nothing where there is nothing to run them with, and says so."""
+    try:
+        return _prove(plain, adapted, given, adaptable, weights)
+    finally:
+        # Evaluators hold each other in circles; the weights of the next model need the room.
+        gc.collect()
+
+
+def _prove(plain: Path, adapted: Path, given: Sequence[Given], adaptable: Adaptable, weights: int) -> Proof:
     means = _means(weights)
     if means is Means.NONE:
         return Proof(means, why=f"ONNX Runtime is not here, and the weights are larger than {REFERENCE_MAX >> 20} MiB")
@@ -125,7 +133,6 @@ def prove(plain: Path, adapted: Path, given: Sequence[Given], adaptable: Adaptab
     try:
         run = _opened(plain, means)
         alone = [run(row) for row in rows]
-        # Evaluators hold each other in circles; two of them at once are twice the weights.
         del run
         gc.collect()
     except Exception as error:  # whatever the engine cannot run says nothing about the adapter
