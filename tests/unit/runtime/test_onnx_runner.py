@@ -103,11 +103,12 @@ def test_a_wrong_request_fails_alone(padding_model: Any) -> None:
     bad_id = feed([[5, VOCABULARY + 5, 6]])
     too_long = feed([[5] * (tinymodel.POSITIONS + 1)])
     other_mask = {**feed([[5, 6, 7]]), "attention_mask": np.ones((1, 4), np.int64)}
+    mask_of_1 = {**feed([[5, 6, 7]]), "attention_mask": np.ones((1, 1), np.int64)}
     empty = {"input_ids": np.zeros((1, 0), np.int64), "attention_mask": np.zeros((1, 0), np.int64)}
     wrong_type = {**feed(rows), "attention_mask": np.ones((2, 3), np.int32)}
     missing = {"input_ids": feed(rows)["input_ids"]}
     uneven = {**feed(rows), "attention_mask": np.ones((1, 3), np.int64)}
-    wrong = [bad_id, too_long, other_mask, empty, wrong_type, missing, uneven]
+    wrong = [bad_id, too_long, other_mask, mask_of_1, empty, wrong_type, missing, uneven]
     responses = padding_model.execute([InferenceRequest(inputs) for inputs in [feed(rows), *wrong, feed([[9, 9]])]])
     expect(responses[0], rows)
     expect(responses[-1], [[9, 9]])
@@ -115,7 +116,8 @@ def test_a_wrong_request_fails_alone(padding_model: Any) -> None:
     fragments = [
         "indices element out of data bounds",
         "the model failed",
-        "the model failed",
+        "differ in shape",
+        "differ in shape",
         "holds nothing",
         "has type int32",
         "is missing",

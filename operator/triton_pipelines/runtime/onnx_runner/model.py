@@ -44,8 +44,7 @@ DATA_TYPES |= {"tensor(float16)": "TYPE_FP16", "tensor(float)": "TYPE_FP32", "te
 # 2 ms against 1.5 us a token on GPUs. Only the choice of runs hangs on it, never an answer.
 RUN_COST_TOKENS = {"CPU": 8, "GPU": 1300}
 COST_TOKENS, COST_ROWS, COST_RUNS, MOST_COST_TOKENS = 16, 8, 5, 10_000
-# How far a padded answer may be from the one alone to count as the same: rounding of FP32 sums in another order.
-RELATIVE, ABSOLUTE = 1e-4, 1e-5
+RELATIVE, ABSOLUTE = 1e-4, 1e-5  # a padded answer may be so far from the one alone: rounding of FP32 sums in another order
 
 
 class RequestError(ValueError):
@@ -114,8 +113,7 @@ class BatchRunner:
     """Runs a model for several requests at once where that is safe; knows nothing of Triton.
 
     Args:
-        run: runs the model once: inputs by name to outputs in the order of ``outputs``.
-        outputs: names of the outputs.
+        run: runs the model once: inputs by name to outputs in the order of ``outputs``, which are their names.
         pads: pad value of each input [rows, tokens] that may be padded.
         combine: whether requests may share a run at all (the model has a batch dimension).
         run_cost: fixed cost of a run, in tokens; may be set later.
@@ -253,6 +251,7 @@ class TritonPythonModel:
         pads = {name: int(value) for name, value in json.loads(parameters.get("tritonpipe.pad_inputs", "{}")).items()}
         if unknown := set(pads) - set(self._inputs):
             raise ValueError(f"tritonpipe.pad_inputs names {sorted(unknown)}, none of the model's inputs {sorted(self._inputs)}")
+        self._tokens = frozenset(pads if self._batched else ())
         file = Path(args["model_repository"]) / args["model_version"] / parameters.get("tritonpipe.model_file", "model.onnx")
         kind = args.get("model_instance_kind", "CPU")
         self._session = _session(file, int(parameters.get("tritonpipe.intra_op_threads", "1")), kind, args.get("model_instance_device_id", "0"))
@@ -308,6 +307,9 @@ class TritonPythonModel:
         rows = {name: len(array) for name, array in feed.items()}
         if self._batched and len(set(rows.values())) > 1:
             raise RequestError(f"the inputs differ in rows: {rows}")
+        shapes = {name: array.shape for name, array in feed.items() if name in self._tokens}
+        if len(set(shapes.values())) > 1:  # a mask of length 1 would be taken for all tokens
+            raise RequestError(f"the token inputs differ in shape: {shapes}")
         return feed
 
     def _sample(self, length: int) -> Feed:
