@@ -243,3 +243,38 @@ def test_what_sources_resolved_to_is_the_last_to_go() -> None:
     more = LoadReport.model_validate_json(LoadReport(ok=True, revision="r", sources=tuple(many * 4)).to_json())
     assert len(more.sources) + more.sources_left_out == 60
     assert more.sources_left_out > 0
+
+
+ADAPT = {"step": "model", "path": "model/1/model.onnx", "inputs": [{"name": "input_ids"}, {"name": "attention_mask", "padValue": 0}]}
+
+
+def test_a_plan_without_adapted_files_keeps_the_bytes_it_had_before_there_were_any() -> None:
+    assert "adapt" not in json.loads(plan().to_json())
+    read = plan(adapt=[{**ADAPT, "tokenOutputs": ["hidden"], "maxLength": 512}])
+    assert LoadPlan.model_validate_json(read.to_json()) == read
+    (written,) = json.loads(read.to_json())["adapt"]
+    assert written == {
+        "step": "model",
+        "path": "model/1/model.onnx",
+        "field": "spec.tokenizer.padding",
+        "inputs": [{"name": "input_ids", "padValue": 0}, {"name": "attention_mask", "padValue": 0}],
+        "tokenOutputs": ["hidden"],
+        "maxLength": 512,
+        "vocabulary": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"path": None}, "name either path, or model and file"),
+        ({"model": "model", "file": "model.onnx"}, "name either path, or model and file"),
+        ({"inputs": []}, "at least 1 item"),
+        ({"inputs": [{"name": "a"}, {"name": "a"}]}, "input named twice: a"),
+        ({"tokenOutputs": ["h", "h"]}, "token output named twice: h"),
+        ({"maxLength": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_what_an_adapted_file_needs(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        plan(adapt=[{**ADAPT, **changes}])
