@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from google.protobuf import json_format
 from prometheus_client import CollectorRegistry
 
 from e2e.load.bins import Answer, Second, second, with_answers
@@ -30,10 +29,13 @@ from e2e.models import tree
 from e2e.models.__main__ import source_map
 from e2e.suite.pipelines import merged
 from tests.support.operators import ready_status
-from tests.support.prometheus import PrometheusServer, Target
+from tests.support.prometheus import PrometheusServer
+from tests.support.prometheus import Target as Scraped
 from triton_pipelines.api import names
 from triton_pipelines.app.autoscaler import Autoscaler, Collector
+from triton_pipelines.app.podcontrol import TritonPod
 from triton_pipelines.app.prober import ask
+from triton_pipelines.app.scaled import config_with
 from triton_pipelines.app.scalingmetrics import ScalingMetrics
 from triton_pipelines.cli.documents import only
 from triton_pipelines.cli.serve import SUBSTITUTED, _lay_out, _on_cpu
@@ -46,8 +48,11 @@ from triton_pipelines.metrics.direct import DirectReader
 from triton_pipelines.metrics.exposition import parse
 from triton_pipelines.metrics.samples import Expected, Failure, Sample, Scrape
 from triton_pipelines.pipeline import Graph, Options
+from triton_pipelines.pipeline.example import ExampleRequest, example_of
+from triton_pipelines.reconcile.observed import Pod
+from triton_pipelines.reconcile.reconciler import ProbeTarget
 from triton_pipelines.render import render
-from triton_pipelines.render.modelconfig import with_count
+from triton_pipelines.scaling.actuator import Target, actuate
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.local import LocalTriton
 
@@ -72,6 +77,9 @@ class Place:
         workload: what it is.
         triton: its only pod.
         graph: as rendered.
+        pod: the same as the API server would have it.
+        config: of the scaled step, as rendered.
+        example: a request that the pipeline answers.
         scaler: the operator's loop; `None` where nobody looks after the counts.
         seconds: what was measured so far.
     """
@@ -79,6 +87,9 @@ class Place:
     workload: Workload
     triton: LocalTriton
     graph: Graph
+    pod: dict[str, Any]
+    config: str
+    example: ExampleRequest | None
     scaler: Autoscaler | None = None
     seconds: list[Second] = field(default_factory=list)
     _load: PreparedLoad | None = None
@@ -96,9 +107,12 @@ class Place:
         return await self.client.instance_count(self.workload.step)
 
     async def change(self, count: int) -> None:
-        """Change the count in place, past the loop."""
-        config = with_count(await self.client.model_config(self.workload.step), count)
-        await self.client.load_model(self.workload.step, json_format.MessageToJson(config, preserving_proto_field_name=True))
+        """Change the count in place by the operator's actuator, proof included, past the loop."""
+        control = TritonPod(ProbeTarget(Pod.of(self.pod), self.graph, KEY, self.example), ask, lambda: dt.datetime.now(dt.UTC))
+        target = Target(POD, control, config_with(self.config), await self.count())
+        outcome = await actuate(self.workload.step, self.graph.model_name, count, [target])
+        if not outcome.proven:
+            raise RuntimeError(f"{self.workload.step} did not get {count} instances: {outcome.reason}")
 
     @property
     def client(self) -> TritonClient:
@@ -186,9 +200,12 @@ async def place(
         )
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(triton)
-            made = Place(workload, triton, graph, _client=await stack.enter_async_context(TritonClient(triton.grpc_address, KEY)))
+            client = await stack.enter_async_context(TritonClient(triton.grpc_address, KEY))
+            store, pod = _caches(document, revision.name, dict(revision.data), triton.address)
+            config = (models / workload.step / "config.pbtxt").read_text(encoding="utf-8")
+            made = Place(workload, triton, graph, pod, config, example_of(pipeline, graph), _client=client)
             if source is not None:
-                made.scaler = await _scaler(stack, document, revision.name, dict(revision.data), options, triton, source)
+                made.scaler = await _scaler(stack, store, workload.model, options, triton, source)
                 running = asyncio.create_task(made.scaler.run() if rival is None else rival(made))
                 stack.push_async_callback(_ended, running)
             requests = await asyncio.to_thread(workload.requests)
@@ -196,20 +213,10 @@ async def place(
             yield made
 
 
-async def _scaler(
-    stack: contextlib.AsyncExitStack,
-    document: Mapping[str, Any],
-    revision: str,
-    data: dict[str, str],
-    options: Options,
-    triton: LocalTriton,
-    source: str,
-) -> Autoscaler:
-    name = document["metadata"]["name"]
-    store = _caches(document, revision, data, triton.address)
+async def _scaler(stack: contextlib.AsyncExitStack, store: Store, name: str, options: Options, triton: LocalTriton, source: str) -> Autoscaler:
     collectors: dict[str, Collector] = {"": await stack.enter_async_context(DirectReader())}
     if source == PROMETHEUS:
-        target = Target(f"{triton.address}:{triton.metrics_port}", {"namespace": SPACE, "pod": POD})
+        target = Scraped(f"{triton.address}:{triton.metrics_port}", {"namespace": SPACE, "pod": POD})
         server = stack.enter_context(PrometheusServer([target], interval=SCRAPE_SECONDS))
         collectors["default"] = await stack.enter_async_context(PrometheusCollector(Connection(name="default", url=server.url)))
 
@@ -244,8 +251,8 @@ def _config_map(name: str, pipeline: str, data: Mapping[str, str]) -> dict[str, 
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": dict(data)}
 
 
-def _caches(document: Mapping[str, Any], revision: str, data: dict[str, str], address: str) -> Store:
-    """What the watches would have told: the pipeline, its ConfigMaps and its pod."""
+def _caches(document: Mapping[str, Any], revision: str, data: dict[str, str], address: str) -> tuple[Store, dict[str, Any]]:
+    """What the watches would have told, the pipeline, its ConfigMaps and its pod; and the pod."""
     name = document["metadata"]["name"]
     store = Store()
     store.put(INFERENCE_PIPELINES, {**document, "metadata": {**document["metadata"], "resourceVersion": str(next(_versions))}})
@@ -254,8 +261,9 @@ def _caches(document: Mapping[str, Any], revision: str, data: dict[str, str], ad
     labels = {names.LABEL_PIPELINE: name, names.LABEL_REVISION: revision}
     pod: dict[str, Any] = {"metadata": {"name": POD, "namespace": SPACE, "uid": POD, "resourceVersion": str(next(_versions)), "labels": labels}}
     status = ready_status(pod) | {"podIP": address, "podIPs": [{"ip": address}]}
-    store.put(PODS, {**pod, "status": status})
-    return store
+    pod["status"] = status
+    store.put(PODS, pod)
+    return store, pod
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

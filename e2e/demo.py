@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx
 
 from e2e import scaling_demo
-from e2e.local import binaries
+from e2e.local import binaries, packages
 from e2e.local.cluster import PRODUCT_IMAGES, Cluster
 from e2e.local.images import SAMPLES_IMAGE
 from e2e.models import tree
@@ -150,6 +150,7 @@ def _cluster_build() -> Iterator[subprocess.Popen[bytes]]:
 
 def _build_cluster() -> None:
     binaries.path_of("helm")  # of use right after
+    packages.install(packages.PROMETHEUS)
     Cluster(CLUSTER).up(images=(*PRODUCT_IMAGES, SAMPLES_IMAGE))
 
 
