@@ -80,7 +80,7 @@ def _of_model(pipe: Pipe, stage: Stage, executed: Executed | None, told: str) ->
     factor = padding_factor(pipe, stage, rows)
     cost = stage.cost
     length = mean_longest(pipe.lengths, 1)
-    tokens = cost.per_token * rows * length
+    tokens = cost.per_token * rows * length * factor
     total = cost.fixed + cost.per_request * rows / pipe.rows + cost.per_row * rows + tokens
     if factor >= PADDED and tokens > 0.4 * total:
         return Advice(

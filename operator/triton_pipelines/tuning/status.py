@@ -14,11 +14,13 @@ from .contract import Point, Report
 # A termination message holds 4096 bytes; what is around this one needs the rest.
 MOST_BYTES = 3500
 _MOST_WORDS = 600
+_LONGEST = 2**31 - 1
+_MOST_POINTS = 32
 
 
 def status_of(report: Report) -> dict[str, Any]:
     """The fields of ``status.tuning`` that a report fills (the run's request, state and times are its owner's): at most 3.5 kB as JSON."""
-    points = [_point(point) for point in (*report.points, *report.ends)]
+    points = [_point(point) for point in (*report.points, *report.ends)][:_MOST_POINTS]
     words = _MOST_WORDS
     while True:
         status = TuningStatus(
@@ -58,8 +60,8 @@ def _point(point: Point) -> TuningPoint:
 
 
 def _microseconds(seconds: float) -> int:
-    """Whole microseconds; what was never answered counts as an hour."""
-    return round(min(seconds, 3600.0) * 1e6)
+    """Whole microseconds; what was never answered counts as the longest time that the status holds (36 minutes)."""
+    return min(round(min(seconds, 3600.0) * 1e6), _LONGEST)
 
 
 def _cut(text: str, most: int) -> str:
