@@ -98,7 +98,9 @@ def options(name: str) -> set[str]:
     """The options that a command of `tritonpipe` knows."""
     command = typer.main.get_command(app).commands.get(name)  # type: ignore[attr-defined]
     assert command is not None, f"tritonpipe has no command {name}"
-    return {"--help"} | {option for parameter in command.params if parameter.param_type_name == "option" for option in parameter.opts}
+    return {"--help"} | {
+        option for parameter in command.params if parameter.param_type_name == "option" for option in (*parameter.opts, *parameter.secondary_opts)
+    }
 
 
 COMMANDS = [pytest.param(words, id=f"{fence}: {' '.join(words)}") for fence in SHELL for words in commands(fence)]
