@@ -26,10 +26,10 @@ _PERIODS = 10  # CFS periods per second
 class NodePages(Pages):
     """Pages of the exporters; a context manager. ``gpu``: utilisation (0–1) of every pod's GPU, ``None``: no such exporter."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, *worlds: World) -> None:
         super().__init__()
         self.gpu: float | None = None
-        self._world = world
+        self._worlds = worlds
         self.text = {CADVISOR: self._cadvisor, DCGM: self._dcgm}
 
     @property
@@ -48,16 +48,17 @@ class NodePages(Pages):
         found = [
             {
                 "targets": [f"{pod.triton.address}:{names.PORT_METRICS}"],
-                "labels": {"namespace": self._world.namespace, "pod": name, "pipeline": NAME},
+                "labels": {"namespace": world.namespace, "pod": name, "pipeline": NAME},
             }
-            for name, pod in list(self._world.pods.items())
+            for world in self._worlds
+            for name, pod in list(world.pods.items())
         ]
         return Response(200, {"Content-Type": "application/json"}, json.dumps(found).encode())
 
     def _cadvisor(self) -> str:
         lines = []
-        for name, pod in list(self._world.pods.items()):
-            labels = f'{{namespace="{self._world.namespace}",pod="{name}",container="{names.CONTAINER_SERVER}"}}'
+        for where, pod in self._pods:
+            labels = f'{{{where},container="{names.CONTAINER_SERVER}"}}'
             seconds, size = spent(pod)
             lines += [
                 f"container_cpu_usage_seconds_total{labels} {seconds}",
@@ -70,8 +71,12 @@ class NodePages(Pages):
     def _dcgm(self) -> str:
         if self.gpu is None:
             return ""
-        where = [f'namespace="{self._world.namespace}",pod="{name}"' for name in self._world.pods]
-        return "".join(f'DCGM_FI_DEV_GPU_UTIL{{gpu="0",{labels}}} {100 * self.gpu:.0f}\n' for labels in where)
+        return "".join(f'DCGM_FI_DEV_GPU_UTIL{{gpu="0",{where}}} {100 * self.gpu:.0f}\n' for where, _ in self._pods)
+
+    @property
+    def _pods(self) -> list[tuple[str, Pod]]:
+        """Each pod with the labels that name it."""
+        return [(f'namespace="{world.namespace}",pod="{name}"', pod) for world in self._worlds for name, pod in list(world.pods.items())]
 
 
 def spent(pod: Pod) -> tuple[float, int]:

@@ -202,9 +202,10 @@ class World:
             yield load
 
     @contextlib.asynccontextmanager
-    async def operator(self, **changes: Any) -> AsyncIterator[Running]:
-        """The operator, with real probes and short pauses."""
-        async with operator(self.proxy, self.folder, self.namespace, prober=ask, substitute_runner=["onnxruntime_onnx"], **changes) as running:
+    async def operator(self, *beside: World, **changes: Any) -> AsyncIterator[Running]:
+        """The operator, with real probes and short pauses; for the worlds beside this one, too: Kopf is one in a process."""
+        namespaces = [one.namespace for one in (self, *beside)]
+        async with operator(self.proxy, self.folder, *namespaces, prober=ask, substitute_runner=["onnxruntime_onnx"], **changes) as running:
             assert running.scaler is not None
             running.scaler.tick_seconds, running.scaler.retry_seconds, running.scaler.intent_seconds = TICK_SECONDS, 1.0, 4.0
             yield running
@@ -213,6 +214,7 @@ class World:
 @contextlib.asynccontextmanager
 async def world(client: Client, proxy: FaultProxy, namespace: str, folder: Path, **costs: dict[str, float | str]) -> AsyncIterator[World]:
     """A namespace in which pods come to life; every Triton is ended with it."""
+    folder.mkdir(parents=True, exist_ok=True)
     made = World(client, proxy, namespace, folder, costs)
     try:
         async with repeated(lambda: control_deployments(client, namespace), made.kubelet):
@@ -225,9 +227,9 @@ SPEC: dict[str, Any] = {
     "tokenizer": {"instances": {"initial": 1, "min": 1, "max": 6}, "dynamicBatching": {"preferredBatchSizes": None}},
     "model": {"maxBatchSize": 8},
     "scaling": {
-        "windows": {"fastSeconds": 4, "slowSeconds": 12},
+        "windows": {"fastSeconds": 3, "slowSeconds": 10},
         "scaleUp": {"cooldownSeconds": 2},
-        "scaleDown": {"stabilizationSeconds": 6, "maxStepPercent": 100},
+        "scaleDown": {"stabilizationSeconds": 4, "maxStepPercent": 100},
     },
 }
 """The sentiment pipeline, with a loop that is quick enough for a test. Its model is meant for a GPU, which the stand-in takes the place of."""

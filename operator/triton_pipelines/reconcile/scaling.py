@@ -7,6 +7,7 @@ the next pass writes them.
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +24,7 @@ from triton_pipelines.scaling.types import Decision, Fallback, Law, PipelineLimi
 HISTORY_MAX = 5
 # Where the pods themselves are read, every 2 s, growth need not wait for as many seconds as with scrapes of Prometheus.
 DIRECT_FAST_SECONDS = 6.0
+_NUMBER = re.compile(r"\d[\d.]*(e[+-]\d+)?")
 # A figure of the status moves only when it changed by more than this share.
 FIGURE_CHANGE = 0.10
 
@@ -249,7 +251,13 @@ def steady(view: View, status: Mapping[str, Any]) -> bool:
     verdicts = {item.get("name"): item.get("verdict") for item in status.get("steps") or ()}
     now = status_of(view, before)
     same = all(now.get(name) == before.get(name) for name in ("bottleneck", "mode", "figures", "history"))
-    return same and all(verdicts.get(item.step) == item.verdict.value for item in view.decision.steps)
+    return same and all(verdicts.get(item.step) == item.verdict.value for item in view.decision.steps) and _same_words(view, status)
+
+
+def _same_words(view: View, status: Mapping[str, Any]) -> bool:
+    """Whether a condition tells all that the decision says, whatever its numbers: a note that is new, as on a GPU that disagrees, is news."""
+    message = _NUMBER.sub("", view.decision.message)
+    return any(message in _NUMBER.sub("", str(item.get("message", ""))) for item in status.get("conditions") or ())
 
 
 def verdicts_of(view: View | None) -> Mapping[str, tuple[Verdict, str, int]]:

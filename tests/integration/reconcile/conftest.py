@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -18,11 +19,19 @@ def _name(request: pytest.FixtureRequest) -> str:
     return "r-" + "".join(char if char.isalnum() else "-" for char in request.node.name.lower())[:50].strip("-")
 
 
+@pytest.fixture(scope="session")
+def crd_installed() -> set[Path]:
+    """Kubeconfigs of the API servers that have the CRD already: installing it takes one of them seconds."""
+    return set()
+
+
 @pytest.fixture
-async def bare(api_server: ControlPlane) -> AsyncIterator[Client]:
+async def bare(api_server: ControlPlane, crd_installed: set[Path]) -> AsyncIterator[Client]:
     """The administrator of an API server on which nothing acts."""
     async with Client(lambda: load_configuration(str(api_server.kubeconfig))) as client:
-        await install_crd(client)
+        if api_server.kubeconfig not in crd_installed:
+            await install_crd(client)
+            crd_installed.add(api_server.kubeconfig)
         yield client
 
 
