@@ -105,7 +105,7 @@ KIND_OF: Mapping[Reason, Kind] = {
     Reason.CPU_CONTENDED: Kind.FINE,
     Reason.NO_PROGRESS: Kind.FINE,
     Reason.BATCHING_DEFEATED: Kind.FINE,
-    Reason.REPLICAS_OWNER_CONFLICT: Kind.FINE,
+    Reason.REPLICAS_OWNER_CONFLICT: Kind.WAITING,
     Reason.METRICS_MISSING: Kind.WAITING,
     Reason.METRICS_STALE: Kind.WAITING,
     Reason.METRICS_PARTIAL: Kind.WAITING,

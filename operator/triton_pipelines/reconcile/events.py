@@ -53,6 +53,9 @@ def _scaled(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
     old, new = _condition(before, ConditionType.SCALING_ACTIVE), _condition(after, ConditionType.SCALING_ACTIVE)
     if new.get("reason") == Reason.ACTUATION_FAILED and (old.get("reason"), old.get("message")) != (new.get("reason"), new.get("message")):
         told.append(Event(True, Reason.ACTUATION_FAILED.value, "Scale", str(new.get("message", ""))))
+    old, new = _condition(before, ConditionType.SCALING_LIMITED), _condition(after, ConditionType.SCALING_LIMITED)
+    if new.get("reason") == Reason.REPLICAS_OWNER_CONFLICT != old.get("reason"):
+        told.append(Event(True, Reason.REPLICAS_OWNER_CONFLICT.value, "Scale", str(new.get("message", ""))))
     old, new = _condition(before, ConditionType.METRICS_AVAILABLE), _condition(after, ConditionType.METRICS_AVAILABLE)
     if new and (old.get("status", "True"), old.get("reason")) != (new["status"], new["reason"]) and Reason(new["reason"]) is not Reason.NO_PODS:
         if new["status"] == "False":

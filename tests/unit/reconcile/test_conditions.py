@@ -339,7 +339,6 @@ def test_every_reason_has_a_meaning() -> None:
         Reason.CPU_CONTENDED,
         Reason.NO_PROGRESS,
         Reason.BATCHING_DEFEATED,
-        Reason.REPLICAS_OWNER_CONFLICT,
     }
 
 

@@ -45,13 +45,15 @@ def limited(made: World) -> Object:
 
 def test_an_autoscaler_of_the_deployment_keeps_the_number_and_is_named() -> None:
     made = written(world(), 4, entry("kube-controller-manager", "scale"))
-    writes = 0
+    writes, events = 0, []
     for seconds in range(0, 3600, 15):
         made.pass_time(15).control().run_pods()
         written(made, 3 + seconds % 3, entry("kube-controller-manager", "scale"))
         decided = made.step()
         writes += applied(decided) is not None
+        events += [event for event in decided.events if event.reason == "ReplicasOwnerConflict"]
     assert writes == 0
+    assert [event.warning for event in events] == [True], "told once"
     assert (limited(made)["status"], limited(made)["reason"]) == ("True", "ReplicasOwnerConflict")
     for word in (
         "kube-controller-manager",
