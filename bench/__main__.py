@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import sys
 
-from bench import bad_metrics, collection, control_laws, first_answer, in_place, padding, perf_analyzer, real_laws, rivals, stages, step_response
+from bench import (
+    bad_metrics,
+    collection,
+    control_laws,
+    first_answer,
+    in_place,
+    overload,
+    padding,
+    perf_analyzer,
+    real_laws,
+    rivals,
+    stages,
+    step_response,
+    tuner,
+)
 
 BENCHMARKS = {
     "O5": first_answer.run,
@@ -12,6 +26,7 @@ BENCHMARKS = {
     "S3": rivals.run,
     "PA": perf_analyzer.run,
     "S4": stages.run,
+    "overload": overload.run,
     "S5": stages.run,
     "C1": step_response.run,
     "C2": step_response.run,
@@ -22,6 +37,8 @@ BENCHMARKS = {
     "C6": bad_metrics.run,
     "C7": collection.run,
     "C8": control_laws.run,
+    "U1": tuner.predictions,
+    "U2": tuner.choice,
     "C1-simulated": control_laws.run,
     "C2-simulated": control_laws.run,
     "C3-simulated": control_laws.run,

@@ -14,7 +14,7 @@ from triton_pipelines.load import LoadSpec
 from triton_pipelines.pipeline.graph import Graph
 
 from .accept import CARRIED_SHARE, LEAST_GAIN, Kept, Measured, Verdict, judge
-from .calibrate import Executed, calibrated
+from .calibrate import FEWEST, Executed, calibrated
 from .choose import Planned, candidates, plan, planned
 from .contract import Knobs, Progress, Report, Settings, TuneError, TuneTarget, silent
 from .knobs import grid
@@ -161,7 +161,7 @@ class _Run:
     async def _calibrate(self) -> None:
         """The current setting under a real load; what that shows goes into every prediction."""
         current = await asyncio.to_thread(planned, self.pipe, self.server.current, self.wall, None, self.settings.seed)
-        rate = CALIBRATION_SHARE * (current.rate or current.capacity)
+        rate = max(CALIBRATION_SHARE * (current.rate or current.capacity), FEWEST / self.effort.calibration)
         one, seen = await self._measure(self.server.current, rate, self.effort.calibration, 0.14, 0.2, "the current setting")
         if one.load.failed:
             raise TuneError(f"requests fail at {rate:.0f} requests/s, where there is no overload: {one.load.first_error}")
@@ -230,7 +230,7 @@ class _Run:
         one = next((one for one in self.planned if one.knobs == knobs), None)
         if one is None:
             return 0.0
-        return one.rate or 0.5 * one.capacity
+        return max(one.rate or 0.5 * one.capacity, FEWEST / self.effort.seconds)
 
     async def _measure(
         self, knobs: Knobs, rate: float, seconds: float, low: float, high: float, name: str
