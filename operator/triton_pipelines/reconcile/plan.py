@@ -221,7 +221,7 @@ def _act(
     decided = _with_status(
         observed, status, apply, delete, _requeue(status, rollout, problems, must_wait), (*healing.events, *rollout.notes, *tuned.events)
     )
-    return replace(decided, resize=resize, beside=tuple(beside), requeue_after=_sooner(decided.requeue_after, tuned.recheck))
+    return replace(decided, resize=resize, beside=tuple(beside), requeue_after=soonest(decided.requeue_after, tuned.recheck))
 
 
 def _tuned(
@@ -254,8 +254,9 @@ def _tuned(
     return tuning.follow(stage, tuning.Run.parse(rollout.memory.tuning), now)
 
 
-def _sooner(first: float | None, second: float | None) -> float | None:
-    return min((time for time in (first, second) if time is not None), default=None)
+def soonest(*times: float | None) -> float | None:
+    """The least of the times that there are, seconds; ``None`` without any."""
+    return min((time for time in times if time is not None), default=None)
 
 
 def _must_wait(revision: Revision, observed: Observed, memory: Memory, context: Context) -> bool:

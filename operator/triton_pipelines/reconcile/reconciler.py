@@ -42,7 +42,7 @@ from . import status as statuses
 from .events import Event, transitions
 from .observed import Object, Observed, Pod, Probe, serves
 from .ownership import FormerChild, NameTaken, check_owner
-from .plan import Context, Deletion, Plan, Wanted, hands_off, plan, resolve
+from .plan import Context, Deletion, Plan, Wanted, hands_off, plan, resolve, soonest
 from .queue import Key, Result
 from .resizing import Resize
 from .scaling import Intent, View
@@ -156,7 +156,7 @@ class Reconciler:
             await self._write_status(observed, decided.status, decided.events)
         refused = await self._create_beside(key, observed, decided)
         polls = SOURCE_POLL_SECONDS if usable and config_map_sources(usable) else None
-        return Result(requeue_after=_soonest(decided.requeue_after, probe_after, polls, 0.0 if refused else None))
+        return Result(requeue_after=soonest(decided.requeue_after, probe_after, polls, 0.0 if refused else None))
 
     # --- observe -------------------------------------------------------------------------------------------------------
 
@@ -392,11 +392,6 @@ def _rolls(deployment: Object) -> bool:
         return True
     progressing: Object = next((item for item in status.get("conditions") or () if item.get("type") == "Progressing"), {})
     return progressing.get("reason") not in ("NewReplicaSetAvailable", "ProgressDeadlineExceeded")
-
-
-def _soonest(*times: float | None) -> float | None:
-    known = [time for time in times if time is not None]
-    return min(known) if known else None
 
 
 __all__ = ["ClusterError", "ProbeTarget", "Prober", "Reconciler"]
