@@ -26,13 +26,14 @@ from triton_pipelines.load.texts import Lengths, TextsError, lines
 from triton_pipelines.pipeline import build
 from triton_pipelines.pipeline.graph import Graph
 from triton_pipelines.tuning import contract
-from triton_pipelines.tuning.contract import Outcome, Report, Settings, TuneError, TuneTarget
+from triton_pipelines.tuning.contract import NotTunableError, Outcome, Report, Settings, TuneError, TuneTarget
 from triton_pipelines.tuning.plot import svg, terminal
 from triton_pipelines.tuning.run import tune as run
+from triton_pipelines.tuning.run import wall_of
 from triton_pipelines.tuning.status import patch_yaml, status_of
 
-from .documents import only
-from .failure import EXIT_FAILED, EXIT_USAGE, Failure
+from .documents import STANDARD_INPUT, only, resource
+from .failure import EXIT_FAILED, EXIT_FINDINGS, EXIT_USAGE, Failure
 from .incluster import asking
 from .options import OperatorConfigFile, SourceMaps, SubstituteRunner, operator_options
 from .output import console
@@ -106,6 +107,8 @@ def tune(
     if control_key_file is not None and server is None:
         raise Failure("--control-key-file: goes with --server; the pipeline served here has no key", EXIT_USAGE)
     try:
+        if str(file) != STANDARD_INPUT:
+            wall_of(resource(file), settings)  # before anything is fetched and started
         with signals():
             if server is not None:
                 options = operator_options(operator_config, source_map=source_map, substitute_runner=substitute_runner)
@@ -118,7 +121,7 @@ def tune(
                     target = TuneTarget(running.server.grpc_address, running.rebuild, url=running.server.http_url)
                     report = _run(target, running.pipeline, running.graph, settings)
     except TuneError as error:
-        raise Failure(str(error), EXIT_FAILED) from error
+        raise Failure(str(error), EXIT_FINDINGS if isinstance(error, NotTunableError) else EXIT_FAILED) from error
     except Stopped as stopped:
         typer.echo("stopped; nothing was changed", err=True)
         raise typer.Exit(128 + stopped.number) from None

@@ -21,7 +21,11 @@ Array = np.ndarray[Any, Any]
 
 
 class TuneError(Exception):
-    """The pipeline cannot be tuned, or the measurement failed; the message names the field or option and what to do."""
+    """The measurement failed, by the server's doing; the message says what to do."""
+
+
+class NotTunableError(TuneError):
+    """The pipeline as it is written cannot be tuned; the message names the field and what to do."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -10,7 +10,7 @@ from triton_pipelines.api.parse import parse
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.pipeline.graph import Graph, Role, Step
 
-from .contract import Knobs, TuneError
+from .contract import Knobs, NotTunableError
 
 # Batch sizes and delays that are tried (autoscaling.md §8.3): powers of two, microseconds.
 LARGEST_BATCH = 128
@@ -23,19 +23,19 @@ def model_of(graph: Graph) -> Step:
     """The step whose batching is tuned.
 
     Raises:
-        TuneError: there is none, or it does not batch.
+        NotTunableError: there is none, or it does not batch.
     """
     step = next((step for step in graph.steps if step.role is Role.MODEL), None)
     if step is None or graph.entry is not None:
         reason = "spec.model: the pipeline has none" if step is None else "spec.ensemble.entryPoint: an own entry point calls the model as it likes"
-        raise TuneError(f"{reason}; tuning needs a model step inside an ensemble")
+        raise NotTunableError(f"{reason}; tuning needs a model step inside an ensemble")
     if step.max_batch_size <= 0:
-        raise TuneError("spec.model.maxBatchSize: is 0, so that the model never batches; set it to the rows that the model may take")
+        raise NotTunableError("spec.model.maxBatchSize: is 0, so that the model never batches; set it to the rows that the model may take")
     if step.batching is None:
         what = "sequenceBatching keeps" if step.sequences is not None else "dynamicBatching.mode Disabled makes"
-        raise TuneError(f"spec.model: {what} requests from sharing a batch; tuning needs dynamicBatching")
+        raise NotTunableError(f"spec.model: {what} requests from sharing a batch; tuning needs dynamicBatching")
     if step.batching.priority_levels and graph.decoupled:
-        raise TuneError("spec.model.decoupled: a step with any number of answers has no latency to tune for")
+        raise NotTunableError("spec.model.decoupled: a step with any number of answers has no latency to tune for")
     return step
 
 

@@ -16,15 +16,13 @@ from triton_pipelines.pipeline.graph import Graph
 from .accept import CARRIED_SHARE, LEAST_GAIN, Kept, Measured, Verdict, judge
 from .calibrate import FEWEST, Executed, calibrated
 from .choose import Planned, candidates, plan, planned
-from .contract import Knobs, Progress, Report, Settings, TuneError, TuneTarget, silent
+from .contract import Knobs, NotTunableError, Progress, Report, Settings, TuneError, TuneTarget, silent
 from .knobs import grid
 from .predict import Pipe, poisson, simulate
 from .profile import Profile, executed, profile
 from .report import DOUBTFUL, Findings, report
 from .server import Server, SettingRefusedError, load_of
 from .workload import Workload, workload
-
-DEFAULT_BUDGET_MS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ async def tune(target: TuneTarget, pipeline: InferencePipeline, graph: Graph, se
         TuneError: the pipeline cannot be tuned, or the server failed; the message says what to do.
     """
     began = time.monotonic()
-    slo, wall = _wall(pipeline, settings)
+    slo, wall = wall_of(pipeline, settings)
     async with Server(target, pipeline, graph) as server:
         progress(0.0, "looking at the server")
         work = await workload(server.client, pipeline, graph, settings)
@@ -89,14 +87,18 @@ async def tune(target: TuneTarget, pipeline: InferencePipeline, graph: Graph, se
     return replace(made, failed_requests=failed, seconds=time.monotonic() - began)
 
 
-def _wall(pipeline: InferencePipeline, settings: Settings) -> tuple[float, float]:
-    """The SLO and the wall, in seconds."""
+def wall_of(pipeline: InferencePipeline, settings: Settings) -> tuple[float, float]:
+    """The SLO and the wall, in seconds.
+
+    Raises:
+        NotTunableError: there is none.
+    """
     slo = settings.slo_ms if settings.slo_ms is not None else pipeline.spec.slo.p99_milliseconds
     if slo is None:
-        raise TuneError("spec.slo.p99Milliseconds: is not set; tuning needs the latency to keep: write it, or give --slo")
+        raise NotTunableError("spec.slo.p99Milliseconds: is not set; tuning needs the latency to keep: write it, or give --slo")
     budget = settings.budget_ms if settings.budget_ms is not None else pipeline.spec.slo.network_and_queue_budget_milliseconds
     if budget >= slo:
-        raise TuneError(
+        raise NotTunableError(
             f"spec.slo.networkAndQueueBudgetMilliseconds: {budget:g} ms leave nothing of an SLO of {slo:g} ms for the pipeline; lower it, or raise the SLO"
         )
     return slo / 1e3, (slo - budget) / 1e3

@@ -1,0 +1,119 @@
+"""`tritonpipe tune` on a real Triton with a stand-in for the GPU step: measured, kept or proven, and nothing left changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.serving import ROOT, run, sample_sources
+from triton_pipelines.api.status import TuningStatus
+from triton_pipelines.cli.documents import only
+from triton_pipelines.cli.serve import _lay_out
+from triton_pipelines.loader.uris import SourceMap
+from triton_pipelines.pipeline import Graph, Options, build
+from triton_pipelines.render.modelconfig import configs
+from triton_pipelines.triton.client import TritonClient
+from triton_pipelines.triton.local import LocalTriton
+from triton_pipelines.tuning.contract import Knobs
+from triton_pipelines.tuning.knobs import changed, knobs_of
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+FILE = ROOT / "bench" / "gpu-step.yaml"
+KEY = "the key of this test"
+
+
+@dataclass(frozen=True)
+class Canary:
+    """A Triton as a canary pod has it: control APIs restricted, nobody's traffic."""
+
+    server: LocalTriton
+    graph: Graph
+    key: Path
+
+
+@pytest.fixture(scope="module")
+def canary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Canary]:
+    folder = tmp_path_factory.mktemp("canary")
+    (folder / "key").write_text(KEY)
+    pipeline, graph = only(FILE, Options())
+    sources = SourceMap.parse(rule.removeprefix("--source-map=") for rule in sample_sources())
+    models = _lay_out(pipeline, graph, Options(), folder, folder, sources)
+    with LocalTriton(models, list(graph.load), control_key=KEY, stop_s=2) as server:
+        yield Canary(server, graph, folder / "key")
+
+
+async def running(canary: Canary) -> Knobs:
+    """The setting that the server has."""
+    async with TritonClient(canary.server.grpc_address) as client:
+        model = await client.model_config("model")
+        delay = model.dynamic_batching.max_queue_delay_microseconds
+        tokenizers = await client.instance_count("tokenizer")
+        assert await client.model_ready(canary.graph.model_name)
+        return Knobs(model.max_batch_size, delay, model.instance_group[0].count, tokenizers)
+
+
+async def test_a_run_measures_and_leaves_the_server_as_it_was(canary: Canary, tmp_path: Path) -> None:
+    report, plot = tmp_path / "report.json", tmp_path / "plot.svg"
+    done = run(
+        *("tune", str(FILE), "--server", canary.server.grpc_address, "--control-key-file", str(canary.key)),
+        *("--slo", "300", "--seconds", "1.5", "--lengths", "median=100,sigma=0.4,cap=256"),
+        *("--output", "json", "--report-file", str(report), "--plot", str(plot)),
+        seconds=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert KEY not in done.stdout + done.stderr
+    said = json.loads(done.stdout)
+    points = said["points"]
+    assert len(points) >= 3
+    assert len(points) <= 6
+    assert said["failed_requests"] == 0
+    assert all(point["carried"] > 0 for point in points)
+    assert [end["name"] for end in said["ends"]] == ["latency first", "throughput first"]
+    model = next(step for step in said["steps"] if step["step"] == "model")
+    # The stand-in's own law: 2 ms for each execution, 1.5 us for each token, and what Triton adds.
+    assert 1.5e-3 < model["fixed"] < 6e-3
+    assert 0.7e-6 < model["per_token"] < 4e-6
+    status = TuningStatus.model_validate(json.loads(report.read_text()))
+    assert len(status.points) == len(points) + 2
+    assert "wall" in plot.read_text()
+    before, _ = only(FILE, Options())
+    recommended = Knobs(**said["recommended"])
+    if status.patch:
+        after = build(changed(before, yaml.safe_load(status.patch)), Options())
+        assert knobs_of(after) == recommended
+        configs(after)
+        assert all(point["outcome"] == "WithinSLO" for point in points if Knobs(**point["knobs"]) == recommended)
+    else:
+        assert recommended == knobs_of(canary.graph)
+    assert await running(canary) == knobs_of(canary.graph)
+
+
+async def test_without_the_key_nothing_is_changed(canary: Canary) -> None:
+    done = run("tune", str(FILE), "--server", canary.server.grpc_address, "--seconds", "1")
+    assert done.returncode == 3
+    assert "restricted" in done.stderr or "key" in done.stderr
+    assert await running(canary) == knobs_of(canary.graph)
+
+
+def test_a_server_of_another_pipeline_is_refused(canary: Canary, tmp_path: Path) -> None:
+    other = yaml.safe_load(FILE.read_text())
+    other["metadata"]["name"] = "other"
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(other))
+    done = run("tune", str(tmp_path / "other.yaml"), "--server", canary.server.grpc_address)
+    assert done.returncode == 3
+    assert "does not run this pipeline" in done.stderr
+
+
+def test_a_pipeline_without_a_promise_is_told_so(tmp_path: Path) -> None:
+    document = yaml.safe_load(FILE.read_text())
+    del document["spec"]["slo"]
+    (tmp_path / "open.yaml").write_text(yaml.safe_dump(document))
+    done = run("tune", str(tmp_path / "open.yaml"))
+    assert done.returncode == 1
+    assert "spec.slo.p99Milliseconds" in done.stderr
+    assert "--slo" in done.stderr
