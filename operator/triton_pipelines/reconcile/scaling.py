@@ -257,7 +257,9 @@ def steady(view: View, status: Mapping[str, Any]) -> bool:
 def _same_words(view: View, status: Mapping[str, Any]) -> bool:
     """Whether a condition tells all that the decision says, whatever its numbers: a note that is new, as on a GPU that disagrees, is news."""
     message = _NUMBER.sub("", view.decision.message)
-    return any(message in _NUMBER.sub("", str(item.get("message", ""))) for item in status.get("conditions") or ())
+    said = [_NUMBER.sub("", str(item.get("message", ""))) for item in status.get("conditions") or ()]
+    # Advisory says before it what would change.
+    return any(one == message or one.endswith(f"; {message}") for one in said)
 
 
 def verdicts_of(view: View | None) -> Mapping[str, tuple[Verdict, str, int]]:

@@ -1,0 +1,43 @@
+"""Notes on a decision: told when they are news, though no figure has moved; and no status is written for new digits alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support import builders
+from tests.support.flows import Flow, history
+from tests.support.loops import Loop, loop_of
+from tests.support.worlds import World
+from triton_pipelines.metrics.samples import Expected, Sample, Usage
+
+FLOWS = {"tokenizer": Flow(50.0), "model": Flow(50.0, service=0.0005)}
+
+
+def says(loop: Loop, gpu: float) -> None:
+    """The same load as ever, and what the GPU says of itself."""
+
+    def found(one: Expected) -> Sample:
+        seen = history(FLOWS, now=loop.now, usage=Usage(loop.now, gpu=gpu))
+        return Sample(dict.fromkeys(one.pods, seen), 5.0, "test")
+
+    loop.collector.says = found
+
+
+async def told(loop: Loop, gpu: float, seconds: float = 150.0) -> str:
+    """The condition's message after so long."""
+    for _ in range(int(seconds / 2)):
+        says(loop, gpu)
+        await loop.tick(2.0)
+        await loop.settle()
+    return str(loop.world.condition("ScalingActive")["message"])
+
+
+async def test_a_gpu_that_disagrees_is_news_and_its_digits_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(builders.document(tokenizer={"instances": {"initial": 1, "min": 1, "max": 8}})).settle()
+    loop = loop_of(monkeypatch, world)
+    calm = await told(loop, 0.5)
+    assert "GPU" not in calm
+    busy = await told(loop, 0.97)
+    assert "the GPU is used 97% of the time but model computes only" in busy
+    assert await told(loop, 0.95) == busy, "no status is written for two percent"
+    assert "GPU" not in await told(loop, 0.5), "what is over is not told any longer"
