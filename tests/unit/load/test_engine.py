@@ -72,6 +72,16 @@ async def test_latency_of_an_open_loop_counts_from_when_requests_were_due() -> N
     assert summarise(closed).p99_s == pytest.approx(0.001)
 
 
+async def test_the_wait_for_a_free_connection_is_in_the_latency() -> None:
+    # One connection, and a server that stalls once for 0.3 s: thirty requests were due meanwhile and could not even be sent.
+    async with kserve(lambda number: (0.3 if number == 5 else 0.0, 200, b"{}")) as stand:
+        spec = LoadSpec(rate=100, arrivals=Arrivals.CONSTANT, connections=1, duration_s=0.6, warmup_s=0, statistics=False)
+        result = await run(target(stand.url), spec)
+    assert stand.connections == 1
+    assert np.count_nonzero(result.latencies > 0.1) >= 18
+    assert summarise(result).max_s >= 0.3
+
+
 async def test_open_loop_sends_when_due_however_late_the_answers_are() -> None:
     async with kserve(lambda _: (0.2, 200, b"{}")) as stand:
         result = await run(target(stand.url), LoadSpec(rate=100, arrivals=Arrivals.CONSTANT, **QUICK))
