@@ -61,7 +61,8 @@ def plan(pipe: Pipe, settings: Iterable[Knobs], current: Knobs, wall: float, see
     allowed = set(given)
     for one in ranked(found)[:DELAYED]:
         variants = [replace(one.knobs, queue_delay=delay) for delay in delays]
-        found += [planned(pipe, knobs, wall, one.capacity, seed) for knobs in variants if knobs in allowed and knobs != current]
+        least = (1 - CLOSE) * most
+        found += [planned(pipe, knobs, wall, one.capacity, seed, least) for knobs in variants if knobs in allowed and knobs != current]
     return ranked([one for one in found if one.knobs in allowed])
 
 

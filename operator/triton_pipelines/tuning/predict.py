@@ -22,7 +22,7 @@ from .fit import Cost
 MOST_BUSY = 0.8
 WARM_SHARE = 0.1
 # Arrivals of a simulation while searching.
-SEARCHED = 6_000
+SEARCHED = 5_000
 _SATURATED = 3_000
 
 

@@ -11,7 +11,7 @@ from tests.unit.tuning.test_predict import PIPE
 from triton_pipelines.tuning.accept import LEAST_GAIN, Kept, Measured, interval, judge
 from triton_pipelines.tuning.choose import CLOSE, Planned, candidates, curve, ends, plan, ranked
 from triton_pipelines.tuning.contract import Knobs, Load
-from triton_pipelines.tuning.predict import MOST_BUSY, poisson, simulate
+from triton_pipelines.tuning.predict import MOST_BUSY, SEARCHED, poisson, simulate
 
 CURRENT = Knobs(4, 0, 1, 1)
 GRID = [Knobs(batch, delay, 1, count) for batch in (1, 4, 16, 64) for delay in (0, 2000) for count in (1, 2)]
@@ -24,7 +24,7 @@ def test_what_is_chosen_keeps_the_wall(wall: float) -> None:
         assert one.rate <= MOST_BUSY * one.capacity * 1.001
         if one.rate:
             assert one.p99 <= wall
-            assert simulate(PIPE.with_knobs(one.knobs), poisson(one.rate, 6000, 0), 0).p99 <= wall
+            assert simulate(PIPE.with_knobs(one.knobs), poisson(one.rate, SEARCHED, 0), 0).p99 <= wall
         assert one.knobs == CURRENT or one.knobs.queue_delay / 1e6 <= wall / 4
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.tuning.contract import Knobs
 from triton_pipelines.tuning.fit import Cost
-from triton_pipelines.tuning.predict import Pipe, Stage, bursty, capacity, highest_rate, poisson, serve, simulate
+from triton_pipelines.tuning.predict import SEARCHED, Pipe, Stage, bursty, capacity, highest_rate, poisson, serve, simulate
 from triton_pipelines.tuning.simulator.station import NOISE, Station, StationSpec
 
 TOKENIZER = Stage("tokenizer", Cost(1e-4, 3e-5, 0.0, 1.2e-6, spread=0.0), 64)
@@ -85,7 +85,7 @@ def test_more_instances_carry_more_unless_they_share() -> None:
 def test_the_highest_rate_keeps_the_wall_and_leaves_a_fifth_idle(wall: float) -> None:
     rate = highest_rate(PIPE, wall)
     assert 0 < rate <= 0.8 * capacity(PIPE) * 1.001
-    assert simulate(PIPE, poisson(rate, 6000, 0), 0).p99 <= wall
+    assert simulate(PIPE, poisson(rate, SEARCHED, 0), 0).p99 <= wall
 
 
 def test_no_rate_keeps_a_wall_below_the_time_of_one_request() -> None:
