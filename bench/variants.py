@@ -15,7 +15,7 @@ from e2e.models import tree
 from tests.support.pipelines import ENSEMBLE, config, ensemble, tensor
 from tests.support.triton import triton_server, write_model
 from triton_pipelines import runtime
-from triton_pipelines.load import LoadSpec, Summary, Target, blocking, summarise
+from triton_pipelines.load import LoadResult, LoadSpec, Summary, Target, blocking, summarise
 from triton_pipelines.load.texts import Lengths, texts
 from triton_pipelines.triton.local import LocalTriton
 
@@ -41,6 +41,7 @@ class Variant:
         mode: of the stand-in step, or ``Runner``: the sample's real model on CPU by the ONNX runner.
         ragged: whether requests of different length share a batch of the model step.
         parameters: further ones of the model step.
+        max_batch: most rows of a batch of the model step.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Variant:
     mode: str = "Together"
     ragged: bool = False
     parameters: Mapping[str, str] = field(default_factory=dict)
+    max_batch: int = MAX_BATCH
 
 
 def workload(seed: int = 1) -> list[str]:
@@ -95,20 +97,26 @@ def _write(repository: Path, variant: Variant, models: Path, batching: Mapping[s
     runner = runtime.source("onnx_runner")
     if variant.mode == "Runner":
         outputs = [tensor("logits", "TYPE_FP32", "2")]
-        text = config(model, ids, outputs, dict(variant.parameters), max_batch_size=MAX_BATCH, ragged=variant.ragged)
+        text = config(model, ids, outputs, dict(variant.parameters), max_batch_size=variant.max_batch, ragged=variant.ragged)
         put(model, text, {"model.py": runner, "model.onnx": (models / MODEL_FILE).read_bytes()})
     else:
         outputs = [tensor("scores", "TYPE_FP32", "1")]
-        text = config(model, ids, outputs, {}, max_batch_size=MAX_BATCH, ragged=variant.ragged)
+        text = config(model, ids, outputs, {}, max_batch_size=variant.max_batch, ragged=variant.ragged)
         own = {"mode": variant.mode, "launch_us": f"{LAUNCH_US}", "token_us": f"{TOKEN_US}", **variant.parameters}
         text += "".join(f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}\n' for key, value in own.items())
         put(model, text, {"model.py": (Path(__file__).parent / "standin_gpu.py").read_text(), "runner.py": runner})
     output = "logits" if variant.mode == "Runner" else "scores"
     steps = [(tokenizer, {"TEXT": "TEXT"}, BOTH), (model, BOTH, {output: output})]
-    write_model(repository, variant.name, ensemble("TEXT", outputs, steps).replace(f'name: "{ENSEMBLE}"', f'name: "{variant.name}"'))
+    whole = ensemble("TEXT", outputs, steps).replace(f'name: "{ENSEMBLE}"', f'name: "{variant.name}"')
+    write_model(repository, variant.name, whole.replace("max_batch_size: 64", f"max_batch_size: {variant.max_batch}"))
+
+
+def measured(server: LocalTriton, model: str, spec: LoadSpec, rows: Sequence[str]) -> LoadResult:
+    """One load over HTTP, a text per request."""
+    requests = [{"TEXT": np.array([[text.encode()]], dtype=np.object_)} for text in rows]
+    return blocking(Target(server.http_url, model, requests), spec)
 
 
 def load(server: LocalTriton, model: str, spec: LoadSpec, rows: Sequence[str]) -> Summary:
-    """One load over HTTP, a text per request."""
-    requests = [{"TEXT": np.array([[text.encode()]], dtype=np.object_)} for text in rows]
-    return summarise(blocking(Target(server.http_url, model, requests), spec))
+    """Its figures."""
+    return summarise(measured(server, model, spec, rows))
