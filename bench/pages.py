@@ -4,7 +4,7 @@
 
 A mark such as ``<!-- results: C1 C2 -->`` begins a block, ``<!-- end -->`` ends it. Blocks: ``results`` (goal, value, met, and why where it is missed), ``runs``
 (each run of a step response), ``laws`` (the simulated comparison), ``traces`` (laws on a real Triton), ``changes`` (counts changed in place), ``faults`` (bad metrics),
-``stand-ins``, ``plots`` (by name, those that there are).
+``ways`` (architectures side by side), ``ratios`` (ours over perf_analyzer's), ``stand-ins``, ``plots`` (by name, those that there are).
 """
 
 from __future__ import annotations
@@ -152,6 +152,26 @@ def traces(found: Result) -> str:
     return table(head, rows)
 
 
+def ways(found: Result) -> str:
+    """Architectures on one load: requests/s and p99 of each."""
+    detail = found["detail"]
+    rows = [
+        (name, *("{:.0f} ({:.0f} to {:.0f})".format(*detail[figure][name]) for figure in ("requestsPerSecond", "p99Milliseconds")))
+        for name in detail["requestsPerSecond"]
+    ]
+    return table(("way", "requests/s: median (least to most)", "p99, ms"), rows)
+
+
+def ratios(found: Result) -> str:
+    """Ours over perf_analyzer's, by protocol and number of clients."""
+    head = ("load", "requests/s", "p50", "p99")
+    rows = [
+        (load, *("{:.2f} ({:.2f} to {:.2f})".format(*line[name]) for name in ("requests_per_s", "p50_s", "p99_s")))
+        for load, line in found["detail"].items()
+    ]
+    return table(head, rows)
+
+
 def stand_ins(found: Result) -> str:
     """What of a result is not real, and where it was measured."""
     said = "\n".join(f"- {one}" for one in found["stand_ins"])
@@ -165,6 +185,8 @@ _OF_ONE: Mapping[str, Callable[[Result], str]] = {
     "faults": faults,
     "traces": traces,
     "stand-ins": stand_ins,
+    "ways": ways,
+    "ratios": ratios,
 }
 
 

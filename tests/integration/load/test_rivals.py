@@ -1,0 +1,47 @@
+"""The architectures of the benchmark S3: all three give the same answers, and take load from many clients without an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from bench.rivals import OURS, PLAINLY, WELL, measured, refuse_different, targets
+from triton_pipelines.load import Target
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def ways() -> Iterator[Mapping[str, Target]]:
+    """All three; their answers have been compared."""
+    with targets([WELL, PLAINLY]) as found:
+        yield found
+
+
+def test_all_ways_carry_load(ways: Mapping[str, Target]) -> None:
+    results = measured(ways, clients=8, runs=1, seconds=0.3)
+    assert set(results) == {OURS, WELL, PLAINLY}
+    for name, item in results.items():
+        assert not item.errors, name
+        assert item.runs[0].requests > 0, name
+    # Of the ensemble the tokenizer is a step of its own; of the others Triton sees the model alone.
+    assert "tokenizer" in results[OURS].runs[0].steps
+
+
+def test_a_way_with_another_answer_is_refused(ways: Mapping[str, Target], monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_different(ways, ["a text", "one more of them"])
+    seen = httpx.Response.json
+    # A service whose answer is off by one in one place.
+    monkeypatch.setattr(httpx.Response, "json", lambda response: _off_by_one(seen(response)))
+    with pytest.raises(AssertionError, match="service, micro-batches, gRPC"):
+        refuse_different(ways, ["a text", "one more of them"])
+
+
+def _off_by_one(answer: dict[str, Any]) -> dict[str, Any]:
+    if "logits" in answer:
+        answer["logits"] = (np.array(answer["logits"]) + 1).tolist()
+    return answer
