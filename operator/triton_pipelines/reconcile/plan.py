@@ -211,6 +211,8 @@ def _act(
         for items in (desired, tuned.created)
     )
     desired += tuned.objects
+    if number.shared:  # which changes nothing but who owns the number
+        apply += [item for item in desired if item["kind"] == "Deployment" and item not in apply]
     delete = [*(Deletion("Pod", pod.name, pod.uid) for pod in healing.pods), *_pruned(pipeline, observed, desired, kept)]
     resize = next_resize(limit, observed)
     warnings = lint(pipeline, graph, context.options)

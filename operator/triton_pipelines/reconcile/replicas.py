@@ -29,7 +29,8 @@ KEY_MILLIS: Final = "cpuMillis"
 class Replicas:
     """``number``: pods that are wanted while the pipeline is not suspended; ``applied``: what the Deployment is applied with, ``None``:
     its number is another's; ``owner``: ``spec``, ``scaling`` or that manager; ``conflict``: who else writes it and what to do, "" nobody;
-    ``scaled``: the number that live scaling wants, ``None``: none; ``least``: pods that have to serve in any case."""
+    ``scaled``: the number that live scaling wants, ``None``: none; ``least``: pods that have to serve in any case; ``shared``: the other
+    owner says the same number, so that it can be owned again."""
 
     number: int
     applied: int | None
@@ -38,6 +39,7 @@ class Replicas:
     conflict: str = ""
     scaled: int | None = None
     least: int = 1
+    shared: bool = False
 
     @property
     def floating(self) -> bool:
@@ -68,7 +70,7 @@ def decide_replicas(pipeline: InferencePipeline, observed: Observed, memory: Mem
     number = pipeline.spec.replicas if bounds is None else _scaled(pipeline, bounds, observed)
     owner = "spec" if bounds is None else "scaling"
     scaled, least = (None, number) if bounds is None else (number, bounds.min)
-    conflict = "" if bounds is None else _scaled_from_outside(observed, number)
+    conflict = "" if bounds is None else _scaled_from_outside(pipeline, observed, number)
     if pipeline.spec.suspend is Switch.ENABLED:
         return Replicas(number, 0, owner, memory, conflict, scaled, least)
     other = _other_owner(observed.deployment)
@@ -76,7 +78,7 @@ def decide_replicas(pipeline: InferencePipeline, observed: Observed, memory: Mem
     # At 0 every autoscaler stands still, so there is nobody to fight.
     if other is None or live == number or number == 0:
         memory = memory if memory.mended else replace(memory, mended_manager="")
-        return Replicas(number, number, owner, memory, conflict, scaled, least)
+        return Replicas(number, number, owner, memory, conflict, scaled, least, shared=other is not None and live == number)
     if not other.scale and not _insists(other, memory, now):
         mended = replace(memory, mended_manager=other.manager, mended=now.isoformat(timespec="seconds"))
         return Replicas(number, number, owner, mended, conflict, scaled, least)
@@ -126,16 +128,23 @@ def _scaled(pipeline: InferencePipeline, bounds: PodBounds, observed: Observed) 
     return max(bounds.min, min(bounds.max, wanted))
 
 
-def _scaled_from_outside(observed: Observed, number: int) -> str:
-    """That somebody scales the pipeline itself, whose number counts for nothing here."""
-    for entry in _owners(observed.pipeline):
-        if entry.get("subresource") == "scale":
-            return (
-                f"{entry.get('manager')} scales this pipeline through its scale subresource (an HPA, KEDA or kubectl scale), but spec.scaling.pods owns"
-                f" the number of pods, so spec.replicas is ignored and {number} pods are kept: remove that autoscaler, then write spec.replicas once"
-                " by an edit or apply; or remove spec.scaling.pods and leave the number to it"
-            )
-    return ""
+def _scaled_from_outside(pipeline: InferencePipeline, observed: Observed, number: int) -> str:
+    """That somebody scales the pipeline itself, whose number counts for nothing here.
+
+    API servers up to 1.36 (measured) keep no field manager of a write through a custom resource's scale subresource: a number that nobody
+    owns, and that is not the default, came that way.
+    """
+    entries = list(_owners(observed.pipeline))
+    who = next((str(entry.get("manager")) for entry in entries if entry.get("subresource") == "scale"), "")
+    if not who and not entries and observed.pipeline["metadata"].get("managedFields") and pipeline.spec.replicas != 1:
+        who = "somebody"
+    if not who:
+        return ""
+    return (
+        f"{who} scales this pipeline through its scale subresource (an HPA, KEDA or kubectl scale; to {pipeline.spec.replicas}), but spec.scaling.pods"
+        f" owns the number of pods, so spec.replicas is ignored and {number} pods are kept: remove that autoscaler, then write spec.replicas once"
+        " by an edit or apply; or remove spec.scaling.pods and leave the number to it"
+    )
 
 
 def _taken(pipeline: InferencePipeline, other: _Owner, live: int, number: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 from tests.support import builders
 from tests.support.worlds import World
 from triton_pipelines.api import names
-from triton_pipelines.reconcile.observed import Object
+from triton_pipelines.reconcile.observed import Memory, Object
 from triton_pipelines.reconcile.plan import Plan
+from triton_pipelines.reconcile.replicas import decide_replicas
 
 PODS: dict[str, Any] = {"scaling": {"pods": {"min": 2, "max": 5}}, "tokenizer": {"instances": {"initial": 1, "min": 1, "max": 4}}}
 
@@ -80,7 +82,9 @@ def test_the_number_is_given_back() -> None:
     made.step()
     assert limited(made)
     written(made, 1, entry("kubectl", "scale"))
-    made.step()
+    change = applied(made.step())
+    assert change is not None
+    assert change["spec"]["replicas"] == 1, "the number is ours again, too"
     assert not limited(made)
     written(made, 1, entry(names.MANAGER_CHILDREN, operation="Apply"), entry("kubectl", "scale"))
     assert made.settle().told()["Ready"] == "True Succeeded"
@@ -230,6 +234,20 @@ def test_who_scales_the_pipeline_from_outside_is_told() -> None:
     made.change().settle()
     assert len(made.serving) == 5, "without scaling.pods it is served"
     assert not limited(made)
+
+
+def test_a_number_of_the_pipeline_that_nobody_owns_came_through_its_scale_subresource() -> None:
+    made = world(**PODS)
+
+    def told(replicas: int, *managers: Object) -> str:
+        document = {**made.document, "metadata": {**made.document["metadata"], "managedFields": [entry("kubectl", field="f:model"), *managers]}}
+        document["spec"] = {**made.document["spec"], "replicas": replicas}
+        return decide_replicas(builders.pipeline(**PODS, replicas=replicas), replace(made.observed(), pipeline=document), Memory(), made.now).conflict
+
+    assert told(1) == "", "1 is the default"
+    assert told(7).startswith("somebody scales this pipeline through its scale subresource (an HPA, KEDA or kubectl scale; to 7)")
+    assert told(7, entry("kubectl-edit")) == "", "whoever writes it by an edit is warned instead"
+    assert told(7, entry("keda", "scale")).startswith("keda scales")
 
 
 def test_budget_follows_the_number() -> None:

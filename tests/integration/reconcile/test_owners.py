@@ -1,0 +1,246 @@
+"""Who says how many pods there are, and how much CPU each has, on a real API server with real controllers: autoscalers are served or left alone,
+never fought; pods are resized through their own subresource. The kubelet is a stand-in."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import builders
+from tests.support.faultproxy import FaultProxy
+from tests.support.operators import MERGE, apply_any, eventually, is_ready, operator, patch, ready_status, repeated, serve_pods
+from triton_pipelines.api import names
+from triton_pipelines.cluster.client import Client, Object
+from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, PODS, Resource
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(240)]
+AUTOSCALERS = Resource("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
+# The controller looks every 15 s, and learns of new kinds every 30 s.
+AUTOSCALER_SECONDS = 120.0
+INSTANCES: dict[str, Any] = {"tokenizer": {"instances": {"initial": 1, "min": 1, "max": 4}}}
+
+
+@contextlib.asynccontextmanager
+async def running(admin: Client, proxy: FaultProxy, folder: Path, namespace: str) -> AsyncIterator[None]:
+    """The operator, and pods that become ready."""
+    async with operator(proxy, folder, namespace, operator_namespace=namespace), repeated(partial(serve_pods, admin, namespace)):
+        yield
+
+
+async def make(admin: Client, namespace: str, **spec: Any) -> None:
+    item = builders.document(name="p", namespace=namespace, **spec)
+    item["metadata"].pop("uid")
+    await apply_any(admin, INFERENCE_PIPELINES, item)
+
+
+async def pipeline(admin: Client, namespace: str) -> Object:
+    return await admin.get(INFERENCE_PIPELINES, namespace, "p")
+
+
+async def condition(admin: Client, namespace: str, kind: str) -> Object:
+    status = (await pipeline(admin, namespace)).get("status") or {}
+    return next((item for item in status.get("conditions", ()) if item["type"] == kind), {})
+
+
+async def pods(admin: Client, namespace: str) -> list[Object]:
+    listed = (await admin.list(PODS, namespace, label_selector=names.MANAGED_SELECTOR)).items
+    return [item for item in listed if is_ready(item) and not item["metadata"].get("deletionTimestamp")]
+
+
+async def ready(admin: Client, namespace: str, count: int, deadline: float = 60.0) -> None:
+    async def reached() -> bool:
+        told = await condition(admin, namespace, "Ready")
+        return told.get("status") == "True" and len(await pods(admin, namespace)) == count
+
+    await eventually(f"{count} pods serve", reached, deadline)
+
+
+async def replicas(admin: Client, namespace: str) -> int:
+    return int((await admin.get(DEPLOYMENTS, namespace, "p"))["spec"]["replicas"])
+
+
+async def write(admin: Client, resource: Resource, namespace: str, number: int, subresource: str | None = None) -> None:
+    """Somebody else writes the number of pods."""
+    path, body = resource.path(namespace, "p", subresource), {"spec": {"replicas": number}}
+    await admin._call("patch", "PATCH", resource, path, query={"fieldManager": "keda"}, body=body, content_type=MERGE, repeatable=True)
+
+
+async def scale(admin: Client, resource: Resource, namespace: str, number: int) -> None:
+    """As an HPA, KEDA and kubectl scale do it."""
+    await write(admin, resource, namespace, number, "scale")
+
+
+def autoscaler(namespace: str, target: Resource, least: int) -> Object:
+    """One that knows of no metrics, as in a cluster without a metrics server: it holds its least."""
+    reference = {"apiVersion": target.api_version, "kind": target.kind, "name": "p"}
+    spec = {"scaleTargetRef": reference, "minReplicas": least, "maxReplicas": 9}
+    return {"apiVersion": "autoscaling/v2", "kind": AUTOSCALERS.kind, "metadata": {"name": "p", "namespace": namespace}, "spec": spec}
+
+
+def writes(proxy: FaultProxy) -> int:
+    """Writes of the Deployment by the operator so far."""
+    return sum(seen.method in ("PATCH", "PUT") and "/deployments/p" in seen.target and seen.agent == names.APP for seen in proxy.requests)
+
+
+async def conflict(admin: Client, namespace: str, *words: str) -> Object:
+    async def told() -> Object | None:
+        found = await condition(admin, namespace, "ScalingLimited")
+        return found if found.get("reason") == "ReplicasOwnerConflict" else None
+
+    found: Object = await eventually("the conflict is told", told)
+    for word in words:
+        assert word in found["message"]
+    return found
+
+
+async def no_conflict(admin: Client, namespace: str) -> None:
+    async def gone() -> bool:
+        return not await condition(admin, namespace, "ScalingLimited")
+
+    await eventually("no conflict is told any more", gone)
+
+
+@pytest.mark.proves("spec.replicas", "behaviour")
+async def test_an_autoscaler_of_the_pipeline_is_served(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+    """The real HPA controller, through the pipeline's scale subresource."""
+    async with running(admin, proxy, tmp_path, namespace):
+        await make(admin, namespace)
+        await ready(admin, namespace, 1)
+        await apply_any(admin, AUTOSCALERS, autoscaler(namespace, INFERENCE_PIPELINES, 3))
+        await ready(admin, namespace, 3, AUTOSCALER_SECONDS)
+        seen = await admin._call("get", "GET", INFERENCE_PIPELINES, INFERENCE_PIPELINES.path(namespace, "p", "scale"), repeatable=True)
+        assert (seen["spec"]["replicas"], seen["status"]["replicas"]) == (3, 3)
+        assert names.LABEL_PIPELINE in seen["status"]["selector"]
+        assert not await condition(admin, namespace, "ScalingLimited")
+
+
+async def test_an_autoscaler_of_the_deployment_is_not_fought(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+    """The real HPA controller first; then one that changes its mind all the time; then the number is given back."""
+    async with running(admin, proxy, tmp_path, namespace):
+        await make(admin, namespace)
+        await ready(admin, namespace, 1)
+        await apply_any(admin, AUTOSCALERS, autoscaler(namespace, DEPLOYMENTS, 3))
+        before = writes(proxy)
+
+        async def taken() -> bool:
+            return await replicas(admin, namespace) == 3
+
+        await eventually("the autoscaler has its number", taken, AUTOSCALER_SECONDS)
+        await conflict(admin, namespace, "kube-controller-manager", "3 where this pipeline says 1", "InferencePipeline p")
+        await ready(admin, namespace, 3)
+        for number in (4, 2, 5, 3, 4, 2, 5, 3):
+            await scale(admin, DEPLOYMENTS, namespace, number)
+            await eventually("the pods follow", partial(_as_many, admin, namespace, number))
+            assert await replicas(admin, namespace) == number
+        # A change of the template leaves the number alone.
+        await make(admin, namespace, tokenizer={"maxLength": 64})
+        await eventually("the change is applied", lambda: writes(proxy) > before)
+        await ready(admin, namespace, 3)
+        assert writes(proxy) - before <= 2
+        assert await replicas(admin, namespace) == 3
+        await admin.delete(AUTOSCALERS, namespace, "p")
+        await scale(admin, DEPLOYMENTS, namespace, 1)
+        await no_conflict(admin, namespace)
+        await make(admin, namespace, tokenizer={"maxLength": 64}, replicas=2)
+        await ready(admin, namespace, 2)
+
+
+async def _as_many(admin: Client, namespace: str, number: int) -> bool:
+    return len(await pods(admin, namespace)) == number
+
+
+async def test_whoever_insists_on_the_deployments_number_gets_it(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+    async with running(admin, proxy, tmp_path, namespace):
+        await make(admin, namespace)
+        await ready(admin, namespace, 1)
+        before = writes(proxy)
+        for number in (3, 4, 5, 3, 4, 5):
+            await write(admin, DEPLOYMENTS, namespace, number)
+            await eventually("the operator has seen it", partial(_seen, admin, proxy, namespace, number, before))
+        assert writes(proxy) - before == 1, "mended once"
+        await conflict(admin, namespace, "keda", "again and again")
+        assert await replicas(admin, namespace) == 5
+
+
+async def _seen(admin: Client, proxy: FaultProxy, namespace: str, number: int, before: int) -> bool:
+    """Whether the number was mended, or is told as the other's."""
+    told = await condition(admin, namespace, "ScalingLimited")
+    return f" {number} where this pipeline says 1" in told.get("message", "") or (
+        writes(proxy) - before == 1 and await replicas(admin, namespace) == 1 and number == 3
+    )
+
+
+@pytest.mark.proves("spec.scaling.pods", "behaviour")
+async def test_who_scales_the_pipeline_while_scaling_owns_its_pods_is_told(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+    async with running(admin, proxy, tmp_path, namespace):
+        owned = builders.merge(INSTANCES, {"scaling": {"pods": {"min": 2, "max": 4}}})
+        await make(admin, namespace, **owned)
+        await ready(admin, namespace, 2)
+        before = writes(proxy)
+        for number in (5, 3, 6, 7, 1, 9):
+            await scale(admin, INFERENCE_PIPELINES, namespace, number)
+            assert (await pipeline(admin, namespace))["spec"]["replicas"] == number
+        await conflict(admin, namespace, "scales this pipeline through its scale subresource", "2 pods are kept")
+        assert writes(proxy) == before
+        assert await replicas(admin, namespace) == 2
+        # Without scaling.pods the number is the autoscaler's, and served.
+        await make(admin, namespace, **INSTANCES)
+        await ready(admin, namespace, 9)
+        await no_conflict(admin, namespace)
+
+
+# --- CPU in place ---------------------------------------------------------------------------------------------------------------------------
+
+
+def server(container_list: list[Object]) -> Object:
+    return next(item for item in container_list if item["name"] == names.CONTAINER_SERVER)
+
+
+async def give(admin: Client, namespace: str) -> None:
+    """The kubelet's part in a resize: what the spec asks for is put into force, at once."""
+    for pod in (await admin.list(PODS, namespace, label_selector=names.MANAGED_SELECTOR)).items:
+        asked = server(pod["spec"]["containers"])["resources"]
+        known = (pod.get("status") or {}).get("containerStatuses") or ()
+        if is_ready(pod) and known and server(list(known)).get("resources") != asked:
+            status = ready_status(pod)
+            server(status["containerStatuses"])["resources"] = asked
+            await patch(admin, PODS, namespace, pod["metadata"]["name"], {"status": status}, "status")
+
+
+async def asked(admin: Client, namespace: str) -> list[str]:
+    return [server(item["spec"]["containers"])["resources"]["limits"]["cpu"] for item in await pods(admin, namespace)]
+
+
+@pytest.mark.proves("spec.scaling.cpuResize", "behaviour")
+async def test_pods_are_resized_in_place_one_after_the_other(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+    spec = builders.merge(INSTANCES, {"scaling": {"cpuResize": "InPlace"}, "replicas": 2})
+    async with repeated(partial(give, admin, namespace)):
+        async with running(admin, proxy, tmp_path, namespace):
+            await make(admin, namespace, **spec)
+            await ready(admin, namespace, 2)
+            assert await asked(admin, namespace) == ["1350m", "1350m"]
+            live = await admin.get(CONFIG_MAPS, namespace, names.live_name("p"))
+            assert json.loads(live["data"][names.KEY_PODS]) == {"cpuMillis": 1350}
+        uids = {item["metadata"]["uid"] for item in await pods(admin, namespace)}
+        # What a decision would have recorded before its operator was killed: the next one carries it out.
+        await patch(admin, CONFIG_MAPS, namespace, names.live_name("p"), {"data": {names.KEY_PODS: '{"cpuMillis": 3350}'}})
+        async with running(admin, proxy, tmp_path, namespace):
+
+            async def resized(count: int) -> bool:
+                return await asked(admin, namespace) == ["3350m"] * count
+
+            await eventually("both have more", partial(resized, 2))
+            assert {item["metadata"]["uid"] for item in await pods(admin, namespace)} == uids
+            assert len([seen for seen in proxy.requests if "/resize" in seen.target]) == 2
+            # One that comes later gets the same.
+            await make(admin, namespace, **builders.merge(spec, {"replicas": 3}))
+            await ready(admin, namespace, 3)
+            await eventually("the new one, too", partial(resized, 3))
+            template = (await admin.get(DEPLOYMENTS, namespace, "p"))["spec"]["template"]
+            assert server(template["spec"]["containers"])["resources"]["limits"]["cpu"] == "1350m"
