@@ -37,7 +37,12 @@ class Windows(ApiModel):
     """Times over which signals are looked at."""
 
     fast_seconds: Annotated[
-        int | None, Field(ge=2, le=600, description="Window that growth reacts to; never shorter than 2.2 scrapes of the metrics. Default 12.")
+        int | None,
+        Field(
+            ge=2,
+            le=600,
+            description="Window that growth reacts to; never shorter than 2.2 scrapes of the metrics. Default 12; 6 where pods are read directly.",
+        ),
     ] = None
     slow_seconds: Annotated[int | None, Field(ge=10, le=3600, description="Window of steady figures: service time and verdicts. Default 60.")] = None
 
