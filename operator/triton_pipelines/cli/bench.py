@@ -207,7 +207,10 @@ def _target(place: Place, protocol: Protocol, requests: Requests) -> Target:
 def _interrupts() -> Iterator[None]:
     """Ctrl-C and SIGTERM end the bench, and the server that it started."""
 
+    came = [signal.SIGINT]
+
     def stop(number: int, _: FrameType | None) -> None:
+        came.append(signal.Signals(number))
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, stop)
@@ -215,7 +218,7 @@ def _interrupts() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         typer.echo("stopped", err=True)
-        raise typer.Exit(128 + signal.SIGINT) from None
+        raise typer.Exit(128 + came[-1]) from None
     finally:
         signal.signal(signal.SIGTERM, before)
 

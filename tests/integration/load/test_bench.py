@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import signal
+import subprocess
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from typer.testing import CliRunner, Result
 from e2e.load.workloads import TOKENIZER
 from e2e.models import tree
 from tests.support import pipelines
+from tests.support.serving import SAMPLES, TRITONPIPE, sample_sources
 from tests.support.serving import run as command
 from tests.support.triton import triton_server
 from triton_pipelines.cli.failure import Failure
@@ -164,3 +167,22 @@ def test_made_up_texts_have_as_many_tokens_as_asked_for() -> None:
     lengths = Lengths(32, 0.6, 512).sample(300, seed=2)
     counted = [len(encoding.ids) for encoding in tokenizer.encode_batch(texts(lengths, seed=2))]
     assert counted == [max(length, 3) for length in lengths]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_load_and_the_server_that_it_started(number: signal.Signals, tmp_path: Path) -> None:
+    log = tmp_path / "triton.log"
+    options = ("--concurrency=1", "--no-baseline", "--duration=0.3", "--warmup=0", f"--log={log}", *sample_sources())
+    file = str(SAMPLES / "sentiment.yaml")
+    with subprocess.Popen(
+        [*TRITONPIPE, "bench", file, *options, "--runs=100"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stderr is not None
+        said = [next(line for line in process.stderr if line.startswith("run 1 of 100"))]
+        process.send_signal(number)
+        said += process.stderr.readlines()
+        assert process.wait(30) == 128 + number, said
+    assert said[-1] == "stopped\n"
+    assert "Traceback" not in "".join(said)
+    # It was told to end, and did.
+    assert "Waiting for in-flight requests to complete" in log.read_text()
