@@ -19,12 +19,12 @@ from multiprocessing.connection import Connection
 
 import grpc  # type: ignore[import-untyped]
 import numpy as np
-from tritonclient.grpc import service_pb2
-from tritonclient.utils import serialize_byte_tensor
 
 from e2e.load.bins import Answer
+from triton_pipelines.load.grpc import METHOD
+from triton_pipelines.load.payloads import payloads
+from triton_pipelines.load.spec import Protocol, Target
 
-METHOD = "/inference.GRPCInferenceService/ModelInfer"
 DEADLINE_SECONDS = 60.0
 READY_SECONDS = 30.0
 TELL_SECONDS = 0.1
@@ -33,11 +33,8 @@ _CHANNEL_OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_mes
 
 def request_of(model: str, name: str, texts: Sequence[str]) -> bytes:
     """A request of one input of texts, `[rows, 1]`, as it goes over the wire."""
-    message = service_pb2.ModelInferRequest(model_name=model)
-    tensor = message.inputs.add(name=name, datatype="BYTES", shape=[len(texts), 1])
-    del tensor
-    message.raw_input_contents.append(serialize_byte_tensor(np.array([[text.encode()] for text in texts], dtype=object)).item())
-    data: bytes = message.SerializeToString()
+    rows = np.array([[text.encode()] for text in texts], dtype=np.object_)
+    (data,) = payloads(Target("", model, [{name: rows}], Protocol.GRPC))
     return data
 
 
