@@ -4,7 +4,7 @@
 
 A mark such as ``<!-- results: C1 C2 -->`` begins a block, ``<!-- end -->`` ends it. Blocks: ``results`` (goal, value, met, and why where it is missed), ``runs``
 (each run of a step response), ``laws`` (the simulated comparison), ``traces`` (laws on a real Triton), ``changes`` (counts changed in place), ``faults`` (bad metrics),
-``ways`` (architectures side by side), ``ratios`` (ours over perf_analyzer's), ``stand-ins``, ``plots`` (by name, those that there are).
+``ways`` (architectures side by side), ``ratios`` (ours over perf_analyzer's), ``paddings``, ``stage``, ``limits`` (of serving), ``stand-ins``, ``plots`` (by name, those that there are).
 """
 
 from __future__ import annotations
@@ -174,8 +174,61 @@ def ratios(found: Result) -> str:
 
 def stand_ins(found: Result) -> str:
     """What of a result is not real, and where it was measured."""
-    said = "\n".join(f"- {one}" for one in found["stand_ins"])
+    said = "\n".join(f"- {one}" for one in found["stand_ins"]) or "- none"
     return f"Workload: {found['workload']}.\n\nStand-ins:\n\n{said}\n\n{found['machine']}; `{found['command']}`; {found['date']}, commit {found['commit']}."
+
+
+def paddings(found: Result) -> str:
+    """Ways of padding, side by side."""
+    head = ("", "computed", "requests/s (least to most)", "p50", "p99 (least to most)", "rows per execution", "model step busy")
+    rows = [
+        (
+            name,
+            one["meaning"],
+            _spread(one["requestsPerSecond"], ""),
+            f"{one['p50Milliseconds'][0]:.3g} ms",
+            _spread(one["p99Milliseconds"], " ms"),
+            f"{one['rowsPerExecution'][0]:.1f}",
+            f"{one['modelBusy'][0]:.0%}",
+        )
+        for name, one in found["detail"]["variants"].items()
+    ]
+    return table(head, rows)
+
+
+def stage(found: Result) -> str:
+    """The tokenizer stage against the library."""
+    rows = [
+        ("tokenizer stage: Triton's compute time", _spread(found["detail"]["stageMicroseconds"], " us")),
+        ("the library alone, one thread", _spread(found["detail"]["libraryMicroseconds"], " us")),
+        ("the library beside a busy core", _spread(found["detail"]["libraryBesideABusyCoreMicroseconds"], " us")),
+        ("stage against the library beside a busy core", _spread(found["detail"]["ratioBesideABusyCore"], " times")),
+        ("rows per execution", _spread(found["detail"]["rowsPerExecution"], "")),
+        ("requests/s of one instance", _spread(found["detail"]["requestsPerSecond"], "")),
+    ]
+    return table(("for each request", "median (least to most)"), rows)
+
+
+def limits(found: Result) -> str:
+    """Overload by limit of the queues, round by round."""
+    head = ("queues", "goodput, of the capacity", "p99 of the answered", "refused after")
+    rows = [
+        (
+            one["meaning"],
+            ", ".join(f"{each['goodputPercent']:.0f} %" for each in one["rounds"]),
+            ", ".join("-" if each["p99Milliseconds"] is None else f"{each['p99Milliseconds']:.0f}" for each in one["rounds"]) + " ms",
+            ", ".join("-" if each["refusedAfterMilliseconds"] is None else f"{each['refusedAfterMilliseconds']:.0f}" for each in one["rounds"])
+            + " ms",
+        )
+        for one in found["detail"]["limits"].values()
+    ]
+    return table(head, rows)
+
+
+def _spread(values: Sequence[float], unit: str) -> str:
+    """Median, least and most."""
+    middle, low, high = (_number(value) for value in values)
+    return f"{middle} ({low} to {high}){unit}"
 
 
 _OF_ONE: Mapping[str, Callable[[Result], str]] = {
@@ -185,6 +238,9 @@ _OF_ONE: Mapping[str, Callable[[Result], str]] = {
     "faults": faults,
     "traces": traces,
     "stand-ins": stand_ins,
+    "paddings": paddings,
+    "stage": stage,
+    "limits": limits,
     "ways": ways,
     "ratios": ratios,
 }
