@@ -35,6 +35,8 @@ PENDING_SECONDS: Final = 900
 # Beyond the Job's own deadline, for its end to be told (seconds).
 MARGIN_SECONDS: Final = 60
 RECHECK_SECONDS: Final = 15.0
+# A Job that failed waits so long for what its pod says of it (seconds).
+SILENT_SECONDS: Final = 10
 MESSAGE_MAX: Final = 1024
 # What the Job may fill in of status.tuning; the rest is said here.
 RESULT: Final = ("message", "advice", "patch", "gainPercent", "points")
@@ -191,12 +193,15 @@ def _pending(stage: Stage, run: Run, name: str, now: dt.datetime) -> Tuned:
 def _running(stage: Stage, run: Run, name: str, now: dt.datetime) -> Tuned:
     """Until the Job has ended."""
     made = stage.observed.child("Job", names.tuning_name(stage.observed.name, name, names.COMPONENT_TUNER))
-    for pod in _pods(stage.observed, name, names.COMPONENT_TUNER):
+    tuners = _pods(stage.observed, name, names.COMPONENT_TUNER)
+    for pod in tuners:
         ended = (pod.container(names.CONTAINER_TUNER).get("state") or {}).get("terminated")
         if ended:
             return Tuned(_ended(stage, run, ended, now))
     failed = next((item for item in ((made or {}).get("status") or {}).get("conditions") or () if item.get("type") == "Failed"), None)
-    if failed is not None and failed.get("status") == "True":
+    # Its pod's own words say more, and may reach us later.
+    silent = bool(tuners) and failed is not None and not _past(str(failed.get("lastTransitionTime") or ""), SILENT_SECONDS, now)
+    if failed is not None and failed.get("status") == "True" and not silent:
         return Tuned(_failed(run, f"the Job failed: {failed.get('reason', '')}: {failed.get('message', '')}", now))
     mode = stage.pipeline.spec.tuning.mode or TuningMode.QUICK
     if _past(run.job, JOB_SECONDS[mode] + MARGIN_SECONDS, now):

@@ -18,7 +18,7 @@ from tests.support.worlds import World
 from triton_pipelines.api import names
 from triton_pipelines.reconcile.observed import Object, Observed, Pod
 from triton_pipelines.reconcile.plan import Plan
-from triton_pipelines.reconcile.tuning import PENDING_SECONDS, Run, State
+from triton_pipelines.reconcile.tuning import PENDING_SECONDS, SILENT_SECONDS, Run, State
 from triton_pipelines.render.tuning import JOB_SECONDS
 
 RENDERED: dict[str, Any] = {}
@@ -269,6 +269,16 @@ def test_a_job_that_does_not_end() -> None:
     world.step()
     assert world.run["state"] == "Failed"
     assert "DeadlineExceeded" in world.run["message"]
+    # While its pod is there, and the failure is news, the pod's own words are waited for.
+    other = asked().canary_ready()
+    (job,) = other.ours("Job")
+    other.pod("Job", phase="Running")
+    now = {**failed, "lastTransitionTime": other.now.isoformat()}
+    other.children["Job", job["metadata"]["name"]] = {**job, "status": {"conditions": [now]}}
+    other.step()
+    assert other.run["state"] == "Running"
+    other.pass_time(SILENT_SECONDS + 1).step()
+    assert other.run["state"] == "Failed"
     silent = asked().canary_ready()
     silent.pass_time(max(JOB_SECONDS.values()) + 100).step()
     assert silent.run["state"] == "Failed"
