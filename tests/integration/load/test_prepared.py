@@ -13,7 +13,8 @@ import grpc  # type: ignore[import-untyped]
 import pytest
 from tritonclient.grpc import service_pb2
 
-from e2e.load.prepared import METHOD, prepared_load, request_of
+from e2e.load.prepared import prepared_load, request_of
+from triton_pipelines.load.grpc import METHOD
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 DEADLINE = 30.0
