@@ -156,10 +156,16 @@ def ways(found: Result) -> str:
     """Architectures on one load: requests/s and p99 of each."""
     detail = found["detail"]
     rows = [
-        (name, *("{:.0f} ({:.0f} to {:.0f})".format(*detail[figure][name]) for figure in ("requestsPerSecond", "p99Milliseconds")))
+        (
+            name,
+            *(
+                "{:.0f} ({:.0f} to {:.0f})".format(*detail[figure][name])
+                for figure in ("requestsPerSecond", "p99Milliseconds", "cpuMicrosecondsPerRequest")
+            ),
+        )
         for name in detail["requestsPerSecond"]
     ]
-    return table(("way", "requests/s: median (least to most)", "p99, ms"), rows)
+    return table(("way", "requests/s: median (least to most)", "p99, ms", "CPU of all servers a request, µs"), rows)
 
 
 def ratios(found: Result) -> str:
