@@ -237,9 +237,9 @@ def _pods(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     scaled = any(step.instances.scaled for step in graph.models) and not graph.auto_complete
     if (pods := scaling.pods) is not None:
         # 1 is what the API server writes where nobody did.
-        if replicas != 1 and not pods.min <= replicas <= pods.max:
+        if replicas != 1 and not pods.low <= replicas <= pods.max:
             yield _warn(
-                "spec.replicas", f"{replicas} is ignored: spec.scaling.pods owns the number of pods ({pods.min} to {pods.max}); remove one of them"
+                "spec.replicas", f"{replicas} is ignored: spec.scaling.pods owns the number of pods ({pods.low} to {pods.max}); remove one of them"
             )
         if not scaled:
             yield _warn(

@@ -175,7 +175,7 @@ def same_flag(flag: str, known: Iterable[str]) -> str | None:
 
 def feature_arguments(pipeline: InferencePipeline, graph: Graph) -> list[str]:
     """Arguments that fields of the resource ask for: the response cache, latencies, traces."""
-    arguments = []
+    arguments: list[str] = []
     if pipeline.spec.slo.p99_milliseconds is not None and latency_argument(pipeline) is None:
         # Fixed at start, so that the first promise is a new revision; another figure for it is none.
         arguments += LATENCY_ARGUMENTS

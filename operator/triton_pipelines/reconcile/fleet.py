@@ -22,7 +22,7 @@ def bounds_of(pipeline: InferencePipeline, graph: Graph) -> Bounds:
     """What live scaling may change of a pipeline beside counts."""
     pods, limit = pipeline.spec.scaling.pods, cpu_range(pipeline, graph)
     return Bounds(
-        pods=None if pods is None else StepLimits(PODS, "", pods.min, pods.max, pipeline.spec.replicas),
+        pods=None if pods is None else StepLimits(PODS, "", pods.low, pods.max, pipeline.spec.replicas),
         cpu=None if limit is None else CpuBounds(*limit, base=limit[1] - _most(graph)),
     )
 
@@ -32,18 +32,18 @@ def _most(graph: Graph) -> int:
     return sum(millis(step.resources.cpu) * step.instances.high for step in scaled_steps(graph) if step.python)
 
 
-def seen_of(pods: Sequence[Pod], deployment: Mapping[str, Any] | None, wanted: int | None, *, counting: bool) -> Seen:
-    """The pods as they are. ``wanted``: the CPU limit that each is to have, ``None``: any; ``counting``: counts are on their way."""
+def seen_of(pods: Sequence[Pod], deployment: Mapping[str, Any] | None, wanted: int | None, refused: Mapping[str, int] | None = None) -> Seen:
+    """The pods as they are. ``wanted``: the CPU limit that each is to have, ``None``: any; ``refused``: limits that the API server did not
+    give, by pod uid: where a node is too small for it, it says so (Kubernetes 1.36, measured) before the kubelet could."""
     staying = [pod for pod in pods if not pod.deleting]
     running = [pod for pod in staying if pod.server_running] if wanted is not None else []
     uneven = {pod.name: waits(pod) or f"is next for {wanted}m" for pod in running if waits(pod) or asked_limit(pod) != wanted}
-    infeasible = {pod.uid: found for pod in running if (found := _infeasible(pod)) is not None}
+    infeasible = {pod.uid: found for pod in running if (found := _infeasible(pod, (refused or {}).get(pod.uid))) is not None}
     return Seen(
         uids=frozenset(pod.uid for pod in staying),
         there=len(staying),
         ready=sum(pod.serving for pod in staying),
         rolling=deployment is None or rolls(deployment) or len({(pod.revision, pod.template) for pod in staying}) > 1,
-        counting=counting,
         uneven=uneven,
         infeasible=infeasible,
     )
@@ -65,8 +65,8 @@ def rolls(deployment: Mapping[str, Any]) -> bool:
     return progressing.get("reason") not in ("NewReplicaSetAvailable", "ProgressDeadlineExceeded")
 
 
-def _infeasible(pod: Pod) -> Infeasible | None:
-    asked, given = asked_limit(pod), actual_limit(pod)
-    if state_of(pod)[0] != INFEASIBLE or asked is None or given is None:
+def _infeasible(pod: Pod, refused: int | None) -> Infeasible | None:
+    asked, given = asked_limit(pod) if refused is None else refused, actual_limit(pod)
+    if (refused is None and state_of(pod)[0] != INFEASIBLE) or asked is None or given is None or given >= asked:
         return None
     return Infeasible(pod.uid, str((pod.raw.get("spec") or {}).get("nodeName") or ""), asked, given)

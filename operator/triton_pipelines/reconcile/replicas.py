@@ -69,7 +69,7 @@ def decide_replicas(pipeline: InferencePipeline, observed: Observed, memory: Mem
     bounds = pipeline.spec.scaling.pods
     number = pipeline.spec.replicas if bounds is None else _scaled(pipeline, bounds, observed)
     owner = "spec" if bounds is None else "scaling"
-    scaled, least = (None, number) if bounds is None else (number, bounds.min)
+    scaled, least = (None, number) if bounds is None else (number, bounds.low)
     conflict = "" if bounds is None else _scaled_from_outside(pipeline, observed, number)
     if pipeline.spec.suspend is Switch.ENABLED:
         return Replicas(number, 0, owner, memory, conflict, scaled, least)
@@ -125,7 +125,7 @@ def _scaled(pipeline: InferencePipeline, bounds: PodBounds, observed: Observed) 
         if pipeline.spec.scaling.mode is not ScalingMode.ACTIVE:
             return pipeline.spec.replicas
         wanted = int(((observed.deployment or {}).get("spec") or {}).get("replicas") or 0) or pipeline.spec.replicas
-    return max(bounds.min, min(bounds.max, wanted))
+    return max(bounds.low, min(bounds.max, wanted))
 
 
 def _scaled_from_outside(pipeline: InferencePipeline, observed: Observed, number: int) -> str:
