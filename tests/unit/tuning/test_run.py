@@ -1,0 +1,81 @@
+"""What a run is measured against: the promise, what is subtracted from it, and the least throughput."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support import builders
+from tests.unit.tuning.test_choose import BETTER, CURRENT, GRID, WALL, measured
+from tests.unit.tuning.test_predict import LENGTHS, PIPE
+from triton_pipelines.tuning.accept import judge
+from triton_pipelines.tuning.choose import plan
+from triton_pipelines.tuning.contract import NotTunableError, Report, Settings
+from triton_pipelines.tuning.profile import Profile
+from triton_pipelines.tuning.report import Findings, report
+from triton_pipelines.tuning.run import wall_of
+from triton_pipelines.tuning.workload import Workload
+
+
+@pytest.mark.proves("spec.slo.p99Milliseconds", "behaviour")
+@pytest.mark.proves("spec.slo.networkAndQueueBudgetMilliseconds", "behaviour")
+def test_the_wall_is_the_promise_less_what_network_and_queues_take() -> None:
+    promised = builders.pipeline(slo={"p99Milliseconds": 80, "networkAndQueueBudgetMilliseconds": 15})
+    assert wall_of(promised, Settings()) == pytest.approx((0.080, 0.065))
+    assert wall_of(promised, Settings(slo_ms=40)) == pytest.approx((0.040, 0.025))
+    assert wall_of(builders.pipeline(), Settings(slo_ms=40)) == pytest.approx((0.040, 0.035)), "5 ms where nothing is written"
+
+
+def test_without_a_promise_or_with_nothing_left_of_it_the_field_is_named() -> None:
+    with pytest.raises(NotTunableError, match=r"spec\.slo\.p99Milliseconds"):
+        wall_of(builders.pipeline(), Settings())
+    with pytest.raises(NotTunableError, match=r"networkAndQueueBudgetMilliseconds"):
+        wall_of(builders.pipeline(), Settings(slo_ms=5))
+
+
+def report_of(least: int | None, *, proven: bool = True) -> Report:
+    """A report on points in which 600 requests/s are proven, or the current 400 are kept."""
+    built = builders.built(model={"maxBatchSize": 4}, slo={"p99Milliseconds": 35} | ({"minThroughputPerSecond": least} if least else {}))
+    points = [measured(CURRENT, 400, 0.02), measured(BETTER, 600, 0.02), measured(CURRENT, 600 / 1.05, 0.08 if proven else 0.02)]
+    planned = plan(PIPE, [*GRID, BETTER], CURRENT, WALL)
+    return report(
+        Findings(
+            pipeline=built.pipeline,
+            graph=built.graph,
+            settings=Settings(),
+            slo=0.035,
+            wall=WALL,
+            work=Workload((), LENGTHS, "a mix", 1, ("TEXT",)),
+            profile=Profile(PIPE, {}, 128, 1),
+            pipe=PIPE,
+            planned=planned,
+            grid=GRID,
+            measured=points,
+            executed=[{} for _ in points],
+            verdict=judge(CURRENT, points, WALL, [BETTER]),
+            current=CURRENT,
+            notes=(),
+        )
+    )
+
+
+@pytest.mark.proves("spec.slo.minThroughputPerSecond", "behaviour")
+@pytest.mark.parametrize(("least", "said"), [(500, "is met"), (900, "is NOT met")])
+def test_the_least_throughput_is_met_or_said_not_to_be(least: int, said: str) -> None:
+    assert any(f"spec.slo.minThroughputPerSecond {least} {said}" in note for note in report_of(least).notes)
+    assert not any("minThroughput" in note for note in report_of(None).notes)
+
+
+def test_a_report_recommends_what_is_proven_and_patches_it() -> None:
+    found = report_of(None)
+    assert found.recommended == BETTER
+    assert found.gain == pytest.approx(0.5)
+    assert found.patch == {"spec": {"model": {"maxBatchSize": 64}}}
+    assert [point.name for point in found.points] == ["current", "recommended", "current"]
+    assert {curve.name for curve in found.curves if curve.measured} == {"current", "recommended"}
+
+
+def test_a_report_without_proof_keeps_the_current_setting() -> None:
+    found = report_of(None, proven=False)
+    assert found.recommended == CURRENT
+    assert found.patch == {}
+    assert "stays" in found.message
