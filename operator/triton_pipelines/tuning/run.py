@@ -124,6 +124,7 @@ class _Run:
         self.notes: list[str] = []
         self.refused: set[Knobs] = set()
         self._progress = progress
+        self._at = 0.2  # share of the run that is done
 
     @property
     def verdict(self) -> Verdict:
@@ -153,7 +154,7 @@ class _Run:
         await self._verify()
 
     async def _plan(self) -> None:
-        self.tell(0.2, 0.2, f"predicting {AGAIN if self.planned else len(self.grid)} settings")
+        self.tell(self._at, self._at, f"predicting {AGAIN if self.planned else len(self.grid)} settings")
         able = [knobs for knobs in self.grid if knobs not in self.refused]
         if self.planned:
             # A correction moves rates more than it moves the order: the best are looked at again.
@@ -189,6 +190,7 @@ class _Run:
                 self.notes.append(f"{knobs} is refused: {error}")
                 return None
             left -= 1
+            self._at = low + step
             if abs(one.predicted_p99 / one.load.p99 - 1) > DOUBTFUL and left > 1:
                 self._learn(one, seen)
                 await self._plan()
