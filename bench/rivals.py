@@ -27,14 +27,18 @@ from e2e.load.workloads import TOKENIZER
 from e2e.models import tree
 from e2e.models.__main__ import source_map
 from e2e.suite.pipelines import merged, sample
-from triton_pipelines.cli.serve import local
+from tests.support.nullbackend import NAME, distribution
+from tests.support.standins import on_stand_ins
 from triton_pipelines.load import LoadSpec, Summary, Target, blocking, summarise
 from triton_pipelines.load.plots import Point, Series, curve
 from triton_pipelines.load.sweep import Measured
 from triton_pipelines.load.texts import Lengths, texts
+from triton_pipelines.loader.uris import SourceMap
 
 RUNS, SECONDS = int(os.environ.get("RUNS", "5")), float(os.environ.get("SECONDS_EACH", "6"))
 CLIENTS = 64
+MODEL, INNER = "rivals", "model"
+"""The ensemble, and its model step, which the services ask."""
 CURVE = (8, 16, 32)
 """Further numbers of clients for the plot, a run each."""
 LENGTHS = Lengths(32, 0.6, 512)
@@ -43,41 +47,26 @@ DELAY_US = 2000
 WELL, PLAINLY, OURS = "service, micro-batches, gRPC", "service, one at a time, HTTP", "ensemble"
 KINDS = {WELL: "batched", PLAINLY: "plain"}
 START_SECONDS = 60
-STAND_IN = "GPU step: a python step that waits 2 ms + 1.5 µs per token, padding to the longest of its batch included"
-# The answer depends on every token and on none of the padding (id 0), so that all ways can be compared.
-CODE = """
-import time
-
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        begin = time.perf_counter()
-        arrays = [pb_utils.get_input_tensor_by_name(request, "input_ids").as_numpy() for request in requests]
-        longest, rows = max(array.shape[1] for array in arrays), sum(len(array) for array in arrays)
-        # What this step takes for its answers is part of the time that the GPU would compute.
-        logits = [np.stack([array.sum(axis=1) % 1009, (array != 0).sum(axis=1)], axis=1).astype(np.float32) for array in arrays]
-        time.sleep(max(0.0, 0.002 + 1.5e-6 * rows * longest - (time.perf_counter() - begin)))
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("logits", answer)]) for answer in logits]
-"""
+LAUNCH_US, TOKEN_US = 2000.0, 1.5
+# In C, as the backends that it stands in for: one in Python would add its own work to every request of the ensemble, and to every batch of the service alone.
+STAND_IN = f"GPU step: a backend in C that waits {LAUNCH_US / 1000:g} ms + {TOKEN_US:g} µs for each token, padding to the longest of its batch included, and answers with zeros"
 
 
 def document() -> dict[str, Any]:
-    """The ensemble: the tokenizer of the sample `sentiment`, and the stand-in."""
+    """The ensemble: the tokenizer of the sample `sentiment`, which pads its batch to the longest as the service does, and the stand-in."""
     model = {
-        "platform": "python",
+        "platform": None,
+        "backend": NAME,
         "source": None,
-        "python": {"code": {"inline": CODE}},
+        "parameters": {"launch_us": f"{LAUNCH_US:g}", "token_us": f"{TOKEN_US:g}"},
         "inputs": [{"name": "input_ids", "dataType": "INT64", "dims": [-1]}],
         "outputs": [{"name": "logits", "dataType": "FP32", "dims": [2]}],
         "maxBatchSize": CLIENTS,
     }
     # As the service gathers what comes while its batches are under way, the tokenizer waits a moment for company.
-    tokenizer = {"padding": "Ragged", "maxLength": LENGTHS.cap, "dynamicBatching": {"maxQueueDelayMicroseconds": DELAY_US}}
+    tokenizer = {"padding": "Longest", "maxLength": LENGTHS.cap, "dynamicBatching": {"maxQueueDelayMicroseconds": DELAY_US}}
     spec = {"tokenizer": tokenizer, "model": model, "postprocess": None}
-    return merged(sample("sentiment"), {"metadata": {"name": "rivals"}, "spec": spec})
+    return merged(sample("sentiment"), {"metadata": {"name": MODEL}, "spec": spec})
 
 
 @contextlib.contextmanager
@@ -88,14 +77,12 @@ def targets(wanted: list[str]) -> Iterator[dict[str, Target]]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-rivals-")))
         file = folder / "rivals.yaml"
         file.write_text(yaml.safe_dump(document(), sort_keys=False), encoding="utf-8")
-        rules = [rule.removeprefix("--source-map=") for rule in source_map(files)]
-        served = stack.enter_context(local(file, rules))
-        server, name = served.server, served.graph.model_name
-        inner = next(step.name for step in served.graph.models if step.name != "tokenizer")
+        rules = SourceMap.parse(rule.removeprefix("--source-map=") for rule in source_map(files))
+        server, _ = stack.enter_context(on_stand_ins(file, distribution(folder / "backends"), rules, folder / "served"))
         sent = [text.encode() for text in texts(LENGTHS.sample(TEXTS))]
-        found = {OURS: Target(server.http_url, name, [{"TEXT": np.array([[text]], dtype=np.object_)} for text in sent])}
+        found = {OURS: Target(server.http_url, MODEL, [{"TEXT": np.array([[text]], dtype=np.object_)} for text in sent])}
         for rival in wanted:
-            words = (KINDS[rival], server.grpc_address, server.http_url, inner, str(files / TOKENIZER))
+            words = (KINDS[rival], server.grpc_address, server.http_url, INNER, str(files / TOKENIZER))
             port = stack.enter_context(service(*words))
             bodies = [json.dumps({"text": text.decode()}).encode() for text in sent]
             found[rival] = Target(f"http://127.0.0.1:{port}", rival, (), path="/", bodies=bodies)
@@ -232,7 +219,7 @@ def drawn(curves: Mapping[int, Mapping[str, Found]]) -> str:
         items = [(clients, curves[clients][name].load) for clients in sorted(curves)]
         points = [Point(item.median("requests_per_s"), item.median("p99_s") * 1000, str(clients)) for clients, item in items]
         series.append(Series(name, points))
-    return curve("S3: a text to the model's answer, three ways", series, note=f"p99 by number of clients; {LENGTHS}; stand-in {STAND_IN}")
+    return curve("S3: a text to the model's answer, three ways", series, note=f"p99 by number of clients; {LENGTHS}; stand-in: {STAND_IN}")
 
 
 def _spread(values: list[float]) -> list[float]:

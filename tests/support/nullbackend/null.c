@@ -2,7 +2,8 @@
  *
  * It stands in for backends that cannot run on the machine of the tests; Triton's own core (configs, batchers, ensembles, statistics) is real.
  * A variable dimension (-1) takes the size that the first input has at the same place, else 1, and 1 where the tensor would
- * be larger than a mebibyte (a warm-up of many long texts would fill gigabytes). Loading starts no process and reads no file.
+ * be larger than a mebibyte (a warm-up of many long texts would fill gigabytes). An execution takes no time, or what the parameters
+ * launch_us and token_us say. Loading starts no process and reads no file.
  *
  * The declarations below are those of Triton's C API (tritonserver.h, tritonbackend.h, API version 1) that are used here, so that no header
  * of Triton is needed; the server itself provides the symbols.
@@ -56,6 +57,7 @@ typedef struct {
 
 typedef struct {
   int64_t max_batch_size;
+  double launch_us, token_us; /* how long an execution takes: parameters of the config, 0 without */
   Output outputs[MAX_OUTPUTS];
   int count;
 } Model;
@@ -178,6 +180,15 @@ static void read_output(Output* output, const char* at)
     output->dims[output->rank++] = strtoll(*dim == '"' ? dim + 1 : dim, NULL, 10);
 }
 
+/* A number from the config's parameters, whose values are strings; 0 where it is not there. */
+static double parameter(const char* json, const char* key)
+{
+  const char* all = member(json, "parameters");
+  const char* one = all ? member(all, key) : NULL;
+  const char* value = one ? member(one, "string_value") : NULL;
+  return value && *value == '"' ? strtod(value + 1, NULL) : 0.0;
+}
+
 Error* TRITONBACKEND_ModelInitialize(Handle* handle)
 {
   Handle* message = NULL;
@@ -192,6 +203,8 @@ Error* TRITONBACKEND_ModelInitialize(Handle* handle)
     memcpy(json, base, size);
     const char* batch = member(json, "max_batch_size");
     model->max_batch_size = batch ? strtoll(batch, NULL, 10) : 0;
+    model->launch_us = parameter(json, "launch_us");
+    model->token_us = parameter(json, "token_us");
     for (const char* at = first(member(json, "output")); at && model->count < MAX_OUTPUTS; at = next(at))
       read_output(&model->outputs[model->count++], at);
     free(json);
@@ -274,6 +287,32 @@ static Error* answer(const Model* model, Handle* request, Handle* response, uint
   return error;
 }
 
+/* Waits as long as a GPU would compute that pads all rows to the longest: launch_us, and token_us for each token. */
+static void compute(const Model* model, Handle** requests, uint32_t count)
+{
+  int64_t rows = 0, longest = 0;
+  if (model->launch_us <= 0 && model->token_us <= 0) return;
+  for (uint32_t i = 0; i < count; i++) {
+    Handle* input = NULL;
+    const char* name = NULL;
+    const int64_t* shape = NULL;
+    uint32_t rank = 0, buffers = 0;
+    uint64_t size = 0;
+    int type = 0;
+    Error* error = TRITONBACKEND_RequestInputByIndex(requests[i], 0, &input);
+    if (!error) error = TRITONBACKEND_InputProperties(input, &name, &type, &shape, &rank, &size, &buffers);
+    if (error) {
+      TRITONSERVER_ErrorDelete(error);
+      continue;
+    }
+    if (rank) rows += shape[0];
+    if (rank > 1 && shape[1] > longest) longest = shape[1];
+  }
+  double ns = 1000.0 * (model->launch_us + model->token_us * (double)rows * (double)longest);
+  struct timespec wait = {(time_t)(ns / 1e9), (long)(ns - 1e9 * (double)(time_t)(ns / 1e9))};
+  nanosleep(&wait, NULL);
+}
+
 Error* TRITONBACKEND_ModelInstanceExecute(Handle* instance, Handle** requests, uint32_t count)
 {
   Handle* handle = NULL;
@@ -282,6 +321,7 @@ Error* TRITONBACKEND_ModelInstanceExecute(Handle* instance, Handle** requests, u
   Error* error = TRITONBACKEND_ModelInstanceModel(instance, &handle);
   if (!error) error = TRITONBACKEND_ModelState(handle, (void**)&model);
   if (error) return error;
+  compute(model, requests, count);
   for (uint32_t i = 0; i < count; i++) {
     Handle* response = NULL;
     bool failed = false;
