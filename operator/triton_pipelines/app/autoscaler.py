@@ -80,6 +80,7 @@ class Autoscaler:
     clock: Callable[[], dt.datetime]
     enqueue: Callable[[Key], None]
     metrics: ScalingMetrics
+    refused_limits: Callable[[Key], Mapping[str, int]] = lambda _: {}
     tick_seconds: float = TICK_SECONDS
     intent_seconds: float = INTENT_SECONDS
     retry_seconds: float = RETRY_SECONDS
@@ -275,15 +276,14 @@ class Autoscaler:
         limits = fleets.limits(watched, before, direct=not any(self.collectors))
         counts = watched.counts()
         decision = decide(limits, before, sample, counts, [pod.name for pod in pods], now)
-        seen = fleets.seen(watched, before, deployment, counting=False)
+        seen = fleets.seen(watched, before, deployment, self.refused_limits(key))
         still = watched.busy or watched.backoff.wait(self.retry_seconds, now) > 0 or not pods
         # What is under way changes counts, or what they are to be, and what failed is not tried at once; the law looks again afterwards.
         waits = watched.active and (still or bool(moving(before, seen, now)))
         watched.memory = scaled.only_seen(before, decision.memory) if waits else decision.memory
         if watched.active and not still:
             self._act(key, watched, {item.step: watched.memory.steps[item.step].desired for item in decision.steps}, counts, before)
-        decision = replace(decision, memory=watched.memory)
-        decision = fleets.turn(watched, limits, decision, replace(seen, counting=watched.busy), sample, now)
+        decision = fleets.turn(watched, limits, replace(decision, memory=watched.memory), replace(seen, counting=watched.busy), sample, now)
         for action in fleets.news(watched.memory.history, decision.memory.history):
             self.metrics.acted(key, action.step, "up" if action.after > action.before else "down", "Recorded", None)
         watched.memory = decision.memory

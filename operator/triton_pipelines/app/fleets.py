@@ -45,10 +45,10 @@ def taken_over(watched: Watched, memory: Memory, live: Mapping[str, str], deploy
     return adopt(memory, bounds(watched), replicas, millis)
 
 
-def seen(watched: Watched, memory: Memory, deployment: Mapping[str, Any] | None, *, counting: bool) -> Seen:
-    """The pods as they are."""
+def seen(watched: Watched, memory: Memory, deployment: Mapping[str, Any] | None, refused: Mapping[str, int]) -> Seen:
+    """The pods as they are. ``refused``: CPU limits that the API server does not give, by pod uid."""
     wanted = memory.cpu.scale.desired if memory.cpu is not None else None
-    return seen_of(watched.everyone, deployment, wanted, counting=counting)
+    return seen_of(watched.everyone, deployment, wanted, refused)
 
 
 def turn(watched: Watched, found: PipelineLimits, decision: Decision, pods: Seen, sample: Sample | Failure, now: float) -> Decision:

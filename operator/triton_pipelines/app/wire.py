@@ -61,7 +61,7 @@ def build_reconcile(services: Services) -> Reconcile:
     config = services.config
     monitors = Monitors(services.client, services.store, config.scopes, config.monitoring_labels, frozenset(config.monitoring_auto), services.enqueue)
     services.beside("monitoring", monitors.run)
-    return Reconciler(
+    reconciler = Reconciler(
         client=services.client,
         store=services.store,
         options=services.config.render_options,
@@ -74,7 +74,9 @@ def build_reconcile(services: Services) -> Reconcile:
         view=autoscaler.view,
         latencies=latency.latencies,
         monitoring=monitors.findings,
-    ).reconcile
+    )
+    autoscaler.refused_limits = reconciler.refused_limits
+    return reconciler.reconcile
 
 
 def classify(error: BaseException) -> Backoff:

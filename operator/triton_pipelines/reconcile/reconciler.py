@@ -44,7 +44,7 @@ from .observed import Object, Observed, Pod, Probe, serves
 from .ownership import FormerChild, NameTaken, check_owner
 from .plan import Context, Deletion, Plan, Wanted, hands_off, plan, resolve, soonest
 from .queue import Key, Result
-from .resizing import Resize
+from .resizing import Refusal, Resize, still_refused
 from .scaling import Intent, View
 from .sources import config_map_sources, read_sources
 from .watch import Latencies
@@ -104,7 +104,7 @@ class Reconciler:
     _leaving: dict[Key, set[str]] = field(default_factory=dict)  # uids of pods that were deleted here
     _refused: dict[Key, str] = field(default_factory=dict)  # status writes that were refused, as told
     _untuned: dict[Key, str] = field(default_factory=dict)  # why an object of a tuning run was refused
-    _unresized: dict[Key, dict[str, tuple[str, dt.datetime]]] = field(default_factory=dict)  # by pod uid: why, and until when
+    _unresized: dict[Key, dict[str, Refusal]] = field(default_factory=dict)  # by pod uid
 
     async def reconcile(self, key: Key) -> Result:
         """One pass. Errors of the API server leave it as they are: the queue backs off by their class."""
@@ -266,17 +266,19 @@ class Reconciler:
             self.store.put(PODS, await self.client.resize_pod(key[0], resize.pod, resize.patch), since=since)
         except (Forbidden, Invalid, NotFound) as error:
             text = f"cpu: the API server refuses to give pod {resize.pod} {resize.limit}m: {error.message}"
-            self._unresized.setdefault(key, {})[resize.uid] = (text, self.clock() + UNRESIZED_AFTER)
+            self._unresized.setdefault(key, {})[resize.uid] = Refusal(text, resize.limit, self.clock() + UNRESIZED_AFTER)
             await self._post(observed.pipeline, Event(True, Reason.ACTUATION_FAILED.value, "Resize", text))
             return
         await _log.ainfo("resized", pod=resize.pod, cpu_millis=resize.limit)
 
     def _refused_resizes(self, key: Key, pods: Sequence[Pod]) -> Mapping[str, str]:
-        now, there = self.clock(), {pod.uid for pod in pods}
-        kept = {uid: said for uid, said in self._unresized.pop(key, {}).items() if uid in there and said[1] > now}
-        if kept:
+        if kept := still_refused(self._unresized.pop(key, {}), pods, self.clock()):
             self._unresized[key] = kept
-        return {uid: text for uid, (text, _) in kept.items()}
+        return {uid: refusal.text for uid, refusal in kept.items()}
+
+    def refused_limits(self, key: Key) -> Mapping[str, int]:
+        """CPU limits that the API server has just refused to give, by pod uid."""
+        return {uid: refusal.limit for uid, refusal in self._unresized.get(key, {}).items()}
 
     async def _apply(self, item: Object, uid: str) -> None:
         resource = resource_of(item)

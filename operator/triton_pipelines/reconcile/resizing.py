@@ -7,7 +7,8 @@ they have reserved beyond the template's request (their limit stays), so that a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import datetime as dt
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -40,6 +41,21 @@ class Resize:
         """As a strategic merge patch of the pod: a JSON merge patch would take the other resources away."""
         resources = {"limits": {"cpu": cpu(self.limit)}, "requests": {"cpu": cpu(self.request)}}
         return {"spec": {"containers": [{"name": names.CONTAINER_SERVER, "resources": resources}]}}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why the API server did not resize a pod, the limit that was asked for, and until when it is not asked again."""
+
+    text: str
+    limit: int
+    until: dt.datetime
+
+
+def still_refused(known: Mapping[str, Refusal], pods: Sequence[Pod], now: dt.datetime) -> dict[str, Refusal]:
+    """Refusals (by pod uid) that still hold: of pods that are there, for their time."""
+    there = {pod.uid for pod in pods}
+    return {uid: refusal for uid, refusal in known.items() if uid in there and refusal.until > now}
 
 
 def wanted_limit(pipeline: InferencePipeline, graph: Graph, observed: Observed) -> int | None:

@@ -82,7 +82,7 @@ def decide_cpu(
     limited = ""
     if bound and memory.infeasible and current >= high:
         worst = min(memory.infeasible, key=lambda item: item.given)
-        limited = f"cpu: node {worst.node} cannot give a pod more than {worst.given}m ({worst.asked}m is Infeasible there)"
+        limited = f"cpu: a pod on node {worst.node} cannot have more than {worst.given}m ({worst.asked}m is refused there)"
     return CpuTurn(turn.count, after, _reason(turn.count, memory, high, needed), limited)
 
 
@@ -119,7 +119,7 @@ def _least(limits: PipelineLimits) -> int:
 def _reason(millis: int, memory: CpuMemory, high: int, needed: int) -> str:
     before = memory.scale.desired
     if before > high:
-        return "; ".join(f"Infeasible on node {item.node}" for item in memory.infeasible) or f"at most {high}m are needed"
+        return "; ".join(f"{item.asked}m is refused on node {item.node}" for item in memory.infeasible) or f"at most {high}m are needed"
     if millis > before:
         return f"CPUBound: instances need {needed}m in each pod"
     return f"at most {millis}m were needed in the last {STABILIZATION_SECONDS:.0f} s"

@@ -225,4 +225,19 @@ async def test_a_node_that_is_too_small_is_remembered_and_pods_are_added(monkeyp
     assert len(resizes) == 2, "asked once, taken back once"
     assert recorded(loop) == {"replicas": 2, "cpuMillis": start}
     assert loop.counts == {"tokenizer": 1}
-    assert "Infeasible" in loop.world.condition("ScalingLimited")["message"]
+    assert "a pod on node node-1 cannot have more than 1350m" in loop.world.condition("ScalingLimited")["message"]
+
+
+async def test_what_the_api_server_refuses_is_remembered_like_an_infeasible_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubernetes 1.36 answers 403 where a node is too small (measured); the pod's spec stays as it was."""
+    loop = loop_of(monkeypatch, world(**IN_PLACE))
+    start, uid = limit(loop), f"uid-{loop.world.pods[0].name}"
+    monkeypatch.setattr(loop.world, "resize", lambda decided: None)
+    loop.scaler.refused_limits = lambda key: {uid: 3350} if any(made.resize for made in loop.plans) else {}
+    for _ in range(40):
+        flow(loop, cores=0.98 * start / 1000, throttled=0.3, **FULL)
+        loop.world.control().run_pods()
+        await loop.tick(5.0)
+        await loop.settle()
+    assert recorded(loop) == {"replicas": 2, "cpuMillis": start}
+    assert "a pod on node node-1 cannot have more than 1350m" in loop.world.condition("ScalingLimited")["message"]

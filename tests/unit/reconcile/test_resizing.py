@@ -140,7 +140,7 @@ def test_a_deferred_pod_is_waited_for_and_keeps_no_other_waiting() -> None:
     assert limits(made) == [("3750m", "3750m")] * 2
     assert waits(pods[0]) == "is Deferred on node node-1: said the kubelet"
     assert waits(pods[1]) == ""
-    seen = seen_of(pods, made.deployment, 3750, counting=False)
+    seen = seen_of(pods, made.deployment, 3750)
     assert (list(seen.uneven), seen.infeasible, seen.ready) == ([pods[0].name], {}, 2)
     assert (smallest_limit(pods) or {})["limits"]["cpu"] == server(made)["resources"]["limits"]["cpu"], "counts grow by what is in force"
     assert made.step().quiet, "the kubelet tries again by itself"
@@ -154,7 +154,7 @@ def test_an_infeasible_pod_is_told_apart() -> None:
     made.kubelet[made.pods[0].name] = "Infeasible"
     record(made, 3750).step()
     pod = Pod.of(made._raw(made.pods[0]))
-    ((uid, found),) = seen_of([pod], made.deployment, 3750, counting=False).infeasible.items()
+    ((uid, found),) = seen_of([pod], made.deployment, 3750).infeasible.items()
     assert (uid, found.node, found.asked) == (pod.uid, "node-1", 3750)
     assert f"{found.given}m" == server(made)["resources"]["limits"]["cpu"]
 

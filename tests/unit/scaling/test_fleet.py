@@ -105,10 +105,10 @@ def test_a_limit_that_a_node_cannot_give_is_taken_back_and_bounds_all() -> None:
     seen = replace(EVEN, infeasible={"a": Infeasible("a", "n1", 4250, 2250)}, uneven={"pod-a": "is Infeasible on node n1"})
     back = decided(decision(**{**BOUND, "memory": asked}), seen)
     assert millis(back) == 2250
-    assert back.memory.history[0].reason == "Infeasible on node n1"
+    assert back.memory.history[0].reason == "4250m is refused on node n1"
     again = decided(decision(**{**BOUND, "memory": back.memory}), EVEN, NOW + 60)
     assert millis(again) == 2250
-    assert again.limited == "cpu: node n1 cannot give a pod more than 2250m (4250m is Infeasible there)"
+    assert again.limited == "cpu: a pod on node n1 cannot have more than 2250m (4250m is refused there)"
     gone = decided(decision(**{**BOUND, "memory": again.memory}), replace(EVEN, uids=frozenset({"b"})), NOW + 120)
     assert millis(gone) == 4250, "another pod may stand on a larger node"
 
