@@ -22,7 +22,7 @@ from triton_pipelines.triton.local import LocalTriton
 from triton_pipelines.tuning.contract import Knobs
 from triton_pipelines.tuning.knobs import changed, knobs_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 FILE = ROOT / "bench" / "gpu-step.yaml"
 KEY = "the key of this test"
 
@@ -61,9 +61,9 @@ async def test_a_run_measures_and_leaves_the_server_as_it_was(canary: Canary, tm
     report, plot = tmp_path / "report.json", tmp_path / "plot.svg"
     done = run(
         *("tune", str(FILE), "--server", canary.server.grpc_address, "--control-key-file", str(canary.key)),
-        *("--slo", "300", "--seconds", "1.5", "--lengths", "median=100,sigma=0.4,cap=256"),
+        *("--slo", "300", "--seconds", "1.5", "--cores", "1", "--lengths", "median=100,sigma=0.4,cap=256"),
         *("--output", "json", "--report-file", str(report), "--plot", str(plot)),
-        seconds=200,
+        seconds=240,
     )
     assert done.returncode == 0, done.stderr
     assert KEY not in done.stdout + done.stderr
