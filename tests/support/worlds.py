@@ -222,7 +222,9 @@ class World:
             server["resources"] = builders.merge(resources, pod.given or {})
         spec["containers"][0]["resources"] = builders.merge(resources, pod.asked or {})
         if pod.asked != pod.given and pod.name in self.kubelet:
-            status["conditions"].append({"type": "PodResizePending", "status": "True", "reason": self.kubelet[pod.name], "message": "said the kubelet"})
+            status["conditions"].append(
+                {"type": "PodResizePending", "status": "True", "reason": self.kubelet[pod.name], "message": "said the kubelet"}
+            )
         return {"metadata": metadata, "spec": spec, "status": status}
 
     # --- what people do -------------------------------------------------------------------------------------------------
