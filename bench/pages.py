@@ -217,11 +217,12 @@ def stage(found: Result) -> str:
 
 def limits(found: Result) -> str:
     """Overload by limit of the queues, round by round."""
-    head = ("queues", "goodput, of the capacity", "p99 of the answered", "refused after")
+    head = ("queues", "goodput, of the capacity", "model step busy", "p99 of the answered", "refused after")
     rows = [
         (
             one["meaning"],
             ", ".join(f"{each['goodputPercent']:.0f} %" for each in one["rounds"]),
+            ", ".join("-" if each["modelBusy"] is None else f"{each['modelBusy']:.0%}" for each in one["rounds"]),
             ", ".join("-" if each["p99Milliseconds"] is None else f"{each['p99Milliseconds']:.0f}" for each in one["rounds"]) + " ms",
             ", ".join("-" if each["refusedAfterMilliseconds"] is None else f"{each['refusedAfterMilliseconds']:.0f}" for each in one["rounds"])
             + " ms",
