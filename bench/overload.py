@@ -32,7 +32,7 @@ BATCH = 8
 CAPACITY = "capacity"
 TIME = "timeout_action: REJECT default_timeout_microseconds: 400000"
 LIMITS = {
-    "time": {step: f"default_queue_policy {{ max_queue_size: 256 {TIME} }}" for step in ("tokenizer", "model")},
+    "time": dict.fromkeys(("tokenizer", "model"), f"default_queue_policy {{ max_queue_size: 256 {TIME} }}"),
     "length": {"tokenizer": "default_queue_policy { max_queue_size: 256 }", "model": "default_queue_policy { max_queue_size: 16 }"},
     "none": {},
 }
