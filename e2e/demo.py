@@ -34,6 +34,7 @@ from e2e.suite.installation import Installation, namespace
 from e2e.suite.kube import Kube, Object, wait_for
 from e2e.suite.pipelines import Pipeline, merged, sample
 from e2e.suite.reach import Reach
+from e2e.suite.scraping import Scraper, scraper
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "out" / "demo"
@@ -184,14 +185,14 @@ def _on_cluster() -> list[str]:
     say("3. The operator, installed from the chart")
     made = Installation(kube, Images.of(os.environ))
     try:
-        with scaling_demo.scraper(cluster) as scraping:
+        with scraper(cluster, scaling_demo.SCRAPE_SECONDS) as scraping:
             return _shown(kube, made, cluster, scraping)
     except BaseException:
         console.print(f"diagnostics: {diagnostics.collect('demo', made, ['demo'])}", markup=False)
         raise
 
 
-def _shown(kube: Kube, made: Installation, cluster: Cluster, scraping: scaling_demo.Scraper) -> list[str]:
+def _shown(kube: Kube, made: Installation, cluster: Cluster, scraping: Scraper) -> list[str]:
     made.install({"prometheus": {"url": scraping.url}})
     console.print(kube.kubectl("get", "pods", "--namespace=triton-pipelines"), markup=False)
 

@@ -6,16 +6,12 @@ share this machine's cores: the load is 16 clients with requests made beforehand
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import os
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,13 +19,11 @@ import httpx
 from e2e.load.bins import Figures, Second, figures, second, with_answers
 from e2e.load.prepared import PreparedLoad, prepared_load
 from e2e.load.workloads import documents
-from e2e.local.cluster import Cluster
 from e2e.showing import DemoError, LiveLine, console, live_line, say
 from e2e.suite.kube import Kube
 from e2e.suite.pipelines import Pipeline, merged
 from e2e.suite.reach import Endpoint, Reach
-from tests.support.prometheus import PrometheusServer
-from triton_pipelines.api import names
+from e2e.suite.scraping import Scraper
 from triton_pipelines.metrics.exposition import parse
 from triton_pipelines.metrics.samples import Scrape
 
@@ -45,48 +39,6 @@ BEYOND = 0.62
 """Of what the wanted count would carry if each instance carried as much as the first alone: 1.24 times the first with two of them."""
 MOST = 3
 """Instances at most that the load is made for; the stand-in GPU step carries no more."""
-
-
-class Scraper:
-    """A real Prometheus on the host's end of the cluster's link, that scrapes the pods it is told of."""
-
-    def __init__(self, server: PrometheusServer, file: Path) -> None:
-        self._server, self._file = server, file
-
-    @property
-    def url(self) -> str:
-        """Where pods reach it."""
-        return self._server.url
-
-    def watch(self, kube: Kube, namespace: str) -> None:
-        """Scrape the namespace's Triton pods as they are now, with the labels that a PodMonitor's series have."""
-        pods = [pod for pod in kube.objects("Pod", namespace, names.LABEL_PIPELINE) if (pod.get("status") or {}).get("podIP")]
-        targets = [
-            {
-                "targets": [f"{pod['status']['podIP']}:{names.PORT_METRICS}"],
-                "labels": {"namespace": namespace, "pod": pod["metadata"]["name"], "pipeline": pod["metadata"]["labels"][names.LABEL_PIPELINE]},
-            }
-            for pod in pods
-        ]
-        made = self._file.with_suffix(".new")
-        made.write_text(json.dumps(targets))
-        made.replace(self._file)
-
-    def kill(self) -> None:
-        """End it at once."""
-        self._server.kill()
-
-
-@contextlib.contextmanager
-def scraper(cluster: Cluster) -> Iterator[Scraper]:
-    """Prometheus for the time of the context."""
-    with tempfile.TemporaryDirectory(prefix="tritonpipe-demo-") as folder:
-        file = Path(folder) / "pods.json"
-        file.write_text("[]")
-        # Debian's Prometheus cannot ask an API server for pods; a file tells it.
-        discovery = [{"job_name": "pods", "honor_labels": True, "file_sd_configs": [{"files": [str(file)], "refresh_interval": "1s"}]}]
-        with PrometheusServer(discovery=discovery, interval=SCRAPE_SECONDS, address=cluster.subnets.host_address) as server:
-            yield Scraper(server, file)
 
 
 @dataclass(frozen=True)
