@@ -10,9 +10,10 @@ from typing import Any, cast
 from rich.console import Console
 
 from e2e.load.bins import Figures, Second
-from e2e.scaling_demo import Scraper, Shown
+from e2e.scaling_demo import Shown
 from e2e.showing import PLAIN_EVERY, SHOWN, cells, live_line
 from e2e.suite.kube import Kube
+from e2e.suite.scraping import Scraper
 from tests.support.prometheus import PrometheusServer
 from triton_pipelines.api import names
 
