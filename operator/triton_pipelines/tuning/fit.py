@@ -7,6 +7,8 @@ Requests and rows are told apart by profiling single requests of many rows besid
 
 from __future__ import annotations
 
+import bisect
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +33,7 @@ class Sample:
     executions: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cost:
     """Seconds of one execution.
 
@@ -60,12 +62,14 @@ class Cost:
 
     def _looked_up(self, rows: float, tokens: float) -> float:
         """Bilinear in the table; beyond its last row or length the last slope goes on."""
+        lengths, curves = self._grid
+        return _interpolated(lengths, [_interpolated(xs, ys, rows) for xs, ys in curves], tokens)
+
+    @functools.cached_property
+    def _grid(self) -> tuple[list[float], list[tuple[list[float], list[float]]]]:
+        """The table's lengths, and rows with their seconds at each."""
         lengths = sorted({length for _, length, _ in self.table})
-        curve = []
-        for length in lengths:
-            points = [(size, seconds) for size, tokens_, seconds in self.table if tokens_ == length]
-            curve.append(_interpolated([size for size, _ in points], [seconds for _, seconds in points], rows))
-        return _interpolated(lengths, curve, tokens)
+        return lengths, [([r for r, at, _ in self.table if at == length], [t for _, at, t in self.table if at == length]) for length in lengths]
 
     def stretched(self, factor: float) -> Cost:
         """The same, every time multiplied."""
@@ -75,7 +79,7 @@ class Cost:
 def _interpolated(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
     if len(xs) == 1:
         return float(ys[0])
-    index = min(max(int(np.searchsorted(xs, x)), 1), len(xs) - 1)
+    index = min(max(bisect.bisect_left(xs, x), 1), len(xs) - 1)
     x0, x1, y0, y1 = xs[index - 1], xs[index], ys[index - 1], ys[index]
     return max(float(y0 + (y1 - y0) * (x - x0) / (x1 - x0)), 1e-6)
 
