@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -106,9 +107,9 @@ def test_cpu_and_throttling_of_the_node_reach_the_decision(prometheus: Scraper, 
     prometheus.watch(kube, tiny.namespace)
     (pod,) = tiny.serving_pods()
     series = f'container="{names.CONTAINER_SERVER}",namespace="{tiny.namespace}",pod="{pod["metadata"]["name"]}"'
-    with tiny.load(**LOAD | {"workers": 1, "interval": 1.0}) as load:
+    with tiny.load(**{**LOAD, "workers": 1, "interval": 1.0}) as load:
         for metric in ("container_cpu_usage_seconds_total", "container_cpu_cfs_throttled_periods_total", "container_cpu_cfs_periods_total"):
-            wait_for(f"{metric} of the pod", lambda metric=metric: prometheus.query(f"{metric}{{{series}}}"), bool, USED_SECONDS)
+            wait_for(f"{metric} of the pod", partial(prometheus.query, f"{metric}{{{series}}}"), bool, USED_SECONDS)
         tiny.wait("CPU is what limits it", lambda item: _bottleneck(item) in ("CPUBound", "CPUContended"), USED_SECONDS)
         message = told(tiny, "ScalingActive", "True", "Succeeded", "throttled", USED_SECONDS)
         before = Scaled(tiny).recorded()

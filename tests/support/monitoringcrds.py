@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from tests.support.operators import CRDS, apply_any, eventually
@@ -72,7 +73,7 @@ async def served(client: Client) -> AsyncIterator[None]:
         await apply_any(client, CRDS, definition(resource, spec))
     try:
         for resource in (POD_MONITORS, PROMETHEUS_RULES):
-            await eventually(f"{resource.plural} are served", lambda resource=resource: client.list(resource))
+            await eventually(f"{resource.plural} are served", partial(client.list, resource))
         yield
     finally:
         for resource in (POD_MONITORS, PROMETHEUS_RULES):
