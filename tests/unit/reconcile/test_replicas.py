@@ -265,3 +265,9 @@ def test_what_is_remembered_of_a_mending_survives_and_can_be_broken() -> None:
     data = made.children["ConfigMap", names.live_name("sentiment")]["data"]
     data[names.KEY_MEMORY] = json.dumps({**json.loads(data[names.KEY_MEMORY]), "mended": "yesterday"})
     assert made.memory.mended == ""
+
+
+def test_where_no_fewest_is_written_it_is_one_pod() -> None:
+    made = world(scaling={"pods": {"max": 3}}, replicas=7)
+    assert made.deployment["spec"]["replicas"] == 3
+    assert world(scaling={"pods": {"max": 3}}).deployment["spec"]["replicas"] == 1
