@@ -7,6 +7,7 @@ rows); the same of mixed lengths (whether rows are padded to the longest); two a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,7 @@ from .server import Server, SettingRefusedError
 from .workload import Request, Workload
 
 CELL_SECONDS = 0.3
+PROFILE_SECONDS = 15.0
 CROWD_SECONDS = 0.6
 CROWD = 16
 _LONGEST_CELL = 4.0
@@ -51,9 +53,16 @@ def executed(result: LoadResult, graph: Graph) -> dict[str, Executed]:
 
 
 async def profile(
-    server: Server, graph: Graph, work: Workload, wanted: Sequence[Knobs], wall: float, tell: Callable[[float], None] = lambda _: None
+    server: Server,
+    graph: Graph,
+    work: Workload,
+    wanted: Sequence[Knobs],
+    wall: float,
+    tell: Callable[[float], None] = lambda _: None,
+    seconds: float = PROFILE_SECONDS,
 ) -> Profile:
-    """Time every step. ``wanted``: settings that will be compared; ``wall``: seconds beyond which nothing needs to be known.
+    """Time every step. ``wanted``: settings that will be compared; ``wall``: seconds beyond which nothing needs to be known; ``seconds``:
+    after these only one point of each further length is timed.
 
     Raises:
         TuneError: the server fails, or a single request takes longer than the wall.
@@ -66,12 +75,15 @@ async def profile(
     samples: dict[str, list[Sample]] = {step.name: [] for step in graph.steps}
     overhead: list[float] = []
     sizes = _sizes(work.rows, knobs.max_batch_size)
-    plan = [(length, size) for length in work.profile_lengths for size in sizes]
+    # The usual length first: where time is over, the others' last points are done without.
+    plan = [(length, size) for length in sorted(work.profile_lengths, key=lambda length: length != usual) for size in sizes]
+    begun = time.monotonic()
     too_long = False
     slow: dict[int, int] = {}  # length → rows from which it takes longer than the wall
     for number, (length, size) in enumerate(plan):
         tell(0.7 * number / len(plan))
-        if size > slow.get(length, size) or (length != usual and size not in sizes[:: max(1, len(sizes) // _FEW)]):
+        late = time.monotonic() - begun > seconds and size != sizes[0]
+        if late or size > slow.get(length, size) or (length != usual and size not in sizes[:: max(1, len(sizes) // _FEW)]):
             continue
         result = await _cell(server, [work.uniform(length, size)], 1, CELL_SECONDS)
         for name, seen in executed(result, graph).items():
@@ -133,7 +145,7 @@ async def _cell(server: Server, requests: Sequence[Request], concurrency: int, s
     while True:
         spec = LoadSpec(concurrency=concurrency, duration_s=seconds, warmup_s=seconds / 4)
         result = await server.run(requests, spec)
-        if len(result.latencies) >= _FEW * concurrency or seconds > _LONGEST_CELL:
+        if len(result.latencies) >= max(_FEW, concurrency) or seconds > _LONGEST_CELL:
             if bad := next((result.errors[code] for code in result.error if code >= 0), ""):
                 raise TuneError(f"requests fail while the steps are timed: {bad}")
             return result
