@@ -13,8 +13,8 @@ KINDS = ("Deployment", "Job", "ConfigMap", "NetworkPolicy", "Pod")
 
 def of_run(kube: Kube, namespace: str) -> list[tuple[str, str]]:
     """What a run has made and has not gone yet."""
-    found = [item for kind in KINDS for item in kube.objects(kind, namespace) if names.LABEL_RUN in (item["metadata"].get("labels") or {})]
-    return [(item["kind"], item["metadata"]["name"]) for item in found]
+    found = [(kind, item["metadata"]) for kind in KINDS for item in kube.objects(kind, namespace)]
+    return [(kind, metadata["name"]) for kind, metadata in found if names.LABEL_RUN in (metadata.get("labels") or {})]
 
 
 @pytest.mark.timeout(900, func_only=True)
