@@ -96,7 +96,7 @@ PIPELINE_RIGHTS = {
     "inferencepipelines/status": {"patch"},
     "inferencepipelines/finalizers": {"update"},
     **{resource.plural: set(WRITTEN) for resource in CHILDREN},
-    **dict.fromkeys(("podmonitors", "prometheusrules"), {"get", "list", "create", "update", "patch", "delete"}),
+    **{plural: {"get", "list", "create", "update", "patch", "delete"} for plural in ("podmonitors", "prometheusrules")},
     "secrets": {"create", "patch", "delete"},
     "pods": {"list", "watch", "delete"},
     "events": {"create"},
