@@ -34,6 +34,8 @@ PROGRESS_SECONDS = 0.25
 _PAUSE_AFTER_ERROR_S = 0.02
 """A server that refuses at once is not asked again in a busy loop."""
 _FIRST_CONNECTIONS = 8
+_BURST = 64
+"""Requests that were due already and are sent at a stretch."""
 _SELECTABLE = 1024
 """File descriptors that select(2) takes: FD_SETSIZE."""
 
@@ -142,10 +144,15 @@ class Load:
     # --- sending ------------------------------------------------------------------------------------------------------------
     async def _open(self) -> None:
         loop, began, pending = asyncio.get_running_loop(), self._began, self._spec.pending
+        behind = 0
         for due in due_times(self._spec):
             wait = began + due - loop.time()
+            behind = behind + 1 if wait <= 0 else 0
             if wait > 0:
                 await asyncio.sleep(wait)
+            elif behind % _BURST == 0:
+                # Who is late at every request would else never let go of the loop: answers have to be read, and the load has to end.
+                await asyncio.sleep(0)
             if self._under_way < pending:
                 self._one(due)
             else:

@@ -141,6 +141,22 @@ async def test_more_than_is_bounded_fails_unsent() -> None:
     assert result.errors == ("not sent: 5 requests were waiting or under way",)
 
 
+async def test_a_rate_beyond_what_can_be_sent_still_ends() -> None:
+    # Every request is late, so that there is never time to wait: the loop must be let go of all the same.
+    sent = 0
+
+    def send(_: bytes, done: Callable[[str], None]) -> None:
+        nonlocal sent
+        sent += 1
+        if sent > 1_000_000:  # some seconds of a load of 0.3
+            raise AssertionError("the load does not end")
+        done("")
+
+    result = await Load(LoadSpec(rate=1e9, **QUICK), [b""], [1], send, None, None).run()
+    assert result.end_s == pytest.approx(0.3)
+    assert result.elapsed_s < 3
+
+
 async def test_rows_are_counted() -> None:
     async with kserve(lambda _: (0.005, 200, b"{}")) as stand:
         summary = summarise(await run(target(stand.url, rows=8), LoadSpec(concurrency=1, **QUICK)))
