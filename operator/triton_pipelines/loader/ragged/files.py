@@ -51,6 +51,8 @@ def adapt_file(path: Path, plan: PlanAdapt) -> Adapted | Refusal:
     found = examine(model, plan)
     if isinstance(found, Refusal):
         return found
+    if lacking := sorted(side for side in _sides(model) if not (path.parent / side).is_file()):
+        return Refusal((Obstacle(f"weights lie in {', '.join(lacking)}, which is not beside the file", "give a source that holds all of its files"),))
     given, weights = givens(model, found), _bytes(model, path)
     temporary = path.with_name(f".{path.name}.ragged")
     try:
@@ -79,5 +81,9 @@ def adapt_file(path: Path, plan: PlanAdapt) -> Adapted | Refusal:
 
 def _bytes(model: Any, path: Path) -> int:
     """The size of a model with its external data."""
-    sides = {ExternalDataInfo(tensor).location for tensor in model.graph.initializer if uses_external_data(tensor)}
-    return sum(file.stat().st_size for file in (path, *(path.parent / side for side in sides)))
+    return sum(file.stat().st_size for file in (path, *(path.parent / side for side in _sides(model))))
+
+
+def _sides(model: Any) -> set[str]:
+    """The files with a model's external data, as it names them."""
+    return {ExternalDataInfo(tensor).location for tensor in model.graph.initializer if uses_external_data(tensor)}

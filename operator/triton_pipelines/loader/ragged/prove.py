@@ -73,11 +73,11 @@ def givens(model: Any, adaptable: Adaptable) -> tuple[Given, ...]:
     )
 
 
-def generate(given: Sequence[Given], adaptable: Adaptable, seed: int = 0) -> list[dict[str, Array]]:
-    """Rows to ask: input → [1, tokens] or [1, …], random within what the tables hold, masks of ones."""
+def generate(given: Sequence[Given], adaptable: Adaptable, lengths: Sequence[int] = (), seed: int = 0) -> list[dict[str, Array]]:
+    """Rows to ask, of ``lengths`` or usual ones: input → [1, tokens] or [1, …], random within what the tables hold, masks of ones."""
     random = np.random.default_rng(seed)
     rows = []
-    for length in (min(length, adaptable.max_length or length) for length in LENGTHS):
+    for length in lengths or [min(length, adaptable.max_length or length) for length in LENGTHS]:
         row: dict[str, Array] = {}
         for item in given:
             if not item.flat:
@@ -133,10 +133,13 @@ def _prove(plain: Path, adapted: Path, given: Sequence[Given], adaptable: Adapta
     try:
         run = _opened(plain, means)
         alone = [run(row) for row in rows]
+        bounded = _bounded(run, given, adaptable)
         del run
         gc.collect()
     except Exception as error:  # whatever the engine cannot run says nothing about the adapter
         return Proof(Means.NONE, why=f"{means} does not run the file as it is: {_short(error)}")
+    if not bounded:
+        return Proof(means, fault=f"a table of the graph seems to end its rows at {adaptable.max_length} tokens, but it takes longer ones")
     try:
         run = _opened(adapted, means)
         company = apart(run(together(rows, flat)), rows, adaptable.plan.inputs[0].name, adaptable.plan.token_outputs)
@@ -157,6 +160,18 @@ def _prove(plain: Path, adapted: Path, given: Sequence[Given], adaptable: Adapta
     except Exception:
         return Proof(means, worst)
     return Proof(means, worst, fault="the guard against rows without tokens does not work")
+
+
+def _bounded(run: Run, given: Sequence[Given], adaptable: Adaptable) -> bool:
+    """Whether the stock graph refuses the first row that the adapted one marks, where that is one that the tokenizer may send."""
+    bound, sent = adaptable.max_length, adaptable.plan.max_length
+    if bound is None or sent is None or bound >= sent:
+        return True
+    try:
+        run(generate(given, adaptable, [bound + 1])[0])
+    except Exception:
+        return True
+    return False
 
 
 def difference(one: Array, other: Array) -> float:

@@ -89,6 +89,34 @@ def test_what_nothing_can_run_is_at_least_valid(file: Path, monkeypatch: pytest.
     assert "the adapted graph is not valid" in str(adapt_file(file, ENCODER.plan()))
 
 
+def test_a_small_table_that_is_cut_to_length_is_not_taken_for_the_positions(file: Path) -> None:
+    """Rows that the model takes would else be answered with NaN: the limit is tried where the tokenizer may send more."""
+    model = make(ENCODER)
+    constants = {tensor.name for tensor in model.graph.initializer}
+    positions = next(node for node in model.graph.node if node.op_type == "Slice" and node.input[0] in constants)
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((3, 1), np.float32), "small"))
+    model.graph.node.append(helper.make_node("Slice", ["small", positions.input[1], positions.input[2], positions.input[1]], ["unused"]))
+    onnx.save(model, str(file))
+    stock = file.read_bytes()
+    done = adapt_file(file, ENCODER.plan(max_length=40))
+    assert isinstance(done, Refusal)
+    assert "end its rows at 3 tokens, but it takes longer ones" in str(done)
+    assert file.read_bytes() == stock
+
+
+def test_fewer_positions_than_the_tokenizer_may_send_are_a_limit(file: Path) -> None:
+    onnx.save(make(ENCODER), str(file))
+    done = adapt_file(file, ENCODER.plan(max_length=512))
+    assert isinstance(done, Adapted), str(done)
+    assert done.adaptable.max_length == 40
+
+
+def test_weights_that_were_not_fetched_are_named(file: Path) -> None:
+    onnx.save(make(ENCODER), str(file), save_as_external_data=True, location="weights.bin", size_threshold=100)
+    (file.parent / "weights.bin").unlink()
+    assert "weights lie in weights.bin, which is not beside the file" in str(adapt_file(file, ENCODER.plan()))
+
+
 def test_files_of_the_quantizer(file: Path, tmp_path: Path) -> None:
     """int8 by ONNX Runtime's own tool: dynamic scales are refused; static ones are part of the graph, unless they cut off what masks."""
     stock, dynamic = tmp_path / "stock.onnx", tmp_path / "dynamic.onnx"
