@@ -193,7 +193,7 @@ def _powers(first: float, last: float) -> list[float]:
 
 def _steps(numbers: Sequence[float], option: str, text: str) -> list[float]:
     first, last, step = numbers
-    count = int((last - first) / step + 1e-9) + 1
+    count = math.floor(min((last - first) / step + 1e-9, 1e9)) + 1
     if count > MOST_POINTS:
         raise Failure(f"{option} {text}: {count} loads; at most {MOST_POINTS} in one bench", EXIT_USAGE)
     return [first + number * step for number in range(count)]

@@ -24,6 +24,8 @@ _COMMON: Final = (
 )
 _WORDS: Final = tuple(_COMMON.split())
 MOST_TOKENS: Final = 1_000_000
+MOST_ROWS: Final = 1 << 18
+"""Rows in all requests together that items may be repeated for."""
 
 
 class TextsError(ValueError):
@@ -96,8 +98,13 @@ def lines(content: str) -> list[str]:
 
 
 def batches(items: Sequence[str], rows: int) -> list[list[str]]:
-    """Rows for requests, in order, from the first again at the end, until every item stands in a request equally often."""
+    """Rows for requests, in order, from the first again at the end, until every item stands in a request equally often.
+
+    Where that took more than :data:`MOST_ROWS` rows, until every item stands in one: requests are kept in memory.
+    """
     turns = math.lcm(len(items), rows) // rows
+    if turns * rows > max(MOST_ROWS, len(items)):
+        turns = math.ceil(len(items) / rows)
     endless = itertools.cycle(items)
     return [list(itertools.islice(endless, rows)) for _ in range(turns)]
 

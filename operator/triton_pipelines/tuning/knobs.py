@@ -63,8 +63,8 @@ def patch_of(pipeline: InferencePipeline, current: Knobs, wanted: Knobs) -> dict
     if wanted.model_instances != current.model_instances:
         copies = given.instances if given is not None else None
         ranged = copies is not None and copies.ranged
-        high = copies.max if copies is not None else None
-        model["instances"] = _range(wanted.model_instances, high) if ranged else {"count": wanted.model_instances}
+        high, low = (copies.max, copies.min) if copies is not None else (None, None)
+        model["instances"] = _range(wanted.model_instances, high, low) if ranged else {"count": wanted.model_instances}
     spec: dict[str, Any] = {"model": model} if model else {}
     if wanted.tokenizer_instances != current.tokenizer_instances and pipeline.spec.tokenizer is not None:
         own = pipeline.spec.tokenizer.instances

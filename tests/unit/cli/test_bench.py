@@ -53,7 +53,7 @@ def test_wrong_concurrencies_name_the_option(written: str) -> None:
     assert caught.value.code == EXIT_USAGE
 
 
-@pytest.mark.parametrize("written", ["50:400", "1:100:0.1", "a:b:c"])
+@pytest.mark.parametrize("written", ["50:400", "1:100:0.1", "a:b:c", "1:2:1e-320"])
 def test_wrong_rates_name_the_option(written: str) -> None:
     with pytest.raises(Failure, match=r"--rate"):
         rates(written)

@@ -80,6 +80,14 @@ def test_every_text_stands_in_a_request_equally_often() -> None:
     assert batches(["a", "b"], 4) == [["a", "b", "a", "b"]]
 
 
+def test_many_texts_stand_in_a_request_each_without_being_repeated_for_ever() -> None:
+    items = [str(number) for number in range(10_007)]
+    groups = batches(items, 64)  # equally often would take 640 448 rows
+    assert len(groups) == 157
+    assert {len(group) for group in groups} == {64}
+    assert {item for group in groups for item in group} == set(items)
+
+
 def test_a_file_of_texts() -> None:
     assert lines("one\n\n  \ntwo words\n") == ["one", "two words"]
     with pytest.raises(TextsError, match="holds no text"):

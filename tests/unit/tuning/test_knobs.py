@@ -20,6 +20,7 @@ SPECS: tuple[dict[str, Any], ...] = (
     {"model": {"maxBatchSize": 32, "dynamicBatching": {"preferredBatchSizes": [8, 32], "maxQueueDelayMicroseconds": 700}}},
     {"tokenizer": {"instances": {"count": 3}}},
     {"tokenizer": {"instances": {"initial": 2, "min": 2, "max": 2}}},
+    {"model": {"instances": {"initial": 2, "min": 2, "max": 2}}},
 )
 settings_of = st.builds(Knobs, st.sampled_from([1, 4, 8, 64, 128]), st.sampled_from([0, 500, 8000]), st.integers(1, 3), st.integers(1, 6))
 
