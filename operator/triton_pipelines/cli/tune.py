@@ -118,12 +118,14 @@ def tune(
             else:
                 # Triton needs a moment to end; that is no part of a measurement.
                 with local(file, source_map or _from_environment(), mounts=mounts) as running:
-                    target = TuneTarget(running.server.grpc_address, running.rebuild, url=running.server.http_url)
+                    target = TuneTarget(running.server.grpc_address, running.rebuild, url=running.server.http_url, own=True)
                     report = _run(target, running.pipeline, running.graph, settings)
     except TuneError as error:
         raise Failure(str(error), EXIT_FINDINGS if isinstance(error, NotTunableError) else EXIT_FAILED) from error
     except Stopped as stopped:
-        typer.echo("stopped; nothing was changed", err=True)
+        typer.echo(
+            "stopped; nothing was changed" if server is None else f"stopped; {server} was given its first setting back if it still answers", err=True
+        )
         raise typer.Exit(128 + stopped.number) from None
     _write(plot, svg(report), "--plot")
     _write(report_file, json.dumps(status_of(report)), "--report-file")

@@ -69,13 +69,15 @@ class TuneTarget:
     """A Triton that serves nobody else: ``tritonpipe serve``'s, or a canary pod outside the Service.
 
     ``address``: host:port of gRPC; ``control_key``: for loads, where these are restricted; ``rebuild``: the graph of a changed resource,
-    with the options with which the server's own was made; ``url``: base of its HTTP API, over which load costs the client less ("": gRPC).
+    with the options with which the server's own was made; ``url``: base of its HTTP API, over which load costs the client less ("": gRPC);
+    ``own``: it was started for this run and ends with it.
     """
 
     address: str
     rebuild: Callable[[InferencePipeline], Graph] = field(repr=False)
     control_key: str | None = field(default=None, repr=False)
     url: str = ""
+    own: bool = False
 
 
 class Progress(Protocol):

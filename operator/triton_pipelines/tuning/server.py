@@ -63,6 +63,7 @@ class Server:
                 running = await self.client.model_config(name)
                 wanted = parse(text)
                 same = [group.count for group in running.instance_group] == [group.count for group in wanted.instance_group]
+                same = same and running.dynamic_batching.max_queue_delay_microseconds == wanted.dynamic_batching.max_queue_delay_microseconds
                 if running.max_batch_size == wanted.max_batch_size and (same or name == self._graph.model_name):
                     self._running[name] = text
         except TritonError as error:
@@ -72,11 +73,15 @@ class Server:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
-            if not isinstance(error, asyncio.CancelledError):
+            # A run that is stopped owes the setting to a server that lives on; one of its own just ends.
+            if not (isinstance(error, asyncio.CancelledError) and self._target.own):
                 await self._load(self._first)
-        except (TritonError, SettingRefusedError):
+        except (TritonError, TuneError):
+            kept = "the first setting could not be put back on the server; start it anew"
             if error is None:
-                raise TuneError("the first setting could not be put back on the server; start it anew") from None
+                raise TuneError(kept) from None
+            if isinstance(error, TuneError):
+                raise TuneError(f"{error}; {kept}") from error
         finally:
             await self.client.close()
 
@@ -94,10 +99,11 @@ class Server:
             raise SettingRefusedError(str(error)) from error
         before = {**self._first, **self._running}
         try:
-            await self._load(texts)
-        except RejectedError as error:
-            await self._load(before)
-            raise SettingRefusedError(str(error)) from error
+            try:
+                await self._load(texts)
+            except RejectedError as error:
+                await self._load(before)
+                raise SettingRefusedError(str(error)) from error
         except TritonError as error:
             raise TuneError(f"the server does not take {knobs}: {error}") from error
         for request in list(warm)[:WARM_REQUESTS]:
@@ -113,7 +119,13 @@ class Server:
         different = [name for name, text in texts.items() if self._running.get(name) != text]
         falls = parse(texts[public]).max_batch_size < parse(self._running.get(public, self._first[public])).max_batch_size
         for name in sorted(different, key=lambda name: (name != public) == falls):
-            await self.client.load_model(name, json_format.MessageToJson(parse(texts[name]), preserving_proto_field_name=True))
+            before = self._running.pop(name, None)  # while it loads, and where that is broken off, nobody knows what runs
+            try:
+                await self.client.load_model(name, json_format.MessageToJson(parse(texts[name]), preserving_proto_field_name=True))
+            except RejectedError:
+                if before is not None and name != public:  # what ran goes on; a refused ensemble is taken down
+                    self._running[name] = before
+                raise
             self._running[name] = texts[name]
         deadline = asyncio.get_running_loop().time() + READY_SECONDS
         while not await self.client.model_ready(public):

@@ -1,0 +1,132 @@
+"""What is left on the server that was tuned: its first setting, however the run ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+from tritonclient.grpc import model_config_pb2
+
+from tests.support import builders
+from triton_pipelines.pipeline import build
+from triton_pipelines.render.modelconfig import configs, parse
+from triton_pipelines.triton.errors import RejectedError, UnreachableError
+from triton_pipelines.tuning import server as tuned
+from triton_pipelines.tuning.contract import Knobs, TuneError, TuneTarget
+from triton_pipelines.tuning.server import Server, SettingRefusedError
+
+BUILT = builders.built(model={"maxBatchSize": 8})
+OTHER = Knobs(32, 1000, 1, 1)
+PUBLIC = BUILT.graph.model_name
+
+
+class StandIn:
+    """A client of a server that is not there: keeps the config of each model; loads hang, are refused or fail where that is asked for."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, Any] = {name: parse(text) for name, text in configs(BUILT.graph).items()}
+        self.hangs = asyncio.Event()
+        self.hanging: set[str] = set()
+        self.refused: set[str] = set()
+        self.gone = False
+
+    async def model_config(self, name: str) -> Any:
+        return self.running[name]
+
+    async def load_model(self, name: str, config: str) -> None:
+        if self.gone:
+            raise UnreachableError("gone")
+        wanted = json_format.Parse(config, model_config_pb2.ModelConfig())
+        if name in self.refused:
+            self.refused.discard(name)
+            if name == PUBLIC:  # as Triton does: a refused ensemble is taken down
+                del self.running[name]
+            raise RejectedError("no room", "no room")
+        # As in Triton, a load that was asked for goes on when nobody waits for it.
+        self.running[name] = wanted
+        if name in self.hanging:
+            self.hanging.discard(name)
+            self.hangs.set()
+            await asyncio.Event().wait()
+
+    async def model_ready(self, name: str) -> bool:
+        return name in self.running
+
+    async def close(self) -> None:
+        pass
+
+    def setting(self) -> tuple[int, int, int]:
+        model = self.running["model"]
+        return model.max_batch_size, model.dynamic_batching.max_queue_delay_microseconds, self.running[PUBLIC].max_batch_size
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    made = StandIn()
+    monkeypatch.setattr(tuned, "TritonClient", lambda *_: made)
+    return made
+
+
+def server(*, own: bool = False) -> Server:
+    return Server(TuneTarget("127.0.0.1:1", lambda changed: build(changed, BUILT.options), own=own), BUILT.pipeline, BUILT.graph)
+
+
+async def tuning(client: StandIn, *, own: bool = False) -> None:
+    async with server(own=own) as one:
+        await one.put(OTHER)
+        assert client.setting() == (32, 1000, 32)
+        client.hangs.set()
+        await asyncio.Event().wait()
+
+
+async def stopped(task: asyncio.Task[None], client: StandIn) -> None:
+    await asyncio.wait_for(client.hangs.wait(), 5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_run_that_is_stopped_leaves_the_first_setting(client: StandIn) -> None:
+    await stopped(asyncio.create_task(tuning(client)), client)
+    assert client.setting() == (8, 0, 8)
+
+
+async def test_a_server_of_its_own_just_ends(client: StandIn) -> None:
+    await stopped(asyncio.create_task(tuning(client, own=True)), client)
+    assert client.setting() == (32, 1000, 32)
+
+
+@pytest.mark.parametrize("name", ["model", PUBLIC])
+async def test_a_load_that_is_broken_off_is_undone(client: StandIn, name: str) -> None:
+    client.hanging = {name}
+    await stopped(asyncio.create_task(tuning(client)), client)
+    assert client.setting() == (8, 0, 8)
+
+
+@pytest.mark.parametrize("name", ["model", PUBLIC])
+async def test_a_refused_setting_leaves_what_ran(client: StandIn, name: str) -> None:
+    async with server() as one:
+        client.refused = {name}
+        with pytest.raises(SettingRefusedError, match="no room"):
+            await one.put(OTHER)
+        assert client.setting() == (8, 0, 8)
+
+
+async def test_another_delay_than_the_resource_says_is_not_measured_as_the_current_setting(client: StandIn) -> None:
+    client.running["model"].dynamic_batching.max_queue_delay_microseconds = 5000
+    async with server() as one:
+        await one.put(one.current)
+        assert client.setting() == (8, 0, 8)
+
+
+async def test_a_setting_that_stays_is_told_beside_what_went_wrong(client: StandIn) -> None:
+    async def broken() -> None:
+        async with server() as one:
+            await one.put(OTHER)
+            client.gone = True
+            raise TuneError("requests fail")
+
+    with pytest.raises(TuneError, match=r"requests fail; the first setting could not be put back"):
+        await broken()
