@@ -184,7 +184,7 @@ class Autoscaler:
         graph = build(pipeline, self.options)
         if watched is None:
             watched = self._watched[key] = Watched(pipeline, graph, generation, self.clock().timestamp(), *scaled.said_in(raw.get("status") or {}))
-        watched.pipeline, watched.graph, watched.generation = pipeline, graph, generation
+        watched.take(pipeline, graph, generation)
         return watched
 
     def _rest(self, key: Key, watched: Watched) -> None:

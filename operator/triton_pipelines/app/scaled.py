@@ -17,6 +17,7 @@ from triton_pipelines.api.scaling import ScalingMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.metrics.samples import Failure, Sample, Trouble
 from triton_pipelines.pipeline.graph import Graph, Step
+from triton_pipelines.reconcile.fleet import bounds_of
 from triton_pipelines.reconcile.observed import Object, Pod
 from triton_pipelines.reconcile.scaling import Intent, View, scaled_steps, subjects
 from triton_pipelines.render.modelconfig import parse as parse_config
@@ -67,6 +68,14 @@ class Watched:
     view: View | None = None
     told: tuple[Any, ...] = ()
     told_at: float = 0.0
+
+    def take(self, pipeline: InferencePipeline, graph: Graph, generation: tuple[str, int]) -> None:
+        """Go by this spec from now on. What it no longer gives to scaling is no longer intended either: who gives it back later has
+        changed it in between."""
+        self.pipeline, self.graph, self.generation = pipeline, graph, generation
+        if self.intent is not None:
+            owned = bounds_of(pipeline, graph)
+            self.intent = replace(self.intent, pods=self.intent.pods if owned.pods else None, cpu=self.intent.cpu if owned.cpu else None)
 
     @property
     def active(self) -> bool:
@@ -141,7 +150,7 @@ def config_with(text: str) -> Callable[[int], str]:
 
 def counts_in(recorded: Mapping[str, Any]) -> dict[str, int]:
     """The counts among what a ConfigMap holds that anybody may have edited."""
-    return {step: count for step, count in recorded.items() if isinstance(count, int) and not isinstance(count, bool) and count > 0}
+    return {step: count for step, count in recorded.items() if isinstance(count, int) and not isinstance(count, bool) and 0 < count < 2**31}
 
 
 def adopted(memory: Memory, recorded: Mapping[str, int]) -> Memory:

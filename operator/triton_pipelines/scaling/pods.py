@@ -14,7 +14,7 @@ from typing import Final
 from triton_pipelines.scaling import law
 from triton_pipelines.scaling.types import Decision, PipelineLimits, PodsMemory, StepDecision, StepLimits, StepMemory, Verdict
 
-# Counts must have been of no help for so long (seconds) until a pod is added, and so long lies between two additions.
+# Counts must have been of no help for so long (seconds) until a pod is added, and so long lies between two changes.
 PRESSED_SECONDS: Final = 60.0
 # The number falls only to what sufficed all this time (seconds), and by no less than a tenth: HPA's own window and tolerance.
 STABILIZATION_SECONDS: Final = 300.0
@@ -102,7 +102,8 @@ def decide_pods(
         want=want,
         now=now,
         wait_up=PRESSED_SECONDS,
-        in_flight=bool(blocked),
+        # What the load does to those that are left shows only then; an addition waits for as long in any case.
+        in_flight=bool(blocked) or (scale.last_change is not None and 0 <= now - scale.last_change < PRESSED_SECONDS),
         interval=interval,
     )
     moved = law.moved(scale, count, turn.count, now)

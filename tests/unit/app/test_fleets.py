@@ -151,6 +151,23 @@ async def test_what_cannot_be_recorded_is_not_carried_out(loop: Loop) -> None:
     assert loop.world.deployment["spec"]["replicas"] == recorded(loop)["replicas"] > 1
 
 
+async def test_who_gives_the_number_to_scaling_again_starts_from_the_pods_that_there_are(loop: Loop) -> None:
+    await run(loop, 110, **FULL)
+    wanted = recorded(loop)["replicas"]
+    assert wanted > 1
+    loop.world.document["spec"]["scaling"].pop("pods")
+    loop.world.change(replicas=6)
+    loop.reconcile()
+    await run(loop, 60, rate=40.0, service=0.010)
+    assert names.KEY_PODS not in loop.live
+    assert loop.world.deployment["spec"]["replicas"] == 6
+    loop.collector.says = Failure(Trouble.MISSING, "gone")
+    loop.world.change(scaling={"pods": {"min": 1, "max": 8}})
+    loop.reconcile()
+    await run(loop, 60)
+    assert (recorded(loop), loop.world.deployment["spec"]["replicas"]) == ({"replicas": 6}, 6)
+
+
 async def test_advisory_tells_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = loop_of(monkeypatch, world(scaling={"mode": "Advisory"}))
     await run(loop, 120, **FULL_GPU)

@@ -154,6 +154,20 @@ def test_pods_go_after_five_minutes_in_steps() -> None:
     assert turn(rested(6, 1), decision(Verdict.IDLE, offered=0.0, gpu=0.0), ready=6).count == 5
 
 
+def test_a_minute_lies_between_two_steps_down() -> None:
+    """What the load does to the pods that are left has to show before more go."""
+    quiet, memory, steps = decision(Verdict.OVERPROVISIONED, count=4, offered=1.0, gpu=0.1), rested(6, 1), []
+    for number in range(40):
+        at = NOW + number * TICK
+        made = turn(memory, quiet, at, ready=memory.scale.desired)
+        if made.count != memory.scale.desired:
+            steps.append((at - NOW, made.count))
+        memory = made.memory
+    assert steps == [(0.0, 5), (60.0, 4), (120.0, 3), (180.0, 2)]
+    bounds = replace(BOUNDS, high=1)
+    assert turn(memory, quiet, NOW + 40 * TICK, bounds=bounds).count == 1, "but what the user allows holds at once"
+
+
 def test_one_busy_moment_keeps_the_pods() -> None:
     memory = rested(6, 1)
     wants = tuple((at, 6 if index == 7 else want) for index, (at, want) in enumerate(memory.scale.wants))
