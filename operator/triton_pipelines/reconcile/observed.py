@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -149,7 +150,7 @@ class Memory:
     ``secrets``: revision → hash of the control key that was applied; ``mode_revision``/``mode``: the fallback that an Auto rollout
     took; ``healed``: when a pod was last deleted for a dead process (RFC 3339); ``mended_manager``, ``mended``: who last edited the number
     of pods, and when that was mended (replicas.py); ``proven``: the revision that last served the whole pipeline; ``failed``: a revision that was taken back, with the
-    generation of the spec that asked for it, why, and the revision that took its place; ``generation`` and ``wanted``: the spec last
+    hash of the spec that asked for it, why, and the revision that took its place; ``generation`` and ``wanted``: the spec last
     acted on and the revision it came to, so that another revision for the same spec is known to be nobody's wish; ``watch``: the rollout
     whose latency is being watched (:class:`~.watch.Watch`); ``tuning``: the last tuning run (:class:`~.tuning.Run`).
     """
@@ -159,7 +160,7 @@ class Memory:
     mode: str = ""
     proven: str = ""
     failed_revision: str = ""
-    failed_generation: int = 0
+    failed_spec: str = ""
     failed_reason: str = ""
     failed_message: str = ""
     restored: str = ""
@@ -238,6 +239,12 @@ class Observed:
         return int(self.pipeline["metadata"].get("generation") or 0)
 
     @property
+    def spec_hash(self) -> str:
+        """Hash of the spec but for the number of pods, which autoscalers write: another number is no other wish."""
+        spec = {key: value for key, value in (self.pipeline.get("spec") or {}).items() if key != "replicas"}
+        return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
     def status(self) -> Mapping[str, Any]:
         """The status as it stands."""
         return self.pipeline.get("status") or {}
@@ -300,7 +307,7 @@ def json_object(text: str | None) -> dict[str, Any]:
     """A JSON object out of a ConfigMap that anybody may have edited; anything else counts as an empty one."""
     try:
         document = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
 

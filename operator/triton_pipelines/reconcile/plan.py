@@ -155,7 +155,8 @@ def _missing_source(wanted: Wanted, observed: Observed, context: Context, now: d
     kept: Plan = Plan()
     if observed.revision_record(observed.deployed_revision()) is not None:
         kept = _act(wanted.pipeline, wanted.graph, wanted.revision, observed, context, now, held=True)
-    return _with_status(observed, decided, kept.apply, kept.delete, WAITING_SECONDS, kept.notes)
+    made = _with_status(observed, decided, kept.apply, kept.delete, WAITING_SECONDS, kept.notes)
+    return replace(made, resize=kept.resize, beside=kept.beside)
 
 
 def _pinned(pipeline: InferencePipeline, observed: Observed, options: Options) -> Options:
@@ -188,7 +189,7 @@ def _act(
     rollout = replace(rollout, memory=healing.memory)
     counts = _live_counts(graph, observed)
     secrets, memory = _secrets(pipeline, rollout, observed, context, kept)
-    tuned = _tuned(pipeline, graph, observed, context, rollout, wanted, now)
+    tuned = _tuned(pipeline, graph, observed, context, rollout, wanted, now, held=held)
     memory = replace(memory, tuning=tuned.run.to_document())
     # In this order a pass may end anywhere: a revision's ConfigMap is the trace by which its Secret is pruned, what the live ConfigMap
     # remembers as applied has been applied, and pods find everything that they mount.
@@ -227,9 +228,9 @@ def _act(
 
 
 def _tuned(
-    pipeline: InferencePipeline, graph: Graph, observed: Observed, context: Context, rollout: Rollout, wanted: str, now: dt.datetime
+    pipeline: InferencePipeline, graph: Graph, observed: Observed, context: Context, rollout: Rollout, wanted: str, now: dt.datetime, *, held: bool
 ) -> tuning.Tuned:
-    """The tuning run's next step."""
+    """The tuning run's next step. ``held``: a source is not there, and a canary would miss it, too."""
 
     def recommended(patch: Mapping[str, Any]) -> str:
         try:
@@ -246,7 +247,7 @@ def _tuned(
         pipeline=pipeline,
         observed=observed,
         wanted=rollout.target,
-        settled=settled and all(pod.revision == wanted and pod.serving for pod in pods),
+        settled=settled and not held and all(pod.revision == wanted and pod.serving for pod in pods),
         template=(record or {}).get("template") or {},
         server_image=str((record or {}).get("serverImage") or ""),
         options=context.options,

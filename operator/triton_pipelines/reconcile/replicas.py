@@ -50,7 +50,7 @@ class Replicas:
 def recorded(live: Mapping[str, str]) -> Mapping[str, int]:
     """Number of pods and CPU limit as the live ConfigMap (its data) has them; what cannot be read counts as absent."""
     found = json_object(live.get(names.KEY_PODS))
-    return {key: value for key, value in found.items() if isinstance(value, int) and not isinstance(value, bool) and value > 0}
+    return {key: value for key, value in found.items() if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31}
 
 
 def owned_data(pipeline: InferencePipeline, observed: Observed, scaled: int | None, limit: int | None) -> dict[str, str]:

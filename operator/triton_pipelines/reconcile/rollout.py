@@ -57,9 +57,9 @@ def decide(
     limit: float | None = None,
 ) -> Rollout:
     """Decide on the revision and the mode for a pipeline that wants ``wanted``. ``limit``: milliseconds of p99 that a revision may not break."""
-    outdated = memory.failed_revision != wanted or memory.failed_generation != observed.generation
+    outdated = memory.failed_revision != wanted or memory.failed_spec != observed.spec_hash
     if memory.failed_revision and (outdated or observed.revision_record(memory.restored) is None):
-        memory = replace(memory, failed_revision="", failed_generation=0, failed_reason="", failed_message="", restored="")
+        memory = replace(memory, failed_revision="", failed_spec="", failed_reason="", failed_message="", restored="")
     target = memory.restored if memory.failed_revision == wanted and memory.restored else wanted
     whole = target == wanted and _whole(observed, wanted, replicas)
     watched = Judgement(Watch())
@@ -80,13 +80,13 @@ def decide(
     failure = _failure(target, observed, problems)
     if failure and target == wanted and _old_gone(mode, observed, wanted) and _can_restore(memory, wanted, observed):
         reason, message = failure
-        memory = replace(_taken_back(memory, wanted, observed.generation, reason, message, memory.proven), watch={})
+        memory = replace(_taken_back(memory, wanted, observed.spec_hash, reason, message, memory.proven), watch={})
         target, mode, gap = memory.proven, _restoring(strategy), ""
     elif watched.broken and observed.revision_record(watched.watch.predecessor) is not None:
         # Both serve, so the way back is that of any rollout. What is gone back to counts as the last one that is known to be good.
         back = watched.watch.predecessor
         memory = replace(
-            _taken_back(memory, wanted, observed.generation, Reason.SLO_BROKEN, watched.broken, back),
+            _taken_back(memory, wanted, observed.spec_hash, Reason.SLO_BROKEN, watched.broken, back),
             proven=back,
             watch={},
             mode_revision="",
@@ -97,11 +97,11 @@ def decide(
     return Rollout(target, mode, memory, gap, recheck, bool(memory.watch.get("since")), notes)
 
 
-def _taken_back(memory: Memory, revision: str, generation: int, reason: Reason, message: str, restored: str) -> Memory:
+def _taken_back(memory: Memory, revision: str, spec: str, reason: Reason, message: str, restored: str) -> Memory:
     return replace(
         memory,
         failed_revision=revision,
-        failed_generation=generation,
+        failed_spec=spec,
         failed_reason=reason.value,
         failed_message=message[:FAILURE_MAX],
         restored=restored,

@@ -183,6 +183,9 @@ def _begun(watch: Watch, wanted: str, proven: str) -> Watch:
     if watch.revision == proven:
         # The one that is replaced has not been judged yet: what is gone back to is still the one before.
         return Watch() if watch.predecessor == wanted else replace(watch, revision=wanted, since="")
+    if watch.predecessor == proven:
+        # Changed again on its way: what the one that serves had is known, and its pods may have gone by now.
+        return replace(watch, revision=wanted, since="")
     return Watch(revision=wanted, predecessor=proven)
 
 

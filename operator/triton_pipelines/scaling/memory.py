@@ -17,6 +17,7 @@ from triton_pipelines.scaling.types import Action, CpuMemory, Growth, Infeasible
 LIMIT_BYTES = 8192
 _VERSION = 1
 _REASON = 200  # characters of a reason that are kept
+_LATEST = 253402300800.0  # the year 10000: no later time can be written
 _PODS = 16  # of those whose node cannot give them more CPU; one is enough to bound all
 
 
@@ -186,7 +187,9 @@ def _action(item: Any) -> Action | None:
     if not isinstance(item, list) or len(item) != 5 or not isinstance(item[1], str) or not isinstance(item[4], str):
         return None
     at, before, after = _number(item[0]), _count(item[2]), _count(item[3])
-    return None if at is None or before is None or after is None else Action(at, item[1], before, after, item[4])
+    if at is None or not 0 <= at < _LATEST or before is None or after is None:
+        return None
+    return Action(at, item[1], before, after, item[4])
 
 
 def _number(item: Any) -> float | None:

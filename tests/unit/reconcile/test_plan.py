@@ -390,6 +390,31 @@ def test_status_is_written_only_when_it_says_something_else() -> None:
     assert world.step().quiet
 
 
+@pytest.mark.parametrize("key", [names.KEY_MEMORY, names.KEY_COUNTS, names.KEY_PODS, names.KEY_PADDING, names.KEY_RESOLVED, names.KEY_SCALING])
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "null", "[1]", '{"replicas": 1e999, "tokenizer": true}'])
+def test_a_live_config_map_that_somebody_has_edited_stops_nothing(key: str, text: str) -> None:
+    world = World(builders.document(scaling={"pods": {"max": 3}})).settle()
+    world.children["ConfigMap", names.live_name(world.name)]["data"][key] = text
+    assert world.settle().told()["Ready"] == "True Succeeded"
+    assert len(world.serving) == 1
+
+
+def test_without_a_source_a_pods_cpu_is_looked_after_and_no_tuning_run_begins() -> None:
+    spec: dict[str, Any] = {"scaling": {"cpuResize": "InPlace"}, "tokenizer": {"instances": {"initial": 1, "max": 4}}}
+    world = World(builders.document(**spec)).settle()
+    (pod,) = world.pods
+    world.missing_sources = {"model": "spec.model.source.uri: there is no ConfigMap weights; create it"}
+    world.change(tuning={"request": "a"}).step()
+    pod.asked = pod.given = {"limits": {"cpu": "2"}, "requests": {"cpu": "2"}}
+    assert world.step().resize is not None, "as with the source"
+    world.pass_time(1200).settle()
+    assert not world.memory.tuning.get("start"), "its pod could not load either"
+    world.missing_sources = {}
+    world.step()
+    assert world.memory.tuning["state"] == "Pending"
+    assert any(item["kind"] == "Deployment" for item in world.log[-1].beside)
+
+
 def test_a_source_that_went_missing_freezes_nothing_else() -> None:
     world = World(room=4).settle()
     deployed = world.deployed

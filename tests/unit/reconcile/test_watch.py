@@ -206,6 +206,28 @@ def test_a_change_during_the_watch_is_compared_with_the_last_good_one() -> None:
     assert world.memory.watch == {}
 
 
+def test_a_change_on_its_way_keeps_what_the_serving_revision_had() -> None:
+    """Its pods may be gone when the next change comes, as without room for a surge; its figure is needed all the same."""
+    before = follow(Watch(), "b", "a", LIMIT, False, Latencies({"a": KEPT}), START).watch
+    assert (before.predecessor, before.before, before.rate) == ("a", KEPT.high, KEPT.rate)
+    after = follow(before, "c", "a", LIMIT, False, Latencies(), START).watch
+    assert after == Watch("c", "a", KEPT.high, KEPT.rate)
+
+
+def test_an_autoscaler_of_the_pipeline_does_not_bring_a_broken_revision_back() -> None:
+    """An HPA writes spec.replicas through the scale subresource every few minutes; that is nobody's wish to try again."""
+    world = promised()
+    old = world.deployed
+    measured(world, BROKEN).settle()
+    for number in (2, 3, 2):
+        world.change(replicas=number).settle()
+        assert (world.deployed, world.told()["Ready"]) == (old, "False RolledBack")
+        assert len(world.serving) == number, "the number itself is followed"
+    world.change(rollout={"progressDeadlineSeconds": 901})
+    world.step()
+    assert world.deployed != old
+
+
 def test_the_predecessor_is_kept_while_it_may_be_needed() -> None:
     world = promised(rollout={"revisionHistoryLimit": 1})
     old = world.deployed

@@ -73,6 +73,13 @@ def test_a_broken_part_is_left_out_alone() -> None:
     assert len(read.history) == 4
 
 
+@pytest.mark.parametrize("at", [-1.0, 1e18, 1e300])
+def test_a_time_that_no_status_can_tell_is_left_out(at: float) -> None:
+    assert loads(json.dumps({"version": 1, "history": [[at, "tokenizer", 1, 2, "x"], [1e9, "tokenizer", 2, 3, "y"]]})).history == (
+        Action(1e9, "tokenizer", 2, 3, "y"),
+    )
+
+
 json_values = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
     lambda inner: st.one_of(st.lists(inner, max_size=7), st.dictionaries(st.text(max_size=5), inner, max_size=4)),
