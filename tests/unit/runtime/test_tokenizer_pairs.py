@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.support import tinymodel
 from tests.support.python_backend import InferenceRequest, load_runtime, start_model, texts
@@ -170,6 +171,18 @@ def test_a_pair_that_breaks_the_tokenizer_fails_alone(folder: Path, monkeypatch:
     first, second = model.execute([request(("boom", "b")), request(("fox", "dog"))])
     assert first.error().message() == "the tokenizer failed on this request: the library broke"
     assert second.arrays()["inputids"].tolist() == [reference(("fox", "dog"), True).ids]
+
+
+def test_a_text_that_breaks_the_tokenizer_again_fails_alone(tmp_path: Path) -> None:
+    """A vocabulary without a token for unknown words: looking for the reason meets the same fault."""
+    (tmp_path / "1").mkdir()
+    tokenizer = Tokenizer(models.WordLevel({"fox": 0, "dog": 1}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "1" / "tokenizer.json"))
+    model = start(tmp_path, truncation="OnlyFirst")
+    first, second = model.execute([request(("unheard", "dog")), request(("fox", "dog"))])
+    assert "Missing [UNK] token" in first.error().message()
+    assert second.arrays()["inputids"].tolist() == [[0, 1]]
 
 
 def test_nul_and_ten_megabytes_in_either_text(folder: Path) -> None:

@@ -161,16 +161,16 @@ class TextEncoder:
             return None
         self._tokenizer.no_truncation()
         try:
-            for index, row in enumerate(rows):
-                if isinstance(row, str):
-                    continue
+            for index, row in ((place, row) for place, row in enumerate(rows) if not isinstance(row, str)):
                 first, second = (len(self._tokenizer.encode(text, add_special_tokens=False)) for text in row)
                 kept = second if self.truncation == "OnlyFirst" else first
                 if first + second + self.special > self.max_length and kept + self.special >= self.max_length:
                     return index, kept
+        except Exception:  # the text itself breaks the library: no question of room
             return None
         finally:
             self._cut()
+        return None
 
     def _cut(self) -> None:
         self._tokenizer.no_truncation()
@@ -310,7 +310,7 @@ class TritonPythonModel:
 
     def _failed(self, rows: list[Row], error: BaseException) -> Any:
         """The error of a request that the library refused."""
-        found = self._encoder.no_room(rows)
+        found = self._encoder.no_room(rows) if isinstance(error, Exception) else None  # a panic is no question of room
         if found is None:
             return _error(f"the tokenizer failed on this request: {error}", pb_utils.TritonError.INTERNAL)
         row, kept = found
