@@ -38,6 +38,8 @@ RECHECK_SECONDS: Final = 15.0
 # A Job that failed waits so long for what its pod says of it (seconds).
 SILENT_SECONDS: Final = 10
 MESSAGE_MAX: Final = 1024
+# Longest short string of the status' schema.
+SHORT_MAX: Final = 512
 # What the Job may fill in of status.tuning; the rest is said here.
 RESULT: Final = ("message", "advice", "patch", "gainPercent", "points")
 
@@ -79,7 +81,7 @@ class Run:
     def parse(cls, document: Mapping[str, Any]) -> Run:
         """Read it; what an edit has made unreadable counts as no run."""
         texts = {key: document.get(key, "") for key in ("request", "state", "revision", "start", "job", "end", "recommended")}
-        if not all(isinstance(text, str) for text in texts.values()) or texts["state"] not in {*State}:
+        if not all(isinstance(text, str) and len(text) <= SHORT_MAX for text in texts.values()) or texts["state"] not in {*State}:
             return cls()
         if any(texts[key] and _moment(texts[key]) is None for key in ("start", "job", "end")):
             return cls()
@@ -229,7 +231,7 @@ def _recommended(stage: Stage, text: str) -> str:
     """The revision that a patch makes; "" where it makes none, or cannot be read."""
     try:
         patch = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):  # the second for what looks like a date and is none
         return ""
     return stage.recommended(patch) if isinstance(patch, Mapping) else ""
 

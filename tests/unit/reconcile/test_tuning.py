@@ -343,6 +343,17 @@ def test_a_restarted_operator_knows_everything() -> None:
     assert world.status["tuning"] == said
 
 
+@pytest.mark.parametrize("patch", ["a: 2001-99-99", "[" * 400, "? [a]\n: b", "spec: null", "{"])
+def test_a_patch_that_cannot_be_read_is_told_and_recommends_nothing(patch: str) -> None:
+    world = asked().canary_ready().job_ends(json.dumps(RESULT | {"patch": patch}))
+    assert (world.status["tuning"]["state"], world.status["tuning"]["patch"]) == ("Succeeded", patch)
+    assert Run.parse(world.memory.tuning).recommended == ""
+
+
+def test_a_run_that_no_status_can_tell_is_none() -> None:
+    assert Run.parse({"request": "a", "state": "Succeeded", "revision": "f" * 513}) == Run()
+
+
 # --- staleness ------------------------------------------------------------------------------------------------------------
 
 
