@@ -26,7 +26,7 @@ from .benchloads import Requests, concurrencies, made, rates
 from .benchreport import BASELINE, Report, as_csv, as_json, shown, svg
 from .failure import EXIT_FAILED, EXIT_USAGE, Failure
 from .infer import CONNECT_SECONDS, described, model_url
-from .output import console
+from .output import figures
 from .serve import Deadline, Folder, Log, Mounts, SourceMapRules, local
 from .tensors import Model
 
@@ -155,7 +155,8 @@ def bench(
 
 def _print(report: Report, output: Output, plot: Path | None) -> None:
     if output is Output.TABLE:
-        console().print(shown(report))
+        for part in shown(report):
+            figures(part)
     else:
         typer.echo(as_json(report) if output is Output.JSON else as_csv(report), nl=output is Output.JSON)
     if plot is not None:
@@ -179,6 +180,9 @@ def _plan(requests: Requests, one: LoadSpec, specs: list[LoadSpec], *, baseline:
 def _place(target: str, grpc: str | None, stack: contextlib.ExitStack, options: dict[str, Any], source_map: list[str]) -> Place:
     """A running model of an address; a file's pipeline is served for as long as the stack is open."""
     if "://" in target or ("/v2/models/" in target and not Path(target).exists()):
+        if "@" in target.partition("/v2/models/")[0]:
+            # It would stand in the report, and requests would go without it.
+            raise Failure("the address holds a user or a password, which bench does not send: leave it out", EXIT_USAGE)
         url = model_url(target, "")
         server, _, model = url.partition("/v2/models/")
         host = urlsplit(server).hostname or ""

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -131,10 +130,10 @@ def svg(report: Report) -> str:
 # --- for people -------------------------------------------------------------------------------------------------------------
 
 
-def shown(report: Report) -> Group:
+def shown(report: Report) -> list[Table | Text]:
     """The tables, the plot and the remarks."""
     best = max(report.points, key=lambda item: item.median("rows_per_s"))
-    parts: list[Any] = [
+    parts: list[Table | Text] = [
         Text(f"{report.model} at {report.address}: {report.rows} row(s) a request, {report.source}"),
         Text(
             f"{len(best.runs)} run(s) of {report.seconds:g} s after {report.warmup_seconds:g} s of warm-up; latency in ms; ± is half the spread over the runs"
@@ -145,7 +144,7 @@ def shown(report: Report) -> Group:
         parts.append(Text(plot(report.points)))
     if table := _steps(best.typical, report.names):
         parts += [Text(f"where the time goes at {best.spec.name} (Triton's statistics; ms, mean of a request; busy: instances)"), table]
-    return Group(*parts, *map(Text, remarks(report)))
+    return [*parts, *map(Text, remarks(report))]
 
 
 def remarks(report: Report) -> list[str]:

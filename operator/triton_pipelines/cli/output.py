@@ -7,6 +7,8 @@ import os
 import sys
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 # Tables take only the width that they need; a pipe has no edge at which they must be folded.
 PIPE_COLUMNS = 400
@@ -17,6 +19,14 @@ def console() -> Console:
     """A console on standard output: as wide as the terminal (or COLUMNS); into a pipe, lines stay whole."""
     folded = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(width=None if folded else PIPE_COLUMNS, highlight=False)
+
+
+def figures(part: Table | Text) -> None:
+    """Print tables of figures and words around them. A table keeps its width where the terminal is narrower: folded lines can be read, cut figures cannot."""
+    page = console()
+    if isinstance(part, Table):
+        page = Console(width=max(page.width, page.measure(part, options=page.options.update(max_width=PIPE_COLUMNS)).maximum), highlight=False)
+    page.print(part)
 
 
 def tolerate_encoding() -> None:

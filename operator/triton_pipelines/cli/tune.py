@@ -36,7 +36,7 @@ from .documents import STANDARD_INPUT, only, resource
 from .failure import EXIT_FAILED, EXIT_FINDINGS, EXIT_USAGE, Failure
 from .incluster import asking
 from .options import OperatorConfigFile, SourceMaps, SubstituteRunner, operator_options
-from .output import console
+from .output import figures
 from .serve import Mounts, Stopped, local, signals
 
 
@@ -210,7 +210,6 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _print(report: Report) -> None:
-    shown = console()
     typer.echo(
         f"{report.pipeline}: SLO {report.slo * 1e3:g} ms, wall {report.wall * 1e3:g} ms; {report.workload};"
         f" {report.mode.value.lower()} run of {report.seconds:.0f} s, {report.failed_requests} failed requests"
@@ -233,7 +232,7 @@ def _print(report: Report) -> None:
             _milliseconds(point.predicted_p99),
             {Outcome.WITHIN: "within the wall", Outcome.BREAKS: "beyond the wall", Outcome.PREDICTED: "not measured"}[point.outcome],
         )
-    shown.print(table)
+    figures(table)
     typer.echo(terminal(report))
     steps = Table()
     for name in ("step", "each execution ms", "each row us", "each token us", "fit off by", "busy"):
@@ -241,7 +240,7 @@ def _print(report: Report) -> None:
     for step in report.steps:
         law = (f"{step.fixed * 1e3:.2f}", f"{step.per_row * 1e6:.1f}", f"{step.per_token * 1e6:.2f}") if step.fitted else ("table", "", "")
         steps.add_row(step.step, *law, f"{step.residual:.0%}", f"{step.busy:.0%}")
-    shown.print(steps)
+    figures(steps)
     typer.echo(report.message)
     typer.echo(report.advice)
     for note in report.notes:

@@ -17,6 +17,7 @@ from rich.console import Console
 from triton_pipelines.cli.benchloads import concurrencies, made, rates
 from triton_pipelines.cli.benchreport import BASELINE, COLUMNS, Report, as_csv, as_json, plot, remarks, shown, svg
 from triton_pipelines.cli.failure import EXIT_USAGE, Failure
+from triton_pipelines.cli.output import figures
 from triton_pipelines.cli.tensors import Described, Model
 from triton_pipelines.load import LoadSpec, Stability, StepFigures, Summary
 from triton_pipelines.load.sweep import Measured
@@ -180,10 +181,21 @@ def test_a_load_without_an_answer_is_printed_without_numbers() -> None:
 
 def test_table_shows_loads_steps_and_remarks() -> None:
     out = Console(width=220, record=True, file=io.StringIO())
-    out.print(shown(report()))
+    for part in shown(report()):
+        out.print(part)
     text = out.export_text()
     for words in ("× one by one", "concurrency 8", "4.18", "200/s poisson", "tokenizer", "where the time goes at concurrency 8", "rows/s"):
         assert words in text
+
+
+def test_a_narrow_terminal_cuts_no_figure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    for part in shown(report()):
+        figures(part)
+    text = capsys.readouterr().out
+    assert "…" not in text
+    assert "× one by one" in text
+    assert "4.18" in text
 
 
 def test_remarks_say_what_makes_figures_doubtful() -> None:
