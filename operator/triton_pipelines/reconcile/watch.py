@@ -24,7 +24,7 @@ WATCH: Final = dt.timedelta(minutes=5)
 HELD_SECONDS: Final = 75.0
 # Requests of one pod within that time below which its p99 is chance: three of three hundred may be slower than it.
 REQUESTS_MIN: Final = 300
-# More requests per second than so many times the predecessor's are another load, and no fault of the revision.
+# More requests per second in one pod than so many times the predecessor's are another load, or fewer pods, and no fault of the revision.
 LOAD_RATIO_MAX: Final = 1.5
 # Where and how the status says that there is nothing to watch by.
 UNKNOWN_PATH: Final = "spec.slo.p99Milliseconds"
@@ -45,7 +45,7 @@ class Look:
 @dataclass(frozen=True, slots=True)
 class Figure:
     """Latency of one revision over :data:`HELD_SECONDS`, of the pod that is worst: ``low`` and ``high`` are the least and the greatest p99
-    (milliseconds) that it had in that time; ``rate``: requests per second of all its pods."""
+    (milliseconds) that it had in that time; ``rate``: requests per second of the pod that has most: with fewer pods each has more to do."""
 
     low: float
     high: float
@@ -63,7 +63,7 @@ class Latencies:
 @dataclass(frozen=True, slots=True)
 class Watch:
     """A rollout under watch, as it is remembered: ``predecessor`` is the revision to go back to, ``before`` its p99 in milliseconds and
-    ``rate`` its requests per second (0: not known); ``since``: when the new revision served the whole pipeline (RFC 3339; "": not yet)."""
+    ``rate`` its requests per second in a pod (0: not known); ``since``: when the new revision served the whole pipeline (RFC 3339; "": not yet)."""
 
     revision: str = ""
     predecessor: str = ""
@@ -127,7 +127,7 @@ def figure_of(pods: Sequence[Sequence[Look]]) -> Figure | None:
     complete = [values for values, held in zip(known, judged, strict=True) if len(values) == len(held)]
     if not complete:
         return None
-    rate = sum((held[-1].requests - held[0].requests) / (held[-1].at - held[0].at) for held in spans)
+    rate = max((held[-1].requests - held[0].requests) / (held[-1].at - held[0].at) for held in spans)
     return Figure(max(map(min, complete)), max(map(max, complete)), rate)
 
 
@@ -164,7 +164,7 @@ def follow(watch: Watch, wanted: str, proven: str, limit: float | None, whole: b
     new = latencies.figures.get(wanted)
     if new is not None and 0 < watch.before <= limit < new.low and new.rate <= LOAD_RATIO_MAX * watch.rate:
         text = (
-            f"its p99 in the server is {new.low:.1f} ms and more for {HELD_SECONDS:.0f} s at {new.rate:.0f} requests/s, that of revision"
+            f"its p99 in the server is {new.low:.1f} ms and more for {HELD_SECONDS:.0f} s at {new.rate:.0f} requests/s in a pod, that of revision"
             f" {watch.predecessor} was at most {watch.before:.1f} ms at {watch.rate:.0f}; spec.slo leaves {limit:g} ms"
         )
         return Judgement(watch, broken=text)
@@ -195,7 +195,7 @@ def _summary(watch: Watch, new: Figure | None, limit: float, latencies: Latencie
     if new is None:
         why = latencies.missing.get(watch.revision) or f"fewer than {REQUESTS_MIN} requests in {HELD_SECONDS:.0f} s in each of its pods"
         return f"{begin}, and its p99 is not known: {why}"
-    said = f"{begin}: p99 in the server at most {new.high:.1f} ms at {new.rate:.0f} requests/s; {promise}"
+    said = f"{begin}: p99 in the server at most {new.high:.1f} ms at {new.rate:.0f} requests/s in a pod; {promise}"
     if not watch.before:
         return f"{said}; that of revision {watch.predecessor} before it was not known, so nothing could be compared"
     return f"{said}; revision {watch.predecessor} had {watch.before:.1f} ms at {watch.rate:.0f}"

@@ -58,7 +58,7 @@ def test_a_revision_that_breaks_the_promise_is_taken_back_with_both_figures() ->
     said = world.condition("Ready")["message"]
     assert said == (
         f"revision {new} serves, but breaks the SLO that revision {old} kept, which is taken back: its p99 in the server is 90.0 ms and more"
-        f" for 75 s at 55 requests/s, that of revision {old} was at most 40.0 ms at 50; spec.slo leaves 80 ms; it is tried again when the spec changes"
+        f" for 75 s at 55 requests/s in a pod, that of revision {old} was at most 40.0 ms at 50; spec.slo leaves 80 ms; it is tried again when the spec changes"
     )
     world.settle()
     assert {pod.revision for pod in world.serving} == {old}
@@ -137,7 +137,7 @@ def test_after_five_minutes_it_stays_whatever_comes() -> None:
     new = world.deployed
     world.pass_time(WATCH.total_seconds()).step()
     (ended,) = [note for reason, note in events(world) if reason == "SLOWatched"]
-    assert "at most 30.0 ms at 50 requests/s; spec.slo leaves 80 ms" in ended
+    assert "at most 30.0 ms at 50 requests/s in a pod; spec.slo leaves 80 ms" in ended
     assert "had 40.0 ms at 50" in ended
     world.latencies = Latencies({new: BROKEN})
     world.pass_time(15).settle()
@@ -272,7 +272,19 @@ def test_a_figure_needs_time_and_requests() -> None:
 
 def test_the_worst_pod_counts_and_one_with_little_load_does_not() -> None:
     slow, fast, idle = looks(90, 90, 90, 90, 90, 95), looks(50, 50, 50, 50, 50, 50), looks(*[900.0] * 6, rate=1.0)
-    assert figure_of([fast, slow, idle]) == Figure(90, 95, 21.0)
+    assert figure_of([fast, slow, idle]) == Figure(90, 95, 10.0)
+
+
+def test_the_same_load_on_fewer_pods_is_no_fault_of_the_revision() -> None:
+    """Whoever lowers spec.replicas with the same change, or scaling.pods meanwhile, gives each pod more to do."""
+    before, after = figure_of([looks(*[50.0] * 6)] * 4), figure_of([looks(*[95.0] * 6, rate=40.0)])
+    assert before is not None
+    watch = Watch("b", "a", before.high, before.rate, "2026-01-01T12:00:00Z")
+    assert after is not None
+    assert not follow(watch, "b", "b", LIMIT, True, Latencies({"b": after}), START).broken
+    same = figure_of([looks(*[95.0] * 6)] * 4)
+    assert same is not None
+    assert follow(watch, "b", "b", LIMIT, True, Latencies({"b": same}), START).broken
 
 
 def test_the_first_slow_answers_are_forgotten() -> None:
