@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ from .workload import Workload
 
 # Prediction error beyond which the report says so.
 DOUBTFUL = 0.20
+# Of fewer answers the slowest itself is within the real p99 more often than 1 time in 20 (0.99 ** 300 < 0.05).
+ENOUGH = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +152,11 @@ def _notes(found: Findings, recommended: Planned) -> list[str]:
     errors = [one.predicted_p99 / one.load.p99 - 1 for one in found.measured[1:] if one.kept(found.wall) is Kept.YES]
     if errors and max(map(abs, errors)) > DOUBTFUL:
         notes.append(f"predicted and measured p99 differ by up to {max(map(abs, errors)):.0%}: trust what was measured; --thorough measures more")
+    # The first point is the calibration, whose p99 decides nothing.
+    fewest = min((point for point in found.measured[1:] if len(point.load.latencies)), key=lambda point: len(point.load.latencies), default=None)
+    if fewest is not None and (answers := len(fewest.load.latencies)) < ENOUGH:
+        longer = math.ceil(fewest.load.seconds * ENOUGH / answers)
+        notes.append(f"a point has {answers} answers only, too few for a p99: it may be later than measured; --seconds {longer} measures enough")
     if found.verdict.better and found.verdict.knobs.max_batch_size < found.current.max_batch_size:
         notes.append(f"with it a client's request may have at most {found.verdict.knobs.max_batch_size} rows, before {found.current.max_batch_size}")
     close = [one for one in found.planned if one.rate >= (1 - CLOSE) * recommended.rate and one.rate > 0]

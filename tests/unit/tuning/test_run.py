@@ -32,10 +32,11 @@ def test_without_a_promise_or_with_nothing_left_of_it_the_field_is_named() -> No
         wall_of(builders.pipeline(), Settings(slo_ms=5))
 
 
-def report_of(least: int | None, *, proven: bool = True) -> Report:
-    """A report on points in which 600 requests/s are proven, or the current 400 are kept."""
+def report_of(least: int | None, *, proven: bool = True, share: float = 1.0) -> Report:
+    """A report on points in which 600 requests/s are proven, or the current 400 are kept; ``share``: of these rates."""
     built = builders.built(model={"maxBatchSize": 4}, slo={"p99Milliseconds": 35} | ({"minThroughputPerSecond": least} if least else {}))
-    points = [measured(CURRENT, 400, 0.02), measured(BETTER, 600, 0.02), measured(CURRENT, 600 / 1.05, 0.08 if proven else 0.02)]
+    rates = [(CURRENT, 400, 0.02), (BETTER, 600, 0.02), (CURRENT, 600 / 1.05, 0.08 if proven else 0.02)]
+    points = [measured(knobs, share * rate, p99) for knobs, rate, p99 in rates]
     planned = plan(PIPE, [*GRID, BETTER], CURRENT, WALL)
     return report(
         Findings(
@@ -79,3 +80,9 @@ def test_a_report_without_proof_keeps_the_current_setting() -> None:
     assert found.recommended == CURRENT
     assert found.patch == {}
     assert "stays" in found.message
+
+
+def test_too_few_answers_for_a_p99_are_told_with_what_would_be_enough() -> None:
+    # 28.5 requests/s for 4 s are 114; 300 take 11 s.
+    assert any("a point has 114 answers only" in note and "--seconds 11 " in note for note in report_of(None, share=0.05).notes)
+    assert not any("answers only" in note for note in report_of(None).notes)
