@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import select
 import selectors
 import time
@@ -36,6 +37,8 @@ _PAUSE_AFTER_ERROR_S = 0.02
 _FIRST_CONNECTIONS = 8
 _BURST = 64
 """Requests that were due already and are sent at a stretch."""
+_LATE_S = 1.0
+"""Seconds behind the end in which requests that were due before it are still sent."""
 _SELECTABLE = 1024
 """File descriptors that select(2) takes: FD_SETSIZE."""
 
@@ -112,6 +115,7 @@ class Load:
         self._number, self._error = array("q"), array("q")
         self._errors: dict[str, int] = {}
         self._failed = 0
+        self._behind, self._last_due = 0, math.inf
 
     async def run(self) -> LoadResult:
         spec = self._spec
@@ -127,6 +131,10 @@ class Load:
             begin, end, figures = await self._windows(sender)
             self._stopping = True
             if sender is not None:
+                self._last_due = end
+                if self._behind:
+                    # What was due in the measured time and is not sent yet is the latest of all, and counts.
+                    await asyncio.wait({sender}, timeout=_LATE_S)
                 sender.cancel()
             while self._under_way:
                 self._ended.clear()
@@ -144,13 +152,14 @@ class Load:
     # --- sending ------------------------------------------------------------------------------------------------------------
     async def _open(self) -> None:
         loop, began, pending = asyncio.get_running_loop(), self._began, self._spec.pending
-        behind = 0
         for due in due_times(self._spec):
+            if due >= self._last_due:
+                return
             wait = began + due - loop.time()
-            behind = behind + 1 if wait <= 0 else 0
+            self._behind = self._behind + 1 if wait <= 0 else 0
             if wait > 0:
                 await asyncio.sleep(wait)
-            elif behind % _BURST == 0:
+            elif self._behind % _BURST == 0:
                 # Who is late at every request would else never let go of the loop: answers have to be read, and the load has to end.
                 await asyncio.sleep(0)
             if self._under_way < pending:

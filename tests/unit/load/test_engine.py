@@ -148,13 +148,32 @@ async def test_a_rate_beyond_what_can_be_sent_still_ends() -> None:
     def send(_: bytes, done: Callable[[str], None]) -> None:
         nonlocal sent
         sent += 1
-        if sent > 1_000_000:  # some seconds of a load of 0.3
+        if sent > 3_000_000:  # many seconds of a load of 0.3
             raise AssertionError("the load does not end")
         done("")
 
     result = await Load(LoadSpec(rate=1e9, **QUICK), [b""], [1], send, None, None).run()
     assert result.end_s == pytest.approx(0.3)
     assert result.elapsed_s < 3
+
+
+async def test_what_a_late_generator_has_not_sent_at_the_end_counts() -> None:
+    """The generator stands still from 0.2 s until behind the end: a third of all requests are the latest of all."""
+    loop, begun = asyncio.get_running_loop(), asyncio.get_running_loop().time()
+    stood = False
+
+    def send(_: bytes, done: Callable[[str], None]) -> None:
+        nonlocal stood
+        if not stood and loop.time() - begun > 0.2:
+            stood = True
+            while loop.time() - begun < 0.35:
+                pass
+        done("")
+
+    result = await Load(LoadSpec(rate=1000, arrivals=Arrivals.CONSTANT, **QUICK), [b""], [1], send, None, None).run()
+    summary = summarise(result)
+    assert summary.requests == 300
+    assert summary.p99_s > 0.1
 
 
 async def test_rows_are_counted() -> None:
