@@ -90,7 +90,7 @@ TIERS = {
     "integration": Tier(
         (
             _python("-m", "e2e.local.binaries", *BUILT),
-            _pytest("tests/integration", "-q", "-n", WORKERS, "--dist=loadfile", "--timeout=600"),
+            _pytest("tests/integration", "-q", "-n", WORKERS, "--dist=loadfile", "--no-loadscope-reorder", "--timeout=600"),
         ),
         15,
         _real_parts,

@@ -7,6 +7,19 @@ import pytest
 
 from tests.support.controlplane import ControlPlane
 
+# Files that wait long for real servers are begun first, so that no worker is left alone with one at the end; between two that put load on the
+# machine stand others. A name is a file's or a folder's.
+LONG = ("test_loop.py", "reconcile", "samples", "test_prometheus_loop.py", "differential", "load", "models", "tuning")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long files first, all else in its order."""
+
+    def rank(item: pytest.Item) -> int:
+        return next((index for index, name in enumerate(LONG) if name in (item.path.name, item.path.parent.name)), len(LONG))
+
+    items.sort(key=rank)
+
 
 @pytest.fixture(scope="session")
 def api_server() -> Iterator[ControlPlane]:
