@@ -61,7 +61,7 @@ class Cost:
         return stretch * (self._looked_up(rows, tokens) + self.per_request * max(0.0, requests - 1))
 
     def _looked_up(self, rows: float, tokens: float) -> float:
-        """Bilinear in the table; beyond its last row or length the last slope goes on."""
+        """Bilinear in the table; beyond its last row or length the last slope goes on, but never down: that is noise."""
         lengths, curves = self._grid
         return _interpolated(lengths, [_interpolated(xs, ys, rows) for xs, ys in curves], tokens)
 
@@ -81,7 +81,7 @@ def _interpolated(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
         return float(ys[0])
     index = min(max(bisect.bisect_left(xs, x), 1), len(xs) - 1)
     x0, x1, y0, y1 = xs[index - 1], xs[index], ys[index - 1], ys[index]
-    return max(float(y0 + (y1 - y0) * (x - x0) / (x1 - x0)), 1e-6)
+    return max(float(y0 + (y1 - y0) * (x - x0) / (x1 - x0)), float(y1) if x > x1 else 1e-6)
 
 
 def fit(samples: Sequence[Sample]) -> Cost:

@@ -68,3 +68,11 @@ def test_contention_and_stretch_multiply() -> None:
 def test_nothing_measured_is_said() -> None:
     with pytest.raises(ValueError, match="nothing was measured"):
         fit([Sample(1, 1, 1, 0.0, 0)])
+
+
+def test_beyond_a_noisy_table_more_rows_are_never_faster() -> None:
+    noisy = [Sample(1, rows, 30, seconds, 50) for rows, seconds in ((1, 0.004), (2, 0.002), (4, 0.009), (8, 0.003))]
+    cost = fit(noisy)
+    assert not cost.fitted
+    assert cost.seconds(1, 8, 30) == pytest.approx(0.003)
+    assert cost.seconds(1, 64, 30) == pytest.approx(0.003)
