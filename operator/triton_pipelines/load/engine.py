@@ -13,6 +13,7 @@ import functools
 import math
 import select
 import selectors
+import signal
 import time
 from array import array
 from collections.abc import Callable
@@ -51,7 +52,12 @@ def blocking(target: Target, spec: LoadSpec, progress: OnProgress | None = None)
 
 def precise_loop() -> asyncio.AbstractEventLoop:
     """An event loop that keeps time to some 0.1 ms, for an ``asyncio.Runner``."""
-    return asyncio.SelectorEventLoop(_PreciseSelector())
+    # A handler that raises in the middle of this would leave half a loop, which Python complains about when it goes.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        return asyncio.SelectorEventLoop(_PreciseSelector())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 async def run(target: Target, spec: LoadSpec, progress: OnProgress | None = None) -> LoadResult:

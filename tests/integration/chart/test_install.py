@@ -97,6 +97,7 @@ PIPELINE_RIGHTS = {
     "inferencepipelines/finalizers": {"update"},
     **{resource.plural: set(WRITTEN) for resource in CHILDREN},
     **{plural: {"get", "list", "create", "update", "patch", "delete"} for plural in ("podmonitors", "prometheusrules")},
+    "jobs": set(WRITTEN) - {"update"},
     "secrets": {"create", "patch", "delete"},
     "pods": {"list", "watch", "delete"},
     "events": {"create"},
