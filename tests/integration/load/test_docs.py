@@ -55,8 +55,8 @@ def test_commands_to_an_address(server: LocalTriton, words: list[str], tmp_path:
 @pytest.mark.parametrize("words", [words for words in COMMANDS if ADDRESS not in words], ids=" ".join)
 def test_commands_to_a_file(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(markdown.ROOT)
-    # Two loads of a model on CPU instead of seven.
-    done = CliRunner().invoke(app, [*words[1:], *SHORT, "--concurrency=1,2", *sample_sources()])
+    # Two loads of a model on CPU instead of seven; on a busy machine it takes its time for each request.
+    done = CliRunner().invoke(app, [*words[1:], *SHORT, "--duration=2", "--concurrency=1,2", *sample_sources()])
     assert done.exit_code == 0, (done.exception, done.stderr)
     for step in ("tokenizer", "model", "postprocess"):
         assert step in done.stdout
