@@ -34,13 +34,14 @@ from triton_pipelines.tuning.knobs import changed
 from . import padding, tuning
 from . import status as statuses
 from .events import Event, transitions
+from .fleet import rolls
 from .healing import heal
 from .livedata import live_data, resolved_sources
 from .observed import Memory, Object, Observed, json_object
 from .problems import Problem, config_missing, of_pod
-from .replicas import decide_replicas, owned_data
+from .replicas import decide_replicas, in_rollout, owned_data
 from .resizing import Resize, next_resize, wanted_limit
-from .rollout import Rollout, decide
+from .rollout import Rollout, decide, target_of
 from .watch import RECHECK_SECONDS, Watch, doubts, limit_of
 
 # A pass with nothing to wait for is repeated by the resync; with pods on their way the watch wakes us, this is the second line.
@@ -179,7 +180,8 @@ def _act(
     must_wait = held or _must_wait(revision, observed, memory, context)
     wanted = observed.deployed_revision() if must_wait else revision.name
     memory = replace(memory, generation=observed.generation, wanted=wanted)
-    number = decide_replicas(pipeline, observed, memory, now)
+    rolling = observed.deployment is None or rolls(observed.deployment)
+    number = in_rollout(decide_replicas(pipeline, observed, memory, now), observed, target_of(memory, wanted), rolling)
     memory = number.memory
     replicas = 0 if pipeline.spec.suspend is Switch.ENABLED else number.number
     rollout = decide(wanted, pipeline.spec.rollout.strategy, replicas, observed, memory, problems, now, limit_of(pipeline))

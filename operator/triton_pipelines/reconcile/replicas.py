@@ -87,6 +87,26 @@ def decide_replicas(pipeline: InferencePipeline, observed: Observed, memory: Mem
     return Replicas(live, None, other.manager, memory, _taken(pipeline, other, live, number), scaled)
 
 
+def in_rollout(number: Replicas, observed: Observed, target: str, rolling: bool) -> Replicas:
+    """The number while ``target`` is being rolled out: of pods that live scaling wants none that found no place before. ``rolling``: what
+    the Deployment says.
+
+    The Deployment counts a pod that waits for a place among those that may be away, so that without room for a surge it would take no
+    other one down, and the rollout would never end. Once the pods that have a place serve the revision, the number is again what is wanted.
+    """
+    memory, deployed = number.memory, observed.deployed_revision()
+    if number.owner != "scaling" or not number.applied:
+        return replace(number, memory=replace(memory, rollout_pods=0))
+    staying = [pod for pod in observed.pods if not pod.deleting]
+    most = memory.rollout_pods
+    if deployed == target == memory.proven and not rolling and all(pod.revision == target for pod in staying):
+        most = 0
+    elif deployed not in ("", target) and not most:
+        most = max(number.least, sum(pod.condition("PodScheduled").get("status") != "False" for pod in staying))
+    held = min(number.number, most) if most else number.number
+    return replace(number, number=held, applied=held, memory=replace(memory, rollout_pods=most))
+
+
 def _insists(other: _Owner, memory: Memory, now: dt.datetime) -> bool:
     """Whether what this manager wrote was mended a short time ago, or is left to it since."""
     at = timestamp(memory.mended)

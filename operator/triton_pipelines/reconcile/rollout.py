@@ -60,7 +60,7 @@ def decide(
     outdated = memory.failed_revision != wanted or memory.failed_spec != observed.spec_hash
     if memory.failed_revision and (outdated or observed.revision_record(memory.restored) is None):
         memory = replace(memory, failed_revision="", failed_spec="", failed_reason="", failed_message="", restored="")
-    target = memory.restored if memory.failed_revision == wanted and memory.restored else wanted
+    target = target_of(memory, wanted)
     whole = target == wanted and _whole(observed, wanted, replicas)
     watched = Judgement(Watch())
     if target == wanted:
@@ -95,6 +95,11 @@ def decide(
         target, mode, gap = back, strategy if strategy is not RolloutStrategy.AUTO else RolloutStrategy.SURGE, ""
     notes = (Event(False, "SLOWatched", "Watch", watched.ended),) if watched.ended else ()
     return Rollout(target, mode, memory, gap, recheck, bool(memory.watch.get("since")), notes)
+
+
+def target_of(memory: Memory, wanted: str) -> str:
+    """The revision to run where ``wanted`` is asked for: the one before, where that failed."""
+    return memory.restored if memory.failed_revision == wanted and memory.restored else wanted
 
 
 def _taken_back(memory: Memory, revision: str, spec: str, reason: Reason, message: str, restored: str) -> Memory:

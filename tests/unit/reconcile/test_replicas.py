@@ -42,6 +42,29 @@ def limited(made: World) -> Object:
     return made.condition("ScalingLimited")
 
 
+# --- more pods than find room, and a rollout ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["Auto", "NoSurge", "Recreate"])
+def test_a_pod_that_scaling_wants_and_that_finds_no_room_stops_no_rollout(strategy: str) -> None:
+    made = World(builders.document(**builders.merge(PODS, {"rollout": {"strategy": strategy}})), room=3).settle()
+    made.children["ConfigMap", names.live_name(made.name)]["data"][names.KEY_PODS] = json.dumps({"replicas": 4})
+    made.settle()
+    assert (len(made.serving), len(made.pods)) == (3, 4)
+    old = made.deployed
+    made.change(tokenizer={"maxLength": 64})
+    for _ in range(60):
+        made.pass_time(5).control().run_pods()
+        made.step()
+        assert strategy == "Recreate" or len(made.serving) >= 2, "one at a time"
+    assert made.deployed != old
+    assert made.told()["Ready"] == "True Succeeded"
+    assert ({pod.revision for pod in made.pods}, len(made.serving)) == ({made.deployed}, 3)
+    assert made.deployment["spec"]["replicas"] == 4, "a fourth is wanted as ever"
+    assert (made.memory.proven, made.memory.rollout_pods) == (made.deployed, 0)
+    assert recorded(made) == {"replicas": 4}
+
+
 # --- a second owner of the Deployment's number -----------------------------------------------------------------------------------
 
 
