@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
@@ -19,7 +20,21 @@ SOURCE: Final = "the pods themselves"
 INTERVAL_SECONDS: Final = 2.0
 TIMEOUT_SECONDS: Final = 3.0
 PAGE_BYTES_MAX: Final = 4 * 1024**2
+# A pod that could not be read so often in a row is asked again this often only (seconds): a try costs as much as a page (measured: with 200
+# pods out of reach the tries took a quarter of a core).
+MISSES_ALLOWED: Final = 2
+UNREAD_SECONDS: Final = 10.0
 AT_ONCE: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Missed:
+    """A pod that could not be read: where it was asked, how often in a row, when last (Unix seconds), and why not."""
+
+    address: str
+    count: int
+    at: float
+    why: str
 
 
 class DirectReader:
@@ -30,6 +45,7 @@ class DirectReader:
         self._client = httpx.AsyncClient(timeout=timeout, trust_env=False, limits=httpx.Limits(max_connections=AT_ONCE))
         self._histories = Histories()
         self._slots = asyncio.Semaphore(AT_ONCE)
+        self._missed: dict[PodKey, _Missed] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -41,12 +57,27 @@ class DirectReader:
         """One look at every pod of every pipeline (by namespace and name), side by side."""
         self._histories.keep((one.namespace, pod) for one in wanted.values() for pod in one.pods)
         asked = [(one, pod, address) for one in wanted.values() for pod, address in one.pods.items()]
+        keys = {(one.namespace, pod) for one, pod, _ in asked}
+        self._missed = {pod: missed for pod, missed in self._missed.items() if pod in keys}
         said = await asyncio.gather(*(self._look((one.namespace, pod), address, one.slow) for one, pod, address in asked))
         troubles = {(one.namespace, pod): error for (one, pod, _), error in zip(asked, said, strict=True) if error}
         return {key: self._judged(one, troubles) for key, one in wanted.items()}
 
     async def _look(self, pod: PodKey, address: str, slow: float) -> str:
-        """Read one pod's page; why it could not be read, or ""."""
+        """Read one pod's page, or leave it alone for a while; why it could not be read, or ""."""
+        missed = self._missed.get(pod)
+        if missed is not None and missed.address != address:
+            missed = None
+        if missed is not None and missed.count >= MISSES_ALLOWED and 0 <= self._clock() - missed.at < UNREAD_SECONDS:
+            return missed.why
+        why = await self._read(pod, address, slow)
+        if why:
+            self._missed[pod] = _Missed(address, missed.count + 1 if missed is not None else 1, self._clock(), why)
+        else:
+            self._missed.pop(pod, None)
+        return why
+
+    async def _read(self, pod: PodKey, address: str, slow: float) -> str:
         async with self._slots:
             try:
                 async with asyncio.timeout(2 * TIMEOUT_SECONDS):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.pipeline.graph import Graph
 
-from .accept import Kept, Measured, Verdict
+from .accept import ENOUGH, Kept, Measured, Verdict
 from .advice import advise
 from .calibrate import Executed
 from .choose import CLOSE, Planned, candidates, curve, ends
@@ -21,8 +21,6 @@ from .workload import Workload
 
 # Prediction error beyond which the report says so.
 DOUBTFUL = 0.20
-# Of fewer answers the slowest itself is within the real p99 more often than 1 time in 20 (0.99 ** 300 < 0.05).
-ENOUGH = 300
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,24 @@ async def test_a_pod_whose_page_cannot_be_read_once_is_back_with_the_next_look()
     assert mended.notes == ()
 
 
+async def test_a_pod_that_stays_out_of_reach_is_asked_now_and_then_and_one_at_another_address_at_once() -> None:
+    now, asked = [NOW], 0
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    address = "{}:{}".format(*server.sockets[0].getsockname())
+    async with server, pages(page(PAGE)) as good, DirectReader(clock=lambda: now[0]) as reader:
+        for now[0] in range(int(NOW), int(NOW) + 40, 2):
+            said = (await reader.collect(expected(a=address)))[KEY]
+            assert isinstance(said, Failure)
+        assert asked == 5, "twice, and then every ten seconds"
+        assert isinstance((await reader.collect(expected(a=good)))[KEY], Sample)
+
+
 async def test_a_page_that_drips_is_given_up_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triton_pipelines.metrics.direct.TIMEOUT_SECONDS", 0.1)
     async with pages(page(PAGE)[:-5], hang=True) as bad, pages(page(PAGE)) as good, DirectReader(timeout=0.15) as reader:

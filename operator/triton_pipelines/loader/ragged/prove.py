@@ -136,8 +136,9 @@ def _prove(plain: Path, adapted: Path, given: Sequence[Given], adaptable: Adapta
         bounded = _bounded(run, given, adaptable)
         del run
         gc.collect()
-    except Exception as error:  # whatever the engine cannot run says nothing about the adapter
-        return Proof(Means.NONE, why=f"{means} does not run the file as it is: {_short(error)}")
+    except Exception as error:
+        # Operators of others, most of all: nobody can show here that a row's answer does not hang on its company.
+        return Proof(means, fault=f"equal answers cannot be shown: {means} does not run the file as it is ({_short(error)})")
     if not bounded:
         return Proof(means, fault=f"a table of the graph seems to end its rows at {adaptable.max_length} tokens, but it takes longer ones")
     try:
