@@ -40,8 +40,8 @@ APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 
 
-async def eventually(what: str, condition: Callable[[], Any], deadline: float = DEADLINE_SECONDS) -> Any:
-    """Waits until a condition (a function, awaited if need be) says something true, and returns that."""
+async def eventually(what: str, condition: Callable[[], Any], deadline: float = DEADLINE_SECONDS, *, every: float = 0.05) -> Any:
+    """Waits until a condition (a function, awaited if need be) says something true, and returns that. ``every``: looked at, seconds."""
     loop = asyncio.get_running_loop()
     end = loop.time() + deadline
     while True:
@@ -52,7 +52,7 @@ async def eventually(what: str, condition: Callable[[], Any], deadline: float = 
             if value:
                 return value
         assert loop.time() < end, f"not within {deadline} s: {what}"
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(every)
 
 
 def free_port() -> int:
@@ -247,15 +247,15 @@ async def _control(client: Client, deployment: Object, pods: list[Object]) -> No
 
 
 @contextlib.asynccontextmanager
-async def repeated(*steps: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
-    """Runs steps over and over beside the body; what goes wrong in them fails it."""
+async def repeated(*steps: Callable[[], Awaitable[object]], every: float = 0.1) -> AsyncIterator[None]:
+    """Runs steps over and over beside the body, with pauses of ``every`` seconds; what goes wrong in them fails it."""
 
     async def loop() -> None:
         while True:
             for step in steps:
                 with contextlib.suppress(ClusterError):
                     await step()
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(every)
 
     task = asyncio.create_task(loop())
     try:
