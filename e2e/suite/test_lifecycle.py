@@ -128,10 +128,11 @@ def test_edited_state_is_brought_back_within_bounds(kube: Kube, served: tuple[Pi
     def repaired(item: Object | None) -> bool:
         data: dict[str, str] = (item or {}).get("data") or {}
         counts = json.loads(data.get(names.KEY_COUNTS, "{}"))
-        return bool(counts == {"tokenizer": most}) and data.get(names.KEY_RESOLVED) == before[names.KEY_RESOLVED]
+        return counts.keys() == {"tokenizer"} and 1 <= counts["tokenizer"] <= most and data.get(names.KEY_RESOLVED) == before[names.KEY_RESOLVED]
 
-    # What the sources resolved to is known from the running pods; a count is state, kept as far as the spec allows it.
-    kube.wait("ConfigMap", pipeline.namespace, name, repaired, f"count {most}, sources as before")
+    # What the sources resolved to is known from the running pods; a count is what scaling has decided, and where it has not yet, the edited one as far
+    # as the spec allows it.
+    kube.wait("ConfigMap", pipeline.namespace, name, repaired, f"a count of 1 to {most}, sources as before")
     kube.patch("ConfigMap", pipeline.namespace, name, {"data": {names.KEY_COUNTS: before[names.KEY_COUNTS]}})
     pipeline.wait("count as before", lambda item: item["status"]["tokenizer"]["desiredInstances"] == 1)
 

@@ -204,3 +204,47 @@ def test_advice_changes_nothing_and_disabled_does_not_look(bystanders: tuple[Tin
 def _advice(item: Object) -> list[Mapping[str, Any]]:
     scaling = (item.get("status") or {}).get("scaling") or {}
     return [entry for entry in scaling.get("history") or () if entry["to"] > entry["from"]]
+
+
+# Half a core per instance: the limit that the pod starts with has no room for a second one.
+CORES = "500m"
+
+
+def _cpu(pod: Object, part: str = "status") -> str:
+    """The server's CPU limit: in force (`status`), or asked for (`spec`)."""
+    containers = pod["status"].get("containerStatuses") or () if part == "status" else pod["spec"]["containers"]
+    found: Mapping[str, Any] = next((item for item in containers if item["name"] == names.CONTAINER_SERVER), {})
+    return str(((found.get("resources") or {}).get("limits") or {}).get("cpu", ""))
+
+
+def test_a_pods_cpu_grows_in_place_before_its_count(tiny: TinyPipeline) -> None:
+    """The step is granted half a core per instance and uses none: what is reserved for it is what limits it."""
+    wanted = spec(max=2)
+    wanted["steps"][0]["resourcesPerInstance"]["cpu"] = CORES
+    wanted["tokenizer"]["resourcesPerInstance"] = {"cpu": "50m"}
+    wanted["scaling"]["cpuResize"] = "InPlace"
+    wanted["server"] = {"resources": {"requests": {"cpu": None}, "limits": {"cpu": None}}}
+    tiny.serve("old", **wanted)
+    scaled = Scaled(tiny)
+    (pod,) = tiny.serving_pods()
+    start, pods = _cpu(pod), starts(tiny)
+    assert start == _cpu(pod, "spec") != ""
+    with tiny.load(**LOAD) as load:
+        given = wait_for(
+            "more CPU in force", lambda: {_cpu(one) for one in tiny.serving_pods()}, lambda found: found not in ({start}, {""}), GROWN_SECONDS
+        )
+        grown = scaled.wait_running(lambda count: count == 2, "2", GROWN_SECONDS)
+        load.wait_requests()
+    assert grown == 2
+    assert starts(tiny) == pods, "no pod was made anew or restarted"
+    assert_none_lost(load, {"old"})
+    steps = [item["step"] for item in reversed(scaled.scaling()["history"]) if item["to"] > item["from"]]
+    assert steps == ["millicores", STEP], "CPU first, and the count when it was there"
+    assert any(note.startswith("millicores from ") and "CPUBound" in note for note in events(tiny, "Scaled"))
+
+    # The next revision starts with what the first started with, fits beside it, and gets as much.
+    tiny.patch({"spec": {"tokenizer": {"maxLength": 16}}})
+    tiny.wait_ready()
+    fresh = wait_for("the new pod has it, too", lambda: {_cpu(one) for one in tiny.serving_pods()}, lambda found: found == given, RECORDED_SECONDS)
+    assert fresh == given
+    assert not set(starts(tiny)) & set(pods)
