@@ -14,6 +14,7 @@ import math
 import select
 import selectors
 import signal
+import threading
 import time
 from array import array
 from collections.abc import Callable
@@ -53,11 +54,17 @@ def blocking(target: Target, spec: LoadSpec, progress: OnProgress | None = None)
 def precise_loop() -> asyncio.AbstractEventLoop:
     """An event loop that keeps time to some 0.1 ms, for an ``asyncio.Runner``."""
     # A handler that raises in the middle of this would leave half a loop, which Python complains about when it goes.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    if threading.current_thread() is not threading.main_thread():
+        return asyncio.SelectorEventLoop(_PreciseSelector())
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda got, _: came.append(got)) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         return asyncio.SelectorEventLoop(_PreciseSelector())
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for got in came:
+            signal.raise_signal(got)
 
 
 async def run(target: Target, spec: LoadSpec, progress: OnProgress | None = None) -> LoadResult:
