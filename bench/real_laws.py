@@ -11,9 +11,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from bench.closedloop import POD, PROMETHEUS, SCRAPE_SECONDS, STABILIZATION_SECONDS, STAND_INS, Place, place
+from bench.closedloop import POD, PROMETHEUS, SCRAPE_SECONDS, STABILIZATION_SECONDS, STAND_INS, Place
+from bench.phases import play
 from bench.plots import Curves, write_plot
-from bench.responses import Phase, Response, p99_by_second, responded
+from bench.responses import Phase, Response
 from bench.results import FOLDER, thresholds, write
 from e2e.load.bins import Second
 from e2e.load.workloads import Workload, cleaner
@@ -21,7 +22,6 @@ from triton_pipelines.tuning.simulator.engine import View, World
 from triton_pipelines.tuning.simulator.rivals import Kpa
 from triton_pipelines.tuning.simulator.station import StationSpec
 
-WARM_SECONDS = 15.0
 MANAGED, RIVAL = "managed", "KPA-like"
 CORES = 8.0
 MOST = 8
@@ -55,8 +55,8 @@ def run() -> None:
         phases = [Phase(phase.seconds, phase.rate * workload.low) for phase in TRACES[trace]]
         curves: dict[str, tuple[Sequence[Second], Sequence[float | None]]] = {}
         for law in (MANAGED, RIVAL):
-            found[trace, law], seconds, p99 = asyncio.run(_play(workload, phases, law))
-            curves[law] = (seconds, p99)
+            played = asyncio.run(play(workload, phases, PROMETHEUS, None if law == MANAGED else rival))
+            found[trace, law], curves[law] = played.response, (played.seconds, played.p99)
             print(f"{trace}, {law}: {_detail(found[trace, law])}", flush=True)
         _plot(workload, trace, phases, curves)
     better = {trace: found[trace, MANAGED].violations < found[trace, RIVAL].violations for trace in TRACES}
@@ -75,18 +75,6 @@ def run() -> None:
 
 def _length(trace: str) -> str:
     return f"{sum(phase.seconds for phase in TRACES[trace]):g} s ({trace})"
-
-
-async def _play(workload: Workload, phases: Sequence[Phase], law: str) -> tuple[Response, Sequence[Second], Sequence[float | None]]:
-    async with place(workload, PROMETHEUS, rival=None if law == MANAGED else rival) as made:
-        await made.during(WARM_SECONDS, phases[0].rate)
-        first, began = len(made.seconds), time.monotonic()
-        for phase in phases:
-            await made.during(phase.seconds, phase.rate)
-        answers = [answer for answer in await made.answers() if answer.due >= began]
-        seconds = made.seconds[first:]
-    response = responded(seconds, answers, phases, began=began, slo=workload.slo, service=workload.service)
-    return response, seconds, p99_by_second(answers, began, len(seconds))
 
 
 def _detail(found: Response) -> dict[str, Any]:

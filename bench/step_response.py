@@ -9,20 +9,18 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.closedloop import DIRECT, PROMETHEUS, SCRAPE_SECONDS, SOURCES, STABILIZATION_SECONDS, STAND_INS, place
+from bench.closedloop import DIRECT, PROMETHEUS, SCRAPE_SECONDS, SOURCES, STABILIZATION_SECONDS, STAND_INS
+from bench.phases import play
 from bench.plots import Curves, write_plot
-from bench.responses import Phase, Response, p99_by_second, responded
+from bench.responses import Phase, Response
 from bench.results import FOLDER, thresholds, write
 from e2e.load.bins import Second
 from e2e.load.workloads import WORKLOADS, Workload
 
-WARM_SECONDS = 15.0
-"""Before the measurement, at the low rate: a process that has just started knows no service times."""
 SECONDS = (20.0, 75.0, 50.0)
 """Low, high, low again: long enough to fall back."""
 LIKE = (Phase(300, 1.0), Phase(600, 5.0), Phase(600, 1.0))
@@ -89,15 +87,8 @@ def run() -> None:
 
 async def _run(workload: Workload, source: str) -> Run:
     phases = [Phase(seconds, rate) for seconds, rate in zip(SECONDS, (workload.low, workload.high, workload.low), strict=True)]
-    async with place(workload, source) as made:
-        await made.during(WARM_SECONDS, workload.low)
-        first, began = len(made.seconds), time.monotonic()
-        for phase in phases:
-            await made.during(phase.seconds, phase.rate)
-        answers = [answer for answer in await made.answers() if answer.due >= began]
-        seconds = made.seconds[first:]
-    response = responded(seconds, answers, phases, began=began, slo=workload.slo, service=workload.service)
-    return Run(workload, source, seconds, response, p99_by_second(answers, began, int(sum(SECONDS))))
+    played = await play(workload, phases, source)
+    return Run(workload, source, played.seconds, played.response, played.p99)
 
 
 def _write_all(runs: Sequence[Run]) -> None:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from triton_pipelines.api.loadplan import ResolvedSource, resolution, strayed
 
 from .events import Event
-from .observed import Memory, Observed, Pod, timestamp
+from .observed import Memory, Observed, Pod
+from .times import rfc3339, timestamp
 
 # Looks that met a dead process after which a pod is made anew where another one serves. One may be an accident of the look.
 DEAD_LOOKS = 3
@@ -50,7 +51,7 @@ def heal(observed: Observed, resolved: Resolved, memory: Memory, now: dt.datetim
         dead = next((pod for pod in observed.pods if pod not in going and _dead(pod, observed, going)), None)
         if dead is not None:
             going.append(dead)
-            memory = replace(memory, healed=now.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+            memory = replace(memory, healed=rfc3339(now))
             said = observed.probes[dead.uid].inference_error
             events.append(Event(True, "ProcessDied", "DeletePod", f"pod {dead.name} is deleted, since a process of a model in it is gone: {said}"))
     return Healing(tuple(going), tuple(events), memory, dict(changed.values()))

@@ -15,6 +15,7 @@ from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.loadplan import LoadReport
 
 from .scaling import Intent, View
+from .times import moment
 from .watch import Latencies
 
 Object = dict[str, Any]
@@ -182,9 +183,9 @@ class Memory:
         secrets = known.get("secrets") or {}
         known["secrets"] = {revision: digest for revision, digest in secrets.items() if isinstance(digest, str)}
         memory = cls(**known)
-        if not _is_time(memory.healed):
+        if moment(memory.healed) is None:
             memory = replace(memory, healed="")
-        if not _is_time(memory.mended):
+        if moment(memory.mended) is None:
             memory = replace(memory, mended="")
         if memory.failed_reason not in {*Reason, ""}:
             return replace(memory, failed_revision="", failed_reason="")
@@ -312,16 +313,3 @@ def json_object(text: str | None) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
-
-
-def _is_time(text: str) -> bool:
-    try:
-        moment = timestamp(text)
-    except ValueError:
-        return False
-    return moment is not None and moment.tzinfo is not None
-
-
-def timestamp(text: str | None) -> dt.datetime | None:
-    """An RFC 3339 time of the API server as a UTC datetime."""
-    return dt.datetime.fromisoformat(text) if text else None

@@ -17,7 +17,8 @@ from triton_pipelines.api.base import Switch
 from triton_pipelines.api.scaling import PodBounds, ScalingMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
-from .observed import Memory, Object, Observed, json_object, timestamp
+from .observed import Memory, Object, Observed, json_object
+from .times import timestamp
 
 # A manager that writes the number again so soon after it was mended is no person who slipped.
 MENDED_FOR: Final = dt.timedelta(minutes=10)

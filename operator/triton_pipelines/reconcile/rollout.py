@@ -15,8 +15,9 @@ from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.server import RolloutStrategy
 
 from .events import Event
-from .observed import Memory, Observed, timestamp
+from .observed import Memory, Observed
 from .problems import Problem
+from .times import timestamp
 from .watch import Judgement, Watch, follow
 
 # How long the scheduler must have said no before an old pod is given up for the new one: longer than a node's device plugin or an

@@ -21,6 +21,8 @@ from triton_pipelines.pipeline.graph import Graph, Implementation, Role, Step
 from triton_pipelines.pipeline.server import SHARED_MEMORY_PER_INSTANCE, bytes_of, millis, sizes
 from triton_pipelines.scaling.types import Decision, Fallback, Law, PipelineLimits, StepLimits, Verdict
 
+from .times import rfc3339
+
 HISTORY_MAX = 5
 # Where the pods themselves are read, every 2 s, growth need not wait for as many seconds as with scrapes of Prometheus.
 DIRECT_FAST_SECONDS = 6.0
@@ -281,4 +283,4 @@ def _steady(value: float, before: int | None) -> int:
 
 
 def _time(at: float) -> str:
-    return dt.datetime.fromtimestamp(at, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return rfc3339(dt.datetime.fromtimestamp(at, dt.UTC))

@@ -23,6 +23,7 @@ from .rollout import Rollout, deadline_exceeded
 from .scaling import CONDITION_TYPES as SCALING_CONDITIONS
 from .scaling import conditions as scaling_conditions
 from .scaling import scaled_steps, status_of, steady, verdicts_of, with_limits
+from .times import rfc3339
 
 WARNINGS_MAX = 20
 # Longest short string of the schema: what a pod says is not ours to trust.
@@ -35,11 +36,6 @@ _SCALED_FIELDS = ("instances", "podsWithDesiredInstances", "verdict", "verdictRe
 CLUSTER_SUFFIX = "svc"
 # Merge keys of the status' own lists, as in its schema.
 _LIST_KEYS = {"steps": ("name",), "sources": ("step",)}
-
-
-def rfc3339(now: dt.datetime) -> str:
-    """A time as the API server writes it."""
-    return now.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def differs(pipeline: Mapping[str, Any], status: Mapping[str, Any]) -> bool:

@@ -29,6 +29,7 @@ from triton_pipelines.render.tuning import JOB_SECONDS, canary, inputs, job, pol
 from .events import Event
 from .observed import Object, Observed, Pod
 from .problems import Problem, of_pod
+from .times import moment, rfc3339
 
 # A canary that is not ready by then is given up (seconds): as long as a rollout may take by default.
 PENDING_SECONDS: Final = 900
@@ -83,7 +84,7 @@ class Run:
         texts = {key: document.get(key, "") for key in ("request", "state", "revision", "start", "job", "end", "recommended")}
         if not all(isinstance(text, str) and len(text) <= SHORT_MAX for text in texts.values()) or texts["state"] not in {*State}:
             return cls()
-        if any(texts[key] and _moment(texts[key]) is None for key in ("start", "job", "end")):
+        if any(texts[key] and moment(texts[key]) is None for key in ("start", "job", "end")):
             return cls()
         found = _result(document.get("result") or {})
         return cls(**(texts | {"state": State(texts["state"])}), result=found or {})
@@ -160,7 +161,7 @@ def _next(stage: Stage, run: Run, now: dt.datetime) -> Tuned:
                 else f"waits until revision {stage.wanted} serves in all pods"
             )
             return Tuned(_saying(run, wait))
-        run = replace(run, revision=stage.wanted, start=_text(now))
+        run = replace(run, revision=stage.wanted, start=rfc3339(now))
     if suspended:
         return Tuned(_failed(run, "the pipeline was suspended during the run; ask again with another spec.tuning.request", now))
     if stage.wanted != run.revision:
@@ -179,7 +180,7 @@ def _pending(stage: Stage, run: Run, name: str, now: dt.datetime) -> Tuned:
     pods = _pods(stage.observed, name, names.COMPONENT_CANARY)
     ready = next((pod for pod in pods if pod.serving and pod.ip), None)
     if ready is not None:
-        began = _saying(replace(run, state=State.RUNNING, job=_text(now)), f"pod {ready.name}, which serves nobody, is being measured")
+        began = _saying(replace(run, state=State.RUNNING, job=rfc3339(now)), f"pod {ready.name}, which serves nobody, is being measured")
         return Tuned(began, (*_base(stage, name), _job(stage, run, name, ready)))
     problem = _problem(stage, pods)
     why = problem.message if problem is not None else stage.observed.pods_refused_to(names.tuning_name(stage.observed.name, name)) or "no pod yet"
@@ -224,7 +225,7 @@ def _ended(stage: Stage, run: Run, ended: Mapping[str, Any], now: dt.datetime) -
         found = None
     if found is None:
         return _failed(run, "what the Job reports cannot be read; is its image that of this operator's release (loader.image)?", now)
-    return replace(run, state=State.SUCCEEDED, end=_text(now), result=found, recommended=_recommended(stage, str(found.get("patch", ""))))
+    return replace(run, state=State.SUCCEEDED, end=rfc3339(now), result=found, recommended=_recommended(stage, str(found.get("patch", ""))))
 
 
 def _recommended(stage: Stage, text: str) -> str:
@@ -288,7 +289,7 @@ def _saying(run: Run, message: str) -> Run:
 
 
 def _failed(run: Run, message: str, now: dt.datetime) -> Run:
-    return replace(run, state=State.FAILED, end=_text(now), result={"message": message[:MESSAGE_MAX]})
+    return replace(run, state=State.FAILED, end=rfc3339(now), result={"message": message[:MESSAGE_MAX]})
 
 
 def _result(document: Any) -> dict[str, Any] | None:
@@ -303,17 +304,5 @@ def _result(document: Any) -> dict[str, Any] | None:
 
 
 def _past(since: str, seconds: float, now: dt.datetime) -> bool:
-    moment = _moment(since)
-    return moment is None or (now - moment).total_seconds() > seconds
-
-
-def _text(now: dt.datetime) -> str:
-    return now.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _moment(text: str) -> dt.datetime | None:
-    try:
-        moment = dt.datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return moment if moment.tzinfo is not None else None
+    began = moment(since)
+    return began is None or (now - began).total_seconds() > seconds

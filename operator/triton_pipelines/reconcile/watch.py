@@ -17,6 +17,8 @@ from typing import Any, Final
 from triton_pipelines.api.base import Finding, Severity
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
+from .times import moment, rfc3339
+
 # A rollout is watched for so long once every pod serves the new revision: a breach shows within two of Triton's windows, and load comes in waves of minutes.
 WATCH: Final = dt.timedelta(minutes=5)
 # Every look at a pod within this time has to be over the limit: longer than Triton's window (60 s, prometheus-cpp's default), so that the
@@ -78,7 +80,7 @@ class Watch:
         numbers = [document.get(key, 0.0) for key in ("before", "rate")]
         if not all(isinstance(text, str) for text in texts) or not all(_is_figure(number) for number in numbers):
             return cls()
-        if texts[2] and _moment(texts[2]) is None:
+        if texts[2] and moment(texts[2]) is None:
             return cls()
         return cls(texts[0], texts[1], float(numbers[0]), float(numbers[1]), texts[2])
 
@@ -160,7 +162,7 @@ def follow(watch: Watch, wanted: str, proven: str, limit: float | None, whole: b
     if not watch.before and (old := latencies.figures.get(watch.predecessor)) is not None:
         watch = replace(watch, before=round(old.high, 3), rate=round(old.rate, 3))
     if not watch.since:
-        return Judgement(replace(watch, since=_text(now)) if whole else watch)
+        return Judgement(replace(watch, since=rfc3339(now)) if whole else watch)
     new = latencies.figures.get(wanted)
     if new is not None and 0 < watch.before <= limit < new.low and new.rate <= LOAD_RATIO_MAX * watch.rate:
         text = (
@@ -168,7 +170,7 @@ def follow(watch: Watch, wanted: str, proven: str, limit: float | None, whole: b
             f" {watch.predecessor} was at most {watch.before:.1f} ms at {watch.rate:.0f}; spec.slo leaves {limit:g} ms"
         )
         return Judgement(watch, broken=text)
-    since = _moment(watch.since)
+    since = moment(watch.since)
     if since is None or now - since >= WATCH:
         return Judgement(Watch(), ended=_summary(watch, new, limit, latencies))
     return Judgement(watch)
@@ -203,15 +205,3 @@ def _summary(watch: Watch, new: Figure | None, limit: float, latencies: Latencie
 
 def _is_figure(number: Any) -> bool:
     return isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number) and number >= 0
-
-
-def _text(now: dt.datetime) -> str:
-    return now.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _moment(text: str) -> dt.datetime | None:
-    try:
-        moment = dt.datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return moment if moment.tzinfo is not None else None
