@@ -35,7 +35,8 @@ def _python(*arguments: str) -> tuple[str, ...]:
 
 
 def _pytest(*arguments: str) -> tuple[str, ...]:
-    return _python("-m", "pytest", *arguments)
+    """A run of pytest that says at its end where the time went."""
+    return _python("-m", "pytest", *arguments, "--durations=15", "--durations-min=5")
 
 
 BUILT = (
