@@ -26,6 +26,7 @@ SOURCES = "tiny-sources"
 DRAIN_SECONDS = 4
 """Longer than it takes a small cluster to take a leaving pod out of every Service rule."""
 LEFT_SECONDS = 60.0
+"""For all that has to happen around a pod's own grace period: the rollout that sends it away, and a kubelet that finds its API server again."""
 SERVICE_SECONDS = 30.0
 SAFE_CLIENTS = ("grpc", "http-new-connection")
 """No rollout and no drain may cost these a request; HTTP clients that keep connections cannot be told to move: what they lose is measured."""
@@ -148,8 +149,12 @@ def _answers(endpoint: Endpoint) -> bool:
 
 
 def wait_left(tiny: TinyPipeline, pods: set[str]) -> None:
-    """Wait until pods of these names are gone, so that the last request that one of them could lose is on record."""
-    wait_for(f"pods {sorted(pods)} gone", lambda: tiny.pod_names() & pods, lambda left: not left, LEFT_SECONDS)
+    """Wait until pods of these names are gone, so that the last request that one of them could lose is on record.
+
+    A pod with clients that keep their connections takes its drain and Triton's whole time to end: nearly all of its grace period.
+    """
+    grace = max((pod["spec"]["terminationGracePeriodSeconds"] for pod in tiny.pods() if pod["metadata"]["name"] in pods), default=0)
+    wait_for(f"pods {sorted(pods)} gone", lambda: tiny.pod_names() & pods, lambda left: not left, grace + LEFT_SECONDS)
 
 
 def assert_none_lost(load: Load, answers: set[str]) -> None:
