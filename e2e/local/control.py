@@ -52,6 +52,7 @@ class ControlSpec:
     audit_log: Path | None = None
     flow_control: bool = True
     extra_api_server_flags: tuple[str, ...] = field(default=())
+    extra_controller_manager_flags: tuple[str, ...] = field(default=())
 
     @property
     def server(self) -> str:
@@ -189,6 +190,7 @@ def controller_manager_command(spec: ControlSpec) -> list[str]:
         "--bind-address=127.0.0.1",
         f"--secure-port={spec.controller_manager_port}",
         f"--cert-dir={folder / 'controller-manager'}",
+        *spec.extra_controller_manager_flags,
     ]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.controlplane import ControlPlane
+from tests.support.operators import CRD_FILE
 
 # Files that wait long for real servers are begun first, so that no worker is left alone with one at the end; between two that put load on the
 # machine stand others. A name is a file's or a folder's.
@@ -23,14 +24,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def api_server() -> Iterator[ControlPlane]:
-    """A real API server with etcd: validation, defaulting, server-side apply, conflicts; nothing acts on objects."""
-    with ControlPlane() as plane:
+    """A real API server with etcd, serving the CRD: validation, defaulting, server-side apply, conflicts; nothing acts on objects."""
+    with ControlPlane(crds=(CRD_FILE,)) as plane:
         yield plane
 
 
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A real control plane with controllers and scheduler but without nodes; writes are in its audit log."""
+    """A real control plane with controllers and scheduler but without nodes, serving the CRD; writes are in its audit log. Autoscalers are
+    looked at every second, not every 15."""
     audit_log: Path = tmp_path_factory.mktemp("audit") / "audit.log"
-    with ControlPlane(controllers=True, scheduler=True, audit_log=audit_log) as plane:
+    flags = ("--horizontal-pod-autoscaler-sync-period=1s",)
+    with ControlPlane(controllers=True, scheduler=True, audit_log=audit_log, extra_controller_manager_flags=flags, crds=(CRD_FILE,)) as plane:
         yield plane

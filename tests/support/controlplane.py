@@ -4,11 +4,13 @@ import datetime
 import json
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
+import yaml
 
 from e2e.local import api, binaries, control
 from e2e.local.processes import Process, reserved_ports, stop_all
@@ -31,6 +33,9 @@ class ControlPlane:
         flow_control: `False` for scale runs: no priority and fairness, no limit of requests in flight.
         context: name of cluster, user and context in the kubeconfig.
         extra_api_server_flags: appended to the API server's command line.
+        extra_controller_manager_flags: appended to kube-controller-manager's command line.
+        crds: files of CustomResourceDefinitions that are served before any controller starts: garbage collector and autoscaler look for
+            new kinds every 30 s only.
     """
 
     def __init__(
@@ -42,6 +47,8 @@ class ControlPlane:
         flow_control: bool = True,
         context: str = "tritonpipe-test",
         extra_api_server_flags: tuple[str, ...] = (),
+        extra_controller_manager_flags: tuple[str, ...] = (),
+        crds: tuple[Path, ...] = (),
     ) -> None:
         self.controllers = controllers
         self.scheduler = scheduler
@@ -49,6 +56,8 @@ class ControlPlane:
         self.flow_control = flow_control
         self.context = context
         self.extra_api_server_flags = extra_api_server_flags
+        self.extra_controller_manager_flags = extra_controller_manager_flags
+        self.crds = crds
         self._processes: dict[str, Process] = {}
         self._spec: control.ControlSpec | None = None
         self._folder: Path | None = None
@@ -103,6 +112,7 @@ class ControlPlane:
             self.start_component("etcd")
             self.start_component("kube-apiserver")
             self._wait_ready()
+            self._install_crds()
             if self.controllers:
                 self.start_component("kube-controller-manager")
             if self.scheduler:
@@ -170,6 +180,7 @@ class ControlPlane:
             audit_log=self.audit_log,
             flow_control=self.flow_control,
             extra_api_server_flags=self.extra_api_server_flags,
+            extra_controller_manager_flags=self.extra_controller_manager_flags,
         )
 
     def _check(self) -> None:
@@ -180,7 +191,25 @@ class ControlPlane:
         with api.client(self.kubeconfig) as connection:
             api.wait_for("API server", lambda: api.ready(connection), READY_SECONDS, self._check)
 
+    def _install_crds(self) -> None:
+        documents = [yaml.safe_load(file.read_text()) for file in self.crds]
+        with api.client(self.kubeconfig) as connection:
+            for document in documents:
+                api.apply(connection, f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{document['metadata']['name']}", document)
+            for spec in (document["spec"] for document in documents):
+                for version in (version["name"] for version in spec["versions"] if version["served"]):
+                    kind = f"{spec['group']}/{version}/{spec['names']['plural']}"
+                    api.wait_for(kind, partial(_discovered, connection, *kind.split("/")), READY_SECONDS, self._check)
+
     def _wait_default_account(self) -> None:
         path = "/api/v1/namespaces/default" + ("/serviceaccounts/default" if self.controllers else "")
         with api.client(self.kubeconfig) as connection:
             api.wait_for(path, lambda: connection.get(path).status_code == httpx.codes.OK, READY_SECONDS, self._check)
+
+
+def _discovered(connection: httpx.Client, group: str, version: str, plural: str) -> bool:
+    """Whether a kind is served, and clients that look for kinds find it: that comes a moment later."""
+    groups = connection.get("/apis").raise_for_status().json()["groups"]
+    if group not in {item["name"] for item in groups} or not api.ready(connection, f"/apis/{group}/{version}/{plural}"):
+        return False
+    return plural in {item["name"] for item in connection.get(f"/apis/{group}/{version}").raise_for_status().json()["resources"]}

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
 import yaml
@@ -22,6 +23,7 @@ from kubernetes.aio.client import ApiClient
 from triton_pipelines.cluster.login import load_configuration
 
 MUTATING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+_POLL_SECONDS = 0.02
 _HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "host", "content-length", "content-encoding"})
 
 
@@ -43,7 +45,7 @@ class Fault:
     path: str = ".*"
     times: int | None = 1
     delay: float = 0.0
-    release: asyncio.Event | None = None
+    release: threading.Event | None = None
     status: int | None = None
     reason: str = ""
     retry_after: int | None = None
@@ -84,6 +86,9 @@ def plain_upstream(url: str, path: Path) -> Path:
 class FaultProxy:
     """The proxy, as async context manager. Clients talk plain HTTP to it; it holds the credentials.
 
+    It runs in a thread with a loop of its own: Kopf takes every task of its loop for its own, and would wait seconds for the proxy's
+    connections to end before it ended them.
+
     Args:
         upstream: kubeconfig of the real server.
     """
@@ -97,8 +102,37 @@ class FaultProxy:
     _session: aiohttp.ClientSession | None = None
     _runner: web.AppRunner | None = None
     _streams: list[web.Request] = field(default_factory=list)
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
+    _thread: threading.Thread | None = None
 
     async def __aenter__(self) -> Self:
+        self._thread = threading.Thread(target=self._loop.run_forever, name="fault proxy", daemon=True)
+        self._thread.start()
+        try:
+            await self._there(self._start())
+        except BaseException:
+            await self._end_thread()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for fault in self.faults:
+            if fault.release is not None:
+                fault.release.set()
+        await self._there(self._stop())
+        await self._end_thread()
+
+    async def _there(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something in the proxy's loop, and wait for it."""
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    async def _end_thread(self) -> None:
+        assert self._thread is not None
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        await asyncio.to_thread(self._thread.join)
+        self._loop.close()
+
+    async def _start(self) -> None:
         configuration = await load_configuration(str(self.upstream))
         context = ApiClient(configuration).rest_client.ssl_context  # made of the kubeconfig, client certificate included
         token = await configuration.get_api_key_with_prefix("BearerToken")
@@ -113,15 +147,11 @@ class FaultProxy:
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
-        for fault in self.faults:
-            if fault.release is not None:
-                fault.release.set()
+    async def _stop(self) -> None:
         assert self._runner is not None
         assert self._session is not None
-        self.cut_streams()
+        await self._cut_streams()
         await self._runner.cleanup()
         await self._session.close()
 
@@ -136,6 +166,9 @@ class FaultProxy:
 
     def cut_streams(self) -> None:
         """Drops the connections of all answers in progress: running watches."""
+        asyncio.run_coroutine_threadsafe(self._cut_streams(), self._loop).result()
+
+    async def _cut_streams(self) -> None:
         for request in tuple(self._streams):
             if request.transport is not None:
                 request.transport.abort()
@@ -162,7 +195,8 @@ class FaultProxy:
         if fault.delay:
             await asyncio.sleep(fault.delay)
         if fault.release is not None:
-            await fault.release.wait()
+            while not fault.release.is_set():  # noqa: ASYNC110 it is set in another thread
+                await asyncio.sleep(_POLL_SECONDS)
         if fault.status is not None:
             return _status(fault)
         if fault.drop:

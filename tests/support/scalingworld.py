@@ -23,7 +23,7 @@ from google.protobuf import text_format
 from tests.support import builders
 from tests.support.faultproxy import FaultProxy
 from tests.support.openload import OpenLoad, open_load
-from tests.support.operators import Running, apply_any, control_deployments, eventually, operator, patch, ready_status, repeated
+from tests.support.operators import DEADLINE_SECONDS, Running, apply_any, control_deployments, eventually, operator, patch, ready_status, repeated
 from tests.support.triton import runtime_source
 from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import LoadPlan
@@ -244,7 +244,7 @@ async def ready(place: World) -> None:
     await eventually("the pipeline is ready", is_ready, 60)
 
 
-async def until_count(place: World, low: int, high: int, deadline: float = 30.0) -> int:
+async def until_count(place: World, low: int, high: int, deadline: float = DEADLINE_SECONDS) -> int:
     """Triton reports a count between these."""
 
     async def reached() -> int:
@@ -254,7 +254,7 @@ async def until_count(place: World, low: int, high: int, deadline: float = 30.0)
     return int(await eventually(f"{low} to {high} tokenizers", reached, deadline))
 
 
-async def until_verdict(place: World, verdict: str, deadline: float = 30.0) -> None:
+async def until_verdict(place: World, verdict: str, deadline: float = DEADLINE_SECONDS) -> None:
     """The status has the verdict."""
 
     async def said() -> bool:
@@ -263,7 +263,7 @@ async def until_verdict(place: World, verdict: str, deadline: float = 30.0) -> N
     await eventually(f"the verdict {verdict}", said, deadline)
 
 
-async def until_condition(place: World, kind: str, reason: str, words: str = "", deadline: float = 30.0) -> str:
+async def until_condition(place: World, kind: str, reason: str, words: str = "", deadline: float = DEADLINE_SECONDS) -> str:
     """A condition has a reason, and these words in its message; the message."""
 
     async def there() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import datetime
+import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -387,7 +388,7 @@ async def test_faults_that_stay_reach_the_caller(proxy: FaultProxy, tmp_path: An
         with pytest.raises(Unavailable):
             await client.get(CONFIG_MAPS, NAMESPACE, "stay-503")
         assert proxy.count("GET", "stay-503") == 3
-        stall = proxy.inject(Fault(path="stay-stalled", release=asyncio.Event()))
+        stall = proxy.inject(Fault(path="stay-stalled", release=threading.Event()))
         with pytest.raises(Unavailable, match="no answer"):
             await client.get(CONFIG_MAPS, NAMESPACE, "stay-stalled")
         assert stall.hits == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import Fault, FaultProxy
-from tests.support.operators import APPLY, CRD_FILE, CRDS, DEADLINE_SECONDS, NAMESPACES, eventually, free_port
+from tests.support.operators import DEADLINE_SECONDS, NAMESPACES, eventually, free_port
 from triton_pipelines.api import names
 from triton_pipelines.app.config import OperatorConfig
 from triton_pipelines.app.main import run_operator
@@ -24,7 +24,7 @@ from triton_pipelines.app.services import Services
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import Conflict
 from triton_pipelines.cluster.login import load_configuration
-from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES, SECRETS
+from triton_pipelines.cluster.resources import CONFIG_MAPS, SECRETS
 from triton_pipelines.reconcile.queue import Key, Result
 
 # Kopf leaves closing of some transports to the loop's end.
@@ -34,11 +34,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::Resou
 @pytest.fixture
 async def client(api_server: ControlPlane) -> AsyncIterator[Client]:
     async with Client(lambda: load_configuration(str(api_server.kubeconfig))) as client:
-        crd = yaml.safe_load(CRD_FILE.read_text())
-        query = {"fieldManager": "test", "force": "true"}
-        path = CRDS.path(name=crd["metadata"]["name"])
-        await client._call("apply", "PATCH", CRDS, path, query=query, body=crd, content_type=APPLY, repeatable=True)
-        await eventually("the kind is served", lambda: client.list(INFERENCE_PIPELINES))
         yield client
 
 
@@ -187,10 +182,10 @@ async def test_deletions_lost_over_a_410_are_found_by_the_list(client: Client, p
     async with running(proxy, tmp_path, namespace, relist_seconds=1.0) as operator:
         await eventually("first pass", lambda: operator.passes == [key])
         await watched(proxy)
-        held = asyncio.Event()
+        held = threading.Event()
         expired = proxy.inject(Fault(path=r"configmaps\?.*watch=true", release=held, expire_watch=True))
         # Our own lists wait as well, so that it is surely the 410 that loses the deletion.
-        lists = proxy.inject(Fault(method="GET", path=r"configmaps\?.*limit=500(?!.*watch)", release=asyncio.Event(), times=None))
+        lists = proxy.inject(Fault(method="GET", path=r"configmaps\?.*limit=500(?!.*watch)", release=threading.Event(), times=None))
         proxy.cut_streams()
         await eventually("the new watch", lambda: expired.hits)
         await client.delete(CONFIG_MAPS, namespace, "doomed")

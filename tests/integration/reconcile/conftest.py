@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import FaultProxy
-from tests.support.operators import install_crd, make_namespace
+from tests.support.operators import make_namespace
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.login import load_configuration
 
@@ -19,19 +18,10 @@ def _name(request: pytest.FixtureRequest) -> str:
     return "r-" + "".join(char if char.isalnum() else "-" for char in request.node.name.lower())[:50].strip("-")
 
 
-@pytest.fixture(scope="session")
-def crd_installed() -> set[Path]:
-    """Kubeconfigs of the API servers that have the CRD already: installing it takes one of them seconds."""
-    return set()
-
-
 @pytest.fixture
-async def bare(api_server: ControlPlane, crd_installed: set[Path]) -> AsyncIterator[Client]:
+async def bare(api_server: ControlPlane) -> AsyncIterator[Client]:
     """The administrator of an API server on which nothing acts."""
     async with Client(lambda: load_configuration(str(api_server.kubeconfig))) as client:
-        if api_server.kubeconfig not in crd_installed:
-            await install_crd(client)
-            crd_installed.add(api_server.kubeconfig)
         yield client
 
 
@@ -52,7 +42,6 @@ async def bare_namespace(bare: Client, request: pytest.FixtureRequest) -> str:
 async def admin(control_plane: ControlPlane) -> AsyncIterator[Client]:
     """The administrator of a control plane with controllers and scheduler."""
     async with Client(lambda: load_configuration(str(control_plane.kubeconfig))) as client:
-        await install_crd(client)
         yield client
 
 

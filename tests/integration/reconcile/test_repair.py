@@ -34,7 +34,6 @@ from triton_pipelines.render import render
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(150)]
 GONE_SECONDS = 90.0
-"""The garbage collector looks for new kinds, such as a CRD just installed, every 30 s."""
 
 
 def pipeline(namespace: str, name: str = "p", **spec: Any) -> Object:

@@ -103,7 +103,6 @@ async def everything_it_does(admin: Client, namespace: str) -> None:
     await eventually("the NetworkPolicy goes", lambda: gone(admin, NETWORK_POLICIES, namespace, "p"))
     await eventually("old Secrets go", lambda: secrets(admin, namespace, 2))
     await admin.delete(INFERENCE_PIPELINES, namespace, "p")
-    # The garbage collector looks for new kinds, such as a CRD just installed, every 30 s.
     await eventually("the children go", lambda: gone(admin, DEPLOYMENTS, namespace, "p"), 2 * DEADLINE_SECONDS)
 
 

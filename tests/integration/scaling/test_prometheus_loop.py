@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,7 +143,7 @@ async def told_of_faults(here: Scene) -> None:
     here.proxy.inject(Fault(path=COUNTERS, times=None, rewrite=without_model))
     await here.until_no_metrics("MetricsPartial", "no series of model model")
     here.proxy.clear()
-    release = asyncio.Event()
+    release = threading.Event()
     here.proxy.inject(Fault(path="query", times=None, release=release))
     await here.until_no_metrics("PrometheusError", "within 1 s")
     here.proxy.clear()
