@@ -18,6 +18,7 @@ from e2e.local.processes import Process, reserved_ports
 from hack import chart
 from tests.support.chart import account_kubeconfig, environment
 from tests.support.controlplane import ControlPlane
+from tests.support.operators import CRD_FILE
 from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -29,8 +30,9 @@ DEADLINE_SECONDS = 60
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ControlPlane]:
-    """With a scheduler: without nodes it says that pods do not fit, and the operator then asks which nodes there are."""
-    with ControlPlane(controllers=True, scheduler=True) as plane:
+    """With a scheduler: without nodes it says that pods do not fit, and the operator then asks which nodes there are. The CRD is there before
+    the garbage collector, which looks for new kinds every 30 s only."""
+    with ControlPlane(controllers=True, scheduler=True, crds=(CRD_FILE,)) as plane:
         yield plane
 
 
@@ -54,7 +56,7 @@ class Running:
 @contextlib.contextmanager
 def running(cluster: ControlPlane, folder: Path, namespace: str, *settings: str) -> Iterator[Running]:
     """Install the chart, take the Deployment's pod to be this process, and remove all of it at the end."""
-    release = [f"--namespace={namespace}", "--set", "fullnameOverride=triton-pipelines", *settings]
+    release = [f"--namespace={namespace}", "--set", "fullnameOverride=triton-pipelines", "--set", "crds.enabled=false", *settings]
     helm = [str(binaries.path_of("helm")), f"--kubeconfig={cluster.kubeconfig}"]
     subprocess.run([*helm, "install", "rights", str(chart.CHART), "--create-namespace", *release], check=True, capture_output=True)
     with api.client(cluster.kubeconfig) as connection, reserved_ports(2) as (metrics_port, liveness_port):
@@ -107,6 +109,6 @@ def test_cluster_wide_operator_is_refused_nothing(cluster: ControlPlane, tmp_pat
 def test_namespaced_operator_is_refused_nodes_alone(cluster: ControlPlane, tmp_path: Path) -> None:
     with api.client(cluster.kubeconfig) as connection:
         api.apply(connection, "/api/v1/namespaces/team", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}})
-    with running(cluster, tmp_path, "scoped", "--set", "watch.namespaces={team}", "--set", "crds.enabled=false") as operator:
+    with running(cluster, tmp_path, "scoped", "--set", "watch.namespaces={team}") as operator:
         tell_a_story(operator, "team")
         assert operator.refused() == {("list", "nodes")}
