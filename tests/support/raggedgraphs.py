@@ -231,3 +231,20 @@ def make(encoder: Encoder) -> Any:
     model = helper.make_model(made, opset_imports=[helper.make_opsetid("", encoder.opset)], ir_version=10)
     onnx.checker.check_model(model)
     return model
+
+
+def as_calls(model: Any) -> None:
+    """The lookup of the token ids is made to stand in a local function that calls another, as exporters write modules."""
+    lookup = model.graph.node[0]
+    inner = helper.make_function("local", "Look", ["table", "ids"], ["x"], [helper.make_node("Gather", ["table", "ids"], ["x"])], model.opset_import)
+    outer = helper.make_function(
+        "local",
+        "Embed",
+        ["table", "ids"],
+        ["y"],
+        [helper.make_node("Look", ["table", "ids"], ["y"], domain="local")],
+        [*model.opset_import, helper.make_opsetid("local", 1)],
+    )
+    lookup.CopyFrom(helper.make_node("Embed", list(lookup.input), list(lookup.output), domain="local"))
+    model.functions.extend([inner, outer])
+    model.opset_import.append(helper.make_opsetid("local", 1))

@@ -46,6 +46,7 @@ __all__ = [
     "PlanPlace",
     "PlanRaggedInput",
     "PlanTensor",
+    "PlanTokens",
     "PlanVersions",
     "Reason",
     "ReportSource",
@@ -213,14 +214,37 @@ class PlanPlace(LoadModel):
         return self
 
 
+class PlanTokens(LoadModel):
+    """What the pipeline's tokenizer feeds a file with.
+
+    ``tokenizer`` is its tokenizer.json below the repository; ``ids`` and ``masks`` name the file's inputs that carry token ids and attention masks,
+    ``others`` further ones of one value per token. Rows have at most ``max_length`` tokens.
+    """
+
+    tokenizer: RelativePath
+    ids: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    masks: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    others: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    max_length: Annotated[int, Field(ge=1)]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Every input of one value per token."""
+        return (*self.ids, *self.masks, *self.others)
+
+
 class PlanCheck(PlanPlace):
-    """ONNX files whose inputs and outputs must fit the step's declared tensors: the one at ``path``, or ``file`` of every version of ``model``."""
+    """ONNX files whose inputs and outputs must fit the step's declared tensors: the one at ``path``, or ``file`` of every version of ``model``.
+
+    With ``tokens`` they must also know every token that the pipeline's tokenizer can emit, and take rows as long as it sends.
+    """
 
     format: Literal["onnx"] = "onnx"
     field: str
     max_batch_size: Annotated[int, Field(ge=0)]
     inputs: Annotated[tuple[PlanTensor, ...], Field(strict=False)] = ()
     outputs: Annotated[tuple[PlanTensor, ...], Field(strict=False)] = ()
+    tokens: PlanTokens | None = None
 
 
 def shape_input(name: str) -> str:
@@ -240,8 +264,8 @@ class PlanAdapt(PlanPlace):
 
     ``inputs`` are those of shape [rows, tokens] that become flat. They all carry the tokens of the same texts; the lengths of the first
     shape the ``token_outputs``, which are [rows, tokens, …] in the file and [all tokens, …] afterwards. ``max_length`` is the most tokens
-    a row may have and ``vocabulary`` the number of token ids, for files that do not show it themselves. ``field`` is
-    the resource's field that asked for it, for messages.
+    a row may have and ``vocabulary`` the number of token ids, for files that do not show it themselves; where the plan does not name the latter, the
+    loader takes it from the tokenizer. ``field`` is the resource's field that asked for it, for messages.
     """
 
     field: str = "spec.tokenizer.padding"
@@ -312,7 +336,7 @@ class LoadPlan(LoadModel):
 
 _LATER: Final[Mapping[str, tuple[str, ...]]] = {
     "fetch": ("slot", "file", "sourceFile", "whole", "versions", "pinned"),
-    "checks": ("path", "model", "file"),
+    "checks": ("path", "model", "file", "tokens"),
     "adapt": ("path", "model", "file"),
 }
 

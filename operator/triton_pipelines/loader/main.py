@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -28,6 +28,7 @@ from triton_pipelines.api.loadplan import (
     PlanCheck,
     PlanFetch,
     PlanPlace,
+    PlanTokens,
     Reason,
     ReportSource,
     ResolvedSource,
@@ -46,6 +47,8 @@ from triton_pipelines.loader.retry import Retrier, RetryPolicy
 from triton_pipelines.loader.site import copy_package
 from triton_pipelines.loader.sources import Folders
 from triton_pipelines.loader.staging import PARALLEL
+from triton_pipelines.loader.tokenfit import Misfit, misfits
+from triton_pipelines.loader.tokenizer import Highest, highest
 from triton_pipelines.loader.uris import SourceMap
 
 EXIT_OK: Final = 0
@@ -181,6 +184,7 @@ class _Load:
         self.errors: list[LoadError] = []
         self.notes: list[Finding] = []
         self.sources: list[ReportSource] = []
+        self._known: dict[str, Highest] = {}
         self._plan, self._options, self._redact, self._log = plan, options, redact, log
 
     def run(self) -> None:
@@ -230,7 +234,7 @@ class _Load:
         for check in plan.checks:
             for path in self._paths(check):
                 if path in written or (check.path is not None and path not in targets):
-                    self._check(check, path, written.get(path, path))
+                    self._check(check, path, written)
         for wanted in plan.adapt:
             # What does not fit what is declared is told as that, and not adapted.
             if all(error.step != wanted.step for error in self.errors):
@@ -271,6 +275,9 @@ class _Load:
     def _adapt(self, item: PlanAdapt, path: str, uri: str) -> None:
         if item.model is not None:
             uri = f"{uri} (version {path.split('/')[1]})"
+        tokens = next((check.tokens for check in self._plan.checks if check.step == item.step), None)
+        if tokens is not None and item.vocabulary is None and (known := self._highest(tokens)) is not None:
+            item = item.model_copy(update={"vocabulary": known.id + 1})
         done = adapt_file(below(self._options.models, path), item)
         if isinstance(done, Refusal):
             message = f"{uri} cannot take requests of different length in one batch: {done}"
@@ -278,17 +285,29 @@ class _Load:
         else:
             self._log.info("%s: %s %s", item.field, uri, done)
 
-    def _check(self, check: PlanCheck, path: str, uri: str) -> None:
+    def _check(self, check: PlanCheck, path: str, written: Mapping[str, str]) -> None:
+        uri = written.get(path, path)
         if check.model is not None:
             uri = f"{uri} (version {path.split('/')[1]})"
+        file, found = below(self._options.models, path), list[Misfit]()
         try:
-            message = compare(check, read_onnx(below(self._options.models, path)), uri)
+            if message := compare(check, read_onnx(file), uri):
+                found.append(Misfit(message))
+            elif check.tokens is not None and (known := self._highest(check.tokens)) is not None:
+                found += misfits(file, check.tokens, known, uri, written.get(check.tokens.tokenizer, check.tokens.tokenizer))
         except ValueError as error:
-            message = f"{uri} {error}"
-        if message:
-            self.errors.append(LoadError(Reason.MODEL_MISMATCH, message, step=check.step, field=check.field))
-        else:
+            found.append(Misfit(f"{uri} {error}"))
+        for item in found:
+            self.errors.append(LoadError(Reason.MODEL_MISMATCH, item.message, step=check.step, field=item.field or check.field))
+        if not found:
             self._log.info("%s: inputs and outputs of %s fit", check.field, uri)
+
+    def _highest(self, tokens: PlanTokens) -> Highest | None:
+        """The highest token id of a tokenizer that was fetched; what did not come is told elsewhere."""
+        file = below(self._options.models, tokens.tokenizer)
+        if tokens.tokenizer not in self._known and file.is_file():
+            self._known[tokens.tokenizer] = highest(file)
+        return self._known.get(tokens.tokenizer)
 
 
 def read_plan(folder: Path) -> LoadPlan:

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from triton_pipelines.api.loadplan import PlanCheck, PlanTensor
-from triton_pipelines.loader.onnxstore import load
+from triton_pipelines.loader.onnxstore import lean
 
 _TYPES: Final = {
     "BOOL": "BOOL",
@@ -66,7 +66,7 @@ def read_onnx(path: Path) -> OnnxFile:
     if head.lstrip()[:1] == b"<":
         raise ValueError("is an HTML or XML page: the URI leads to a web page or a login, not to the file")
     try:
-        model = load(path)
+        model = lean(path).model
     except DecodeError as error:
         raise ValueError(f"is no ONNX model ({error})") from error
     if not model.graph.node and not model.graph.output:

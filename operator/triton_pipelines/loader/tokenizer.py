@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -116,6 +118,25 @@ def check(path: Path) -> str | None:
     if (padding := tokenizer.padding) is not None:
         ignored.append(f"padding to {padding['length']} tokens" if padding.get("length") else "padding to the longest text")
     return " and ".join(ignored) or None
+
+
+@dataclass(frozen=True)
+class Highest:
+    """The highest token id that a tokenizer can emit, and its token's text ("" where the vocabulary has none: padding, templates)."""
+
+    id: int
+    token: str
+
+
+def highest(path: Path) -> Highest:
+    """Look through a tokenizer.json that passed :func:`check`: vocabulary, added tokens (any of which a text may spell out), template and padding."""
+    tokenizer = Tokenizer.from_file(str(path))
+    padding = tokenizer.padding
+    ids = [*tokenizer.encode("").ids, *([int(padding["pad_id"])] if padding else [])]
+    with suppress(Exception):  # a template need not have a form for pairs
+        ids += tokenizer.encode("", "").ids
+    found = max((*ids, *tokenizer.get_vocab(with_added_tokens=True).values()), default=0)
+    return Highest(found, tokenizer.id_to_token(found) or "")
 
 
 def finding_of_settings(ignored: str, step: str, field: str) -> Finding:

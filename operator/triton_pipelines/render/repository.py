@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from importlib import resources
@@ -16,9 +17,11 @@ from triton_pipelines.api.loadplan import (
     PlanFile,
     PlanRaggedInput,
     PlanTensor,
+    PlanTokens,
     PlanVersions,
 )
 from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
+from triton_pipelines.api.tensors import TokenTensor
 from triton_pipelines.pipeline.defaults import VERSION_FOLDER
 from triton_pipelines.pipeline.graph import Fetch, Graph, Implementation, Step, Tensor
 from triton_pipelines.pipeline.ragged import ragged_config
@@ -86,7 +89,7 @@ def load_plan(graph: Graph, files: Mapping[str, str], namespace: str, revision: 
             if step.instances.scaled and not graph.auto_complete
         ),
         fetch=tuple(_fetch(item, step) for step in graph.models for item in step.fetches),
-        checks=tuple(check for step in graph.models if (check := _check(step)) is not None),
+        checks=tuple(check for step in graph.models if (check := _check(step, graph)) is not None),
         adapt=tuple(_adapt(step, None if longest is None else int(longest)) for step in graph.models if step.flat),
         site=SITE_PACKAGES,
     )
@@ -144,7 +147,32 @@ def _fetch(item: Fetch, step: Step) -> PlanFetch:
     )
 
 
-def _check(step: Step) -> PlanCheck | None:
+def _tokens(step: Step, graph: Graph) -> PlanTokens | None:
+    """What our own tokenizer feeds a step with; own code in its place may emit anything."""
+    tokenizer = graph.tokenizer
+    if tokenizer is None or tokenizer.implementation is not Implementation.TOKENIZER:
+        return None
+    file = next((item.target for item in tokenizer.fetches if item.kind is FetchKind.TOKENIZER), None)
+    kinds = json.loads(tokenizer.parameters[f"{RUNTIME_PARAMETER_PREFIX}outputs"])
+    read = {
+        entry.tensor.name: kinds.get(entry.source.tensor) for entry in step.inputs if entry.source is not None and entry.source.step == tokenizer.name
+    }
+
+    def named(*wanted: TokenTensor) -> tuple[str, ...]:
+        return tuple(name for name, kind in read.items() if kind in wanted)
+
+    if file is None or not (ids := named(TokenTensor.INPUT_IDS)):
+        return None
+    return PlanTokens(
+        tokenizer=file,
+        ids=ids,
+        masks=named(TokenTensor.ATTENTION_MASK),
+        others=named(TokenTensor.TOKEN_TYPE_IDS, TokenTensor.SPECIAL_TOKENS_MASK),
+        max_length=int(tokenizer.parameters[f"{RUNTIME_PARAMETER_PREFIX}max_length"]),
+    )
+
+
+def _check(step: Step, graph: Graph) -> PlanCheck | None:
     """The look into an ONNX file, for whoever runs it: Triton's backend, or the runner in its place."""
     main = next((item for item in step.fetches if not item.slot), None)
     if main is None or not (step.file_name or "").endswith(ONNX_ENDING) or step.implementation in (Implementation.CODE, Implementation.TOKENIZER):
@@ -165,4 +193,5 @@ def _check(step: Step) -> PlanCheck | None:
         max_batch_size=step.max_batch_size,
         inputs=tensors([entry.tensor for entry in step.inputs]),
         outputs=tensors(list(step.outputs)),
+        tokens=_tokens(step, graph),
     )

@@ -9,7 +9,7 @@ from typing import Any, Final
 import onnx
 
 from triton_pipelines.api.loadplan import PlanAdapt, shape_input
-from triton_pipelines.loader.ragged.limits import company, positions, table_size
+from triton_pipelines.loader.ragged.limits import company, indexes, positions, table_size
 from triton_pipelines.loader.ragged.walk import dims, element_type, every_node, inputs, opset, reached, values
 
 OPSET: Final = 13
@@ -49,7 +49,7 @@ class Adaptable:
     """A graph that can be adapted, and what it is adapted for.
 
     ``sizes`` are the numbers of values that an input may have (0 to size - 1); ``max_length`` is the most tokens a row may have. What is not known is not guarded.
-    ``masks`` are the inputs that hide padding.
+    ``masks`` are the inputs that hide padding. ``shown``: the file itself says how many tokens a row may have.
     """
 
     plan: PlanAdapt
@@ -57,6 +57,7 @@ class Adaptable:
     max_length: int | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     masks: tuple[str, ...] = ()
+    shown: bool = False
 
 
 def examine(model: Any, plan: PlanAdapt) -> Adaptable | Refusal:
@@ -64,15 +65,18 @@ def examine(model: Any, plan: PlanAdapt) -> Adaptable | Refusal:
 
     An older opset than :data:`OPSET` is no obstacle here: see :func:`triton_pipelines.loader.ragged.upgrade.upgraded`.
     """
-    reasons = (*_of_inputs(model, plan), *_of_mask(model, plan), *_of_outputs(model, plan), *_of_nodes(model))
-    if reasons:
-        return Refusal(reasons)
     given = inputs(model.graph)
     sizes = {item.name: size for item in plan.inputs if (size := table_size(model.graph, item.name)) is not None}
     if plan.vocabulary is not None:
         sizes.setdefault(plan.inputs[0].name, plan.vocabulary)
-    sizes = {name: size for name, size in sizes.items() if element_type(given[name]) in _INTEGERS}
-    return Adaptable(plan, opset(model), positions(model.graph) or plan.max_length, sizes, _masks(model, plan))
+    # Positions that are counted from a mask: only 0 and 1 count to what the table has.
+    sizes |= {name: sizes.get(name, 2) for name in _masks(model, plan) if indexes(model.graph, name)}
+    sizes = {name: size for name, size in sizes.items() if name in given and element_type(given[name]) in _INTEGERS}
+    reasons = (*_of_inputs(model, plan), *_of_mask(model, plan), *_of_outputs(model, plan), *_of_nodes(model), *_of_values(model, plan, sizes))
+    if reasons:
+        return Refusal(reasons)
+    shown = positions(model.graph)
+    return Adaptable(plan, opset(model), shown or plan.max_length, sizes, _masks(model, plan), shown is not None)
 
 
 def _of_inputs(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
@@ -144,6 +148,20 @@ def _of_outputs(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
             yield Obstacle(f"output {name} has no axis of rows", "export the model without it")
         elif name in given:
             yield Obstacle(f"output {name} is an input that is handed through", "export the model without it")
+
+
+def _of_values(model: Any, plan: PlanAdapt, sizes: Mapping[str, int]) -> Iterator[Obstacle]:
+    masks = _masks(model, plan)
+    for item in plan.inputs:
+        if item.name not in sizes and item.name not in masks and indexes(model.graph, item.name):
+            yield Obstacle(
+                f"which values input {item.name} may have does not show: one out of range would fail everybody's requests in its batch",
+                f"export the model so that {item.name} indexes its table directly, or {FIXED}",
+            )
+    for function in model.functions:
+        yield Obstacle(
+            f"the graph calls the local function {function.name}, into which its inputs cannot be followed", f"export it without, or {FIXED}"
+        )
 
 
 def _of_nodes(model: Any) -> Iterator[Obstacle]:

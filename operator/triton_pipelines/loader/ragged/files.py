@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import onnx
-from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from triton_pipelines.api.loadplan import PlanAdapt
 from triton_pipelines.loader.download import fsync_folder
-from triton_pipelines.loader.onnxstore import load, save, skeleton
+from triton_pipelines.loader.onnxstore import Stored, lean, load, save, skeleton
+from triton_pipelines.loader.onnxweights import sides, size_of
 from triton_pipelines.loader.ragged.adapt import adapt
 from triton_pipelines.loader.ragged.examine import OPSET, Adaptable, Obstacle, Refusal, examine
+from triton_pipelines.loader.ragged.functions import inlined
 from triton_pipelines.loader.ragged.prove import Means, Proof, givens, prove
 from triton_pipelines.loader.ragged.upgrade import upgraded
 from triton_pipelines.loader.ragged.walk import opset
@@ -43,22 +43,27 @@ def adapt_file(path: Path, plan: PlanAdapt) -> Adapted | Refusal:
     External data is neither read (but for the proof) nor copied: the adapted graph names the same side files.
     Raises :class:`OSError` where the volume is full, and what :func:`.onnxstore.load` raises for a file that is no model.
     """
-    model = load(path)
-    converted = opset(model) < OPSET
-    model = upgraded(model)
-    if isinstance(model, Refusal):
-        return model
+    stored = lean(path)
+    converted = opset(stored.model) < OPSET
+    if converted:
+        whole = upgraded(load(path))
+        if isinstance(whole, Refusal):
+            return whole
+        stored = Stored(whole, path)
+    model = stored.model
+    inlined(model)
     found = examine(model, plan)
     if isinstance(found, Refusal):
         return found
-    if lacking := sorted(side for side in _sides(model) if not (path.parent / side).is_file()):
+    if lacking := sorted(side for side in sides(model) if not (path.parent / side).is_file()):
         return Refusal((Obstacle(f"weights lie in {', '.join(lacking)}, which is not beside the file", "give a source that holds all of its files"),))
-    given, weights = givens(model, found), _bytes(model, path)
+    given, weights = givens(model, [item.name for item in plan.inputs]), size_of(path, model)
     temporary = path.with_name(f".{path.name}.ragged")
     try:
-        save(adapt(model, found), temporary)
+        adapt(model, found)
+        save(stored, temporary)
         bare = skeleton(model)
-        del model
+        del model, stored
         proof = prove(path, temporary, given, found, weights)
         if proof.means is Means.NONE and converted:
             return Refusal(
@@ -68,6 +73,10 @@ def adapt_file(path: Path, plan: PlanAdapt) -> Adapted | Refusal:
             onnx.checker.check_model(bare)
         if proof.fault:
             return Refusal((Obstacle(proof.fault, "set spec.tokenizer.padding to Fixed, or export the model anew"),))
+        if found.max_length is not None and found.max_length < (plan.max_length or 0):
+            # Rows that the tokenizer makes in good faith would be answered with marks.
+            what = f"the file carries {found.max_length} positions, and spec.tokenizer.maxLength lets rows have {plan.max_length} tokens"
+            return Refusal((Obstacle(what, f"set spec.tokenizer.maxLength to at most {found.max_length}"),))
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -77,13 +86,3 @@ def adapt_file(path: Path, plan: PlanAdapt) -> Adapted | Refusal:
     finally:
         temporary.unlink(missing_ok=True)
     return Adapted(found, proof)
-
-
-def _bytes(model: Any, path: Path) -> int:
-    """The size of a model with its external data."""
-    return sum(file.stat().st_size for file in (path, *(path.parent / side for side in _sides(model))))
-
-
-def _sides(model: Any) -> set[str]:
-    """The files with a model's external data, as it names them."""
-    return {ExternalDataInfo(tensor).location for tensor in model.graph.initializer if uses_external_data(tensor)}

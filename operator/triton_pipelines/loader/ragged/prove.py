@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -12,10 +12,9 @@ from typing import Any, Final
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx.external_data_helper import load_external_data_for_model
 
 from triton_pipelines.api.loadplan import shape_input
-from triton_pipelines.loader.onnxstore import load
+from triton_pipelines.loader.onnxweights import opened
 from triton_pipelines.loader.ragged.examine import Adaptable
 from triton_pipelines.loader.ragged.walk import dims, element_type, inputs
 
@@ -27,8 +26,9 @@ LENGTHS: Final = (3, 7, 1, 5, 7)
 """Tokens of the rows: shorter and longer than their neighbours, one token alone, the longest twice."""
 TOLERANCE: Final = {np.dtype(np.float16): 3e-2, np.dtype(np.float32): 1e-4, np.dtype(np.float64): 1e-4}
 """Largest difference that rounding explains, relative to the largest absolute answer where that is above 1. A mask that does not work differs by far more."""
-REFERENCE_MAX: Final = 512 << 20
-"""Bytes of weights up to which ONNX's own evaluator is used: it copies them, and the loader has 2 GiB."""
+REFERENCE_MAX: Final = 4 << 30
+"""Bytes of weights up to which ONNX's own evaluator is used. They stay in their files and are mapped, but each of a dozen runs reads them all, and
+what does not fit beside a loader's 2 GiB comes from the disk each time."""
 
 
 class Means(StrEnum):
@@ -59,9 +59,8 @@ class Given:
     shape: tuple[int, ...]
 
 
-def givens(model: Any, adaptable: Adaptable) -> tuple[Given, ...]:
-    """The inputs of a stock graph, to be read before it is adapted."""
-    flat = {item.name for item in adaptable.plan.inputs}
+def givens(model: Any, flat: Collection[str]) -> tuple[Given, ...]:
+    """The inputs of a stock graph, to be read before it is adapted; ``flat`` are those of one value per token."""
     return tuple(
         Given(
             name,
@@ -73,19 +72,28 @@ def givens(model: Any, adaptable: Adaptable) -> tuple[Given, ...]:
     )
 
 
-def generate(given: Sequence[Given], adaptable: Adaptable, lengths: Sequence[int] = (), seed: int = 0) -> list[dict[str, Array]]:
-    """Rows to ask, of ``lengths`` or usual ones: input → [1, tokens] or [1, …], random within what the tables hold, masks of ones."""
+def generate(
+    given: Sequence[Given], lengths: Sequence[int], sizes: Mapping[str, int], masks: Collection[str], seed: int = 0
+) -> list[dict[str, Array]]:
+    """Rows to ask, of ``lengths``: input → [1, tokens] or [1, …], random within what the tables hold (``sizes``), ``masks`` of ones.
+
+    The first row has the lowest values and the last has the highest: what the tables seem to hold is tried to its ends.
+    """
     random = np.random.default_rng(seed)
     rows = []
-    for length in lengths or [min(length, adaptable.max_length or length) for length in LENGTHS]:
+    for number, length in enumerate(lengths):
         row: dict[str, Array] = {}
         for item in given:
             if not item.flat:
                 row[item.name] = random.uniform(0, 1, (1, *item.shape)).astype(item.dtype)
-            elif item.name in adaptable.masks:
+            elif item.name in masks:
                 row[item.name] = np.ones((1, length), item.dtype)
             else:
-                row[item.name] = random.integers(0, adaptable.sizes.get(item.name, 2), (1, length)).astype(item.dtype)
+                size = sizes.get(item.name, 2)
+                values = random.integers(0, size, (1, length))
+                if number in (0, len(lengths) - 1):
+                    values[0, -1] = 0 if number == 0 else size - 1
+                row[item.name] = values.astype(item.dtype)
         rows.append(row)
     return rows
 
@@ -125,24 +133,25 @@ def prove(plain: Path, adapted: Path, given: Sequence[Given], adaptable: Adaptab
 
 
 def _prove(plain: Path, adapted: Path, given: Sequence[Given], adaptable: Adaptable, weights: int) -> Proof:
-    means = _means(weights)
+    means = means_for(weights)
     if means is Means.NONE:
-        return Proof(means, why=f"ONNX Runtime is not here, and the weights are larger than {REFERENCE_MAX >> 20} MiB")
-    rows = generate(given, adaptable)
+        return Proof(means, why=f"ONNX Runtime is not here, and the weights are larger than {REFERENCE_MAX >> 30} GiB")
+    lengths = [min(length, adaptable.max_length or length) for length in LENGTHS]
+    rows = generate(given, lengths, adaptable.sizes, adaptable.masks)
     flat = [item.name for item in given if item.flat]
     try:
-        run = _opened(plain, means)
+        run = open_model(plain, means)
         alone = [run(row) for row in rows]
-        bounded = _bounded(run, given, adaptable)
+        fault = _bounded(run, given, adaptable)
         del run
         gc.collect()
     except Exception as error:
         # Operators of others, most of all: nobody can show here that a row's answer does not hang on its company.
         return Proof(means, fault=f"equal answers cannot be shown: {means} does not run the file as it is ({_short(error)})")
-    if not bounded:
-        return Proof(means, fault=f"a table of the graph seems to end its rows at {adaptable.max_length} tokens, but it takes longer ones")
+    if fault:
+        return Proof(means, fault=fault)
     try:
-        run = _opened(adapted, means)
+        run = open_model(adapted, means)
         company = apart(run(together(rows, flat)), rows, adaptable.plan.inputs[0].name, adaptable.plan.token_outputs)
     except Exception as error:
         return Proof(means, fault=f"the adapted graph does not run: {_short(error)}")
@@ -163,16 +172,31 @@ def _prove(plain: Path, adapted: Path, given: Sequence[Given], adaptable: Adapta
     return Proof(means, worst, fault="the guard against rows without tokens does not work")
 
 
-def _bounded(run: Run, given: Sequence[Given], adaptable: Adaptable) -> bool:
-    """Whether the stock graph refuses the first row that the adapted one marks, where that is one that the tokenizer may send."""
+def _bounded(run: Run, given: Sequence[Given], adaptable: Adaptable) -> str:
+    """What is wrong with the most tokens that a row may have: the stock graph has to take so many, and no more where it says so itself."""
     bound, sent = adaptable.max_length, adaptable.plan.max_length
-    if bound is None or sent is None or bound >= sent:
-        return True
+
+    def takes(length: int) -> bool:
+        return answers(run, generate(given, [length], adaptable.sizes, adaptable.masks)[0])
+
+    if bound is None:
+        return ""
+    if not adaptable.shown:
+        return "" if takes(bound) else f"it does not take rows of {bound} tokens, which spec.tokenizer.maxLength allows"
+    if sent is not None and bound < sent and takes(bound + 1):
+        return f"a table of the graph seems to end its rows at {bound} tokens, but it takes longer ones"
+    return ""
+
+
+def answers(run: Run, row: Mapping[str, Array]) -> bool:
+    """Whether a row is answered."""
     try:
-        run(generate(given, adaptable, [bound + 1])[0])
+        run(row)
+    except MemoryError:
+        raise
     except Exception:
-        return True
-    return False
+        return False
+    return True
 
 
 def difference(one: Array, other: Array) -> float:
@@ -189,7 +213,8 @@ def difference(one: Array, other: Array) -> float:
     return float("inf") if np.isnan(largest) else largest
 
 
-def _means(weights: int) -> Means:
+def means_for(weights: int) -> Means:
+    """What there is to run a model of so many bytes with."""
     try:
         import onnxruntime  # noqa: F401
     except ImportError:
@@ -197,21 +222,10 @@ def _means(weights: int) -> Means:
     return Means.ONNX_RUNTIME
 
 
-def _opened(path: Path, means: Means) -> Run:
+def open_model(path: Path, means: Means) -> Run:
+    """What runs the model of a file."""
     if means is Means.REFERENCE:
-        from onnx.reference import ReferenceEvaluator
-
-        model = load(path)
-        load_external_data_for_model(model, str(path.parent))
-        names = [value.name for value in model.graph.output]
-        evaluator = ReferenceEvaluator(model)
-
-        def run(fed: Mapping[str, Array]) -> Answers:
-            # Graphs take logarithms of 0 in places that they then leave out; numpy would warn in the log of the pod.
-            with np.errstate(all="ignore"):
-                return dict(zip(names, evaluator.run(None, dict(fed)), strict=True))
-
-        return run
+        return opened(path)
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

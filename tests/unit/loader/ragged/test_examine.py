@@ -10,9 +10,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.support.raggedgraphs import CLASSES, POSITIONS, TYPES, VOCABULARY, WIDTH, Encoder, Head, Places, make
+from tests.support.raggedgraphs import CLASSES, POSITIONS, TYPES, VOCABULARY, WIDTH, Encoder, Head, Places, as_calls, make
 from triton_pipelines.api.loadplan import PlanAdapt, PlanRaggedInput
 from triton_pipelines.loader.ragged import Adaptable, Refusal, adapt, examine
+from triton_pipelines.loader.ragged.functions import inlined
 
 Change = Callable[[Any], None]
 
@@ -177,7 +178,9 @@ def test_what_the_graph_says_of_itself(places: Places) -> None:
     encoder = Encoder(places=places, types=True)
     found = examine(make(encoder), encoder.plan(max_length=12, vocabulary=9))
     assert isinstance(found, Adaptable)
-    assert found.sizes == {"input_ids": VOCABULARY, "token_type_ids": TYPES}
+    # What counts positions must be 0 or 1.
+    counted = {"attention_mask": 2} if places is Places.MASK else {}
+    assert found.sizes == {"input_ids": VOCABULARY, "token_type_ids": TYPES, **counted}
     shown = {Places.SLICED_TABLE, Places.BUFFER, Places.RANGE}
     # What the file shows counts; the plan's word is for what it does not show.
     assert found.max_length == (POSITIONS if places in shown else 12)
@@ -191,10 +194,60 @@ def test_a_vocabulary_behind_other_operators_comes_from_the_plan() -> None:
     model.graph.node.insert(0, helper.make_node("Add", ["input_ids", "shift"], ["shifted"]))
     model.graph.initializer.append(numpy_helper.from_array(np.array(0, np.int64), "shift"))
     node.input[1] = "shifted"
-    for wanted, sizes in ((None, {}), (9, {"input_ids": 9})):
-        found = examine(model, encoder.plan(vocabulary=wanted))
-        assert isinstance(found, Adaptable)
-        assert found.sizes == sizes
+    found = examine(model, encoder.plan(vocabulary=9))
+    assert isinstance(found, Adaptable)
+    assert found.sizes == {"input_ids": 9}
+    # Where nobody knows it, one id out of range would fail a whole batch.
+    assert "which values input input_ids may have does not show" in said(model, encoder.plan())
+
+
+def in_a_body(model: Any) -> None:
+    """The lookup of the token ids stands in both branches of an If."""
+    lookup = model.graph.node[0]
+    assert lookup.op_type == "Gather"
+    bodies = {}
+    for name in ("then_branch", "else_branch"):
+        node = helper.make_node("Gather", list(lookup.input), [name])
+        bodies[name] = helper.make_graph([node], name, [], [helper.make_tensor_value_info(name, TensorProto.FLOAT, None)])
+    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "always"))
+    lookup.CopyFrom(helper.make_node("If", ["always"], list(lookup.output), **bodies))
+
+
+def quantized(model: Any) -> None:
+    """The table is kept as int8 and made real numbers when the model runs."""
+    lookup = model.graph.node[0]
+    table = next(tensor for tensor in model.graph.initializer if tensor.name == lookup.input[0])
+    table.CopyFrom(numpy_helper.from_array(np.ones((VOCABULARY, WIDTH), np.int8), table.name))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(0.5, np.float32), "scale"))
+    model.graph.node.insert(0, helper.make_node("DequantizeLinear", [table.name, "scale"], ["real"]))
+    lookup.input[0] = "real"
+
+
+@pytest.mark.parametrize("change", [in_a_body, quantized])
+def test_a_table_is_found_where_it_is_read(change: Change) -> None:
+    encoder = Encoder()
+    model = make(encoder)
+    change(model)
+    onnx.checker.check_model(model)
+    found = examine(model, encoder.plan())
+    assert isinstance(found, Adaptable), str(found)
+    assert found.sizes == {"input_ids": VOCABULARY}
+
+
+def test_local_functions_are_written_out() -> None:
+    encoder = Encoder()
+    model = make(encoder)
+    as_calls(model)
+    onnx.checker.check_model(model)
+    weights = [tensor.SerializeToString() for tensor in model.graph.initializer]
+    assert "calls the local function Look, into which its inputs cannot be followed" in said(model, encoder.plan())
+    inlined(model)
+    onnx.checker.check_model(model)
+    assert not model.functions
+    assert [tensor.SerializeToString() for tensor in model.graph.initializer] == weights
+    found = examine(model, encoder.plan())
+    assert isinstance(found, Adaptable), str(found)
+    assert found.sizes == {"input_ids": VOCABULARY}
 
 
 def test_a_graph_that_is_adapted_already_is_refused() -> None:

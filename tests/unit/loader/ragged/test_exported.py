@@ -30,7 +30,7 @@ def request(names: list[str], ids: np.ndarray) -> dict[str, Any]:
 @pytest.mark.parametrize("means", [Means.ONNX_RUNTIME, Means.REFERENCE])
 @pytest.mark.parametrize("packed", FILES, ids=lambda path: path.name.removesuffix(".onnx.gz"))
 def test_exported_graphs(packed: Path, means: Means, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prove, "_means", lambda weights: means)
+    monkeypatch.setattr(prove, "means_for", lambda weights: means)
     file = tmp_path / "model.onnx"
     file.write_bytes(gzip.decompress(packed.read_bytes()))
     stock = onnx.load(str(file))

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import quantization
 
 from tests.support.raggedbackend import StandInBackend, config_of, session
-from tests.support.raggedgraphs import Encoder, Head, Masking, make
+from tests.support.raggedgraphs import POSITIONS, VOCABULARY, Encoder, Head, Masking, Places, as_calls, make
 from triton_pipelines.loader import onnxstore
 from triton_pipelines.loader.ragged import Adapted, Refusal, adapt_file, front, prove
 from triton_pipelines.loader.ragged.prove import Means
@@ -51,7 +51,7 @@ def answers(file: Path, encoder: Encoder = ENCODER) -> None:
 
 @pytest.mark.parametrize("means", [Means.ONNX_RUNTIME, Means.REFERENCE])
 def test_a_file_is_adapted_and_proven(file: Path, means: Means, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prove, "_means", lambda weights: means)
+    monkeypatch.setattr(prove, "means_for", lambda weights: means)
     onnx.save(make(ENCODER), str(file))
     done = adapt_file(file, ENCODER.plan())
     assert isinstance(done, Adapted), str(done)
@@ -74,7 +74,7 @@ def test_side_files_are_named_and_neither_read_nor_copied(file: Path) -> None:
 
 
 def test_what_nothing_can_run_is_adapted_by_structure_and_said_to_be(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prove, "_means", lambda weights: Means.NONE)
+    monkeypatch.setattr(prove, "means_for", lambda weights: Means.NONE)
     onnx.save(make(ENCODER), str(file))
     done = adapt_file(file, ENCODER.plan())
     assert "structure only, no answers compared" in str(done)
@@ -82,7 +82,7 @@ def test_what_nothing_can_run_is_adapted_by_structure_and_said_to_be(file: Path,
 
 
 def test_what_nothing_can_run_is_at_least_valid(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prove, "_means", lambda weights: Means.NONE)
+    monkeypatch.setattr(prove, "means_for", lambda weights: Means.NONE)
     model = make(ENCODER)
     model.graph.node[-1].input[0] = "nowhere"
     onnx.save(model, str(file))
@@ -104,11 +104,55 @@ def test_a_small_table_that_is_cut_to_length_is_not_taken_for_the_positions(file
     assert file.read_bytes() == stock
 
 
-def test_fewer_positions_than_the_tokenizer_may_send_are_a_limit(file: Path) -> None:
+@pytest.mark.parametrize("means", list(Means))
+def test_fewer_positions_than_the_tokenizer_may_send_are_refused(file: Path, means: Means, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 41 to 512 tokens would be answered with NaN, although the tokenizer makes them in good faith."""
+    monkeypatch.setattr(prove, "means_for", lambda weights: means)
     onnx.save(make(ENCODER), str(file))
+    stock = file.read_bytes()
     done = adapt_file(file, ENCODER.plan(max_length=512))
+    assert isinstance(done, Refusal), str(done)
+    words = "the file carries 40 positions, and spec.tokenizer.maxLength lets rows have 512 tokens: set spec.tokenizer.maxLength to at most 40"
+    assert str(done) == words
+    assert file.read_bytes() == stock
+    assert isinstance(adapt_file(file, ENCODER.plan(max_length=40)), Adapted)
+
+
+@pytest.mark.parametrize("means", [Means.ONNX_RUNTIME, Means.REFERENCE])
+@pytest.mark.parametrize("places", [Places.MASK, Places.ONES])
+def test_positions_that_do_not_show_are_tried(file: Path, places: Places, means: Means, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest row that the tokenizer may send must be answered, or it fails everybody's requests in its batch."""
+    monkeypatch.setattr(prove, "means_for", lambda weights: means)
+    encoder = Encoder(places=places)
+    onnx.save(make(encoder), str(file))
+    most = POSITIONS + 1 if places is Places.MASK else POSITIONS  # that table has two rows more, and counts from 1
+    done = adapt_file(file, encoder.plan(max_length=most + 1))
+    assert isinstance(done, Refusal), str(done)
+    assert f"it does not take rows of {most + 1} tokens, which spec.tokenizer.maxLength allows" in str(done)
+    assert isinstance(adapt_file(file, encoder.plan(max_length=most)), Adapted)
+
+
+def test_the_highest_id_is_tried(file: Path) -> None:
+    """A vocabulary that the file does not show and that is larger than its table."""
+    model = make(ENCODER)
+    model.graph.node.insert(0, helper.make_node("Add", ["input_ids", "shift"], ["shifted"]))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(0, np.int64), "shift"))
+    next(node for node in model.graph.node if node.op_type == "Gather" and node.input[1] == "input_ids").input[1] = "shifted"
+    onnx.save(model, str(file))
+    done = adapt_file(file, ENCODER.plan(vocabulary=VOCABULARY + 1))
+    assert isinstance(done, Refusal)
+    assert "does not run the file as it is" in str(done)
+    assert isinstance(adapt_file(file, ENCODER.plan(vocabulary=VOCABULARY)), Adapted)
+
+
+def test_a_file_with_local_functions(file: Path) -> None:
+    model = make(ENCODER)
+    as_calls(model)
+    onnx.save(model, str(file))
+    done = adapt_file(file, ENCODER.plan())
     assert isinstance(done, Adapted), str(done)
-    assert done.adaptable.max_length == 40
+    assert done.adaptable.sizes["input_ids"] == VOCABULARY
+    answers(file)
 
 
 def test_weights_that_were_not_fetched_are_named(file: Path) -> None:
@@ -136,7 +180,7 @@ def test_an_old_graph_that_nothing_can_prove_is_refused(file: Path, monkeypatch:
     onnx.save(make(encoder), str(file))
     stock = file.read_bytes()
     with monkeypatch.context() as patched:
-        patched.setattr(prove, "_means", lambda weights: Means.NONE)
+        patched.setattr(prove, "means_for", lambda weights: Means.NONE)
         refused = adapt_file(file, encoder.plan())
     assert isinstance(refused, Refusal)
     assert "converted to opset 13, which nothing here can prove" in str(refused)
@@ -156,7 +200,7 @@ def test_an_ancient_graph_is_refused(file: Path) -> None:
 @pytest.mark.parametrize("means", [Means.ONNX_RUNTIME, Means.REFERENCE])
 def test_a_mask_that_is_honoured_in_part_is_found_by_numbers(file: Path, means: Means, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mean over all places, padding too: the mask reaches the output through the attention, so the structure looks right."""
-    monkeypatch.setattr(prove, "_means", lambda weights: means)
+    monkeypatch.setattr(prove, "means_for", lambda weights: means)
     encoder = Encoder(heads=(Head.HIDDEN,))
     model = make(encoder)
     model.graph.node.append(helper.make_node("ReduceMean", ["hidden"], ["mean"], axes=[1], keepdims=0))
@@ -177,7 +221,7 @@ def test_a_guard_that_does_not_guard_is_found(file: Path, monkeypatch: pytest.Mo
 
 
 def test_a_graph_that_the_engine_cannot_run_is_not_adapted_on_trust(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prove, "_means", lambda weights: Means.REFERENCE)
+    monkeypatch.setattr(prove, "means_for", lambda weights: Means.REFERENCE)
     model = make(ENCODER)
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     next(node for node in model.graph.node if node.op_type == "Softmax").domain = "com.microsoft"

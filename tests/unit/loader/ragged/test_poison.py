@@ -88,6 +88,18 @@ def test_a_row_without_tokens_fails_its_batch_and_is_never_answered_wrongly(plac
         adapted().execute([*good[:place], empty, *good[place:]])
 
 
+@pytest.mark.parametrize("value", [-3, 2, 2**40])
+def test_a_mask_of_other_values_counts_nobody_out_of_the_table(value: int) -> None:
+    """Positions are the running sum of the mask: a wild one would be an index out of range for the whole batch."""
+    encoder, random = Encoder(places=Places.MASK), np.random.default_rng(3)
+    good, bad = encoder.row(random, 5), encoder.row(random, 6)
+    bad["attention_mask"][0, 1] = value
+    answers = adapted(encoder).execute([good, bad, good])
+    assert np.isnan(answers[1]["logits"]).all()
+    for answer in (answers[0], answers[2]):
+        np.testing.assert_allclose(answer["logits"], session(make(encoder)).run(["logits"], good)[0], rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("poison", [longer_mask, shorter_mask])
 def test_unequal_lengths_are_found_where_the_longest_row_is_not_known(poison: Callable[[Row], Row]) -> None:
     encoder, random = Encoder(places=Places.MASK), np.random.default_rng(3)
@@ -102,7 +114,7 @@ def test_the_plan_says_what_the_graph_does_not_show() -> None:
     encoder = Encoder(places=Places.MASK, heads=(Head.LOGITS, Head.HIDDEN))
     model = make(encoder)
     assert isinstance(found := examine(model, encoder.plan()), Adaptable)
-    assert (found.max_length, dict(found.sizes)) == (None, {"input_ids": VOCABULARY})
+    assert (found.max_length, dict(found.sizes)) == (None, {"input_ids": VOCABULARY, "attention_mask": 2})
     rows = [encoder.row(np.random.default_rng(3), length) for length in (4, 90)]
     short, marked = adapted(encoder, max_length=POSITIONS).execute(rows)
     np.testing.assert_allclose(short["logits"], session(make(encoder)).run(["logits"], rows[0])[0], rtol=0, atol=1e-5)

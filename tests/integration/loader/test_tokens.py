@@ -1,0 +1,88 @@
+"""The init container finds a tokenizer that the model does not fit, and rows that it does not take, in every padding mode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from tests.integration.loader.conftest import Pod
+from tests.support import builders, tinymodel
+from tests.support.raggedbackend import StandInBackend
+from triton_pipelines.api.loadplan import Reason
+from triton_pipelines.api.tokenizer import Padding
+from triton_pipelines.render.modelconfig import parse
+
+pytestmark = pytest.mark.integration
+
+VOCABULARY = len(tinymodel.SPECIAL) + len(tinymodel.WORDS)
+PADDINGS = [padding.value for padding in Padding if padding is not Padding.AUTO]
+
+
+@pytest.fixture
+def claim(pod: Pod) -> Path:
+    made = pod.options.claims / "models"
+    made.mkdir()
+    tinymodel.tokenizer().save(str(made / "tokenizer.json"))
+    onnx.save(tinymodel.graph(), str(made / "encoder.onnx"))
+    return made
+
+
+def plan(pod: Pod, padding: str = "Ragged", max_length: int = 32) -> None:
+    """The pod gets what is rendered for a pipeline on a GPU."""
+    built = builders.built(
+        tokenizer={"source": {"uri": "pvc://models/tokenizer.json"}, "maxLength": max_length, "padding": padding}
+        | ({"buckets": [8, 16]} if padding == "Bucketed" else {}),
+        model={
+            "source": {"uri": "pvc://models/encoder.onnx"},
+            "outputs": [{"name": "logits", "dataType": "FP32", "dims": [3]}, {"name": "hidden", "dataType": "FP32", "dims": [-1, 8]}],
+        },
+        postprocess={"labels": ["a", "b", "c"], "from": "model.logits"},
+    )
+    for key, content in built.render().data.items():
+        (pod.options.revision / key).write_text(content)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_a_token_that_the_model_does_not_know(pod: Pod, claim: Path, padding: str) -> None:
+    grown = tinymodel.tokenizer()
+    grown.add_special_tokens(["[NEW]"])
+    grown.save(str(claim / "tokenizer.json"))
+    plan(pod, padding)
+    code, report = pod.load()
+    finding = report.findings[0]
+    assert (code, finding.reason, finding.step, finding.field) == (2, Reason.MODEL_MISMATCH, "model", "spec.model")
+    assert finding.message.startswith(
+        f"pvc://models/tokenizer.json can emit token id {VOCABULARY} ([NEW]), and pvc://models/encoder.onnx knows {VOCABULARY} ids"
+    )
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_rows_longer_than_the_model_takes(pod: Pod, claim: Path, padding: str) -> None:
+    plan(pod, padding, tinymodel.POSITIONS)
+    assert pod.load()[0] == 0, pod.output
+    plan(pod, padding, tinymodel.POSITIONS + 1)
+    code, report = pod.load()
+    finding = report.findings[0]
+    assert (code, finding.reason, finding.step, finding.field) == (2, Reason.MODEL_MISMATCH, "model", "spec.tokenizer.maxLength")
+    assert f"takes rows of at most {tinymodel.POSITIONS} tokens, and spec.tokenizer.maxLength lets the tokenizer send 65" in finding.message
+
+
+def test_where_the_file_does_not_show_its_vocabulary_the_tokenizers_is_the_bound(pod: Pod, claim: Path) -> None:
+    graph = tinymodel.graph()
+    graph.graph.node.insert(0, helper.make_node("Add", ["input_ids", "shift"], ["shifted"]))
+    graph.graph.initializer.append(numpy_helper.from_array(np.array(0, np.int64), "shift"))
+    graph.graph.node[1].input[1] = "shifted"
+    onnx.save(graph, str(claim / "encoder.onnx"))
+    plan(pod)
+    assert pod.load()[0] == 0, pod.output
+    assert f"rows are taken with input_ids below {VOCABULARY}" in pod.output
+    backend = StandInBackend(pod.models / "model/1/model.onnx", parse((pod.models / "model/config.pbtxt").read_text()))
+    rows = [np.array([ids], np.int64) for ids in ([5, 6, 7], [5, VOCABULARY], [9])]
+    answers = backend.execute([{"input_ids": ids, "attention_mask": np.ones_like(ids)} for ids in rows])
+    assert np.isnan(answers.pop(1)["logits"]).all()
+    for ids, answer in zip((rows[0], rows[2]), answers, strict=True):
+        np.testing.assert_allclose(answer["logits"][0], tinymodel.classify(ids[0]), rtol=0, atol=1e-5)

@@ -1,0 +1,120 @@
+"""Tokens and lengths that a file does not take are found when it is loaded, and nothing is told that is not certain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.processors import TemplateProcessing
+
+from tests.support.raggedgraphs import POSITIONS, VOCABULARY, Encoder, Places, as_calls, make
+from triton_pipelines.api.loadplan import PlanTokens
+from triton_pipelines.loader import tokenfit
+from triton_pipelines.loader.ragged.prove import Means
+from triton_pipelines.loader.tokenfit import Misfit, misfits
+from triton_pipelines.loader.tokenizer import Highest, highest
+
+MODEL, TOKENIZER = "hf://org/model", "hf://org/tokenizer"
+LAST = Highest(VOCABULARY - 1, "last")
+ENGINES = [Means.ONNX_RUNTIME, Means.REFERENCE]
+
+
+@pytest.fixture(params=ENGINES)
+def file(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tokenfit, "means_for", lambda weights: request.param)
+    return tmp_path / "model.onnx"
+
+
+def tokens(max_length: int = POSITIONS, *, types: bool = False) -> PlanTokens:
+    others = ("token_type_ids",) if types else ()
+    return PlanTokens(tokenizer="tokenizer/1/tokenizer.json", ids=("input_ids",), masks=("attention_mask",), others=others, max_length=max_length)
+
+
+def found(file: Path, known: Highest = LAST, wanted: PlanTokens | None = None) -> list[Misfit]:
+    return list(misfits(file, wanted or tokens(), known, MODEL, TOKENIZER))
+
+
+def test_a_file_that_takes_all(file: Path) -> None:
+    onnx.save(make(Encoder(types=True)), str(file))
+    assert found(file, wanted=tokens(types=True)) == []
+    assert found(file, Highest(3, "few"), tokens(5, types=True)) == [], "more rows than tokens are filling"
+
+
+@pytest.mark.parametrize("change", [lambda model: None, as_calls])
+def test_an_id_beyond_the_table(file: Path, change: Callable[[Any], None]) -> None:
+    model = make(Encoder())
+    change(model)
+    onnx.save(model, str(file))
+    (misfit,) = found(file, Highest(VOCABULARY, "[NEW]"))
+    assert misfit == Misfit(
+        "hf://org/tokenizer can emit token id 50 ([NEW]), and hf://org/model knows 50 ids (0 to 49) for input_ids: "
+        "take the tokenizer that the model was trained with, or a model whose table of embeddings was resized to it"
+    )
+
+
+@pytest.mark.parametrize("places", Places)
+def test_rows_longer_than_the_positions(file: Path, places: Places) -> None:
+    onnx.save(make(Encoder(places=places, types=True)), str(file))
+    # What is counted from the mask begins at 1, in a table of two rows more.
+    most = POSITIONS + 1 if places is Places.MASK else POSITIONS
+    assert found(file, wanted=tokens(most, types=True)) == []
+    for wanted in (most + 1, 512):
+        (misfit,) = found(file, wanted=tokens(wanted, types=True))
+        assert misfit == Misfit(
+            f"hf://org/model takes rows of at most {most} tokens, and spec.tokenizer.maxLength lets the tokenizer send {wanted}: "
+            f"set spec.tokenizer.maxLength to at most {most}",
+            "spec.tokenizer.maxLength",
+        )
+
+
+def test_a_small_table_that_is_cut_to_length_is_not_taken_for_the_positions(file: Path) -> None:
+    model = make(Encoder())
+    constants = {tensor.name for tensor in model.graph.initializer}
+    cut = next(node for node in model.graph.node if node.op_type == "Slice" and node.input[0] in constants)
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((3, 1), np.float32), "small"))
+    model.graph.node.append(helper.make_node("Slice", ["small", cut.input[1], cut.input[2], cut.input[1]], ["unused"]))
+    onnx.save(model, str(file))
+    assert found(file) == []
+
+
+def test_what_no_engine_runs_is_not_blamed_on_its_length(file: Path) -> None:
+    model = make(Encoder())
+    next(node for node in model.graph.node if node.op_type == "Softmax").domain = "nowhere"
+    model.opset_import.append(helper.make_opsetid("nowhere", 1))
+    onnx.save(model, str(file))
+    assert found(file, wanted=tokens(512)) == []
+
+
+def test_without_an_engine_only_ids_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenfit, "means_for", lambda weights: Means.NONE)
+    onnx.save(make(Encoder()), str(tmp_path / "model.onnx"))
+    assert [misfit.field for misfit in found(tmp_path / "model.onnx", Highest(VOCABULARY + 9, ""), tokens(512))] == [None]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda made: None, Highest(3, "b")),
+        (lambda made: made.add_tokens([AddedToken("[NEW]")]), Highest(4, "[NEW]")),
+        (lambda made: made.add_special_tokens(["[A]", "[B]"]), Highest(5, "[B]")),
+        (lambda made: made.enable_padding(pad_id=70, pad_token="[PAD]"), Highest(70, "")),
+        (lambda made: setattr(made, "post_processor", TemplateProcessing(single="$A [X]", special_tokens=[("[X]", 80)])), Highest(80, "")),
+        (
+            lambda made: setattr(made, "post_processor", TemplateProcessing(single="$A", pair="$A [X] $B", special_tokens=[("[X]", 81)])),
+            Highest(81, ""),
+        ),
+    ],
+    ids=["vocabulary", "added", "special", "padding", "template", "pairs"],
+)
+def test_the_highest_id_of_a_tokenizer(tmp_path: Path, change: Callable[[Tokenizer], None], expected: Highest) -> None:
+    made = Tokenizer(WordLevel({"[UNK]": 0, "[PAD]": 1, "a": 2, "b": 3}, unk_token="[UNK]"))
+    change(made)
+    made.save(str(tmp_path / "tokenizer.json"))
+    assert highest(tmp_path / "tokenizer.json") == expected
