@@ -56,6 +56,7 @@ class StepFigures:
         execution_s: seconds of one execution (input, compute, output).
         busy: instances busy on average: seconds of executions per second between the looks; against the instance count it is the utilisation.
         batches: rows of an execution → executions.
+        batch_seconds: rows of an execution → mean seconds of these (input, compute, output).
     """
 
     model: str
@@ -72,6 +73,7 @@ class StepFigures:
     execution_s: float
     busy: float
     batches: Mapping[int, int]
+    batch_seconds: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def compute_s(self) -> float:
@@ -200,6 +202,7 @@ def _figures(model: str, gone: Counters, elapsed_s: float) -> StepFigures:
         execution_s=computing / batched if batched else 0.0,
         busy=computing / elapsed_s if elapsed_s > 0 else 0.0,
         batches={rows: count for rows, (count, _) in sorted(gone.batches.items()) if count},
+        batch_seconds={rows: seconds / count for rows, (count, seconds) in sorted(gone.batches.items()) if count},
     )
 
 

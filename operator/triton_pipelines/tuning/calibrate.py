@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -17,17 +17,21 @@ from .predict import Pipe, Stage, poisson, simulate
 STRETCH = (0.7, 3.0)
 # Executions, or requests, below which nothing is concluded.
 FEWEST = 20
+# How many times the requests of the smallest batch the largest must have, for a request's own cost to be told from a load.
+WIDE = 4
 CALIBRATED = 8_000
 QUANTILES = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """What a step did: ``batches``: rows of an execution → executions; ``seconds``: mean of an execution; ``busy``: instances busy."""
+    """What a step did: ``batches``: rows of an execution → executions; ``seconds``: mean of an execution; ``busy``: instances busy;
+    ``times``: rows of an execution → mean seconds of these (empty: not told)."""
 
     batches: Mapping[int, int]
     seconds: float
     busy: float = 0.0
+    times: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def executions(self) -> int:
@@ -80,8 +84,7 @@ def calibrated(pipe: Pipe, executed: Mapping[str, Executed], rate: float, latenc
         if seen is None or seen.executions < FEWEST:
             stages.append(stage)
             continue
-        law = expected(stage.cost, seen, _lengths(pipe, stage), pipe.rows, stage.cost.spread, min(stage.instances, max(1, round(seen.busy))))
-        stages.append(replace(stage, cost=stage.cost.stretched(float(np.clip(seen.seconds / law, *STRETCH)))))
+        stages.append(replace(stage, cost=under_load(stage.cost, seen, _lengths(pipe, stage), pipe.rows, stage.instances)))
     stretched = replace(pipe, stages=tuple(stages))
     if latencies is None or len(latencies) < FEWEST:
         return stretched
@@ -89,6 +92,37 @@ def calibrated(pipe: Pipe, executed: Mapping[str, Executed], rate: float, latenc
     shares = (np.arange(QUANTILES) + 0.5) / QUANTILES
     beyond = np.quantile(latencies, shares) - np.quantile(inside, shares)
     return replace(stretched, overhead=tuple(float(value) for value in np.maximum(beyond, 0.0)))
+
+
+def under_load(cost: Cost, executed: Executed, lengths: Sequence[int], rows: int, instances: int = 1) -> Cost:
+    """The law with times as executions under a real load had them.
+
+    All times are stretched alike; where batches of one up to many requests were executed, what a request costs beside its rows is found
+    anew too: the profile knows it least, and it decides what full batches carry.
+    """
+    busy = min(instances, max(1, round(executed.busy)))
+    wide = _wide(executed, rows)
+    if wide:
+        free = replace(cost, per_request=0.0, scale=1.0)
+        law = np.array([expected(free, Executed({size: 1}, 0.0), lengths, rows, cost.spread, busy) for size in wide])
+        # A fitted law counts every request, a table those beyond the first.
+        requests = np.array([max(1.0, size / rows) - (0.0 if cost.fitted else 1.0) for size in wide])
+        times = np.array([executed.times[size] for size in wide])
+        weights = np.sqrt(np.array([float(executed.batches[size]) for size in wide])) / times
+        (stretch, each), *_ = np.linalg.lstsq(np.column_stack((law, requests)) * weights[:, None], times * weights, rcond=None)
+        if STRETCH[0] <= stretch <= STRETCH[1] and each >= 0:
+            factor = cost.contention[min(busy, len(cost.contention)) - 1]
+            return replace(cost, scale=float(stretch), per_request=float(each / stretch / factor))
+        if each < 0:  # dearer rows, not cheaper requests
+            cost = replace(cost, per_request=0.0)
+    law_mean = expected(cost, executed, lengths, rows, cost.spread, busy)
+    return cost.stretched(float(np.clip(executed.seconds / law_mean, *STRETCH)))
+
+
+def _wide(executed: Executed, rows: int) -> list[int]:
+    """Rows of the executions that tell requests from rows: several sizes, each often, the largest of many times the requests of the smallest."""
+    often = sorted(size for size, count in executed.batches.items() if count >= FEWEST and executed.times.get(size, 0.0) > 0)
+    return often if len(often) > 2 and max(1.0, often[-1] / rows) >= WIDE * max(1.0, often[0] / rows) else []
 
 
 def _lengths(pipe: Pipe, stage: Stage) -> Sequence[int]:

@@ -1,8 +1,12 @@
 """How long each step takes, by rows and tokens, on the real server: a few short runs, timed by Triton's own statistics.
 
 Times are those of executions (``batch_stats``: input, compute and output), never a client's. Four kinds of runs, each of a fraction of a
-second: single requests of 1, 2, 4, … rows at three lengths (the law); many small requests of one length (what a request costs beside its
+second: single requests of 1, 2, 4, … rows at three lengths (the law); bursts of small requests of one length (what a request costs beside its
 rows); the same of mixed lengths (whether rows are padded to the longest); two and more large requests at once (whether instances share).
+
+Bursts meet an idle server: batches form as they do under load, and what is timed is the batch. Clients that never pause (a closed loop) keep
+client, server and every step on the same cores at once: each execution takes longer then for the company, and the fit would take that for
+the price of a request.
 """
 
 from __future__ import annotations
@@ -25,8 +29,13 @@ from .workload import Request, Workload
 
 CELL_SECONDS = 0.3
 PROFILE_SECONDS = 15.0
+BURSTS_SECONDS = 1.2
+# Requests of a burst: the first is taken alone, the rest together.
+BURSTS = (2, 3, 5, 9, 17)
+# Time for a burst: so often that of one request with all its rows, and so many seconds for each request.
+_BURST_TIMES = 2.0
+_BURST_REQUEST = 0.001
 CROWD_SECONDS = 0.6
-CROWD = 16
 _LONGEST_CELL = 4.0
 _FEW = 3
 
@@ -48,7 +57,7 @@ def executed(result: LoadResult, graph: Graph) -> dict[str, Executed]:
     for step in graph.steps:
         figures = result.steps.get(step.model_name)
         if figures is not None and figures.executions:
-            found[step.name] = Executed(figures.batches, figures.execution_s, figures.busy)
+            found[step.name] = Executed(figures.batches, figures.execution_s, figures.busy, figures.batch_seconds)
     return found
 
 
@@ -79,16 +88,19 @@ async def profile(
     plan = [(length, size) for length in sorted(work.profile_lengths, key=lambda length: length != usual) for size in sizes]
     begun = time.monotonic()
     too_long = False
+    alone: dict[int, float] = {}  # rows → seconds of a lone request of usual length
     slow: dict[int, int] = {}  # length → rows from which it takes longer than the wall
     for number, (length, size) in enumerate(plan):
         tell(0.7 * number / len(plan))
         late = time.monotonic() - begun > seconds and size != sizes[0]
         if late or size > slow.get(length, size) or (length != usual and size not in sizes[:: max(1, len(sizes) // _FEW)]):
             continue
-        result = await _cell(server, [work.uniform(length, size)], 1, CELL_SECONDS)
+        result = await _cell(server, [work.uniform(length, size)], _closed(1, CELL_SECONDS))
         for name, seen in executed(result, graph).items():
             samples[name] += [Sample(1, rows, length, seen.seconds, count) for rows, count in seen.batches.items() if rows == size]
         took = float(result.latencies.min()) if len(result.latencies) else float("inf")
+        if length == usual and len(result.latencies):
+            alone[size] = took
         if took > wall:
             slow[length] = size
             too_long |= size == sizes[0] and length == usual
@@ -100,17 +112,19 @@ async def profile(
             f"one request of usual length alone takes longer than the wall of {wall * 1e3:.0f} ms: no batching can keep it; raise spec.slo"
         )
     small = work.uniform(usual, work.rows)
-    alike = await _cell(server, [small], CROWD, CROWD_SECONDS)
+    alike = await _cell(server, [small], burst_spec(alone, work.rows))
     tell(0.8)
     for name, seen in executed(alike, graph).items():
-        samples[name].append(Sample(max(1.0, seen.rows / work.rows), seen.rows, usual, seen.seconds, seen.executions))
+        samples[name] += [
+            Sample(max(1.0, rows / work.rows), rows, usual, seen.times[rows], count) for rows, count in seen.batches.items() if count >= _FEW
+        ]
     stages = {}
     for step in graph.steps:
         if not samples[step.name]:
             raise TuneError(f"{step.name}: the server tells no batch statistics of it")
         stages[step.name] = fit(samples[step.name])
     pipe = _pipe(graph, work, stages, overhead)
-    mixed = executed(await _cell(server, work.requests, CROWD, CROWD_SECONDS), graph)
+    mixed = executed(await _cell(server, work.requests, burst_spec(alone, work.rows)), graph)
     tell(0.9)
     model = model_of(graph)
     pipe = _spread(pipe, model.name, mixed, work)
@@ -140,16 +154,33 @@ async def _most(server: Server, knobs: Knobs, work: Workload) -> tuple[Knobs, li
     raise TuneError(f"the server refuses its own setting: {reason}")
 
 
-async def _cell(server: Server, requests: Sequence[Request], concurrency: int, seconds: float) -> LoadResult:
-    """One short run in a closed loop; longer where nothing ended in it."""
+async def _cell(server: Server, requests: Sequence[Request], spec: LoadSpec) -> LoadResult:
+    """One short run; longer where nothing ended in it."""
     while True:
-        spec = LoadSpec(concurrency=concurrency, duration_s=seconds, warmup_s=seconds / 4)
         result = await server.run(requests, spec)
-        if len(result.latencies) >= max(_FEW, concurrency) or seconds > _LONGEST_CELL:
+        if len(result.latencies) >= max(_FEW, spec.concurrency) or spec.duration_s > _LONGEST_CELL:
             if bad := next((result.errors[code] for code in result.error if code >= 0), ""):
                 raise TuneError(f"requests fail while the steps are timed: {bad}")
             return result
-        seconds *= 3
+        spec = replace(spec, duration_s=3 * spec.duration_s, warmup_s=3 * spec.warmup_s, schedule=[3 * due for due in spec.schedule])
+
+
+def _closed(concurrency: int, seconds: float) -> LoadSpec:
+    return LoadSpec(concurrency=concurrency, duration_s=seconds, warmup_s=seconds / 4)
+
+
+def burst_spec(alone: Mapping[int, float], rows: int) -> LoadSpec:
+    """Bursts in turn of all sizes, each with time to be done with before the next. ``alone``: rows → seconds of one request of so many;
+    ``rows``: of a request of a burst."""
+    due: list[float] = []
+    at = 0.0
+    while at < BURSTS_SECONDS:
+        for count in BURSTS:
+            due += [at] * count
+            fits = [seconds for size, seconds in alone.items() if size >= count * rows]
+            at += _BURST_TIMES * min(fits, default=max(alone.values())) + _BURST_REQUEST * count
+    # A whole number of turns: every size is seen.
+    return LoadSpec(schedule=due, duration_s=at, warmup_s=0.0)
 
 
 def _sizes(rows: int, largest: int) -> list[int]:
@@ -208,17 +239,24 @@ async def _contention(server: Server, graph: Graph, work: Workload, pipe: Pipe, 
     if most < 2:
         return pipe
     size = min(8 * work.rows, knobs.max_batch_size)
-    found = executed(await _cell(server, [work.uniform(usual, size)], 2 * most, CROWD_SECONDS), graph)
+    found = executed(await _cell(server, [work.uniform(usual, size)], _closed(2 * most, CROWD_SECONDS)), graph)
 
     def stretched(stage: Stage) -> Stage:
         copies, seen = counts.get(stage.name, 1), found.get(stage.name)
         if copies < 2 or seen is None:
             return stage
         law = stage.cost.seconds(seen.rows / size, seen.rows, usual)
-        # Busy instances are fewer than there are where another step is the bottleneck: what was not seen is not claimed.
-        busy = max(1.0, min(float(copies), seen.busy))
-        factor = max(1.0, seen.seconds / law)
-        per = (factor - 1.0) / (busy - 1.0) if busy > 1.2 else 0.0
-        return replace(stage, cost=replace(stage.cost, contention=tuple(1.0 + per * number for number in range(copies))))
+        return replace(stage, cost=replace(stage.cost, contention=contention(seen.seconds / law, seen.busy, copies)))
 
     return replace(pipe, stages=tuple(map(stretched, pipe.stages)))
+
+
+def contention(factor: float, busy: float, copies: int) -> tuple[float, ...]:
+    """Stretch of an execution for each number of instances that compute, from the ``factor`` seen while ``busy`` of ``copies`` did.
+
+    Never more than instances that take turns on one device: what goes beyond is the company of client and server, which real load has less of.
+    """
+    # Busy instances are fewer than there are where another step is the bottleneck: what was not seen is not claimed.
+    seen = max(1.0, min(float(copies), busy))
+    per = min(1.0, (max(1.0, factor) - 1.0) / (seen - 1.0)) if seen > 1.2 else 0.0
+    return tuple(1.0 + per * number for number in range(copies))
