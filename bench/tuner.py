@@ -1,18 +1,23 @@
 """U1, U2: what the tuner predicts against what is measured, and what it chooses against brute force, on a real Triton.
 
 The model step is the stand-in GPU (``gpu-step.yaml``). U1: predictions made from the profile and one calibration, before each point is
-measured, over settings and rates written down here. U2: the highest rate within the wall of every setting of a grid written down here,
-found by measuring; then a quick tuning run on the same server, and the highest rate of what it chose, found in the same way. ``SECONDS``
-sets the length of a point (10; U1 takes about 2.5 minutes, U2 about 11).
+measured, over settings and rates written down here; for the very arrivals that are then sent, so that what differs is the prediction and
+not the draw. U2: the highest rate within the wall of every setting of a grid written down here, found by measuring; then a quick tuning
+run on the same server, and the highest rate of what it chose, found in the same way. ``SECONDS`` sets the length of a point (U1 10, U2 6;
+U1 takes about 3 minutes, U2 about 10; below 5 it is a trial of the parts, whose
+figures say nothing and are not written).
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,14 +26,15 @@ from e2e.models import tree
 from e2e.models.__main__ import source_map
 from triton_pipelines.cli.serve import Local, local
 from triton_pipelines.load import LoadSpec
+from triton_pipelines.load.arrivals import due_times
 from triton_pipelines.load.engine import precise_loop
 from triton_pipelines.load.texts import Lengths
 from triton_pipelines.tuning.accept import CARRIED_SHARE
 from triton_pipelines.tuning.calibrate import calibrated
 from triton_pipelines.tuning.choose import planned
-from triton_pipelines.tuning.contract import Knobs, Settings, TuneTarget
+from triton_pipelines.tuning.contract import Array, Knobs, Settings, TuneTarget
 from triton_pipelines.tuning.plot import svg
-from triton_pipelines.tuning.predict import Pipe, poisson, simulate
+from triton_pipelines.tuning.predict import Pipe, simulate
 from triton_pipelines.tuning.profile import executed, profile
 from triton_pipelines.tuning.run import CALIBRATION_SHARE, tune
 from triton_pipelines.tuning.server import Server, load_of
@@ -36,7 +42,12 @@ from triton_pipelines.tuning.workload import Workload, workload
 
 PIPELINE = Path(__file__).with_name("gpu-step.yaml")
 PLOT = Path(__file__).parent / "results" / "plots" / "U2.svg"
-SECONDS = float(os.environ.get("SECONDS", "10"))
+SECONDS = float(os.environ.get("SECONDS", "0"))
+PREDICTED_SECONDS = SECONDS or 10.0
+SEARCHED_SECONDS = SECONDS or 6.0
+TRIAL = 0 < SECONDS < 5
+"""Whether this only tries the parts: nothing is written."""
+WARM_SECONDS = 1.0
 WALL = 0.035
 LENGTHS = Lengths(median=200, sigma=0.6, cap=512)
 STAND_INS = ["GPU step: waits 2 ms + 1.5 us for each token it would compute, instances take turns"]
@@ -71,26 +82,35 @@ class Ready:
     pipe: Pipe
     seed: int = 0
 
-    async def measure(self, knobs: Knobs, rate: float) -> tuple[float, bool]:
-        """p99 in seconds at a rate, and whether that was carried without a failure."""
+    async def measure(self, knobs: Knobs, spec: LoadSpec) -> tuple[float, bool]:
+        """p99 in seconds under a load, and whether that was carried without a failure."""
         await self.server.put(knobs, self.work.requests)
+        load = load_of(await self.server.run(self.work.requests, spec))
+        return load.p99, load.failed == 0 and load.rate >= CARRIED_SHARE * spec.rate
+
+    def load(self, rate: float, seconds: float) -> LoadSpec:
+        """A load with arrivals of its own."""
         self.seed += 1
-        load = load_of(await self.server.run(self.work.requests, LoadSpec(rate=rate, duration_s=SECONDS, warmup_s=1.0, seed=self.seed)))
-        return load.p99, load.failed == 0 and load.rate >= CARRIED_SHARE * rate
+        return LoadSpec(rate=rate, duration_s=seconds, warmup_s=WARM_SECONDS, seed=self.seed)
+
+
+def arrivals(spec: LoadSpec) -> Array:
+    """Seconds at which the requests of a load are due."""
+    return np.array(list(itertools.takewhile(lambda due: due < spec.warmup_s + spec.duration_s, due_times(spec))))
 
 
 def _target(running: Local) -> TuneTarget:
     return TuneTarget(running.server.grpc_address, running.rebuild, url=running.server.http_url)
 
 
-async def _ready(running: Local, server: Server) -> Ready:
+async def _ready(running: Local, server: Server, seconds: float) -> Ready:
     settings = Settings(lengths=LENGTHS, cores=float(os.cpu_count() or 1))
     work = await workload(server.client, running.pipeline, running.graph, settings)
     found = await profile(server, running.graph, work, GRID, WALL)
     current = planned(found.pipe, server.current, WALL)
     rate = CALIBRATION_SHARE * (current.rate or current.capacity)
     await server.put(server.current, work.requests)
-    result = await server.run(work.requests, LoadSpec(rate=rate, duration_s=SECONDS, warmup_s=1.0))
+    result = await server.run(work.requests, LoadSpec(rate=rate, duration_s=seconds, warmup_s=WARM_SECONDS))
     pipe = calibrated(found.pipe.with_knobs(server.current), executed(result, running.graph), rate, load_of(result).latencies)
     return Ready(server, work, running, pipe)
 
@@ -100,14 +120,11 @@ def predictions() -> None:
     with local(PIPELINE, _sources()) as running, asyncio.Runner(loop_factory=precise_loop) as runner:
         points = runner.run(_predictions(running))
     errors = [100 * abs(predicted / measured - 1) for _, _, predicted, measured in points]
-    write(
+    _write(
         "U1",
         errors,
         unit="% between predicted and measured p99, per point",
-        goal=thresholds()["U1"]["goal"],
         met=max(errors) <= 15,
-        workload=WORKLOAD,
-        stand_ins=STAND_INS,
         detail={
             "points": [
                 {"setting": str(k), "rate": round(r, 1), "predictedMs": round(p * 1e3, 2), "measuredMs": round(m * 1e3, 2)} for k, r, p, m in points
@@ -119,14 +136,15 @@ def predictions() -> None:
 
 async def _predictions(running: Local) -> list[tuple[Knobs, float, float, float]]:
     async with Server(_target(running), running.pipeline, running.graph) as server:
-        ready = await _ready(running, server)
+        ready = await _ready(running, server, PREDICTED_SECONDS)
         found = []
         for knobs, share in PREDICTED:
             rate = share * planned(ready.pipe, knobs, WALL).rate
             if not rate:
                 continue
-            predicted = simulate(ready.pipe.with_knobs(knobs), poisson(rate, 20_000, 77), 77).p99
-            measured, _ = await ready.measure(knobs, rate)
+            spec = ready.load(rate, PREDICTED_SECONDS)
+            predicted = simulate(ready.pipe.with_knobs(knobs), arrivals(spec), 77).p99
+            measured, _ = await ready.measure(knobs, spec)
             found.append((knobs, rate, predicted, measured))
             print(f"{knobs} at {rate:.0f}/s: predicted {predicted * 1e3:.1f} ms, measured {measured * 1e3:.1f} ms", flush=True)
         return found
@@ -140,13 +158,13 @@ def choice() -> None:
 
 async def _choice(running: Local) -> None:
     async with Server(_target(running), running.pipeline, running.graph) as server:
-        ready = await _ready(running, server)
+        ready = await _ready(running, server, SEARCHED_SECONDS)
         brute = {knobs: await _highest(ready, knobs) for knobs in GRID}
     made = await tune(
         _target(running),
         running.pipeline,
         running.graph,
-        Settings(lengths=LENGTHS, cores=float(os.cpu_count() or 1)),
+        Settings(lengths=LENGTHS, cores=float(os.cpu_count() or 1), seconds=SECONDS if TRIAL else None),
         lambda done, text: print(f"{done:4.0%} {text}", flush=True) if done in (0.0, 1.0) else None,
     )
     async with Server(_target(running), running.pipeline, running.graph) as server:
@@ -157,16 +175,15 @@ async def _choice(running: Local) -> None:
     most = statistics.mean(again[best])
     regrets = [100 * (1 - rate / most) for rate in again[made.recommended]]
     measured = len(made.points)
-    PLOT.parent.mkdir(parents=True, exist_ok=True)
-    PLOT.write_text(svg(replace(made, stand_ins=("GPU step",))), encoding="utf-8")
-    write(
+    plotted = svg(replace(made, stand_ins=("GPU step",)))
+    if not TRIAL:
+        PLOT.parent.mkdir(parents=True, exist_ok=True)
+        PLOT.write_text(plotted, encoding="utf-8")
+    _write(
         "U2",
         regrets,
         unit="% fewer requests/s within the wall than the best of the grid",
-        goal=thresholds()["U2"]["goal"],
         met=statistics.median(regrets) <= 3 and measured <= 6 and made.failed_requests == 0,
-        workload=WORKLOAD,
-        stand_ins=STAND_INS,
         detail={
             "chosen": str(made.recommended),
             "best": str(best),
@@ -183,13 +200,21 @@ async def _choice(running: Local) -> None:
     )
 
 
+def _write(identity: str, samples: Sequence[float], *, unit: str, met: bool, detail: dict[str, Any]) -> None:
+    if TRIAL:
+        print(f"{identity}: a trial of {SECONDS:g} s a point, not written")
+        return
+    goal = thresholds()[identity]["goal"]
+    write(identity, samples, unit=unit, goal=goal, met=met, workload=WORKLOAD, stand_ins=STAND_INS, detail=detail)
+
+
 async def _highest(ready: Ready, knobs: Knobs) -> float:
     """Highest rate within the wall: up or down from the predicted one by tenths until the wall lies between two rates, then in proportion."""
     rate = planned(ready.pipe, knobs, WALL).rate or 50.0
     kept: tuple[float, float] | None = None
     broken: tuple[float, float] | None = None
     for _ in range(_MOST_STEPS):
-        p99, carried = await ready.measure(knobs, rate)
+        p99, carried = await ready.measure(knobs, ready.load(rate, SEARCHED_SECONDS))
         print(f"{knobs} at {rate:.0f}/s: p99 {p99 * 1e3:.1f} ms", flush=True)
         if p99 <= WALL and carried:
             kept = (rate, p99)

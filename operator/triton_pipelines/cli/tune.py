@@ -34,7 +34,7 @@ from triton_pipelines.tuning.status import patch_yaml, status_of
 
 from .documents import STANDARD_INPUT, only, resource
 from .failure import EXIT_FAILED, EXIT_FINDINGS, EXIT_USAGE, Failure
-from .incluster import asking
+from .incluster import asking, refuse
 from .options import OperatorConfigFile, SourceMaps, SubstituteRunner, operator_options
 from .output import figures
 from .serve import Mounts, Stopped, local, signals
@@ -49,6 +49,7 @@ class Output(StrEnum):
 
 
 def tune(
+    context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file with one InferencePipeline; - reads standard input.")],
     in_cluster: Annotated[
         bool, typer.Option("--in-cluster", help="Print the command that starts a run in the cluster; FILE is the pipeline's name there.")
@@ -92,8 +93,11 @@ def tune(
     here, on CPU. Exit code: 0 measured, whether or not anything better is proven; 1 the resource is not valid, 2 wrong use, 3 the server failed.
     """
     if in_cluster:
+        refuse(_given(context))
         typer.echo(asking(str(file), namespace, thorough, dt.datetime.now(dt.UTC)))
         return
+    if namespace is not None:
+        raise Failure("--namespace: goes with --in-cluster; a pipeline served here is in none", EXIT_USAGE)
     settings = Settings(
         mode=TuningMode.THOROUGH if thorough else TuningMode.QUICK,
         slo_ms=slo,
@@ -135,6 +139,15 @@ def tune(
         typer.echo(json.dumps(asdict(report), indent=1))
     else:
         _print(report)
+
+
+def _given(context: typer.Context) -> dict[str, str]:
+    """Parameters on the command line, with the options that they are written as."""
+    return {
+        param.name: param.opts[0]
+        for param in context.command.params
+        if param.name and (source := context.get_parameter_source(param.name)) is not None and source.name == "COMMANDLINE"
+    }
 
 
 def _from_environment() -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from triton_pipelines.api.v1alpha1 import Tuning, TuningMode
-from triton_pipelines.cli.failure import Failure
+from triton_pipelines.cli.failure import EXIT_USAGE, Failure
 from triton_pipelines.cli.incluster import asking
 from triton_pipelines.cli.main import app
 
@@ -42,3 +42,31 @@ def test_the_option() -> None:
     done = CliRunner().invoke(app, ["tune", "sentiment", "--in-cluster", "--namespace", "nlp"])
     assert done.exit_code == 0, done.output
     assert "kubectl patch inferencepipeline sentiment --namespace nlp" in done.output
+
+
+@pytest.mark.parametrize(
+    ("option", "instead"),
+    [
+        (["--slo", "50"], "spec.slo.p99Milliseconds"),
+        (["--rows", "2"], "leave it out"),
+        (["--output", "json"], "status.tuning"),
+        (["--cores", "2"], "spec.server"),
+    ],
+)
+def test_an_option_that_is_not_carried_is_refused_by_name(option: list[str], instead: str) -> None:
+    failure, said = refused("sentiment", "--in-cluster", *option)
+    assert f"{option[0]}: is not carried" in str(failure)
+    assert instead in str(failure)
+    assert said == ""
+
+
+def test_a_namespace_goes_with_the_cluster() -> None:
+    assert "--namespace: goes with --in-cluster" in str(refused("sentiment.yaml", "--namespace", "nlp")[0])
+
+
+def refused(*arguments: str) -> tuple[Failure, str]:
+    """The failure of a wrong use of ``tritonpipe tune``, and what was printed before."""
+    done = CliRunner().invoke(app, ["tune", *arguments])
+    assert isinstance(done.exception, Failure)
+    assert done.exception.code == EXIT_USAGE
+    return done.exception, done.output
