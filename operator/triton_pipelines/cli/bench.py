@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from triton_pipelines.api.names import PORT_GRPC
 from triton_pipelines.load.spec import Arrivals, LoadError, LoadSpec, Protocol, Target
 from triton_pipelines.load.spec import Progress as HowFar
-from triton_pipelines.load.sweep import OnRun, sweep
+from triton_pipelines.load.sweep import OnRun, SweepEndedError, sweep
 
 from .benchloads import Requests, concurrencies, made, rates
 from .benchreport import BASELINE, Report, as_csv, as_json, shown, svg
@@ -125,9 +125,13 @@ def bench(
             (name, _target(place, protocol, sends), spec)
             for name, sends, spec in _plan(requests, one, specs, baseline=baseline, batched=model.batched)
         ]
+        ended: SweepEndedError | None = None
         try:
             with _progress() as tell:
                 found = sweep([(to, spec) for _, to, spec in pairs], runs, tell)
+        except SweepEndedError as error:  # hours of measuring may lie before it
+            ended = error
+            pairs, found = [pairs[place] for place in error.measured], list(error.measured.values())
         except LoadError as error:
             raise Failure(str(error), EXIT_FAILED) from error
     report = Report(
@@ -148,6 +152,8 @@ def bench(
         names=model.steps or (unquote(place.model),),
     )
     _print(report, output, plot)
+    if ended is not None:
+        raise Failure(str(ended), EXIT_FAILED) from ended
     if silent := [item for item in found if not any(run.requests for run in item.runs)]:
         why = next(iter(silent[0].errors), "no answer came in the measured time; a longer --duration may help")
         raise Failure(f"{silent[0].spec.name}: nothing was answered: {why}", EXIT_FAILED)

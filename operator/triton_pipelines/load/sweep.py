@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from triton_pipelines.load.engine import blocking
-from triton_pipelines.load.spec import LoadSpec, OnProgress, Progress, Target
+from triton_pipelines.load.spec import LoadError, LoadSpec, OnProgress, Progress, Target
 from triton_pipelines.load.summary import Summary, summarise
 
 
@@ -52,6 +52,16 @@ class Measured:
         return result
 
 
+class SweepEndedError(LoadError):
+    """A sweep ended early, after ``rounds`` of ``total`` rounds; ``measured`` holds what those gave, without loads that have no run yet."""
+
+    def __init__(self, reason: str, rounds: int, total: int, measured: Sequence[tuple[int, Measured]]) -> None:
+        super().__init__(f"{reason}; ended after {rounds} of {total} runs, which are shown")
+        self.rounds, self.total = rounds, total
+        self.measured = dict(measured)
+        """By the load's place in the sweep."""
+
+
 _PATIENCE = 4
 """Timeouts of a load that its backlog may take to be worked off."""
 
@@ -76,7 +86,8 @@ def sweep(targets: Sequence[tuple[Target, LoadSpec]], runs: int, on_run: OnRun |
         In the order of ``targets``.
 
     Raises:
-        LoadError: as :func:`~triton_pipelines.load.engine.run`.
+        SweepEndedError: the server went while this was under way; it holds what was measured until then.
+        LoadError: nothing could be measured; as :func:`~triton_pipelines.load.engine.run`.
     """
     found: list[list[Summary]] = [[] for _ in targets]
     total = runs * len(targets)
@@ -84,10 +95,16 @@ def sweep(targets: Sequence[tuple[Target, LoadSpec]], runs: int, on_run: OnRun |
         turn, index = divmod(number, len(targets))
         target, spec = targets[index]
         tell: OnProgress | None = None if on_run is None else lambda progress, number=number, spec=spec: on_run(number, total, spec, progress)
-        result = blocking(target, replace(spec, seed=spec.seed + turn), tell)
-        found[index].append(summarise(result))
-        if result.errors and number + 1 < total:
-            blocking(target, _last(spec))
+        try:
+            result = blocking(target, replace(spec, seed=spec.seed + turn), tell)
+            found[index].append(summarise(result))
+            if result.errors and number + 1 < total:
+                blocking(target, _last(spec))
+        except LoadError as error:
+            kept = [(place, Measured(spec, tuple(runs))) for place, ((_, spec), runs) in enumerate(zip(targets, found, strict=True)) if runs]
+            if not kept:
+                raise
+            raise SweepEndedError(str(error), sum(map(len, found)), total, kept) from error
         if on_run is not None:
             on_run(number, total, spec, None)
     return [Measured(spec, tuple(summaries)) for (_, spec), summaries in zip(targets, found, strict=True)]

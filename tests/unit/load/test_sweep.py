@@ -10,7 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from triton_pipelines.load import LoadSpec, Target
-from triton_pipelines.load.sweep import sweep
+from triton_pipelines.load.spec import LoadError
+from triton_pipelines.load.sweep import SweepEndedError, sweep
 
 
 class _Server(ThreadingHTTPServer):
@@ -74,3 +75,26 @@ def test_rounds_go_over_all_loads_and_the_next_begins_when_the_backlog_is_done(s
     assert not found[1].errors
     assert ends[0] >= server.freed > 0
     assert found[1].median("requests_per_s") > 0
+
+
+def test_a_server_that_goes_leaves_what_was_measured(server: _Server) -> None:
+    server.first = False
+    target = Target(f"http://127.0.0.1:{server.server_address[1]}", "m", (), path="/", bodies=[b"x"])
+    specs = [LoadSpec(concurrency=number, duration_s=0.06, warmup_s=0, timeout_s=0.5, statistics=False) for number in (1, 2, 3)]
+
+    def tell(number: int, total: int, spec: LoadSpec, far: object) -> None:
+        if far is None and number == 1:  # behind the second of three loads
+            server.shutdown()
+            server.server_close()
+
+    with pytest.raises(SweepEndedError, match="ended after 2 of 6 runs") as caught:
+        sweep([(target, spec) for spec in specs], 2, tell)
+    assert {place: (item.spec.concurrency, len(item.runs)) for place, item in caught.value.measured.items()} == {0: (1, 1), 1: (2, 1)}
+    assert all(run.requests > 0 for item in caught.value.measured.values() for run in item.runs)
+
+
+def test_a_server_that_was_never_there_is_said_plainly() -> None:
+    target = Target("http://127.0.0.1:9", "m", (), path="/", bodies=[b"x"])
+    with pytest.raises(LoadError) as caught:
+        sweep([(target, LoadSpec(concurrency=1, duration_s=0.06, warmup_s=0, statistics=False))], 1)
+    assert not isinstance(caught.value, SweepEndedError)
