@@ -46,9 +46,18 @@ class Reason(StrEnum):
     FILES_IGNORED = "FilesIgnored"
     INSECURE_SOURCE = "InsecureSource"
     CACHE_UNUSED = "CacheUnused"
+    ANSWERS_NOT_COMPARED = "AnswersNotCompared"
 
 
-INFORMATIVE: Final = frozenset({Reason.TOKENIZER_SETTINGS_IGNORED, Reason.FILES_IGNORED, Reason.INSECURE_SOURCE, Reason.CACHE_UNUSED})
+INFORMATIVE: Final = frozenset(
+    {
+        Reason.TOKENIZER_SETTINGS_IGNORED,
+        Reason.FILES_IGNORED,
+        Reason.INSECURE_SOURCE,
+        Reason.CACHE_UNUSED,
+        Reason.ANSWERS_NOT_COMPARED,
+    }
+)
 """Reasons that inform and do not fail a load."""
 
 

@@ -284,6 +284,8 @@ class _Load:
             self.errors.append(LoadError(Reason.NOT_RAGGED, message, step=item.step, field=item.field))
         else:
             self._log.info("%s: %s %s", item.field, uri, done)
+            if not done.proven:
+                self.notes.append(Finding(step=item.step, reason=Reason.ANSWERS_NOT_COMPARED, field=item.field, message=f"{uri} {done}"))
 
     def _check(self, check: PlanCheck, path: str, written: Mapping[str, str]) -> None:
         uri = written.get(path, path)

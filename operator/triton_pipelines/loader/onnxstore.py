@@ -71,7 +71,8 @@ def lean(path: Path) -> Stored:
                     continue
                 _initializer(view, tensor, stored)
         model.MergeFromString(bytes(around))
-        model.graph.MergeFromString(bytes(inside))
+        if inside:
+            model.graph.MergeFromString(bytes(inside))
     return stored
 
 

@@ -17,6 +17,7 @@ from tests.support.raggedbackend import StandInBackend, config_of
 from tests.support.raggedgraphs import Encoder, Head, make
 from triton_pipelines.api.loadplan import PlanAdapt, PlanCheck, PlanFetch, PlanTensor, PlanVersions, Reason
 from triton_pipelines.api.tokenizer import Padding
+from triton_pipelines.loader.ragged import prove
 from triton_pipelines.render.modelconfig import parse
 
 pytestmark = pytest.mark.integration
@@ -113,6 +114,18 @@ def test_onnx_runtime_is_not_needed(pod: Pod, claim: Path, monkeypatch: pytest.M
     assert pod.load()[0] == 0, pod.output
     assert "by the reference evaluator of ONNX" in pod.output
     assert adapted(pod.models / "model/1/model.onnx")
+
+
+def test_what_is_too_large_to_be_run_is_said_in_the_report(pod: Pod, claim: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.setattr(prove, "REFERENCE_MAX", 1000)
+    onnx.save(make(ENCODER), str(claim / "encoder.onnx"))
+    pod.plan(FILE, checks=[check()], adapt=[ENCODER.plan()])
+    code, report = pod.load()
+    assert (code, report.ok) == (0, True), pod.output
+    (note,) = report.findings
+    assert (note.reason, note.step, note.field) == (Reason.ANSWERS_NOT_COMPARED, "model", "spec.tokenizer.padding")
+    assert "adapted to ragged batches; structure only, no answers compared (ONNX Runtime is not here" in note.message
 
 
 def test_from_the_resource_to_answers(pod: Pod, claim: Path) -> None:

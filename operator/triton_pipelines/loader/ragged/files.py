@@ -27,12 +27,17 @@ class Adapted:
     adaptable: Adaptable
     proof: Proof
 
+    @property
+    def proven(self) -> bool:
+        """Whether answers were compared, and not only the structure looked at."""
+        return self.proof.means is not Means.NONE
+
     def __str__(self) -> str:
         guarded = [f"{name} below {size}" for name, size in self.adaptable.sizes.items()]
         if self.adaptable.max_length is not None:
             guarded.append(f"at most {self.adaptable.max_length} tokens")
         proven = f"structure only, no answers compared ({self.proof.why})"
-        if self.proof.means is not Means.NONE:
+        if self.proven:
             proven = f"rows in company answered as alone, by {self.proof.means}"
         return f"adapted to ragged batches; {proven}; rows are taken with {', '.join(guarded) or 'any values'}"
 
