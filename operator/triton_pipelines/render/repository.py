@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from importlib import resources
 
+from triton_pipelines import runtime
 from triton_pipelines.api.loadplan import (
     FetchKind,
     LoadPlan,
@@ -36,7 +36,7 @@ ONNX_ENDING = ".onnx"
 
 def runtime_file(implementation: Implementation) -> str:
     """Text of a runtime ``model.py`` that comes with the operator."""
-    return (resources.files("triton_pipelines.runtime") / implementation.value / "model.py").read_text(encoding="utf-8")
+    return runtime.source(implementation.value)
 
 
 def repository(graph: Graph, facts: ServerFacts | None = None) -> dict[str, str]:

@@ -1,19 +1,36 @@
 """What runs inside Triton: one self-contained ``model.py`` per kind of step.
 
-Each file is copied alone into a model's version folder, so it imports only the standard library, numpy, ``triton_python_backend_utils`` and the
-one library its step is about. It runs on the Python of the Triton image: 3.10 in releases up to 24.10, 3.12 later.
+Each is laid alone into a model's version folder, so it imports only the standard library, numpy, ``triton_python_backend_utils`` and the one library its
+step is about. What a step keeps in further files beside its ``model.py`` here is put in the place of the line that imports it. It runs on the Python of
+the Triton image: 3.10 in releases up to 24.10, 3.12 later.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib.resources
+import re
 from typing import Final
 
 STEPS: Final = ("tokenizer", "postprocess", "onnx_runner")
 
 
 def source(step: str) -> str:
-    """Text of the ``model.py`` of ``step`` (one of ``STEPS``)."""
+    """Text of the ``model.py`` of ``step`` (one of ``STEPS``), whole: with the files that it is made of."""
     if step not in STEPS:
         raise ValueError(f"no runtime for '{step}': one of {', '.join(STEPS)}")
-    return importlib.resources.files(__name__).joinpath(step, "model.py").read_text(encoding="utf-8")
+    return _whole(step, "model")
+
+
+def _whole(step: str, name: str) -> str:
+    text = importlib.resources.files(__name__).joinpath(step, f"{name}.py").read_text(encoding="utf-8")
+    imports = re.compile(rf"^from {re.escape(__name__)}\.{step}\.(\w+) import .*\n", re.MULTILINE)
+    return imports.sub(lambda line: _inlined(_whole(step, line[1])), text)
+
+
+def _inlined(text: str) -> str:
+    """A module's text as a part of another one's: its docstring as comments, without the import from the future, which stands at the head of a file only."""
+    module = ast.parse(text)
+    head = next(node for node in module.body if isinstance(node, ast.ImportFrom) and node.module == "__future__")
+    said = [f"# {line}".rstrip() for line in (ast.get_docstring(module) or "").splitlines()]
+    return "\n".join([*said, *text.splitlines()[head.end_lineno :], ""])

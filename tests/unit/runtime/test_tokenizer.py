@@ -133,9 +133,13 @@ def test_a_wrong_request_fails_alone(folder: Path, padding: str) -> None:
     assert "row 1 of TEXT" in responses[3].error().message()
 
 
-def test_a_text_that_breaks_the_tokenizer_fails_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("remembers", [True, False])
+def test_a_text_that_breaks_the_tokenizer_fails_alone(folder: Path, monkeypatch: pytest.MonkeyPatch, remembers: bool) -> None:
     model = start(folder)
-    encode = model._encoder._encode
+    owner, name = (model._encoder._words, "rows") if remembers else (model._encoder, "_encode")
+    encode = getattr(owner, name)
+    if not remembers:
+        monkeypatch.setattr(model._encoder, "_words", None)
 
     class PanicError(BaseException):
         """What a Rust panic looks like: no Exception."""
@@ -145,7 +149,7 @@ def test_a_text_that_breaks_the_tokenizer_fails_alone(folder: Path, monkeypatch:
             raise PanicError("byte index 3 is not a char boundary")
         return encode(rows, **options)
 
-    monkeypatch.setattr(model._encoder, "_encode", breaking)
+    monkeypatch.setattr(owner, name, breaking)
     first, second, third = model.execute([InferenceRequest({"TEXT": texts(*rows)}) for rows in (["fox"], ["a", "boom"], ["dog", "cat"])])
     assert "char boundary" in second.error().message()
     assert unpad(first.arrays()) + unpad(third.arrays()) == [reference(text) for text in ("fox", "dog", "cat")]
@@ -155,6 +159,7 @@ def test_one_call_of_the_library_for_all_requests(folder: Path, monkeypatch: pyt
     model = start(folder)
     calls = []
     encode = model._encoder._encode
+    monkeypatch.setattr(model._encoder, "_words", None)
     monkeypatch.setattr(model._encoder, "_encode", lambda rows, **options: calls.append(len(rows)) or encode(rows, **options))
     model.execute([InferenceRequest({"TEXT": texts(*["fox"] * rows)}) for rows in (1, 2, 5)])
     assert calls == [8]

@@ -31,10 +31,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from array import array as packed
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, chain
-from operator import attrgetter
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
@@ -45,14 +43,13 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from tokenizers import Tokenizer
 
+from triton_pipelines.runtime.tokenizer.encoder import Row, TextEncoder
+from triton_pipelines.runtime.tokenizer.helpers import quicken
+
 Array = np.ndarray[Any, Any]
-Row = str | tuple[str, str]  # a text, or a pair of texts
 KINDS = ("InputIds", "AttentionMask", "TokenTypeIds", "SpecialTokensMask", "Offsets", "Lengths")
 PADDINGS = ("Ragged", "Fixed", "Bucketed", "Longest")
 TRUNCATIONS = ("LongestFirst", "OnlyFirst", "OnlySecond", "Refuse")
-# The library's names of the ways to cut.
-STRATEGIES = {"LongestFirst": "longest_first", "OnlyFirst": "only_first", "OnlySecond": "only_second"}
-PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>", "<PAD>", "pad")
 DTYPES = {"TYPE_INT32": np.int32, "TYPE_INT64": np.int64}
 
 
@@ -120,100 +117,12 @@ def pair_rows(first: list[str], second: list[str], names: Sequence[str]) -> list
     return list(zip(first, second))  # noqa: B905 equal lengths, checked
 
 
-class TextEncoder:
-    """Tokenizes lists of texts into flat token arrays; knows nothing of Triton."""
-
-    def __init__(
-        self, tokenizer: Any, kinds: Iterable[str], max_length: int | None, truncation: str, special_tokens: bool, pairs: bool = False
-    ) -> None:
-        self.max_length = max_length
-        self.truncation = truncation
-        self.special_tokens = special_tokens
-        self.special = tokenizer.num_special_tokens_to_add(pairs) if special_tokens else 0
-        self._tokenizer = tokenizer
-        padding = tokenizer.padding or {}
-        known = (tokenizer.token_to_id(token) for token in PAD_TOKENS)
-        pad_id = padding.get("pad_id")
-        self.pads = {
-            "InputIds": next((i for i in known if i is not None), 0) if pad_id is None else pad_id,
-            "TokenTypeIds": padding.get("pad_type_id", 0),
-            "SpecialTokensMask": 1,
-            "Offsets": 0,
-        }
-        self.kinds = [kind for kind in self.pads if kind in set(kinds)]
-        tokenizer.no_padding()
-        self._cut()
-        # The fast call leaves offsets out.
-        self._encode = tokenizer.encode_batch if "Offsets" in self.kinds else tokenizer.encode_batch_fast
-
-    @property
-    def refuse(self) -> bool:
-        """Whether longer rows are an error."""
-        return self.truncation == "Refuse"
-
-    def encode(self, rows: list[Row]) -> list[Any]:
-        """One tokenizer run over all rows."""
-        return list(self._encode(rows, add_special_tokens=self.special_tokens))
-
-    def no_room(self, rows: list[Row]) -> tuple[int, int] | None:
-        """The first row whose uncut text leaves no token to the one that may be cut, and that text's tokens; None when there is none."""
-        if self.max_length is None or self.truncation not in ("OnlyFirst", "OnlySecond"):
-            return None
-        self._tokenizer.no_truncation()
-        try:
-            for index, row in ((place, row) for place, row in enumerate(rows) if not isinstance(row, str)):
-                first, second = (len(self._tokenizer.encode(text, add_special_tokens=False)) for text in row)
-                kept = second if self.truncation == "OnlyFirst" else first
-                if first + second + self.special > self.max_length and kept + self.special >= self.max_length:
-                    return index, kept
-        except Exception:  # the text itself breaks the library: no question of room
-            return None
-        finally:
-            self._cut()
-        return None
-
-    def _cut(self) -> None:
-        self._tokenizer.no_truncation()
-        if self.max_length is None or self.refuse:
-            return
-        if self.max_length <= self.special:
-            raise ValueError(f"tritonpipe.max_length: {self.max_length} leaves no room for text beside {self.special} special tokens")
-        self._tokenizer.enable_truncation(self.max_length, strategy=STRATEGIES[self.truncation])
-
-    def arrays(self, encodings: list[Any]) -> tuple[Array, dict[str, Array]]:
-        """Lengths [rows] (at least 1 each) and, per kind, the values of all rows laid end to end."""
-        lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
-        empty = np.flatnonzero(lengths == 0).tolist()
-        lengths[empty] = 1
-        flat = {}
-        for kind in self.kinds:
-            rows = list(map(_READERS[kind], encodings))
-            for row in empty:
-                rows[row] = [(0, 0)] if kind == "Offsets" else [self.pads[kind]]
-            values: list[Any] = []
-            for row in rows:
-                values += row
-            if kind == "Offsets":
-                values = list(chain.from_iterable(values))
-            # By way of a packed array: numpy itself takes half as long again for a list of integers.
-            numbers = np.frombuffer(packed("q", values), np.int64)
-            flat[kind] = numbers.reshape(-1, 2) if kind == "Offsets" else numbers
-        return lengths, flat
-
-
-_READERS = {
-    "InputIds": attrgetter("ids"),
-    "TokenTypeIds": attrgetter("type_ids"),
-    "SpecialTokensMask": attrgetter("special_tokens_mask"),
-    "Offsets": attrgetter("offsets"),
-}
-
-
 class TritonPythonModel:
     """The interface Triton's python backend calls."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Read the configuration and the tokenizer; an exception here is the reason Triton gives for the failed load."""
+        quicken(pb_utils)
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
         self._batched = config.get("max_batch_size", 0) > 0
@@ -260,7 +169,7 @@ class TritonPythonModel:
 
     def _answer(self, rows: list[Row], spans: list[tuple[int, int, int]], responses: list[Any]) -> None:
         try:
-            encodings = self._encoder.encode(rows)
+            lengths, flat = self._encoder.encode(rows)
         except BaseException as error:  # a Rust panic is no Exception
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
@@ -271,7 +180,6 @@ class TritonPythonModel:
             for index, first, end in spans:
                 self._answer(rows[first:end], [(index, 0, end - first)], responses)
             return
-        lengths, flat = self._encoder.arrays(encodings)
         if self._encoder.refuse and int(lengths.max()) > self._max_length:
             spans = [span for span in spans if not self._refused(lengths, span, responses)]
         if not spans:
