@@ -13,7 +13,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jsonschema
 import kubernetes_validate
@@ -229,7 +229,7 @@ class World:
 
     # --- what people do -------------------------------------------------------------------------------------------------
 
-    def change(self, **spec: Any) -> World:
+    def change(self, **spec: Any) -> Self:
         """The user changes the spec: a new generation."""
         self.document = builders.merge(self.document, {"spec": spec})
         self.document["metadata"]["generation"] += 1
@@ -253,8 +253,11 @@ class World:
     def step(self, writes: int | None = None) -> Plan:
         """One pass of the operator, killed after so many writes if told so. Everything written is checked against its schema."""
         decided = self.think()
-        left = writes if writes is not None else len(decided.apply) + len(decided.delete) + 1
-        for item in decided.apply[:left]:
+        left = writes if writes is not None else len(decided.clear) + len(decided.apply) + len(decided.delete) + 1 + len(decided.beside)
+        for deletion in decided.clear[: max(left, 0)]:
+            assert deletion.uid == self.children.pop((deletion.kind, deletion.name))["metadata"]["uid"]
+        left -= len(decided.clear)
+        for item in decided.apply[: max(left, 0)]:
             self._apply(item)
         left -= len(decided.apply)
         for deletion in decided.delete[: max(left, 0)]:
@@ -274,7 +277,7 @@ class World:
             for error in status_validator().iter_errors(decided.status):
                 raise AssertionError(f"the status does not fit the CRD: {error.json_path}: {error.message}")
             self.document["status"] = copy.deepcopy(decided.status)
-        for item in decided.beside if left > 0 else ():
+        for item in decided.beside[: max(left - 1, 0)]:
             self._apply(item)
         self.log.append(decided)
         return decided
@@ -316,7 +319,7 @@ class World:
 
     # --- Deployment controller, scheduler, kubelet -------------------------------------------------------------------------
 
-    def control(self) -> World:
+    def control(self) -> Self:
         """One sync of the Deployment controller."""
         if ("Deployment", self.name) not in self.children:
             return self
@@ -378,7 +381,7 @@ class World:
             },
         }
 
-    def run_pods(self) -> World:
+    def run_pods(self) -> Self:
         """Scheduler and kubelet: each pod takes one step, those on their way out are gone."""
         self.pods = [pod for pod in self.pods if not pod.away]
         for index, pod in enumerate(self.pods):
@@ -401,12 +404,12 @@ class World:
         recorded = json.loads(live.get(names.KEY_RESOLVED, "{}")).get(pod.revision, {}).get("model", {})
         return str(recorded.get("revision") or f"etag-of-{pod.name}")
 
-    def pass_time(self, seconds: float) -> World:
+    def pass_time(self, seconds: float) -> Self:
         """The clock goes on."""
         self.now += dt.timedelta(seconds=seconds)
         return self
 
-    def settle(self, rounds: int = 100, seconds: float = 5.0) -> World:
+    def settle(self, rounds: int = 100, seconds: float = 5.0) -> Self:
         """Everybody works until nobody has done anything for longer than the operator waits on its clock before it gives an old pod up."""
         quiet = 0
         for _ in range(rounds):

@@ -287,7 +287,7 @@ class Autoscaler:
         for action in fleets.news(watched.memory.history, decision.memory.history):
             self.metrics.acted(key, action.step, "up" if action.after > action.before else "down", "Recorded", None)
         watched.memory = decision.memory
-        if watched.active and fleets.unrecorded(watched.memory, live):
+        if watched.active and fleets.unrecorded(watched.memory, live, watched.intent):
             watched.intent = fleets.intent_of(watched.memory)
             self.enqueue(key)
         trouble = scaled.trouble_of(decision, sample, pods=bool(pods))
@@ -295,7 +295,7 @@ class Autoscaler:
         decision = scaled.shown(decision, watched.memory, active=watched.active)
         view = View(decision, watched.pipeline.spec.scaling.mode, counts, source, trouble, watched.backoff.reason)
         self.metrics.decided(key, view, {step.name: step.model_name for step in watched.steps}, sample, now)
-        if not scaled.settling(watched, decision.verdict, now):
+        if key not in self._invalid and not scaled.settling(watched, decision.verdict, now):
             self._tell(key, watched, view, now)
 
     def _act(self, key: Key, watched: Watched, wanted: Mapping[str, int], counts: Mapping[str, Mapping[str, int]], before: Memory) -> None:

@@ -68,9 +68,12 @@ def intent_of(memory: Memory, counts: Mapping[str, int] | None = None) -> Intent
     )
 
 
-def unrecorded(memory: Memory, live: Mapping[str, str]) -> bool:
-    """Whether the number of pods or their CPU is not yet recorded as it is wanted."""
+def unrecorded(memory: Memory, live: Mapping[str, str], asked: Intent | None) -> bool:
+    """Whether the number of pods or their CPU is not recorded as it is wanted, and nobody was asked to yet. ``asked``: the intent that passes
+    see: one that they cannot record, as with an invalid spec, is there for the pass that can, and asking again helps nobody."""
     found, wanted = recorded(live), intent_of(memory)
+    if asked is not None and (asked.pods, asked.cpu) == (wanted.pods, wanted.cpu):
+        return False
     return any(want is not None and found.get(key) != want for key, want in ((KEY_REPLICAS, wanted.pods), (KEY_MILLIS, wanted.cpu)))
 
 

@@ -23,6 +23,7 @@ from triton_pipelines.cluster.diff import needs_apply
 from triton_pipelines.cluster.errors import ClusterError, Conflict, Forbidden, Invalid, NotFound
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, POD_MONITORS, PROMETHEUS_RULES, Resource
 from triton_pipelines.cluster.store import Key, Store, key_of
+from triton_pipelines.reconcile.observed import monitoring_said
 from triton_pipelines.reconcile.ownership import FormerChild, NameTaken, check_owner
 from triton_pipelines.reconcile.plan import hands_off
 from triton_pipelines.render.monitoring import pod_monitor, prometheus_rule
@@ -96,9 +97,10 @@ class Monitors:
             if pipeline is None or wrong:
                 continue
             said = tuple([finding for kind in KINDS for finding in await self._see_to(kind, pipeline, key, served[kind.field])])
-            before = self._found.get(key)
+            # At the first look the status may still say what was true before this process began.
+            before = self._found[key] if key in self._found else tuple(monitoring_said(raw.get("status") or {}))
             self._found[key] = said
-            if said != before and (said or before):
+            if said != before:
                 self.enqueue(key)
 
     async def _list(self, resource: Resource) -> Mapping[Key, Object] | str:

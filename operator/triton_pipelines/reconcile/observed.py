@@ -154,7 +154,7 @@ class Memory:
     ``rollout_pods``: with how many pods a rollout goes on, where scaling wants more than find room (0: with all); ``proven``: the revision that last served the whole pipeline; ``failed``: a revision that was taken back, with the
     hash of the spec that asked for it, why, and the revision that took its place; ``generation`` and ``wanted``: the spec last
     acted on and the revision it came to, so that another revision for the same spec is known to be nobody's wish; ``watch``: the rollout
-    whose latency is being watched (:class:`~.watch.Watch`); ``tuning``: the last tuning run (:class:`~.tuning.Run`).
+    whose latency is being watched (:class:`~.watch.Watch`); ``tuning``: the last tuning run (:class:`~.tuningrun.Run`).
     """
 
     secrets: Mapping[str, str] = field(default_factory=dict)
@@ -228,8 +228,7 @@ class Observed:
         """What is to be said of PodMonitor and PrometheusRule; what was said holds until they have been looked at."""
         if self.monitoring is not None:
             return list(self.monitoring)
-        said = [(str(item.get("path", "")), str(item.get("message", ""))) for item in self.status.get("warnings") or ()]
-        return [Finding(path, message, Severity.WARNING) for path, message in said if path.startswith("spec.observability.")]
+        return monitoring_said(self.status)
 
     @property
     def name(self) -> str:
@@ -243,8 +242,9 @@ class Observed:
 
     @property
     def spec_hash(self) -> str:
-        """Hash of the spec but for the number of pods, which autoscalers write: another number is no other wish."""
-        spec = {key: value for key, value in (self.pipeline.get("spec") or {}).items() if key != "replicas"}
+        """Hash of the spec but for the number of pods, which autoscalers write, and tuning requests: neither is another wish, and must not
+        try a failed revision again."""
+        spec = {key: value for key, value in (self.pipeline.get("spec") or {}).items() if key not in ("replicas", "tuning")}
         return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -299,6 +299,17 @@ def _condition(deployment: Object | None, kind: str) -> Mapping[str, Any]:
     status = (deployment or {}).get("status") or {}
     found = [item for item in status.get("conditions") or () if item.get("type") == kind]
     return found[0] if found else {}
+
+
+def monitoring_said(status: Mapping[str, Any]) -> list[Finding]:
+    """What a status says of PodMonitor and PrometheusRule."""
+    said = [(str(item.get("path", "")), str(item.get("message", ""))) for item in status.get("warnings") or ()]
+    return [Finding(path, message, Severity.WARNING) for path, message in said if path.startswith("spec.observability.")]
+
+
+def alive(pod: Object) -> bool:
+    """Whether a raw pod has not ended: those that have (evicted, node lost) stay listed, and are history."""
+    return (pod.get("status") or {}).get("phase") not in ("Failed", "Succeeded")
 
 
 def serves(pod: Object) -> bool:

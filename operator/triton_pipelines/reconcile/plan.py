@@ -13,7 +13,7 @@ from typing import Any
 
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Switch
-from triton_pipelines.api.conditions import Reason
+from triton_pipelines.api.conditions import Condition, Reason
 from triton_pipelines.api.parse import parse
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.cluster.diff import needs_apply
@@ -42,6 +42,8 @@ from .problems import Problem, config_missing, of_pod
 from .replicas import decide_replicas, in_rollout, owned_data
 from .resizing import Resize, next_resize, wanted_limit
 from .rollout import Rollout, decide, target_of
+from .tuningrun import Run, with_tuning
+from .tuningstage import left_over, stage_of
 from .watch import RECHECK_SECONDS, Watch, doubts, limit_of
 
 # A pass with nothing to wait for is repeated by the resync; with pods on their way the watch wakes us, this is the second line.
@@ -61,7 +63,8 @@ class Deletion:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a pass does, in this order: ``apply`` (in turn), ``delete``, ``resize`` (one pod's CPU), ``notes`` (events of what it did),
+    """What a pass does, in this order: ``clear`` (deletes what a tuning run that has ended holds: others want the room, and what is refused
+    of the rest is no reason to keep it), ``apply`` (in turn), ``delete``, ``resize`` (one pod's CPU), ``notes`` (events of what it did),
     ``status`` (``None``: unchanged), ``events`` (of the change of status), then ``beside`` (objects of a tuning run, which harm nobody
     where they are refused)."""
 
@@ -73,11 +76,12 @@ class Plan:
     notes: tuple[Event, ...] = ()
     resize: Resize | None = None
     beside: tuple[Object, ...] = ()
+    clear: tuple[Deletion, ...] = ()
 
     @property
     def quiet(self) -> bool:
         """Whether nothing is to be written."""
-        return not self.apply and not self.beside and not self.delete and self.status is None and self.resize is None
+        return not self.apply and not self.beside and not self.clear and not self.delete and self.status is None and self.resize is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,18 +150,26 @@ def plan(observed: Observed, context: Context, now: dt.datetime, wanted: Wanted 
 
 
 def _stalled(observed: Observed, reason: Reason, findings: Sequence[Any], now: dt.datetime) -> Plan:
-    return _with_status(observed, statuses.stalled(observed, reason, list(findings), now), (), (), None)
+    """Nothing is done but that a tuning run ends."""
+    status, memory = statuses.stalled(observed, reason, list(findings), now), observed.memory()
+    before = Run.parse(memory.tuning)
+    run, live = tuning.interrupted(before, now), observed.child("ConfigMap", names.live_name(observed.name))
+    apply: list[Object] = []
+    if live is not None and run != before:
+        kept = {key: live["metadata"][key] for key in ("name", "namespace", "labels", "ownerReferences")}
+        data = {**live["data"], names.KEY_MEMORY: replace(memory, tuning=run.to_document()).to_json()}
+        apply = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": kept, "data": data}]
+        status = with_tuning(status, run.status())
+    return replace(_with_status(observed, status, apply, (), None), clear=_cleared(observed, ()))
 
 
 def _missing_source(wanted: Wanted, observed: Observed, context: Context, now: dt.datetime) -> Plan:
     """No new revision can be made of what is not there; the one that is deployed is kept, and scaled, suspended and repaired as ever."""
     text = "; ".join(observed.missing_sources.values())
     decided = statuses.stalled(observed, Reason.SOURCE_UNAVAILABLE, text, now)
-    kept: Plan = Plan()
-    if observed.revision_record(observed.deployed_revision()) is not None:
-        kept = _act(wanted.pipeline, wanted.graph, wanted.revision, observed, context, now, held=True)
-    made = _with_status(observed, decided, kept.apply, kept.delete, WAITING_SECONDS, kept.notes)
-    return replace(made, resize=kept.resize, beside=kept.beside)
+    if observed.revision_record(observed.deployed_revision()) is None:
+        return _with_status(observed, decided, (), (), WAITING_SECONDS)
+    return _act(wanted.pipeline, wanted.graph, wanted.revision, observed, context, now, held=decided)
 
 
 def _pinned(pipeline: InferencePipeline, observed: Observed, options: Options) -> Options:
@@ -171,13 +183,20 @@ def _pinned(pipeline: InferencePipeline, observed: Observed, options: Options) -
 
 
 def _act(
-    pipeline: InferencePipeline, graph: Graph, revision: Revision, observed: Observed, context: Context, now: dt.datetime, *, held: bool = False
+    pipeline: InferencePipeline,
+    graph: Graph,
+    revision: Revision,
+    observed: Observed,
+    context: Context,
+    now: dt.datetime,
+    *,
+    held: dict[str, Any] | None = None,
 ) -> Plan:
-    """A pass over a good resource. ``held``: the deployed revision stays, whatever the spec asks for."""
+    """A pass over a good resource. ``held``: the deployed revision stays, whatever the spec asks for, and this is the status."""
     gpu = pipeline.spec.server.gpu.resource_name
     problems = [problem for pod in observed.pods if (problem := of_pod(pod, observed.probes.get(pod.uid), gpu, observed.nodes)) is not None]
     memory = observed.memory()
-    must_wait = held or _must_wait(revision, observed, memory, context)
+    must_wait = held is not None or _must_wait(revision, observed, memory, context)
     wanted = observed.deployed_revision() if must_wait else revision.name
     memory = replace(memory, generation=observed.generation, wanted=wanted)
     rolling = observed.deployment is None or rolls(observed.deployment)
@@ -191,7 +210,15 @@ def _act(
     rollout = replace(rollout, memory=healing.memory)
     counts = _live_counts(graph, observed)
     secrets, memory = _secrets(pipeline, rollout, observed, context, kept)
-    tuned = _tuned(pipeline, graph, observed, context, rollout, wanted, now, held=held)
+
+    def ready() -> Condition:
+        return statuses.conditions_of(pipeline, graph, observed, rollout, wanted, problems, number)[0]
+
+    def recommended(patch: Mapping[str, Any]) -> str:
+        return _recommended(pipeline, patch, observed, context)
+
+    stage = stage_of(pipeline, graph, observed, context.options, rollout, wanted, replicas, ready, recommended)
+    tuned = tuning.follow(stage, Run.parse(rollout.memory.tuning), now)
     memory = replace(memory, tuning=tuned.run.to_document())
     # In this order a pass may end anywhere: a revision's ConfigMap is the trace by which its Secret is pruned, what the live ConfigMap
     # remembers as applied has been applied, and pods find everything that they mount.
@@ -216,47 +243,35 @@ def _act(
     desired += tuned.objects
     if number.shared:  # which changes nothing but who owns the number
         apply += [item for item in desired if item["kind"] == "Deployment" and item not in apply]
-    delete = [*(Deletion("Pod", pod.name, pod.uid) for pod in healing.pods), *_pruned(pipeline, observed, desired, kept)]
+    clear = _cleared(observed, tuned.objects)
+    pruned = [deletion for deletion in _pruned(pipeline, observed, desired, kept) if deletion not in clear]
+    delete = [*(Deletion("Pod", pod.name, pod.uid) for pod in healing.pods), *pruned]
     resize = next_resize(limit, observed)
     warnings = lint(pipeline, graph, context.options)
     warnings += doubts(limit_of(pipeline), observed.latencies, rollout.target, observed.status.get("warnings") or ())
     warnings += [*tuning.doubts(tuned.run, wanted), *observed.monitoring_warnings()]
-    status = statuses.compute(pipeline, graph, observed, rollout, wanted, warnings, problems, counts, healing.astray, number, now)
-    status |= {"tuning": told} if (told := tuned.run.status()) else {}
-    decided = _with_status(
-        observed, status, apply, delete, _requeue(status, rollout, problems, must_wait), (*healing.events, *rollout.notes, *tuned.events)
-    )
-    return replace(decided, resize=resize, beside=tuple(beside), requeue_after=soonest(decided.requeue_after, tuned.recheck))
+    status = held
+    if status is None:
+        status = statuses.compute(pipeline, graph, observed, rollout, wanted, warnings, problems, counts, healing.astray, number, now)
+    status = with_tuning(status, tuned.status())
+    requeue = soonest(_requeue(status, rollout, problems, must_wait), tuned.recheck)
+    decided = _with_status(observed, status, apply, delete, requeue, (*healing.events, *rollout.notes, *tuned.events))
+    return replace(decided, resize=resize, beside=tuple(beside), clear=clear)
 
 
-def _tuned(
-    pipeline: InferencePipeline, graph: Graph, observed: Observed, context: Context, rollout: Rollout, wanted: str, now: dt.datetime, *, held: bool
-) -> tuning.Tuned:
-    """The tuning run's next step. ``held``: a source is not there, and a canary would miss it, too."""
+def _recommended(pipeline: InferencePipeline, patch: Mapping[str, Any], observed: Observed, context: Context) -> str:
+    """The revision that a tuning run's patch makes; "" where it makes none."""
+    try:
+        patched = changed(pipeline, patch)
+    except ValueError:
+        return ""
+    made = _made(patched, context.options, padding.recorded(observed), observed)
+    return made.revision.name if isinstance(made, Wanted) else ""
 
-    def recommended(patch: Mapping[str, Any]) -> str:
-        try:
-            patched = changed(pipeline, patch)
-        except ValueError:
-            return ""
-        made = _made(patched, context.options, padding.recorded(observed), observed)
-        return made.revision.name if isinstance(made, Wanted) else ""
 
-    pods = [pod for pod in observed.pods if not pod.deleting]
-    record = observed.revision_record(wanted)
-    settled = rollout.memory.proven == observed.deployed_revision() == rollout.target == wanted and record is not None and bool(pods)
-    stage = tuning.Stage(
-        pipeline=pipeline,
-        observed=observed,
-        wanted=rollout.target,
-        settled=settled and not held and all(pod.revision == wanted and pod.serving for pod in pods),
-        template=(record or {}).get("template") or {},
-        server_image=str((record or {}).get("serverImage") or ""),
-        options=context.options,
-        padding=graph.padding.chosen.value if graph.padding and graph.padding.refused else "",
-        recommended=recommended,
-    )
-    return tuning.follow(stage, tuning.Run.parse(rollout.memory.tuning), now)
+def _cleared(observed: Observed, staying: Sequence[Object]) -> tuple[Deletion, ...]:
+    """What tuning runs have left, but for what the present one has."""
+    return tuple(Deletion(item["kind"], item["metadata"]["name"], item["metadata"].get("uid", "")) for item in left_over(observed, staying))
 
 
 def soonest(*times: float | None) -> float | None:

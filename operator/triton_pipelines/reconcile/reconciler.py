@@ -40,13 +40,15 @@ from triton_pipelines.pipeline.example import ExampleRequest, example_of, why_un
 
 from . import status as statuses
 from .events import Event, transitions
-from .observed import Object, Observed, Pod, Probe, serves
+from .fleet import rolls
+from .observed import Object, Observed, Pod, Probe, alive, serves
 from .ownership import FormerChild, NameTaken, check_owner
 from .plan import Context, Deletion, Plan, Wanted, hands_off, plan, resolve, soonest
 from .queue import Key, Result
 from .resizing import Refusal, Resize, still_refused
 from .scaling import Intent, View
 from .sources import config_map_sources, read_sources
+from .tuningrun import with_tuning
 from .watch import Latencies
 
 CHILD_RESOURCES: tuple[Resource, ...] = (DEPLOYMENTS, CONFIG_MAPS, SERVICES, NETWORK_POLICIES, POD_DISRUPTION_BUDGETS, JOBS)
@@ -134,21 +136,21 @@ class Reconciler:
         try:
             await self._carry_out(key, observed, decided)
         except NameTaken as error:
-            await self._write_status(observed, statuses.stalled(observed, Reason.NAME_CONFLICT, str(error), self.clock()))
+            await self._write_status(observed, self._kept_back(observed, decided, Reason.NAME_CONFLICT, str(error)))
             return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="stalled")
         except FormerChild as error:
             text = f"waiting for {error} of a former pipeline of this name to go"
-            await self._write_status(observed, statuses.stalled(observed, Reason.PROGRESSING, text, self.clock()))
+            await self._write_status(observed, self._kept_back(observed, decided, Reason.PROGRESSING, text))
             return Result(requeue_after=FORMER_CHILD_SECONDS, outcome="waiting")
         except Invalid as error:
             # What the API server refuses in a child came from the spec: affinity, tolerations, env and the like are passed on as written.
             text = f"the API server refuses what the spec asks for: {error.message}"
-            await self._write_status(observed, statuses.stalled(observed, Reason.INVALID_SPEC, text, self.clock()))
+            await self._write_status(observed, self._kept_back(observed, decided, Reason.INVALID_SPEC, text))
             return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="stalled")
         except Forbidden as error:
             # Quota, an admission policy, a missing right: others than the operator have to act, so it must not stand in its log alone.
             text = f"the API server refuses an object of the pipeline: {error.message}"
-            await self._write_status(observed, statuses.stalled(observed, Reason.API_ERROR, text, self.clock()))
+            await self._write_status(observed, self._kept_back(observed, decided, Reason.API_ERROR, text))
             raise
         finally:
             self._starting.discard(key)
@@ -163,7 +165,7 @@ class Reconciler:
     async def _observe(self, key: Key, raw: Object, pipeline: InferencePipeline | None) -> Observed:
         children = {(resource.kind, item["metadata"]["name"]): item for resource in CHILD_RESOURCES for item in self.store.children(resource, key)}
         known = list(self.store.children(PODS, key))
-        pods = tuple(Pod.of(item) for item in known if _alive(item) and serves(item))
+        pods = tuple(Pod.of(item) for item in known if alive(item) and serves(item))
         apart = tuple(Pod.of(item) for item in known if not serves(item))
         if leaving := self._leaving.pop(key, set()) & {pod.uid for pod in pods}:
             self._leaving[key] = leaving
@@ -233,13 +235,20 @@ class Reconciler:
         return max(1.0, min(due_in(pod) for pod in pods.values())) if pods else None
 
     def _may_roll(self, key: Key) -> bool:
-        rolling = {owner_key(DEPLOYMENTS, item) for item in self.store.all(DEPLOYMENTS) if _rolls(item) and serves(item)} | self._starting
+        rolling = {owner_key(DEPLOYMENTS, item) for item in self.store.all(DEPLOYMENTS) if rolls(item) and serves(item)} | self._starting
         return len(rolling - {key, None}) < self.max_concurrent_rollouts
 
     # --- carry out ----------------------------------------------------------------------------------------------------------
 
+    def _kept_back(self, observed: Observed, decided: Plan, reason: Reason, text: str) -> dict[str, Any]:
+        """The status where an object of the pipeline could not be applied; what became of a tuning run holds all the same."""
+        status = statuses.stalled(observed, reason, text, self.clock())
+        return status if decided.status is None else with_tuning(status, decided.status.get("tuning"))
+
     async def _carry_out(self, key: Key, observed: Observed, decided: Plan) -> None:
         uid = observed.pipeline["metadata"].get("uid", "")
+        for deletion in decided.clear:
+            await self._delete(key, deletion)
         for item in decided.apply:
             await self._apply(item, uid)
         for deletion in decided.delete:
@@ -380,20 +389,6 @@ class Reconciler:
             instance=self.instance,
             now=self.clock(),
         )
-
-
-def _alive(pod: Object) -> bool:
-    """Pods that ended (evicted, node lost) stay listed; they are history."""
-    return (pod.get("status") or {}).get("phase") not in ("Failed", "Succeeded")
-
-
-def _rolls(deployment: Object) -> bool:
-    """Whether a Deployment is on its way to its latest template: not yet seen by its controller, or neither there nor given up."""
-    status = deployment.get("status") or {}
-    if int(status.get("observedGeneration") or 0) < int(deployment["metadata"].get("generation") or 0):
-        return True
-    progressing: Object = next((item for item in status.get("conditions") or () if item.get("type") == "Progressing"), {})
-    return progressing.get("reason") not in ("NewReplicaSetAvailable", "ProgressDeadlineExceeded")
 
 
 __all__ = ["ClusterError", "ProbeTarget", "Prober", "Reconciler"]

@@ -62,10 +62,10 @@ def decide(
     if memory.failed_revision and (outdated or observed.revision_record(memory.restored) is None):
         memory = replace(memory, failed_revision="", failed_spec="", failed_reason="", failed_message="", restored="")
     target = target_of(memory, wanted)
-    whole = target == wanted and _whole(observed, wanted, replicas)
+    whole = target == wanted and serves_whole(observed, wanted, replicas)
     watched = Judgement(Watch())
     if target == wanted:
-        watched = follow(Watch.parse(memory.watch), wanted, memory.proven, limit, whole, observed.latencies, now)
+        watched = follow(Watch.parse(memory.watch), wanted, memory.proven, limit, whole if replicas else None, observed.latencies, now)
     memory = replace(memory, watch=watched.watch.to_document())
     if whole:
         memory = replace(memory, proven=wanted)
@@ -123,7 +123,7 @@ def _restoring(strategy: RolloutStrategy) -> RolloutStrategy:
     return strategy if strategy is RolloutStrategy.RECREATE else RolloutStrategy.NO_SURGE
 
 
-def _whole(observed: Observed, revision: str, replicas: int) -> bool:
+def serves_whole(observed: Observed, revision: str, replicas: int) -> bool:
     """Whether the pipeline is served by this revision alone. A pod that fails a real inference serves nobody."""
     serving = [pod for pod in observed.pods if pod.serving]
     failing = any((probe := observed.probes.get(pod.uid)) and probe.inference_error for pod in serving)

@@ -95,7 +95,7 @@ def compute(
     now: dt.datetime,
 ) -> dict[str, Any]:
     """Status of a resource that is acted on; one dictionary, whole."""
-    conditions = _conditions(pipeline, graph, observed, rollout, wanted, problems, number)
+    conditions = conditions_of(pipeline, graph, observed, rollout, wanted, problems, number)
     if pipeline.spec.suspend is Switch.DISABLED:
         conditions += scaling_conditions(observed.view, pipeline.spec.scaling.mode, bool(scaled_steps(graph)), observed.status)
         conditions = with_limits(conditions, number.conflict, sorted(observed.unresized.values()))
@@ -158,7 +158,7 @@ def _counts(observed: Observed, wanted: str) -> dict[str, int]:
     }
 
 
-def _conditions(
+def conditions_of(
     pipeline: InferencePipeline,
     graph: Graph,
     observed: Observed,
@@ -167,6 +167,7 @@ def _conditions(
     problems: Sequence[Problem],
     number: Replicas,
 ) -> list[Condition]:
+    """The conditions of serving, ``Ready`` first."""
     replicas = 0 if pipeline.spec.suspend is Switch.ENABLED else number.number
     serving = [pod for pod in observed.pods if pod.serving]
     if pipeline.spec.suspend is Switch.ENABLED:

@@ -2,112 +2,52 @@
 
 A changed ``spec.tuning.request`` starts one, once the pipeline is served by the revision that the spec asks for. All that a run is lies in
 the live ConfigMap, its result included; ``status.tuning`` only shows it. The spec is never written, and the pods that serve are not touched:
-a canary that finds no room waits, and gives up.
+a canary that finds no room waits, and gives up; one that has room gives it up as soon as a pod that serves finds none.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import yaml
-from pydantic import ValidationError
 
 from triton_pipelines.api import names
-from triton_pipelines.api.base import Finding, Severity, Switch
-from triton_pipelines.api.conditions import Reason
-from triton_pipelines.api.status import TuningStatus
-from triton_pipelines.api.v1alpha1 import InferencePipeline, TuningMode
-from triton_pipelines.pipeline.options import Options
+from triton_pipelines.api.base import Finding, Severity
+from triton_pipelines.api.conditions import KIND_OF, Kind, Reason
+from triton_pipelines.api.v1alpha1 import TuningMode
 from triton_pipelines.render.tuning import JOB_SECONDS, canary, inputs, job, policies
 
 from .events import Event
-from .observed import Object, Observed, Pod
-from .problems import Problem, of_pod
+from .observed import Object, Observed, Pod, alive
+from .problems import IMAGE_REASONS, Problem, of_pod
 from .times import moment, rfc3339
+from .tuningrun import Run, State, result_of
+from .tuningstage import Stage
 
-# A canary that is not ready by then is given up (seconds): as long as a rollout may take by default.
+# A canary that is not ready by then is given up (seconds): as long as a rollout may take by default. So is a Job that does not start.
 PENDING_SECONDS: Final = 900
+# So long (seconds) a request waits for a pipeline that is to serve in all pods: nodes may have to be bought first. Later nobody waits for it.
+WAITING_SECONDS: Final = 3600
 # Beyond the Job's own deadline, for its end to be told (seconds).
 MARGIN_SECONDS: Final = 60
 RECHECK_SECONDS: Final = 15.0
-# A Job that failed waits so long for what its pod says of it (seconds).
+# A Job that ended waits so long for what its pod says of it (seconds).
 SILENT_SECONDS: Final = 10
-MESSAGE_MAX: Final = 1024
-# Longest short string of the status' schema.
-SHORT_MAX: Final = 512
-# What the Job may fill in of status.tuning; the rest is said here.
-RESULT: Final = ("message", "advice", "patch", "gainPercent", "points")
-
-
-class State(StrEnum):
-    """How far a run is."""
-
-    NONE = ""
-    PENDING = "Pending"
-    RUNNING = "Running"
-    SUCCEEDED = "Succeeded"
-    FAILED = "Failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """The last run as it is remembered. ``revision``: what is measured ("": it has not begun); ``start``, ``job``, ``end``: RFC 3339 times of
-    its beginning, its Job's and its end; ``recommended``: the revision that its patch makes ("": none); ``result``: fields of ``status.tuning``."""
-
-    request: str = ""
-    state: State = State.NONE
-    revision: str = ""
-    start: str = ""
-    job: str = ""
-    end: str = ""
-    recommended: str = ""
-    result: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def active(self) -> bool:
-        """Whether it has not ended."""
-        return self.state in (State.PENDING, State.RUNNING)
-
-    def name(self, uid: str) -> str:
-        """Eight characters that no other run has: another request, revision or start is another run."""
-        return hashlib.sha256("\n".join((uid, self.request, self.revision, self.start)).encode()).hexdigest()[:8]
-
-    @classmethod
-    def parse(cls, document: Mapping[str, Any]) -> Run:
-        """Read it; what an edit has made unreadable counts as no run."""
-        texts = {key: document.get(key, "") for key in ("request", "state", "revision", "start", "job", "end", "recommended")}
-        if not all(isinstance(text, str) and len(text) <= SHORT_MAX for text in texts.values()) or texts["state"] not in {*State}:
-            return cls()
-        if any(texts[key] and moment(texts[key]) is None for key in ("start", "job", "end")):
-            return cls()
-        found = _result(document.get("result") or {})
-        return cls(**(texts | {"state": State(texts["state"])}), result=found or {})
-
-    def to_document(self) -> dict[str, Any]:
-        """What is remembered, without what is empty."""
-        values = {key: getattr(self, key) for key in self.__slots__}
-        return {key: str(value) if isinstance(value, State) else value for key, value in values.items() if value}
-
-    def status(self) -> dict[str, Any]:
-        """``status.tuning``; empty without a run."""
-        if not self.request:
-            return {}
-        told = {"request": self.request, "state": str(self.state), "startTime": self.start, "completionTime": self.end, "revision": self.revision}
-        return {key: value for key, value in told.items() if value} | dict(self.result)
+AGAIN: Final = "ask again with another spec.tuning.request"
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What is decided: the run to remember, the objects that it has now (its Job, once made, as it is), and events."""
+    """What is decided: the run to remember, the objects that it has now (its Job, once made, as it is), what it waits for ("": it has ended),
+    and events."""
 
     run: Run
     objects: tuple[Object, ...] = ()
+    message: str = ""
     events: tuple[Event, ...] = ()
 
     @property
@@ -120,59 +60,93 @@ class Tuned:
         """Seconds until a deadline may have passed."""
         return RECHECK_SECONDS if self.run.active else None
 
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """What a run goes by. ``wanted``: the revision that the spec asks for; ``settled``: whether it alone serves the whole pipeline;
-    ``template`` and ``server_image``: as its ConfigMap recorded them; ``padding``: where the spec's own cannot be had, the one in force;
-    ``recommended``: the revision that a patch would make."""
-
-    pipeline: InferencePipeline
-    observed: Observed
-    wanted: str
-    settled: bool
-    template: Mapping[str, Any]
-    server_image: str
-    options: Options
-    padding: str = ""
-    recommended: Callable[[Mapping[str, Any]], str] = lambda _: ""
+    def status(self) -> dict[str, Any]:
+        """``status.tuning``; empty without a run."""
+        return self.run.status(self.message)
 
 
 def follow(stage: Stage, before: Run, now: dt.datetime) -> Tuned:
-    """The next step of the run that the spec asks for."""
-    request = stage.pipeline.spec.tuning.request
-    if request is None:
+    """The next step of the run that the spec asks for. A run is ended by another request, and by another mode once it has begun."""
+    spec = stage.pipeline.spec.tuning
+    if spec.request is None:
         # A result stays until there is another; a run that nobody wants any more goes without one.
-        return Tuned(Run() if before.active else before)
-    run = before if before.request == request else Run(request=request, state=State.PENDING)
+        return Tuned(Run(serial=before.serial), events=_stopped(before, "spec.tuning.request was removed")) if before.active else Tuned(before)
+    mode = (spec.mode or TuningMode.QUICK).value
+    new, why = Run(request=spec.request, serial=before.serial + 1, state=State.PENDING, mode=mode), ""
+    if before.request != spec.request:
+        run, why = new, f"{spec.request!r} is asked for instead"
+    elif before.active and before.mode != mode:
+        run, why = (new, f"spec.tuning.mode is {mode} now, and it begins anew") if before.begun else (replace(before, mode=mode), "")
+    else:
+        run = before
     if not run.active:
         return Tuned(run)
     after = _next(stage, run, now)
-    return replace(after, events=_events(before, after.run))
+    return replace(after, events=(*(_stopped(before, why) if why else ()), *_events(run, after)))
+
+
+def interrupted(run: Run, now: dt.datetime) -> Run:
+    """The run where the spec cannot be acted on at all: one that has begun ends, since it holds room for what nobody can ask for."""
+    return run.failed(f"the spec has become invalid during the run; mend it, then {AGAIN}", now) if run.active and run.begun else run
 
 
 def _next(stage: Stage, run: Run, now: dt.datetime) -> Tuned:
-    suspended = stage.pipeline.spec.suspend is Switch.ENABLED
-    if not run.revision:
-        if suspended or not stage.settled:
-            wait = (
-                "the pipeline is suspended; it begins when it serves again"
-                if suspended
-                else f"waits until revision {stage.wanted} serves in all pods"
-            )
-            return Tuned(_saying(run, wait))
-        run = replace(run, revision=stage.wanted, start=rfc3339(now))
-    if suspended:
-        return Tuned(_failed(run, "the pipeline was suspended during the run; ask again with another spec.tuning.request", now))
-    if stage.wanted != run.revision:
-        why = f"revision {run.revision} is no longer wanted, but {stage.wanted}; ask again with another spec.tuning.request"
-        return Tuned(_failed(run, why, now))
-    if stage.observed.untuned:
-        return Tuned(_failed(run, stage.observed.untuned, now))
+    refused = stage.observed.untuned if run.begun else ""
+    if not run.begun:
+        waiting = _waiting(stage, run, now)
+        if waiting is not None:
+            return waiting
+        run = replace(run, revision=stage.wanted, start=rfc3339(now), asked="")
+    why = refused or _ended_early(stage, run)
+    if why:
+        return Tuned(run.failed(f"{why}; {AGAIN}", now))
     name = run.name(stage.pipeline.metadata.uid)
-    if run.state is State.RUNNING:
-        return _running(stage, run, name, now)
-    return _pending(stage, run, name, now)
+    return (_running if run.state is State.RUNNING else _pending)(stage, run, name, now)
+
+
+def _waiting(stage: Stage, run: Run, now: dt.datetime) -> Tuned | None:
+    """A request that waits for the pipeline, or is given up; ``None`` where it can begin."""
+    if stage.suspended or stage.replicas == 0:
+        # For as long as nobody wants pods, nobody waits for them either.
+        wait = "the pipeline is suspended; it begins when it serves again" if stage.suspended else "spec.replicas is 0; it begins when pods serve"
+        return Tuned(replace(run, asked=""), message=wait)
+    if stage.settled and not stage.watched:
+        return None
+    run = replace(run, asked=run.asked or rfc3339(now))
+    wait = f"waits until revision {stage.wanted} serves in all pods"
+    if stage.observed.missing_sources:
+        wait = f"waits for a source: {'; '.join(stage.observed.missing_sources.values())}"
+    elif stage.settled:
+        return Tuned(run, message=f"waits until the watch over revision {stage.wanted} is over, whose latency a measurement beside it could disturb")
+    else:
+        ready = stage.ready()
+        if ready.status is not True and KIND_OF[ready.reason] is Kind.STALLED:
+            return Tuned(run.failed(f"revision {stage.wanted} does not serve ({ready.reason.value}): {ready.message}; mend that, then {AGAIN}", now))
+        wait += f" ({ready.reason.value}: {ready.message})" if ready.status is not True else f": {ready.message}"
+    if _past(run.asked, WAITING_SECONDS, now):
+        return Tuned(run.failed(f"given up after {WAITING_SECONDS // 60} min; it {wait}; {AGAIN}", now))
+    return Tuned(run, message=wait)
+
+
+def _ended_early(stage: Stage, run: Run) -> str:
+    """Why a run that has begun cannot go on; "" where it can."""
+    if stage.suspended:
+        return "the pipeline was suspended during the run"
+    if stage.wanted != run.revision:
+        return f"revision {run.revision} is no longer wanted, but {stage.wanted}"
+    if stage.target != run.revision:
+        return f"revision {run.revision} was taken back: {stage.ready().message}"
+    return _crowding(stage)
+
+
+def _crowding(stage: Stage) -> str:
+    """Why the run gives up its room: a pod that is to serve has none. Else a rollout would give an old pod up for room that a canary holds."""
+    for pod in stage.observed.pods:
+        if not pod.deleting and pod.condition("PodScheduled").get("reason") == "Unschedulable":
+            return f"pod {pod.name} of the pipeline, which serves, finds no room, and the run gives up its own"
+    if stage.observed.pods_refused:
+        return f"the API server takes no further pod that serves, and the run gives up its own: {stage.observed.pods_refused}"
+    return ""
 
 
 def _pending(stage: Stage, run: Run, name: str, now: dt.datetime) -> Tuned:
@@ -180,17 +154,21 @@ def _pending(stage: Stage, run: Run, name: str, now: dt.datetime) -> Tuned:
     pods = _pods(stage.observed, name, names.COMPONENT_CANARY)
     ready = next((pod for pod in pods if pod.serving and pod.ip), None)
     if ready is not None:
-        began = _saying(replace(run, state=State.RUNNING, job=rfc3339(now)), f"pod {ready.name}, which serves nobody, is being measured")
-        return Tuned(began, (*_base(stage, name), _job(stage, run, name, ready)))
+        run = replace(run, state=State.RUNNING, job=rfc3339(now), pod=_server_of(ready))
+        return Tuned(run, (*_base(stage, name), _job(stage, run, name, ready)), _not_yet(_unstarted(())))
     problem = _problem(stage, pods)
-    why = problem.message if problem is not None else stage.observed.pods_refused_to(names.tuning_name(stage.observed.name, name)) or "no pod yet"
+    refused = stage.observed.pods_refused_to(names.tuning_name(stage.observed.name, name))
+    why = problem.message if problem is not None else refused or "no pod yet"
     if problem is not None and problem.final:
-        return Tuned(_failed(run, f"the pod to measure does not come up ({problem.reason.value}): {why}", now))
+        return Tuned(run.failed(f"the pod to measure does not come up ({problem.reason.value}): {why}", now))
     if _past(run.start, PENDING_SECONDS, now):
-        return Tuned(_failed(run, f"the pod to measure was not ready within {PENDING_SECONDS} s: {why}", now))
-    # Pods to be scheduled and pods that load count on: their words would be a status write each time.
-    said = f"{problem.reason.value}: {why}" if problem is not None else "waits for a pod that serves nobody"
-    return Tuned(_saying(run, said), tuple(_base(stage, name)))
+        return Tuned(run.failed(f"the pod to measure was not ready within {PENDING_SECONDS} s: {why}", now))
+    said = "waits for a pod that serves nobody"
+    if problem is not None:
+        said = f"{problem.reason.value}: {why}"
+    elif refused:
+        said += f"; the API server takes none: {refused}"
+    return Tuned(run, tuple(_base(stage, name)), said)
 
 
 def _running(stage: Stage, run: Run, name: str, now: dt.datetime) -> Tuned:
@@ -201,30 +179,81 @@ def _running(stage: Stage, run: Run, name: str, now: dt.datetime) -> Tuned:
         ended = (pod.container(names.CONTAINER_TUNER).get("state") or {}).get("terminated")
         if ended:
             return Tuned(_ended(stage, run, ended, now))
-    failed = next((item for item in ((made or {}).get("status") or {}).get("conditions") or () if item.get("type") == "Failed"), None)
+    # What it may have changed of the canary's settings is no place to begin from: a Job is never made twice.
+    if run.made and (made is None or made["metadata"].get("uid") != run.made or made["metadata"].get("deletionTimestamp")):
+        return Tuned(run.failed(f"its Job was deleted; {AGAIN}", now))
+    closed = _closed(made)
     # Its pod's own words say more, and may reach us later.
-    silent = bool(tuners) and failed is not None and not _past(str(failed.get("lastTransitionTime") or ""), SILENT_SECONDS, now)
-    if failed is not None and failed.get("status") == "True" and not silent:
-        return Tuned(_failed(run, f"the Job failed: {failed.get('reason', '')}: {failed.get('message', '')}", now))
-    mode = stage.pipeline.spec.tuning.mode or TuningMode.QUICK
-    if _past(run.job, JOB_SECONDS[mode] + MARGIN_SECONDS, now):
-        return Tuned(_failed(run, f"the Job did not end within {JOB_SECONDS[mode]} s", now))
-    ready = next((pod for pod in _pods(stage.observed, name, names.COMPONENT_CANARY) if pod.serving and pod.ip), None)
-    if made is not None:
-        return Tuned(run, (*_base(stage, name), made))
-    return Tuned(run, (*_base(stage, name), *([_job(stage, run, name, ready)] if ready is not None else [])))
+    silent = bool(tuners) and not _past(str(closed.get("lastTransitionTime") or ""), SILENT_SECONDS, now)
+    if closed and not silent:
+        said = f"the Job failed: {closed.get('reason', '')}: {closed.get('message', '')}"
+        return Tuned(run.failed(said if closed["type"] == "Failed" else f"the Job ended, but its pod is gone, and its result with it; {AGAIN}", now))
+    measured = next((pod for pod in _pods(stage.observed, name, names.COMPONENT_CANARY) if alive(pod.raw) and _server_of(pod) == run.pod), None)
+    if measured is None or measured.deleting:
+        return Tuned(run.failed(f"{_fate(stage, name)}; {AGAIN}", now))
+    seconds = JOB_SECONDS[TuningMode(run.mode)]
+    if _past(run.job, seconds + MARGIN_SECONDS, now):
+        return Tuned(run.failed(f"the Job did not end within {seconds} s", now))
+    waits = _unstarted(tuners)
+    if waits and _past(run.job, PENDING_SECONDS, now):
+        return Tuned(run.failed(f"the pod that measures did not start within {PENDING_SECONDS} s: {waits}", now))
+    said = _not_yet(waits) if waits else f"pod {measured.name}, which serves nobody, is being measured"
+    if made is None:
+        return Tuned(run, (*_base(stage, name), _job(stage, run, name, measured)), said)
+    return Tuned(replace(run, made=str(made["metadata"].get("uid", ""))), (*_base(stage, name), made), said)
+
+
+def _not_yet(why: str) -> str:
+    return f"the pod that measures does not run yet: {why}"
+
+
+def _server_of(pod: Pod) -> str:
+    """Which start of which pod's server: another one has the settings of the files again, and its address may be anybody's by then."""
+    return f"{pod.uid}/{pod.container(names.CONTAINER_SERVER).get('restartCount', 0)}"
+
+
+def _fate(stage: Stage, name: str) -> str:
+    """What became of the canary."""
+    pods = _pods(stage.observed, name, names.COMPONENT_CANARY)
+    for pod in pods:
+        status = pod.raw.get("status") or {}
+        if not alive(pod.raw):
+            said = ": ".join(text for key in ("reason", "message") if (text := str(status.get(key) or "")))
+            return f"pod {pod.name}, which was measured, has ended{f' ({said[:300]})' if said else ''}"
+    problem = _problem(stage, pods)
+    return f"the pod that was measured is gone, or its server was started again{f' ({problem.message})' if problem is not None else ''}"
+
+
+def _closed(made: Object | None) -> Mapping[str, Any]:
+    """The condition that says that a Job has ended, or an empty one."""
+    conditions = ((made or {}).get("status") or {}).get("conditions") or ()
+    return next((item for item in conditions if item.get("type") in ("Failed", "Complete") and item.get("status") == "True"), {})
+
+
+def _unstarted(tuners: Sequence[Pod]) -> str:
+    """Why no pod of the Job runs; "" where one does."""
+    if any("running" in (pod.container(names.CONTAINER_TUNER).get("state") or {}) for pod in tuners):
+        return ""
+    for pod in tuners:
+        waiting = (pod.container(names.CONTAINER_TUNER).get("state") or {}).get("waiting") or {}
+        placed = pod.condition("PodScheduled")
+        if waiting.get("reason") in IMAGE_REASONS:
+            return f"{waiting['reason']}: {waiting.get('message', '')}"
+        if placed.get("status") == "False":
+            return f"{placed.get('reason', '')}: {placed.get('message', '')}"
+    return "it starts" if tuners else "the Job has no pod"
 
 
 def _ended(stage: Stage, run: Run, ended: Mapping[str, Any], now: dt.datetime) -> Run:
     text = str(ended.get("message") or "")
     if ended.get("exitCode") != 0:
-        return _failed(run, f"the measurement ended with exit code {ended.get('exitCode')}: {text.strip()[-600:] or ended.get('reason', '')}", now)
+        return run.failed(f"the measurement ended with exit code {ended.get('exitCode')}: {text.strip()[-600:] or ended.get('reason', '')}", now)
     try:
-        found = _result(json.loads(text))
+        found = result_of(json.loads(text))
     except ValueError:
         found = None
     if found is None:
-        return _failed(run, "what the Job reports cannot be read; is its image that of this operator's release (loader.image)?", now)
+        return run.failed("what the Job reports cannot be read; is its image that of this operator's release (loader.image)?", now)
     return replace(run, state=State.SUCCEEDED, end=rfc3339(now), result=found, recommended=_recommended(stage, str(found.get("patch", ""))))
 
 
@@ -266,7 +295,8 @@ def _pods(observed: Observed, name: str, component: str) -> list[Pod]:
 
 def _problem(stage: Stage, pods: Sequence[Pod]) -> Problem | None:
     gpu = stage.pipeline.spec.server.gpu.resource_name
-    return next((found for pod in pods if (found := of_pod(pod, None, gpu, stage.observed.nodes)) is not None), None)
+    there = (pod for pod in pods if alive(pod.raw))
+    return next((found for pod in there if (found := of_pod(pod, None, gpu, stage.observed.nodes)) is not None), None)
 
 
 def doubts(run: Run, wanted: str) -> list[Finding]:
@@ -277,30 +307,17 @@ def doubts(run: Run, wanted: str) -> list[Finding]:
     return [Finding("spec.tuning.request", text, Severity.WARNING)]
 
 
-def _events(before: Run, after: Run) -> tuple[Event, ...]:
-    if (before.request, before.state) == (after.request, after.state) or after.state is State.PENDING:
+def _events(before: Run, tuned: Tuned) -> tuple[Event, ...]:
+    after = tuned.run
+    if before.state == after.state or after.state is State.PENDING:
         return ()
-    said = str(after.result.get("message", ""))
+    said = after.result.get("message") or f"a pod of revision {after.revision}, which serves nobody, is measured"
     return (Event(after.state is State.FAILED, f"Tuning{after.state.value}", "Tune", f"request {after.request!r}: {said}"),)
 
 
-def _saying(run: Run, message: str) -> Run:
-    return replace(run, result={"message": message[:MESSAGE_MAX]})
-
-
-def _failed(run: Run, message: str, now: dt.datetime) -> Run:
-    return replace(run, state=State.FAILED, end=rfc3339(now), result={"message": message[:MESSAGE_MAX]})
-
-
-def _result(document: Any) -> dict[str, Any] | None:
-    """The fields of ``status.tuning`` that a result fills; ``None`` where it is none: what a pod says is not ours to trust."""
-    if not isinstance(document, Mapping):
-        return None
-    try:
-        told = TuningStatus.model_validate({key: document[key] for key in RESULT if key in document})
-    except ValidationError:
-        return None
-    return told.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+def _stopped(run: Run, why: str) -> tuple[Event, ...]:
+    """That a run which had not ended is none any more: the status tells of another, or of none."""
+    return (Event(False, "TuningStopped", "Tune", f"request {run.request!r}: {why}"),) if run.active else ()
 
 
 def _past(since: str, seconds: float, now: dt.datetime) -> bool:

@@ -143,7 +143,9 @@ def _held(looks: Sequence[Look]) -> list[Look] | None:
     return held if all(a.requests <= b.requests for a, b in itertools.pairwise(held)) else None
 
 
-def follow(watch: Watch, wanted: str, proven: str, limit: float | None, whole: bool, latencies: Latencies | None, now: dt.datetime) -> Judgement:
+def follow(
+    watch: Watch, wanted: str, proven: str, limit: float | None, whole: bool | None, latencies: Latencies | None, now: dt.datetime
+) -> Judgement:
     """Go on watching.
 
     Args:
@@ -151,7 +153,8 @@ def follow(watch: Watch, wanted: str, proven: str, limit: float | None, whole: b
         wanted: the revision that the spec asks for and that is being rolled out or serves.
         proven: the revision that last served the whole pipeline, before this look.
         limit: :func:`limit_of`.
-        whole: whether ``wanted`` serves the whole pipeline alone.
+        whole: whether ``wanted`` serves the whole pipeline alone; ``None``: no pods are wanted (suspended, or no replicas), so there is
+            nothing to watch, and the watch begins anew with the next ones.
         latencies: what is known; ``None``: nothing has been looked at.
         now: UTC.
     """
@@ -159,6 +162,8 @@ def follow(watch: Watch, wanted: str, proven: str, limit: float | None, whole: b
     if limit is None or not watch.revision:
         return Judgement(Watch())
     latencies = latencies or Latencies()
+    if whole is None:
+        watch = replace(watch, since="")
     if not watch.before and (old := latencies.figures.get(watch.predecessor)) is not None:
         watch = replace(watch, before=round(old.high, 3), rate=round(old.rate, 3))
     if not watch.since:

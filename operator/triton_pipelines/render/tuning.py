@@ -19,8 +19,9 @@ from .pod import UID
 
 # What a Job may take in all (seconds). Quick measures for under three minutes; the rest is for a slow start of its image.
 JOB_SECONDS = {TuningMode.QUICK: 900, TuningMode.THOROUGH: 5400}
-# The canary serves nobody, so nobody has to learn that it goes.
-GRACE_SECONDS = 30
+# Neither serves anybody, so nobody has to learn that they go, and a pod that serves may wait for the room: a rollout that finds none for
+# ten seconds gives an old pod up.
+GRACE_SECONDS = 1
 FILE_PIPELINE, FILE_OPTIONS, FILE_KEY = "pipeline.json", "operator.yaml", "admin-key"
 VOLUME_CONTROL, VOLUME_TUNING = "control", "tuning"
 
@@ -52,12 +53,14 @@ def _made(pipeline: InferencePipeline, run: str, api_version: str, kind: str, co
 def canary(pipeline: InferencePipeline, run: str, template: Mapping[str, Any], deadline_seconds: int) -> dict[str, Any]:
     """A Deployment of one pod by the revision's own template: the same resources, GPUs and models, so that its figures hold for the others.
 
-    A Deployment and not a bare pod: the operator may not create pods.
+    A Deployment and not a bare pod: the operator may not create pods. Without the template's priority class: it evicts nobody for its room,
+    and goes first where another pod needs it.
     """
     made = deepcopy(dict(template))
     made["metadata"] = {**made.get("metadata", {})}
     made["metadata"]["labels"] = {**made["metadata"].get("labels", {}), **run_labels(pipeline.name, run, names.COMPONENT_CANARY)}
     made["spec"]["terminationGracePeriodSeconds"] = GRACE_SECONDS
+    made["spec"].pop("priorityClassName", None)
     for container in made["spec"]["containers"]:
         container.pop("lifecycle", None)
     spec = {
@@ -139,6 +142,7 @@ def job(pipeline: InferencePipeline, run: str, revision: str, address: str, temp
     key = {"secretName": names.revision_name(pipeline.name, revision), "items": [{"key": names.KEY_CONTROL, "path": FILE_KEY}]}
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {

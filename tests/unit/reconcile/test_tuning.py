@@ -4,92 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import builders
 from tests.support.operators import ready_status
-from tests.support.worlds import World
+from tests.support.tuningworld import PATCH, RENDERED, RESULT, Tuning, asked
 from triton_pipelines.api import names
-from triton_pipelines.reconcile.observed import Object, Observed, Pod
 from triton_pipelines.reconcile.plan import Plan
-from triton_pipelines.reconcile.tuning import PENDING_SECONDS, SILENT_SECONDS, Run, State
+from triton_pipelines.reconcile.tuning import PENDING_SECONDS, SILENT_SECONDS
+from triton_pipelines.reconcile.tuningrun import Run, State
 from triton_pipelines.render.tuning import JOB_SECONDS
 
-RENDERED: dict[str, Any] = {}
-PATCH = {"spec": {"model": {"maxBatchSize": 16}}}
-RESULT = {
-    "message": "batch 16 carries 420 requests/s within 80 ms",
-    "advice": "compute-bound",
-    "patch": yaml.safe_dump(PATCH),
-    "gainPercent": 12,
-    "points": [{"name": "current", "maxBatchSize": 64, "requestsPerSecond": 375, "p99Microseconds": 79000, "outcome": "WithinSLO"}],
-}
 NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
-
-
-@dataclass
-class Tuning(World):
-    """The world with the pods of a run: they come and go as the test says."""
-
-    run_pods_raw: list[Object] = field(default_factory=list)
-    untuned: str = ""
-
-    def observed(self) -> Observed:
-        pods = tuple(Pod.of(item) for item in self.run_pods_raw)
-        return replace(super().observed(), tuning_pods=pods, untuned=self.untuned)
-
-    def ours(self, kind: str) -> list[Object]:
-        """Objects of runs, of a kind."""
-        return [item for (known, _), item in sorted(self.children.items()) if known == kind and names.LABEL_RUN in item["metadata"]["labels"]]
-
-    @property
-    def left(self) -> list[tuple[str, str]]:
-        """Objects of runs, all kinds."""
-        return [key for key, item in self.children.items() if names.LABEL_RUN in item["metadata"]["labels"]]
-
-    def pod(self, kind: str, **status: Any) -> None:
-        """A pod of the run's Deployment or Job, with its status."""
-        (made,) = self.ours(kind)
-        template = made["spec"]["template"]
-        name = f"{made['metadata']['name']}-x"
-        raw = {"metadata": {"name": name, "uid": name, "labels": template["metadata"]["labels"]}, "spec": template["spec"], "status": status}
-        self.run_pods_raw = [item for item in self.run_pods_raw if item["metadata"]["name"] != name] + [raw]
-
-    def canary_ready(self) -> Tuning:
-        (made,) = self.ours("Deployment")
-        self.pod("Deployment", **ready_status({"metadata": {"labels": made["spec"]["template"]["metadata"]["labels"]}}))
-        self.step()
-        return self
-
-    def job_ends(self, message: str, code: int = 0) -> Tuning:
-        ended = {
-            "name": names.CONTAINER_TUNER,
-            "state": {"terminated": {"exitCode": code, "message": message, "reason": "Error" if code else "Completed"}},
-        }
-        self.pod("Job", phase="Failed" if code else "Succeeded", containerStatuses=[ended])
-        self.step()
-        return self
-
-    @property
-    def run(self) -> dict[str, str]:
-        """What the status says of it, in short."""
-        return {key: value for key, value in self.status.get("tuning", {}).items() if key in ("state", "message", "request")}
-
-
-def asked(request: str | None = "2026-01-01", **spec: Any) -> Tuning:
-    """A pipeline that serves, and then a request."""
-    world = Tuning(builders.document(**spec), rendered=RENDERED)
-    world.settle()
-    if request is not None:
-        world.change(tuning={"request": request})
-        world.step()
-    return world
 
 
 def without_revision(world: Tuning) -> str:
@@ -105,8 +35,9 @@ def test_a_run_from_the_request_to_the_result() -> None:
     world.step()
     assert world.run == {"state": "Pending", "message": "waits for a pod that serves nobody", "request": "monday"}
     assert [kind for kind, _ in sorted(world.left)] == ["ConfigMap", "Deployment", "NetworkPolicy", "NetworkPolicy"]
-    world.canary_ready()
+    world.measuring()
     assert world.run["state"] == "Running"
+    assert world.run["message"].endswith("-x, which serves nobody, is being measured")
     (job,) = world.ours("Job")
     assert world.step().quiet
     world.job_ends(json.dumps(RESULT))
@@ -159,7 +90,7 @@ def test_the_canary_is_a_pod_of_the_revision_outside_the_service() -> None:
         assert not chosen.items() <= template["metadata"]["labels"].items(), "nobody is sent there"
     assert not world.deployment["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     assert template["metadata"]["labels"][names.LABEL_REVISION] == world.deployed
-    same = {**live["spec"], "terminationGracePeriodSeconds": 30}
+    same = {**live["spec"], "terminationGracePeriodSeconds": 1}
     same["containers"] = [{key: value for key, value in item.items() if key != "lifecycle"} for item in same["containers"]]
     assert template["spec"] == same, "its own GPUs, its own models, the same limits"
     assert canary["spec"]["replicas"] == 1

@@ -330,3 +330,29 @@ def test_what_an_edit_has_made_of_it_harms_nobody(document: dict[str, Any]) -> N
     watch = Watch.parse(document)
     assert Watch.parse(watch.to_document()) == (watch if watch.revision else Watch())
     follow(watch, "b", "a", 100.0, True, None, START)
+
+
+# --- suspended ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("off", "on"), [({"suspend": "Enabled"}, {"suspend": "Disabled"}), ({"replicas": 0}, {"replicas": 1})])
+def test_a_watch_rests_while_no_pods_are_wanted_and_begins_anew_with_them(off: dict[str, Any], on: dict[str, Any]) -> None:
+    world = promised()
+    old = world.deployed
+    world.change(**CHANGE).settle()
+    new = world.deployed
+    world.pass_time(60).step()
+    world.change(**off).settle()
+    for _ in range(5):
+        assert world.pass_time(WATCH.total_seconds()).step().requeue_after is None, "there is nothing to look at"
+    assert [note for reason, note in events(world) if reason == "SLOWatched"] == [], "it is not over"
+    assert Watch.parse(world.memory.watch) == Watch(new, old, 40.0, 50.0)
+    assert ("ConfigMap", names.revision_name(world.name, old)) in world.children, "what is gone back to is kept"
+    world.latencies = None
+    world.change(**on).settle()
+    since = Watch.parse(world.memory.watch).since
+    assert since > world.deployment["metadata"]["creationTimestamp"]
+    world.latencies = Latencies({new: BROKEN})
+    world.pass_time(WATCH.total_seconds() - 30).step()
+    assert world.deployed == old
+    assert world.told()["Ready"] == "False RolledBack"

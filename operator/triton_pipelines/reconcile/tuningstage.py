@@ -1,0 +1,89 @@
+"""What a tuning run goes by: the pipeline as this pass sees it and has decided. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from triton_pipelines.api import names
+from triton_pipelines.api.base import Switch
+from triton_pipelines.api.conditions import Condition
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.pipeline import Graph, Options
+
+from .observed import Object, Observed
+from .rollout import Rollout, serves_whole
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a run goes by. ``wanted``: the revision that the spec asks for; ``target``: the one that is to run, another where that was taken
+    back; ``settled``: whether ``wanted`` alone serves the whole pipeline, and ``watched``, whether its latency is still under watch;
+    ``replicas``: how many pods are wanted; ``ready``: what is said of the pipeline; ``template`` and ``server_image``: as the revision's
+    ConfigMap recorded them; ``padding``: where the spec's own cannot be had, the one in force; ``recommended``: the revision that a patch
+    would make ("": none)."""
+
+    pipeline: InferencePipeline
+    observed: Observed
+    wanted: str
+    target: str
+    settled: bool
+    watched: bool
+    replicas: int
+    ready: Callable[[], Condition]
+    template: Mapping[str, Any]
+    server_image: str
+    options: Options
+    padding: str
+    recommended: Callable[[Mapping[str, Any]], str]
+
+    @property
+    def suspended(self) -> bool:
+        """Whether nothing is to serve."""
+        return self.pipeline.spec.suspend is Switch.ENABLED
+
+
+def stage_of(
+    pipeline: InferencePipeline,
+    graph: Graph,
+    observed: Observed,
+    options: Options,
+    rollout: Rollout,
+    wanted: str,
+    replicas: int,
+    ready: Callable[[], Condition],
+    recommended: Callable[[Mapping[str, Any]], str],
+) -> Stage:
+    """The stage of this pass."""
+    record = observed.revision_record(wanted)
+    alone = serves_whole(observed, wanted, replicas) and all(pod.serving for pod in observed.pods if not pod.deleting)
+    # A canary would miss a source that is not there, too.
+    settled = alone and observed.deployed_revision() == rollout.target == wanted and record is not None and not observed.missing_sources
+    return Stage(
+        pipeline=pipeline,
+        observed=observed,
+        wanted=wanted,
+        target=rollout.target,
+        settled=settled,
+        watched=rollout.watching,
+        replicas=replicas,
+        ready=ready,
+        template=(record or {}).get("template") or {},
+        server_image=str((record or {}).get("serverImage") or ""),
+        options=options,
+        padding=graph.padding.chosen.value if graph.padding and graph.padding.refused else "",
+        recommended=recommended,
+    )
+
+
+def left_over(observed: Observed, staying: Sequence[Object]) -> list[Object]:
+    """What runs have left, but for what the present one has (``staying``)."""
+    wanted, uid = {(item["kind"], item["metadata"]["name"]) for item in staying}, observed.pipeline["metadata"].get("uid")
+    result = []
+    for key, item in sorted(observed.children.items()):
+        metadata = item["metadata"]
+        mine = any(owner.get("uid") == uid for owner in metadata.get("ownerReferences") or ())
+        if names.LABEL_RUN in (metadata.get("labels") or {}) and key not in wanted and mine and not metadata.get("deletionTimestamp"):
+            result.append(item)
+    return result

@@ -1,0 +1,96 @@
+"""When a pass is made due by what became of PodMonitors and PrometheusRules. The API server is a stand-in: it serves the kinds or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.support import builders
+from triton_pipelines.app.monitors import Monitors
+from triton_pipelines.cluster.client import Client
+from triton_pipelines.cluster.errors import NotFound
+from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, Resource
+from triton_pipelines.cluster.store import Store
+from triton_pipelines.reconcile.observed import Object
+
+KEY = ("nlp", "sentiment")
+PATH = "spec.observability.podMonitor"
+
+
+@dataclass
+class Server:
+    """Lists both kinds, or knows neither; what is applied is there."""
+
+    serves: bool = True
+    made: list[str] = field(default_factory=list)
+
+    async def list(self, resource: Resource, namespace: str | None, *, label_selector: str) -> Any:
+        if not self.serves:
+            raise NotFound(404, "NotFound", "page not found")
+        return SimpleNamespace(items=[])
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Object:
+        raise NotFound(404, "NotFound", f"{name} not found")
+
+    async def apply(self, item: Mapping[str, Any], **_: Any) -> Mapping[str, Any]:
+        self.made.append(item["kind"])
+        return item
+
+
+def watching(warnings: list[dict[str, str]], **observability: str) -> tuple[Monitors, Server, list[tuple[str, str]]]:
+    document = builders.document(observability=observability)
+    document["status"] = {"warnings": warnings}
+    document["metadata"]["resourceVersion"] = "1"
+    store, server, dues = Store(), Server(), list[tuple[str, str]]()
+    store.put(INFERENCE_PIPELINES, document)
+    return Monitors(cast(Client, server), store, (None,), {}, frozenset(), dues.append), server, dues
+
+
+SAID = [{"path": PATH, "message": "the cluster does not serve PodMonitor"}]
+OTHER = [{"path": "spec.model.dynamicBatching", "message": "is doubtful"}]
+
+
+@pytest.mark.parametrize("mode", ["Enabled", "Auto", "Disabled"])
+async def test_what_an_earlier_process_said_and_is_no_longer_true_is_cleared_at_the_first_look(mode: str) -> None:
+    monitors, _, dues = watching(SAID, podMonitor=mode)
+    assert monitors.findings(KEY) is None
+    await monitors.round()
+    assert (monitors.findings(KEY), dues) == ((), [KEY])
+    await monitors.round()
+    assert dues == [KEY], "once"
+
+
+async def test_nothing_is_due_where_nothing_changes() -> None:
+    monitors, _, dues = watching(OTHER, podMonitor="Enabled")
+    for _ in range(3):
+        await monitors.round()
+    assert dues == []
+
+
+async def test_a_kind_that_comes_and_goes_is_told_each_time_once() -> None:
+    monitors, server, dues = watching([], podMonitor="Enabled")
+    server.serves = False
+    for _ in range(3):
+        await monitors.round()
+    (found,) = monitors.findings(KEY) or ()
+    assert (found.path, dues) == (PATH, [KEY])
+    assert "install the Prometheus operator's CRDs, or say Disabled" in found.message
+    server.serves = True
+    for _ in range(3):
+        await monitors.round()
+    assert (monitors.findings(KEY), dues) == ((), [KEY, KEY])
+
+
+async def test_a_warning_that_still_holds_after_a_restart_is_no_news() -> None:
+    monitors, server, dues = watching([], podMonitor="Enabled")
+    server.serves = False
+    await monitors.round()
+    (found,) = monitors.findings(KEY) or ()
+    again, server, dues = watching([{"path": found.path, "message": found.message}], podMonitor="Enabled")
+    server.serves = False
+    await again.round()
+    assert (again.findings(KEY), dues) == ((found,), [])

@@ -1,0 +1,398 @@
+"""Tuning runs that meet trouble: whatever happens, the status says what is true, nothing is left over, and the pods that serve have the
+room before a canary has it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support import builders
+from tests.support.tuningworld import RENDERED, RESULT, Tuning, asked
+from tests.support.worlds import BAD, rfc3339
+from triton_pipelines.api import names
+from triton_pipelines.reconcile.observed import Object
+from triton_pipelines.reconcile.tuning import PENDING_SECONDS, WAITING_SECONDS
+from triton_pipelines.reconcile.tuningrun import Run
+from triton_pipelines.render.tuning import JOB_SECONDS
+
+NO_ROOM = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes are available: 1 Insufficient cpu."}
+QUOTA = "exceeded quota: gpus, requested: requests.nvidia.com/gpu=1, used: requests.nvidia.com/gpu=1, limited: requests.nvidia.com/gpu=1"
+
+
+def noted(world: Tuning) -> list[tuple[str, str]]:
+    """Events of runs, in order."""
+    return [(event.reason, event.note) for decided in world.log for event in decided.notes if event.reason.startswith("Tuning")]
+
+
+def refuse_pods(world: Tuning, deployment: str, message: str = QUOTA) -> None:
+    """The ReplicaSet controller's word on a Deployment."""
+    item = world.children["Deployment", deployment]
+    refused = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": message}
+    status = item.get("status") or {}
+    kept = [condition for condition in status.get("conditions", []) if condition["type"] != "ReplicaFailure"]
+    world.children["Deployment", deployment] = {**item, "status": {**status, "conditions": [*kept, refused]}}
+
+
+def failed(world: Tuning, words: str) -> None:
+    """The run has failed with these words, and is gone."""
+    assert world.run["state"] == "Failed", world.run
+    assert words in world.run["message"]
+    assert world.left == []
+
+
+# --- a pipeline that is never whole ---------------------------------------------------------------------------------------
+
+
+def test_a_pipeline_that_waits_says_for_what_and_is_not_waited_for_for_ever() -> None:
+    world = Tuning(builders.document(replicas=2, tuning={"request": "a"}), room=1, rendered=RENDERED).settle()
+    assert world.memory.proven == ""
+    assert world.run["state"] == "Pending"
+    assert "serves in all pods (WaitingForGPU: 1 of 2 pods serve" in world.run["message"]
+    assert "Insufficient nvidia.com/gpu" in world.run["message"]
+    world.pass_time(WAITING_SECONDS).step()
+    failed(world, "given up after 60 min; it waits until revision")
+    assert "Insufficient nvidia.com/gpu" in world.run["message"]
+    world.room = None
+    assert world.settle().run["state"] == "Failed", "what has ended does not begin again by itself"
+    world.change(tuning={"request": "b"}).step()
+    assert len(world.ours("Deployment")) == 1
+
+
+def test_a_revision_that_cannot_come_up_ends_a_request_at_once() -> None:
+    world = Tuning(builders.document(tuning={"request": "a"}), rendered=RENDERED)
+    world.step()
+    world.verdicts[world.status["revision"]] = BAD
+    world.settle()
+    failed(world, "does not serve (ModelMismatch): ")
+    assert "output logits is FP16, the spec says FP32" in world.run["message"]
+    assert [reason for reason, _ in noted(world)] == ["TuningFailed"]
+
+
+@pytest.mark.parametrize(("spec", "words"), [({"replicas": 0}, "spec.replicas is 0"), ({"suspend": "Enabled"}, "the pipeline is suspended")])
+def test_while_no_pods_are_wanted_nobody_waits_for_them(spec: dict[str, Any], words: str) -> None:
+    world = asked(**spec)
+    assert world.run["state"] == "Pending"
+    assert words in world.run["message"]
+    world.pass_time(10 * WAITING_SECONDS).step()
+    assert world.run["state"] == "Pending"
+    world.change(replicas=1, suspend="Disabled").settle()
+    assert len(world.ours("Deployment")) == 1
+
+
+def test_a_source_that_is_not_there_is_told() -> None:
+    world = asked(None)
+    world.missing_sources = {"tokenizer": "ConfigMap vocab has no key tokenizer.json"}
+    world.change(tuning={"request": "a"}).step()
+    assert world.run == {"state": "Pending", "request": "a", "message": "waits for a source: ConfigMap vocab has no key tokenizer.json"}
+    assert world.condition("Ready")["reason"] == "SourceUnavailable"
+    world.missing_sources = {}
+    world.step()
+    assert len(world.ours("Deployment")) == 1
+
+
+# --- taken back -----------------------------------------------------------------------------------------------------------
+
+
+def rolled_back() -> Tuning:
+    """A revision that failed under NoSurge, where trying it again costs the pod that serves."""
+    world = asked(None, rollout={"strategy": "NoSurge"})
+    world.change(tokenizer={"maxLength": 64})
+    decided = world.think()
+    assert decided.status is not None
+    world.verdicts[decided.status["revision"]] = BAD
+    world.settle()
+    assert world.told()["Ready"] == "False RolledBack"
+    return world
+
+
+def test_a_request_after_a_rollback_is_told_why_and_tries_nothing_again() -> None:
+    world = rolled_back()
+    serving, deployed = [pod.name for pod in world.serving], world.deployed
+    world.change(tuning={"request": "a"}).step()
+    failed(world, f"revision {world.status['revision']} does not serve (RolledBack): ")
+    assert f"revision {deployed} was taken back" in world.run["message"]
+    for _ in range(5):
+        world.pass_time(5).control().run_pods()
+        assert [pod.name for pod in world.serving] == serving, "asking for a measurement takes no pod away"
+        world.step()
+    assert world.told()["Ready"] == "False RolledBack"
+
+
+# --- another request, another mode ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.proves("spec.tuning.mode", "behaviour")
+@pytest.mark.parametrize(("first", "then"), [("Thorough", "Quick"), ("Quick", "Thorough")])
+def test_another_mode_in_the_middle_begins_anew(first: str, then: str) -> None:
+    world = asked(None)
+    world.change(tuning={"request": "a", "mode": first}).step()
+    world.measuring()
+    before, (old,) = set(world.left), world.ours("Job")
+    # Later than Quick may take: what is measured thoroughly is not over for that.
+    world.pass_time(JOB_SECONDS_QUICK + 100 if first == "Thorough" else 10).step()
+    assert world.run["state"] == "Running"
+    world.change(tuning={"mode": then}).step()
+    assert world.run["state"] == "Pending"
+    assert not before & set(world.left), "nothing of the first one is left"
+    world.measuring()
+    (job,) = world.ours("Job")
+    assert job["metadata"]["name"] != old["metadata"]["name"]
+    assert ("--thorough" in job["spec"]["template"]["spec"]["containers"][0]["args"]) is (then == "Thorough")
+    assert [note for reason, note in noted(world) if reason == "TuningStopped"] == [
+        f"request 'a': spec.tuning.mode is {then} now, and it begins anew"
+    ]
+    world.job_ends(json.dumps(RESULT))
+    assert (world.run["state"], world.left) == ("Succeeded", [])
+    world.change(tuning={"mode": first}).step()
+    assert world.run["state"] == "Succeeded", "a mode alone asks for nothing"
+
+
+JOB_SECONDS_QUICK = min(JOB_SECONDS.values())
+
+
+def test_another_mode_before_the_beginning_is_taken_over() -> None:
+    world = asked(None)
+    world.change(suspend="Enabled").settle()
+    world.change(tuning={"request": "a", "mode": "Thorough"}).step()
+    world.change(tuning={"mode": "Quick"}).step()
+    assert noted(world) == []
+    world.change(suspend="Disabled").settle()
+    (job,) = world.measuring().ours("Job")
+    assert job["spec"]["activeDeadlineSeconds"] == JOB_SECONDS_QUICK
+
+
+def test_requests_in_quick_succession_leave_the_last_one_alone() -> None:
+    world = asked("a").measuring()
+    for request in ("b", "a", "c", "b"):
+        world.change(tuning={"request": request}).step()
+        assert len(world.ours("Deployment")) == 1
+        assert world.ours("Job") == []
+        assert world.run["request"] == request
+    assert [note.partition(":")[0] for reason, note in noted(world) if reason == "TuningStopped"] == [f"request '{name}'" for name in "abac"]
+    # What the API server said of an object of an earlier one is nothing against this one.
+    world.change(tuning={"request": "d"})
+    world.untuned = "the API server refuses an object of the run: exceeded quota"
+    world.step()
+    world.untuned = ""
+    assert world.run["state"] == "Pending"
+
+
+# --- room -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_canary_gives_its_room_to_a_pod_that_serves() -> None:
+    """A pod of the pipeline is lost, and its successor finds no room since the canary has it."""
+    world = asked(replicas=2).measuring()
+    world.room = 1
+    del world.pods[0]
+    world.control().run_pods().pass_time(1).step()
+    assert [pod.phase for pod in world.pods if not pod.serving] == ["Unschedulable"]
+    failed(world, "of the pipeline, which serves, finds no room, and the run gives up its own")
+
+
+def test_a_quota_is_the_pipelines_first() -> None:
+    world = asked().measuring()
+    refuse_pods(world, world.name)
+    world.step()
+    failed(world, "the API server takes no further pod that serves, and the run gives up its own: exceeded quota")
+
+
+def test_a_run_does_not_begin_while_pods_are_missing() -> None:
+    """One revision served once, but more pods are wanted than the quota lets in: a canary would take the next free place."""
+    world = asked(None)
+    assert world.memory.proven
+    world.room = 1
+    world.change(replicas=2, tuning={"request": "a"}).step()
+    world.control().run_pods().run_pods()
+    world.step()
+    assert world.run["state"] == "Pending"
+    assert "waits until revision" in world.run["message"]
+    assert world.left == []
+
+
+def test_a_canary_that_a_quota_refuses_says_so_while_it_waits_and_gives_up() -> None:
+    world = asked()
+    (canary,) = world.ours("Deployment")
+    refuse_pods(world, canary["metadata"]["name"])
+    world.step()
+    assert world.run["state"] == "Pending"
+    assert f"the API server takes none: {QUOTA}" in world.run["message"]
+    assert world.condition("Ready")["status"] == "True"
+    assert world.step().quiet
+    world.pass_time(PENDING_SECONDS + 1).step()
+    failed(world, QUOTA)
+
+
+def test_a_canary_goes_before_the_rollout_that_wants_its_room() -> None:
+    """In the same pass, and before the Deployment is changed, which the API server may even refuse."""
+    world = asked().measuring()
+    world.change(tokenizer={"maxLength": 64})
+    decided = world.think()
+    assert {deletion.kind for deletion in decided.clear} == {"ConfigMap", "Deployment", "Job", "NetworkPolicy"}
+    assert not [deletion for deletion in decided.delete if deletion in decided.clear]
+    assert "Deployment" in {item["kind"] for item in decided.apply}
+
+
+def test_the_canary_pushes_nobody_aside_and_leaves_at_once() -> None:
+    """By its own priority it might evict pods that serve; with a long farewell a rollout would give up an old pod for its room."""
+    world = asked(server={"priorityClassName": "serving"})
+    assert world.deployment["spec"]["template"]["spec"]["priorityClassName"] == "serving"
+    (job,) = world.measuring().ours("Job")
+    for made in (*world.ours("Deployment"), job):
+        pod = made["spec"]["template"]["spec"]
+        assert "priorityClassName" not in pod
+        assert pod["terminationGracePeriodSeconds"] <= 2
+
+
+# --- what is killed ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_deleted_job_is_not_made_again() -> None:
+    """The canary has by then settings of a measurement half done: another one would take them for the current ones."""
+    world = asked().measuring()
+    (job,) = world.ours("Job")
+    del world.children["Job", job["metadata"]["name"]]
+    world.run_pods_raw = [pod for pod in world.run_pods_raw if pod["metadata"]["labels"][names.LABEL_COMPONENT] != names.COMPONENT_TUNER]
+    world.step()
+    failed(world, "its Job was deleted; ask again")
+
+
+def test_a_job_that_was_never_made_is_made() -> None:
+    """The operator was killed between the memory and the Job."""
+    world = asked().canary_ready()
+    (job,) = world.ours("Job")
+    del world.children["Job", job["metadata"]["name"]]
+    assert Run.parse(world.memory.tuning).made == ""
+    world.step()
+    assert len(world.ours("Job")) == 1
+
+
+def gone(world: Tuning, pod: Object) -> None:
+    world.run_pods_raw.remove(pod)
+
+
+def evicted(_: Tuning, pod: Object) -> None:
+    pod["status"] = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+
+
+def node_lost(world: Tuning, pod: Object) -> None:
+    pod["metadata"]["deletionTimestamp"] = rfc3339(world.now)
+    pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+
+
+def replaced(world: Tuning, pod: Object) -> None:
+    """Another one has its place and is ready, at the same address."""
+    world.run_pods_raw.remove(pod)
+    world.run_pods_raw.append({**pod, "metadata": {**pod["metadata"], "name": "another", "uid": "another"}})
+
+
+def crashed(_: Tuning, pod: Object) -> None:
+    """The same pod, but its server was started again, with the settings of its files."""
+    pod["status"] = json.loads(json.dumps(pod["status"]))
+    pod["status"]["containerStatuses"][0]["restartCount"] = 1
+
+
+@pytest.mark.parametrize("fate", [gone, evicted, node_lost, replaced, crashed])
+def test_a_canary_that_goes_ends_the_run(fate: Callable[[Tuning, Object], None]) -> None:
+    """Its address may be another pod's by then, one that serves."""
+    world = asked().measuring()
+    (canary,) = [pod for pod in world.run_pods_raw if pod["metadata"]["labels"][names.LABEL_COMPONENT] == names.COMPONENT_CANARY]
+    fate(world, canary)
+    world.step()
+    failed(
+        world, "which was measured, has ended (Evicted: The node was low" if fate is evicted else "the pod that was measured is gone, or its server"
+    )
+    assert [pod.serving for pod in world.pods] == [True]
+
+
+def test_an_evicted_canary_says_nothing_for_its_successor() -> None:
+    world = asked()
+    (made,) = world.ours("Deployment")
+    labels = made["spec"]["template"]["metadata"]["labels"]
+    world.run_pods_raw = [
+        {"metadata": {"name": "old", "uid": "old", "labels": labels}, "status": {"phase": "Failed", "reason": "Evicted"}},
+        {"metadata": {"name": "new", "uid": "new", "labels": labels}, "status": {"phase": "Pending", "conditions": [NO_ROOM]}},
+    ]
+    world.step()
+    assert "Insufficient cpu" in world.run["message"]
+
+
+def test_a_job_whose_pod_finds_no_place_says_so_and_does_not_hold_the_canary() -> None:
+    world = asked(None)
+    world.change(tuning={"request": "a", "mode": "Thorough"}).step()
+    world.canary_ready()
+    world.pod("Job", phase="Pending", conditions=[NO_ROOM])
+    world.step()
+    assert world.run["state"] == "Running"
+    assert "does not run yet: Unschedulable: 0/1 nodes are available: 1 Insufficient cpu." in world.run["message"]
+    world.pass_time(PENDING_SECONDS + 1).step()
+    failed(world, "the pod that measures did not start within 900 s: Unschedulable")
+
+
+def test_a_job_whose_result_is_lost() -> None:
+    """It has ended, and its pod was deleted before anybody has read it."""
+    world = asked().canary_ready()
+    world.step()
+    (job,) = world.ours("Job")
+    ended = {"type": "Complete", "status": "True", "lastTransitionTime": rfc3339(world.now)}
+    world.children["Job", job["metadata"]["name"]] = {**job, "status": {"conditions": [ended]}}
+    world.step()
+    failed(world, "the Job ended, but its pod is gone, and its result with it")
+
+
+# --- the operator -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("writes", range(9))
+@pytest.mark.parametrize("moment", ["begin", "ready", "end"])
+def test_an_operator_that_is_killed_between_any_two_writes(moment: str, writes: int) -> None:
+    world = asked(None)
+    world.change(tuning={"request": "a"})
+    if moment != "begin":
+        world.step()
+        if moment == "end":
+            world.measuring()
+            ended = {"name": names.CONTAINER_TUNER, "state": {"terminated": {"exitCode": 0, "message": json.dumps(RESULT)}}}
+            world.pod("Job", phase="Succeeded", containerStatuses=[ended])
+        else:
+            (made,) = world.ours("Deployment")
+            status = world.serving_status(made)
+            world.pod("Deployment", **status)
+    world.step(writes)
+    world.step()
+    if moment == "begin":
+        world.measuring()
+    if moment != "end":
+        world.job_ends(json.dumps(RESULT))
+    assert (world.run["state"], world.left) == ("Succeeded", [])
+    assert len(noted(world)) >= 1
+
+
+def test_a_spec_that_becomes_invalid_ends_the_run() -> None:
+    """Else a canary would hold its GPU for as long as nobody mends it."""
+    world = asked().measuring()
+    world.change(model={"maxBatchSize": -1})
+    assert world.step().status is not None
+    assert world.condition("Ready")["reason"] == "InvalidSpec"
+    failed(world, "the spec has become invalid during the run; mend it, then ask again")
+    assert not Run.parse(world.memory.tuning).active
+    assert world.step().quiet
+    world.change(model={"maxBatchSize": 64}).settle()
+    assert world.run["state"] == "Failed"
+
+
+@pytest.mark.parametrize("held", ["deletionTimestamp", "paused"])
+def test_a_pipeline_that_goes_or_is_paused_is_left_alone(held: str) -> None:
+    """What a deleted one has goes with it, by its owner references."""
+    world = asked().measuring()
+    metadata = world.document["metadata"]
+    if held == "paused":
+        metadata["annotations"] = {names.ANNOTATION_PAUSED: "true"}
+    else:
+        metadata["deletionTimestamp"] = rfc3339(world.now)
+    world.run_pods_raw = []
+    assert world.step().quiet
+    assert all(world.children[key]["metadata"]["ownerReferences"][0]["uid"] == metadata["uid"] for key in world.left)
