@@ -1,7 +1,7 @@
 """Whether a setting is proven to be better: do no harm. Pure.
 
-A setting is accepted when it kept the wall at its rate in every measurement without a failed request, and the current one, measured at a
-rate of which that is at least 5 % more, broke it. Noise: a measurement only counts as kept, or as broken, where the bootstrap's 95 %
+A setting is accepted when it kept the wall at its rate, and at every lower one that was tried, without a failed request, and the current
+one, measured at a rate of which that is at least 5 % more, broke it. Noise: a measurement only counts as kept, or as broken, where the bootstrap's 95 %
 interval of its p99 says so.
 """
 
@@ -89,18 +89,23 @@ def judge(current: Knobs, measured: Sequence[Measured], wall: float, order: Sequ
     own = [one for one in measured if one.knobs == current]
     held = max((one.rate for one in own if one.kept(wall) is Kept.YES), default=0.0)
     broken = min((one.rate for one in own if one.kept(wall) is Kept.NO and one.rate > held), default=float("inf"))
+    # What was within the wall, though noise could have it beyond, is nothing to promise; a gain is counted from it all the same.
+    within = max((one.rate for one in own if one.rate < broken and one.kept(wall) is not Kept.NO and one.load.p99 <= wall), default=0.0)
     best: tuple[float, int, Knobs] | None = None
     refusals: list[str] = []
     for place, knobs in enumerate(order):
         mine = [one for one in measured if one.knobs == knobs]
         if knobs == current or not mine:
             continue
-        said = [one.kept(wall) for one in mine]
-        rate = min(one.rate for one in mine)
-        if any(kept is not Kept.YES for kept in said):
-            worst = max(one.load.p99 for one in mine)
+        # Beyond some rate every setting breaks the wall: that says nothing of lower ones. A failed request does.
+        unkept = [one for one in mine if one.kept(wall) is not Kept.YES]
+        least = min((one.rate for one in unkept), default=float("inf"))
+        rate = min((one.rate for one in mine if one.rate < least), default=0.0)
+        if not rate or any(one.load.failed for one in mine):
+            worst = max(unkept, key=lambda one: one.load.p99)
+            noise = all(one.kept(wall) is Kept.UNSURE for one in unkept)
             refusals.append(
-                f"{knobs}: p99 {worst * 1e3:.1f} ms at {rate:.0f} requests/s, {'within noise of' if Kept.NO not in said else 'beyond'} the wall"
+                f"{knobs}: p99 {worst.load.p99 * 1e3:.1f} ms at {worst.rate:.0f} requests/s, {'within noise of' if noise else 'beyond'} the wall"
             )
         elif broken * (1 + LEAST_GAIN) > rate * 1.0001:
             refusals.append(f"{knobs}: kept the wall at {rate:.0f} requests/s, and the current setting is not proven to break it at 5 % less")
@@ -109,8 +114,10 @@ def judge(current: Knobs, measured: Sequence[Measured], wall: float, order: Sequ
     if best is None:
         return Verdict(current, held, 0.0, "; ".join(refusals) or "no other setting is expected to carry more")
     rate, _, knobs = best
-    base = held if held > 0 else broken
-    # What the current one really carries lies between the two: the gain is counted from what it is known to keep.
-    own_share = f"kept it at {held:.0f} and broke it at {broken:.0f}" if held > 0 else f"broke it at {broken:.0f}"
+    base = within or broken
+    # What the current one really carries lies between the two: the gain is counted from the most that was measured within the wall.
+    own_share = (
+        f"was within it at {within:.0f} and broke it at {broken:.0f}" if within else f"broke it at {broken:.0f} already, so that the gain is more"
+    )
     reason = f"kept the wall at {rate:.0f} requests/s in every measurement; the current setting {own_share}"
     return Verdict(knobs, rate, rate / base - 1, reason)

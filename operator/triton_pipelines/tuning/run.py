@@ -45,8 +45,11 @@ EFFORTS = {
 }
 # Share of what the current setting is expected to carry at which the pipeline is calibrated: loaded, and safely stable.
 CALIBRATION_SHARE = 0.6
-# A setting that breaks the wall at its rate is tried again only where the corrected prediction goes back at least to this share of it.
+# A setting that breaks the wall at its rate is tried again at what the corrected prediction gives; where that hardly goes back, once at this
+# share of it: at the rate that is predicted to be the last within the wall, half of all measurements are beyond.
 STEP_BACK = 0.9
+# Points that a second try and the proof behind it take.
+LEAST_PROOF = 2
 LEAST_POINTS = 4
 # Settings that a corrected prediction looks at again.
 AGAIN = 10
@@ -215,9 +218,15 @@ class _Run:
             got = await point(one.knobs, one.rate, "a candidate")
             if got is not None and got.kept(self.wall) is Kept.YES:
                 winner = (one.knobs, one.rate)
-            elif got is None or self._carries(one.knobs) > STEP_BACK * one.rate:
-                # Measured worse than predicted, and the prediction does not see why: no second try.
+            elif got is None or got.load.failed:
                 tried.add(one.knobs)
+            elif self._carries(one.knobs) > STEP_BACK * one.rate:
+                # Measured worse than predicted, and the prediction does not see why: once more at a lower rate, where that is a gain still.
+                tried.add(one.knobs)
+                lower = STEP_BACK * one.rate
+                if left >= LEAST_PROOF and lower >= (1 + LEAST_GAIN) * rate:
+                    got = await point(one.knobs, lower, "the candidate, at a lower rate")
+                    winner = (one.knobs, lower) if got is not None and got.kept(self.wall) is Kept.YES else None
         if winner is not None:
             # A/B/A: the current one at a rate at which it has to break for the gain to be proven, then the candidate again.
             knobs, rate = winner

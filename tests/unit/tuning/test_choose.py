@@ -132,11 +132,29 @@ def test_whatever_was_measured_a_change_is_proven(raw: list[tuple[Knobs, float, 
     if not verdict.better:
         assert verdict.knobs == CURRENT
         return
-    mine = [one for one in points if one.knobs == verdict.knobs]
+    mine = [one for one in points if one.knobs == verdict.knobs and one.rate <= verdict.rate]
     assert mine
     assert all(one.load.p99 <= WALL and not one.load.failed for one in mine)
     broken = [one.rate for one in points if one.knobs == CURRENT and one.kept(WALL) is Kept.NO]
     assert min(broken) * (1 + LEAST_GAIN) <= verdict.rate * 1.001
+
+
+def test_a_rate_beyond_what_it_carries_says_nothing_of_a_lower_one() -> None:
+    points = [measured(CURRENT, 400, 0.02), measured(BETTER, 700, 0.04), measured(BETTER, 600, 0.02), measured(CURRENT, 570, 0.08)]
+    verdict = judge(CURRENT, points, WALL, [BETTER])
+    assert (verdict.knobs, verdict.rate) == (BETTER, 600)
+    assert not judge(CURRENT, [*points, measured(BETTER, 550, 0.04)], WALL, [BETTER]).better, "a lower one that breaks does"
+    assert not judge(CURRENT, [*points, measured(BETTER, 800, 0.04, failed=1)], WALL, [BETTER]).better, "and so does a failed request"
+
+
+def test_a_gain_is_counted_from_what_the_current_setting_was_measured_to_carry() -> None:
+    unsure = measured(CURRENT, 480, 0.045, noise=0.3)  # its p99 is 25 ms, the bound of its interval 32 ms
+    assert unsure.kept(WALL) is Kept.UNSURE
+    points = [measured(CURRENT, 240, 0.02), unsure, measured(CURRENT, 570, 0.08), measured(BETTER, 600, 0.02)]
+    assert judge(CURRENT, points, WALL, [BETTER]).gain == pytest.approx(600 / 480 - 1)
+    verdict = judge(CURRENT, [measured(CURRENT, 500, 0.08), measured(BETTER, 600, 0.02)], WALL, [BETTER])
+    assert verdict.gain == pytest.approx(0.2)
+    assert "so that the gain is more" in verdict.reason
 
 
 def test_the_interval_holds_the_p99_and_widens_with_noise() -> None:
