@@ -3,9 +3,8 @@
 The model step is the stand-in GPU (``gpu-step.yaml``). U1: predictions made from the profile and one calibration, before each point is
 measured, over settings and rates written down here; for the very arrivals that are then sent, so that what differs is the prediction and
 not the draw. U2: the highest rate within the wall of every setting of a grid written down here, found by measuring; then a quick tuning
-run on the same server, and the highest rate of what it chose, found in the same way. ``SECONDS`` sets the length of a point (U1 10, U2 6;
-U1 takes about 3 minutes, U2 about 10; below 5 it is a trial of the parts, whose
-figures say nothing and are not written).
+run on the same server, and the highest rate of what it chose, found in the same way. ``SECONDS`` sets the length of a point (U1 10, U2 6; U1 takes
+about 3 minutes, U2 about 10); below 5 it is a trial of the parts, whose figures say nothing and are not written.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from triton_pipelines.tuning.calibrate import calibrated
 from triton_pipelines.tuning.choose import planned
 from triton_pipelines.tuning.contract import Array, Knobs, Settings, TuneTarget
 from triton_pipelines.tuning.plot import svg
-from triton_pipelines.tuning.predict import Pipe, simulate
+from triton_pipelines.tuning.predict import MOST_BUSY, Pipe, simulate
 from triton_pipelines.tuning.profile import executed, profile
 from triton_pipelines.tuning.run import CALIBRATION_SHARE, tune
 from triton_pipelines.tuning.server import Server, load_of
@@ -137,17 +136,16 @@ def predictions() -> None:
 async def _predictions(running: Local) -> list[tuple[Knobs, float, float, float]]:
     async with Server(_target(running), running.pipeline, running.graph) as server:
         ready = await _ready(running, server, PREDICTED_SECONDS)
-        found = []
+        points = []
         for knobs, share in PREDICTED:
-            rate = share * planned(ready.pipe, knobs, WALL).rate
-            if not rate:
-                continue
+            found = planned(ready.pipe, knobs, WALL)
+            rate = share * (found.rate or MOST_BUSY * found.capacity)
             spec = ready.load(rate, PREDICTED_SECONDS)
             predicted = simulate(ready.pipe.with_knobs(knobs), arrivals(spec), 77).p99
             measured, _ = await ready.measure(knobs, spec)
-            found.append((knobs, rate, predicted, measured))
+            points.append((knobs, rate, predicted, measured))
             print(f"{knobs} at {rate:.0f}/s: predicted {predicted * 1e3:.1f} ms, measured {measured * 1e3:.1f} ms", flush=True)
-        return found
+        return points
 
 
 def choice() -> None:
@@ -195,6 +193,7 @@ async def _choice(running: Local) -> None:
             "again": {str(knobs): [round(rate) for rate in rates] for knobs, rates in again.items()},
         },
     )
+    print(made.message)
     print(
         f"U2: chosen {made.recommended}, best of the grid {best}: {statistics.median(regrets):.1f} % less; {measured} points, {made.failed_requests} failed"
     )
