@@ -2,38 +2,75 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import triton_pipelines
-from triton_pipelines.api import crd as crd_module
 
-from . import bench, importing, infer, init, operate, render, scaling, serve, status, tune, validate
 from .failure import EXIT_FAILED, Failure
 from .output import tolerate_encoding
 
 PLUGIN = "kubectl-tritonpipe"
 TRACEBACK_VARIABLE = "TRITONPIPE_TRACEBACK"
 _FILES, _LOCAL, _CLUSTER, _CONTAINERS = "Resources in files", "On this machine", "On a cluster", "In the operator's containers"
+# Command → panel of the help, module and function, and settings. A command's module is imported when the command is called: what the operator
+# and load generators need takes a second to import, and every pod's init container would wait for it.
+_COMMANDS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    "validate": (_FILES, "validate", "validate", {}),
+    "render": (_FILES, "render", "render_files", {}),
+    "init": (_FILES, "init", "init", {}),
+    "import": (_FILES, "importing", "import_repository", {}),
+    "serve": (_LOCAL, "serve", "serve", {}),
+    "infer": (_LOCAL, "infer", "infer", {}),
+    "tune": (_LOCAL, "tune", "tune", {}),
+    "bench": (_LOCAL, "bench", "bench", {}),
+    "status": (_CLUSTER, "status", "status", {}),
+    "explain": (_CLUSTER, "scaling", "explain", {}),
+    "scaling": (_CLUSTER, "scaling", "scaling", {}),
+    "crd": (_CLUSTER, "crd", "crd", {}),
+    "operator": (_CONTAINERS, "operate", "operator", {}),
+    # The loader reads its own options.
+    "load": (
+        _CONTAINERS,
+        "load",
+        "load",
+        {"context_settings": {"allow_extra_args": True, "ignore_unknown_options": True}, "add_help_option": False},
+    ),
+}
 
-app = typer.Typer(
-    name="tritonpipe",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["--help", "-h"]},
-    epilog="First steps: write a file such as manifests/samples/sentiment.yaml; `tritonpipe validate FILE` says what is wrong with it;"
-    ' `tritonpipe serve FILE` runs it here; `tritonpipe infer FILE "some text"` asks it; `kubectl apply -f FILE` brings it to a cluster with'
-    " the operator; `tritonpipe status NAME` tells how it is there.",
-)
+
+def application(command: str | None = None) -> typer.Typer:
+    """The command line with the one command, or with all where there is none of that name."""
+    made = typer.Typer(
+        name="tritonpipe",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["--help", "-h"]},
+        epilog="First steps: write a file such as manifests/samples/sentiment.yaml; `tritonpipe validate FILE` says what is wrong with it;"
+        ' `tritonpipe serve FILE` runs it here; `tritonpipe infer FILE "some text"` asks it; `kubectl apply -f FILE` brings it to a cluster with'
+        " the operator; `tritonpipe status NAME` tells how it is there.",
+    )
+    made.callback(invoke_without_command=True)(root)
+    for name in [command] if command in _COMMANDS else _COMMANDS:
+        panel, module, function, settings = _COMMANDS[name]
+        made.command(name, rich_help_panel=panel, **settings)(getattr(importlib.import_module(f".{module}", __package__), function))
+    return made
 
 
-@app.callback(invoke_without_command=True)
+def __getattr__(name: str) -> typer.Typer:
+    """``app``: all commands, made when somebody asks for them."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return application()
+
+
 def root(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False) -> None:
     """NVIDIA Triton ensembles (tokenizer, model, postprocess) as one Kubernetes resource: InferencePipeline.
 
@@ -44,35 +81,12 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-app.command("validate", rich_help_panel=_FILES)(validate.validate)
-app.command("render", rich_help_panel=_FILES)(render.render_files)
-app.command("init", rich_help_panel=_FILES)(init.init)
-app.command("import", rich_help_panel=_FILES)(importing.import_repository)
-app.command("serve", rich_help_panel=_LOCAL)(serve.serve)
-app.command("infer", rich_help_panel=_LOCAL)(infer.infer)
-app.command("tune", rich_help_panel=_LOCAL)(tune.tune)
-app.command("bench", rich_help_panel=_LOCAL)(bench.bench)
-app.command("status", rich_help_panel=_CLUSTER)(status.status)
-app.command("explain", rich_help_panel=_CLUSTER)(scaling.explain)
-app.command("scaling", rich_help_panel=_CLUSTER)(scaling.scaling)
-
-
-@app.command(rich_help_panel=_CLUSTER)
-def crd() -> None:
-    """Print the CustomResourceDefinition, for `kubectl apply --server-side -f -`."""
-    typer.echo(crd_module.render(), nl=False)
-
-
-app.command("operator", rich_help_panel=_CONTAINERS)(operate.operator)
-app.command("load", context_settings=operate.LOADER_SETTINGS, add_help_option=False, rich_help_panel=_CONTAINERS)(operate.load)
-
-
 def main() -> None:
     """Run the command line; a failure is one message on stderr and its exit code, never a traceback."""
     tolerate_encoding()
     called = Path(sys.argv[0]).name
     try:
-        app(prog_name="kubectl tritonpipe" if called == PLUGIN else "tritonpipe")
+        application(sys.argv[1] if len(sys.argv) > 1 else None)(prog_name="kubectl tritonpipe" if called == PLUGIN else "tritonpipe")
     except Failure as failure:
         typer.echo(f"tritonpipe: {failure}", err=True)
         sys.exit(failure.code)

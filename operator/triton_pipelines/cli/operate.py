@@ -1,10 +1,10 @@
-"""The two container entry points: ``tritonpipe operator`` and ``tritonpipe load``."""
+"""``tritonpipe operator``: what the operator's container runs."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,13 +13,9 @@ from triton_pipelines.app.logs import configure_logging
 from triton_pipelines.app.main import run_operator
 from triton_pipelines.app.wire import build_reconcile, classify
 from triton_pipelines.cluster.login import LoginError, load_configuration
-from triton_pipelines.loader.main import exit_on_sigterm
-from triton_pipelines.loader.main import run as run_loader
 from triton_pipelines.metrics.connection import ConnectionsError
 
 from .failure import EXIT_USAGE, Failure
-
-LOADER_SETTINGS: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def operator(
@@ -108,9 +104,3 @@ async def _run(config: OperatorConfig) -> None:
     except LoginError as error:
         raise Failure(f"no cluster: {error.message}") from error
     await run_operator(config, build_reconcile, classify=classify)
-
-
-def load(context: typer.Context) -> None:
-    """Fetch the sources of a revision and lay out its model repository: what the init container of a pipeline's pod runs."""
-    exit_on_sigterm()
-    raise typer.Exit(run_loader(context.args))

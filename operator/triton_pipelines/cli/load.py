@@ -1,0 +1,13 @@
+"""``tritonpipe load``: what the init container of a pipeline's pod runs."""
+
+from __future__ import annotations
+
+import typer
+
+from triton_pipelines.loader.main import exit_on_sigterm, run
+
+
+def load(context: typer.Context) -> None:
+    """Fetch the sources of a revision and lay out its model repository: what the init container of a pipeline's pod runs."""
+    exit_on_sigterm()
+    raise typer.Exit(run(context.args))
