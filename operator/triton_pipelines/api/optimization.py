@@ -9,6 +9,7 @@ from pydantic import Field
 
 from .base import ApiModel, Passthrough, Rule, Switch
 from .batching import MAX_BATCH
+from .tensors import ATOMIC
 
 MAX_TOKENS = 1_048_576
 TABLE_PATTERN = r"^[A-Za-z0-9_][-A-Za-z0-9_.]*$"
@@ -113,13 +114,51 @@ class Optimization(ApiModel):
     tensorrt: Annotated[TensorRT | None, Field(description="Run the ONNX file with TensorRT.")] = None
 
 
+class LengthProfile(ApiModel):
+    """One optimization profile of a TensorRT plan: the rows and tokens that a batch may have."""
+
+    min: Annotated[int | None, Field(ge=1, le=MAX_TOKENS, description="Fewest tokens in a row. Default 1.")] = None
+    max: Annotated[int, Field(ge=1, le=MAX_TOKENS, description="Most tokens in a row.")]
+    min_batch_size: Annotated[int | None, Field(ge=1, le=MAX_BATCH, description="Fewest rows of a batch. Default 1.")] = None
+    max_batch_size: Annotated[int, Field(ge=1, le=MAX_BATCH, description="Most rows of a batch.")]
+
+    rules = (
+        Rule(
+            cel="!has(self.min) || self.min <= self.max",
+            message="a profile's max must be at least its min",
+            holds=lambda p: p.min is None or p.min <= p.max,
+            field="max",
+        ),
+        Rule(
+            cel="!has(self.minBatchSize) || self.minBatchSize <= self.maxBatchSize",
+            message="a profile's maxBatchSize must be at least its minBatchSize",
+            holds=lambda p: p.min_batch_size is None or p.min_batch_size <= p.max_batch_size,
+            field="maxBatchSize",
+        ),
+    )
+
+
 class Lengths(ApiModel):
     """Token range that a model's file takes."""
 
     min: Annotated[int | None, Field(ge=1, le=MAX_TOKENS, description="Fewest tokens in a row. Default 1.")] = None
     max: Annotated[int | None, Field(ge=1, le=MAX_TOKENS, description="Most tokens in a row.")] = None
+    profiles: Annotated[
+        tuple[LengthProfile, ...],
+        Field(
+            max_length=16,
+            description="Instead of min and max: a TensorRT plan's optimization profiles, in its order. Every length that padding makes has to lie, with up to maxBatchSize rows, in one that instances.profiles names (the first where it names none); buckets default to their max.",
+            json_schema_extra=ATOMIC,
+        ),
+    ] = ()
 
     rules = (
+        Rule(
+            cel="!(has(self.profiles) && size(self.profiles) > 0) || !(has(self.min) || has(self.max))",
+            message="lengths.profiles excludes lengths.min and lengths.max",
+            holds=lambda r: not r.profiles or (r.min is None and r.max is None),
+            field="profiles",
+        ),
         Rule(
             cel="!has(self.min) || !has(self.max) || self.min <= self.max",
             message="lengths.max must be at least lengths.min",

@@ -144,6 +144,7 @@ class TuningPoint(ApiModel):
     queue_delay_microseconds: Annotated[Count, Field(description="Wait for a fuller batch.")] = 0
     model_instances: Annotated[Count, Field(description="Copies of the model step in the pod that was measured.")] = 0
     tokenizer_instances: Annotated[Count, Field(description="Copies of the tokenizer in the pod that was measured; 0: no tokenizer.")] = 0
+    padding: Annotated[Short, Field(description="The padding that it was tried with, where that is another than the pipeline's own.")] = ""
     requests_per_second: Annotated[Count, Field(description="Requests per second carried under the SLO, or at the tried rate.")] = 0
     p99_microseconds: Annotated[Count, Field(description="Measured p99.")] = 0
     predicted_p99_microseconds: Annotated[Count, Field(description="Predicted p99; 0: none.")] = 0
@@ -160,6 +161,9 @@ class TuningStatus(ApiModel):
     revision: Annotated[Short, Field(description="Revision that was measured.")] = ""
     message: Annotated[Long, Field(description="What was found, or why it failed.")] = ""
     advice: Annotated[Long, Field(description="What limits the pipeline, and what would move it.")] = ""
+    padding: Annotated[
+        Short, Field(description="The cheapest padding by the model step's measured cost, with the milliseconds that a full batch takes with each.")
+    ] = ""
     patch: Annotated[Long, Field(description="Merge patch of the spec, as YAML, to commit; empty: nothing is proven to be better.")] = ""
     gain_percent: Annotated[Count, Field(description="Requests per second gained over the current setting.")] = 0
     points: Annotated[tuple[TuningPoint, ...], Field(max_length=32, description="What was measured.", json_schema_extra=ATOMIC)] = ()

@@ -174,6 +174,13 @@ class StepFields(ApiModel):
             field="instances.profiles",
         ),
         Rule(
+            cel="!(has(self.lengths) && has(self.lengths.profiles) && size(self.lengths.profiles) > 0)"
+            " || has(self.platform) && self.platform == 'tensorrt_plan'",
+            message="lengths.profiles is for platform tensorrt_plan only; others write lengths.min and lengths.max",
+            holds=lambda m: m.lengths is None or not m.lengths.profiles or m.platform is Platform.TENSORRT,
+            field="lengths.profiles",
+        ),
+        Rule(
             cel="!has(self.optimization) || !has(self.optimization.tensorrt) || has(self.platform) && self.platform == 'onnxruntime_onnx'",
             message="optimization.tensorrt is TensorRT inside the ONNX Runtime backend: for platform onnxruntime_onnx only",
             holds=lambda m: m.optimization is None or m.optimization.tensorrt is None or m.platform is Platform.ONNX,

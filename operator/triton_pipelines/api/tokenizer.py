@@ -132,7 +132,7 @@ class Tokenizer(ApiModel):
         tuple[Annotated[int, Field(ge=1, le=MAX_TOKENS)], ...],
         Field(
             max_length=32,
-            description="Lengths of padding Bucketed, ascending; maxLength is always the last, written or not.",
+            description="Lengths of padding Bucketed, ascending; maxLength is always the last, written or not. Default: the max of the model's lengths.profiles, where it has any.",
             json_schema_extra=ATOMIC,
         ),
     ] = ()
@@ -170,9 +170,9 @@ class Tokenizer(ApiModel):
             field="buckets",
         ),
         Rule(
-            cel="(has(self.buckets) && size(self.buckets) > 0) == (has(self.padding) && self.padding == 'Bucketed')",
-            message="buckets go with padding Bucketed, and padding Bucketed needs them",
-            holds=lambda t: bool(t.buckets) == (t.padding is Padding.BUCKETED),
+            cel="!(has(self.buckets) && size(self.buckets) > 0) || has(self.padding) && self.padding == 'Bucketed'",
+            message="buckets go with padding Bucketed only",
+            holds=lambda t: not t.buckets or t.padding is Padding.BUCKETED,
             field="buckets",
         ),
         Rule(

@@ -228,12 +228,27 @@ def _print(report: Report) -> None:
         f" {report.mode.value.lower()} run of {report.seconds:.0f} s, {report.failed_requests} failed requests"
     )
     table = Table()
-    for name in ("setting", "batch", "delay ms", "model", "tokenizer", "offered /s", "carried /s", "p50 ms", "p99 ms", "predicted", ""):
-        table.add_column(name, justify="left" if name in ("setting", "") else "right")
+    tried = any(point.knobs.padding.mode for point in report.points)
+    for name in (
+        "setting",
+        *(("padding",) if tried else ()),
+        "batch",
+        "delay ms",
+        "model",
+        "tokenizer",
+        "offered /s",
+        "carried /s",
+        "p50 ms",
+        "p99 ms",
+        "predicted",
+        "",
+    ):
+        table.add_column(name, justify="left" if name in ("setting", "padding", "") else "right")
     for point in (*report.points, *report.ends):
         knobs = point.knobs
         table.add_row(
             point.name,
+            *((str(knobs.padding) or "as it is",) if tried else ()),
             str(knobs.max_batch_size),
             f"{knobs.queue_delay / 1000:g}",
             str(knobs.model_instances),

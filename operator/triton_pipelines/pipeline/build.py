@@ -18,6 +18,7 @@ from .graph import PIPELINE, Graph, Implementation, Output, PaddingChoice, Refer
 from .modelstep import Surroundings, implementation_of, max_batch_size, model_step
 from .options import Options
 from .poststep import postprocess_read, postprocess_step
+from .profiles import boxes
 from .tokens import Token, TokenReader, Tokens, choose_padding, token_dims, token_outputs, token_read, tokenizer_step
 
 
@@ -203,6 +204,7 @@ def _readers(spec: Spec, wired: Sequence[Wanted], tokens: Tokens, options: Optio
             hindrance=hindrance(fields, spec, kinds),
             refused=refused.get(key, ""),
             key=key,
+            profiles=boxes(fields.lengths, fields.instances.profiles),
         )
     return result
 

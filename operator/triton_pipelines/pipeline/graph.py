@@ -219,7 +219,7 @@ class PaddingChoice:
     """The padding in force and why.
 
     ``refused``: files that the loader could not adapt to ragged batches, by key, with its words. ``stiff``: steps that need rows of one
-    length all the same, by their field, each with the reason.
+    length all the same, by their field, each with the reason. ``automatic``: Auto chose it.
     """
 
     chosen: Padding
@@ -227,6 +227,7 @@ class PaddingChoice:
     buckets: tuple[int, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     stiff: Mapping[str, str] = field(default_factory=dict)
+    automatic: bool = False
 
     def __str__(self) -> str:
         return f"{self.chosen.value} ({self.reason})"

@@ -16,9 +16,10 @@ from triton_pipelines.api.tensors import DataType, TokenTensor
 from triton_pipelines.api.tokenizer import Padding, TokenizerType
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
-from .defaults import ENGINE_FILE, ENVIRONMENT_PARAMETER, POSTPROCESS, STRATEGY_PARAMETER, USUAL_NAMES
+from .defaults import DEFAULT_MAX_LENGTH, ENGINE_FILE, ENVIRONMENT_PARAMETER, POSTPROCESS, STRATEGY_PARAMETER, TOKENIZER, USUAL_NAMES
 from .graph import Graph, Implementation, Reference, Step
 from .options import Options
+from .profiles import boxes, uncovered, unfit
 from .sources import RESERVED_FILES, check_source, names_file
 
 FLOATS = (DataType.FP16, DataType.FP32, DataType.FP64, DataType.BF16)
@@ -90,12 +91,43 @@ def _text_shape(graph: Graph, step: Step, own: bool) -> Iterator[Finding]:
 
 
 def _padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
+    yield from _profiles(pipeline, graph)
     if graph.padding is None or graph.padding.chosen is not Padding.RAGGED:
         return
     for path, why in graph.padding.stiff.items():
         yield Finding(
             "spec.tokenizer.padding", f"Ragged needs a model step that takes a request's own length; {path}: {why}: use Fixed, Bucketed or Auto"
         )
+
+
+def _profiles(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
+    """Every batch that padding makes has to lie in a profile of each TensorRT plan that reads tokens."""
+    tokenizer, choice = pipeline.spec.tokenizer, graph.padding
+    if tokenizer is None or choice is None or choice.chosen is Padding.AUTO:
+        return
+    readers = [step for step in graph.steps if any(entry.source is not None and entry.source.step == TOKENIZER for entry in step.inputs)]
+    declared = [step for step in readers if step.lengths is not None and step.lengths.profiles]
+    if choice.chosen is Padding.BUCKETED and not tokenizer.buckets and not declared:
+        yield Finding("spec.tokenizer.buckets", "padding Bucketed needs buckets: list them, or declare a TensorRT plan's lengths.profiles")
+    longest = tokenizer.max_length or DEFAULT_MAX_LENGTH
+    for step in declared:
+        count = len(step.lengths.profiles) if step.lengths is not None else 0
+        for place, name in enumerate(step.instances.profiles):
+            if int(name) >= count:
+                yield Finding(f"{step.path}.instances.profiles[{place}]", f"{name} is none of the {count} profiles in {step.path}.lengths.profiles")
+        held, rows = boxes(step.lengths, step.instances.profiles), max(1, step.max_batch_size)
+        told = f"no profile that {step.path} loads takes a batch of {{}} rows x {{}} tokens ({'; '.join(map(str, held)) or 'none'}); "
+        if choice.chosen in (Padding.RAGGED, Padding.LONGEST):
+            for tokens, gap in list(uncovered(held, longest, rows))[:1]:
+                yield Finding("spec.tokenizer.padding", told.format(gap, tokens) + "use Bucketed, or build a plan for all lengths")
+            continue
+        for tokens in choice.buckets or (longest,):
+            size = unfit(held, tokens, rows)
+            if size is not None:
+                written = tokens in tokenizer.buckets
+                path = f"spec.tokenizer.buckets[{tokenizer.buckets.index(tokens)}]" if written else "spec.tokenizer.maxLength"
+                fix = "take a length of a profile, lower maxBatchSize to its rows, or name further profiles in instances.profiles"
+                yield Finding(path, told.format(size, tokens) + fix)
 
 
 def check_postprocess(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from triton_pipelines.api.v1alpha1 import Spec
 
 from .defaults import DEFAULT_MAX_LENGTH, ENVIRONMENT_FILE, ENVIRONMENT_PARAMETER, TOKENIZER, USUAL_NAMES
 from .graph import PIPELINE, Implementation, Input, Instances, PaddingChoice, Reference, Role, Step, Tensor
+from .profiles import Box, bucket_lengths
 from .sources import code_of, python_fetches, tokenizer_fetches
 
 LENGTH_BEARING = frozenset(TokenTensor) - {TokenTensor.LENGTHS}
@@ -39,7 +40,7 @@ class TokenReader:
 
     ``backend``: one of Triton's own runs it and batches it, which takes requests of equal shape only, unless the file can be adapted:
     ``hindrance`` says why not, and ``refused`` what the loader said when it tried. ``fixed``: its inputs are declared with one length.
-    ``key`` tells one file and its use from another, ``path`` is its field.
+    ``key`` tells one file and its use from another, ``path`` is its field. ``profiles``: those of a TensorRT plan that its instances load.
     """
 
     path: str
@@ -49,6 +50,7 @@ class TokenReader:
     hindrance: str = ""
     refused: str = ""
     key: str = ""
+    profiles: tuple[Box, ...] = ()
 
     @property
     def adapted(self) -> bool:
@@ -132,25 +134,23 @@ def choose_padding(tokenizer: Tokenizer, readers: Sequence[TokenReader]) -> Padd
     if tokenizer.python is not None:
         return PaddingChoice(Padding.AUTO, "decided by the tokenizer's own code")
     if wanted is Padding.BUCKETED:
-        buckets = tuple(sorted({*tokenizer.buckets, longest}))
-        return PaddingChoice(Padding.BUCKETED, "asked for by tokenizer.padding", buckets)
+        given = tokenizer.buckets or tuple(length for reader in readers for length in bucket_lengths(reader.profiles, longest))
+        source = "" if tokenizer.buckets else "; buckets are the longest rows of the plan's profiles"
+        return PaddingChoice(Padding.BUCKETED, f"asked for by tokenizer.padding{source}", tuple(sorted({*given, longest})))
     refused = {reader.key: reader.refused for reader in readers if reader.refused}
     stiff = [reader for reader in readers if reader.equal_shapes_only]
     if wanted is not Padding.AUTO:
         return PaddingChoice(wanted, "asked for by tokenizer.padding", refused=refused, stiff={reader.path: reader.why for reader in stiff})
     if stiff:
-        return PaddingChoice(Padding.FIXED, f"Auto: {stiff[0].path}: {stiff[0].why}, so every row has {longest} tokens", refused=refused)
+        why = f"Auto: {stiff[0].path}: {stiff[0].why}, so every row has {longest} tokens"
+        return PaddingChoice(Padding.FIXED, why, refused=refused, automatic=True)
     if any(reader.on_cpu for reader in readers):
-        return PaddingChoice(
-            Padding.RAGGED, "Auto: a model on CPU pays for every padded token and gains little from batches, so each request keeps its own length"
-        )
-    if any(reader.adapted for reader in readers):
-        return PaddingChoice(
-            Padding.RAGGED, "Auto: the ONNX file is adapted when it is loaded, so that requests of different lengths share batches without padding"
-        )
-    return PaddingChoice(
-        Padding.RAGGED, "Auto: requests of different lengths need not be padded to each other here, so no token is computed for nothing"
-    )
+        why = "a model on CPU pays for every padded token and gains little from batches, so each request keeps its own length"
+    elif any(reader.adapted for reader in readers):
+        why = "the ONNX file is adapted when it is loaded, so that requests of different lengths share batches without padding"
+    else:
+        why = "requests of different lengths need not be padded to each other here, so no token is computed for nothing"
+    return PaddingChoice(Padding.RAGGED, f"Auto: {why}", automatic=True)
 
 
 def token_dims(token: Token, length: int, batched: bool) -> tuple[int, ...]:

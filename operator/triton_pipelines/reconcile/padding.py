@@ -14,12 +14,18 @@ from triton_pipelines.api import names
 from triton_pipelines.api.loadreport import INFORMATIVE, Reason
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.pipeline.adapting import Refusals, refusal_key
-from triton_pipelines.pipeline.graph import Graph
+from triton_pipelines.pipeline.graph import Graph, PaddingChoice
 
 from .observed import Observed, json_object
 
-# Longest reason that is kept; the loader's report is 4096 bytes in all, and status.padding.reason has 512 characters.
+# Longest refusal that is kept (the loader's report is 4096 bytes in all), and what status.padding.reason has room for.
 REASON_MAX = 300
+SAID_MAX = 512
+# Auto's choice until the cost of the step is measured.
+UNMEASURED = "; by rule, not measured yet"
+# What of a measurement has room beside the reason, and of its request in that.
+NOTE_MAX = 300
+REQUEST_MAX = 40
 
 
 def recorded(observed: Observed) -> dict[str, str]:
@@ -44,8 +50,20 @@ def reported(pipeline: InferencePipeline, graph: Graph, revision: str, observed:
     return found
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= REASON_MAX else text[: REASON_MAX - 2].rstrip() + " …"
+def told(choice: PaddingChoice, run: Mapping[str, Any], current: bool) -> dict[str, str]:
+    """``status.padding``: the padding in force, and by which rule or measurement it was chosen.
+
+    ``run``: ``status.tuning`` of the last run; ``current``: it speaks of the revision that is wanted: it measured that, or recommended it.
+    """
+    measured = str(run.get("padding") or "") if current and run.get("state") == "Succeeded" else ""
+    request = _short(str(run.get("request") or ""), REQUEST_MAX)
+    note = f"; tuning run {request!r} measured: {measured}" if measured else UNMEASURED if choice.automatic else ""
+    note = _short(note, NOTE_MAX)
+    return {"chosen": choice.chosen.value, "reason": _short(choice.reason, SAID_MAX - len(note)) + note}
+
+
+def _short(text: str, most: int = REASON_MAX) -> str:
+    return text if len(text) <= most else text[: most - 2].rstrip() + " …"
 
 
 def data(refused: Refusals) -> dict[str, str]:

@@ -253,6 +253,8 @@ def _act(
     status = held
     if status is None:
         status = statuses.compute(pipeline, graph, observed, rollout, wanted, warnings, problems, counts, healing.astray, number, now)
+        if graph.padding is not None:
+            status = status | {"padding": padding.told(graph.padding, tuned.run.status(), wanted in (tuned.run.revision, tuned.run.recommended))}
     status = with_tuning(status, tuned.status())
     requeue = soonest(_requeue(status, rollout, problems, must_wait), tuned.recheck)
     decided = _with_status(observed, status, apply, delete, requeue, (*healing.events, *rollout.notes, *tuned.events))

@@ -117,7 +117,6 @@ def compute(
         "ensemble": _ensemble(graph),
         "steps": _steps(pipeline, graph, observed, wanted, counts, astray),
         "scaling": _scaling(pipeline, observed),
-        "padding": {"chosen": graph.padding.chosen.value, "reason": graph.padding.reason} if graph.padding else {},
         "sources": _sources(observed, wanted),
         "warnings": [{"path": item.path[:SHORT_MAX], "message": item.message[:MESSAGE_MAX]} for item in warnings[:WARNINGS_MAX]],
     }

@@ -20,7 +20,7 @@ MESSAGE_MAX: Final = 1024
 # Longest short string of the status' schema.
 SHORT_MAX: Final = 512
 # What the Job may fill in of status.tuning; the rest is said here.
-RESULT: Final = ("message", "advice", "patch", "gainPercent", "points")
+RESULT: Final = ("message", "advice", "padding", "patch", "gainPercent", "points")
 _TEXTS: Final = ("request", "state", "mode", "asked", "revision", "start", "pod", "job", "made", "end", "recommended")
 _TIMES: Final = ("asked", "start", "job", "end")
 

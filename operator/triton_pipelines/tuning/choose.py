@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from .contract import Curve, Knobs, Point
+from .contract import Curve, Knobs, Padded, Point
 from .predict import MOST_BUSY, SEARCHED, Pipe, capacity, highest_rate, poisson, simulate
 
 CLOSE = 0.03
@@ -35,10 +35,10 @@ class Planned:
     capacity: float
 
 
-def preference(planned: Planned) -> tuple[int, int, int, int]:
-    """Greater is better, among settings that carry the same."""
+def preference(planned: Planned) -> tuple[bool, int, int, int, int]:
+    """Greater is better, among settings that carry the same: the padding that the resource has stays."""
     knobs = planned.knobs
-    return (knobs.max_batch_size, -knobs.queue_delay, -knobs.model_instances, -knobs.tokenizer_instances)
+    return (knobs.padding == Padded(), knobs.max_batch_size, -knobs.queue_delay, -knobs.model_instances, -knobs.tokenizer_instances)
 
 
 def plan(pipe: Pipe, settings: Iterable[Knobs], current: Knobs, wall: float, seed: int = 0) -> list[Planned]:

@@ -29,18 +29,32 @@ class NotTunableError(TuneError):
 
 
 @dataclass(frozen=True, slots=True, order=True)
+class Padded:
+    """A way of padding: ``mode``, a :class:`Padding` ("": as the resource has it), and the ``buckets`` of Bucketed, the longest row last."""
+
+    mode: str = ""
+    buckets: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.mode} {', '.join(map(str, self.buckets))}".strip()
+
+
+@dataclass(frozen=True, slots=True, order=True)
 class Knobs:
-    """One setting. ``queue_delay``: microseconds; instances are those of one pod (``tokenizer_instances`` 0: no tokenizer)."""
+    """One setting. ``queue_delay``: microseconds; instances are those of one pod (``tokenizer_instances`` 0: no tokenizer); ``padding``:
+    where it is another than the resource's own."""
 
     max_batch_size: int
     queue_delay: int = 0
     model_instances: int = 1
     tokenizer_instances: int = 0
+    padding: Padded = Padded()
 
     def __str__(self) -> str:
         tokenizers = f", {self.tokenizer_instances} tokenizer{'s' * (self.tokenizer_instances != 1)}" if self.tokenizer_instances else ""
         models = f"{self.model_instances} model instance{'s' * (self.model_instances != 1)}"
-        return f"batch {self.max_batch_size}, delay {self.queue_delay / 1000:g} ms, {models}{tokenizers}"
+        padding = f", padding {self.padding}" if self.padding.mode else ""
+        return f"batch {self.max_batch_size}, delay {self.queue_delay / 1000:g} ms, {models}{tokenizers}{padding}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +194,7 @@ class Report:
 
     ``wall``, ``slo``: seconds. ``current`` and ``recommended`` are equal where nothing is proven to be better; then ``patch`` is empty.
     ``gain``: share of requests/s gained. ``ends``: the latency-first and the throughput-first setting, predicted. ``bound``: what limits.
+    ``padding``: the cheapest padding by the model step's measured cost, and the figures of the others ("": that cannot be told).
     """
 
     pipeline: str
@@ -202,3 +217,4 @@ class Report:
     failed_requests: int = 0
     seconds: float = 0.0
     stand_ins: tuple[str, ...] = ()
+    padding: str = ""

@@ -10,7 +10,7 @@ from triton_pipelines.api.parse import parse
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.pipeline.graph import Graph, Role, Step
 
-from .contract import Knobs, NotTunableError
+from .contract import Knobs, NotTunableError, Padded
 
 # Batch sizes and delays that are tried (autoscaling.md §8.3): powers of two, microseconds.
 LARGEST_BATCH = 128
@@ -70,7 +70,21 @@ def patch_of(pipeline: InferencePipeline, current: Knobs, wanted: Knobs) -> dict
         own = pipeline.spec.tokenizer.instances
         fixed = own.count is not None
         spec["tokenizer"] = {"instances": {"count": wanted.tokenizer_instances} if fixed else _range(wanted.tokenizer_instances, own.max, own.min)}
+    if wanted.padding != current.padding and wanted.padding.mode:
+        spec["tokenizer"] = spec.get("tokenizer", {}) | padding_fields(pipeline, wanted.padding)
     return {"spec": spec} if spec else {}
+
+
+def padding_fields(pipeline: InferencePipeline, padded: Padded) -> dict[str, Any]:
+    """A padding as fields of ``spec.tokenizer`` in a merge patch; buckets that are there already go."""
+    written = pipeline.spec.tokenizer is not None and bool(pipeline.spec.tokenizer.buckets)
+    buckets: dict[str, Any] = {"buckets": list(padded.buckets)} if padded.buckets else {"buckets": None} if written else {}
+    return {"padding": padded.mode} | buckets
+
+
+def equal_shapes(step: Step) -> bool:
+    """Whether only requests of one length share a batch of the step."""
+    return any(one.tensor.variable and not one.ragged for one in step.inputs) or step.platform == TENSORRT
 
 
 def _range(count: int, high: int | None, low: int | None = None) -> dict[str, int]:

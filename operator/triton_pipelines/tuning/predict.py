@@ -8,14 +8,14 @@ Requests leave a step together, when its batch ends, and enter the next one.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from triton_pipelines.api.tokenizer import Padding
 
-from .contract import Array, Knobs
+from .contract import Array, Knobs, Padded
 from .fit import Cost
 
 # Utilisation beyond which no step is planned (autoscaling.md §8.4), and the share of a simulated run that is its start.
@@ -39,11 +39,21 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class Shape:
+    """What a padding makes of the pipe: ``padding``, ``buckets`` (the longest row last) and the steps that batch equal lengths only."""
+
+    padding: Padding | None
+    buckets: tuple[int, ...]
+    equal: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Pipe:
     """The steps in the order of the data, and what the requests are like.
 
     ``lengths``: tokens of a row, equally likely; ``rows``: of a request; ``padding`` after step ``tokenizer`` (with ``buckets``; the
-    longest row is the last of them); ``overhead``: seconds that a request spends outside the steps, as measured, equally likely.
+    longest row is the last of them); ``overhead``: seconds that a request spends outside the steps, as measured, equally likely;
+    ``shapes``: the paddings that a setting may name, and the resource's own.
     """
 
     stages: tuple[Stage, ...]
@@ -54,18 +64,22 @@ class Pipe:
     padding: Padding | None = None
     buckets: tuple[int, ...] = ()
     overhead: tuple[float, ...] = (0.0,)
+    shapes: Mapping[Padded, Shape] = field(default_factory=dict)
 
     def with_knobs(self, knobs: Knobs) -> Pipe:
         """The same steps with a setting."""
+        shape = self.shapes.get(knobs.padding)
 
         def turned(stage: Stage) -> Stage:
+            stage = stage if shape is None else replace(stage, equal=stage.name in shape.equal)
             if stage.name == self.model:
                 return replace(stage, batch=knobs.max_batch_size, delay=knobs.queue_delay / 1e6, instances=knobs.model_instances)
             if stage.name == self.tokenizer and knobs.tokenizer_instances:
                 return replace(stage, instances=knobs.tokenizer_instances)
             return stage
 
-        return replace(self, stages=tuple(map(turned, self.stages)))
+        padding, buckets = (self.padding, self.buckets) if shape is None else (shape.padding, shape.buckets)
+        return replace(self, stages=tuple(map(turned, self.stages)), padding=padding, buckets=buckets)
 
 
 @dataclass(frozen=True, slots=True)

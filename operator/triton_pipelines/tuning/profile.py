@@ -15,16 +15,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.load import LoadResult, LoadSpec
 from triton_pipelines.pipeline.defaults import TOKENIZER
 from triton_pipelines.pipeline.graph import Graph, Implementation, Step
 
 from .calibrate import Executed, padded_lengths, spread_of
-from .contract import Knobs, TuneError
+from .contract import Knobs, Padded, TuneError
 from .fit import Cost, Sample, fit
-from .knobs import TENSORRT, model_of
-from .predict import Pipe, Stage
+from .knobs import equal_shapes, model_of
+from .predict import Pipe, Shape, Stage
 from .server import Server, SettingRefusedError
+from .ways import longest_of, shape_of
 from .workload import Request, Workload
 
 CELL_SECONDS = 0.3
@@ -42,13 +44,15 @@ _FEW = 3
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The pipe as profiled at low load, the executions it was made from, and what could not be tried."""
+    """The pipe as profiled at low load, the executions it was made from, and what could not be tried. ``token_lengths``: lengths of the
+    rows that the model was timed with; one alone says nothing of what a token costs."""
 
     pipe: Pipe
     samples: Mapping[str, tuple[Sample, ...]]
     largest: int
     model_instances: int
     notes: tuple[str, ...] = ()
+    token_lengths: tuple[int, ...] = ()
 
 
 def executed(result: LoadResult, graph: Graph) -> dict[str, Executed]:
@@ -69,9 +73,11 @@ async def profile(
     wall: float,
     tell: Callable[[float], None] = lambda _: None,
     seconds: float = PROFILE_SECONDS,
+    timing: Shape | None = None,
 ) -> Profile:
     """Time every step. ``wanted``: settings that will be compared; ``wall``: seconds beyond which nothing needs to be known; ``seconds``:
-    after these only one point of each further length is timed.
+    after these only one point of each further length is timed. ``timing``: the padding under which steps are timed, where the pipeline's own
+    would make all rows equally long.
 
     Raises:
         TuneError: the server fails, or a single request takes longer than the wall.
@@ -79,8 +85,10 @@ async def profile(
     largest = max(knobs.max_batch_size for knobs in wanted)
     copies = max(knobs.model_instances for knobs in wanted)
     tokenizers = max(knobs.tokenizer_instances for knobs in wanted)
-    knobs, notes = await _most(server, Knobs(largest, 0, copies, tokenizers), work)
+    padded = Padded() if timing is None else Padded(Padding.BUCKETED.value, timing.buckets)
+    knobs, notes = await _most(server, Knobs(largest, 0, copies, tokenizers, padded), work)
     usual = work.profile_lengths[len(work.profile_lengths) // 2]
+    pads = timing if timing is not None and knobs.padding.mode else shape_of(graph, longest_of(graph) or max(work.lengths))
     samples: dict[str, list[Sample]] = {step.name: [] for step in graph.steps}
     overhead: list[float] = []
     sizes = _sizes(work.rows, knobs.max_batch_size)
@@ -97,7 +105,8 @@ async def profile(
             continue
         result = await _cell(server, [work.uniform(length, size)], _closed(1, CELL_SECONDS))
         for name, seen in executed(result, graph).items():
-            samples[name] += [Sample(1, rows, length, seen.seconds, count) for rows, count in seen.batches.items() if rows == size]
+            tokens = length if name == TOKENIZER else _tokens(pads, length)
+            samples[name] += [Sample(1, rows, tokens, seen.seconds, count) for rows, count in seen.batches.items() if rows == size]
         took = float(result.latencies.min()) if len(result.latencies) else float("inf")
         if length == usual and len(result.latencies):
             alone[size] = took
@@ -115,8 +124,9 @@ async def profile(
     alike = await _cell(server, [small], burst_spec(alone, work.rows))
     tell(0.8)
     for name, seen in executed(alike, graph).items():
+        tokens = usual if name == TOKENIZER else _tokens(pads, usual)
         samples[name] += [
-            Sample(max(1.0, rows / work.rows), rows, usual, seen.times[rows], count) for rows, count in seen.batches.items() if count >= _FEW
+            Sample(max(1.0, rows / work.rows), rows, tokens, seen.times[rows], count) for rows, count in seen.batches.items() if count >= _FEW
         ]
     stages = {}
     for step in graph.steps:
@@ -124,20 +134,30 @@ async def profile(
             raise TuneError(f"{step.name}: the server tells no batch statistics of it")
         stages[step.name] = fit(samples[step.name])
     pipe = _pipe(graph, work, stages, overhead)
+    if knobs.padding.mode and timing is not None:
+        pipe = replace(pipe, shapes={**pipe.shapes, knobs.padding: timing}, padding=timing.padding, buckets=timing.buckets)
     mixed = executed(await _cell(server, work.requests, burst_spec(alone, work.rows)), graph)
     tell(0.9)
     model = model_of(graph)
     pipe = _spread(pipe, model.name, mixed, work)
     pipe = await _contention(server, graph, work, pipe, knobs, usual)
     tell(1.0)
-    return Profile(pipe, {name: tuple(found) for name, found in samples.items()}, knobs.max_batch_size, knobs.model_instances, tuple(notes))
+    taken = tuple(sorted({int(sample.tokens) for sample in samples[model.name]}))
+    return Profile(pipe, {name: tuple(found) for name, found in samples.items()}, knobs.max_batch_size, knobs.model_instances, tuple(notes), taken)
+
+
+def _tokens(shape: Shape, length: int) -> int:
+    """Tokens of a lone request's rows behind the tokenizer."""
+    return padded_lengths(Pipe((), (length,), padding=shape.padding, buckets=shape.buckets))[0]
 
 
 async def _most(server: Server, knobs: Knobs, work: Workload) -> tuple[Knobs, list[str]]:
     """The largest setting that the server takes: first as wished, then with fewer instances, then with the batch size as it is."""
+    bare = replace(knobs, padding=Padded())
     tries = [
         (knobs, ""),
-        (replace(knobs, model_instances=server.current.model_instances), f"{knobs.model_instances} model instances are refused: {{}}"),
+        *([(bare, f"padding {knobs.padding}, to time rows of several lengths, is refused: {{}}")] if knobs.padding.mode else []),
+        (replace(bare, model_instances=server.current.model_instances), f"{knobs.model_instances} model instances are refused: {{}}"),
         (replace(server.current, queue_delay=0), f"batch size {knobs.max_batch_size} is refused: {{}}"),
     ]
     notes: list[str] = []
@@ -193,17 +213,17 @@ def _sizes(rows: int, largest: int) -> list[int]:
 
 def _pipe(graph: Graph, work: Workload, costs: Mapping[str, Cost], overhead: Sequence[float]) -> Pipe:
     model, tokenizer = model_of(graph), graph.tokenizer
-    choice = graph.padding
-    longest = (int(tokenizer.parameters.get("tritonpipe.max_length", "0")) if tokenizer is not None else 0) or max(work.lengths)
+    shape = shape_of(graph, longest_of(graph) or max(work.lengths))
     return Pipe(
         stages=tuple(_stage(step, costs[step.name], tokenizer) for step in graph.steps),
         lengths=work.lengths,
         rows=work.rows,
         tokenizer=tokenizer.name if tokenizer is not None else "",
         model=model.name,
-        padding=choice.chosen if choice is not None else None,
-        buckets=(*(choice.buckets if choice is not None else ()), longest),
+        padding=shape.padding,
+        buckets=shape.buckets,
         overhead=tuple(sorted(overhead)) or (0.0,),
+        shapes={Padded(): shape},
     )
 
 
@@ -217,7 +237,7 @@ def _stage(step: Step, cost: Cost, tokenizer: Step | None) -> Stage:
         batch=max(1, step.max_batch_size) if step.batching is not None else 1,
         delay=delay / 1e6,
         instances=step.instances.count,
-        equal=any(one.tensor.variable and not one.ragged for one in step.inputs) or step.platform == TENSORRT,
+        equal=equal_shapes(step),
     )
 
 

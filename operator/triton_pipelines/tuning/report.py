@@ -13,8 +13,10 @@ from .accept import ENOUGH, Kept, Measured, Verdict
 from .advice import advise
 from .calibrate import Executed
 from .choose import CLOSE, Planned, candidates, curve, ends
-from .contract import Curve, Knobs, Outcome, Point, Report, Settings, StepProfile
+from .contract import Curve, Knobs, Outcome, Padded, Point, Report, Settings, StepProfile
 from .knobs import model_of, patch_of
+from .padding import Verdict as PaddingVerdict
+from .padding import words as padding_words
 from .predict import MOST_BUSY, Pipe, bursty, simulate
 from .profile import Profile
 from .workload import Workload
@@ -42,6 +44,8 @@ class Findings:
     verdict: Verdict
     current: Knobs
     notes: tuple[str, ...]
+    padding: PaddingVerdict | None = None
+    padding_refused: str = ""
 
 
 def report(found: Findings) -> Report:
@@ -74,7 +78,8 @@ def report(found: Findings) -> Report:
         gain=verdict.gain,
         message=_message(found),
         bound=advice.bound.value,
-        advice=advice.words,
+        advice=" ".join((advice.words, *_padding(found))),
+        padding=f"{found.padding.best.way.padded} is cheapest: {found.padding.figures} for {found.padding.rows} rows" if found.padding else "",
         notes=(*found.notes, *_notes(found, recommended)),
     )
 
@@ -84,6 +89,12 @@ def _last(found: Findings, knobs: Knobs) -> int | None:
     mine = [index for index, one in enumerate(found.measured) if one.knobs == knobs]
     kept = [index for index in mine if found.measured[index].kept(found.wall) is Kept.YES]
     return max(kept or mine or range(len(found.measured)), key=lambda index: found.measured[index].rate, default=None)
+
+
+def _padding(found: Findings) -> list[str]:
+    """The verdict on padding, where there is one."""
+    proven = found.verdict.knobs.padding if found.verdict.better else Padded()
+    return [padding_words(found.padding, proven, found.padding_refused)] if found.padding is not None else []
 
 
 def _name(knobs: Knobs, found: Findings) -> str:

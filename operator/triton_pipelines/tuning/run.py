@@ -14,10 +14,13 @@ from triton_pipelines.load import LoadSpec
 from triton_pipelines.pipeline.graph import Graph
 
 from .accept import CARRIED_SHARE, LEAST_GAIN, Kept, Measured, Verdict, judge
+from .answers import Answer, difference
 from .calibrate import FEWEST, Executed, calibrated
 from .choose import Planned, candidates, plan, planned
-from .contract import Knobs, NotTunableError, Progress, Report, Settings, TuneError, TuneTarget, silent
+from .contract import Knobs, NotTunableError, Padded, Progress, Report, Settings, TuneError, TuneTarget, silent
 from .knobs import grid
+from .padding import Verdict as PaddingVerdict
+from .paddings import Paddings
 from .predict import Pipe, poisson, simulate
 from .profile import Profile, executed, profile
 from .report import DOUBTFUL, Findings, report
@@ -53,6 +56,12 @@ LEAST_PROOF = 2
 LEAST_POINTS = 4
 # Settings that a corrected prediction looks at again.
 AGAIN = 10
+# Requests of the mix whose answers another padding has to leave as they are.
+COMPARED = 24
+
+
+class OtherAnswersError(SettingRefusedError):
+    """A padding changes answers."""
 
 
 async def tune(target: TuneTarget, pipeline: InferencePipeline, graph: Graph, settings: Settings, progress: Progress = silent) -> Report:
@@ -85,6 +94,8 @@ async def tune(target: TuneTarget, pipeline: InferencePipeline, graph: Graph, se
             verdict=verdict,
             current=server.current,
             notes=tuple(run.notes),
+            padding=run.padding,
+            padding_refused=run.padding_refused,
         )
         made = await asyncio.to_thread(report, found)
         failed = server.failed
@@ -123,6 +134,10 @@ class _Run:
         if settings.seconds is not None:
             self.effort = replace(self.effort, seconds=settings.seconds, calibration=min(self.effort.calibration, settings.seconds))
         self.grid = list(grid(pipeline, graph, settings.rows, settings.cores))
+        self.paddings = Paddings(pipeline, graph, server.rebuild, work)
+        self.padding: PaddingVerdict | None = None
+        self.padding_refused = ""
+        self._answers: list[Answer] = []
         self.measured: list[Measured] = []
         self.executed: list[Mapping[str, Executed]] = []
         self.planned: list[Planned] = []
@@ -145,7 +160,13 @@ class _Run:
     async def all(self) -> None:
         """Everything that is measured."""
         self.profile = await profile(
-            self.server, self.graph, self.work, self.grid, self.wall, lambda share: self.tell(0.02, 0.12, "timing the steps", share)
+            self.server,
+            self.graph,
+            self.work,
+            self.grid,
+            self.wall,
+            lambda share: self.tell(0.02, 0.12, "timing the steps", share),
+            timing=self.paddings.timing(),
         )
         self.notes += self.profile.notes
         self.grid = [
@@ -156,6 +177,7 @@ class _Run:
         ]
         self.pipe = self.profile.pipe
         await self._calibrate()
+        await self._judge_padding()
         await self._plan()
         await self._verify()
 
@@ -175,6 +197,18 @@ class _Run:
         if one.load.failed:
             raise TuneError(f"requests fail at {rate:.0f} requests/s, where there is no overload: {one.load.first_error}")
         self._learn(one, seen)
+
+    async def _judge_padding(self) -> None:
+        """What each padding costs the model; settings with the cheapest join the others, where it can be tried."""
+        tokenized = self.executed[-1].get(self.pipe.tokenizer)
+        self.padding = await asyncio.to_thread(self.paddings.judge, self.pipe, self.profile, tokenized, self.server.current)
+        trial = self.padding.trial if self.padding is not None else None
+        if trial is None:
+            return
+        self.pipe = replace(self.pipe, shapes={**self.pipe.shapes, trial.way.padded: self.paddings.shape(trial.way.padded)})
+        self.grid += [replace(knobs, padding=trial.way.padded) for knobs in self.grid]
+        # The current setting is on the server.
+        self._answers = await self.server.answers(self.work.requests[:COMPARED])
 
     def _learn(self, one: Measured, seen: Mapping[str, Executed]) -> None:
         """What a measurement shows goes into every further prediction."""
@@ -197,6 +231,9 @@ class _Run:
                 one, seen = await self._measure(knobs, rate, self.effort.seconds, low, low + step, name)
             except SettingRefusedError as error:
                 self.refused.add(knobs)
+                if isinstance(error, OtherAnswersError):
+                    self.refused.update(other for other in self.grid if other.padding == knobs.padding)
+                    self.padding_refused = str(error)
                 self.notes.append(f"{knobs} is refused: {error}")
                 return None
             left -= 1
@@ -258,6 +295,8 @@ class _Run:
         text = f"{name}: {knobs}, {rate:.0f} requests/s"
         self.tell(low, high, text)
         await self.server.put(knobs, self.work.requests)
+        if knobs.padding != Padded() and (said := difference(self._answers, await self.server.answers(self.work.requests[:COMPARED]))):
+            raise OtherAnswersError(said)
         seed = self.settings.seed + 101 * (len(self.measured) + 1)
         spec = LoadSpec(rate=rate, duration_s=seconds, warmup_s=self.effort.warmup, seed=seed, timeout_s=30.0)
         result = await self.server.run(self.work.requests, spec, lambda share: self.tell(low, high, text, share))

@@ -19,8 +19,10 @@ from triton_pipelines.render.modelconfig import configs, parse
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.errors import RejectedError, TritonError
 
+from .answers import Answer
 from .contract import Knobs, Load, TuneError, TuneTarget
 from .knobs import changed, knobs_of, patch_of
+from .ways import OTHER_FILES, other_files
 from .workload import Request
 
 # A step that was loaded anew is asked so often before it is timed: its first batches build caches and kernels.
@@ -46,6 +48,7 @@ class Server:
     def __init__(self, target: TuneTarget, pipeline: InferencePipeline, graph: Graph) -> None:
         self._target, self._pipeline, self._graph = target, pipeline, graph
         self.current = knobs_of(graph)
+        self.rebuild = target.rebuild
         self.client = TritonClient(target.address, target.control_key)
         self._first = configs(graph)
         self._running: dict[str, str] = {}
@@ -94,9 +97,12 @@ class Server:
         """
         try:
             pipeline = changed(self._pipeline, patch_of(self._pipeline, self.current, knobs))
-            texts = configs(self._target.rebuild(pipeline))
+            graph = self._target.rebuild(pipeline)
+            texts = configs(graph)
         except (ValueError, RefusedError, RenderError) as error:
             raise SettingRefusedError(str(error)) from error
+        if other_files(self._graph, graph):
+            raise SettingRefusedError(OTHER_FILES)
         before = {**self._first, **self._running}
         try:
             try:
@@ -132,6 +138,18 @@ class Server:
             if asyncio.get_running_loop().time() > deadline:
                 raise TuneError(f"{public} is not ready {READY_SECONDS:.0f} s after a change of its batching")
             await asyncio.sleep(_READY_POLL)
+
+    async def answers(self, requests: Sequence[Request]) -> list[Answer]:
+        """What the server answers to each of some requests, all asked at once, so that they share batches.
+
+        Raises:
+            TuneError: it does not answer.
+        """
+        try:
+            asked = [self.client.infer(self._graph.model_name, request, deadline_s=TIMEOUT_SECONDS) for request in requests]
+            return list(await asyncio.gather(*asked))
+        except TritonError as error:
+            raise TuneError(f"the server does not answer: {error}") from error
 
     async def run(self, requests: Sequence[Request], spec: LoadSpec, tell: Callable[[float], None] | None = None) -> LoadResult:
         """Put load on the pipeline. ``tell``: told the share that is done.

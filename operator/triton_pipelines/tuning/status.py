@@ -14,6 +14,7 @@ from .contract import Point, Report
 # A termination message holds 4096 bytes; what is around this one needs the rest.
 MOST_BYTES = 3500
 _MOST_WORDS = 600
+_MOST_PADDING = 200
 _LONGEST = 2**31 - 1
 _MOST_POINTS = 32
 
@@ -25,7 +26,8 @@ def status_of(report: Report) -> dict[str, Any]:
     while True:
         status = TuningStatus(
             message=_cut(report.message, words),
-            advice=_cut(report.advice, words),
+            advice=_cut(report.advice, 2 * words),
+            padding=_cut(report.padding, _MOST_PADDING),
             patch=patch_yaml(report),
             gain_percent=max(0, round(100 * report.gain)),
             points=tuple(points),
@@ -52,6 +54,7 @@ def _point(point: Point) -> TuningPoint:
         queue_delay_microseconds=point.knobs.queue_delay,
         model_instances=point.knobs.model_instances,
         tokenizer_instances=point.knobs.tokenizer_instances,
+        padding=str(point.knobs.padding),
         requests_per_second=round(point.carried if point.measured else point.rate),
         p99_microseconds=_microseconds(point.p99) if point.measured else 0,
         predicted_p99_microseconds=_microseconds(point.predicted_p99),

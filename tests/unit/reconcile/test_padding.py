@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import json
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from tests.support import builders
 from tests.support.worlds import STIFF, World
 from triton_pipelines.api import names
+from triton_pipelines.api.status import PaddingStatus
+from triton_pipelines.api.tokenizer import Padding
+from triton_pipelines.pipeline.graph import PaddingChoice
+from triton_pipelines.reconcile.padding import told
 
 
 def refused() -> World:
@@ -72,3 +79,29 @@ def test_ragged_as_written_is_a_finding_and_the_old_revision_goes_on() -> None:
     assert "spec.tokenizer.padding" in ready["message"]
     assert "axis 1 of input_ids is 128" in ready["message"]
     assert [pod.revision for pod in world.serving] == [good]
+
+
+JUDGED = {"request": "2026-02-01", "state": "Succeeded", "padding": "Ragged is cheapest: Ragged 21.5 ms (in force), Fixed 38.5 ms for 32 rows"}
+
+
+def test_the_status_says_by_which_rule_or_measurement_padding_was_chosen() -> None:
+    choice = builders.graph().padding
+    assert choice is not None
+    assert told(choice, {}, True)["reason"] == f"{choice.reason}; by rule, not measured yet"
+    assert told(choice, JUDGED, True)["reason"] == f"{choice.reason}; tuning run '2026-02-01' measured: {JUDGED['padding']}"
+    for other, current in ((JUDGED, False), (JUDGED | {"state": "Running"}, True), (JUDGED | {"padding": ""}, True)):
+        assert told(choice, other, current)["reason"].endswith("by rule, not measured yet")
+    named = builders.graph(tokenizer={"padding": "Longest"}).padding
+    assert named is not None
+    assert told(named, {}, True) == {"chosen": "Longest", "reason": "asked for by tokenizer.padding"}
+    assert "measured: Ragged is cheapest" in told(named, JUDGED, True)["reason"]
+
+
+@given(st.text(max_size=900), st.text(max_size=600), st.text(max_size=600))
+def test_what_is_said_of_padding_has_room_in_the_status(reason: str, request: str, padding: str) -> None:
+    said = told(PaddingChoice(Padding.FIXED, reason, automatic=True), {"state": "Succeeded", "request": request, "padding": padding}, True)
+    PaddingStatus.model_validate(said)
+
+
+def test_a_pass_says_it() -> None:
+    assert World(builders.document()).settle().status["padding"]["reason"].endswith("by rule, not measured yet")

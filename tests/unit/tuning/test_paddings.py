@@ -1,0 +1,159 @@
+"""Which paddings a pipeline could have, what they make of it, and what a run does with the verdict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support import builders
+from tests.unit.tuning.test_padding import BUCKETS, CPU, FIXED, GPU, LENGTHS, LONGEST, RAGGED
+from tests.unit.tuning.test_predict import PIPE
+from triton_pipelines.api.tokenizer import Padding
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.pipeline import Graph, build, check
+from triton_pipelines.tuning.calibrate import Executed
+from triton_pipelines.tuning.choose import Planned, ranked
+from triton_pipelines.tuning.contract import Knobs, Padded
+from triton_pipelines.tuning.fit import Cost
+from triton_pipelines.tuning.knobs import changed, knobs_of, patch_of
+from triton_pipelines.tuning.padding import Verdict
+from triton_pipelines.tuning.paddings import Paddings
+from triton_pipelines.tuning.predict import Pipe, Shape, Stage, capacity
+from triton_pipelines.tuning.profile import Profile
+from triton_pipelines.tuning.ways import OTHER_FILES, way_of
+from triton_pipelines.tuning.workload import Workload
+
+GPU_STEP: dict[str, Any] = {"model": {"maxBatchSize": 32}}
+PLAN: dict[str, Any] = {"model": {"platform": "tensorrt_plan", "maxBatchSize": 32}}
+OWN_CODE: dict[str, Any] = {"model": {"platform": "python", "source": None, "python": {"code": {"inline": "class TritonPythonModel: pass"}}}}
+WORK = Workload((), LENGTHS, "a mix", 1, ("TEXT",))
+
+
+def rebuilding(built: builders.Built) -> Any:
+    def rebuild(pipeline: InferencePipeline) -> Graph:
+        return build(pipeline, built.options)
+
+    return rebuild
+
+
+def paddings(built: builders.Built, work: Workload = WORK) -> Paddings:
+    return Paddings(built.pipeline, built.graph, rebuilding(built), work)
+
+
+def verdict(built: builders.Built, token_lengths: tuple[int, ...] = (20, 32, 90), work: Workload = WORK, cost: Cost = GPU) -> Verdict | None:
+    equal = any(entry.tensor.variable and not entry.ragged for entry in built.graph.steps[1].inputs)
+    pipe = Pipe((PIPE.stages[0], Stage("model", cost, 32, equal=equal)), LENGTHS, 1, "tokenizer", "model")
+    profile = Profile(pipe, {}, 128, 1, (), token_lengths)
+    return paddings(built, work).judge(pipe, profile, Executed({12: 100}, 1e-3), knobs_of(built.graph))
+
+
+def found(verdict: Verdict) -> dict[str, str]:
+    return {one.way.padded.mode: one.way.hindrance for one in verdict.priced}
+
+
+def test_a_file_that_would_have_to_be_adapted_first_is_advised_and_not_tried() -> None:
+    built = builders.built(**GPU_STEP, tokenizer={"padding": "Fixed"})
+    judged = verdict(built)
+    assert judged is not None
+    assert found(judged) == {"Ragged": OTHER_FILES, "Longest": "", "Fixed": "", "Bucketed": ""}
+    assert judged.best.way.padded == RAGGED
+    assert judged.trial is not None
+    assert judged.trial.way.padded.mode in ("Bucketed", "Longest")
+
+
+def test_an_adapted_file_is_not_fed_padded_rows() -> None:
+    judged = verdict(builders.built(**GPU_STEP))
+    assert judged is not None
+    assert judged.current.way.padded == RAGGED
+    assert {mode for mode, why in found(judged).items() if why == ""} == {"Ragged"}
+    assert not judged.better
+    assert judged.trial is None
+
+
+def test_a_plan_can_be_padded_in_every_way_but_ragged() -> None:
+    built = builders.built(**PLAN)
+    judged = verdict(built)
+    assert judged is not None
+    assert found(judged) == {"Longest": "", "Fixed": "", "Bucketed": ""}
+    bucketed = next(one.way.padded for one in judged.priced if one.way.padded.mode == "Bucketed")
+    assert bucketed.buckets[-1] == 512
+
+
+def test_buckets_lie_in_the_profiles_of_a_plan() -> None:
+    profiles = [{"min": 40, "max": 128, "maxBatchSize": 64}, {"min": 129, "max": 512, "maxBatchSize": 64}]
+    model = PLAN["model"] | {"lengths": {"profiles": profiles}, "instances": {"profiles": ["0", "1"]}}
+    judged = verdict(builders.built(model=model), cost=CPU)
+    assert judged is not None
+    bucketed = next(one.way.padded for one in judged.priced if one.way.padded.mode == "Bucketed")
+    assert all(bucket >= 40 for bucket in bucketed.buckets)
+    assert "Longest" not in found(judged), "short texts would lie below every profile"
+    free = verdict(builders.built(**PLAN), cost=CPU)
+    assert free is not None
+    assert min(next(one.way.padded.buckets for one in free.priced if one.way.padded.mode == "Bucketed")) < 40
+
+
+def test_own_code_needs_no_padding_and_gets_no_buckets() -> None:
+    judged = verdict(builders.built(**OWN_CODE, tokenizer={"padding": "Fixed"}))
+    assert judged is not None
+    assert found(judged) == {"Ragged": "", "Longest": "", "Fixed": ""}
+    assert judged.trial is not None
+    assert judged.trial.way.padded == RAGGED
+
+
+def test_what_is_not_known_is_not_judged() -> None:
+    built = builders.built(**PLAN)
+    assert verdict(built, token_lengths=(512,)) is None
+    assert verdict(built, work=Workload((), (1,), "an example", 1)) is None
+
+
+def test_steps_are_timed_with_rows_of_several_lengths() -> None:
+    shape = paddings(builders.built(**PLAN)).timing()
+    assert shape is not None
+    assert shape.padding is Padding.BUCKETED
+    assert shape.buckets == (*sorted(WORK.profile_lengths), 512)
+    assert paddings(builders.built(**GPU_STEP)).timing() is None, "each request keeps its own length already"
+    assert paddings(builders.built(**PLAN), Workload((), (30,), "alike", 1, ("TEXT",))).timing() is None
+
+
+@pytest.mark.parametrize("spec", [PLAN, OWN_CODE])
+@pytest.mark.parametrize("before", [{}, {"padding": "Bucketed", "buckets": [16, 64]}, {"padding": "Longest"}])
+@pytest.mark.parametrize("wanted", [LONGEST, FIXED, BUCKETS])
+def test_a_patch_makes_the_padding_and_a_valid_resource(spec: dict[str, Any], before: dict[str, Any], wanted: Padded) -> None:
+    built = builders.built(**spec, tokenizer=before)
+    current = knobs_of(built.graph)
+    patch = patch_of(built.pipeline, current, Knobs(current.max_batch_size, 0, 1, current.tokenizer_instances, wanted))
+    after = changed(built.pipeline, patch)
+    graph = build(after, built.options)
+    assert graph.padding is not None
+    assert (graph.padding.chosen.value, graph.padding.buckets) == (wanted.mode, wanted.buckets)
+    assert check(after, graph, built.options) == []
+    assert set(patch["spec"]) == {"tokenizer"}
+
+
+def test_a_way_that_the_checks_refuse_is_none() -> None:
+    built = builders.built(**PLAN)
+    assert way_of(built.pipeline, built.graph, rebuilding(built), RAGGED) is None
+    assert way_of(built.pipeline, built.graph, rebuilding(built), Padded("Bucketed", (700, 512))) is None
+
+
+def test_a_setting_with_another_padding_is_predicted_by_what_that_makes_of_the_steps() -> None:
+    shapes = {
+        Padded(): Shape(Padding.FIXED, (512,), frozenset({"model"})),
+        RAGGED: Shape(Padding.RAGGED, (512,), frozenset()),
+    }
+    pipe = Pipe(PIPE.stages, LENGTHS, 1, "tokenizer", "model", Padding.FIXED, (512,), shapes=shapes)
+    ragged = pipe.with_knobs(Knobs(32, 0, 1, 1, RAGGED))
+    assert ragged.padding is Padding.RAGGED
+    assert [stage.equal for stage in ragged.stages] == [False, False]
+    assert capacity(ragged) > 2 * capacity(pipe.with_knobs(Knobs(32, 0, 1, 1)))
+    back = ragged.with_knobs(Knobs(32, 0, 1, 1))
+    assert back.padding is Padding.FIXED
+    assert [stage.equal for stage in back.stages] == [False, True]
+
+
+def test_of_settings_that_carry_the_same_the_padding_stays() -> None:
+    settings = [Planned(Knobs(64, 0, 1, 1, RAGGED), 101.0, 0.01, 200.0), Planned(Knobs(8, 0, 1, 1), 100.0, 0.01, 200.0)]
+    assert ranked(settings)[0].knobs.padding == Padded()
+    settings[0] = Planned(Knobs(64, 0, 1, 1, RAGGED), 110.0, 0.01, 200.0)
+    assert ranked(settings)[0].knobs.padding == RAGGED
