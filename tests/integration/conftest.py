@@ -10,7 +10,22 @@ from tests.support.operators import CRD_FILE
 
 # Files that wait long for real servers are begun first, so that no worker is left alone with one at the end; between two that put load on the
 # machine stand others. A name is a file's or a folder's.
-LONG = ("test_loop.py", "reconcile", "samples", "test_prometheus_loop.py", "differential", "load", "models", "tuning")
+LONG = (
+    "test_loop.py",
+    "reconcile",
+    "samples",
+    "test_prometheus_loop.py",
+    "test_api_server.py",
+    "cli",
+    "test_local_cluster.py",
+    "differential",
+    "load",
+    "models",
+    "tuning",
+    "gitops",
+    "docs",
+    "chart",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

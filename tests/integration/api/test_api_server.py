@@ -43,7 +43,7 @@ def connection(api_server: ControlPlane) -> Iterator[httpx.Client]:
             content=json.dumps(yaml.safe_load(CRD_FILE.read_text(encoding="utf-8"))),
         )
         assert answer.status_code in (200, 201), answer.text
-        api.wait_for("the kind", lambda: client.get(PIPELINES).status_code == 200, 30.0)
+        api.wait_for("the kind", lambda: client.get(PIPELINES).status_code == 200, 60.0)
         yield client
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import json
 import subprocess
 from collections.abc import Iterator
@@ -40,16 +41,22 @@ def cluster(api_server: ControlPlane) -> Iterator[tuple[ControlPlane, httpx.Clie
     """An API server that serves the definition which `tritonpipe crd` prints."""
     kubectl(api_server, "apply", "--server-side", "--force-conflicts", "--filename=-", text=crd.render())
     with api.client(api_server.kubeconfig) as client:
-        api.wait_for("the kind", lambda: client.get(PIPELINES).status_code == 200, 30.0)
+        api.wait_for("the kind", lambda: client.get(PIPELINES).status_code == 200, 60.0)
         yield api_server, client
+
+
+@functools.cache
+def rendered(file: Path) -> str:
+    """What `tritonpipe render --manifests` prints."""
+    done = run("render", "--manifests", str(file))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
 def test_kubectl_takes_the_manifests(cluster: tuple[ControlPlane, httpx.Client], file: Path) -> None:
-    manifests = run("render", "--manifests", str(file))
-    assert manifests.returncode == 0, manifests.stderr
     for way in (["apply"], ["apply", "--server-side"]):
-        said = kubectl(cluster[0], *way, "--dry-run=server", "--validate=strict", "--filename=-", text=manifests.stdout)
+        said = kubectl(cluster[0], *way, "--dry-run=server", "--validate=strict", "--filename=-", text=rendered(file))
         for kind in ("configmap", "secret", "service", "networkpolicy", "deployment"):
             assert kind in said
 
@@ -62,7 +69,7 @@ def test_the_stored_resource_gives_the_same_manifests(cluster: tuple[ControlPlan
     stored: dict[str, Any] = client.get(f"{PIPELINES}/{file.stem}").json()
     try:
         applied = plan(Observed(stored), Context(Options(), lambda _uid, _revision: KEY_PLACEHOLDER), dt.datetime.now(dt.UTC)).apply
-        printed = json.dumps(list(yaml.safe_load_all(run("render", "--manifests", str(file)).stdout)), indent=1)
+        printed = json.dumps(list(yaml.safe_load_all(rendered(file))), indent=1)
         assert printed.replace(PLACEHOLDER_UID, stored["metadata"]["uid"]) == json.dumps(applied, indent=1)
     finally:
         client.delete(f"{PIPELINES}/{file.stem}")

@@ -44,7 +44,7 @@ def test_garbage_collector_removes_dependents(control_plane: ControlPlane) -> No
         child["metadata"] = {"name": "child", "ownerReferences": [reference]}
         api.apply(connection, f"{path}/child", child)
         connection.delete(f"{path}/owner").raise_for_status()
-        api.wait_for("collected", lambda: connection.get(f"{path}/child").status_code == 404, 30)
+        api.wait_for("collected", lambda: connection.get(f"{path}/child").status_code == 404, 60)
 
 
 def test_audit_log_counts_writes_alone(control_plane: ControlPlane) -> None:

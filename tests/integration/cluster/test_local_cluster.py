@@ -127,7 +127,7 @@ def test_triton_on_a_gpu_answers_through_its_service(cluster: Cluster, connectio
         answer = httpx.post(f"http://{address}/v2/models/double/infer", json=request, timeout=5, trust_env=False)
         return bool(answer.raise_for_status().json()["outputs"][0]["data"] == [3.0, -4.0])
 
-    api.wait_for("answer through the Service", answered, 20)
+    api.wait_for("answer through the Service", answered, 60)
     visible = subprocess.run(
         [cluster.node.binaries / "kubectl", "--kubeconfig", cluster.kubeconfig, "exec", "triton", "--", "printenv", "NVIDIA_VISIBLE_DEVICES"],
         capture_output=True,
@@ -144,10 +144,10 @@ def test_pod_waits_for_gpus_and_gets_them_when_the_node_has_more(cluster: Cluste
         messages = [condition.get("message", "") for condition in status_of(connection, path).get("conditions", [])]
         return any(f"Insufficient {GPU_RESOURCE}" in message for message in messages)
 
-    api.wait_for("a scheduler that finds too few GPUs", refused, 20)
+    api.wait_for("a scheduler that finds too few GPUs", refused, 60)
     cluster.set_gpus(8)
     try:
-        api.wait_for("the pod on the larger node", lambda: is_ready(connection, path), 40)
+        api.wait_for("the pod on the larger node", lambda: is_ready(connection, path), 60)
     finally:
         connection.delete(path).raise_for_status()
         cluster.set_gpus(2)
@@ -169,7 +169,7 @@ def test_crashed_components_come_back(cluster: Cluster, connection: httpx.Client
     registrations = (cluster.logs / "gpu-device-plugin.log").read_text().count("registered")
     cluster.supervisor.kill("kube-apiserver")
     cluster.supervisor.kill("kubelet")
-    api.wait_for("restarts", lambda: all(cluster.supervisor.components()[name]["ended"] for name in ("kube-apiserver", "kubelet")), 20)
+    api.wait_for("restarts", lambda: all(cluster.supervisor.components()[name]["ended"] for name in ("kube-apiserver", "kubelet")), 60)
     api.wait_for("API server", lambda: api.ready(connection), 60)
     # A new kubelet forgets its device plugins: they have to find its new socket.
     log = cluster.logs / "gpu-device-plugin.log"

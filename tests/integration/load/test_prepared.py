@@ -16,8 +16,8 @@ from tritonclient.grpc import service_pb2
 from e2e.load.prepared import prepared_load, request_of
 from triton_pipelines.load.grpc import METHOD
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
-DEADLINE = 30.0
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+DEADLINE = 60.0
 CLIENTS = 4
 
 
