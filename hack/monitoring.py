@@ -83,6 +83,19 @@ PANELS: Final[Sequence[tuple[str, Sequence[Panel]]]] = (
         ),
     ),
     (
+        "Pods",
+        (
+            ("Pods", "none", "wanted, and there", (
+                (f"tritonpipe_pipeline_pods_desired{{{_OWN}}}", "wanted"),
+                (f"tritonpipe_pipeline_pods{{{_OWN}}}", "there"),
+            )),
+            ("CPU limit of each pod", "none", "cores; wanted where live scaling grows it in place", (
+                (f"tritonpipe_pod_cpu_limit_desired_cores{{{_OWN}}}", "wanted"),
+                (f"tritonpipe_pod_cpu_limit_cores{{{_OWN}}}", "{{pod}}"),
+            )),
+        ),
+    ),
+    (
         "Scaling itself",
         (
             ("Changes", "none", "per direction and reason, in the window shown", (

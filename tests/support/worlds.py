@@ -117,6 +117,7 @@ class World:
     missing_sources: dict[str, str] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     kubelet: dict[str, str] = field(default_factory=dict)  # pod → Deferred or Infeasible: what its node says to a resize
+    managed: dict[str, list[Object]] = field(default_factory=dict)  # pod → managedFields that others left
     latencies: Latencies | None = None
     _serial: int = 0
     _progress: dt.datetime = START
@@ -197,7 +198,7 @@ class World:
         elif scheduled:
             loader["state"] = {"terminated": {"exitCode": 0, "reason": "Completed", "message": report.to_json()}}
             server["state"] = {"running": {"startedAt": rfc3339(pod.since)}}
-        metadata = {
+        metadata: Object = {
             "name": pod.name,
             "uid": f"uid-{pod.name}",
             "labels": {
@@ -209,6 +210,8 @@ class World:
         }
         if pod.away:
             metadata["deletionTimestamp"] = rfc3339(self.now)
+        if pod.name in self.managed:
+            metadata["managedFields"] = self.managed[pod.name]
         status: Object = {
             "phase": "Running" if ready else "Pending",
             "podIP": "10.0.0.1" if scheduled else "",
@@ -287,6 +290,7 @@ class World:
         if decided.resize is not None:
             (pod,) = [pod for pod in self.pods if pod.name == decided.resize.pod]
             assert decided.resize.uid == f"uid-{pod.name}"
+            self.managed.pop(pod.name, None)  # what is written is its writer's
             pod.asked = decided.resize.patch["spec"]["containers"][0]["resources"]
 
     def _apply(self, item: Object) -> None:

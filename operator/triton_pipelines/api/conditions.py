@@ -55,6 +55,7 @@ class Reason(StrEnum):
     NO_PROGRESS = "NoProgress"
     BATCHING_DEFEATED = "BatchingDefeated"
     REPLICAS_OWNER_CONFLICT = "ReplicasOwnerConflict"
+    CPU_OWNER_CONFLICT = "CPUOwnerConflict"
     # waiting
     METRICS_MISSING = "MetricsMissing"
     METRICS_STALE = "MetricsStale"
@@ -106,6 +107,7 @@ KIND_OF: Mapping[Reason, Kind] = {
     Reason.NO_PROGRESS: Kind.FINE,
     Reason.BATCHING_DEFEATED: Kind.FINE,
     Reason.REPLICAS_OWNER_CONFLICT: Kind.WAITING,
+    Reason.CPU_OWNER_CONFLICT: Kind.WAITING,
     Reason.METRICS_MISSING: Kind.WAITING,
     Reason.METRICS_STALE: Kind.WAITING,
     Reason.METRICS_PARTIAL: Kind.WAITING,

@@ -52,6 +52,7 @@ REASON_MEANING: Mapping[Reason, str] = {
     Reason.NO_PROGRESS: "Requests wait and none completes: a process of the step may be dead.",
     Reason.BATCHING_DEFEATED: "The GPU step runs requests one by one although more wait: their shapes differ; see `tokenizer.padding`.",
     Reason.REPLICAS_OWNER_CONFLICT: "Two want to say how many pods there are; the message names both, who has it now, and how to leave it to one.",
+    Reason.CPU_OWNER_CONFLICT: "Somebody else resizes the pods in place; the message names them, and the CPU is left to them.",
     Reason.METRICS_MISSING: "No metrics of the pods arrive; the message says what to look at. Counts do not fall.",
     Reason.METRICS_STALE: "The newest metrics are too old; after `scaling.staleAfterSeconds` the fallback applies.",
     Reason.METRICS_PARTIAL: "Metrics of some pods or models are missing. Counts do not fall.",

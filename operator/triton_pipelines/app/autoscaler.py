@@ -31,6 +31,7 @@ from triton_pipelines.pipeline.example import example_of
 from triton_pipelines.reconcile.observed import Pod, json_object, serves
 from triton_pipelines.reconcile.plan import hands_off
 from triton_pipelines.reconcile.reconciler import Prober, ProbeTarget
+from triton_pipelines.reconcile.refusals import Refusal
 from triton_pipelines.reconcile.scaling import Intent, View, limits_of
 from triton_pipelines.scaling.actuator import Ended, Outcome, Pace, PodGoneError, PodRefusedError, PodSilentError, Target, actuate
 from triton_pipelines.scaling.backoff import Backoff
@@ -80,7 +81,7 @@ class Autoscaler:
     clock: Callable[[], dt.datetime]
     enqueue: Callable[[Key], None]
     metrics: ScalingMetrics
-    refused_limits: Callable[[Key], Mapping[str, int]] = lambda _: {}
+    refusals: Callable[[Key], Mapping[str, Refusal]] = lambda _: {}
     tick_seconds: float = TICK_SECONDS
     intent_seconds: float = INTENT_SECONDS
     retry_seconds: float = RETRY_SECONDS
@@ -276,7 +277,7 @@ class Autoscaler:
         limits = fleets.limits(watched, before, direct=not any(self.collectors))
         counts = watched.counts()
         decision = decide(limits, before, sample, counts, [pod.name for pod in pods], now)
-        seen = fleets.seen(watched, before, deployment, self.refused_limits(key))
+        seen = fleets.seen(watched, before, deployment, self.refusals(key), live)
         still = watched.busy or watched.backoff.wait(self.retry_seconds, now) > 0 or not pods
         # What is under way changes counts, or what they are to be, and what failed is not tried at once; the law looks again afterwards.
         waits = watched.active and (still or bool(moving(before, seen, now)))
@@ -295,6 +296,7 @@ class Autoscaler:
         decision = scaled.shown(decision, watched.memory, active=watched.active)
         view = View(decision, watched.pipeline.spec.scaling.mode, counts, source, trouble, watched.backoff.reason)
         self.metrics.decided(key, view, {step.name: step.model_name for step in watched.steps}, sample, now)
+        self.metrics.sized(key, *fleets.sizes(watched, deployment))
         if key not in self._invalid and not scaled.settling(watched, decision.verdict, now):
             self._tell(key, watched, view, now)
 
@@ -383,10 +385,8 @@ class Autoscaler:
     # --- tell ---------------------------------------------------------------------------------------------------------------
 
     def _tell(self, key: Key, watched: Watched, view: View, now: float) -> None:
-        """Hand a view to the status: at once when decision, verdict or trouble changed, else at most once a minute.
-
-        In between the last one stands: passes come for other reasons, too, and must not write every new digit.
-        """
+        """Hand a view to the status: at once when decision, verdict or trouble changed, else at most once a minute. In between the last one
+        stands: passes come for other reasons, too, and must not write every new digit."""
         said = scaled.telling(view)
         if said != watched.told or now - watched.told_at >= STATUS_SECONDS:
             watched.view, watched.told, watched.told_at = view, said, now

@@ -6,10 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from triton_pipelines.api import names
 from triton_pipelines.app.scaled import Watched
 from triton_pipelines.metrics.samples import Failure, Sample
 from triton_pipelines.reconcile.fleet import bounds_of, seen_of, smallest_limit
+from triton_pipelines.reconcile.observed import Memory as ControllerMemory
+from triton_pipelines.reconcile.refusals import Refusal
 from triton_pipelines.reconcile.replicas import KEY_MILLIS, KEY_REPLICAS, recorded
+from triton_pipelines.reconcile.resizing import actual_limit
 from triton_pipelines.reconcile.scaling import Intent, limits_of
 from triton_pipelines.scaling.fleet import CPU, PODS, Bounds, Seen, adopt, decide_fleet
 from triton_pipelines.scaling.memory import dumps
@@ -45,10 +49,19 @@ def taken_over(watched: Watched, memory: Memory, live: Mapping[str, str], deploy
     return adopt(memory, bounds(watched), replicas, millis)
 
 
-def seen(watched: Watched, memory: Memory, deployment: Mapping[str, Any] | None, refused: Mapping[str, int]) -> Seen:
-    """The pods as they are. ``refused``: CPU limits that the API server does not give, by pod uid."""
+def seen(watched: Watched, memory: Memory, deployment: Mapping[str, Any] | None, refused: Mapping[str, Refusal], live: Mapping[str, str]) -> Seen:
+    """The pods as they are. ``refused``: CPU limits that the API server does not give, by pod uid; ``live``: content of the live ConfigMap."""
     wanted = memory.cpu.scale.desired if memory.cpu is not None else None
-    return seen_of(watched.everyone, deployment, wanted, refused)
+    return seen_of(watched.everyone, deployment, wanted, refused, ControllerMemory.parse(live.get(names.KEY_MEMORY)))
+
+
+def sizes(watched: Watched, deployment: Mapping[str, Any] | None) -> tuple[Mapping[str, int | None], int | None, int | None]:
+    """For the metrics: the CPU limit in force in each pod that is to stay, by name; how many pods are wanted, and which limit of each."""
+    there = {pod.name: actual_limit(pod) for pod in watched.everyone if not pod.deleting}
+    memory, wanted = watched.memory, (deployment or {}).get("spec", {}).get("replicas")
+    if memory is not None and memory.pods is not None:
+        wanted = memory.pods.scale.desired
+    return there, wanted, memory.cpu.scale.desired if memory is not None and memory.cpu is not None else None
 
 
 def turn(watched: Watched, found: PipelineLimits, decision: Decision, pods: Seen, sample: Sample | Failure, now: float) -> Decision:

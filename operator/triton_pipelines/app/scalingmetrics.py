@@ -32,6 +32,12 @@ class ScalingMetrics:
             "gpu_starved_ratio", "Share of decisions in which the GPU step idled while work waited before it.", "namespace", "pipeline"
         )
         self.age = gauge("scaling_sample_age_seconds", "Age of the oldest of the pods' newest samples.", "namespace", "pipeline")
+        self.pods = gauge("pipeline_pods", "Pods that are there and not on their way out.", "namespace", "pipeline")
+        self.pods_desired = gauge("pipeline_pods_desired", "Pods that are wanted.", "namespace", "pipeline")
+        self.cpu = gauge("pod_cpu_limit_cores", "CPU limit in force in a pod's server, as the kubelet tells it.", "namespace", "pipeline", "pod")
+        self.cpu_desired = gauge(
+            "pod_cpu_limit_desired_cores", "CPU limit that live scaling wants for each pod (scaling.cpuResize).", "namespace", "pipeline"
+        )
         self.actions = Counter("tritonpipe_scaling_actions", "Changes of counts.", (*_STEP, "direction", "reason"), registry=registry)
         self.reversals = Counter("tritonpipe_scaling_reversals", "Changes against the direction of the one before.", _STEP, registry=registry)
         self.errors = Counter("tritonpipe_scaling_errors", "What went wrong in scaling.", ("namespace", "pipeline", "kind"), registry=registry)
@@ -40,6 +46,7 @@ class ScalingMetrics:
         self._starved: dict[Key, float] = {}
         self._known: dict[Key, set[tuple[str, str, str]]] = {}
         self._newest: dict[Key, dict[str, float]] = {}
+        self._sized: dict[Key, set[str]] = {}
 
     def decided(self, key: Key, view: View, models: Mapping[str, str], sample: Sample | Failure, now: float) -> None:
         """Take in a decision. ``models``: step → name of its model, as Triton's own series have it."""
@@ -65,6 +72,22 @@ class ScalingMetrics:
         self._starved[key] = 0.97 * self._starved.get(key, 0.0) + 0.03 * starved
         self.starved.labels(*key).set(self._starved[key])
 
+    def sized(self, key: Key, pods: Mapping[str, int | None], wanted: int | None, limit: int | None) -> None:
+        """Take in the pods as they are. ``pods``: name → CPU limit in force; ``wanted``: how many there should be; ``limit``: what each should
+        have, thousandths of a core; ``None``: not known, or live scaling's to say, and then there is no such series."""
+        self.pods.labels(*key).set(len(pods))
+        limits = {pod: millis / 1000 for pod, millis in pods.items() if millis is not None}
+        for gone in self._sized.get(key, set()) - limits.keys():
+            self.cpu.remove(*key, gone)
+        self._sized[key] = set(limits)
+        for pod, cores in limits.items():
+            self.cpu.labels(*key, pod).set(cores)
+        for family, value in ((self.pods_desired, wanted), (self.cpu_desired, None if limit is None else limit / 1000)):
+            if value is None:
+                family.remove_by_labels({"namespace": key[0], "pipeline": key[1]})
+            else:
+                family.labels(*key).set(value)
+
     def _aged(self, key: Key, view: View, sample: Sample | Failure, now: float) -> None:
         """The age grows while nothing new comes; a pod that is gone has none."""
         newest = self._newest.setdefault(key, {})
@@ -88,8 +111,10 @@ class ScalingMetrics:
 
     def forget(self, key: Key) -> None:
         """Drop the gauges of a pipeline that is no longer scaled."""
-        for family in (self.instances, self.desired, self.busy, self.wait, self.verdict, self.starved, self.age):
+        steps = (self.instances, self.desired, self.busy, self.wait)
+        for family in (*steps, self.verdict, self.starved, self.age, self.pods, self.pods_desired, self.cpu, self.cpu_desired):
             family.remove_by_labels({"namespace": key[0], "pipeline": key[1]})
         self._known.pop(key, None)
         self._starved.pop(key, None)
         self._newest.pop(key, None)
+        self._sized.pop(key, None)

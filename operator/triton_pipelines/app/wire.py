@@ -75,7 +75,7 @@ def build_reconcile(services: Services) -> Reconcile:
         latencies=latency.latencies,
         monitoring=monitors.findings,
     )
-    autoscaler.refused_limits = reconciler.refused_limits
+    autoscaler.refusals = reconciler.refusals
     return reconciler.reconcile
 
 

@@ -43,14 +43,20 @@ class ClusterError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One field-level finding of the API server: where and what."""
+    """One finding of the API server: where and what, and its machine-readable reason where it gives one."""
 
     field: str
     message: str
+    reason: str = ""
 
 
 class NotFound(ClusterError):
     """404: the object, its namespace or its kind is not there."""
+
+    @property
+    def of_an_object(self) -> bool:
+        """Whether the path is served and only the object is not there: the API server names it then."""
+        return self.message.endswith("not found") and '"' in self.message
 
 
 class Conflict(ClusterError):
@@ -118,7 +124,9 @@ def from_response(status: int, reason_phrase: str, body: Any, retry_after: str |
     details = content.get("details")
     found = details.get("causes") if isinstance(details, Mapping) else None
     causes = tuple(
-        Cause(field=str(cause.get("field", "")), message=str(cause.get("message", ""))) for cause in (found or ()) if isinstance(cause, Mapping)
+        Cause(field=str(cause.get("field", "")), message=str(cause.get("message", "")), reason=str(cause.get("reason", "")))
+        for cause in (found or ())
+        if isinstance(cause, Mapping)
     )
     seconds: float | None = None
     if retry_after is not None and retry_after.strip().isdigit():

@@ -67,8 +67,7 @@ class Store:
             Whether the store knows something new.
         """
         if resource == PODS:
-            # Pods are never applied, and their managedFields are the larger half of them.
-            obj["metadata"].pop("managedFields", None)
+            _slim(obj)
         entry = self._objects[resource].get(key_of(obj))
         if entry is not None and not _is_newer(obj, entry.obj):
             return False
@@ -145,7 +144,7 @@ class Store:
             if touched <= since and (entry is None or _version(entry.obj) != _version(item)):
                 changed.update(self._owners(entry), [owner_key(resource, item)])
                 if resource == PODS:
-                    item["metadata"].pop("managedFields", None)
+                    _slim(item)
                 self._set(resource, item)
         for key, entry in tuple(known.items()):
             if key not in listed and entry.touched <= since and (namespace is None or key[0] == namespace):
@@ -194,6 +193,13 @@ async def relist(client: Client, store: Store, resource: Resource, *, namespace:
     since = store.mark()
     listing = await client.list(resource, namespace, label_selector=label_selector)
     return store.replace(resource, listing.items, since=since, namespace=namespace)
+
+
+def _slim(pod: Object) -> None:
+    """Pods are never applied, and their managedFields are the larger half of them; of these is kept who resized the pod in place."""
+    kept = [entry for entry in pod["metadata"].pop("managedFields", None) or () if entry.get("subresource") == "resize"]
+    if kept:
+        pod["metadata"]["managedFields"] = kept
 
 
 def _version(obj: Object) -> tuple[str | None, str | None]:

@@ -54,8 +54,8 @@ def _scaled(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
     if new.get("reason") == Reason.ACTUATION_FAILED and (old.get("reason"), old.get("message")) != (new.get("reason"), new.get("message")):
         told.append(Event(True, Reason.ACTUATION_FAILED.value, "Scale", str(new.get("message", ""))))
     old, new = _condition(before, ConditionType.SCALING_LIMITED), _condition(after, ConditionType.SCALING_LIMITED)
-    if new.get("reason") == Reason.REPLICAS_OWNER_CONFLICT != old.get("reason"):
-        told.append(Event(True, Reason.REPLICAS_OWNER_CONFLICT.value, "Scale", str(new.get("message", ""))))
+    if new.get("reason") in (Reason.REPLICAS_OWNER_CONFLICT, Reason.CPU_OWNER_CONFLICT) and new.get("reason") != old.get("reason"):
+        told.append(Event(True, str(new["reason"]), "Scale", str(new.get("message", ""))))
     old, new = _condition(before, ConditionType.METRICS_AVAILABLE), _condition(after, ConditionType.METRICS_AVAILABLE)
     if new and (old.get("status", "True"), old.get("reason")) != (new["status"], new["reason"]) and Reason(new["reason"]) is not Reason.NO_PODS:
         if new["status"] == "False":

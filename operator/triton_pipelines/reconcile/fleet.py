@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from triton_pipelines.api import names
@@ -13,8 +14,12 @@ from triton_pipelines.scaling.fleet import PODS, Bounds, Seen
 from triton_pipelines.scaling.resize import CpuBounds
 from triton_pipelines.scaling.types import Infeasible, StepLimits
 
-from .observed import Pod
+from .cpuowner import taken_by
+from .observed import Memory, Observed, Pod
+from .problems import Problem
+from .refusals import Refusal
 from .resizing import INFEASIBLE, actual_limit, asked_limit, state_of, waits
+from .rollout import deadline_exceeded
 from .scaling import scaled_steps
 
 
@@ -32,21 +37,55 @@ def _most(graph: Graph) -> int:
     return sum(millis(step.resources.cpu) * step.instances.high for step in scaled_steps(graph) if step.python)
 
 
-def seen_of(pods: Sequence[Pod], deployment: Mapping[str, Any] | None, wanted: int | None, refused: Mapping[str, int] | None = None) -> Seen:
-    """The pods as they are. ``wanted``: the CPU limit that each is to have, ``None``: any; ``refused``: limits that the API server did not
-    give, by pod uid: where a node is too small for it, it says so (Kubernetes 1.36, measured) before the kubelet could."""
+def seen_of(
+    pods: Sequence[Pod],
+    deployment: Mapping[str, Any] | None,
+    wanted: int | None,
+    refused: Mapping[str, Refusal] | None = None,
+    memory: Memory | None = None,
+) -> Seen:
+    """The pods as they are. ``wanted``: the CPU limit that each is to have, ``None``: any; ``refused``: by pod uid, what the API server did
+    not give: of a node that is too small it says so (Kubernetes 1.36, measured) before the kubelet could; ``memory``: the controller's."""
+    memory, refused = memory or Memory(), refused or {}
     staying = [pod for pod in pods if not pod.deleting]
-    running = [pod for pod in staying if pod.server_running] if wanted is not None else []
-    uneven = {pod.name: waits(pod) or f"is next for {wanted}m" for pod in running if waits(pod) or asked_limit(pod) != wanted}
-    infeasible = {pod.uid: found for pod in running if (found := _infeasible(pod, (refused or {}).get(pod.uid))) is not None}
+    owned = wanted is not None and not taken_by(memory)
+    running = [pod for pod in staying if pod.server_running] if owned else []
+    uneven = {pod.name: _uneven(pod, wanted, refused.get(pod.uid)) for pod in running if waits(pod) or asked_limit(pod) != wanted}
+    infeasible = {pod.uid: found for pod in running if (found := _infeasible(pod, refused.get(pod.uid))) is not None}
     return Seen(
         uids=frozenset(pod.uid for pod in staying),
         there=len(staying),
         ready=sum(pod.serving for pod in staying),
-        rolling=deployment is None or rolls(deployment) or len({(pod.revision, pod.template) for pod in staying}) > 1,
+        rolling=_rolling(staying, deployment, memory),
         uneven=uneven,
         infeasible=infeasible,
+        cpu_taken=taken_by(memory),
     )
+
+
+def _rolling(staying: Sequence[Pod], deployment: Mapping[str, Any] | None, memory: Memory) -> bool:
+    """Whether a rollout runs that what serves has to wait for; it need not for one that does not come to its end."""
+    if deployment is None:
+        return True
+    labels = ((deployment.get("spec") or {}).get("template", {}).get("metadata") or {}).get("labels") or {}
+    if memory.stuck and labels.get(names.LABEL_REVISION) == memory.stuck:
+        return False
+    return rolls(deployment) or len({(pod.revision, pod.template) for pod in staying}) > 1
+
+
+def stuck_in(observed: Observed, target: str, problems: Sequence[Problem], memory: Memory) -> Memory:
+    """Memory of whether the rollout of ``target`` has failed beside pods of another revision that serve, as with strategy Surge.
+
+    It stands until the revision serves after all or another is asked for: what scaling changes of a Deployment starts its clock anew, and
+    the pods that serve would wait for that deadline, too, each time.
+    """
+    pods = [pod for pod in observed.pods if not pod.deleting]
+    serving = {pod.revision for pod in pods if pod.serving}
+    if observed.deployed_revision() != target or target in serving or not serving:
+        return replace(memory, stuck="")
+    mine = {pod.name for pod in pods if pod.revision == target}
+    failed = any(problem.final and problem.pod in mine for problem in problems) or deadline_exceeded(target, observed, problems) is not None
+    return replace(memory, stuck=target) if failed else replace(memory, stuck=target if memory.stuck == target else "")
 
 
 def smallest_limit(pods: Sequence[Pod]) -> Mapping[str, Any] | None:
@@ -65,8 +104,18 @@ def rolls(deployment: Mapping[str, Any]) -> bool:
     return progressing.get("reason") not in ("NewReplicaSetAvailable", "ProgressDeadlineExceeded")
 
 
-def _infeasible(pod: Pod, refused: int | None) -> Infeasible | None:
-    asked, given = asked_limit(pod) if refused is None else refused, actual_limit(pod)
-    if (refused is None and state_of(pod)[0] != INFEASIBLE) or asked is None or given is None or given >= asked:
+def _uneven(pod: Pod, wanted: int | None, refusal: Refusal | None) -> str:
+    """What the pod's CPU waits for."""
+    if refusal is not None and refusal.limit != asked_limit(pod):
+        return refusal.why
+    return waits(pod) or f"is next for {wanted}m"
+
+
+def _infeasible(pod: Pod, refusal: Refusal | None) -> Infeasible | None:
+    """That the pod's node is too small, and nothing else that was refused."""
+    if refusal is not None and not refusal.binds:
+        refusal = None
+    asked, given = asked_limit(pod) if refusal is None else refusal.limit, actual_limit(pod)
+    if (refusal is None and state_of(pod)[0] != INFEASIBLE) or asked is None or given is None or given >= asked:
         return None
     return Infeasible(pod.uid, str((pod.raw.get("spec") or {}).get("nodeName") or ""), asked, given)

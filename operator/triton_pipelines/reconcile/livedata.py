@@ -8,8 +8,36 @@ from typing import Any
 
 from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import ResolvedSource, ResolvedSources, resolution
+from triton_pipelines.pipeline.graph import Graph
 
 from .observed import Memory, Observed, json_object
+
+
+def live_counts(graph: Graph, observed: Observed) -> dict[str, int]:
+    """Desired count of every scaled step: what scaling wants, else the recorded one, within its bounds, else where it starts.
+
+    Where the record is gone, as after somebody deleted the ConfigMap, it is what the pods run: a pod that starts must not bring fewer.
+    """
+    recorded = json_object(observed.live_data().get(names.KEY_COUNTS)) or _running(observed)
+    if observed.intent is not None:
+        recorded |= observed.intent.counts
+    result = {}
+    for step in graph.models:
+        if step.instances.scaled:
+            count = recorded.get(step.name)
+            start = count if isinstance(count, int) and not isinstance(count, bool) else step.instances.count
+            result[step.name] = max(step.instances.low, min(step.instances.high, start))
+    return result
+
+
+def _running(observed: Observed) -> dict[str, Any]:
+    """The most instances by step that a pod runs or was to run: as pods have reported them of late, and as the status tells of."""
+    if observed.deployment is None:
+        return {}
+    told = observed.status.get("steps") or ()
+    found = {str(item.get("name")): max(item.get("instances") or 0, item.get("desiredInstances") or 0) for item in told}
+    reported = observed.view.counts if observed.view is not None else {}
+    return found | {step: max(pods.values()) for step, pods in reported.items() if pods}
 
 
 def resolved_sources(observed: Observed, kept: Sequence[str]) -> dict[str, dict[str, ResolvedSource]]:

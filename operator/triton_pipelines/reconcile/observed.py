@@ -14,6 +14,7 @@ from triton_pipelines.api.base import Finding, Severity
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.loadplan import LoadReport
 
+from .refusals import Refusal
 from .scaling import Intent, View
 from .times import moment
 from .watch import Latencies
@@ -150,7 +151,8 @@ class Memory:
 
     ``secrets``: revision → hash of the control key that was applied; ``mode_revision``/``mode``: the fallback that an Auto rollout
     took; ``healed``: when a pod was last deleted for a dead process (RFC 3339); ``mended_manager``, ``mended``: who last edited the number
-    of pods, and when that was mended (replicas.py);
+    of pods, and when that was mended (replicas.py); ``resized_manager``, ``resized``: the same of the pods' CPU (cpuowner.py); ``stuck``:
+    a revision whose pods do not come while those of another one serve (fleet.py);
     ``rollout_pods``: with how many pods a rollout goes on, where scaling wants more than find room (0: with all); ``proven``: the revision that last served the whole pipeline; ``failed``: a revision that was taken back, with the
     hash of the spec that asked for it, why, and the revision that took its place; ``generation`` and ``wanted``: the spec last
     acted on and the revision it came to, so that another revision for the same spec is known to be nobody's wish; ``watch``: the rollout
@@ -171,6 +173,9 @@ class Memory:
     healed: str = ""
     mended_manager: str = ""
     mended: str = ""
+    resized_manager: str = ""
+    resized: str = ""
+    stuck: str = ""
     rollout_pods: int = 0
     watch: Mapping[str, Any] = field(default_factory=dict)
     tuning: Mapping[str, Any] = field(default_factory=dict)
@@ -187,6 +192,8 @@ class Memory:
             memory = replace(memory, healed="")
         if moment(memory.mended) is None:
             memory = replace(memory, mended="")
+        if memory.resized and moment(memory.resized) is None:
+            memory = replace(memory, resized_manager="", resized="")
         if memory.failed_reason not in {*Reason, ""}:
             return replace(memory, failed_revision="", failed_reason="")
         return memory
@@ -203,7 +210,7 @@ class Observed:
 
     ``children`` are cached labelled objects by (kind, name); ``probes`` by pod uid; ``digests`` hashes of ConfigMap sources by step,
     ``missing_sources`` those that are not there (step → message); ``nodes`` is ``None`` where nodes were not needed or may not be read.
-    ``unresized``: why the API server refused to give a pod (by uid) another CPU limit, for as long as that is not tried again.
+    ``unresized``: why the API server refused to give a pod (by uid) another CPU limit when it was asked last.
     ``intent`` and ``view``: what live scaling wants recorded and says, where it has looked; ``latencies``: what revisions promise is
     measured by. ``tuning_pods``: pods of a tuning run, which are none of the pipeline's, in whatever phase; ``untuned``: why the API server
     takes an object of the run not. ``monitoring``: findings on PodMonitor and PrometheusRule; ``None``: not looked at yet.
@@ -218,7 +225,7 @@ class Observed:
     nodes: tuple[Object, ...] | None = None
     intent: Intent | None = None
     view: View | None = None
-    unresized: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    unresized: Mapping[str, Refusal] = field(default_factory=dict, kw_only=True)
     latencies: Latencies | None = None
     tuning_pods: tuple[Pod, ...] = ()
     untuned: str = ""

@@ -33,14 +33,15 @@ from triton_pipelines.tuning.knobs import changed
 
 from . import padding, tuning
 from . import status as statuses
+from .cpuowner import decide_cpu
 from .events import Event, transitions
-from .fleet import rolls
+from .fleet import rolls, stuck_in
 from .healing import heal
-from .livedata import live_data, resolved_sources
-from .observed import Memory, Object, Observed, json_object
+from .livedata import live_counts, live_data, resolved_sources
+from .observed import Memory, Object, Observed
 from .problems import Problem, config_missing, of_pod
 from .replicas import decide_replicas, in_rollout, owned_data
-from .resizing import Resize, next_resize, wanted_limit
+from .resizing import Resize, wanted_limit
 from .rollout import Rollout, decide, target_of
 from .tuningrun import Run, with_tuning
 from .tuningstage import left_over, stage_of
@@ -199,16 +200,21 @@ def _act(
     must_wait = held is not None or _must_wait(revision, observed, memory, context)
     wanted = observed.deployed_revision() if must_wait else revision.name
     memory = replace(memory, generation=observed.generation, wanted=wanted)
+    resizing = decide_cpu(wanted_limit(pipeline, graph, observed), observed, memory, now)
+    observed = replace(observed, unresized=resizing.refused)
+    memory = stuck_in(observed, target_of(memory, wanted), problems, resizing.memory)
     rolling = observed.deployment is None or rolls(observed.deployment)
     number = in_rollout(decide_replicas(pipeline, observed, memory, now), observed, target_of(memory, wanted), rolling)
     memory = number.memory
     replicas = 0 if pipeline.spec.suspend is Switch.ENABLED else number.number
-    rollout = decide(wanted, pipeline.spec.rollout.strategy, replicas, observed, memory, problems, now, limit_of(pipeline))
+    rollout = decide(
+        wanted, pipeline.spec.rollout.strategy, replicas, observed, memory, problems, now, limit_of(pipeline), in_the_way=number.held_up(observed)
+    )
     kept = _kept_revisions(pipeline, observed, rollout, wanted)
     resolved = resolved_sources(observed, kept)
     healing = heal(observed, resolved, rollout.memory, now)
     rollout = replace(rollout, memory=healing.memory)
-    counts = _live_counts(graph, observed)
+    counts = live_counts(graph, observed)
     secrets, memory = _secrets(pipeline, rollout, observed, context, kept)
 
     def ready() -> Condition:
@@ -229,8 +235,7 @@ def _act(
         data = (record or {}).get("data") or revision.data
         desired.append(revision_config_map(pipeline, wanted, data))
     refused = graph.padding.refused if graph.padding else {}
-    limit = wanted_limit(pipeline, graph, observed)
-    owned = owned_data(pipeline, observed, number.scaled, limit)
+    owned = owned_data(pipeline, observed, number.scaled, resizing.limit)
     live = live_config_map(pipeline, live_data(memory, counts, resolved, observed) | padding.data(refused) | owned)
     template = _template(revision, rollout, observed)
     optional = [network_policy(pipeline, context.options.operator_namespace), disruption_budget(pipeline, number.number)]
@@ -246,19 +251,20 @@ def _act(
     clear = _cleared(observed, tuned.objects)
     pruned = [deletion for deletion in _pruned(pipeline, observed, desired, kept) if deletion not in clear]
     delete = [*(Deletion("Pod", pod.name, pod.uid) for pod in healing.pods), *pruned]
-    resize = next_resize(limit, observed)
     warnings = lint(pipeline, graph, context.options)
     warnings += doubts(limit_of(pipeline), observed.latencies, rollout.target, observed.status.get("warnings") or ())
     warnings += [*tuning.doubts(tuned.run, wanted), *observed.monitoring_warnings()]
     status = held
     if status is None:
-        status = statuses.compute(pipeline, graph, observed, rollout, wanted, warnings, problems, counts, healing.astray, number, now)
+        status = statuses.compute(
+            pipeline, graph, observed, rollout, wanted, warnings, problems, counts, healing.astray, number, now, resizing.conflict
+        )
         if graph.padding is not None:
             status = status | {"padding": padding.told(graph.padding, tuned.run.status(), wanted in (tuned.run.revision, tuned.run.recommended))}
     status = with_tuning(status, tuned.status())
-    requeue = soonest(_requeue(status, rollout, problems, must_wait), tuned.recheck)
+    requeue = soonest(_requeue(status, rollout, problems, must_wait), tuned.recheck, resizing.again)
     decided = _with_status(observed, status, apply, delete, requeue, (*healing.events, *rollout.notes, *tuned.events))
-    return replace(decided, resize=resize, beside=tuple(beside), clear=clear)
+    return replace(decided, resize=resizing.resize, beside=tuple(beside), clear=clear)
 
 
 def _recommended(pipeline: InferencePipeline, patch: Mapping[str, Any], observed: Observed, context: Context) -> str:
@@ -308,20 +314,6 @@ def _kept_revisions(pipeline: InferencePipeline, observed: Observed, rollout: Ro
     ]
     history = [revision for _, revision in sorted(others, reverse=True)][: pipeline.spec.rollout.revision_history_limit]
     return sorted(used | set(history))
-
-
-def _live_counts(graph: Graph, observed: Observed) -> dict[str, int]:
-    """Desired count of every scaled step: what scaling wants, else the recorded one, within its bounds, else where it starts."""
-    recorded = json_object(observed.live_data().get(names.KEY_COUNTS))
-    if observed.intent is not None:
-        recorded |= observed.intent.counts
-    result = {}
-    for step in graph.models:
-        if step.instances.scaled:
-            count = recorded.get(step.name)
-            start = count if isinstance(count, int) and not isinstance(count, bool) else step.instances.count
-            result[step.name] = max(step.instances.low, min(step.instances.high, start))
-    return result
 
 
 def _secrets(pipeline: InferencePipeline, rollout: Rollout, observed: Observed, context: Context, kept: Sequence[str]) -> tuple[list[Object], Memory]:

@@ -45,7 +45,8 @@ from .observed import Object, Observed, Pod, Probe, alive, serves
 from .ownership import FormerChild, NameTaken, check_owner
 from .plan import Context, Deletion, Plan, Wanted, hands_off, plan, resolve, soonest
 from .queue import Key, Result
-from .resizing import Refusal, Resize, still_refused
+from .refusals import Refusal, of_pods, refused
+from .resizing import Resize
 from .scaling import Intent, View
 from .sources import config_map_sources, read_sources
 from .tuningrun import with_tuning
@@ -59,8 +60,6 @@ UNREADY_PROBE_SECONDS = 5.0
 SOURCE_POLL_SECONDS = 60.0
 # A former pipeline's children of the same name go within moments; the garbage collector is given this long per look (seconds).
 FORMER_CHILD_SECONDS = 2.0
-# A pod whose CPU the API server did not want to change is left alone for so long.
-UNRESIZED_AFTER = dt.timedelta(seconds=60)
 
 _log = structlog.get_logger(__name__)
 
@@ -118,8 +117,8 @@ class Reconciler:
     async def _pass(self, key: Key) -> Result:
         raw = self.store.get(INFERENCE_PIPELINES, *key)
         if raw is None:
-            self._probes.pop(key, None)
-            self._refused.pop(key, None)
+            for known in (self._probes, self._refused, self._unresized):
+                known.pop(key, None)
             return Result()
         if hands_off(raw):
             return Result()
@@ -128,7 +127,8 @@ class Reconciler:
         observed = await self._observe(key, raw, usable)
         wanted = resolve(observed, self.options)
         probe_after = await self._ask(key, wanted, observed) if isinstance(wanted, Wanted) else None
-        observed = replace(observed, probes=dict(self._probes.get(key, {})), unresized=self._refused_resizes(key, observed.pods))
+        self._unresized[key] = of_pods(self._unresized.get(key, {}), {pod.uid for pod in observed.pods})
+        observed = replace(observed, probes=dict(self._probes.get(key, {})), unresized=self._unresized[key])
         # Nothing is awaited from here until the key stands in _starting, so no two passes take the same free place.
         decided = plan(observed, Context(self.options, self.derive, self._may_roll(key)), self.clock(), wanted)
         if any(item["kind"] == "Deployment" for item in decided.apply):
@@ -269,25 +269,24 @@ class Reconciler:
         return False
 
     async def _resize(self, key: Key, observed: Observed, resize: Resize) -> None:
-        """Give one pod another CPU limit. What the API server refuses is said, and tried again after a while."""
-        since = self.store.mark()
+        """Give one pod another CPU limit. What the API server refuses is said, and asked for again after a while."""
+        since, known = self.store.mark(), self._unresized.setdefault(key, {})
         try:
             self.store.put(PODS, await self.client.resize_pod(key[0], resize.pod, resize.patch), since=since)
         except (Forbidden, Invalid, NotFound) as error:
-            text = f"cpu: the API server refuses to give pod {resize.pod} {resize.limit}m: {error.message}"
-            self._unresized.setdefault(key, {})[resize.uid] = Refusal(text, resize.limit, self.clock() + UNRESIZED_AFTER)
-            await self._post(observed.pipeline, Event(True, Reason.ACTUATION_FAILED.value, "Resize", text))
+            if isinstance(error, NotFound) and error.of_an_object:
+                return  # the pod has just gone, of which the watch tells
+            before = known.get(resize.uid)
+            known[resize.uid] = now = refused(error, resize.pod, resize.limit, before, self.clock())
+            if before is None or (before.kind, before.limit) != (now.kind, now.limit):
+                await self._post(observed.pipeline, Event(True, Reason.ACTUATION_FAILED.value, "Resize", now.text))
             return
+        known.pop(resize.uid, None)
         await _log.ainfo("resized", pod=resize.pod, cpu_millis=resize.limit)
 
-    def _refused_resizes(self, key: Key, pods: Sequence[Pod]) -> Mapping[str, str]:
-        if kept := still_refused(self._unresized.pop(key, {}), pods, self.clock()):
-            self._unresized[key] = kept
-        return {uid: refusal.text for uid, refusal in kept.items()}
-
-    def refused_limits(self, key: Key) -> Mapping[str, int]:
-        """CPU limits that the API server has just refused to give, by pod uid."""
-        return {uid: refusal.limit for uid, refusal in self._unresized.get(key, {}).items()}
+    def refusals(self, key: Key) -> Mapping[str, Refusal]:
+        """What the API server refused of pods' CPU, by pod uid."""
+        return self._unresized.get(key, {})
 
     async def _apply(self, item: Object, uid: str) -> None:
         resource = resource_of(item)

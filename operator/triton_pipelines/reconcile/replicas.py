@@ -42,6 +42,12 @@ class Replicas:
     least: int = 1
     shared: bool = False
 
+    def held_up(self, observed: Observed) -> bool:
+        """Whether live scaling wants another number of the pods that serve while a revision does not come: that one has to go first, or a
+        Deployment would give it a share of what is added."""
+        live = int(((observed.deployment or {}).get("spec") or {}).get("replicas") or 0)
+        return bool(self.memory.stuck) and self.owner == "scaling" and self.applied not in (None, live)
+
     @property
     def floating(self) -> bool:
         """Whether the number changes without the spec: pods on their way are then no rollout."""
@@ -54,10 +60,20 @@ def recorded(live: Mapping[str, str]) -> Mapping[str, int]:
     return {key: value for key, value in found.items() if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31}
 
 
+def known_pods(pipeline: InferencePipeline, observed: Observed) -> Mapping[str, int]:
+    """What is recorded. Where live scaling is not active and the whole live ConfigMap is gone, the number of pods that it had left: nobody
+    has asked for fewer. (Active, it goes by what runs in any case.)"""
+    known = recorded(observed.live_data())
+    if observed.live_data() or pipeline.spec.scaling.mode is ScalingMode.ACTIVE:
+        return known
+    live = int(((observed.deployment or {}).get("spec") or {}).get("replicas") or 0)
+    return {**known, KEY_REPLICAS: live} if live not in (0, pipeline.spec.replicas) else known
+
+
 def owned_data(pipeline: InferencePipeline, observed: Observed, scaled: int | None, limit: int | None) -> dict[str, str]:
     """What the live ConfigMap holds of pods: how many live scaling wants, and each one's CPU limit. Unless it is active, what it wanted
     last stays, so that it can go on from there."""
-    known = recorded(observed.live_data())
+    known = known_pods(pipeline, observed)
     wanted = {KEY_REPLICAS: scaled, KEY_MILLIS: limit}
     if pipeline.spec.scaling.mode is not ScalingMode.ACTIVE:
         wanted = {key: known.get(key) if value is not None else None for key, value in wanted.items()}
@@ -93,10 +109,11 @@ def in_rollout(number: Replicas, observed: Observed, target: str, rolling: bool)
     the Deployment says.
 
     The Deployment counts a pod that waits for a place among those that may be away, so that without room for a surge it would take no
-    other one down, and the rollout would never end. Once the pods that have a place serve the revision, the number is again what is wanted.
+    other one down, and the rollout would never end. Once the pods that have a place serve the revision, or it turns out that it never
+    will, the number is again what is wanted.
     """
     memory, deployed = number.memory, observed.deployed_revision()
-    if number.owner != "scaling" or not number.applied:
+    if number.owner != "scaling" or not number.applied or memory.stuck == target:
         return replace(number, memory=replace(memory, rollout_pods=0))
     staying = [pod for pod in observed.pods if not pod.deleting]
     most = memory.rollout_pods
@@ -140,7 +157,7 @@ def _other_owner(deployment: Object | None) -> _Owner | None:
 
 def _scaled(pipeline: InferencePipeline, bounds: PodBounds, observed: Observed) -> int:
     """The number that live scaling wants, else the recorded one, else what runs when it takes over."""
-    known = recorded(observed.live_data()).get(KEY_REPLICAS)
+    known = known_pods(pipeline, observed).get(KEY_REPLICAS)
     wanted = observed.intent.pods if observed.intent is not None and observed.intent.pods is not None else known
     if wanted is None:
         if pipeline.spec.scaling.mode is not ScalingMode.ACTIVE:

@@ -2,7 +2,8 @@
 
 One pod at a time. The template keeps the limit that pods start with, so that a count's growth rolls nothing; a pod that starts later is
 brought to the others' limit as soon as its server runs. While a pod of the pipeline finds no CPU on any node, those that run give back what
-they have reserved beyond the template's request (their limit stays), so that a rollout fits where the first one did.
+they have reserved beyond the template's request (their limit stays), so that a rollout fits where the first one did. What the API server
+refuses rests for a while (refusals.py), and what somebody else writes again is left to them (cpuowner.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from triton_pipelines.pipeline.graph import Graph
 from triton_pipelines.pipeline.server import cpu, cpu_range, millis
 
 from .observed import Observed, Pod
+from .refusals import Refused
 from .replicas import KEY_MILLIS, recorded
 
 PENDING: Final = "PodResizePending"
@@ -29,33 +31,24 @@ _NO_CPU: Final = "Insufficient cpu"
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """One pod's server gets this limit and request, thousandths of a core."""
+    """One pod's server gets this limit and request, thousandths of a core, instead of those ``before``."""
 
     pod: str
     uid: str
     limit: int
     request: int
+    before: tuple[int, int]
+
+    @property
+    def lowers(self) -> bool:
+        """Whether CPU is only given back."""
+        return self.limit <= self.before[0] and self.request <= self.before[1]
 
     @property
     def patch(self) -> dict[str, Any]:
         """As a strategic merge patch of the pod: a JSON merge patch would take the other resources away."""
         resources = {"limits": {"cpu": cpu(self.limit)}, "requests": {"cpu": cpu(self.request)}}
         return {"spec": {"containers": [{"name": names.CONTAINER_SERVER, "resources": resources}]}}
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why the API server did not resize a pod, the limit that was asked for, and until when it is not asked again."""
-
-    text: str
-    limit: int
-    until: dt.datetime
-
-
-def still_refused(known: Mapping[str, Refusal], pods: Sequence[Pod], now: dt.datetime) -> dict[str, Refusal]:
-    """Refusals (by pod uid) that still hold: of pods that are there, for their time."""
-    there = {pod.uid for pod in pods}
-    return {uid: refusal for uid, refusal in known.items() if uid in there and refusal.until > now}
 
 
 def wanted_limit(pipeline: InferencePipeline, graph: Graph, observed: Observed) -> int | None:
@@ -65,20 +58,51 @@ def wanted_limit(pipeline: InferencePipeline, graph: Graph, observed: Observed) 
         return None
     known = recorded(observed.live_data()).get(KEY_MILLIS)
     wanted = observed.intent.cpu if observed.intent is not None and observed.intent.cpu is not None else known
-    return bounds[0] if wanted is None else max(bounds[0], min(bounds[1], wanted))
-
-
-def next_resize(wanted: int | None, observed: Observed) -> Resize | None:
-    """The pod to resize now; ``None`` where all are as they should be, or one is still on its way."""
     if wanted is None:
+        # Without a record, as where somebody has deleted it: what pods of a revision that grows have been given.
+        wanted = max((limit for pod in observed.pods if (limit := _grown(pod, observed)) is not None), default=bounds[0])
+    return max(bounds[0], min(bounds[1], wanted))
+
+
+def _grown(pod: Pod, observed: Observed) -> int | None:
+    """The limit of a pod that runs and may grow."""
+    if (
+        pod.deleting
+        or not pod.server_running
+        or not _server((observed.revision_record(pod.revision) or {}).get("template") or {}).get("resizePolicy")
+    ):
         return None
-    pods = [pod for pod in observed.pods if pod.server_running and not pod.deleting and pod.uid not in observed.unresized]
-    pinched = any(_finds_no_cpu(pod) for pod in observed.pods if not pod.deleting)
-    due = [change for pod in pods if (change := _change(pod, wanted, observed, pinched=pinched)) is not None]
-    if any(on_its_way(pod) and not state_of(pod)[0] for pod in pods) and not pinched:
+    return asked_limit(pod)
+
+
+def due_changes(wanted: int | None, observed: Observed) -> list[Resize]:
+    """What pods do not have of what they are to have, those that give back first: others wait for it."""
+    if wanted is None:
+        return []
+    pinched = _pinched(observed)
+    due = [change for pod in _resizable(observed) if (change := _change(pod, wanted, observed, pinched=pinched)) is not None]
+    return sorted(due, key=lambda change: (change.limit, change.request, change.pod))
+
+
+def next_resize(due: Sequence[Resize], observed: Observed, now: dt.datetime) -> Resize | None:
+    """The pod to resize now; ``None`` where all are as they should be, one is still on its way, or those that are ``due`` were refused."""
+    if any(on_its_way(pod) and not state_of(pod)[0] for pod in _resizable(observed)) and not _pinched(observed):
         return None
-    # What is given back comes first: others wait for it.
-    return min(due, key=lambda change: (change.limit, change.request, change.pod), default=None)
+    resting = {uid: refusal for uid, refusal in observed.unresized.items() if refusal.until > now}
+    # Whoever has no right to it need not try others; a quota never stands against giving back.
+    kinds = {refusal.kind for refusal in resting.values() if refusal.of_all}
+    if kinds - {Refused.QUOTA}:
+        return None
+    return next((change for change in due if change.uid not in resting and (not kinds or change.lowers)), None)
+
+
+def _resizable(observed: Observed) -> list[Pod]:
+    return [pod for pod in observed.pods if pod.server_running and not pod.deleting]
+
+
+def _pinched(observed: Observed) -> bool:
+    """Whether a pod finds no CPU on any node."""
+    return any(_finds_no_cpu(pod) for pod in observed.pods if not pod.deleting)
 
 
 def _change(pod: Pod, wanted: int, observed: Observed, *, pinched: bool) -> Resize | None:
@@ -89,7 +113,7 @@ def _change(pod: Pod, wanted: int, observed: Observed, *, pinched: bool) -> Resi
     limit = max(wanted, rendered[0])
     guaranteed = present[0] == present[1] and rendered[0] == rendered[1] and _guaranteed(pod)
     request = rendered[1] if pinched and not guaranteed else min(limit, rendered[1] + limit - rendered[0])
-    return None if (limit, request) == present else Resize(pod.name, pod.uid, limit, request)
+    return None if (limit, request) == present else Resize(pod.name, pod.uid, limit, request, present)
 
 
 def actual_limit(pod: Pod) -> int | None:

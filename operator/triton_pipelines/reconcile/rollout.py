@@ -56,8 +56,11 @@ def decide(
     problems: Sequence[Problem],
     now: dt.datetime,
     limit: float | None = None,
+    *,
+    in_the_way: bool = False,
 ) -> Rollout:
-    """Decide on the revision and the mode for a pipeline that wants ``wanted``. ``limit``: milliseconds of p99 that a revision may not break."""
+    """Decide on the revision and the mode for a pipeline that wants ``wanted``. ``limit``: milliseconds of p99 that a revision may not break;
+    ``in_the_way``: whether a revision that does not come keeps those that serve from being scaled."""
     outdated = memory.failed_revision != wanted or memory.failed_spec != observed.spec_hash
     if memory.failed_revision and (outdated or observed.revision_record(memory.restored) is None):
         memory = replace(memory, failed_revision="", failed_spec="", failed_reason="", failed_message="", restored="")
@@ -79,7 +82,9 @@ def decide(
         mode = _restoring(strategy)
     gap = _gap(target, mode, replicas, observed, coming=recheck is not None)
     failure = _failure(target, observed, problems)
-    if failure and target == wanted and _old_gone(mode, observed, wanted) and _can_restore(memory, wanted, observed):
+    if in_the_way and failure is None:
+        failure = Reason.ROLLOUT_FAILED, "its pods did not become ready, and live scaling needs the Deployment for those that serve"
+    if failure and target == wanted and (in_the_way or _old_gone(mode, observed, wanted)) and _can_restore(memory, wanted, observed):
         reason, message = failure
         memory = replace(_taken_back(memory, wanted, observed.spec_hash, reason, message, memory.proven), watch={})
         target, mode, gap = memory.proven, _restoring(strategy), ""

@@ -185,14 +185,19 @@ def _decided(view: View, mode: ScalingMode) -> list[Condition]:
     return result
 
 
-def with_limits(conditions: Sequence[Condition], conflict: str, refused: Sequence[str]) -> list[Condition]:
-    """The conditions with what comes before the load: another owner of the number of pods, and pods whose CPU the API server does not
-    change."""
-    if not conflict and not refused:
+# Reasons of ScalingLimited that come with the pass that finds somebody else's writes, and go with it.
+OWNER_CONFLICTS = (Reason.REPLICAS_OWNER_CONFLICT, Reason.CPU_OWNER_CONFLICT)
+
+
+def with_limits(conditions: Sequence[Condition], pods: str, cpu: str, refused: Sequence[str]) -> list[Condition]:
+    """The conditions with what comes before the load: another owner of the number of ``pods`` or of their ``cpu``, and pods whose CPU the
+    API server does not change."""
+    said = [text for text in (pods, cpu, *refused) if text]
+    if not said:
         return list(conditions)
-    reason = Reason.REPLICAS_OWNER_CONFLICT if conflict else Reason.ACTUATION_FAILED
+    reason = Reason.REPLICAS_OWNER_CONFLICT if pods else Reason.CPU_OWNER_CONFLICT if cpu else Reason.ACTUATION_FAILED
     others = [item for item in conditions if item.type is not ConditionType.SCALING_LIMITED]
-    return [*others, Condition(ConditionType.SCALING_LIMITED, True, reason, "; ".join([*([conflict] if conflict else []), *refused]))]
+    return [*others, Condition(ConditionType.SCALING_LIMITED, True, reason, "; ".join(said))]
 
 
 def _advice(view: View) -> str:

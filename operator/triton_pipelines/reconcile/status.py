@@ -21,8 +21,8 @@ from .problems import Problem, worst
 from .replicas import Replicas
 from .rollout import Rollout, deadline_exceeded
 from .scaling import CONDITION_TYPES as SCALING_CONDITIONS
+from .scaling import OWNER_CONFLICTS, scaled_steps, status_of, steady, verdicts_of, with_limits
 from .scaling import conditions as scaling_conditions
-from .scaling import scaled_steps, status_of, steady, verdicts_of, with_limits
 from .times import rfc3339
 
 WARNINGS_MAX = 20
@@ -93,12 +93,13 @@ def compute(
     astray: Mapping[str, str],
     number: Replicas,
     now: dt.datetime,
+    cpu_conflict: str = "",
 ) -> dict[str, Any]:
-    """Status of a resource that is acted on; one dictionary, whole."""
+    """Status of a resource that is acted on; one dictionary, whole. ``cpu_conflict``: who else writes the pods' CPU."""
     conditions = conditions_of(pipeline, graph, observed, rollout, wanted, problems, number)
     if pipeline.spec.suspend is Switch.DISABLED:
         conditions += scaling_conditions(observed.view, pipeline.spec.scaling.mode, bool(scaled_steps(graph)), observed.status)
-        conditions = with_limits(conditions, number.conflict, sorted(observed.unresized.values()))
+        conditions = with_limits(conditions, number.conflict, cpu_conflict, sorted(refusal.text for refusal in observed.unresized.values()))
     settled = any(item.type is ConditionType.STALLED and item.status for item in conditions) or (
         conditions[0].type is ConditionType.READY and conditions[0].status is True
     )
@@ -137,7 +138,7 @@ def _kept_conditions(pipeline: InferencePipeline, graph: Graph, observed: Observ
     if observed.view is not None or not _looked_after(pipeline, graph):
         return []
     known = [item for item in observed.status.get("conditions") or () if item.get("type") in SCALING_CONDITIONS]
-    return [item for item in known if item["type"] not in decided and item.get("reason") != Reason.REPLICAS_OWNER_CONFLICT]
+    return [item for item in known if item["type"] not in decided and item.get("reason") not in OWNER_CONFLICTS]
 
 
 def _scaling(pipeline: InferencePipeline, observed: Observed) -> Mapping[str, Any]:

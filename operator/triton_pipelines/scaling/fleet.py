@@ -29,7 +29,8 @@ class Bounds:
 class Seen:
     """The pods as they are. ``uids``: of all that are there; ``there``, ``ready``: how many are to stay, and how many of these serve;
     ``rolling``: a rollout runs; ``counting``: counts are on their way; ``uneven``: pods, by name, whose CPU is not yet what was asked
-    for, and what they wait for; ``infeasible``: pods (by uid) whose node says that it never can be."""
+    for, and what they wait for; ``infeasible``: pods (by uid) whose node says that it never can be; ``cpu_taken``: who else writes the
+    pods' CPU, so that it is not scaling's for now, "" nobody."""
 
     uids: frozenset[str] = frozenset()
     there: int = 0
@@ -38,6 +39,7 @@ class Seen:
     counting: bool = False
     uneven: Mapping[str, str] = field(default_factory=dict)
     infeasible: Mapping[str, Infeasible] = field(default_factory=dict)
+    cpu_taken: str = ""
 
 
 def moving(memory: Memory, seen: Seen, now: float) -> str:
@@ -58,7 +60,7 @@ def decide_fleet(bounds: Bounds, limits: PipelineLimits, decision: Decision, see
     busy = "counts are changing" if seen.counting else "a rollout is running" if seen.rolling else ""
     notes = [decision.limited]
     actions: list[Action] = []
-    if bounds.cpu is not None and memory.cpu is not None:
+    if bounds.cpu is not None and memory.cpu is not None and not seen.cpu_taken:
         known = resize.noted(memory.cpu, seen.infeasible, seen.uids)
         turn = resize.decide_cpu(
             bounds.cpu,
@@ -83,7 +85,7 @@ def decide_fleet(bounds: Bounds, limits: PipelineLimits, decision: Decision, see
             decision,
             ready=seen.ready,
             # Where a node makes pods wait for theirs, others are the way.
-            cpu_may_grow=bool(resizing) or (resize.room(bounds.cpu, memory.cpu) and not seen.uneven),
+            cpu_may_grow=bool(resizing) or (resize.room(bounds.cpu, memory.cpu) and not seen.uneven and not seen.cpu_taken),
             blocked=busy or resizing,
             interval=interval,
             now=now,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from tests.support.loops import Loop, loop_of
 from tests.support.worlds import World
 from triton_pipelines.api import names
 from triton_pipelines.metrics.samples import Expected, Failure, Sample, Trouble, Usage
+from triton_pipelines.reconcile.refusals import Refusal, Refused
 from triton_pipelines.scaling.types import Verdict
 
 SPEC: dict[str, Any] = {
@@ -245,16 +248,162 @@ async def test_a_node_that_is_too_small_is_remembered_and_pods_are_added(monkeyp
     assert "a pod on node node-1 cannot have more than 1350m" in loop.world.condition("ScalingLimited")["message"]
 
 
-async def test_what_the_api_server_refuses_is_remembered_like_an_infeasible_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kubernetes 1.36 answers 403 where a node is too small (measured); the pod's spec stays as it was."""
+def refusing(loop: Loop, monkeypatch: pytest.MonkeyPatch, kind: Refused) -> dict[str, Refusal]:
+    """An API server that refuses every resize from now on; what it refused."""
+    known: dict[str, Refusal] = {}
+
+    def resize(decided: Any) -> None:
+        if (asked := decided.resize) is not None:
+            text = f"is not given {asked.limit}m: no"
+            known[asked.uid] = Refusal(asked.pod, kind, asked.limit, text, loop.world.now + dt.timedelta(seconds=60))
+
+    monkeypatch.setattr(loop.world, "resize", resize)
+    observed = loop.world.observed
+    monkeypatch.setattr(loop.world, "observed", lambda: replace(observed(), unresized=dict(known)))
+    loop.scaler.refusals = lambda key: known
+    return known
+
+
+async def test_a_node_that_the_api_server_says_is_too_small_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubernetes 1.36 answers 403 (measured); the pod's spec stays as it was."""
     loop = loop_of(monkeypatch, world(**IN_PLACE))
-    start, uid = limit(loop), f"uid-{loop.world.pods[0].name}"
-    monkeypatch.setattr(loop.world, "resize", lambda decided: None)
-    loop.scaler.refused_limits = lambda key: {uid: 3350} if any(made.resize for made in loop.plans) else {}
-    for _ in range(40):
-        flow(loop, cores=0.98 * start / 1000, throttled=0.3, **FULL)
-        loop.world.control().run_pods()
-        await loop.tick(5.0)
-        await loop.settle()
+    start = limit(loop)
+    refusing(loop, monkeypatch, Refused.NODE)
+    await run(loop, 200, cores=0.98 * start / 1000, throttled=0.3, **FULL)
     assert recorded(loop) == {"replicas": 2, "cpuMillis": start}
     assert "a pod on node node-1 cannot have more than 1350m" in loop.world.condition("ScalingLimited")["message"]
+
+
+@pytest.mark.parametrize("kind", [Refused.QUOTA, Refused.RIGHTS, Refused.RANGE, Refused.ADMISSION, Refused.INVALID])
+async def test_what_somebody_can_mend_is_told_as_it_is_and_asked_for_until_it_is_given(monkeypatch: pytest.MonkeyPatch, kind: Refused) -> None:
+    loop = loop_of(monkeypatch, world(**builders.merge(IN_PLACE, {"scaling": {"pods": {"max": 1}}})))
+    start = limit(loop)
+    with monkeypatch.context() as patched:
+        refused = refusing(loop, patched, kind)
+        await run(loop, 200, cores=0.98 * start / 1000, throttled=0.3, **FULL)
+        wanted = recorded(loop)["cpuMillis"]
+        assert wanted > start, "the node is not held to be too small"
+        assert 2 <= sum(made.resize is not None for made in loop.plans) <= 4, "now and then"
+        told = loop.world.condition("ScalingLimited")
+        assert (told["reason"], told["message"]) == ("ActuationFailed", f"cpu: pod {loop.world.pods[0].name} is not given {wanted}m: no")
+    refused.clear()
+    await run(loop, 60, cores=0.98 * start / 1000, throttled=0.3, **FULL)
+    assert limit(loop) >= wanted
+
+
+async def test_cpu_that_somebody_else_writes_is_left_to_them_and_pods_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = loop_of(monkeypatch, world(**IN_PLACE))
+    live = loop.world.children["ConfigMap", names.live_name(loop.world.name)]["data"]
+    live[names.KEY_MEMORY] = replace(loop.world.memory, resized_manager="vpa-updater").to_json()
+    fields: dict[str, Any] = {"f:spec": {"f:containers": {'k:{"name":"triton"}': {"f:resources": {"f:limits": {"f:cpu": {}}}}}}}
+    for pod in loop.world.pods:
+        pod.asked = pod.given = {"limits": {"cpu": "1200m"}}
+        loop.world.managed[pod.name] = [{"manager": "vpa-updater", "subresource": "resize", "time": "2026-01-01T11:00:00Z", "fieldsV1": fields}]
+    await run(loop, 150, cores=1.19, throttled=0.3, **FULL)
+    assert not [made.resize for made in loop.plans if made.resize is not None]
+    assert recorded(loop) == {"replicas": 2, "cpuMillis": 1350}, "no CPU is wanted that nobody gives"
+    assert loop.world.condition("ScalingLimited")["reason"] == "CPUOwnerConflict"
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------------------------
+
+
+async def test_pods_and_their_cpu_are_metrics_of_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = loop_of(monkeypatch, world(**IN_PLACE))
+    start = limit(loop)
+    loop.world.kubelet[loop.world.pods[0].name] = "Deferred"
+    await run(loop, 40, cores=0.98 * start / 1000, throttled=0.3, **FULL)
+    metrics, own = loop.scaler.metrics, {"namespace": loop.key[0], "pipeline": loop.key[1]}
+    found = {
+        (sample.name, sample.labels.get("pod", "")): sample.value
+        for family in (metrics.pods, metrics.pods_desired, metrics.cpu, metrics.cpu_desired)
+        for one in family.collect()
+        for sample in one.samples
+        if own.items() <= sample.labels.items()
+    }
+    assert found == {
+        ("tritonpipe_pipeline_pods", ""): 1,
+        ("tritonpipe_pipeline_pods_desired", ""): recorded(loop)["replicas"],
+        ("tritonpipe_pod_cpu_limit_cores", loop.world.pods[0].name): start / 1000,
+        ("tritonpipe_pod_cpu_limit_desired_cores", ""): recorded(loop)["cpuMillis"] / 1000,
+    }
+    assert recorded(loop)["cpuMillis"] > start
+
+
+# --- a record that somebody deletes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("started_anew", [False, True])
+async def test_a_deleted_live_config_map_is_made_anew_from_what_runs(monkeypatch: pytest.MonkeyPatch, started_anew: bool) -> None:
+    loop = loop_of(monkeypatch, world(**IN_PLACE))
+    await run(loop, 30, cores=0.98 * limit(loop) / 1000, throttled=0.3, **FULL)
+    await run(loop, 100, cores=1.5, **FULL)
+    counts, pods = loop.counts, recorded(loop)
+    assert counts["tokenizer"] > 1
+    assert (pods["replicas"], pods["cpuMillis"] > 1350) == (2, True)
+    loop.collector.says = Failure(Trouble.MISSING, "gone")  # nothing would bring back what is lost
+    await run(loop, 10)
+    if started_anew:
+        tritons = loop.tritons
+        loop = loop_of(monkeypatch, loop.world)
+        loop.tritons.counts |= tritons.counts
+        loop.collector.says = Failure(Trouble.MISSING, "gone")
+    else:
+        monkeypatch.setattr(loop.scaler._watched[loop.key], "intent", None)  # as long after the last change
+    del loop.world.children["ConfigMap", names.live_name(loop.world.name)]
+    decided = loop.reconcile()
+    assert not [item for item in decided.apply if item["kind"] == "Deployment"]
+    assert decided.resize is None
+    assert (loop.counts, recorded(loop)) == (counts, pods)
+    await run(loop, 60)
+    assert (loop.counts, recorded(loop), loop.tritons.loads[-1:] if started_anew else []) == (counts, pods, [])
+    assert limit(loop) == pods["cpuMillis"]
+
+
+async def test_in_mode_advisory_the_number_that_was_left_stays_without_its_record(loop: Loop) -> None:
+    await run(loop, 240, **FULL)
+    assert recorded(loop) == {"replicas": 4}
+    loop.world.change(scaling={"mode": "Advisory"})
+    loop.reconcile()
+    del loop.world.children["ConfigMap", names.live_name(loop.world.name)]
+    loop.reconcile()
+    assert (recorded(loop), loop.world.deployment["spec"]["replicas"]) == ({"replicas": 4}, 4)
+    loop.reconcile()
+    assert recorded(loop) == {"replicas": 4}
+
+
+# --- a rollout that fails ---------------------------------------------------------------------------------------------------------------
+
+
+async def lived(loop: Loop, seconds: float, **load: Any) -> None:
+    """As :func:`run`, with passes that come of themselves, too."""
+    for _ in range(int(seconds / 5)):
+        await run(loop, 5, **load)
+        loop.reconcile()
+
+
+async def test_a_revision_that_does_not_come_keeps_those_that_serve_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU of the serving pods grows beside it; when another number of them is wanted, it is taken back."""
+    loop = loop_of(monkeypatch, world(**IN_PLACE))
+    start, old = limit(loop), loop.world.deployed
+    await lived(loop, 10, rate=20.0, service=0.010)
+    loop.world.change(tokenizer={"maxLength": 64}, rollout={"strategy": "Surge"})
+    loop.reconcile()
+    new = loop.world.deployed
+    assert new != old
+    loop.world.verdicts[new] = "bad"
+    await lived(loop, 30, rate=20.0, service=0.010)
+    assert {pod.revision for pod in loop.world.pods} == {old, new}
+    assert loop.world.condition("Ready")["reason"] == "ModelMismatch"
+    await lived(loop, 40, cores=0.98 * start / 1000, throttled=0.3, **FULL)
+    assert [pod.asked for pod in loop.world.pods if pod.revision == old and pod.asked], "CPU of those that serve"
+    assert loop.world.deployed == new, "and it is tried on"
+    await lived(loop, 300, cores=3.3, **FULL)
+    assert recorded(loop)["replicas"] == 2
+    assert (loop.world.deployed, {pod.revision for pod in loop.world.serving}, len(loop.world.serving)) == (old, {old}, 2)
+    assert loop.world.condition("Ready")["reason"] == "RolledBack"
+    loop.world.verdicts[new] = "good"
+    loop.world.change(tokenizer={"maxLength": 96})
+    loop.reconcile()
+    await lived(loop, 60, rate=20.0, service=0.010)
+    assert loop.world.told()["Ready"] == "True Succeeded", "what comes next is rolled out as ever"

@@ -36,7 +36,8 @@ def decided(metrics: ScalingMetrics, seen: View) -> None:
 
 
 def value(metrics: ScalingMetrics, name: str, **labels: str) -> float | None:
-    for family in (metrics.instances, metrics.desired, metrics.busy, metrics.wait, metrics.verdict, metrics.starved, metrics.age):
+    sizes = (metrics.pods, metrics.pods_desired, metrics.cpu, metrics.cpu_desired)
+    for family in (metrics.instances, metrics.desired, metrics.busy, metrics.wait, metrics.verdict, metrics.starved, metrics.age, *sizes):
         for one in family.collect():
             for found in one.samples:
                 if found.name == name and found.labels == {**LABELS, **labels}:
@@ -104,3 +105,19 @@ def test_a_change_against_the_last_is_a_reversal(metrics: ScalingMetrics) -> Non
         metrics.acted(KEY, "tokenizer", direction, "Proven", 1.0)
     (found,) = [one for family in metrics.reversals.collect() for one in family.samples if one.name.endswith("_total")]
     assert found.value == 2
+
+
+def test_pods_and_their_cpu_are_on_the_page_as_they_are_and_as_they_should_be(metrics: ScalingMetrics) -> None:
+    metrics.sized(KEY, {"a": 1350, "b": None, "c": 2000}, 4, 3350)
+    assert value(metrics, "tritonpipe_pipeline_pods") == 3
+    assert value(metrics, "tritonpipe_pipeline_pods_desired") == 4
+    assert value(metrics, "tritonpipe_pod_cpu_limit_cores", pod="a") == 1.35
+    assert value(metrics, "tritonpipe_pod_cpu_limit_cores", pod="b") is None, "no kubelet tells it"
+    assert value(metrics, "tritonpipe_pod_cpu_limit_desired_cores") == 3.35
+    metrics.sized(KEY, {"c": 2000}, 1, None)
+    assert value(metrics, "tritonpipe_pod_cpu_limit_cores", pod="a") is None, "its pod is gone"
+    assert value(metrics, "tritonpipe_pod_cpu_limit_desired_cores") is None, "it is nobody's to scale any more"
+    metrics.forget(KEY)
+    for name in ("pipeline_pods", "pipeline_pods_desired"):
+        assert value(metrics, f"tritonpipe_{name}") is None
+    assert value(metrics, "tritonpipe_pod_cpu_limit_cores", pod="c") is None

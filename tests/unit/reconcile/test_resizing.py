@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from triton_pipelines.pipeline.server import cpu_range
 from triton_pipelines.reconcile.fleet import bounds_of, seen_of, smallest_limit
 from triton_pipelines.reconcile.observed import Observed, Pod
 from triton_pipelines.reconcile.plan import Context, Plan, plan
+from triton_pipelines.reconcile.refusals import Refusal, Refused
 from triton_pipelines.reconcile.resizing import Resize, waits
 
 # 250 m for the server; a core for each of 1 to 4 tokenizers; postprocess has 500 m beside.
@@ -208,20 +211,46 @@ def test_of_a_guaranteed_pod_limit_and_request_stay_one() -> None:
     assert _plan(made, changed).resize is None
 
 
-def test_what_the_api_server_refuses_is_left_alone_and_said() -> None:
+def test_what_the_api_server_refuses_of_one_pod_is_left_alone_and_said() -> None:
     made = record(world(2), 3750)
     first = made.think().resize
     assert isinstance(first, Resize)
-    observed = made.observed()
-    refused = Observed(
-        observed.pipeline, observed.children, observed.pods, observed.probes, unresized={first.uid: f"cpu: refuses to give pod {first.pod} 3750m: no"}
-    )
-    decided = _plan(made, refused)
+    decided = _plan(made, refusing(made, first, "LimitRange"))
     assert decided.resize is not None
     assert decided.resize.pod != first.pod
     assert decided.status is not None
     (found,) = [item for item in decided.status["conditions"] if item["type"] == "ScalingLimited"]
-    assert (found["reason"], found["message"]) == ("ActuationFailed", f"cpu: refuses to give pod {first.pod} 3750m: no")
+    assert (found["reason"], found["message"]) == ("ActuationFailed", f"cpu: pod {first.pod} is not given 3750m: no")
+    assert decided.requeue_after == 30
+    told = (_plan(record(made, 1350), refusing(made, first, "LimitRange")).status or {}).get("conditions", ())
+    assert not [item for item in told if item["type"] == "ScalingLimited"], "nobody asks for it any more"
+
+
+@pytest.mark.parametrize("kind", ["Quota", "Rights", "Absent"])
+def test_what_would_be_refused_of_every_pod_is_not_asked_for_pod_by_pod(kind: str) -> None:
+    made = record(world(2), 3750)
+    first = made.think().resize
+    assert isinstance(first, Resize)
+    assert _plan(made, refusing(made, first, kind)).resize is None
+    made.pass_time(31)
+    again = _plan(made, refusing(made, first, kind, until=made.now)).resize
+    assert again == first, "its time is over"
+
+
+def test_a_quota_keeps_nobody_from_giving_back() -> None:
+    made = record(world(2), 3750).settle()
+    record(made, 2350)
+    first = made.think().resize
+    assert isinstance(first, Resize)
+    decided = _plan(made, refusing(made, first, "Quota"))
+    assert decided.resize is not None
+    assert decided.resize.pod != first.pod
+    assert _plan(made, refusing(made, first, "Rights")).resize is None
+
+
+def refusing(made: World, resize: Resize, kind: str, until: dt.datetime | None = None) -> Observed:
+    refusal = Refusal(resize.pod, Refused(kind), resize.limit, f"is not given {resize.limit}m: no", until or made.now + dt.timedelta(seconds=30))
+    return replace(made.observed(), unresized={resize.uid: refusal})
 
 
 def _plan(made: World, observed: Observed) -> Plan:

@@ -1,0 +1,149 @@
+"""The CPU of the pods has one owner: live scaling, or somebody else who is named and not fought."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support import builders
+from tests.support.worlds import World, rfc3339
+from triton_pipelines.api import names
+from triton_pipelines.reconcile.cpuowner import taken_by
+from triton_pipelines.reconcile.observed import Memory
+from triton_pipelines.reconcile.plan import Plan
+
+SPEC: dict[str, Any] = {"scaling": {"cpuResize": "InPlace"}, "tokenizer": {"instances": {"initial": 1, "min": 1, "max": 4}}}
+VPA = "vpa-updater"
+
+
+def world(pods: int = 1) -> World:
+    made = World(builders.document(replicas=pods, **SPEC)).settle()
+    made.children["ConfigMap", names.live_name(made.name)]["data"][names.KEY_PODS] = json.dumps({"cpuMillis": 3750})
+    return made.settle()
+
+
+def writes(
+    made: World, cpu: str, manager: str = VPA, pod: int = 0, subresource: str = "resize", fields: tuple[str, ...] = ("limits", "requests")
+) -> None:
+    """Somebody resizes a pod, and the API server notes who."""
+    target = made.pods[pod]
+    target.asked = {**(target.asked or {}), **{field: {"cpu": cpu} for field in fields}}
+    owned: dict[str, Any] = {f"f:{field}": {"f:cpu": {}} for field in fields}
+    container = {f'k:{{"name":"{names.CONTAINER_SERVER}"}}': {"f:resources": owned}}
+    made.managed[target.name] = [
+        {
+            "manager": manager,
+            "operation": "Update",
+            "subresource": subresource,
+            "time": rfc3339(made.now),
+            "fieldsV1": {"f:spec": {"f:containers": container}},
+        }
+    ]
+    made.run_pods()
+
+
+def passes(made: World, number: int = 1, seconds: float = 15) -> list[Plan]:
+    """Passes with time between them; the kubelet gives what is asked for."""
+    done = []
+    for _ in range(number):
+        made.pass_time(seconds).control().run_pods()
+        done.append(made.step())
+    return done
+
+
+def limited(made: World) -> Any:
+    return made.condition("ScalingLimited")
+
+
+def test_one_resize_by_somebody_else_is_mended_and_nothing_is_said() -> None:
+    made = world()
+    writes(made, "2")
+    (first, *rest) = passes(made, 4)
+    assert first.resize is not None
+    assert first.resize.limit == 3750
+    assert all(one.resize is None for one in rest)
+    assert not limited(made)
+    made.pass_time(660)
+    writes(made, "2")
+    assert passes(made)[0].resize is not None, "ten minutes later it is another slip"
+
+
+def test_who_resizes_again_is_named_and_left_alone() -> None:
+    made, resizes, events = world(), 0, []
+    for number in range(100):
+        writes(made, f"{2 + number % 2}")
+        for done in passes(made, 2):
+            resizes += done.resize is not None
+            events += [event for event in done.events if event.reason == "CPUOwnerConflict"]
+    assert resizes == 1, "mended once"
+    assert [event.warning for event in events] == [True], "told once"
+    found = limited(made)
+    assert (found["status"], found["reason"]) == ("True", "CPUOwnerConflict")
+    for word in (VPA, made.pods[0].name, "3750m", "updateMode Off"):
+        assert word in found["message"]
+    assert taken_by(made.memory) == VPA
+    assert made.condition("Ready")["status"] == "True"
+
+
+def test_it_is_left_alone_after_the_operator_has_started_anew() -> None:
+    """What is remembered stands in the live ConfigMap, so that another process does not begin the fight again."""
+    made = world()
+    for cpu in ("2", "3", "2"):
+        writes(made, cpu)
+        passes(made)
+    assert made.memory == Memory.parse(made.memory.to_json())
+    writes(made, "3")
+    assert passes(made, 3)[-1].resize is None
+
+
+def test_what_was_written_to_several_pods_before_is_one_slip() -> None:
+    made = world(3)
+    for pod in range(3):
+        writes(made, "2", pod=pod)
+    resized = [done.resize.pod for done in passes(made, 6) if done.resize is not None]
+    assert sorted(resized) == sorted(pod.name for pod in made.pods)
+    assert not limited(made)
+
+
+def test_no_other_pod_is_resized_while_one_is_left_to_somebody() -> None:
+    made = world(2)
+    for cpu in ("2", "3", "2"):
+        writes(made, cpu)
+        passes(made)
+    made.pods[1].asked = made.pods[1].given = None  # as one that has just started
+    assert all(done.resize is None for done in passes(made, 3))
+
+
+def test_it_is_taken_back_when_nobody_has_it_any_more() -> None:
+    made = world()
+    for cpu in ("2", "3", "2"):
+        writes(made, cpu)
+        passes(made)
+    assert limited(made)
+    writes(made, "3750m")
+    passes(made, 2)
+    assert not limited(made)
+    assert taken_by(made.memory) == ""
+
+
+@pytest.mark.parametrize(("manager", "subresource"), [("kubectl", ""), ("kubelet", "status"), (names.MANAGER_CHILDREN, "resize")])
+def test_what_no_other_resize_wrote_is_mended_as_often_as_it_comes(manager: str, subresource: str) -> None:
+    made, resizes = world(), 0
+    for number in range(4):
+        writes(made, f"{2 + number % 2}", manager=manager, subresource=subresource)
+        resizes += sum(done.resize is not None for done in passes(made, 2))
+    assert resizes == 4
+    assert not limited(made)
+
+
+def test_only_what_deviates_makes_an_owner() -> None:
+    """The request is another's and as it is wanted; the limit is not theirs."""
+    made = world()
+    for _ in range(3):
+        writes(made, "3750m", fields=("requests",))
+        made.pods[0].asked = {**(made.pods[0].asked or {}), "limits": {"cpu": "2"}}
+        made.run_pods()
+        assert any(done.resize is not None for done in passes(made, 2))
+    assert not limited(made)
