@@ -156,6 +156,9 @@ def _sent(client: httpx.Client, method: str, url: str, **content: Any) -> httpx.
 def _unreached(url: str, error: httpx.HTTPError) -> Failure:
     if isinstance(error, httpx.TimeoutException):
         return Failure(f"{url}: no answer in time ({type(error).__name__}); --timeout waits longer", EXIT_FAILED)
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        hint = "the environment's SSL_CERT_FILE names a file of authorities to trust (PEM)"
+        return Failure(f"{url} cannot be reached: {error}; {hint}", EXIT_FAILED)
     hint = "does the server speak http, not https?" if "SSL" in str(error) else "is the pipeline served there?"
     return Failure(f"{url} cannot be reached: {error or type(error).__name__}; {hint}", EXIT_FAILED)
 

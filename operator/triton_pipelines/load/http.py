@@ -13,7 +13,7 @@ import re
 import ssl
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from triton_pipelines.load.spec import LoadError
@@ -46,6 +46,7 @@ class HttpTransport:
         self._host = parts.hostname or ""
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._port = parts.port or (443 if self._tls else 80)
+        self._secured: dict[str, Any] = {"ssl": self._tls, "ssl_handshake_timeout": timeout_s} if self._tls else {}
         self._most = connections
         self._timeout_s = timeout_s
         self._idle: list[_Connection] = []
@@ -112,7 +113,7 @@ class HttpTransport:
             self._task(self._add())
 
     async def _connect(self) -> _Connection:
-        _, connection = await self._loop.create_connection(lambda: _Connection(self), self._host, self._port, ssl=self._tls)
+        _, connection = await self._loop.create_connection(lambda: _Connection(self), self._host, self._port, **self._secured)
         self._open.add(connection)
         return connection
 
@@ -230,6 +231,10 @@ class _Connection(asyncio.Protocol):
 
 def _said(error: Exception) -> str:
     """A connection's failure in the system's words, without the address, so that equal failures are equal."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is refused: {error.verify_message}; the environment's SSL_CERT_FILE names a file of authorities to trust (PEM)"
+    if isinstance(error, ssl.SSLError):  # its number is none of the system's
+        return f"TLS fails: {error.reason}; does the server speak http, not https?"
     number = error.errno if isinstance(error, OSError) else None
     return os.strerror(number) if number and number > 0 else str(error) or "no connection in time"
 

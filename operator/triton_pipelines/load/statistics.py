@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -139,7 +140,9 @@ class Reader:
             self._channel = grpc.aio.insecure_channel(target.url, options=(("grpc.enable_http_proxy", 0),))
         else:
             # Reading the CA certificates takes longer than many a request; without TLS they are not needed.
-            client = httpx.Client(verify=target.url.startswith("https"), timeout=self._timeout_s, trust_env=False, headers=dict(target.headers))
+            # The same authorities as of the load itself, SSL_CERT_FILE included.
+            verify = ssl.create_default_context() if target.url.startswith("https") else False
+            client = httpx.Client(verify=verify, timeout=self._timeout_s, trust_env=False, headers=dict(target.headers))
             self._client = self._stack.enter_context(client)
         return self
 

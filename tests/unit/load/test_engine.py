@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.kserve import kserve
-from triton_pipelines.load import Arrivals, LoadError, LoadSpec, Progress, Target, run, summarise
+from triton_pipelines.load import Arrivals, LoadError, LoadSpec, Progress, Target, engine, run, summarise
 from triton_pipelines.load.engine import Load
 
 QUICK: dict[str, Any] = {"duration_s": 0.3, "warmup_s": 0.0, "statistics": False}
@@ -228,3 +228,14 @@ async def test_progress_is_told_and_a_cancelled_load_leaves_nothing() -> None:
 def test_wrong_specifications_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(LoadError):
         LoadSpec(**fields)
+
+
+@pytest.mark.looptime(start=0)
+@pytest.mark.parametrize("load", [LoadSpec(concurrency=4, duration_s=60.0, warmup_s=0.0), LoadSpec(rate=1000.0, duration_s=60.0, warmup_s=0.0)])
+async def test_a_load_ends_where_its_times_would_fill_the_memory(load: LoadSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "MOST_REQUESTS", 500)
+    server = Counter(lambda _: 0.001)
+    with pytest.raises(LoadError, match=r"more than 500 requests in one run.*--duration"):
+        await Load(load, [b"x"], [1], server.send, None, None).run()
+    assert 500 <= server.number <= 510
+    assert asyncio.get_running_loop().time() < 2

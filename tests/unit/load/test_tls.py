@@ -1,0 +1,65 @@
+"""Load over TLS: whose authorities count, and what is said where they do not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from e2e.local.pki import Authority
+from triton_pipelines.load import LoadError, LoadSpec, Target, run
+
+ONCE = LoadSpec(concurrency=1, duration_s=0.1, warmup_s=0.0, statistics=False)
+
+
+@contextlib.asynccontextmanager
+async def serving(folder: Path, *, tls: bool = True) -> AsyncIterator[Target]:
+    """A server that answers everything, with a certificate of an authority of its own, which is written to ``folder``/ca.pem."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
+            if not tls:
+                await reader.readexactly(1)
+                writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+                return
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(1)
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    authority = Authority(dt.datetime.now(dt.UTC) - dt.timedelta(minutes=1))
+    identity = authority.server("server", ["127.0.0.1"])
+    (folder / "ca.pem").write_bytes(authority.identity.certificate)
+    (folder / "server.pem").write_bytes(identity.certificate + identity.key)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(folder / "server.pem")
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context if tls else None)
+    async with server:
+        yield Target(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}", "m", (), path="/", bodies=[b"x"])
+
+
+async def test_an_authority_of_the_environment_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tmp_path) as target:
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+        result = await run(target, ONCE)
+    assert len(result.latencies) > 0
+    assert not result.errors
+
+
+async def test_a_certificate_that_is_refused_says_how_to_trust_it(tmp_path: Path) -> None:
+    async with serving(tmp_path) as target:
+        with pytest.raises(LoadError, match=r"certificate is refused: .*SSL_CERT_FILE"):
+            await run(target, ONCE)
+
+
+async def test_a_server_without_tls_is_not_told_to_be_a_matter_of_rights(tmp_path: Path) -> None:
+    # The number of a TLS error is 1, which is the system's "Operation not permitted".
+    async with serving(tmp_path, tls=False) as target:
+        with pytest.raises(LoadError, match="does the server speak http, not https") as caught:
+            await run(target, ONCE)
+    assert "not permitted" not in str(caught.value)
