@@ -12,7 +12,6 @@ from types import FrameType
 from typing import Annotated, Any
 from urllib.parse import unquote, urlsplit
 
-import httpx
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -25,7 +24,7 @@ from triton_pipelines.load.sweep import OnRun, SweepEndedError, sweep
 from .benchloads import Requests, concurrencies, made, rates
 from .benchreport import BASELINE, Report, as_csv, as_json, shown, svg
 from .failure import EXIT_FAILED, EXIT_USAGE, Failure
-from .infer import CONNECT_SECONDS, described, model_url
+from .infer import asking, described, model_url
 from .output import figures
 from .serve import Deadline, Folder, Log, Mounts, SourceMapRules, local
 from .tensors import Model
@@ -33,7 +32,6 @@ from .tensors import Model
 DEFAULT_CONCURRENCY = "1:64"
 EXTEND = 6
 """Further windows while a run is not steady."""
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Output(enum.StrEnum):
@@ -200,8 +198,7 @@ def _place(target: str, grpc: str | None, stack: contextlib.ExitStack, options: 
 
 
 def _asked(place: Place, timeout: float) -> Model:
-    proxied = urlsplit(place.server).hostname not in _LOOPBACK
-    with httpx.Client(timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)), trust_env=proxied) as client:
+    with asking(place.server, timeout) as client:
         model = described(client, place.url)
     if model.decoupled:
         raise Failure(f"{place.model}: answers by streams; bench measures pipelines with one answer to a request", EXIT_USAGE)

@@ -14,6 +14,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from triton_pipelines.load.http import authorities
 from triton_pipelines.load.payloads import LENGTH_HEADER
 
 from .documents import resource
@@ -64,9 +65,7 @@ def infer(
     for item in (*(text or []), *(pair or []), *(value or [])):
         _refuse_broken(item)
     base = model_url(target, url)
-    # Proxies of the environment are not for this machine itself.
-    proxied = urlsplit(base).hostname not in _LOOPBACK
-    with httpx.Client(timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)), trust_env=proxied) as client:
+    with asking(base, timeout) as client:
         model = described(client, base)
         arrays = requests(model, text or [], pair or [], value or [], file or [])
         if model.decoupled:
@@ -131,6 +130,14 @@ def _refuse_broken(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise Failure(f"{text.encode(errors='replace')[:40]!r}: is no UTF-8 text", EXIT_USAGE) from error
+
+
+def asking(url: str, timeout: float) -> httpx.Client:
+    """A client for an address; ``timeout``: seconds."""
+    # Proxies of the environment are not for this machine itself; its authorities are for all. Reading these takes longer than many a request.
+    proxied = urlsplit(url).hostname not in _LOOPBACK
+    verify = authorities() if proxied or url.startswith("https") else False
+    return httpx.Client(timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)), trust_env=proxied, verify=verify)
 
 
 def described(client: httpx.Client, base: str) -> Model:

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import httpx
+
 from triton_pipelines.load.spec import LoadError
 
 Done = Callable[[str], None]
@@ -32,6 +34,13 @@ _SWEEP_S: Final = 0.1
 _KEPT_BYTES: Final = 64 * 1024
 
 
+def authorities() -> ssl.SSLContext:
+    """Whose certificates are good: the system's authorities and certifi's, or those of ``SSL_CERT_FILE`` where the environment names it."""
+    context = httpx.create_ssl_context()
+    context.load_default_certs()
+    return context
+
+
 class HttpTransport:
     """Connections to one server; at most ``connections``, further requests wait for one.
 
@@ -44,7 +53,7 @@ class HttpTransport:
     def __init__(self, url: str, connections: int, timeout_s: float) -> None:
         parts = urlsplit(url)
         self._host = parts.hostname or ""
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._tls = authorities() if parts.scheme == "https" else None
         self._port = parts.port or (443 if self._tls else 80)
         self._secured: dict[str, Any] = {"ssl": self._tls, "ssl_handshake_timeout": timeout_s} if self._tls else {}
         self._most = connections

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -15,6 +14,7 @@ import httpx
 from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from triton_pipelines.load.http import authorities
 from triton_pipelines.load.spec import LoadError, Protocol, Target
 
 Look = Mapping[str, "Counters"]
@@ -140,8 +140,8 @@ class Reader:
             self._channel = grpc.aio.insecure_channel(target.url, options=(("grpc.enable_http_proxy", 0),))
         else:
             # Reading the CA certificates takes longer than many a request; without TLS they are not needed.
-            # The same authorities as of the load itself, SSL_CERT_FILE included.
-            verify = ssl.create_default_context() if target.url.startswith("https") else False
+            # The same authorities as of the load itself.
+            verify = authorities() if target.url.startswith("https") else False
             client = httpx.Client(verify=verify, timeout=self._timeout_s, trust_env=False, headers=dict(target.headers))
             self._client = self._stack.enter_context(client)
         return self
