@@ -104,7 +104,17 @@ def fit(samples: Sequence[Sample]) -> Cost:
             single[sample.rows, sample.tokens] = (total + sample.seconds * sample.executions, count + sample.executions)
     table = tuple((rows, tokens, total / count) for (rows, tokens), (total, count) in sorted(single.items(), key=lambda item: item[0]))
     fixed, per_request, per_row, per_token = (float(value) for value in coefficients)
-    return Cost(fixed, per_request, per_row, per_token, residual, fitted=residual <= MOST_RESIDUAL or not table, table=table)
+    law = Cost(fixed, per_request, per_row, per_token, residual, fitted=residual <= MOST_RESIDUAL or not table, table=table)
+    return law if law.fitted else replace(law, per_request=_beyond_table(law, [sample for sample in usable if sample.requests > 1]))
+
+
+def _beyond_table(law: Cost, batches: Sequence[Sample]) -> float:
+    """Seconds of each request beyond the first, by what batches of several took more than one request with as many rows: a law that is no
+    line says nothing of it."""
+    further = np.array([sample.requests - 1 for sample in batches])
+    more = np.array([sample.seconds for sample in batches]) - np.array([law._looked_up(sample.rows, sample.tokens) for sample in batches])
+    weights = np.array([sample.executions / sample.seconds**2 for sample in batches])
+    return max(0.0, float(np.sum(weights * more * further) / np.sum(weights * further**2))) if batches else 0.0
 
 
 def _least_squares(features: Array, wanted: Array) -> Array:

@@ -76,3 +76,14 @@ def test_beyond_a_noisy_table_more_rows_are_never_faster() -> None:
     assert not cost.fitted
     assert cost.seconds(1, 8, 30) == pytest.approx(0.003)
     assert cost.seconds(1, 64, 30) == pytest.approx(0.003)
+
+
+def test_beside_a_table_a_request_costs_what_batches_take_beyond_it() -> None:
+    # Steps of 16 rows, as tensor cores have them: no line.
+    alone = {rows: 0.001 * (1 + -(-rows // 16) * 3) for rows in (1, 2, 4, 8, 16, 17, 32, 64)}
+    single = [Sample(1, rows, 32, seconds, 50) for rows, seconds in alone.items()]
+    batches = [Sample(rows, rows, 32, alone[rows] + 2e-4 * (rows - 1), 10) for rows in (2, 4, 8, 16)]
+    cost = fit([*single, *batches])
+    assert not cost.fitted
+    assert cost.per_request == pytest.approx(2e-4, rel=1e-6)
+    assert fit(single).per_request == 0.0
