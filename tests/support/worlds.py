@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
-import functools
 import hashlib
 import json
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Self
 
-import jsonschema
-import kubernetes_validate
-import yaml
-
 from tests.support import builders
+from tests.support.rolloutmodel import Counted, progressing
+from tests.support.worldchecks import check_object, status_validator
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding as SpecFinding
 from triton_pipelines.api.loadplan import Finding, LoadReport, Reason, ReportSource
@@ -30,8 +26,6 @@ from triton_pipelines.reconcile.rollout import UNSCHEDULABLE_GRACE
 from triton_pipelines.reconcile.watch import Latencies
 
 START = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
-CRD_FILE = Path(__file__).parents[2] / "crds" / f"{names.PLURAL}.{names.GROUP}.yaml"
-KUBERNETES_VERSION = "1.35"
 QUIET_SECONDS = 1.5 * UNSCHEDULABLE_GRACE.total_seconds()
 GOOD, BAD, DUMB, STIFF = "good", "bad", "dumb", "stiff"
 
@@ -39,30 +33,6 @@ GOOD, BAD, DUMB, STIFF = "good", "bad", "dumb", "stiff"
 def rfc3339(now: dt.datetime) -> str:
     """A time as the API server writes it."""
     return now.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-@functools.cache
-def status_validator() -> jsonschema.Draft202012Validator:
-    """The CRD's schema of the status; a field that it does not name is a fault, where the API server would drop it in silence."""
-    (version,) = yaml.safe_load(CRD_FILE.read_text())["spec"]["versions"]
-
-    def closed(schema: Any) -> Any:
-        if isinstance(schema, dict):
-            result = {key: closed(value) for key, value in schema.items()}
-            return {**result, "additionalProperties": False} if schema.get("type") == "object" and "properties" in schema else result
-        return [closed(item) for item in schema] if isinstance(schema, list) else schema
-
-    return jsonschema.Draft202012Validator(closed(version["schema"]["openAPIV3Schema"]["properties"]["status"]))
-
-
-@functools.lru_cache(maxsize=4096)
-def _validate(text: str) -> None:
-    kubernetes_validate.validate(json.loads(text), KUBERNETES_VERSION, strict=True)
-
-
-def check_object(item: Object) -> None:
-    """Raise unless the object fits Kubernetes' own schema, unknown fields included."""
-    _validate(json.dumps(item, sort_keys=True))
 
 
 @dataclass
@@ -121,7 +91,7 @@ class World:
     latencies: Latencies | None = None
     _serial: int = 0
     _progress: dt.datetime = START
-    _new: int = -1
+    _templates: set[str] = field(default_factory=set)  # that have a ReplicaSet
 
     def __post_init__(self) -> None:
         self.document = copy.deepcopy(self.document)
@@ -332,6 +302,7 @@ class World:
         live = [pod for pod in self.pods if not pod.away]
         new = [pod for pod in live if pod.template == template]
         old = [pod for pod in live if pod.template != template]
+        seen = Counted(len(live), len(new), sum(pod.serving for pod in live))
         if spec["strategy"]["type"] == "Recreate":
             for pod in old:
                 pod.away = True
@@ -343,7 +314,7 @@ class World:
             self._scale_down_old(wanted - rolling["maxUnavailable"], new, old)
         for pod in sorted(new, key=lambda pod: pod.serving)[: max(len(new) - wanted, 0)]:
             pod.away = True
-        self._tell(wanted, template)
+        self._tell(wanted, template, seen)
         return self
 
     def _create(self, count: int, template: str) -> None:
@@ -362,28 +333,16 @@ class World:
         for pod in [pod for pod in old if pod.serving][: max(available - least, 0)]:
             pod.away = True
 
-    def _tell(self, wanted: int, template: str) -> None:
-        live = [pod for pod in self.pods if not pod.away]
-        new = [pod for pod in live if pod.template == template]
-        ready = sum(pod.serving for pod in new)
-        if len(new) + ready != self._new or not new:
-            self._new, self._progress = len(new) + ready, self.now
-        reason = "ReplicaSetUpdated"
-        before = (self.deployment.get("status") or {}).get("conditions") or [{}]
-        if ready == len(live) == wanted:
-            reason = "NewReplicaSetAvailable"
-        elif (self.now - self._progress).total_seconds() > self.deployment["spec"]["progressDeadlineSeconds"]:
-            reason = "ProgressDeadlineExceeded"
-        elif before[0].get("reason") == "NewReplicaSetAvailable" and len(new) == len(live) == wanted:
-            reason = "NewReplicaSetAvailable"  # once complete, a pod that is lost is no rollout
-        self.children["Deployment", self.name] = {
-            **self.deployment,
-            "status": {
-                "observedGeneration": self.deployment["metadata"]["generation"],
-                "updatedReplicas": len(new),
-                "conditions": [{"type": "Progressing", "status": "False" if "Deadline" in reason else "True", "reason": reason}],
-            },
-        }
+    def _tell(self, wanted: int, template: str, seen: Counted) -> None:
+        """Of the pods as they were ``seen``, before this sync made or took any: what ReplicaSets tell comes later."""
+        status = self.deployment.get("status") or {}
+        deadline = self.now - self._progress > dt.timedelta(seconds=self.deployment["spec"]["progressDeadlineSeconds"])
+        reason, moved = progressing(status, seen, wanted, fresh=template not in self._templates, late=deadline)
+        self._templates.add(template)
+        self._progress = self.now if moved else self._progress
+        condition = {"type": "Progressing", "status": "False" if "Deadline" in reason else "True", "reason": reason}
+        told = {"observedGeneration": self.deployment["metadata"]["generation"], **seen.status(), "conditions": [condition]}
+        self.children["Deployment", self.name] = {**self.deployment, "status": told}
 
     def run_pods(self) -> Self:
         """Scheduler and kubelet: each pod takes one step, those on their way out are gone."""

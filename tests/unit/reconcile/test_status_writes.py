@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.support import builders
-from tests.support.worlds import START, World, status_validator
+from tests.support.worldchecks import status_validator
+from tests.support.worlds import START, World
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import Invalid, NotFound

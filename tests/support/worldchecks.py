@@ -1,0 +1,42 @@
+"""What a model of an API server refuses: objects that do not fit Kubernetes' schemas, and statuses that do not fit the CRD."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import yaml
+
+from triton_pipelines.api import names
+from triton_pipelines.reconcile.observed import Object
+
+CRD_FILE = Path(__file__).parents[2] / "crds" / f"{names.PLURAL}.{names.GROUP}.yaml"
+KUBERNETES_VERSION = "1.35"
+
+
+@functools.cache
+def status_validator() -> jsonschema.Draft202012Validator:
+    """The CRD's schema of the status; a field that it does not name is a fault, where the API server would drop it in silence."""
+    (version,) = yaml.safe_load(CRD_FILE.read_text())["spec"]["versions"]
+
+    def closed(schema: Any) -> Any:
+        if isinstance(schema, dict):
+            result = {key: closed(value) for key, value in schema.items()}
+            return {**result, "additionalProperties": False} if schema.get("type") == "object" and "properties" in schema else result
+        return [closed(item) for item in schema] if isinstance(schema, list) else schema
+
+    return jsonschema.Draft202012Validator(closed(version["schema"]["openAPIV3Schema"]["properties"]["status"]))
+
+
+@functools.lru_cache(maxsize=4096)
+def _validate(text: str) -> None:
+    kubernetes_validate.validate(json.loads(text), KUBERNETES_VERSION, strict=True)
+
+
+def check_object(item: Object) -> None:
+    """Raise unless the object fits Kubernetes' own schema, unknown fields included."""
+    _validate(json.dumps(item, sort_keys=True))
