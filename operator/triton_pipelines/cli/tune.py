@@ -132,13 +132,16 @@ def tune(
         )
         raise typer.Exit(128 + stopped.number) from None
     _write(plot, svg(report), "--plot")
-    _write(report_file, json.dumps(status_of(report)), "--report-file")
+    if not report.ended:  # that file is a result, and this is none
+        _write(report_file, json.dumps(status_of(report)), "--report-file")
     if output is Output.YAML:
         typer.echo(patch_yaml(report) or "{}\n", nl=False)
     elif output is Output.JSON:
         typer.echo(json.dumps(asdict(report), indent=1))
     else:
         _print(report)
+    if report.ended:
+        raise Failure(f"ended after {len(report.points)} points, which are shown: {report.ended}", EXIT_FAILED)
 
 
 def _given(context: typer.Context) -> dict[str, str]:

@@ -194,6 +194,7 @@ class Report:
 
     ``wall``, ``slo``: seconds. ``current`` and ``recommended`` are equal where nothing is proven to be better; then ``patch`` is empty.
     ``gain``: share of requests/s gained. ``ends``: the latency-first and the throughput-first setting, predicted. ``bound``: what limits.
+    ``ended``: why the run ended before its time ("": it did not).
     ``padding``: the cheapest padding by the model step's measured cost, and the figures of the others ("": that cannot be told).
     """
 
@@ -217,4 +218,5 @@ class Report:
     failed_requests: int = 0
     seconds: float = 0.0
     stand_ins: tuple[str, ...] = ()
+    ended: str = ""
     padding: str = ""

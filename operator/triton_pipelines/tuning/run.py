@@ -68,39 +68,57 @@ async def tune(target: TuneTarget, pipeline: InferencePipeline, graph: Graph, se
     """Tune a pipeline on a server that runs it and serves nobody else; the server is left with the setting it had.
 
     Raises:
-        TuneError: the pipeline cannot be tuned, or the server failed; the message says what to do.
+        TuneError: the pipeline cannot be tuned, or the server failed before there was anything to compare; the message says what to do. One
+            that fails later leaves a report of what was measured, with ``ended``.
     """
-    began = time.monotonic()
-    slo, wall = wall_of(pipeline, settings)
-    async with Server(target, pipeline, graph) as server:
-        progress(0.0, "looking at the server")
-        work = await workload(server.client, pipeline, graph, settings)
-        run = _Run(server, pipeline, graph, settings, progress, work, wall)
-        await run.all()
-        verdict = run.verdict
-        found = Findings(
-            pipeline=pipeline,
-            graph=graph,
-            settings=settings,
-            slo=slo,
-            wall=wall,
-            work=work,
-            profile=run.profile,
-            pipe=run.pipe,
-            planned=run.planned,
-            grid=run.grid,
-            measured=run.measured,
-            executed=run.executed,
-            verdict=verdict,
-            current=server.current,
-            notes=tuple(run.notes),
-            padding=run.padding,
-            padding_refused=run.padding_refused,
-        )
-        made = await asyncio.to_thread(report, found)
-        failed = server.failed
+    began, walls = time.monotonic(), wall_of(pipeline, settings)
+    made: Report | None = None
+    try:
+        async with Server(target, pipeline, graph) as server:
+            made = await _tuned(server, pipeline, graph, settings, walls, progress)
+    except TuneError as error:
+        if made is None or not made.ended:
+            raise
+        made = replace(made, ended=str(error) if made.ended in str(error) else f"{made.ended}; {error}")
     progress(1.0, "done")
-    return replace(made, failed_requests=failed, seconds=time.monotonic() - began)
+    return replace(made, seconds=time.monotonic() - began)
+
+
+async def _tuned(
+    server: Server, pipeline: InferencePipeline, graph: Graph, settings: Settings, walls: tuple[float, float], progress: Progress
+) -> Report:
+    slo, wall = walls
+    progress(0.0, "looking at the server")
+    work = await workload(server.client, pipeline, graph, settings)
+    run = _Run(server, pipeline, graph, settings, progress, work, wall)
+    ended = ""
+    try:
+        await run.all()
+    except TuneError as error:
+        if not run.comparable:
+            raise
+        ended = str(error)
+    found = Findings(
+        pipeline=pipeline,
+        graph=graph,
+        settings=settings,
+        slo=slo,
+        wall=wall,
+        work=work,
+        profile=run.profile,
+        pipe=run.pipe,
+        planned=run.planned,
+        grid=run.grid,
+        measured=run.measured,
+        executed=run.executed,
+        verdict=run.verdict,
+        current=server.current,
+        notes=tuple(run.notes),
+        padding=run.padding,
+        padding_refused=run.padding_refused,
+    )
+    made = await asyncio.to_thread(report, found)
+    return replace(made, failed_requests=server.failed, ended=ended)
 
 
 def wall_of(pipeline: InferencePipeline, settings: Settings) -> tuple[float, float]:
@@ -152,6 +170,11 @@ class _Run:
         """What is proven."""
         order = [one.knobs for one in self.planned]
         return judge(self.server.current, self.measured, self.wall, order)
+
+    @property
+    def comparable(self) -> bool:
+        """Whether a report can be made: beside the calibration, something was measured."""
+        return bool(self.planned) and len(self.measured) > 1
 
     def tell(self, low: float, high: float, text: str, share: float = 0.0) -> None:
         """Progress within a part of the run."""

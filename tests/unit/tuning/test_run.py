@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.support import builders
 from tests.unit.tuning.test_choose import BETTER, CURRENT, GRID, WALL, measured
 from tests.unit.tuning.test_predict import LENGTHS, PIPE
+from triton_pipelines.tuning import run
 from triton_pipelines.tuning.accept import judge
 from triton_pipelines.tuning.choose import plan
-from triton_pipelines.tuning.contract import NotTunableError, Report, Settings
+from triton_pipelines.tuning.contract import NotTunableError, Report, Settings, TuneError, TuneTarget
 from triton_pipelines.tuning.profile import Profile
 from triton_pipelines.tuning.report import Findings, report
 from triton_pipelines.tuning.run import wall_of
@@ -86,3 +89,46 @@ def test_too_few_answers_for_a_p99_are_told_with_what_would_be_enough() -> None:
     # 28.5 requests/s for 4 s are 114; 300 take 11 s.
     assert any("a point has 114 answers only" in note and "--seconds 11 " in note for note in report_of(None, share=0.05).notes)
     assert not any("answers only" in note for note in report_of(None).notes)
+
+
+class Gone:
+    """A server that cannot take its first setting back."""
+
+    current, failed, client, rebuild = CURRENT, 3, None, None
+
+    async def __aenter__(self) -> Gone:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if error[0] is None:
+            raise TuneError("the first setting could not be put back on the server; start it anew")
+
+
+@pytest.mark.parametrize("points", [1, 3])
+async def test_a_server_that_goes_leaves_what_was_measured(points: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = builders.built(model={"maxBatchSize": 4}, slo={"p99Milliseconds": 35})
+
+    async def made_up(*_: object) -> Workload:
+        return Workload((), LENGTHS, "a mix", 1, ("TEXT",))
+
+    async def until_it_goes(self: Any) -> None:
+        self.profile, self.pipe, self.grid = Profile(PIPE, {}, 128, 1), PIPE, GRID
+        self.planned = plan(PIPE, [*GRID, BETTER], CURRENT, WALL)
+        rates = [(CURRENT, 300, 0.02), (CURRENT, 400, 0.02), (BETTER, 600, 0.02)]
+        self.measured = [measured(knobs, rate, p99) for knobs, rate, p99 in rates[:points]]
+        self.executed = [{} for _ in self.measured]
+        raise TuneError("127.0.0.1:8001 cannot be reached")
+
+    monkeypatch.setattr(run, "Server", lambda *_: Gone())
+    monkeypatch.setattr(run, "workload", made_up)
+    monkeypatch.setattr(run._Run, "all", until_it_goes)
+    tuning = run.tune(TuneTarget("", lambda _: built.graph), built.pipeline, built.graph, Settings())
+    if points < 2:
+        with pytest.raises(TuneError, match="cannot be reached"):
+            await tuning
+        return
+    found = await tuning
+    assert [point.rate for point in found.points] == [300, 400, 600]
+    assert found.patch == {}, "nothing is proven"
+    assert found.failed_requests == 3
+    assert found.ended == "127.0.0.1:8001 cannot be reached; the first setting could not be put back on the server; start it anew"
