@@ -70,51 +70,69 @@ def test_the_same_ids_as_the_library(special_tokens: bool, batches: list[list[st
     memory = WordMemory.of(made, special_tokens, MAX_LENGTH)
     assert memory is not None
     for batch in batches:
-        found = memory.rows(batch)
-        assert found is None or unpacked(found) == expected(made, batch, special_tokens)
-        # By now some of the words are known: the rest is learned word by word.
+        assert unpacked(memory.rows(batch)) == expected(made, batch, special_tokens)
+        # Some of the words are known by now; with all of them, nothing is left to the library.
         memory._learn([word for row in batch for word in row.split(" ")])
-        found = memory.rows(batch)
-        assert found is not None
-        assert unpacked(found) == expected(made, batch, special_tokens)
+        assert unpacked(memory.rows(batch)) == expected(made, batch, special_tokens)
 
 
-def test_words_are_learned_and_then_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = bert()
-    memory = WordMemory.of(made, True, MAX_LENGTH)
+class Counted:
+    """A tokenizer that counts the texts it is given."""
+
+    def __init__(self, made: Tokenizer) -> None:
+        self._made, self.texts = made, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._made, name)
+
+    def encode_batch_fast(self, rows: list[str], **options: Any) -> Any:
+        self.texts += len(rows)
+        return self._made.encode_batch_fast(rows, **options)
+
+
+def remembering(made: Tokenizer, most_tokens: int | None = MAX_LENGTH) -> tuple[WordMemory, Counted]:
+    memory, counted = WordMemory.of(made, True, most_tokens), Counted(made)
     assert memory is not None
+    memory._tokenizer = counted
+    return memory, counted
+
+
+def test_words_are_learned_and_then_looked_up() -> None:
+    memory, counted = remembering(bert())
     rows = ["the quick brown fox jumps"]
-    while memory.rows(rows) is None:  # a few words each time, while the library does the whole text
-        assert len(memory._known) < 100
-    monkeypatch.setattr(memory, "_tokenizer", None)  # from here on nothing may be asked
-    found = memory.rows(["fox jumps the brown", "the " * 40])
-    assert found is not None
-    assert unpacked(found) == expected(made, ["fox jumps the brown", "the " * 40])
+    memory.rows(rows)
+    assert counted.texts == 1 + words.LEARNED_PER_ROW  # the text, and some of its words beside
+    memory.rows(rows)
+    assert counted.texts == 1 + 5  # the one word that was left
+    assert unpacked(memory.rows(["fox jumps the brown", "the " * 40])) == expected(bert(), ["fox jumps the brown", "the " * 40])
+    assert counted.texts == 1 + 5 + 1  # "", behind the last space
 
 
-def test_where_most_words_are_new_few_are_learned() -> None:
-    memory = WordMemory.of(bert(), True, MAX_LENGTH)
-    assert memory is not None
-    before = len(memory._known)
-    assert memory.rows([" ".join(f"new{number}" for number in range(30))]) is None
-    assert len(memory._known) == before + words.LEARNED_PER_ROW
+def test_what_never_comes_again_soon_costs_no_learning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words, "CREDIT", 20)
+    memory, counted = remembering(bert())
+    for number in range(50):
+        memory.rows([" ".join(f"{number}x{word}" for word in range(10))])
+    assert len(memory._known) == 20
+    assert counted.texts == 50 + 20
+    # Texts that are answered from memory pay for new words.
+    memory._learn(["the"])
+    memory.rows(["the"] * 6)
+    memory.rows(["one two three four"])
+    assert len(memory._known) == 20 + 1 + words.LEARNED_PER_ROW
 
 
 def test_the_memory_is_bounded_and_keeps_no_long_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(words, "MOST_WORDS", 60)
     made = bert()
     made.no_truncation()
-    memory = WordMemory.of(made, True, None)
-    assert memory is not None
-    known = ["the"] * 40
+    memory, _ = remembering(made, None)
     memory._learn(["the"])
     for number in range(100):
-        rows = [" ".join([*known, f"w{number}", "y" * 50])]
-        found = memory.rows(rows)
-        assert found is None or unpacked(found) == expected(made, rows)
+        rows = [" ".join(["the"] * 40 + [f"w{number}", f"w{number}" * 20])]
+        assert unpacked(memory.rows(rows)) == expected(made, rows)
         assert len(memory._known) <= 60
-        assert max(map(len, memory._known)) <= 300  # the longest probe at first
-    assert max(map(len, memory._known)) <= words.LONGEST_WORD
+        assert max(map(len, memory._known)) <= words.LONGEST_WORD
 
 
 def _added(**flags: bool) -> Callable[[], Tokenizer]:
@@ -161,9 +179,7 @@ def test_berts_own_post_processor_is_known() -> None:
     memory = WordMemory.of(made, True, MAX_LENGTH)
     assert memory is not None
     memory._learn(["the", "fox"])
-    found = memory.rows(["the fox"])
-    assert found is not None
-    assert unpacked(found) == expected(made, ["the fox"])
+    assert unpacked(memory.rows(["the fox"])) == expected(made, ["the fox"])
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ Whether a tokenizer is of this kind is told by its parts, each of which must wor
 
 from __future__ import annotations
 
+from array import array as packed
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
-
-import numpy as np
 
 PARTS = {
     "normalizer": ("NoneType", "BertNormalizer", "Lowercase"),
@@ -20,15 +20,16 @@ PARTS = {
     "post_processor": ("NoneType", "TemplateProcessing", "BertProcessing"),
 }
 """What a tokenizer may be made of: nothing here looks across a space, or keeps one."""
-MOST_WORDS = 32_768
-"""Words kept, some 10 MB; when there are more, the older half goes."""
+MOST_WORDS = 65_536
+"""Words kept, some 15 MB; when there are more, the older half goes."""
 LONGEST_WORD = 32
 """Characters of a word that is kept. What is longer hardly comes again."""
-KNOWN_PER_NEW = 8
-"""A word alone costs the library 4.5 times what it costs within a text (8.9 us against 2.0 us): with a fifth of the words new nothing would be won."""
-LEARNED_PER_ROW = 2
-"""New words that are learned for each text that the library has to tokenize anyhow: at most some 20 us."""
-ID = np.dtype(np.int64)
+KNOWN_PER_NEW = 5
+"""A word alone costs the library three times what it costs within a text (6 us against 2 us): with a third of its words new nothing would be won."""
+LEARNED_PER_ROW = 4
+"""New words that are learned for a text that the library has to tokenize: some 25 us."""
+CREDIT = 8_192
+"""Words that are learned so before any text was answered from memory, some 50 ms in all; each text that is allows for one more."""
 PROBES = (
     *("", " ", "a", "Hello, world!", "two  spaces ", " before", "tab\tline\nbreak\r\n", "don't can't", "e-mail: a.b@c.de", "[CLS] [SEP][PAD] [UNK]"),
     *(
@@ -46,11 +47,12 @@ PROBES = (
 class WordMemory:
     """Made by :meth:`of`."""
 
-    def __init__(self, tokenizer: Any, before: bytes, after: bytes, most_tokens: int | None) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, special_tokens: bool, before: bytes, after: bytes, most_tokens: int | None) -> None:
+        self._tokenizer, self._special_tokens = tokenizer, special_tokens
         self._before, self._after = before, after
-        self._room = None if most_tokens is None else most_tokens * ID.itemsize
+        self._room = None if most_tokens is None else most_tokens * packed("q").itemsize
         self._known: dict[str, bytes] = {}
+        self._credit = CREDIT
 
     @classmethod
     def of(cls, tokenizer: Any, special_tokens: bool, max_length: int | None) -> WordMemory | None:
@@ -72,10 +74,17 @@ class WordMemory:
             if not text:
                 return None
             before, after = whole.ids[: text[0]], whole.ids[text[-1] + 1 :]
-            made = cls(tokenizer, _packed(before), _packed(after), None if max_length is None else max_length - len(before) - len(after))
+            made = cls(
+                tokenizer,
+                special_tokens,
+                packed("q", before).tobytes(),
+                packed("q", after).tobytes(),
+                None if max_length is None else max_length - len(before) - len(after),
+            )
             expected = tokenizer.encode_batch_fast(list(PROBES), add_special_tokens=special_tokens)
             made._learn([word for probe in PROBES for word in probe.split(" ")])
-            right = made.rows(list(PROBES)) == [_packed(encoding.ids) for encoding in expected]
+            right = [made._joined(probe.split(" ")) for probe in PROBES] == [packed("q", encoding.ids).tobytes() for encoding in expected]
+            made._known.clear()
             plain = not any(any(encoding.type_ids) for encoding in expected)
         except BaseException as error:  # a Rust panic is no Exception; requests will show what is wrong
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
@@ -83,42 +92,59 @@ class WordMemory:
             return None
         return made if right and plain else None
 
-    def rows(self, rows: list[str]) -> list[bytes] | None:
-        """The ids of each text, special tokens included, as packed integers of 64 bits; None where the library is the quicker way.
+    def rows(self, rows: list[str]) -> list[bytes]:
+        """The ids of each text, special tokens included, as packed integers of 64 bits; raises what the library raises.
 
-        Raises what the library raises for a word.
+        A text with few new words is put together from its words, and these are kept. The library tokenizes a text with many, as long as the memory pays a few
+        of its words are learned beside: what memory never pays for, such as texts of identifiers, soon costs a look at the words and no more.
         """
-        words = [row.split(" ") for row in rows]
-        try:
-            return self._looked_up(words)
-        except KeyError:
-            pass
-        new = dict.fromkeys(word for row in words for word in row if word not in self._known)
-        short = [word for word in new if len(word) <= LONGEST_WORD]
-        found = None
-        if len(new) * KNOWN_PER_NEW > sum(map(len, words)):
-            self._learn(short[: LEARNED_PER_ROW * len(rows)])
-        else:
+        found: list[bytes] = []
+        whole: list[int] = []  # places of the texts for the library
+        later: list[tuple[int, list[str]]] = []  # and of those to put together, with their words, when their new words are known
+        new: dict[str, None] = {}
+        for place, row in enumerate(rows):
+            words = row.split(" ")
+            try:
+                found.append(self._joined(words))
+                continue
+            except KeyError:
+                found.append(b"")
+            missing = [word for word in words if word not in self._known]
+            if len(missing) * KNOWN_PER_NEW <= len(words):
+                later.append((place, words))
+                new.update(dict.fromkeys(missing))
+                continue
+            whole.append(place)
+            if self._credit > 0:
+                learned = [word for word in missing if len(word) <= LONGEST_WORD][:LEARNED_PER_ROW]
+                self._credit -= len(learned)
+                new.update(dict.fromkeys(learned))
+        self._credit = min(CREDIT, self._credit + len(rows) - len(whole))
+        if whole:
+            encodings = self._tokenizer.encode_batch_fast([rows[place] for place in whole], add_special_tokens=self._special_tokens)
+            for place, encoding in zip(whole, encodings):  # noqa: B905 one each
+                found[place] = packed("q", encoding.ids).tobytes()
+        if new:
             self._learn(list(new))
-            found = self._looked_up(words)
-            for word in new.keys() - short:
+            for place, words in later:
+                found[place] = self._joined(words)
+            self._forget(new)
+        return found
+
+    def _joined(self, words: list[str]) -> bytes:
+        return self._before + b"".join(map(self._known.__getitem__, words))[: self._room] + self._after
+
+    def _learn(self, words: list[str]) -> None:
+        encodings = self._tokenizer.encode_batch_fast(words, add_special_tokens=False)
+        self._known.update((word, packed("q", encoding.ids).tobytes()) for word, encoding in zip(words, encodings))  # noqa: B905 one each
+
+    def _forget(self, new: Iterable[str]) -> None:
+        for word in new:
+            if len(word) > LONGEST_WORD:
                 del self._known[word]
         if len(self._known) > MOST_WORDS:
             for word in list(islice(self._known, MOST_WORDS // 2)):
                 del self._known[word]
-        return found
-
-    def _looked_up(self, words: list[list[str]]) -> list[bytes]:
-        known, before, after, room = self._known.__getitem__, self._before, self._after, self._room
-        return [before + b"".join(map(known, row))[:room] + after for row in words]
-
-    def _learn(self, words: list[str]) -> None:
-        encodings = self._tokenizer.encode_batch_fast(words, add_special_tokens=False)
-        self._known.update((word, _packed(encoding.ids)) for word, encoding in zip(words, encodings))  # noqa: B905 one each
-
-
-def _packed(ids: list[int]) -> bytes:
-    return np.array(ids, ID).tobytes()
 
 
 def _crosses(token: Any) -> bool:
