@@ -199,7 +199,9 @@ def burst_spec(alone: Mapping[int, float], rows: int) -> LoadSpec:
             due += [at] * count
             fits = [seconds for size, seconds in alone.items() if size >= count * rows]
             at += _BURST_TIMES * min(fits, default=max(alone.values())) + _BURST_REQUEST * count
-    # A whole number of turns: every size is seen.
+            if at > _LONGEST_CELL:  # a slow step is asked for small bursts alone
+                break
+    # Else a whole number of turns: every size is seen.
     return LoadSpec(schedule=due, duration_s=at, warmup_s=0.0)
 
 

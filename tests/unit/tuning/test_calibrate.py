@@ -90,6 +90,13 @@ def test_bursts_have_time_to_be_done_with() -> None:
     assert gaps[4] == pytest.approx(2 * 0.012 + 0.017)
 
 
+def test_a_slow_step_is_not_kept_busy_for_minutes() -> None:
+    spec = burst_spec({1: 0.5, 2: 0.9, 4: 1.6, 8: 3.0}, 1)
+    # Twice 0.9 s and twice 1.6 s are beyond 4 s.
+    assert len(spec.schedule) == BURSTS[0] + BURSTS[1]
+    assert spec.duration_s == pytest.approx(2 * 0.9 + 0.002 + 2 * 1.6 + 0.003)
+
+
 @pytest.mark.parametrize(
     ("factor", "busy", "wanted"), [(1.5, 2.0, (1.0, 1.5)), (3.6, 2.0, (1.0, 2.0)), (1.3, 1.1, (1.0, 1.0)), (0.9, 2.0, (1.0, 1.0))]
 )
