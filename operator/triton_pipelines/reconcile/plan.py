@@ -154,14 +154,14 @@ def _stalled(observed: Observed, reason: Reason, findings: Sequence[Any], now: d
     """Nothing is done but that a tuning run ends."""
     status, memory = statuses.stalled(observed, reason, list(findings), now), observed.memory()
     before = Run.parse(memory.tuning)
-    run, live = tuning.interrupted(before, now), observed.child("ConfigMap", names.live_name(observed.name))
+    tuned, live = tuning.interrupted(before, now), observed.child("ConfigMap", names.live_name(observed.name))
     apply: list[Object] = []
-    if live is not None and run != before:
+    if live is not None and tuned.run != before:
         kept = {key: live["metadata"][key] for key in ("name", "namespace", "labels", "ownerReferences")}
-        data = {**live["data"], names.KEY_MEMORY: replace(memory, tuning=run.to_document()).to_json()}
+        data = {**live["data"], names.KEY_MEMORY: replace(memory, tuning=tuned.run.to_document()).to_json()}
         apply = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": kept, "data": data}]
-        status = with_tuning(status, run.status())
-    return replace(_with_status(observed, status, apply, (), None), clear=_cleared(observed, ()))
+        status = with_tuning(status, tuned.status())
+    return replace(_with_status(observed, status, apply, (), None, tuned.events), clear=_cleared(observed, ()))
 
 
 def _missing_source(wanted: Wanted, observed: Observed, context: Context, now: dt.datetime) -> Plan:

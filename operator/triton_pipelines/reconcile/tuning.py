@@ -85,9 +85,12 @@ def follow(stage: Stage, before: Run, now: dt.datetime) -> Tuned:
     return replace(after, events=(*(_stopped(before, why) if why else ()), *_events(run, after)))
 
 
-def interrupted(run: Run, now: dt.datetime) -> Run:
+def interrupted(before: Run, now: dt.datetime) -> Tuned:
     """The run where the spec cannot be acted on at all: one that has begun ends, since it holds room for what nobody can ask for."""
-    return run.failed(f"the spec has become invalid during the run; mend it, then {AGAIN}", now) if run.active and run.begun else run
+    if not (before.active and before.begun):
+        return Tuned(before)
+    after = Tuned(before.failed(f"the spec has become invalid during the run; mend it, then {AGAIN}", now))
+    return replace(after, events=_events(before, after))
 
 
 def _next(stage: Stage, run: Run, now: dt.datetime) -> Tuned:

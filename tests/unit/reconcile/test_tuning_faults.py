@@ -379,6 +379,7 @@ def test_a_spec_that_becomes_invalid_ends_the_run() -> None:
     assert world.condition("Ready")["reason"] == "InvalidSpec"
     failed(world, "the spec has become invalid during the run; mend it, then ask again")
     assert not Run.parse(world.memory.tuning).active
+    assert noted(world)[-1][0] == "TuningFailed"
     assert world.step().quiet
     world.change(model={"maxBatchSize": 64}).settle()
     assert world.run["state"] == "Failed"
