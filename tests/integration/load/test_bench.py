@@ -169,14 +169,18 @@ def test_made_up_texts_have_as_many_tokens_as_asked_for() -> None:
     assert counted == [max(length, 3) for length in lengths]
 
 
+def as_in_the_foreground() -> None:
+    """Signals as a terminal's command has them: what a shell runs in the background, tests perhaps, ignores SIGINT, and so do its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_the_load_and_the_server_that_it_started(number: signal.Signals, tmp_path: Path) -> None:
     log = tmp_path / "triton.log"
     options = ("--concurrency=1", "--no-baseline", "--duration=0.3", "--warmup=0", f"--log={log}", *sample_sources())
     file = str(SAMPLES / "sentiment.yaml")
-    with subprocess.Popen(
-        [*TRITONPIPE, "bench", file, *options, "--runs=100"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    ) as process:
+    command = [*TRITONPIPE, "bench", file, *options, "--runs=100"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, preexec_fn=as_in_the_foreground) as process:
         assert process.stderr is not None
         said = [next(line for line in process.stderr if line.startswith("run 1 of 100"))]
         process.send_signal(number)
