@@ -1,8 +1,9 @@
 """U1, U2: what the tuner predicts against what is measured, and what it chooses against brute force, on a real Triton.
 
-The model step is the stand-in GPU (``gpu-step.yaml``). U1: predictions made from the profile and one calibration, before each point is
-measured, over settings and rates written down here; for the very arrivals that are then sent, so that what differs is the prediction and
-not the draw. U2: the highest rate within the wall of every setting of a grid written down here, found by measuring; then a quick tuning
+The model step is the stand-in GPU (``gpu-step.yaml``). U1: predictions made before each point is measured, over settings and shares written down
+here, as the tuner makes them: from the profile, one calibration with the first setting, and what the lower rates of the same setting
+showed; never from the point itself. They are for the very arrivals that are then sent, so that what differs is the prediction and not the
+draw. U2: the highest rate within the wall of every setting of a grid written down here, found by measuring; then a quick tuning
 run on the same server, and the highest rate of what it chose, found in the same way. ``SECONDS`` sets the length of a point (U1 10, U2 6; U1 takes
 about 3 minutes, U2 about 10); below 5 it is a trial of the parts, whose figures say nothing and are not written.
 """
@@ -13,7 +14,7 @@ import asyncio
 import itertools
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,9 @@ from triton_pipelines.load.arrivals import due_times
 from triton_pipelines.load.engine import precise_loop
 from triton_pipelines.load.texts import Lengths
 from triton_pipelines.tuning.accept import CARRIED_SHARE
-from triton_pipelines.tuning.calibrate import calibrated
+from triton_pipelines.tuning.calibrate import Executed, calibrated
 from triton_pipelines.tuning.choose import planned
-from triton_pipelines.tuning.contract import Array, Knobs, Settings, TuneTarget
+from triton_pipelines.tuning.contract import Array, Knobs, Load, Settings, TuneTarget
 from triton_pipelines.tuning.plot import svg
 from triton_pipelines.tuning.predict import MOST_BUSY, Pipe, simulate
 from triton_pipelines.tuning.profile import executed, profile
@@ -81,16 +82,21 @@ class Ready:
     pipe: Pipe
     seed: int = 0
 
-    async def measure(self, knobs: Knobs, spec: LoadSpec) -> tuple[float, bool]:
-        """p99 in seconds under a load, and whether that was carried without a failure."""
+    async def measure(self, knobs: Knobs, spec: LoadSpec) -> tuple[Load, Mapping[str, Executed]]:
+        """What a load gave, and what the steps did in it."""
         await self.server.put(knobs, self.work.requests)
-        load = load_of(await self.server.run(self.work.requests, spec))
-        return load.p99, load.failed == 0 and load.rate >= CARRIED_SHARE * spec.rate
+        result = await self.server.run(self.work.requests, spec)
+        return load_of(result), executed(result, self.running.graph)
 
     def load(self, rate: float, seconds: float) -> LoadSpec:
         """A load with arrivals of its own."""
         self.seed += 1
         return LoadSpec(rate=rate, duration_s=seconds, warmup_s=WARM_SECONDS, seed=self.seed)
+
+
+def carried(load: Load, spec: LoadSpec) -> bool:
+    """Whether all that was asked was answered, without a failure."""
+    return load.failed == 0 and load.rate >= CARRIED_SHARE * spec.rate
 
 
 def arrivals(spec: LoadSpec) -> Array:
@@ -137,14 +143,17 @@ async def _predictions(running: Local) -> list[tuple[Knobs, float, float, float]
     async with Server(_target(running), running.pipeline, running.graph) as server:
         ready = await _ready(running, server, PREDICTED_SECONDS)
         points = []
+        pipe, before = ready.pipe, PREDICTED[0][0]
         for knobs, share in PREDICTED:
-            found = planned(ready.pipe, knobs, WALL)
+            pipe, before = (pipe if knobs == before else ready.pipe), knobs
+            found = planned(pipe, knobs, WALL)
             rate = share * (found.rate or MOST_BUSY * found.capacity)
             spec = ready.load(rate, PREDICTED_SECONDS)
-            predicted = simulate(ready.pipe.with_knobs(knobs), arrivals(spec), 77).p99
-            measured, _ = await ready.measure(knobs, spec)
-            points.append((knobs, rate, predicted, measured))
-            print(f"{knobs} at {rate:.0f}/s: predicted {predicted * 1e3:.1f} ms, measured {measured * 1e3:.1f} ms", flush=True)
+            predicted = simulate(pipe.with_knobs(knobs), arrivals(spec), 77).p99
+            load, seen = await ready.measure(knobs, spec)
+            points.append((knobs, rate, predicted, load.p99))
+            print(f"{knobs} at {rate:.0f}/s: predicted {predicted * 1e3:.1f} ms, measured {load.p99 * 1e3:.1f} ms", flush=True)
+            pipe = calibrated(pipe.with_knobs(knobs), seen, rate, load.latencies if carried(load, spec) else None)
         return points
 
 
@@ -213,9 +222,11 @@ async def _highest(ready: Ready, knobs: Knobs) -> float:
     kept: tuple[float, float] | None = None
     broken: tuple[float, float] | None = None
     for _ in range(_MOST_STEPS):
-        p99, carried = await ready.measure(knobs, ready.load(rate, SEARCHED_SECONDS))
+        spec = ready.load(rate, SEARCHED_SECONDS)
+        load, _ = await ready.measure(knobs, spec)
+        p99 = load.p99
         print(f"{knobs} at {rate:.0f}/s: p99 {p99 * 1e3:.1f} ms", flush=True)
-        if p99 <= WALL and carried:
+        if p99 <= WALL and carried(load, spec):
             kept = (rate, p99)
         else:
             broken = (rate, max(p99, WALL * 1.001))
