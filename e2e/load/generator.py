@@ -19,7 +19,7 @@ Judge = Callable[[str, Answer], str]
 WORKERS = 3
 INTERVAL_SECONDS = 0.15
 """Between two requests of one worker: with all kinds of clients 60 requests/s, a fraction of a core."""
-STOP_SECONDS = 30.0
+STOP_SECONDS = 60.0
 
 
 @dataclass

@@ -13,7 +13,7 @@ from pathlib import Path
 from e2e.local import api, network, packages, processes
 from e2e.local.processes import replace_file
 
-END_SECONDS = 20.0
+END_SECONDS = 60.0
 PROGRAM = Path(__file__).with_name("supervisor.py")
 
 

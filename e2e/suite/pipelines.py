@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "manifests" / "samples"
 GOLDEN = ROOT / "tests" / "golden" / "models"
 TOLERANCE = 1e-5
-READY_SECONDS = 90.0
+READY_SECONDS = 120.0
 DRAIN_SECONDS = 2
 SMALL: Mapping[str, Any] = {
     # A test cluster's node is small and shared; a GPU is asked for only where a test is about it.
@@ -135,7 +135,7 @@ class Pipeline:
         found = [item for item in self.kube.objects("Event", self.namespace) if item["regarding"].get("name") == self.name]
         return sorted(found, key=lambda item: item.get("eventTime") or item["metadata"]["creationTimestamp"])
 
-    def wait_event(self, reason: str, deadline: float = 30.0) -> Object:
+    def wait_event(self, reason: str, deadline: float = 60.0) -> Object:
         """Wait for an event about it with this reason."""
         found = wait_for(
             f"event {reason} of {self.name}",

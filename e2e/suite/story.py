@@ -12,7 +12,7 @@ from typing import IO
 from e2e.suite.kube import Kube, Object, wait_for
 from e2e.suite.pipelines import condition
 
-END_SECONDS = 10.0
+END_SECONDS = 60.0
 
 
 class Story:

@@ -159,7 +159,7 @@ def test_a_truncated_source_is_not_taken_for_a_model(pipeline: Pipeline) -> None
     pipeline.apply(small("sentiment", model={"source": {"uri": "s3://truncated/models/sentiment/model.onnx"}}))
     told = pipeline.wait_condition("Ready", "False", "SourceUnavailable")
     assert "spec.model.source" in told["message"]
-    wait_for("no pod serves", lambda: pipeline.status().get("readyReplicas", 0), lambda count: count == 0, 5)
+    wait_for("no pod serves", lambda: pipeline.status().get("readyReplicas", 0), lambda count: count == 0, 60)
 
 
 def test_slow_and_flaky_sources_are_waited_for(pipeline: Pipeline, reach: Reach) -> None:

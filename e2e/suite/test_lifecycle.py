@@ -154,7 +154,7 @@ def test_a_deleted_child_comes_back(kube: Kube, served: tuple[Pipeline, Endpoint
         assert found["data"].keys() == before["data"].keys()
     pipeline.wait_ready()
     with reach.service(pipeline.namespace, pipeline.name) as way:  # the Service may have a new address
-        wait_for("an answer", lambda: _answered(way), bool, 30)
+        wait_for("an answer", lambda: _answered(way), bool, 60)
 
 
 def _answered(endpoint: Endpoint) -> bool:

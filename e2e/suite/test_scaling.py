@@ -22,10 +22,10 @@ SERVICE_SECONDS = 0.1
 # Six clients, two requests/s each: 1.2 instances' worth of work. One falls behind slowly enough for all to be answered in time.
 LOAD: Mapping[str, Any] = {"clients": SAFE_CLIENTS, "workers": 3, "interval": 0.5, "open_loop": True}
 MOST = 4
-GROWN_SECONDS = 60.0
+GROWN_SECONDS = 120.0
 STABLE_SECONDS = 10
-SHRUNK_SECONDS = 60.0
-RECORDED_SECONDS = 20.0
+SHRUNK_SECONDS = 120.0
+RECORDED_SECONDS = 60.0
 # A step whose work is declared, not done: it keeps an instance as busy as a slow tokenizer and the node's two cores free.
 CODE = f"""
 import time

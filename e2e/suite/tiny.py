@@ -27,7 +27,7 @@ DRAIN_SECONDS = 4
 """Longer than it takes a small cluster to take a leaving pod out of every Service rule."""
 LEFT_SECONDS = 60.0
 """For all that has to happen around a pod's own grace period: the rollout that sends it away, and a kubelet that finds its API server again."""
-SERVICE_SECONDS = 30.0
+SERVICE_SECONDS = 60.0
 SAFE_CLIENTS = ("grpc", "http-new-connection")
 """No rollout and no drain may cost these a request; HTTP clients that keep connections cannot be told to move: what they lose is measured."""
 TEXTS = ("the quick fox jumps", "a red bird sings over the river", "old stone", "happy dog runs and the sad cat sleeps", "blue cloud far")
