@@ -19,7 +19,8 @@ from .padding import Way
 from .predict import Shape
 
 OTHER_FILES: Final = (
-    "an ONNX file is adapted to ragged batches, or left as it is, when it is loaded, so this server cannot change to it; write it and measure again"
+    "an ONNX file is adapted to ragged batches, or left as it is, when it is loaded, so this server cannot change to it;"
+    " write it and measure again, unless status.padding says that the file was refused"
 )
 
 Rebuild = Callable[[InferencePipeline], Graph]

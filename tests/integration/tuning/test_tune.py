@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from tests.support.serving import ROOT, run, sample_sources
 from triton_pipelines.api.status import TuningStatus
+from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.cli.documents import only
 from triton_pipelines.cli.serve import _lay_out
 from triton_pipelines.loader.uris import SourceMap
@@ -19,7 +22,7 @@ from triton_pipelines.pipeline import Graph, Options, build
 from triton_pipelines.render.modelconfig import configs
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.local import LocalTriton
-from triton_pipelines.tuning.contract import Knobs
+from triton_pipelines.tuning.contract import Knobs, Padded
 from triton_pipelines.tuning.knobs import changed, knobs_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -38,13 +41,25 @@ class Canary:
 
 @pytest.fixture(scope="module")
 def canary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Canary]:
-    folder = tmp_path_factory.mktemp("canary")
+    with serving(FILE, tmp_path_factory.mktemp("canary")) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def serving(file: Path, folder: Path) -> Iterator[Canary]:
+    """A canary of the resource in a file."""
     (folder / "key").write_text(KEY)
-    pipeline, graph = only(FILE, Options())
+    pipeline, graph = only(file, Options())
     sources = SourceMap.parse(rule.removeprefix("--source-map=") for rule in sample_sources())
     models = _lay_out(pipeline, graph, Options(), folder, folder, sources)
     with LocalTriton(models, list(graph.load), control_key=KEY, stop_s=2) as server:
         yield Canary(server, graph, folder / "key")
+
+
+def knobs(document: dict[str, Any]) -> Knobs:
+    """A setting as the report tells it."""
+    padding = document["padding"]
+    return Knobs(**(document | {"padding": Padded(padding["mode"], tuple(padding["buckets"]))}))
 
 
 async def running(canary: Canary) -> Knobs:
@@ -82,15 +97,52 @@ async def test_a_run_measures_and_leaves_the_server_as_it_was(canary: Canary, tm
     assert len(status.points) == len(points) + 2
     assert "wall" in plot.read_text()
     before, _ = only(FILE, Options())
-    recommended = Knobs(**said["recommended"])
+    recommended = knobs(said["recommended"])
     if status.patch:
         after = build(changed(before, yaml.safe_load(status.patch)), Options())
         assert knobs_of(after) == recommended
         configs(after)
-        assert all(point["outcome"] == "WithinSLO" for point in points if Knobs(**point["knobs"]) == recommended)
+        assert all(point["outcome"] == "WithinSLO" for point in points if knobs(point["knobs"]) == recommended)
     else:
         assert recommended == knobs_of(canary.graph)
     assert await running(canary) == knobs_of(canary.graph)
+    assert said["padding"].startswith("Ragged is cheapest"), "each request keeps its own length already, and no buckets can be better"
+
+
+async def test_a_padding_that_costs_less_is_tried_on_the_server_and_taken_back(tmp_path: Path) -> None:
+    """The step costs 2 ms and 1.5 us a token; Fixed computes 512 tokens a row of texts with some 30."""
+    document = yaml.safe_load(FILE.read_text())
+    document["spec"]["tokenizer"]["padding"] = "Fixed"
+    document["spec"]["model"]["maxBatchSize"] = 32
+    file = tmp_path / "fixed.yaml"
+    file.write_text(yaml.safe_dump(document))
+    with serving(file, tmp_path) as canary:
+        done = run(
+            *("tune", str(file), "--server", canary.server.grpc_address, "--control-key-file", str(canary.key)),
+            *("--slo", "200", "--seconds", "1.5", "--cores", "1", "--output", "json"),
+            seconds=240,
+        )
+        assert done.returncode == 0, done.stderr
+        async with TritonClient(canary.server.grpc_address) as client:
+            tokenizer = await client.model_config("tokenizer")
+        assert tokenizer.parameters["tritonpipe.padding"].string_value == "Fixed"
+        assert await running(canary) == knobs_of(canary.graph)
+    said = json.loads(done.stdout)
+    model = next(step for step in said["steps"] if step["step"] == "model")
+    # Told although the pipeline's own padding makes all rows equally long.
+    assert 0.7e-6 < model["per_token"] < 4e-6 or not model["fitted"]
+    assert said["padding"].startswith("Ragged is cheapest")
+    assert "Fixed" in said["advice"]
+    assert "(in force)" in said["advice"]
+    tried = [point for point in said["points"] if point["knobs"]["padding"]["mode"] == "Ragged"]
+    assert tried, said["notes"]
+    if said["patch"]:  # a busy machine proves nothing
+        before, _ = only(file, Options())
+        after = build(changed(before, said["patch"]), Options())
+        assert after.padding is not None
+        chosen = said["recommended"]["padding"]["mode"] or Padding.FIXED.value
+        assert after.padding.chosen.value == chosen
+        assert ("proven on the server" in said["advice"]) == (chosen == Padding.RAGGED.value)
 
 
 async def test_without_the_key_nothing_is_changed(canary: Canary) -> None:

@@ -7,20 +7,25 @@ from typing import Any
 import pytest
 
 from tests.support import builders
+from tests.unit.tuning.test_choose import measured
 from tests.unit.tuning.test_padding import BUCKETS, CPU, FIXED, GPU, LENGTHS, LONGEST, RAGGED
 from tests.unit.tuning.test_predict import PIPE
+from triton_pipelines.api.status import TuningStatus
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.pipeline import Graph, build, check
+from triton_pipelines.tuning.accept import judge
 from triton_pipelines.tuning.calibrate import Executed
-from triton_pipelines.tuning.choose import Planned, ranked
-from triton_pipelines.tuning.contract import Knobs, Padded
+from triton_pipelines.tuning.choose import Planned, plan, ranked
+from triton_pipelines.tuning.contract import Knobs, Padded, Report, Settings
 from triton_pipelines.tuning.fit import Cost
 from triton_pipelines.tuning.knobs import changed, knobs_of, patch_of
 from triton_pipelines.tuning.padding import Verdict
 from triton_pipelines.tuning.paddings import Paddings
 from triton_pipelines.tuning.predict import Pipe, Shape, Stage, capacity
 from triton_pipelines.tuning.profile import Profile
+from triton_pipelines.tuning.report import Findings, report
+from triton_pipelines.tuning.status import status_of
 from triton_pipelines.tuning.ways import OTHER_FILES, way_of
 from triton_pipelines.tuning.workload import Workload
 
@@ -157,3 +162,59 @@ def test_of_settings_that_carry_the_same_the_padding_stays() -> None:
     assert ranked(settings)[0].knobs.padding == Padded()
     settings[0] = Planned(Knobs(64, 0, 1, 1, RAGGED), 110.0, 0.01, 200.0)
     assert ranked(settings)[0].knobs.padding == RAGGED
+
+
+def reported(padding: Verdict | None, knobs: Knobs, refused: str = "") -> Report:
+    """A report in which ``knobs`` are proven, of a pipeline with own code and padding Fixed."""
+    built = builders.built(**OWN_CODE, tokenizer={"padding": "Fixed"}, slo={"p99Milliseconds": 35})
+    current = knobs_of(built.graph)
+    points = [measured(current, 400, 0.02), measured(knobs, 600, 0.02), measured(current, 600 / 1.05, 0.08)]
+    shapes = {Padded(): Shape(Padding.FIXED, (512,), frozenset()), RAGGED: Shape(Padding.RAGGED, (512,), frozenset())}
+    pipe = Pipe(PIPE.stages, LENGTHS, 1, "tokenizer", "model", Padding.FIXED, (512,), shapes=shapes)
+    return report(
+        Findings(
+            pipeline=built.pipeline,
+            graph=built.graph,
+            settings=Settings(),
+            slo=0.035,
+            wall=0.03,
+            work=WORK,
+            profile=Profile(pipe, {}, 128, 1),
+            pipe=pipe,
+            planned=plan(pipe, [current, knobs], current, 0.03),
+            grid=[current, knobs],
+            measured=points,
+            executed=[{} for _ in points],
+            verdict=judge(current, points, 0.03, [knobs]),
+            current=current,
+            notes=(),
+            padding=padding,
+            padding_refused=refused,
+        )
+    )
+
+
+def test_a_proven_padding_is_in_the_patch_and_in_the_status() -> None:
+    judged = verdict(builders.built(**OWN_CODE, tokenizer={"padding": "Fixed"}))
+    made = reported(judged, Knobs(64, 0, 1, 1, RAGGED))
+    assert made.patch == {"spec": {"tokenizer": {"padding": "Ragged"}}}
+    assert "Ragged is cheapest, and proven on the server" in made.advice
+    status = status_of(made)
+    assert status["padding"].startswith("Ragged is cheapest: Ragged ")
+    assert "Fixed" in status["padding"]
+    assert [point.get("padding", "") for point in status["points"][:3]] == ["", "Ragged", ""]
+    assert TuningStatus.model_validate(status).padding == made.padding
+
+
+def test_a_padding_that_changes_answers_is_said_and_not_in_the_patch() -> None:
+    judged = verdict(builders.built(**OWN_CODE, tokenizer={"padding": "Fixed"}))
+    made = reported(judged, Knobs(32, 0, 1, 1), "answers in TOKENS are not the same: shape [1, 32] instead of [1, 512]")
+    assert made.patch == {"spec": {"model": {"maxBatchSize": 32}}}
+    assert "Ragged was expected to be cheapest and is not recommended: answers in TOKENS are not the same" in made.advice
+
+
+def test_without_a_verdict_nothing_is_said_of_padding() -> None:
+    made = reported(None, Knobs(32, 0, 1, 1))
+    assert made.padding == ""
+    assert "Padding:" not in made.advice
+    assert "padding" not in status_of(made)
