@@ -30,6 +30,8 @@ REFERENCE_MAX: Final = 4 << 30
 """Bytes of weights up to which ONNX's own evaluator is used. They stay in their files and are mapped, but each of a dozen runs reads them all, and
 what does not fit beside a loader's 2 GiB comes from the disk each time."""
 
+SCARCE: Final = "there is not enough memory to run it"
+
 
 class Means(StrEnum):
     """What a graph was run with."""
@@ -145,6 +147,8 @@ def _prove(plain: Path, adapted: Path, given: Sequence[Given], adaptable: Adapta
         fault = _bounded(run, given, adaptable)
         del run
         gc.collect()
+    except MemoryError:
+        return Proof(Means.NONE, why=SCARCE)
     except Exception as error:
         # Operators of others, most of all: nobody can show here that a row's answer does not hang on its company.
         return Proof(means, fault=f"equal answers cannot be shown: {means} does not run the file as it is ({_short(error)})")
@@ -153,6 +157,8 @@ def _prove(plain: Path, adapted: Path, given: Sequence[Given], adaptable: Adapta
     try:
         run = open_model(adapted, means)
         company = apart(run(together(rows, flat)), rows, adaptable.plan.inputs[0].name, adaptable.plan.token_outputs)
+    except MemoryError:
+        return Proof(Means.NONE, why=SCARCE)
     except Exception as error:
         return Proof(means, fault=f"the adapted graph does not run: {_short(error)}")
     worst = 0.0

@@ -84,6 +84,15 @@ def test_what_nothing_can_run_is_adapted_by_structure_and_said_to_be(file: Path,
     answers(file)
 
 
+def test_what_finds_no_memory_is_not_blamed_on_the_graph(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(path: Path, means: Means) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(prove, "open_model", none)
+    onnx.save(make(ENCODER), str(file))
+    assert "structure only, no answers compared (there is not enough memory to run it)" in str(adapt_file(file, ENCODER.plan()))
+
+
 def test_what_nothing_can_run_is_at_least_valid(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prove, "means_for", lambda weights: Means.NONE)
     model = make(ENCODER)
