@@ -64,11 +64,17 @@ def expected(cost: Cost, executed: Executed, lengths: Sequence[int], rows: int, 
 
 def spread_of(cost: Cost, executed: Executed, lengths: Sequence[int], rows: int) -> float:
     """Share of the way from own lengths (0) to the batch's longest (1) that a step computes, from a run of mixed lengths; 1 where
-    the mix cannot tell."""
-    own, padded = (expected(cost, executed, lengths, rows, spread) for spread in (0.0, 1.0))
+    the mix cannot tell. Lone requests of the same run, which no company pads, tell by what all its times are stretched."""
+    stretch, company = 1.0, executed
+    together = {size: count for size, count in executed.batches.items() if size > rows and size in executed.times}
+    if together and executed.times.get(rows):
+        stretch = executed.times[rows] / expected(cost, Executed({rows: 1}, 0.0), lengths, rows, 0.0)
+        seconds = sum(count * executed.times[size] for size, count in together.items()) / sum(together.values())
+        company = Executed(together, seconds)
+    own, padded = (stretch * expected(cost, company, lengths, rows, spread) for spread in (0.0, 1.0))
     if padded < 1.1 * own:
         return 1.0
-    return float(np.clip((executed.seconds - own) / (padded - own), 0.0, 1.0))
+    return float(np.clip((company.seconds - own) / (padded - own), 0.0, 1.0))
 
 
 def calibrated(pipe: Pipe, executed: Mapping[str, Executed], rate: float, latencies: Array | None = None, seed: int = 0) -> Pipe:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.unit.tuning.test_predict import LENGTHS, PIPE, TOKENIZER
-from triton_pipelines.tuning.calibrate import Executed, calibrated, under_load
+from triton_pipelines.tuning.calibrate import Executed, calibrated, spread_of, under_load
 from triton_pipelines.tuning.contract import Knobs
 from triton_pipelines.tuning.fit import Cost
 from triton_pipelines.tuning.predict import Stage, capacity, poisson, simulate
@@ -59,6 +59,19 @@ def test_a_table_learns_what_a_request_costs_too() -> None:
     seen = Executed({1: 100, 2: 100, 4: 100}, 0.0, 0.4, {size: 1.2 * (FIXED + PER_TOKEN * 32 * size) + 2e-4 * (size - 1) for size in (1, 2, 4)})
     learnt = under_load(cost, seen, (32,), 1)
     assert learnt.seconds(8, 8, 32) == pytest.approx(1.2 * (FIXED + PER_TOKEN * 32 * 8) + 7 * 2e-4, rel=0.01)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5, 1.0])
+def test_a_busy_machine_does_not_pass_for_padding(spread: float) -> None:
+    random = np.random.default_rng(2)
+    times = {}
+    for size in (1, 2, 4, 8):
+        drawn = random.choice(LENGTHS, (6000, size))
+        tokens = (1 - spread) * drawn.sum(axis=1) + spread * size * drawn.max(axis=1)
+        times[size] = 1.5 * (FIXED + PER_TOKEN * float(tokens.mean()))  # half as long again, for what else goes on
+    batches = {1: 60, 2: 10, 4: 10, 8: 10}
+    seen = Executed(batches, sum(times[size] * count for size, count in batches.items()) / 90, 0.5, times)
+    assert spread_of(TRUE, seen, LENGTHS, 1) == pytest.approx(spread, abs=0.1)
 
 
 def test_batches_of_like_sizes_only_stretch_the_times() -> None:
