@@ -209,6 +209,11 @@ def stage(found: Result) -> str:
         ("the library alone, one thread", _spread(found["detail"]["libraryMicroseconds"], " us")),
         ("the library beside a busy core", _spread(found["detail"]["libraryBesideABusyCoreMicroseconds"], " us")),
         ("stage against the library beside a busy core", _spread(found["detail"]["ratioBesideABusyCore"], " times")),
+        *(
+            (f"texts in which no word comes twice: {name}", _spread(found["detail"]["newWords"][key], unit))
+            for name, key, unit in (("stage", "stageMicroseconds", " us"), ("library", "libraryMicroseconds", " us"), ("ratio", "ratio", " times"))
+            if "newWords" in found["detail"]
+        ),
         ("rows per execution", _spread(found["detail"]["rowsPerExecution"], "")),
         ("requests/s of one instance", _spread(found["detail"]["requestsPerSecond"], "")),
     ]

@@ -8,8 +8,10 @@ core, which tells how much of the ratio is the machine's.
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
+import random
 import statistics
 import time
 from collections.abc import Sequence
@@ -31,11 +33,25 @@ NAME = "stage"
 NO_OP = Variant(NAME, parameters={"launch_us": "0", "token_us": "0"})
 
 
+NEW_TEXTS = 8192
+"""Some 56 000 words, of which the step learns a few thousand before it finds that none of them pays."""
+
+
+def new_words(texts: Sequence[str], count: int = NEW_TEXTS, seed: int = 1) -> list[str]:
+    """As many texts of about the same lengths in which no word comes twice: words of `texts` in threes, joined by hyphens, in ever new combinations."""
+    drawn = random.Random(seed)
+    triples = list(itertools.product(sorted({word for text in texts for word in text.split()}), repeat=3))
+    drawn.shuffle(triples)
+    left, lengths = iter(triples), itertools.cycle(max(1, round(len(text.split()) / 5)) for text in texts)
+    return [" ".join("-".join(triple) for triple in itertools.islice(left, length)) for length in itertools.islice(lengths, count)]
+
+
 def run() -> None:
-    """Measure, print and write S4 and S5; 2 minutes."""
+    """Measure, print and write S4 and S5; 3 minutes."""
     texts, file = workload(), str(tree.build() / tree.TOKENIZER_FOLDER / "tokenizer.json")
     spec = LoadSpec(concurrency=CLIENTS, duration_s=SECONDS, warmup_s=WARM_SECONDS)
-    stage, alone, busy, rates, whole, batches = [], [], [], [], [], []
+    stage, alone, busy, rates, whole, batches, new, new_alone = [], [], [], [], [], [], [], []
+    unseen = new_words(texts)
     with served([NO_OP]) as server:
         for number in range(ROUNDS):
             tokenizer = load(server, f"{NAME}-tokenizer", spec, texts)
@@ -45,11 +61,14 @@ def run() -> None:
             batches.append(step.rows_per_execution)
             alone.append(_raw(file, texts, batch, 1))
             busy.append(_raw(file, texts, batch, 2))
+            step = load(server, f"{NAME}-tokenizer", spec, unseen).steps[f"{NAME}-tokenizer"]
+            new.append(step.execution_s / step.rows_per_execution * 1e6)
+            new_alone.append(_raw(file, unseen[: len(texts)], max(1, round(step.rows_per_execution)), 1))
             rates.append(tokenizer.requests_per_s)
             whole.append(load(server, NAME, spec, texts).requests_per_s)
             print(
                 f"round {number + 1}: stage {stage[-1]:.0f} us in batches of {batch}, library {alone[-1]:.0f} us, beside a busy core {busy[-1]:.0f} us; "
-                f"tokenizer {rates[-1]:.0f}/s, ensemble {whole[-1]:.0f}/s",
+                f"new words: stage {new[-1]:.0f} us, library {new_alone[-1]:.0f} us; tokenizer {rates[-1]:.0f}/s, ensemble {whole[-1]:.0f}/s",
                 flush=True,
             )
     ratios = [mine / theirs for mine, theirs in zip(stage, alone, strict=True)]
@@ -66,6 +85,11 @@ def run() -> None:
             "libraryMicroseconds": _figures(alone),
             "libraryBesideABusyCoreMicroseconds": _figures(busy),
             "ratioBesideABusyCore": _figures([mine / theirs for mine, theirs in zip(stage, busy, strict=True)]),
+            "newWords": {
+                "stageMicroseconds": _figures(new),
+                "libraryMicroseconds": _figures(new_alone),
+                "ratio": _figures([mine / theirs for mine, theirs in zip(new, new_alone, strict=True)]),
+            },
             "rowsPerExecution": _figures(batches),
             "requestsPerSecond": _figures(rates),
         },

@@ -29,7 +29,7 @@ KNOWN_PER_NEW = 5
 LEARNED_PER_ROW = 4
 """New words that are learned for a text that the library has to tokenize: some 25 us."""
 CREDIT = 8_192
-"""Words that are learned so before any text was answered from memory, some 50 ms in all; each text that is allows for one more."""
+"""Words that are learned so before any text was answered from memory, some 0.1 s in all; each text that is allows for one more."""
 PROBES = (
     *("", " ", "a", "Hello, world!", "two  spaces ", " before", "tab\tline\nbreak\r\n", "don't can't", "e-mail: a.b@c.de", "[CLS] [SEP][PAD] [UNK]"),
     *(
