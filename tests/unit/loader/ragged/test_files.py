@@ -84,6 +84,18 @@ def test_what_nothing_can_run_is_adapted_by_structure_and_said_to_be(file: Path,
     answers(file)
 
 
+def test_half_precision_is_proven_without_numpys_slow_product(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prove, "means_for", lambda weights: Means.REFERENCE)
+    kinds, product = [], np.matmul
+    monkeypatch.setattr(np, "matmul", lambda a, b: kinds.append((a.dtype, b.dtype)) or product(a, b))
+    encoder = Encoder(half=True, heads=(Head.LOGITS, Head.POOLED, Head.HIDDEN))
+    onnx.save(make(encoder), str(file))
+    done = adapt_file(file, encoder.plan(max_length=POSITIONS))
+    assert isinstance(done, Adapted), str(done)
+    assert done.proven
+    assert set(kinds) == {(np.dtype(np.float32),) * 2}
+
+
 def test_what_finds_no_memory_is_not_blamed_on_the_graph(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(path: Path, means: Means) -> Any:
         raise MemoryError
