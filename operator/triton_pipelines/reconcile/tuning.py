@@ -57,8 +57,8 @@ class Tuned:
 
     @property
     def recheck(self) -> float | None:
-        """Seconds until a deadline may have passed."""
-        return RECHECK_SECONDS if self.run.active else None
+        """Seconds until a deadline may have passed; ``None`` without one, as while no pods are wanted."""
+        return RECHECK_SECONDS if self.run.active and (self.run.begun or self.run.asked) else None
 
     def status(self) -> dict[str, Any]:
         """``status.tuning``; empty without a run."""
@@ -145,7 +145,7 @@ def _ended_early(stage: Stage, run: Run) -> str:
 def _crowding(stage: Stage) -> str:
     """Why the run gives up its room: a pod that is to serve has none. Else a rollout would give an old pod up for room that a canary holds."""
     for pod in stage.observed.pods:
-        if not pod.deleting and pod.condition("PodScheduled").get("reason") == "Unschedulable":
+        if not pod.ready and not pod.deleting and pod.condition("PodScheduled").get("reason") == "Unschedulable":
             return f"pod {pod.name} of the pipeline, which serves, finds no room, and the run gives up its own"
     if stage.observed.pods_refused:
         return f"the API server takes no further pod that serves, and the run gives up its own: {stage.observed.pods_refused}"

@@ -173,3 +173,45 @@ async def test_a_quota_ends_the_run_and_not_the_pipeline(admin: Client, proxy: F
 async def counts(client: Client, namespace: str) -> bool:
     status = (await client.get(QUOTAS, namespace, "few")).get("status") or {}
     return (status.get("used") or {}).get("count/deployments.apps") == "1"
+
+
+async def one(client: Client, namespace: str, kind: Resource, component: str) -> Object | None:
+    """The one object of a run of that kind that stays; ``None`` for none or several."""
+    found = (await client.list(kind, namespace, label_selector=f"{names.LABEL_RUN},{names.LABEL_COMPONENT}={component}")).items
+    staying = [item for item in found if not item["metadata"].get("deletionTimestamp")]
+    return staying[0] if len(staying) == 1 else None
+
+
+async def test_a_run_outlives_the_operator_but_neither_another_mode_nor_its_canary(
+    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
+    kubelet = Kubelet(admin, namespace)
+    async with repeated(kubelet.work):
+        async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
+            await apply(admin, namespace, tuning={"request": "a", "mode": "Thorough"})
+            await eventually("a Job", lambda: one(admin, namespace, JOBS, names.COMPONENT_TUNER), DEADLINE_SECONDS)
+        first = await one(admin, namespace, JOBS, names.COMPONENT_TUNER)
+        assert first is not None
+        pods = await live_pods(admin, namespace)
+        async with operator(proxy, tmp_path, namespace, operator_namespace=namespace) as running:
+            await eventually("a pass", running.passes, DEADLINE_SECONDS)
+            assert (await tuning(admin, namespace))["state"] == "Running"
+            kept = await one(admin, namespace, JOBS, names.COMPONENT_TUNER)
+            assert kept is not None
+            assert kept["metadata"]["uid"] == first["metadata"]["uid"], "the restart made no other"
+
+            await apply(admin, namespace, tuning={"request": "a", "mode": "Quick"})
+
+            async def another() -> Object | None:
+                job = await one(admin, namespace, JOBS, names.COMPONENT_TUNER)
+                return job if job is not None and job["metadata"]["uid"] != first["metadata"]["uid"] else None
+
+            job = await eventually("another Job", another, DEADLINE_SECONDS)
+            assert "--thorough" not in job["spec"]["template"]["spec"]["containers"][0]["args"]
+            canary = await eventually("one canary", lambda: one(admin, namespace, PODS, names.COMPONENT_CANARY), DEADLINE_SECONDS)
+            await admin.delete(PODS, namespace, canary["metadata"]["name"], grace_seconds=0)
+            told = await eventually("failed", lambda: reached(admin, namespace, "Failed"), DEADLINE_SECONDS)
+            assert "the pod that was measured is gone" in told["message"]
+            await eventually("everything is gone", lambda: nothing_left(admin, namespace), DEADLINE_SECONDS)
+            assert await live_pods(admin, namespace) == pods
+            assert await served(admin, namespace)

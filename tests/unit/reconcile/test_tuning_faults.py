@@ -76,7 +76,7 @@ def test_while_no_pods_are_wanted_nobody_waits_for_them(spec: dict[str, Any], wo
     world = asked(**spec)
     assert world.run["state"] == "Pending"
     assert words in world.run["message"]
-    world.pass_time(10 * WAITING_SECONDS).step()
+    assert world.pass_time(10 * WAITING_SECONDS).step().requeue_after is None, "a change of the spec wakes it"
     assert world.run["state"] == "Pending"
     world.change(replicas=1, suspend="Disabled").settle()
     assert len(world.ours("Deployment")) == 1
