@@ -1,6 +1,7 @@
 """Workloads that scaling is shown on: *documents*, *cleaner* and *short*, each a sample whose GPU step is a declared stand-in.
 
-*documents*: 16 texts of some 500 tokens in a request. Tokenizing them is real CPU work, more than the GPU step takes: CPU-bound for real.
+*documents*: 16 texts of some 500 tokens in a request. Tokenizing them is real CPU work, more than the GPU step takes: CPU-bound for real. Its tokenizer is
+byte-level BPE, which cannot be put together from remembered words.
 *cleaner*: own Python of 10 ms per text before the tokenizer; a sleep here, so that it needs no more cores than a small machine has.
 *short*: sentences of some 20 tokens. One tokenizer instance carries far more than is asked for: no count has to grow.
 """
@@ -18,9 +19,9 @@ from tokenizers import Tokenizer
 
 from e2e.load.prepared import request_of
 from e2e.models import tree
+from e2e.models.bytepairs import sentences
 from e2e.suite.pipelines import merged, sample
 
-SENTENCES = Path(__file__).resolve().parent.parent / "models" / "data" / "train.tsv"
 TOKENIZER = "hub/sentence-transformers/all-MiniLM-L6-v2/tokenizer.json"
 TEXTS_SEED = 7
 REQUESTS = 16
@@ -72,6 +73,7 @@ class Workload:
         slo: seconds within which 99 of 100 requests are to be answered.
         service: busy seconds of one instance per request on a core of its own, as found on two cores of 2024; for the best possible counts only.
         stand_ins: what is not real, in words.
+        tokenizer: its make.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Workload:
     slo: float
     service: float
     stand_ins: tuple[str, ...]
+    tokenizer: str = "WordPiece"
 
     @property
     def model(self) -> str:
@@ -94,7 +97,7 @@ class Workload:
     @property
     def text(self) -> str:
         """What it is, in one line, for results and plots."""
-        return f"{self.name}: {self.rows} x ~{self.tokens} tokens per request, {self.low:g} to {self.high:g} requests/s"
+        return f"{self.name}: {self.rows} x ~{self.tokens} tokens ({self.tokenizer}) per request, {self.low:g} to {self.high:g} requests/s"
 
     def requests(self) -> list[bytes]:
         """Requests as they go over the wire: real sentences, put together at random with a fixed seed to the length wanted."""
@@ -102,8 +105,8 @@ class Workload:
         tokenizer = Tokenizer.from_file(str(tree.build() / TOKENIZER))
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        sentences = [line.split("\t")[1] for line in SENTENCES.read_text(encoding="utf-8").splitlines() if "\t" in line]
-        return [request_of(self.model, "TEXT", [_text(rng, tokenizer, sentences, self.tokens) for _ in range(self.rows)]) for _ in range(REQUESTS)]
+        known = sentences()
+        return [request_of(self.model, "TEXT", [_text(rng, tokenizer, known, self.tokens) for _ in range(self.rows)]) for _ in range(REQUESTS)]
 
 
 def _text(rng: random.Random, tokenizer: Tokenizer, sentences: list[str], tokens: int) -> str:
@@ -130,9 +133,13 @@ def _stand_in(microseconds: float) -> str:
 
 
 def documents() -> Workload:
-    """Long texts, many rows: tokenizing is the work."""
+    """Long texts, many rows, a tokenizer of BPE: tokenizing is the work."""
     # No queue limit: what waits is answered late and counted, instead of refused.
-    tokenizer = {"instances": {"initial": 1, "min": 1, "max": 3}, "dynamicBatching": {"queuePolicy": None}}
+    tokenizer = {
+        "source": {"uri": "hf://tritonpipelines/byte-pairs"},
+        "instances": {"initial": 1, "min": 1, "max": 3},
+        "dynamicBatching": {"queuePolicy": None},
+    }
     changes = {"tokenizer": tokenizer, "model": _gpu_step(0.5e-6, 4)}
     return Workload(
         name="documents",
@@ -146,6 +153,7 @@ def documents() -> Workload:
         slo=0.250,
         service=0.0125,
         stand_ins=(_stand_in(0.5),),
+        tokenizer="byte-level BPE",
     )
 
 

@@ -9,6 +9,7 @@ DIR/s3/models/ner/model.onnx                                        s3://models/
 DIR/s3/models/reranker/model.onnx                                   s3://models/reranker/model.onnx: pairs of texts
 DIR/s3/models/image/model.onnx                                      s3://models/image/model.onnx: the prevailing colour
 DIR/hub/sentence-transformers/all-MiniLM-L6-v2/tokenizer.json …     hf://sentence-transformers/all-MiniLM-L6-v2
+DIR/hub/tritonpipelines/byte-pairs/tokenizer.json                   hf://tritonpipelines/byte-pairs: byte-level BPE, for loads of tokenizing
 DIR/manifest.json                                                   key of the inputs; SHA-256 and size of every file
 """
 
@@ -24,9 +25,10 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
+import tokenizers
 
 from e2e.local.cache import cache_root, digest
-from e2e.models import graph, image, minilm, sentiment, weights, words
+from e2e.models import bytepairs, graph, image, minilm, sentiment, weights, words
 from e2e.models.graph import serialize
 from e2e.models.weights import Weights
 
@@ -34,9 +36,16 @@ MANIFEST: Final = "manifest.json"
 SENTIMENT_MODEL: Final = "s3/models/sentiment/model.onnx"
 EMBEDDING_MODEL: Final = "s3/models/minilm/model.onnx"
 TOKENIZER_FOLDER: Final = "hub/sentence-transformers/all-MiniLM-L6-v2"
+BYTE_PAIRS: Final = "hub/tritonpipelines/byte-pairs/tokenizer.json"
 # Changes of these files change what is built.
-_MODULES: Final = (graph, image, minilm, weights, words)
-SOURCES: Final = (*(Path(str(module.__file__)) for module in _MODULES), Path(__file__), sentiment.HEAD_FILE, sentiment.WORDS_HEAD_FILE)
+_MODULES: Final = (bytepairs, graph, image, minilm, weights, words)
+SOURCES: Final = (
+    *(Path(str(module.__file__)) for module in _MODULES),
+    Path(__file__),
+    bytepairs.SENTENCES,
+    sentiment.HEAD_FILE,
+    sentiment.WORDS_HEAD_FILE,
+)
 
 
 def _sha256(path: Path) -> str:
@@ -45,9 +54,9 @@ def _sha256(path: Path) -> str:
 
 
 def inputs_key(folder: Path) -> str:
-    """Key of everything that the tree is made from: checkpoint, tokenizer, head, the code that builds, the version of ``onnx``."""
+    """Key of everything that the tree is made from: checkpoint, tokenizer, head, the code that builds, the versions of ``onnx`` and ``tokenizers``."""
     files = [folder / "model.safetensors", *(folder / name for name in weights.TOKENIZER_FILES), *SOURCES]
-    return digest([*(f"{path.name}:{_sha256(path)}" for path in files), f"onnx:{onnx.__version__}"])
+    return digest([*(f"{path.name}:{_sha256(path)}" for path in files), f"onnx:{onnx.__version__}", f"tokenizers:{tokenizers.__version__}"])
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -113,5 +122,6 @@ def build(out: Path | None = None, folder: Path | None = None) -> Path:
         put(f"s3/models/{name}/model.onnx", serialize(model))
     for name in weights.TOKENIZER_FILES:
         put(f"{TOKENIZER_FOLDER}/{name}", (source / name).read_bytes())
+    put(BYTE_PAIRS, bytepairs.train().to_str().encode())
     _write(target / MANIFEST, (json.dumps({"key": key, "files": files}, indent=2) + "\n").encode())
     return target
