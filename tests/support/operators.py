@@ -210,6 +210,31 @@ async def _serve(client: Client, pod: Object) -> None:
         await patch(client, PODS, pod["metadata"]["namespace"], pod["metadata"]["name"], {"status": ready_status(pod)}, "status")
 
 
+def server_of(containers: list[Object]) -> Object:
+    """Triton's container, or its status, out of a pod's."""
+    return next(item for item in containers if item["name"] == names.CONTAINER_SERVER)
+
+
+async def grant_cpu(client: Client, namespace: str) -> None:
+    """The kubelet's part in a resize, once: what the spec asks for is put into force."""
+    for pod in (await client.list(PODS, namespace, label_selector=names.MANAGED_SELECTOR)).items:
+        known = (pod.get("status") or {}).get("containerStatuses") or ()
+        if not is_ready(pod) or not known:
+            continue
+        asked = server_of(pod["spec"]["containers"])["resources"]
+        if server_of(list(known)).get("resources") != asked:
+            status = ready_status(pod)
+            server_of(status["containerStatuses"])["resources"] = asked
+            await patch(client, PODS, namespace, pod["metadata"]["name"], {"status": status}, "status")
+
+
+async def resize_by_hand(client: Client, pod: Object, cpu: str, manager: str) -> None:
+    """Somebody else's resize in place, as a Vertical Pod Autoscaler does it."""
+    resources = {"limits": {"cpu": cpu}, "requests": {"cpu": cpu}}
+    body = {"spec": {"containers": [{"name": names.CONTAINER_SERVER, "resources": resources}]}}
+    await client.resize_pod(pod["metadata"]["namespace"], pod["metadata"]["name"], body, manager=manager)
+
+
 def is_ready(pod: Object) -> bool:
     """Whether the pod's Ready condition is True."""
     return any(item["type"] == "Ready" and item["status"] == "True" for item in (pod.get("status") or {}).get("conditions") or ())

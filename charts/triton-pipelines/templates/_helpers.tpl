@@ -91,10 +91,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, delete]
+{{- if .Values.rbac.podResize }}
 # scaling.cpuResize: their CPU, and nothing else of them, is changed in place.
 - apiGroups: [""]
   resources: [pods/resize]
   verbs: [patch]
+{{- end }}
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]

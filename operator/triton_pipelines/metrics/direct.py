@@ -59,8 +59,10 @@ class DirectReader:
         asked = [(one, pod, address) for one in wanted.values() for pod, address in one.pods.items()]
         keys = {(one.namespace, pod) for one, pod, _ in asked}
         self._missed = {pod: missed for pod, missed in self._missed.items() if pod in keys}
-        said = await asyncio.gather(*(self._look((one.namespace, pod), address, one.slow) for one, pod, address in asked))
-        troubles = {(one.namespace, pod): error for (one, pod, _), error in zip(asked, said, strict=True) if error}
+        looks = (self._look((one.namespace, pod), address, one.slow) for one, pod, address in asked)
+        # Whatever goes wrong with one pod, as with an address that is none, is no other's trouble.
+        said = await asyncio.gather(*looks, return_exceptions=True)
+        troubles = {(one.namespace, pod): _words(error) for (one, pod, _), error in zip(asked, said, strict=True) if error}
         return {key: self._judged(one, troubles) for key, one in wanted.items()}
 
     async def _look(self, pod: PodKey, address: str, slow: float) -> str:
@@ -119,6 +121,10 @@ class DirectReader:
         keys = [(one.namespace, pod) for pod in pods]
         gpu_known = any(history.usage is not None and history.usage.gpu is not None for history in pods.values())
         return Sample(pods, self._histories.interval(keys, INTERVAL_SECONDS), SOURCE, gpu_known, (said,) if said else ())
+
+
+def _words(error: str | BaseException) -> str:
+    return error if isinstance(error, str) else f"{type(error).__name__}: {error}"
 
 
 async def page(client: httpx.AsyncClient, address: str) -> str:

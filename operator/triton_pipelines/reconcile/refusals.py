@@ -22,7 +22,7 @@ REST_MAX: Final = dt.timedelta(minutes=15)
 
 _NODE_CAUSES: Final = frozenset({"NodeCapacity", "UnsupportedPlatform"})
 _NODE: Final = re.compile(r"node didn't have enough allocatable|pod resize is only supported on|which are not available on node")
-_QUOTA: Final = re.compile(r"exceeded quota:|status unknown for quota:")
+_QUOTA: Final = re.compile(r"(exceeded|failed) quota: |status unknown for quota:")
 _RIGHTS: Final = re.compile(r"\bcannot patch resource\b")
 _RANGE: Final = re.compile(r"(maximum|minimum) cpu usage per |max limit to request ratio per ")
 
@@ -43,8 +43,8 @@ class Refused(StrEnum):
 _OF_ALL: Final = frozenset({Refused.QUOTA, Refused.RIGHTS, Refused.ABSENT})
 _WORDS: Final[Mapping[Refused, str]] = {
     Refused.NODE: "its node cannot hold that",
-    Refused.QUOTA: "a ResourceQuota of the namespace leaves no room; raise it, or lower instances.max",
-    Refused.RIGHTS: "the operator has no right to it; give its role the verb patch on pods/resize (the chart does)",
+    Refused.QUOTA: "a ResourceQuota of the namespace does not allow it; raise it, or lower instances.max",
+    Refused.RIGHTS: "the operator has no right to it; give its role the verb patch on pods/resize (rbac.podResize of the chart)",
     Refused.RANGE: "a LimitRange of the namespace does not allow it; change that, or lower instances.max",
     Refused.ADMISSION: "an admission controller or policy refuses it",
     Refused.INVALID: "the API server holds it to be invalid",

@@ -88,6 +88,7 @@ def rights(connection: httpx.Client, user: str, namespace: str) -> dict[str, set
     for subresource in ("status", "finalizers", "scale"):
         pipelines = resources.INFERENCE_PIPELINES
         found[f"{pipelines.plural}/{subresource}"] = {v for v in verbs if may(connection, user, v, pipelines, namespace, subresource)}
+    found["pods/resize"] = {verb for verb in verbs if may(connection, user, verb, resources.PODS, namespace, "resize")}
     return {kind: held for kind, held in found.items() if held}
 
 
@@ -100,6 +101,7 @@ PIPELINE_RIGHTS = {
     "jobs": set(WRITTEN) - {"update"},
     "secrets": {"create", "patch", "delete"},
     "pods": {"list", "watch", "delete"},
+    "pods/resize": {"patch"},
     "events": {"create"},
 }
 
@@ -118,6 +120,12 @@ def test_namespaced_operator_holds_its_rights_there_alone(connection: httpx.Clie
     assert rights(connection, namespaced, "scoped") == {"secrets": {"create"}}
     assert rights(connection, namespaced, "default") == {}
     assert rights(connection, namespaced, "") == {}
+
+
+def test_the_right_to_resize_pods_can_be_left_out() -> None:
+    for settings, there in (((), True), (("--set", "rbac.podResize=false"), False)):
+        roles = [item for item in chart.render(*settings, namespace="ops") if item["kind"] in ("ClusterRole", "Role")]
+        assert any("pods/resize" in rule.get("resources", ()) for role in roles for rule in role["rules"]) is there
 
 
 def test_no_operator_may_read_secrets(connection: httpx.Client, cluster_wide: str, namespaced: str) -> None:

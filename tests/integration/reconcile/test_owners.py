@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -14,13 +15,26 @@ import pytest
 
 from tests.support import builders
 from tests.support.faultproxy import FaultProxy
-from tests.support.operators import MERGE, apply_any, eventually, is_ready, operator, patch, ready_status, repeated, serve_pods
+from tests.support.operators import (
+    MERGE,
+    apply_any,
+    eventually,
+    grant_cpu,
+    is_ready,
+    operator,
+    patch,
+    repeated,
+    resize_by_hand,
+    serve_pods,
+    server_of,
+)
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, PODS, Resource
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(240)]
 AUTOSCALERS = Resource("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
+QUOTAS = Resource("", "v1", "ResourceQuota", "resourcequotas")
 AUTOSCALER_SECONDS = 120.0
 INSTANCES: dict[str, Any] = {"tokenizer": {"instances": {"initial": 1, "min": 1, "max": 4}}}
 
@@ -87,14 +101,12 @@ def writes(proxy: FaultProxy) -> int:
     return sum(seen.method in ("PATCH", "PUT") and "/deployments/p" in seen.target and seen.agent == names.APP for seen in proxy.requests)
 
 
-async def conflict(admin: Client, namespace: str, *words: str) -> Object:
+async def conflict(admin: Client, namespace: str, *words: str, reason: str = "ReplicasOwnerConflict") -> Object:
     async def told() -> Object | None:
         found = await condition(admin, namespace, "ScalingLimited")
-        return found if found.get("reason") == "ReplicasOwnerConflict" else None
+        return found if found.get("reason") == reason and all(word in found["message"] for word in words) else None
 
-    found: Object = await eventually("the conflict is told", told)
-    for word in words:
-        assert word in found["message"]
+    found: Object = await eventually(f"{reason} is told with {', '.join(words)}", told)
     return found
 
 
@@ -197,29 +209,14 @@ async def test_who_scales_the_pipeline_while_scaling_owns_its_pods_is_told(admin
 # --- CPU in place ---------------------------------------------------------------------------------------------------------------------------
 
 
-def server(container_list: list[Object]) -> Object:
-    return next(item for item in container_list if item["name"] == names.CONTAINER_SERVER)
-
-
-async def give(admin: Client, namespace: str) -> None:
-    """The kubelet's part in a resize: what the spec asks for is put into force, at once."""
-    for pod in (await admin.list(PODS, namespace, label_selector=names.MANAGED_SELECTOR)).items:
-        asked = server(pod["spec"]["containers"])["resources"]
-        known = (pod.get("status") or {}).get("containerStatuses") or ()
-        if is_ready(pod) and known and server(list(known)).get("resources") != asked:
-            status = ready_status(pod)
-            server(status["containerStatuses"])["resources"] = asked
-            await patch(admin, PODS, namespace, pod["metadata"]["name"], {"status": status}, "status")
-
-
 async def asked(admin: Client, namespace: str) -> list[str]:
-    return [server(item["spec"]["containers"])["resources"]["limits"]["cpu"] for item in await pods(admin, namespace)]
+    return [server_of(item["spec"]["containers"])["resources"]["limits"]["cpu"] for item in await pods(admin, namespace)]
 
 
 @pytest.mark.proves("spec.scaling.cpuResize", "behaviour")
 async def test_pods_are_resized_in_place_one_after_the_other(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
     spec = builders.merge(INSTANCES, {"scaling": {"cpuResize": "InPlace"}, "replicas": 2})
-    async with repeated(partial(give, admin, namespace)):
+    async with repeated(partial(grant_cpu, admin, namespace)):
         async with running(admin, proxy, tmp_path, namespace):
             await make(admin, namespace, **spec)
             await ready(admin, namespace, 2)
@@ -242,4 +239,60 @@ async def test_pods_are_resized_in_place_one_after_the_other(admin: Client, prox
             await ready(admin, namespace, 3)
             await eventually("the new one, too", partial(resized, 3))
             template = (await admin.get(DEPLOYMENTS, namespace, "p"))["spec"]["template"]
-            assert server(template["spec"]["containers"])["resources"]["limits"]["cpu"] == "1350m"
+            assert server_of(template["spec"]["containers"])["resources"]["limits"]["cpu"] == "1350m"
+
+
+def resizes(proxy: FaultProxy) -> int:
+    """Resizes that the operator has asked for so far."""
+    return len([seen for seen in proxy.requests if "/resize" in seen.target])
+
+
+async def test_whoever_resizes_pods_again_is_named_and_not_fought(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+    spec = builders.merge(INSTANCES, {"scaling": {"cpuResize": "InPlace"}})
+    async with repeated(partial(grant_cpu, admin, namespace)), running(admin, proxy, tmp_path, namespace):
+        await make(admin, namespace, **spec)
+        await ready(admin, namespace, 1)
+        await resize_by_hand(admin, (await pods(admin, namespace))[0], "2", "vpa-updater")
+
+        async def mended() -> bool:
+            return resizes(proxy) == 1 and await asked(admin, namespace) == ["1350m"]
+
+        await eventually("it is mended once", mended)
+        second = int(time.time())
+        await eventually("times of managed fields, which are whole seconds, have gone on", lambda: time.time() >= second + 1)
+        await resize_by_hand(admin, (await pods(admin, namespace))[0], "2500m", "vpa-updater")
+        await conflict(admin, namespace, "vpa-updater", "2500m", "1350m", reason="CPUOwnerConflict")
+        for cpu in ("2", "3", "1500m"):
+            await resize_by_hand(admin, (await pods(admin, namespace))[0], cpu, "vpa-updater")
+            await conflict(admin, namespace, "1500m" if cpu == "1500m" else f"{cpu}000m", reason="CPUOwnerConflict")
+        assert (resizes(proxy), await asked(admin, namespace)) == (1, ["1500m"])
+
+
+async def test_a_quota_is_told_as_one_and_the_resize_is_made_once_there_is_room(
+    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
+    spec = builders.merge(INSTANCES, {"scaling": {"cpuResize": "InPlace"}, "replicas": 2})
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q", "namespace": namespace}, "spec": {"hard": {"requests.cpu": "3"}}}
+    async with repeated(partial(grant_cpu, admin, namespace)):
+        async with running(admin, proxy, tmp_path, namespace):
+            await make(admin, namespace, **spec)
+            await ready(admin, namespace, 2)
+        await apply_any(admin, QUOTAS, quota)
+
+        async def counted() -> bool:
+            return bool(((await admin.get(QUOTAS, namespace, "q")).get("status") or {}).get("used"))
+
+        await eventually("the quota is in force", counted)
+        await patch(admin, CONFIG_MAPS, namespace, names.live_name("p"), {"data": {names.KEY_PODS: '{"cpuMillis": 3350}'}})
+        async with running(admin, proxy, tmp_path, namespace):
+            await conflict(admin, namespace, "is not given 3350m", "a ResourceQuota of the namespace", "exceeded quota: q", reason="ActuationFailed")
+            assert resizes(proxy) == 1, "what is refused of one is not asked for the other"
+            live = await admin.get(CONFIG_MAPS, namespace, names.live_name("p"))
+            assert json.loads(live["data"][names.KEY_PODS]) == {"cpuMillis": 3350}, "no node is too small"
+            await admin.delete(QUOTAS, namespace, "q")
+
+            async def resized() -> bool:
+                return await asked(admin, namespace) == ["3350m"] * 2 and not await condition(admin, namespace, "ScalingLimited")
+
+            await eventually("both have more once there is room", resized, 90)
+            assert resizes(proxy) <= 4

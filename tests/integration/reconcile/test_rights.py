@@ -15,11 +15,32 @@ from tests.support import builders
 from tests.support.chart import account_kubeconfig
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import FaultProxy
-from tests.support.operators import apply_any, eventually, make_namespace, operator, patch, repeated, serve_pods
+from tests.support.operators import (
+    apply_any,
+    eventually,
+    grant_cpu,
+    make_namespace,
+    operator,
+    patch,
+    repeated,
+    resize_by_hand,
+    serve_pods,
+    server_of,
+)
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import NotFound
-from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, JOBS, NETWORK_POLICIES, SECRETS, SERVICES, Resource
+from triton_pipelines.cluster.resources import (
+    CONFIG_MAPS,
+    DEPLOYMENTS,
+    INFERENCE_PIPELINES,
+    JOBS,
+    NETWORK_POLICIES,
+    PODS,
+    SECRETS,
+    SERVICES,
+    Resource,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(240)]
 RBAC = {
@@ -52,7 +73,7 @@ async def test_nothing_is_refused_under_the_charts_rights(
         FaultProxy(kubeconfig) as proxy,
         operator(proxy, tmp_path, *where, operator_namespace=release, operator_key_file=tmp_path / "new") as running,
     ):
-        async with repeated(partial(serve_pods, admin, namespace)):
+        async with repeated(partial(serve_pods, admin, namespace), partial(grant_cpu, admin, namespace)):
             await everything_it_does(admin, namespace)
         codes = running.samples("api_requests_total")
         refused = {labels["resource"] for key, _ in codes.items() if (labels := dict(key))["code"] in ("401", "403")}
@@ -66,6 +87,7 @@ async def test_nothing_is_refused_under_the_charts_rights(
         ("networkpolicies", "delete"),
         ("jobs", "apply"),
         ("jobs", "delete"),
+        ("pods", "resize"),
     } <= verbs
     assert {verb for resource, verb in verbs if resource == "secrets"} == {"create", "apply", "delete"}
     reads = [seen for seen in proxy.requests if "/secrets" in seen.target and seen.method in ("GET", "HEAD")]
@@ -82,8 +104,16 @@ async def everything_it_does(admin: Client, namespace: str) -> None:
     document = builders.document(name="p", namespace=namespace, model={"source": {"uri": "configmap://weights/model.onnx"}}, replicas=2)
     document["metadata"].pop("uid")
     document["spec"]["rollout"] = {"revisionHistoryLimit": 1}
+    document["spec"]["tokenizer"]["instances"] = {"initial": 1, "min": 1, "max": 4}
+    document["spec"]["scaling"] = {"cpuResize": "InPlace"}
     await apply_any(admin, INFERENCE_PIPELINES, document)
     await served(admin, namespace, 1)
+    # Somebody else's resize of a pod is mended through the same subresource.
+    pod = (await running_pods(admin, namespace))[0]
+    start = cpu_of(pod)
+    await resize_by_hand(admin, pod, "3", "somebody")
+    await eventually("the pod has its CPU again", lambda: evenly(admin, namespace, start))
+    del document["spec"]["scaling"], document["spec"]["tokenizer"]["instances"]
     # A hand-made change that apply alone cannot mend: its own port would come beside the edited one, with the same name.
     service = await admin.get(SERVICES, namespace, "p")
     service["spec"]["ports"][0]["port"] = 9000
@@ -104,6 +134,18 @@ async def everything_it_does(admin: Client, namespace: str) -> None:
     await eventually("old Secrets go", lambda: secrets(admin, namespace, 2))
     await admin.delete(INFERENCE_PIPELINES, namespace, "p")
     await eventually("the children go", lambda: gone(admin, DEPLOYMENTS, namespace, "p"), 2 * DEADLINE_SECONDS)
+
+
+async def running_pods(admin: Client, namespace: str) -> list[Object]:
+    return (await admin.list(PODS, namespace, label_selector=names.MANAGED_SELECTOR)).items
+
+
+def cpu_of(pod: Object) -> str:
+    return str(server_of(pod["spec"]["containers"])["resources"]["limits"]["cpu"])
+
+
+async def evenly(admin: Client, namespace: str, cpu: str) -> bool:
+    return {cpu_of(pod) for pod in await running_pods(admin, namespace)} == {cpu}
 
 
 def config_map(namespace: str, content: str) -> Object:

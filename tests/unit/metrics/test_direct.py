@@ -94,6 +94,16 @@ async def test_a_bad_pod_is_left_out_and_named_and_nothing_falls_for_it(answer: 
     assert one.fresh
 
 
+async def test_a_pod_at_no_address_at_all_is_left_out_like_any_other() -> None:
+    async with pages(page(PAGE)) as good, DirectReader() as reader:
+        said = (await reader.collect(expected(a=good, b="[::1")))[KEY]
+    assert isinstance(said, Sample)
+    assert set(said.pods) == {"a"}
+    (note,) = said.notes
+    assert "1 of 2 pods" in note
+    assert "b: InvalidURL" in note
+
+
 async def test_a_pod_whose_page_cannot_be_read_once_is_back_with_the_next_look() -> None:
     async with pages(page(PAGE)) as good, pages(page("no", "503 Service Unavailable")) as bad, DirectReader() as reader:
         await reader.collect(expected(a=good, b=good))

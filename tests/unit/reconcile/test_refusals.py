@@ -28,6 +28,7 @@ def error(status: int, message: str, **details: Any) -> Any:
         (403, FORBIDDEN + 'pod resize is only supported on linux nodes, node "w" is "windows"', Refused.NODE),
         (403, QUOTA, Refused.QUOTA),
         (403, FORBIDDEN + "status unknown for quota: compute, resources: limits.cpu", Refused.QUOTA),
+        (403, FORBIDDEN + "failed quota: compute: must specify limits.cpu for: load", Refused.QUOTA),
         (403, RIGHTS, Refused.RIGHTS),
         (403, FORBIDDEN + "maximum cpu usage per Container is 2, but limit is 3350m", Refused.RANGE),
         (403, FORBIDDEN + "cpu max limit to request ratio per Container is 2, but provided ratio is 3.000000", Refused.RANGE),
