@@ -73,7 +73,7 @@ REASON_MEANING: Mapping[Reason, str] = {
     Reason.ROLLED_BACK: "The new revision failed, or broke the SLO that the one before it kept, and the one before it serves again.",
     Reason.SLO_BROKEN: "In the message of RolledBack: the new revision served, and its p99 broke `spec.slo`; both figures stand there.",
     Reason.TUNING_STALE: "In `status.warnings`: what `status.tuning` says was measured on another revision than the one that serves now.",
-    Reason.MODEL_MISMATCH: "The model's file does not have the inputs or outputs that the spec declares; the message shows both sides.",
+    Reason.MODEL_MISMATCH: "The model's file does not fit: inputs or outputs other than the spec declares, fewer token ids than the tokenizer emits, or rows shorter than `tokenizer.maxLength`; the message shows both sides.",
     Reason.SOURCE_CHANGED: "A source without a pinned revision no longer gives what this revision of the pipeline was started with; pin it, or change the spec.",
     Reason.CHECKSUM_MISMATCH: "A file does not have the SHA-256 that its source asks for.",
     Reason.INVALID_TOKENIZER: "The tokenizer's files cannot be read as a tokenizer.",
