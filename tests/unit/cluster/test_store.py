@@ -68,12 +68,17 @@ def test_children_follow_the_label() -> None:
     assert (store.count(CONFIG_MAPS), len(store.all(CONFIG_MAPS, "n"))) == (3, 2)
 
 
-def test_pods_are_kept_without_managed_fields() -> None:
+def test_of_a_pods_managed_fields_is_kept_who_resized_it_alone() -> None:
     store = Store()
-    pod = obj("a", 1)
-    pod["metadata"]["managedFields"] = [{}]
-    store.put(PODS, pod)
-    assert "managedFields" not in store.all(PODS)[0]["metadata"]
+    created, resized = {"manager": "kube-controller-manager", "fieldsV1": {}}, {"manager": "vpa", "subresource": "resize", "fieldsV1": {}}
+    for name, fields in (("a", [created]), ("b", [created, resized])):
+        pod = obj(name, 1)
+        pod["metadata"]["managedFields"] = fields
+        store.put(PODS, pod)
+    listed = obj("c", 1)
+    listed["metadata"]["managedFields"] = [created, resized]
+    store.replace(PODS, [*store.all(PODS), listed], since=store.mark())
+    assert [pod["metadata"].get("managedFields") for pod in store.children(PODS, ("n", "p"))] == [None, [resized], [resized]]
 
 
 def test_a_list_finds_what_the_watch_missed() -> None:
