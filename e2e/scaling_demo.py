@@ -69,7 +69,9 @@ def show(kube: Kube, reach: Reach, scraping: Scraper, namespace: str) -> str:
     """
     workload = documents()
     most = max(2, min(MOST, os.cpu_count() or 2))
-    say(f"6. Long documents: {workload.rows} texts of ~{workload.tokens} tokens per request, one tokenizer, its count fixed (scaling.mode: Disabled)")
+    say(
+        f"6. Long documents: {workload.rows} texts of ~{workload.tokens} tokens per request, one tokenizer ({workload.tokenizer}), its count fixed (scaling.mode: Disabled)"
+    )
     console.print("tokenizing is real work for the CPU; stand-in: " + "; ".join(workload.stand_ins), markup=False, soft_wrap=True)
     console.print(
         f"{CLIENTS} clients with requests made beforehand; they, the cluster and the pods share {os.cpu_count()} cores", markup=False, soft_wrap=True
