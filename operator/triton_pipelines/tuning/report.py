@@ -147,6 +147,11 @@ def _notes(found: Findings, recommended: Planned) -> list[str]:
     for stage in found.pipe.stages:
         if not stage.cost.fitted:
             notes.append(f"{stage.name}: its times are no line ({stage.cost.residual:.0%} off): the measured table is used instead")
+    for one in found.measured:
+        if one.load.failed:
+            notes.append(
+                f"{one.load.failed} of {one.load.sent} requests failed at {one.rate:.0f} requests/s with {one.knobs}: {one.load.first_error}"
+            )
     rate = found.verdict.rate or recommended.rate
     least = found.pipeline.spec.slo.min_throughput_per_second
     if least is not None:

@@ -86,7 +86,7 @@ async def test_a_run_measures_and_leaves_the_server_as_it_was(canary: Canary, tm
     points = said["points"]
     assert len(points) >= 3
     assert len(points) <= 6
-    assert said["failed_requests"] == 0
+    assert said["failed_requests"] == 0, said["notes"]
     assert all(point["carried"] > 0 for point in points)
     assert [end["name"] for end in said["ends"]] == ["latency first", "throughput first"]
     model = next(step for step in said["steps"] if step["step"] == "model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -89,6 +90,37 @@ def test_too_few_answers_for_a_p99_are_told_with_what_would_be_enough() -> None:
     # 28.5 requests/s for 4 s are 114; 300 take 11 s.
     assert any("a point has 114 answers only" in note and "--seconds 11 " in note for note in report_of(None, share=0.05).notes)
     assert not any("answers only" in note for note in report_of(None).notes)
+
+
+def test_requests_that_failed_are_told_with_their_error() -> None:
+    built = builders.built(model={"maxBatchSize": 4}, slo={"p99Milliseconds": 35})
+    one = measured(BETTER, 600, 0.02, failed=7)
+    failing = replace(one, load=replace(one.load, first_error="UNAVAILABLE: no more shared memory"))
+    points = [measured(CURRENT, 400, 0.02), failing]
+    planned = plan(PIPE, [*GRID, BETTER], CURRENT, WALL)
+    work, profiled = Workload((), LENGTHS, "a mix", 1, ("TEXT",)), Profile(PIPE, {}, 128, 1)
+    verdict = judge(CURRENT, points, WALL, [BETTER])
+    found = report(
+        Findings(
+            pipeline=built.pipeline,
+            graph=built.graph,
+            settings=Settings(),
+            slo=0.035,
+            wall=WALL,
+            work=work,
+            profile=profiled,
+            pipe=PIPE,
+            planned=planned,
+            grid=GRID,
+            measured=points,
+            executed=[{}, {}],
+            verdict=verdict,
+            current=CURRENT,
+            notes=(),
+        )
+    )
+    assert found.patch == {}
+    assert any("7 of 2407 requests failed at 600 requests/s" in note and "shared memory" in note for note in found.notes)
 
 
 class Gone:
