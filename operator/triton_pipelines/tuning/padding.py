@@ -8,7 +8,7 @@ computed tokens: it pays where an execution costs much whatever is in it, and lo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -60,12 +60,13 @@ class Way:
 @dataclass(frozen=True, slots=True)
 class Priced:
     """A way of padding and what it costs: ``seconds`` of the model step for the rows of one full batch, in how many ``executions``, and
-    ``tokens`` computed for each real one."""
+    ``tokens`` computed for each real one. ``batch``: most rows of a batch with which that is so."""
 
     way: Way
     seconds: float
     executions: float
     tokens: float
+    batch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,9 @@ class Verdict:
     def figures(self) -> str:
         """Each way with its milliseconds, cheapest first."""
         return ", ".join(
-            f"{one.way.padded} {one.seconds * 1e3:.1f} ms{' (in force)' if one is self.current else ''}" for one in self.priced
+            f"{one.way.padded} {one.seconds * 1e3:.1f} ms"
+            f"{f' in batches of {one.batch}' if one.batch < self.rows else ''}{' (in force)' if one is self.current else ''}"
+            for one in self.priced
         )  # fmt: skip
 
 
@@ -209,10 +212,22 @@ def best_buckets(cost: Cost, mix: Mix, fits: Callable[[int], bool] = lambda _: T
     return next(buckets for seconds, buckets in found if seconds <= (1 + WORTH_A_BUCKET) * cheapest)
 
 
+def cheapest(cost: Cost, mix: Mix, way: Way) -> Priced:
+    """The price at the best batch size up to the mix's: a step whose tokens are dear wants small batches of rows that pad each other little,
+    and batch sizes are tuned as well. ``seconds`` and ``executions`` stay those of ``mix.batch`` rows."""
+    sizes = {mix.rows * mix.requests, *(mix.rows * 2**power for power in range(mix.requests.bit_length()))}
+    found = []
+    for size in sorted(sizes, reverse=True):
+        one = price(cost, replace(mix, batch=size), way)
+        share = mix.requests * mix.rows / size
+        found.append(replace(one, seconds=share * one.seconds, executions=share * one.executions, batch=size))
+    return min(found, key=lambda one: one.seconds)
+
+
 def judge(cost: Cost, mix: Mix, ways: Sequence[Way], current: Way) -> Verdict:
-    """All ways priced, cheapest first; of equals the current one, then the order given."""
-    own = price(cost, mix, current)
-    others = [price(cost, mix, way) for way in ways if way.padded != current.padded]
+    """All ways priced at the batch size that is best for each, cheapest first; of equals the current one, then the order given."""
+    own = cheapest(cost, mix, current)
+    others = [cheapest(cost, mix, way) for way in ways if way.padded != current.padded]
     return Verdict(tuple(sorted((own, *others), key=lambda one: one.seconds)), own, cost, mix.requests * mix.rows)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.tuning.contract import Padded
 from triton_pipelines.tuning.fit import Cost
-from triton_pipelines.tuning.padding import WORTH, WORTH_A_BUCKET, Mix, Verdict, Way, best_buckets, judge, price, told, words
+from triton_pipelines.tuning.padding import WORTH, WORTH_A_BUCKET, Mix, Verdict, Way, best_buckets, cheapest, judge, price, told, words
 
 LENGTHS = tuple(int(value) for value in np.clip(np.random.default_rng(3).lognormal(3.5, 0.6, 512), 3, 230))
 FIXED_MS, TOKEN_US = 2e-3, 1.5e-6
@@ -141,6 +141,24 @@ def test_buckets_cost_no_more_than_any_others_that_could_be_chosen(cost: Cost, m
     assert seconds(found) - shared <= (1 + WORTH_A_BUCKET) * (best - shared) * (1 + 1e-6) + 1e-12 + WORTH_A_BUCKET * shared
 
 
+@given(costs, mixes, st.sampled_from([RAGGED, LONGEST, FIXED, BUCKETS]), st.booleans())
+def test_no_batch_size_is_cheaper_than_the_cheapest(cost: Cost, mix: Mix, padded: Padded, equal: bool) -> None:
+    found = cheapest(cost, mix, Way(padded, equal))
+    assert found.batch <= max(mix.batch, mix.rows)
+    full = mix.requests * mix.rows
+    for size in {full, *(mix.rows * 2**power for power in range(7) if mix.rows * 2**power <= full)}:
+        other = price(cost, replace(mix, batch=size), Way(padded, equal))
+        assert found.seconds <= other.seconds * full / size * (1 + 1e-9)
+
+
+def test_a_cpu_wants_small_batches_and_a_gpu_full_ones() -> None:
+    """By hand, where an execution costs nothing: rows of their own length, one at a time; where tokens do: all at once."""
+    free = cheapest(Cost(0.0, 0.0, 0.0, 2e-5), MIX, Way(RAGGED, False))
+    assert free.batch == 1
+    assert free.seconds == pytest.approx(32 * 2e-5 * np.mean(LENGTHS))
+    assert cheapest(Cost(2e-3, 0.0, 0.0, 0.0), MIX, Way(RAGGED, False)).batch == 32
+
+
 def test_buckets_are_lengths_that_the_model_takes() -> None:
     free = best_buckets(CPU, MIX)
     assert len(free) > 2
@@ -183,6 +201,8 @@ def test_the_words_name_the_figures_and_what_became_of_it() -> None:
     assert "an execution of the model costs 2.00 ms whatever is in it and 1.50 us for each token" in said
     assert "32 rows of this mix then take Ragged" in said
     assert f"Fixed {found.current.seconds * 1e3:.1f} ms (in force)" in said
+    assert f"Ragged {found.best.seconds * 1e3:.1f} ms, " in said, "in full batches"
+    assert f"Ragged {32 * 2e-2 * np.mean(LENGTHS):.1f} ms in batches of 1, " in words(verdict(Cost(0.0, 0.0, 0.0, 2e-5), FIXED))
     assert "no gain of the whole pipeline is proven" in said
     assert "Ragged is cheapest, and proven on the server" in words(found, RAGGED)
     assert "not recommended: answers in LABEL are not the same" in words(found, refused="answers in LABEL are not the same")
