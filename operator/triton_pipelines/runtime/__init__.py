@@ -8,6 +8,7 @@ the Triton image: 3.10 in releases up to 24.10, 3.12 later.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.resources
 import re
 from typing import Final
@@ -15,6 +16,7 @@ from typing import Final
 STEPS: Final = ("tokenizer", "postprocess", "onnx_runner")
 
 
+@functools.cache
 def source(step: str) -> str:
     """Text of the ``model.py`` of ``step`` (one of ``STEPS``), whole: with the files that it is made of."""
     if step not in STEPS:
