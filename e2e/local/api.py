@@ -42,7 +42,7 @@ def apply(connection: httpx.Client, path: str, body: dict[str, Any]) -> dict[str
         path,
         params={"fieldManager": "local-cluster", "force": "true"},
         headers={"Content-Type": "application/apply-patch+yaml"},
-        content=json.dumps(body),
+        content=json.dumps(body, ensure_ascii=False).encode(),  # YAML knows no pairs of escapes
     )
     answer.raise_for_status()
     result: dict[str, Any] = answer.json()

@@ -40,7 +40,8 @@ def applied(connection: httpx.Client, item: dict[str, Any], *, dry: bool = True)
     placed = {**item, "metadata": {**item["metadata"], "namespace": NAMESPACE}}
     path = resource_of(placed).path(NAMESPACE, placed["metadata"]["name"])
     query = {"fieldManager": names.MANAGER_CHILDREN, "force": "true", "fieldValidation": "Strict", **({"dryRun": "All"} if dry else {})}
-    return connection.patch(path, params=query, headers=APPLY, content=json.dumps(placed))
+    content = json.dumps(placed, ensure_ascii=False).encode()  # YAML knows no pairs of escapes
+    return connection.patch(path, params=query, headers=APPLY, content=content)
 
 
 @pytest.mark.parametrize("case", CASES)

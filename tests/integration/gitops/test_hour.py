@@ -49,7 +49,9 @@ def write(client: httpx.Client, item: dict[str, Any], manager: str, subresource:
     metadata = item["metadata"]
     path = resource_of(item).path(NAMESPACE, metadata["name"], subresource or None)
     query = {"fieldManager": manager, "force": "true"}
-    answer = client.patch(path, params=query, headers={"Content-Type": "application/apply-patch+yaml"}, content=json.dumps(item))
+    answer = client.patch(
+        path, params=query, headers={"Content-Type": "application/apply-patch+yaml"}, content=json.dumps(item, ensure_ascii=False).encode()
+    )
     answer.raise_for_status()
     found: dict[str, Any] = answer.json()
     return found
