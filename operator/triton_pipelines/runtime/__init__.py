@@ -7,12 +7,12 @@ the Triton image: 3.10 in releases up to 24.10, 3.12 later.
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib.resources
 import re
 from typing import Final
 
+_FUTURE: Final = "\nfrom __future__ import annotations\n"
 STEPS: Final = ("tokenizer", "postprocess", "onnx_runner")
 
 
@@ -32,7 +32,6 @@ def _whole(step: str, name: str) -> str:
 
 def _inlined(text: str) -> str:
     """A module's text as a part of another one's: its docstring as comments, without the import from the future, which stands at the head of a file only."""
-    module = ast.parse(text)
-    head = next(node for node in module.body if isinstance(node, ast.ImportFrom) and node.module == "__future__")
-    said = [f"# {line}".rstrip() for line in (ast.get_docstring(module) or "").splitlines()]
-    return "\n".join([*said, *text.splitlines()[head.end_lineno :], ""])
+    docstring, rest = text.removeprefix('"""').split('"""\n', 1)
+    said = [f"# {line}".rstrip() for line in docstring.rstrip().splitlines()]
+    return "\n".join([*said, rest.replace(_FUTURE, "", 1)])
