@@ -63,7 +63,14 @@ class Cost:
     def _looked_up(self, rows: float, tokens: float) -> float:
         """Bilinear in the table; beyond its last row or length the last slope goes on, but never down: that is noise."""
         lengths, curves = self._grid
-        return _interpolated(lengths, [_interpolated(xs, ys, rows) for xs, ys in curves], tokens)
+        known = max(curves, key=lambda curve: len(curve[0]))
+
+        def at(xs: list[float], ys: list[float]) -> float:
+            if len(xs) == 1 < len(known[0]):  # timed with one number of rows: more cost as they do where that is known
+                return float(ys[0]) * _interpolated(*known, rows) / _interpolated(*known, xs[0])
+            return _interpolated(xs, ys, rows)
+
+        return _interpolated(lengths, [at(xs, ys) for xs, ys in curves], tokens)
 
     @functools.cached_property
     def _grid(self) -> tuple[list[float], list[tuple[list[float], list[float]]]]:

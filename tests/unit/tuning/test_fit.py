@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triton_pipelines.tuning.fit import MOST_RESIDUAL, Sample, fit
+from triton_pipelines.tuning.fit import MOST_RESIDUAL, Cost, Sample, fit
 
 SIZES, LENGTHS = (1, 2, 4, 8, 16, 32, 64), (16, 64, 256)
 
@@ -87,3 +87,12 @@ def test_beside_a_table_a_request_costs_what_batches_take_beyond_it() -> None:
     assert not cost.fitted
     assert cost.per_request == pytest.approx(2e-4, rel=1e-6)
     assert fit(single).per_request == 0.0
+
+
+def test_a_length_that_was_timed_with_one_row_costs_more_with_more() -> None:
+    """A slow step leaves time for one point of each further length: 64 rows of it are not as cheap as one."""
+    table = ((1.0, 20.0, 0.01), (1.0, 80.0, 0.03), (64.0, 20.0, 0.64))
+    cost = Cost(0.0, 0.0, 0.0, 0.0, fitted=False, table=table)
+    assert cost.seconds(1, 1, 80) == pytest.approx(0.03)
+    assert cost.seconds(1, 64, 80) == pytest.approx(64 * 0.03)
+    assert cost.seconds(1, 64, 20) == pytest.approx(0.64)
