@@ -12,13 +12,14 @@ from typing import Any, Final, TypeVar
 import kopf
 import prometheus_client
 import structlog
-from kopf._core.engines import peering  # not exported; a string to the type checker's eye alone
+from kopf._cogs.structs.references import Insights  # not exported
+from kopf._core.engines import peering  # nor is this; a string to the type checker's eye alone
 
 from triton_pipelines.app import controlkey
 from triton_pipelines.app.config import OperatorConfig
 from triton_pipelines.app.metrics import Metrics
 from triton_pipelines.app.services import Build, Classify, Reconcile, Services
-from triton_pipelines.app.watches import WATCHED, kopf_settings, register_login, register_watches, selector_of
+from triton_pipelines.app.watches import WATCHED, kopf_settings, register_login, register_watches, selector_of, until_watched
 from triton_pipelines.cluster.client import Client, ClientOptions
 from triton_pipelines.cluster.errors import ClusterError
 from triton_pipelines.cluster.login import load_configuration
@@ -89,6 +90,7 @@ class Operator:
         self.queue = WorkQueue(self._reconcile, workers=config.workers, timeout_seconds=PASS_SECONDS, classify=classify, observe=self._observe_pass)
         self._build = build
         self._work: Reconcile | None = None
+        self._insights = Insights()
         self._beat = 0.0
         self._passing = False
 
@@ -104,6 +106,7 @@ class Operator:
                 await kopf.operator(
                     registry=self._registry(own),
                     settings=kopf_settings(self.config),
+                    insights=self._insights,
                     # Its own choice asks for the user's name, which the image's numeric user has not got.
                     identity=peering.Identity(self.config.instance),
                     standalone=True,
@@ -147,6 +150,7 @@ class Operator:
             for pipeline in self.store.pipelines():
                 self.queue.add(pipeline)
             await _log.ainfo("caches are filled", pipelines=self.store.count(WATCHED[0]))
+            background.append(group.create_task(until_watched(self._insights), name="watches"))
             background.append(group.create_task(self._resync(), name="resync"))
             background.append(group.create_task(self._relist_forever(), name="relist"))
             background += [group.create_task(work(), name=name) for name, work in beside]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 from collections.abc import Callable
 from typing import Any, Final
 
 import kopf
+from kopf._cogs.structs.references import Insights  # not exported
 
 from triton_pipelines.api import names
 from triton_pipelines.app.config import OperatorConfig
@@ -20,6 +22,13 @@ _CREDENTIAL_LIFETIME: Final = datetime.timedelta(minutes=10)
 # Kopf's own finalizer and annotations. It strips this finalizer from objects, so nothing that we manage may bear the name; `on.event` handlers
 # alone never write either.
 _KOPF_PREFIX: Final = f"kopf.{names.GROUP}"
+# From the first lists to all watches; Kopf's own scan is over long before, or never comes again.
+WATCHING_SECONDS: Final = 15.0
+_LOOK_SECONDS: Final = 0.5
+
+
+class UnwatchedError(RuntimeError):
+    """Kinds that the API server lists, and that Kopf does not watch."""
 
 
 def selector_of(resource: Resource) -> str | None:
@@ -89,6 +98,25 @@ def take_in(store: Store, resource: Resource, event_type: str | None, obj: dict[
         return set()
     owners = {owner_key(resource, obj), owner_key(resource, before) if before else None}
     return {owner for owner in owners if owner is not None}
+
+
+async def until_watched(insights: Insights, seconds: float = WATCHING_SECONDS) -> None:
+    """Returns when Kopf has every kind that we need on its list.
+
+    A kind that has just come can be listed a moment before discovery tells of it. Kopf that asks in that moment finds no such kind and does not
+    ask again until a CRD changes (1.3x: a 404 of a group's version is an empty group): nothing would be watched, and nobody told.
+
+    Raises:
+        UnwatchedError: not within ``seconds``. A new start asks anew.
+    """
+    wanted = {(resource.group, resource.version, resource.plural) for resource in WATCHED}
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while missing := wanted - {(known.group, known.version, known.plural) for known in insights.watched_resources}:
+        if loop.time() > end:
+            kinds = ", ".join(sorted(".".join(filter(None, (plural, group))) for group, _, plural in missing))
+            raise UnwatchedError(f"{kinds}: listed by the API server, but not found by discovery when the watches began; a new start asks again")
+        await asyncio.sleep(_LOOK_SECONDS)
 
 
 def register_login(registry: kopf.OperatorRegistry, kubeconfig: str | None, context: str | None) -> None:

@@ -17,6 +17,7 @@ from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import Fault, FaultProxy
 from tests.support.operators import DEADLINE_SECONDS, NAMESPACES, eventually, free_port
 from triton_pipelines.api import names
+from triton_pipelines.app import watches
 from triton_pipelines.app.config import OperatorConfig
 from triton_pipelines.app.main import run_operator
 from triton_pipelines.app.metrics import Metrics
@@ -162,12 +163,16 @@ async def test_events_make_the_owner_due_and_nothing_is_written(client: Client, 
 async def test_our_own_writes_make_no_pass(client: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
     key = (namespace, "a")
     await client.apply(pipeline("a", namespace))
+    # The echo comes after the answer: which of them is first is a race otherwise.
+    watch = proxy.inject(Fault(method="GET", path=r"configmaps\?.*watch=true", release=threading.Event()))
     async with running(proxy, tmp_path, namespace) as operator:
         await watched(proxy)
         await eventually("first pass", lambda: operator.passes == [key])
         assert operator.services is not None
         written = await operator.services.client.apply(child("own", "a", namespace))
         assert operator.services.store.put(CONFIG_MAPS, written)
+        assert watch.release is not None
+        watch.release.set()
         await eventually("its echo", lambda: operator.value("watch_events_total", resource="configmaps") >= 1)
         await client.apply(child("marker", "b", namespace))
         await eventually("a later pass", lambda: (namespace, "b") in operator.passes)
@@ -297,3 +302,15 @@ async def test_the_operator_ends_when_a_part_of_it_dies(client: Client, proxy: F
     with pytest.raises(ExceptionGroup) as caught:
         await asyncio.wait_for(run_operator(config, Running(config).build), DEADLINE_SECONDS)
     assert "holds 5 bytes" in str(caught.value.exceptions[0])
+
+
+async def test_the_operator_ends_when_discovery_did_not_know_the_crd_in_time(
+    client: Client, proxy: FaultProxy, tmp_path: Path, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watches.until_watched, "__defaults__", (1.0,))
+    # What the API server does in the moment between serving a new kind and telling of it.
+    proxy.inject(Fault(method="GET", path=f"/apis/{names.API_VERSION}$", status=404, reason="NotFound"))
+    with pytest.raises(ExceptionGroup) as caught:
+        async with running(proxy, tmp_path, namespace) as operator:
+            await asyncio.wait_for(operator.stop.wait(), DEADLINE_SECONDS)
+    assert f"{names.PLURAL}.{names.GROUP}: listed by the API server" in str(caught.value.exceptions[0])
