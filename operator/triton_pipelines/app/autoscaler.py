@@ -28,7 +28,7 @@ from triton_pipelines.metrics.collector import unknown
 from triton_pipelines.metrics.samples import Expected, Failure, Sample, Trouble
 from triton_pipelines.pipeline import Options, build
 from triton_pipelines.pipeline.example import example_of
-from triton_pipelines.reconcile.observed import Pod, json_object, serves
+from triton_pipelines.reconcile.observed import Pod, alive, json_object, serves
 from triton_pipelines.reconcile.plan import hands_off
 from triton_pipelines.reconcile.reconciler import Prober, ProbeTarget
 from triton_pipelines.reconcile.refusals import Refusal
@@ -162,7 +162,7 @@ class Autoscaler:
         if not watched.steps:
             self._rest(key, watched)
             return
-        pods = [Pod.of(item) for item in self.store.children(PODS, key) if serves(item)]
+        pods = [Pod.of(item) for item in self.store.children(PODS, key) if alive(item) and serves(item)]
         watched.everyone = tuple(pods)
         watched.pods = tuple(pod for pod in pods if pod.serving and pod.server_running and self._configs(watched, pod) is not None)
         watched.forget_gone()

@@ -14,6 +14,7 @@ from tests.support.flows import Flow, history
 from tests.support.loops import Loop, loop_of
 from tests.support.worlds import World
 from triton_pipelines.api import names
+from triton_pipelines.cluster.resources import PODS
 from triton_pipelines.metrics.samples import Expected, Failure, Sample, Trouble, Usage
 from triton_pipelines.reconcile.refusals import Refusal, Refused
 from triton_pipelines.scaling.types import Verdict
@@ -127,6 +128,27 @@ async def test_nothing_grows_in_a_rollout(loop: Loop) -> None:
     assert recorded(loop) == {"replicas": 1}, "the new revision's pod does not come"
     await run(loop, 120, **FULL)
     assert recorded(loop)["replicas"] > 1
+
+
+@pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
+async def test_a_pod_that_has_ended_is_history(monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
+    """One that was evicted stays listed for as long as its ReplicaSet: it is no rollout, and no pod that is there."""
+    loop = loop_of(monkeypatch, world())
+    ended = loop.world._raw(loop.world.pods[0])
+    ended["metadata"] |= {"name": "evicted", "uid": "uid-evicted", "namespace": loop.key[0]}
+    ended["metadata"]["labels"] |= {names.LABEL_REVISION: "0123456789", "pod-template-hash": "0123456789"}
+    ended["status"] = {"phase": phase, "reason": "Evicted"}
+    cached = Loop.cache
+
+    def cache(one: Loop) -> None:
+        cached(one)
+        one.store.put(PODS, ended)
+
+    monkeypatch.setattr(Loop, "cache", cache)
+    await run(loop, 120, **FULL)
+    assert recorded(loop)["replicas"] > 1
+    assert loop.scaler._watched[loop.key].everyone, "those that are there"
+    assert "evicted" not in [pod.name for pod in loop.scaler._watched[loop.key].everyone]
 
 
 async def test_what_was_decided_survives_the_operator(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
