@@ -96,7 +96,7 @@ def _other_writer(pod: Pod, change: Resize) -> _Writer | None:
     for entry, fields in _written(pod):
         manager = str(entry.get("manager", "")) or "somebody"
         if deviating & fields and not manager.startswith(names.MANAGER_CHILDREN):
-            return _Writer(manager, timestamp(str(entry.get("time", ""))))
+            return _Writer(manager, timestamp(str(entry.get("time") or "")))
     return None
 
 
