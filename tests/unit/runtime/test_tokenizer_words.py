@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -135,6 +136,16 @@ def test_the_memory_is_bounded_and_keeps_no_long_words(monkeypatch: pytest.Monke
         assert max(map(len, memory._known)) <= words.LONGEST_WORD
 
 
+def test_one_text_of_many_new_words_does_not_make_it_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words, "MOST_WORDS", 60)
+    memory, _ = remembering(bert())
+    memory._learn(["the"])
+    for text in range(5):
+        memory.rows([" ".join(word for number in range(200) for word in ["the", "the", "the", "the", f"{text}w{number}"])])
+        assert len(memory._known) <= 60
+        memory._learn(["the"])
+
+
 def _added(**flags: bool) -> Callable[[], Tokenizer]:
     def make() -> Tokenizer:
         made = bert()
@@ -199,6 +210,20 @@ def test_known_rows_have_all_kinds() -> None:
     the, fox = len(SPECIAL) + PIECES.index("the"), len(SPECIAL) + PIECES.index("fox")
     assert lengths.tolist() == [2, 1, 1]
     assert {kind: values.tolist() for kind, values in flat.items()} == {"InputIds": [the, fox, 0, fox], "TokenTypeIds": [0, 0, 0, 0]}
+
+
+def test_a_text_without_tokens_has_the_type_of_padding() -> None:
+    made = bert()
+    made.enable_padding(pad_type_id=1)
+    encoder = TextEncoder(made, ["InputIds", "TokenTypeIds"], MAX_LENGTH, "LongestFirst", False)
+    for _ in range(2):  # new, and known
+        assert encoder.encode(["", "the"])[1]["TokenTypeIds"].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("encoded", [b"\x05\x00\x00\x00four", b"\x00\x00\x00\x00\x01\x00\x00\x00", b"\xff\xff\xff\xfftext", b"\x00\x00\x00"])
+def test_lengths_that_lie_are_an_error_as_with_the_backend(encoded: bytes) -> None:
+    with pytest.raises(struct.error):
+        helpers.deserialize_bytes_tensor(encoded)
 
 
 def test_texts_are_read_as_the_backend_reads_them() -> None:

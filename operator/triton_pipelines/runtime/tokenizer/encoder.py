@@ -45,6 +45,8 @@ class TextEncoder:
         # The fast call leaves offsets out.
         self._encode = tokenizer.encode_batch if "Offsets" in self.kinds else tokenizer.encode_batch_fast
         simple = not pairs and set(self.kinds) <= {"InputIds", "TokenTypeIds"}
+        # The memory's tokens are all of type 0, that of a text without any token, too.
+        simple = simple and ("TokenTypeIds" not in self.kinds or not self.pads["TokenTypeIds"])
         self._words = WordMemory.of(tokenizer, special_tokens, None if self.refuse else max_length) if simple else None
 
     @property

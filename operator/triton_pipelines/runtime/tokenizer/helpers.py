@@ -24,13 +24,15 @@ def quicken(backend: Any) -> None:
 
 
 def deserialize_bytes_tensor(encoded: bytes) -> np.ndarray[Any, Any]:
-    """Elements of a BYTES tensor [elements], each behind its length in 4 bytes, as an array of bytes objects."""
+    """Elements of a BYTES tensor [elements], each behind its length in 4 bytes, as an array of bytes objects. Raises ``struct.error`` for lengths that lie."""
     encoded = bytes(encoded)  # no copy of what is bytes already
     elements, at, size = [], 0, len(encoded)
     while at < size:
         begin = at + _LENGTH.size
         at = begin + _LENGTH.unpack_from(encoded, at)[0]
         elements.append(encoded[begin:at])
+    if at > size:
+        raise struct.error(f"the last of {len(elements)} elements ends at byte {at}, and there are {size}")
     # Not by np.array, which takes longer to find out what it has got.
     array = np.empty(len(elements), np.object_)
     array[:] = elements

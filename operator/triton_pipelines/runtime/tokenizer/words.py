@@ -21,7 +21,7 @@ PARTS = {
 }
 """What a tokenizer may be made of: nothing here looks across a space, or keeps one."""
 MOST_WORDS = 65_536
-"""Words kept, some 15 MB; when there are more, the older half goes."""
+"""Words kept, some 15 MB; when there are more, the newest half of as many stays."""
 LONGEST_WORD = 32
 """Characters of a word that is kept. What is longer hardly comes again."""
 KNOWN_PER_NEW = 5
@@ -143,7 +143,8 @@ class WordMemory:
             if len(word) > LONGEST_WORD:
                 del self._known[word]
         if len(self._known) > MOST_WORDS:
-            for word in list(islice(self._known, MOST_WORDS // 2)):
+            # However many came with one text.
+            for word in list(islice(self._known, len(self._known) - MOST_WORDS // 2)):
                 del self._known[word]
 
 
