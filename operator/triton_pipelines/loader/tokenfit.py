@@ -3,7 +3,7 @@ what a model cannot take fails when the first such text comes, which may be long
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -63,7 +63,8 @@ def longest(path: Path, model: Any, tokens: PlanTokens) -> int | None:
     Where the graph's tables let one think so, it is tried: a table that is cut to length need not be that of the positions.
     """
     wanted, shown = tokens.max_length, positions(model.graph)
-    counted = computed_positions(model.graph) if shown is None else None
+    # Both may be: RoBERTa's types are cut from a buffer that is two longer than its rows may be.
+    counted = computed_positions(model.graph)
     if not (shown is not None and shown < wanted) and not (counted is not None and counted < wanted + KEPT):
         return None
     means = means_for(size_of(path, model))
@@ -80,11 +81,21 @@ def longest(path: Path, model: Any, tokens: PlanTokens) -> int | None:
     def takes(length: int) -> bool:
         return answers(run, generate(given, [length], sizes, tokens.masks)[0])
 
+    # The usual case first: exactly what the table has.
+    guesses = [*(() if shown is None else (shown, shown + 1)), *(() if counted is None else (counted - KEPT, counted - KEPT + 1))]
+    try:
+        return _last(takes, wanted, guesses)
+    except MemoryError:
+        # Triton may have more.
+        return None
+
+
+def _last(takes: Callable[[int], bool], wanted: int, guesses: Iterable[int]) -> int | None:
+    """The greatest length that is taken, below ``wanted``; None where that is taken, or not even a short row is."""
     low, high = min(_SHORT, wanted - 1), wanted
     if low < 1 or takes(high) or not takes(low):
         return None
-    # The usual case first: exactly what the table has.
-    for guess in (shown, shown + 1) if shown is not None else ():
+    for guess in guesses:
         if low < guess < high:
             low, high = (guess, high) if takes(guess) else (low, guess)
     while high - low > 1:

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.processors import TemplateProcessing
 
-from tests.support.raggedgraphs import POSITIONS, VOCABULARY, Encoder, Places, as_calls, make
+from tests.support.raggedgraphs import POSITIONS, VOCABULARY, WIDTH, Encoder, Places, as_calls, make
 from triton_pipelines.api.loadplan import PlanTokens
 from triton_pipelines.loader import tokenfit
 from triton_pipelines.loader.ragged.prove import Means
@@ -82,6 +82,34 @@ def test_a_small_table_that_is_cut_to_length_is_not_taken_for_the_positions(file
     model.graph.node.append(helper.make_node("Slice", ["small", cut.input[1], cut.input[2], cut.input[1]], ["unused"]))
     onnx.save(model, str(file))
     assert found(file) == []
+
+
+def test_a_buffer_as_long_as_the_table_hides_no_counted_positions(file: Path) -> None:
+    # RoBERTa without token types as an input: they are cut from a buffer that has the two kept rows of the table of positions, too.
+    model = make(Encoder(places=Places.MASK, types=True))
+    table = next(tensor for tensor in model.graph.initializer if tuple(tensor.dims) == (POSITIONS + 2, WIDTH))
+    zeros = numpy_helper.from_array(np.zeros((1, table.dims[0]), np.int64), "buffer")
+    model.graph.initializer.extend([zeros, *(numpy_helper.from_array(np.array([number], np.int64), f"at{number}") for number in (0, 1, 2))])
+    model.graph.node.extend(
+        [
+            helper.make_node("Shape", ["input_ids"], ["shape"]),
+            helper.make_node("Slice", ["shape", "at1", "at2", "at0"], ["length"]),
+            helper.make_node("Slice", ["buffer", "at0", "length", "at1"], ["unused"]),
+        ]
+    )
+    onnx.save(model, str(file))
+    assert found(file, wanted=tokens(POSITIONS + 1, types=True)) == []
+    (misfit,) = found(file, wanted=tokens(POSITIONS + 2, types=True))
+    assert f"at most {POSITIONS + 1}" in misfit.message
+
+
+def test_what_does_not_fit_into_memory_is_not_blamed_on_its_length(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(fed: Any) -> Any:
+        raise MemoryError
+
+    onnx.save(make(Encoder()), str(file))
+    monkeypatch.setattr(tokenfit, "open_model", lambda path, means: run)
+    assert found(file, wanted=tokens(512)) == []
 
 
 def test_what_no_engine_runs_is_not_blamed_on_its_length(file: Path) -> None:
