@@ -184,7 +184,7 @@ class Memory:
     def parse(cls, text: str | None) -> Memory:
         """Read it; what cannot be read, as after an edit by hand, is forgotten: at worst a Secret is applied again."""
         document, blank = json_object(text), cls()
-        known = {key: document[key] for key in cls.__slots__ if isinstance(document.get(key), type(getattr(blank, key)))}
+        known = {key: document[key] for key in cls.__slots__ if type(document.get(key)) is type(getattr(blank, key))}
         secrets = known.get("secrets") or {}
         known["secrets"] = {revision: digest for revision, digest in secrets.items() if isinstance(digest, str)}
         memory = cls(**known)

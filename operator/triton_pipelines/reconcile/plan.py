@@ -157,7 +157,7 @@ def _stalled(observed: Observed, reason: Reason, findings: Sequence[Any], now: d
     tuned, live = tuning.interrupted(before, now), observed.child("ConfigMap", names.live_name(observed.name))
     apply: list[Object] = []
     if live is not None and tuned.run != before:
-        kept = {key: live["metadata"][key] for key in ("name", "namespace", "labels", "ownerReferences")}
+        kept = {key: live["metadata"][key] for key in ("name", "namespace", "labels", "ownerReferences") if key in live["metadata"]}
         data = {**live["data"], names.KEY_MEMORY: replace(memory, tuning=tuned.run.to_document()).to_json()}
         apply = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": kept, "data": data}]
         status = with_tuning(status, tuned.status())

@@ -121,7 +121,7 @@ def in_rollout(number: Replicas, observed: Observed, target: str, rolling: bool)
         most = 0
     elif deployed not in ("", target) and not most:
         most = max(number.least, sum(pod.condition("PodScheduled").get("status") != "False" for pod in staying))
-    held = min(number.number, most) if most else number.number
+    held = min(number.number, max(number.least, most)) if most else number.number
     return replace(number, number=held, applied=held, memory=replace(memory, rollout_pods=most))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -31,6 +30,8 @@ LOAD_RATIO_MAX: Final = 1.5
 # Where and how the status says that there is nothing to watch by.
 UNKNOWN_PATH: Final = "spec.slo.p99Milliseconds"
 UNKNOWN: Final = "the p99 of the pods is not known"
+# A remembered figure beyond this is somebody's edit, and may be too large an integer for a float.
+_FIGURE_MAX: Final = 1e12
 # A planner that watches looks this often (seconds).
 RECHECK_SECONDS: Final = 15.0
 
@@ -209,4 +210,4 @@ def _summary(watch: Watch, new: Figure | None, limit: float, latencies: Latencie
 
 
 def _is_figure(number: Any) -> bool:
-    return isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number) and number >= 0
+    return isinstance(number, int | float) and not isinstance(number, bool) and 0 <= number <= _FIGURE_MAX

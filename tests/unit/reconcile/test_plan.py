@@ -399,6 +399,18 @@ def test_a_live_config_map_that_somebody_has_edited_stops_nothing(key: str, text
     assert len(world.serving) == 1
 
 
+@pytest.mark.parametrize("text", ['{"tokenizer": "3"}', '{"tokenizer": null}', '{"tokenizer": true}', "{}", "[]"])
+def test_a_count_that_cannot_be_read_is_what_runs(text: str) -> None:
+    """Pods that start must not bring fewer than those that run."""
+    world = World(builders.document(tokenizer={"instances": {"initial": 1, "min": 1, "max": 4}})).settle()
+    edit_live(world, **{names.KEY_COUNTS: '{"tokenizer": 3}'})
+    world.settle()
+    edit_live(world, **{names.KEY_COUNTS: text})
+    world.step()
+    assert live(world, names.KEY_COUNTS) == {"tokenizer": 3}
+    assert world.step().quiet
+
+
 def test_without_a_source_a_pods_cpu_is_looked_after_and_no_tuning_run_begins() -> None:
     spec: dict[str, Any] = {"scaling": {"cpuResize": "InPlace"}, "tokenizer": {"instances": {"initial": 1, "max": 4}}}
     world = World(builders.document(**spec)).settle()

@@ -65,6 +65,19 @@ def test_a_pod_that_scaling_wants_and_that_finds_no_room_stops_no_rollout(strate
     assert recorded(made) == {"replicas": 4}
 
 
+@pytest.mark.parametrize("edited", [-5, 1, True])
+def test_what_an_edit_has_made_of_a_rollouts_pods_takes_none_below_the_least(edited: int) -> None:
+    made = world(**builders.merge(PODS, {"rollout": {"strategy": "Surge"}}))
+    made.change(tokenizer={"maxLength": 64}).step()
+    live = made.children["ConfigMap", names.live_name(made.name)]["data"]
+    live[names.KEY_MEMORY] = json.dumps({**json.loads(live[names.KEY_MEMORY]), "rollout_pods": edited})
+    made.step()
+    number = made.deployment["spec"]["replicas"]
+    assert (number, type(number)) == (2, int)
+    made.settle()
+    assert (len(made.serving), made.told()["Ready"]) == (2, "True Succeeded")
+
+
 # --- a second owner of the Deployment's number -----------------------------------------------------------------------------------
 
 

@@ -385,6 +385,14 @@ def test_a_spec_that_becomes_invalid_ends_the_run() -> None:
     assert world.run["state"] == "Failed"
 
 
+def test_an_invalid_spec_ends_a_run_whose_config_map_was_edited() -> None:
+    world = asked().measuring()
+    del world.children["ConfigMap", names.live_name(world.name)]["metadata"]["ownerReferences"]
+    world.change(model={"maxBatchSize": -1}).step()
+    failed(world, "the spec has become invalid during the run; mend it, then ask again")
+    assert world.left == []
+
+
 @pytest.mark.parametrize("held", ["deletionTimestamp", "paused"])
 def test_a_pipeline_that_goes_or_is_paused_is_left_alone(held: str) -> None:
     """What a deleted one has goes with it, by its owner references."""
