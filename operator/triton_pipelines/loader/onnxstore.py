@@ -70,9 +70,9 @@ def lean(path: Path) -> Stored:
                     inside += view[whole.offset : whole.offset + whole.length]
                     continue
                 _initializer(view, tensor, stored)
-        model.MergeFromString(bytes(around))
+        model.MergeFromString(memoryview(around))
         if inside:
-            model.graph.MergeFromString(bytes(inside))
+            model.graph.MergeFromString(memoryview(inside))
     return stored
 
 
@@ -180,6 +180,9 @@ def _fields(view: memoryview, message: Span) -> Iterator[tuple[int, Span, Span |
     while place < end:
         begin = place
         tag, place = _read_varint(view, place, end)
+        if not tag >> 3:
+            # No field has this number. In a file of zeros it is what every two bytes say.
+            raise DecodeError(f"field 0 at byte {begin}")
         value = None
         match tag & 7:
             case 0:

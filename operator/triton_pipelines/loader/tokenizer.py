@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -107,17 +107,27 @@ def check(path: Path) -> str | None:
         raise ValueError("it is a Git LFS pointer, not the file: fetch it with git lfs pull before mirroring")
     if text.lstrip()[:1] == "<":
         raise ValueError("it is an HTML or XML page: the URI leads to a web page or a login, not to the file")
-    try:
+    with _told():
         tokenizer = Tokenizer.from_str(text)
         tokenizer.encode("a")
-    except Exception as error:
-        raise ValueError(str(error)) from error
     ignored = []
     if (truncation := tokenizer.truncation) is not None:
         ignored.append(f"truncation to {truncation['max_length']} tokens")
     if (padding := tokenizer.padding) is not None:
         ignored.append(f"padding to {padding['length']} tokens" if padding.get("length") else "padding to the longest text")
     return " and ".join(ignored) or None
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What fails in the library is a :class:`ValueError`: its panics are no exceptions, and would end the loader without a report."""
+    try:
+        yield
+    except BaseException as error:
+        # The class cannot be imported; what else is no Exception asks the process to end.
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise ValueError(str(error)) from error
+        raise
 
 
 @dataclass(frozen=True)
@@ -133,7 +143,7 @@ def highest(path: Path) -> Highest:
     tokenizer = Tokenizer.from_file(str(path))
     padding = tokenizer.padding
     ids = [*tokenizer.encode("").ids, *([int(padding["pad_id"])] if padding else [])]
-    with suppress(Exception):  # a template need not have a form for pairs
+    with suppress(ValueError), _told():  # a template need not have a form for pairs
         ids += tokenizer.encode("", "").ids
     found = max((*ids, *tokenizer.get_vocab(with_added_tokens=True).values()), default=0)
     return Highest(found, tokenizer.id_to_token(found) or "")

@@ -122,3 +122,12 @@ def test_side_files_of_weights_are_found(tmp_path: Path, location: str) -> None:
 def test_side_files_that_would_be_run_or_lie_elsewhere_are_refused(tmp_path: Path, location: str) -> None:
     with pytest.raises(ValueError, match="keeps data of tensor w in"):
         read_onnx(external(tmp_path / "model.onnx", location))
+
+
+def test_a_file_of_zeros_is_told_at_once(tmp_path: Path) -> None:
+    # What an interrupted copy leaves of a file whose room was taken beforehand. Its fields are never counted: that would take hours.
+    path = tmp_path / "model.onnx"
+    with path.open("wb") as file:
+        file.truncate(64 << 30)
+    with pytest.raises(ValueError, match="is no ONNX model"):
+        read_onnx(path)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
-from triton_pipelines.loader.tokenizer import build_from_vocabulary, check
+from triton_pipelines.loader.tokenizer import build_from_vocabulary, check, highest
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "A", "é", "e", "日", "本", "##本", "<s>", "</s>", "<unk>"]
 
@@ -82,3 +83,38 @@ def test_settings_of_its_own_are_told(vocabulary: Path, tmp_path: Path, truncate
         built.enable_padding(length=pad or None)
     built.save(str(tmp_path / "tokenizer.json"))
     assert check(tmp_path / "tokenizer.json") == words
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": None}},
+        {
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "[X]", "type_id": 0}}],
+                "pair": [],
+                "special_tokens": {},
+            }
+        },
+    ],
+    ids=["when it is read", "when it encodes"],
+)
+def test_a_panic_of_the_library_is_a_tokenizer_that_cannot_be_used(vocabulary: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(build_from_vocabulary(vocabulary, {}, {})) | change), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"Precompiled|no entry found"):
+        check(path)
+
+
+def test_a_panic_over_pairs_hides_no_token(vocabulary: Path, tmp_path: Path) -> None:
+    made, path = json.loads(build_from_vocabulary(vocabulary, {}, {})), tmp_path / "tokenizer.json"
+    made["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "[X]", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {},
+    }
+    path.write_text(json.dumps(made), encoding="utf-8")
+    assert check(path) is None
+    assert highest(path).id == len(WORDS) - 1
