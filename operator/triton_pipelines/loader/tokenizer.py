@@ -15,6 +15,7 @@ from tokenizers.models import WordPiece
 
 from triton_pipelines.api.loadplan import Finding, Reason
 from triton_pipelines.loader.errors import LoadError
+from triton_pipelines.runtime.tokenizer.encoder import PAD_TOKENS
 
 TOKENIZER_JSON: Final = "tokenizer.json"
 VOCABULARY: Final = "vocab.txt"
@@ -132,20 +133,27 @@ def _told() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Highest:
-    """The highest token id that a tokenizer can emit, and its token's text ("" where the vocabulary has none: padding, templates)."""
+    """The highest token id that texts lead to, and its token's text ("" where the vocabulary has none: padding, templates)."""
 
     id: int
     token: str
 
 
 def highest(path: Path) -> Highest:
-    """Look through a tokenizer.json that passed :func:`check`: vocabulary, added tokens (any of which a text may spell out), template and padding."""
+    """Look through a tokenizer.json that passed :func:`check`: vocabulary, added tokens, template and padding.
+
+    A special token that is in none of these but the added ones comes with a text that spells it out, and with no other. There are models without
+    a row for such a token that do well without it: their tokenizer is that of a family.
+    """
     tokenizer = Tokenizer.from_file(str(path))
-    padding = tokenizer.padding
-    ids = [*tokenizer.encode("").ids, *([int(padding["pad_id"])] if padding else [])]
+    padding, own = tokenizer.padding, tokenizer.get_vocab(with_added_tokens=False)
+    added = [number for number, token in tokenizer.get_added_tokens_decoder().items() if not token.special]
+    # As the tokenizer step does.
+    pads = [number for token in PAD_TOKENS if (number := tokenizer.token_to_id(token)) is not None]
+    ids = [*own.values(), *added, *([int(padding["pad_id"])] if padding else pads[:1]), *tokenizer.encode("").ids]
     with suppress(ValueError), _told():  # a template need not have a form for pairs
         ids += tokenizer.encode("", "").ids
-    found = max((*ids, *tokenizer.get_vocab(with_added_tokens=True).values()), default=0)
+    found = max(ids, default=0)
     return Highest(found, tokenizer.id_to_token(found) or "")
 
 
