@@ -46,7 +46,7 @@ class Replicas:
         """Whether live scaling wants another number of the pods that serve while a revision does not come: that one has to go first, or a
         Deployment would give it a share of what is added."""
         live = int(((observed.deployment or {}).get("spec") or {}).get("replicas") or 0)
-        return bool(self.memory.stuck) and self.owner == "scaling" and self.applied not in (None, live)
+        return bool(self.memory.stuck) and self.owner == "scaling" and self.applied not in (None, 0, live)
 
     @property
     def floating(self) -> bool:

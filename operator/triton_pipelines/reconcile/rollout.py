@@ -64,6 +64,8 @@ def decide(
     outdated = memory.failed_revision != wanted or memory.failed_spec != observed.spec_hash
     if memory.failed_revision and (outdated or observed.revision_record(memory.restored) is None):
         memory = replace(memory, failed_revision="", failed_spec="", failed_reason="", failed_message="", restored="")
+    if observed.revision_record(memory.proven) is None:
+        memory = replace(memory, proven=_serving_alone(observed, wanted, replicas))
     target = target_of(memory, wanted)
     whole = target == wanted and serves_whole(observed, wanted, replicas)
     watched = Judgement(Watch())
@@ -133,6 +135,14 @@ def serves_whole(observed: Observed, revision: str, replicas: int) -> bool:
     serving = [pod for pod in observed.pods if pod.serving]
     failing = any((probe := observed.probes.get(pod.uid)) and probe.inference_error for pod in serving)
     return 0 < replicas <= len(serving) and not failing and all(pod.revision == revision for pod in serving)
+
+
+def _serving_alone(observed: Observed, wanted: str, replicas: int) -> str:
+    """The revision other than ``wanted`` that serves the whole pipeline; "" without one. Where the memory of it is lost, as with a deleted
+    live ConfigMap, this is still what can be gone back to."""
+    found = {pod.revision for pod in observed.pods if pod.serving} - {wanted}
+    known = [one for one in found if observed.revision_record(one) is not None and serves_whole(observed, one, replicas)]
+    return known[0] if known else ""
 
 
 def _auto(target: str, observed: Observed, memory: Memory, now: dt.datetime) -> tuple[RolloutStrategy, Memory, float | None]:

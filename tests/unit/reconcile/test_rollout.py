@@ -153,6 +153,32 @@ def test_where_one_pod_fits_a_failed_revision_is_taken_back(strategy: str) -> No
     assert world.memory.proven == old
 
 
+@pytest.mark.parametrize("strategy", ["NoSurge", "Recreate"])
+def test_a_lost_memory_costs_a_second_try_and_not_the_way_back(strategy: str) -> None:
+    """The live ConfigMap is deleted while a revision is taken back: the one that serves is known by its pods."""
+    world = served(rollout={"strategy": strategy})
+    old = world.deployed
+    failing(world)
+    assert world.settle().told()["Ready"] == "False RolledBack"
+    del world.children["ConfigMap", names.live_name(world.name)]
+    world.settle()
+    assert (world.deployed, len(world.serving), world.told()["Ready"]) == (old, 1, "False RolledBack")
+    assert world.memory.proven == world.memory.restored == old
+
+
+def test_suspension_takes_no_revision_back() -> None:
+    """It wants no pods, which is no other number of those that serve."""
+    world = served(tokenizer={"instances": {"initial": 1, "min": 1, "max": 4}}, scaling={"pods": {"min": 2, "max": 4}}, rollout={"strategy": "Surge"})
+    new = failing(world, tokenizer={"maxLength": 64})
+    world.settle()
+    assert (world.memory.stuck, len(world.serving)) == (new, 2)
+    world.change(suspend="Enabled").settle()
+    assert (world.deployed, world.memory.failed_revision, world.pods) == (new, "", [])
+    world.verdicts[new] = "good"
+    world.change(suspend="Disabled").settle()
+    assert (world.deployed, len(world.serving), world.told()["Ready"]) == (new, 2, "True Succeeded")
+
+
 def test_a_taken_back_revision_is_tried_again_with_the_next_spec() -> None:
     world = served(room=1, rollout={"strategy": "NoSurge"})
     old = world.deployed
