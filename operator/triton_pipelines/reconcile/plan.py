@@ -43,7 +43,7 @@ from .problems import Problem, config_missing, of_pod
 from .replicas import decide_replicas, in_rollout, owned_data
 from .resizing import Resize, wanted_limit
 from .rollout import Rollout, decide, target_of
-from .tuningrun import Run, with_tuning
+from .tuningrun import Run, remembered, with_tuning
 from .tuningstage import left_over, stage_of
 from .watch import RECHECK_SECONDS, Watch, doubts, limit_of
 
@@ -224,7 +224,7 @@ def _act(
         return _recommended(pipeline, patch, observed, context)
 
     stage = stage_of(pipeline, graph, observed, context.options, rollout, wanted, replicas, ready, recommended)
-    tuned = tuning.follow(stage, Run.parse(rollout.memory.tuning), now)
+    tuned = tuning.follow(stage, remembered(rollout.memory.tuning, observed.status.get("tuning")), now)
     memory = replace(memory, tuning=tuned.run.to_document())
     # In this order a pass may end anywhere: a revision's ConfigMap is the trace by which its Secret is pruned, what the live ConfigMap
     # remembers as applied has been applied, and pods find everything that they mount.

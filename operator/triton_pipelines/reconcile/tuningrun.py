@@ -110,6 +110,16 @@ class Run:
         return replace(self, state=State.FAILED, end=rfc3339(now), result={"message": message[:MESSAGE_MAX]})
 
 
+def remembered(document: Mapping[str, Any], told: Any) -> Run:
+    """The last run. Where the memory of it is lost, as with a deleted live ConfigMap, one that had ended is known by what is ``told`` of it
+    in ``status.tuning``: it is not made, and does not take a pod's room, a second time."""
+    if document or not isinstance(told, Mapping) or told.get("state") not in (State.SUCCEEDED, State.FAILED):
+        return Run.parse(document)
+    texts = {"request": "request", "state": "state", "revision": "revision", "start": "startTime", "end": "completionTime"}
+    known = {field: told[key] for field, key in texts.items() if key in told}
+    return Run.parse({**known, "serial": 1, "result": result_of(told) or {}})
+
+
 def with_tuning(status: Mapping[str, Any], told: Any) -> dict[str, Any]:
     """A status of the pipeline with what is ``told`` of a run, or without."""
     return {key: value for key, value in status.items() if key != "tuning"} | ({"tuning": told} if told else {})

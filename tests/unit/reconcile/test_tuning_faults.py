@@ -393,6 +393,32 @@ def test_an_invalid_spec_ends_a_run_whose_config_map_was_edited() -> None:
     assert world.left == []
 
 
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_result_outlives_the_config_map_that_remembers_it(code: int) -> None:
+    world = asked().measuring().job_ends(json.dumps(RESULT), code)
+    world.run_pods_raw = []
+    world.settle()
+    told = world.status["tuning"]
+    del world.children["ConfigMap", names.live_name(world.name)]
+    assert not world.settle().left
+    assert world.status["tuning"] == told
+    del world.children["ConfigMap", names.live_name(world.name)]
+    world.change(tuning={"request": "another"}).settle()
+    assert world.run["state"] == "Pending", "which is asked for"
+
+
+def test_a_run_whose_memory_is_deleted_begins_anew_and_leaves_nothing() -> None:
+    world = asked().measuring()
+    before = world.left
+    del world.children["ConfigMap", names.live_name(world.name)]
+    world.run_pods_raw = []
+    world.pass_time(15).step()
+    assert world.run["state"] == "Pending"
+    assert not set(before) & set(world.left)
+    world.measuring().job_ends(json.dumps(RESULT))
+    assert (world.run["state"], world.left) == ("Succeeded", [])
+
+
 @pytest.mark.parametrize("held", ["deletionTimestamp", "paused"])
 def test_a_pipeline_that_goes_or_is_paused_is_left_alone(held: str) -> None:
     """What a deleted one has goes with it, by its owner references."""
