@@ -13,7 +13,7 @@ from triton_pipelines.loader.onnxstore import lean
 from triton_pipelines.loader.onnxweights import size_of
 from triton_pipelines.loader.ragged.functions import inlined
 from triton_pipelines.loader.ragged.limits import computed_positions, positions, table_size
-from triton_pipelines.loader.ragged.prove import Means, answers, generate, givens, means_for, open_model
+from triton_pipelines.loader.ragged.prove import LONGEST, Means, answers, generate, givens, means_for, open_model
 from triton_pipelines.loader.tokenizer import Highest
 
 MAX_LENGTH: Final = "spec.tokenizer.maxLength"
@@ -91,8 +91,8 @@ def longest(path: Path, model: Any, tokens: PlanTokens) -> int | None:
 
 
 def _last(takes: Callable[[int], bool], wanted: int, guesses: Iterable[int]) -> int | None:
-    """The greatest length that is taken, below ``wanted``; None where that is taken, or not even a short row is."""
-    low, high = min(_SHORT, wanted - 1), wanted
+    """The greatest length that is taken, below ``wanted``; None where that is taken, or as much as is ever tried, or not even a short row."""
+    low, high = min(_SHORT, wanted - 1), min(wanted, LONGEST)
     if low < 1 or takes(high) or not takes(low):
         return None
     for guess in guesses:

@@ -103,6 +103,15 @@ def test_a_buffer_as_long_as_the_table_hides_no_counted_positions(file: Path) ->
     assert f"at most {POSITIONS + 1}" in misfit.message
 
 
+@pytest.mark.parametrize("places", [Places.SLICED_TABLE, Places.MASK])
+def test_rows_that_would_fill_the_memory_are_not_run(file: Path, monkeypatch: pytest.MonkeyPatch, places: Places) -> None:
+    lengths = list[int]()
+    onnx.save(make(Encoder(places=places)), str(file))
+    monkeypatch.setattr(tokenfit, "open_model", lambda path, means: lambda fed: lengths.append(fed["input_ids"].shape[1]) or {})
+    assert found(file, wanted=tokens(131_072)) == []
+    assert lengths == [2048]
+
+
 def test_what_does_not_fit_into_memory_is_not_blamed_on_its_length(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(fed: Any) -> Any:
         raise MemoryError

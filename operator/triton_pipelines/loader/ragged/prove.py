@@ -29,6 +29,9 @@ TOLERANCE: Final = {np.dtype(np.float16): 3e-2, np.dtype(np.float32): 1e-4, np.d
 REFERENCE_MAX: Final = 4 << 30
 """Bytes of weights up to which ONNX's own evaluator is used. They stay in their files and are mapped, but each of a dozen runs reads them all, and
 what does not fit beside a loader's 2 GiB comes from the disk each time."""
+LONGEST: Final = 2048
+"""Tokens of the longest row that is run. The scores of a layer grow with their square: with 16 heads in FP32 they are 0.25 GiB here and 4 GiB for 8192 tokens,
+some of them at once, and a loader that is killed for its memory has nothing told."""
 
 SCARCE: Final = "there is not enough memory to run it"
 
@@ -188,7 +191,8 @@ def _bounded(run: Run, given: Sequence[Given], adaptable: Adaptable) -> str:
     if bound is None:
         return ""
     if not adaptable.shown:
-        return "" if takes(bound) else f"it does not take rows of {bound} tokens, which spec.tokenizer.maxLength allows"
+        tried = min(bound, LONGEST)
+        return "" if takes(tried) else f"it does not take rows of {tried} tokens, which spec.tokenizer.maxLength allows"
     if sent is not None and bound < sent and takes(bound + 1):
         return f"a table of the graph seems to end its rows at {bound} tokens, but it takes longer ones"
     return ""

@@ -156,6 +156,12 @@ def test_positions_that_do_not_show_are_tried(file: Path, places: Places, means:
     assert isinstance(adapt_file(file, encoder.plan(max_length=most)), Adapted)
 
 
+def test_rows_that_would_fill_the_memory_are_not_tried(file: Path) -> None:
+    encoder = Encoder(places=Places.MASK)
+    onnx.save(make(encoder), str(file))
+    assert "it does not take rows of 2048 tokens" in str(adapt_file(file, encoder.plan(max_length=131_072)))
+
+
 def test_the_highest_id_is_tried(file: Path) -> None:
     """A vocabulary that the file does not show and that is larger than its table."""
     model = make(ENCODER)
