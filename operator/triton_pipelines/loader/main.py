@@ -277,7 +277,7 @@ class _Load:
             uri = f"{uri} (version {path.split('/')[1]})"
         tokens = next((check.tokens for check in self._plan.checks if check.step == item.step), None)
         if tokens is not None and item.vocabulary is None and (known := self._highest(tokens)) is not None:
-            item = item.model_copy(update={"vocabulary": known.id + 1})
+            item = item.model_copy(update={"vocabulary": known.written + 1})
         done = adapt_file(below(self._options.models, path), item)
         if isinstance(done, Refusal):
             message = f"{uri} cannot take requests of different length in one batch: {done}"

@@ -137,6 +137,8 @@ class Highest:
 
     id: int
     token: str
+    written: int = 0
+    """The highest of all ids: with those of special tokens that come only where a text spells them out."""
 
 
 def highest(path: Path) -> Highest:
@@ -154,7 +156,7 @@ def highest(path: Path) -> Highest:
     with suppress(ValueError), _told():  # a template need not have a form for pairs
         ids += tokenizer.encode("", "").ids
     found = max(ids, default=0)
-    return Highest(found, tokenizer.id_to_token(found) or "")
+    return Highest(found, tokenizer.id_to_token(found) or "", max((found, *tokenizer.get_vocab(with_added_tokens=True).values())))
 
 
 def finding_of_settings(ignored: str, step: str, field: str) -> Finding:
