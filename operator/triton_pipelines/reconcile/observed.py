@@ -249,9 +249,9 @@ class Observed:
 
     @property
     def spec_hash(self) -> str:
-        """Hash of the spec but for the number of pods, which autoscalers write, and tuning requests: neither is another wish, and must not
-        try a failed revision again."""
-        spec = {key: value for key, value in (self.pipeline.get("spec") or {}).items() if key not in ("replicas", "tuning")}
+        """Hash of the spec but for the number of pods, which autoscalers write, suspension and tuning requests: none is another wish, and
+        must not try a failed revision again."""
+        spec = {key: value for key, value in (self.pipeline.get("spec") or {}).items() if key not in ("replicas", "suspend", "tuning")}
         return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

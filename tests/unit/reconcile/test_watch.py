@@ -359,3 +359,15 @@ def test_a_watch_rests_while_no_pods_are_wanted_and_begins_anew_with_them(off: d
     world.pass_time(WATCH.total_seconds() - 30).step()
     assert world.deployed == old
     assert world.told()["Ready"] == "False RolledBack"
+
+
+def test_suspension_does_not_try_a_revision_again_that_was_taken_back() -> None:
+    """What it would be compared with may be forgotten by then, and it would serve unjudged."""
+    world = measured(promised(), BROKEN).settle()
+    old = world.deployed
+    assert world.told()["Ready"] == "False RolledBack"
+    world.latencies = None
+    world.change(suspend="Enabled").settle()
+    assert (world.deployed, world.told()["Ready"]) == (old, "True Suspended")
+    world.change(suspend="Disabled").settle()
+    assert (world.deployed, world.told()["Ready"]) == (old, "False RolledBack")
