@@ -44,13 +44,25 @@ class Measured:
     predicted_p99: float = 0.0
 
     def kept(self, wall: float) -> Kept:
-        """Whether p99 stayed within ``wall`` seconds."""
-        if self.load.failed or self.load.rate < CARRIED_SHARE * self.rate:
-            return Kept.NO
+        """Whether p99 stayed within ``wall`` seconds.
+
+        Requests that failed, or were fewer than asked for by chance, keep nothing proven; broken it is where that cannot be all.
+        """
         low, high = self._interval
-        if high <= wall and len(self.load.latencies) >= ENOUGH:
-            return Kept.YES
-        return Kept.NO if low > wall else Kept.UNSURE
+        if self.load.p99 == float("inf") or low > wall or not (self.carried or self._late <= wall):
+            return Kept.NO
+        enough = len(self.load.latencies) >= ENOUGH and self.load.rate >= CARRIED_SHARE * self.rate
+        return Kept.YES if high <= wall and enough and not self.load.failed else Kept.UNSURE
+
+    @property
+    def carried(self) -> bool:
+        """Whether the server kept up with what came."""
+        return self.load.rate >= CARRIED_SHARE * (self.load.offered or self.rate)
+
+    @property
+    def _late(self) -> float:
+        """Seconds that its answers took longer than its requests came: what is no more than the wall is no backlog."""
+        return self.load.seconds - self.load.sent / self.load.offered if self.load.offered else float("inf")
 
     @functools.cached_property
     def _interval(self) -> tuple[float, float]:
@@ -104,9 +116,10 @@ def judge(current: Knobs, measured: Sequence[Measured], wall: float, order: Sequ
         if not rate or any(one.load.failed for one in mine):
             worst = max(unkept, key=lambda one: one.load.p99)
             noise = all(one.kept(wall) is Kept.UNSURE for one in unkept)
-            refusals.append(
-                f"{knobs}: p99 {worst.load.p99 * 1e3:.1f} ms at {worst.rate:.0f} requests/s, {'within noise of' if noise else 'beyond'} the wall"
-            )
+            lost = sum(one.load.failed for one in mine)
+            failed = f"; {lost} requests failed" if lost else ""
+            late = f"{worst.load.p99 * 1e3:.1f} ms" if np.isfinite(worst.load.p99) else "never"
+            refusals.append(f"{knobs}: p99 {late} at {worst.rate:.0f} requests/s, {'within noise of' if noise else 'beyond'} the wall{failed}")
         elif broken * (1 + LEAST_GAIN) > rate * 1.0001:
             refusals.append(f"{knobs}: kept the wall at {rate:.0f} requests/s, and the current setting is not proven to break it at 5 % less")
         elif best is None or (rate, -place) > (best[0], -best[1]):

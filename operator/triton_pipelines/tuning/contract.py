@@ -107,14 +107,16 @@ def silent(done: float, text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one run of load gave: latencies of answered requests (seconds, by the end of each), ``sent``, ``failed``, and the ``seconds`` that
-    were measured."""
+    """What one run of load gave: latencies of answered requests (seconds, by the end of each), ``sent``, ``failed``, the ``seconds`` in which
+    these were answered, and the requests/s that were ``offered`` in truth (0: not told): random arrivals of some seconds are never as many
+    as asked for."""
 
     latencies: Array
     sent: int
     failed: int
     seconds: float
     first_error: str = ""
+    offered: float = 0.0
 
     @property
     def rate(self) -> float:

@@ -13,7 +13,7 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline, TuningMode
 from triton_pipelines.load import LoadSpec
 from triton_pipelines.pipeline.graph import Graph
 
-from .accept import CARRIED_SHARE, LEAST_GAIN, Kept, Measured, Verdict, judge
+from .accept import LEAST_GAIN, Kept, Measured, Verdict, judge
 from .answers import Answer, difference
 from .calibrate import FEWEST, Executed, calibrated
 from .choose import Planned, candidates, plan, planned
@@ -21,7 +21,7 @@ from .contract import Knobs, NotTunableError, Padded, Progress, Report, Settings
 from .knobs import grid
 from .padding import Verdict as PaddingVerdict
 from .paddings import Paddings
-from .predict import Pipe, poisson, simulate
+from .predict import MOST_BUSY, Pipe, poisson, simulate
 from .profile import Profile, executed, profile
 from .report import DOUBTFUL, Findings, report
 from .server import Server, SettingRefusedError, load_of
@@ -51,6 +51,12 @@ CALIBRATION_SHARE = 0.6
 # A setting that breaks the wall at its rate is tried again at what the corrected prediction gives; where that hardly goes back, once at this
 # share of it: at the rate that is predicted to be the last within the wall, half of all measurements are beyond.
 STEP_BACK = 0.9
+# No load asks for more than so many times what the server is known to carry: predictions do not see all that limits it (connections, the
+# ensemble, a busy machine), and a server far beyond its limit answers nobody for as long as its backlog takes. A setting that is new is
+# led to its rate by loads of so many seconds, each at most twice the one before; beyond so much overload it is given less.
+MOST_STEP = 2.0
+STEP_SECONDS = 1.0
+MOST_OVERLOAD = 1.5
 # Points that a second try and the proof behind it take.
 LEAST_PROOF = 2
 LEAST_POINTS = 4
@@ -150,7 +156,9 @@ class _Run:
         self.server, self.graph, self.settings, self.work, self.wall = server, graph, settings, work, wall
         self.effort = EFFORTS[settings.mode]
         if settings.seconds is not None:
-            self.effort = replace(self.effort, seconds=settings.seconds, calibration=min(self.effort.calibration, settings.seconds))
+            limit = self.effort.limit + self.effort.points * max(0.0, settings.seconds - self.effort.seconds)
+            calibration = min(self.effort.calibration, settings.seconds)
+            self.effort = replace(self.effort, seconds=settings.seconds, calibration=calibration, limit=limit)
         self.grid = list(grid(pipeline, graph, settings.rows, settings.cores))
         self.paddings = Paddings(pipeline, graph, server.rebuild, work)
         self.padding: PaddingVerdict | None = None
@@ -235,8 +243,8 @@ class _Run:
 
     def _learn(self, one: Measured, seen: Mapping[str, Executed]) -> None:
         """What a measurement shows goes into every further prediction."""
-        kept_up = one.load.rate >= CARRIED_SHARE * one.rate
-        self.pipe = calibrated(self.pipe.with_knobs(one.knobs), seen, one.rate, one.load.latencies if kept_up else None, self.settings.seed)
+        latencies = one.load.latencies if one.carried else None
+        self.pipe = calibrated(self.pipe.with_knobs(one.knobs), seen, one.rate, latencies, self.settings.seed)
 
     async def _verify(self) -> None:
         """Points in turn, the current setting between the others; what they show decides what is measured next."""
@@ -276,22 +284,23 @@ class _Run:
                 break
             one = better[0]
             got = await point(one.knobs, one.rate, "a candidate")
-            if got is not None and got.kept(self.wall) is Kept.YES:
-                winner = (one.knobs, one.rate)
-            elif got is None or got.load.failed:
+            if got is None or got.load.failed or got.rate < (1 + LEAST_GAIN) * rate:
                 tried.add(one.knobs)
-            elif self._carries(one.knobs) > STEP_BACK * one.rate:
+            elif got.kept(self.wall) is Kept.YES:
+                winner = (one.knobs, got.rate)
+            elif self._carries(one.knobs) > STEP_BACK * got.rate:
                 # Measured worse than predicted, and the prediction does not see why: once more at a lower rate, where that is a gain still.
                 tried.add(one.knobs)
-                lower = STEP_BACK * one.rate
+                lower = STEP_BACK * got.rate
                 if left >= LEAST_PROOF and lower >= (1 + LEAST_GAIN) * rate:
                     got = await point(one.knobs, lower, "the candidate, at a lower rate")
-                    winner = (one.knobs, lower) if got is not None and got.kept(self.wall) is Kept.YES else None
+                    winner = (one.knobs, got.rate) if got is not None and got.kept(self.wall) is Kept.YES else None
         if winner is not None:
             # A/B/A: the current one at a rate at which it has to break for the gain to be proven, then the candidate again.
             knobs, rate = winner
             for number in range(2 * (self.effort.repeats - 1)):
                 if left > 0 and number % 2 == 0:
+                    # Where that is far beyond all that it carries, twice that breaks it as well.
                     await point(current, rate / (1 + LEAST_GAIN), "the current setting, at the candidate's rate")
                 elif left > 0:
                     await point(knobs, rate, "the candidate again")
@@ -312,6 +321,23 @@ class _Run:
             return 0.0
         return max(one.rate or 0.5 * one.capacity, FEWEST / self.effort.seconds)
 
+    async def _reach(self, knobs: Knobs, rate: float) -> float:
+        """Requests/s to load a setting with, which is on the server: ``rate``, or what it carries safely by short loads on the way there."""
+        known = max((one.load.rate for one in self.measured if one.knobs == knobs), default=0.0)
+        if known:
+            return min(rate, MOST_STEP * known)
+        known = self.server.carried
+        while True:
+            known = min(rate, MOST_STEP * known) or rate
+            # Twice the wall: what waits at the end may wait so long, and is no backlog.
+            seconds = max(STEP_SECONDS, min(2 * self.wall, self.effort.seconds))
+            spec = LoadSpec(rate=known, duration_s=seconds, warmup_s=STEP_SECONDS / 2, seed=self.settings.seed + len(self.measured), timeout_s=30.0)
+            got = load_of(await self.server.run(self.work.requests, spec))
+            if got.failed or got.rate < got.offered / MOST_OVERLOAD:
+                return MOST_BUSY * (got.rate or known / MOST_STEP)
+            if known >= rate:
+                return rate
+
     async def _measure(
         self, knobs: Knobs, rate: float, seconds: float, low: float, high: float, name: str
     ) -> tuple[Measured, Mapping[str, Executed]]:
@@ -320,6 +346,8 @@ class _Run:
         await self.server.put(knobs, self.work.requests)
         if knobs.padding != Padded() and (said := difference(self._answers, await self.server.answers(self.work.requests[:COMPARED]))):
             raise OtherAnswersError(said)
+        rate = await self._reach(knobs, rate)
+        text = f"{name}: {knobs}, {rate:.0f} requests/s"
         seed = self.settings.seed + 101 * (len(self.measured) + 1)
         spec = LoadSpec(rate=rate, duration_s=seconds, warmup_s=self.effort.warmup, seed=seed, timeout_s=30.0)
         result = await self.server.run(self.work.requests, spec, lambda share: self.tell(low, high, text, share))

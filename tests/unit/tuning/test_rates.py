@@ -1,0 +1,114 @@
+"""No load asks for far more than the server carries, and what it shows is told from chance."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support import builders
+from tests.unit.tuning.test_choose import BETTER, CURRENT, GRID, WALL
+from tests.unit.tuning.test_predict import LENGTHS, PIPE
+from triton_pipelines.load import LoadResult, LoadSpec
+from triton_pipelines.load.arrivals import due_times
+from triton_pipelines.tuning.accept import Kept, Measured, judge
+from triton_pipelines.tuning.choose import plan
+from triton_pipelines.tuning.contract import Knobs, Load, Settings, silent
+from triton_pipelines.tuning.run import MOST_STEP, _Run
+from triton_pipelines.tuning.server import load_of
+from triton_pipelines.tuning.workload import Workload
+
+
+def answered(spec: LoadSpec, capacity: float, alone: float = 0.002) -> LoadResult:
+    """A load on a server that answers one request after the other, and each ``alone`` seconds later; given up after the deadline."""
+    total = spec.warmup_s + spec.duration_s
+    due = np.array(list(itertools.takewhile(lambda at: at < total, due_times(spec))))
+    end, free = np.empty_like(due), 0.0
+    for index, at in enumerate(due):
+        free = max(free, at) + 1 / capacity
+        end[index] = free + alone
+    error = np.where(end - due > spec.timeout_s, 0, -1)
+    return LoadResult(spec, due, due, end, np.ones(len(due), dtype=np.int64), error, ("deadline",), spec.warmup_s, total, 0.0, total)
+
+
+class Slow:
+    """A server that carries far less than the steps' own times promise, the same whatever its setting."""
+
+    current, rebuild, client = CURRENT, None, None
+
+    def __init__(self, capacity: float, carried: float) -> None:
+        self.capacity, self.carried, self.failed = capacity, carried, 0
+        self.asked: list[float] = []
+
+    async def put(self, knobs: Knobs, warm: object = ()) -> None:
+        pass
+
+    async def run(self, requests: object, spec: LoadSpec, tell: object = None) -> LoadResult:
+        assert spec.rate <= 1.5 * MOST_STEP * self.carried, "far beyond what it is known to carry, chance in few arrivals included"
+        self.asked.append(spec.rate)
+        result = answered(spec, self.capacity)
+        self.failed += int(np.count_nonzero(result.error >= 0))
+        self.carried = max(self.carried, load_of(result).rate)
+        return result
+
+
+def begun(server: Any, settings: Settings) -> _Run:
+    """A run that has its plan."""
+    built = builders.built(model={"maxBatchSize": 4}, slo={"p99Milliseconds": 35})
+    run = _Run(server, built.pipeline, built.graph, settings, silent, Workload((), LENGTHS, "a mix", 1, ("TEXT",)), WALL)
+    run.pipe, run.grid = PIPE, [*GRID, BETTER]
+    run.planned = plan(PIPE, run.grid, CURRENT, WALL)
+    return run
+
+
+@pytest.mark.parametrize("capacity", [20.0, 100.0, 300.0])
+async def test_a_server_that_carries_far_less_than_predicted_is_not_run_over(capacity: float) -> None:
+    server = Slow(capacity, carried=capacity / 2)
+    run = begun(server, Settings())
+    assert max(one.rate for one in run.planned) > 4 * capacity
+    await run._calibrate()
+    await run._verify()
+    assert server.failed == 0
+    assert max(server.asked) <= 2.5 * capacity
+    assert not run.verdict.better, "the same server, whatever the setting"
+    assert all(one.load.p99 < 30 for one in run.measured)
+
+
+async def test_a_setting_that_carries_what_is_predicted_is_led_there() -> None:
+    server = Slow(1e6, carried=50.0)
+    run = begun(server, Settings(seconds=1.0))
+    best = max(one.rate for one in run.planned)
+    one, _ = await run._measure(BETTER, best, 1.0, 0.0, 1.0, "a candidate")
+    assert one.rate == best
+    steps = server.asked[:-1]
+    assert all(after <= 2.5 * before for before, after in zip([50.0, *steps], steps, strict=False))
+    await run._measure(BETTER, best, 1.0, 0.0, 1.0, "the candidate again")
+    assert len(server.asked) == len(steps) + 2, "what is known needs no way there"
+
+
+def load(offered: float, *, alone: float = 0.01, capacity: float = 1e6, seconds: float = 16.0, seed: int = 0) -> Measured:
+    spec = LoadSpec(rate=offered, duration_s=seconds, warmup_s=1.0, seed=seed)
+    return Measured(CURRENT, offered, load_of(answered(spec, capacity, alone)))
+
+
+def test_requests_that_take_long_are_no_backlog() -> None:
+    slow = load(60, alone=2.5)
+    assert slow.load.rate == pytest.approx(60, rel=0.1)
+    assert slow.kept(3.0) is Kept.YES
+    assert load(60, alone=0.5, capacity=40).kept(3.0) is Kept.NO
+
+
+def test_few_arrivals_by_chance_do_not_break_the_wall() -> None:
+    rates = [load(6, seed=seed) for seed in range(40)]
+    assert min(one.load.rate for one in rates) < 0.85 * 6, "by chance"
+    assert all(one.kept(WALL) is Kept.UNSURE for one in rates), "too few to prove anything, either way"
+
+
+def test_one_lost_request_of_the_current_setting_proves_nothing_for_another() -> None:
+    fine = np.full(2400, 0.01)
+    lost = Measured(CURRENT, 571, Load(fine, 2401, 1, 4.2, "reset", 571))
+    better = Measured(BETTER, 600, Load(fine, 2400, 0, 4.0, "", 600))
+    assert lost.kept(WALL) is Kept.UNSURE
+    assert not judge(CURRENT, [lost, better], WALL, [BETTER]).better
