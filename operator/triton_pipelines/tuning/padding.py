@@ -22,6 +22,8 @@ MOST_BUCKETS = 8
 # Lengths that are considered as buckets: multiples of 8, which tensor cores like best, and no more than so many of them.
 BUCKET_STEP = 8
 _MOST_LENGTHS = 64
+# Groups of one shape in a row that are counted one by one.
+_LONGEST_RUN = 4096
 # A further bucket has to save so much of the time, a different padding so much: less is noise of the fit.
 WORTH_A_BUCKET = 0.01
 WORTH = 0.05
@@ -145,10 +147,34 @@ def _longest(cost: Cost, mix: Mix, way: Way, real: float) -> Priced:
         longest = mean_longest(mix.lengths, (together + most - 1) * mix.rows)
         computed = own + cost.spread * (longest - own)
         return Priced(way, cost.seconds(most, most * mix.rows, computed), 1.0, computed / real)
-    # Two batches of the tokenizer seldom have the same longest row: none is merged.
-    batches = -(-together // most)
-    size = together / batches
-    return Priced(way, most / size * cost.seconds(size, size * mix.rows, own), most / size, own / real)
+    # Batches of the tokenizer with the same longest row follow each other in geometric runs, as lengths do, and are one shape to the model.
+    each = executions = 0.0
+    for length, share in _longest_shares(mix, together).items():
+        requests, batches = share, _begun(share, together, most)
+        each += batches * cost.seconds(requests / batches, mix.rows * requests / batches, length)
+        executions += batches
+    return Priced(way, most * each, most * executions, own / real)
+
+
+def _longest_shares(mix: Mix, together: int) -> dict[int, float]:
+    """Longest row of so many requests → share of such groups, ascending."""
+    requests = _requests(mix)
+    upper = np.minimum(np.cumsum(list(requests.values())), 1.0) ** together
+    shares = zip(requests, np.diff(upper, prepend=0.0), strict=True)
+    return {length: float(share) for length, share in shares if share > 1e-12}
+
+
+def _begun(share: float, together: int, most: int) -> float:
+    """Batches of at most ``most`` requests that a longest row begins, per request, where groups of ``together`` requests have it with
+    probability ``share``: as :func:`begins`, whose requests come one by one."""
+    if most % together == 0:
+        return begins(share, most // together) / together
+    runs = np.arange(1, _LONGEST_RUN + 1)
+    begun = np.ceil(runs * together / most)
+    chance = share**runs * (1.0 - share) ** 2
+    # Runs beyond the longest that is counted are cut into full batches.
+    beyond = share ** (_LONGEST_RUN + 1) * (1.0 + _LONGEST_RUN * (1.0 - share))
+    return float(chance @ begun + beyond * together / most) / together
 
 
 def _shares(mix: Mix, padded: Padded) -> dict[int, float]:
