@@ -25,7 +25,7 @@ from .benchloads import Requests, concurrencies, made, rates
 from .benchreport import BASELINE, Report, as_csv, as_json, shown, svg
 from .failure import EXIT_FAILED, EXIT_USAGE, Failure
 from .infer import asking, described, model_url
-from .output import figures
+from .output import figures, writable
 from .serve import Deadline, Folder, Log, Mounts, SourceMapRules, local
 from .tensors import Model
 
@@ -115,6 +115,7 @@ def bench(
     specs += [replace(one, concurrency=0, rate=number) for number in (rates(rate) if rate else [])]
     if plot is not None and plot.suffix.lower() != ".svg":
         raise Failure(f"--plot {plot}: is written as SVG; name it {plot.with_suffix('.svg').name}", EXIT_USAGE)
+    writable(plot, "--plot")
     with _interrupts(), contextlib.ExitStack() as stack:
         place = _place(target, grpc, stack, {"mounts": mounts, "folder": folder, "log": log, "deadline": deadline}, source_map or [])
         model = _asked(place, timeout)

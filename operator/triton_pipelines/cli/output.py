@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 import os
 import sys
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from .failure import EXIT_USAGE, Failure
 
 # Tables take only the width that they need; a pipe has no edge at which they must be folded.
 PIPE_COLUMNS = 400
@@ -40,3 +43,17 @@ def shortened(text: str) -> str:
     """A text on one line, control characters escaped, cut where it is long."""
     line = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text[: SHOWN_CHARACTERS + 1])
     return line if len(text) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]}… ({len(text)} characters)"
+
+
+def writable(file: Path | None, option: str) -> None:
+    """Refuse a file that cannot be written, before minutes are spent on what is to be in it. ``option``: that names it.
+
+    Raises:
+        Failure: it cannot; says why.
+    """
+    if file is None:
+        return
+    there = file if file.exists() else file.parent
+    reason = "is a folder" if file.is_dir() else "" if there.exists() else f"there is no folder {there}"
+    if reason or not os.access(there, os.W_OK):
+        raise Failure(f"{option}: {file} cannot be written: {reason or 'permission denied'}", EXIT_USAGE)

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import datetime as dt
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import yaml
@@ -36,7 +37,7 @@ from .documents import STANDARD_INPUT, only, resource
 from .failure import EXIT_FAILED, EXIT_FINDINGS, EXIT_USAGE, Failure
 from .incluster import asking, refuse
 from .options import OperatorConfigFile, SourceMaps, SubstituteRunner, operator_options
-from .output import figures
+from .output import figures, writable
 from .serve import Mounts, Stopped, local, signals
 
 
@@ -98,6 +99,15 @@ def tune(
         return
     if namespace is not None:
         raise Failure("--namespace: goes with --in-cluster; a pipeline served here is in none", EXIT_USAGE)
+    for option, number in (("--slo", slo), ("--rate", rate), ("--seconds", seconds), ("--cores", cores)):
+        if number is not None and not math.isfinite(number):
+            raise Failure(f"{option}: {number} is no finite number", EXIT_USAGE)
+    if texts is not None and lengths is not None:
+        raise Failure("--lengths: is of made-up texts, and --texts gives real ones; leave one out", EXIT_USAGE)
+    if server is not None and mounts:
+        raise Failure("--mounts: goes with a pipeline that is served here; the one at --server has its files", EXIT_USAGE)
+    writable(plot, "--plot")
+    writable(report_file, "--report-file")
     settings = Settings(
         mode=TuningMode.THOROUGH if thorough else TuningMode.QUICK,
         slo_ms=slo,
@@ -137,7 +147,7 @@ def tune(
     if output is Output.YAML:
         typer.echo(patch_yaml(report) or "{}\n", nl=False)
     elif output is Output.JSON:
-        typer.echo(json.dumps(asdict(report), indent=1))
+        typer.echo(json.dumps(_finite(asdict(report)), indent=1, allow_nan=False))
     else:
         _print(report)
     if report.ended:
@@ -217,6 +227,15 @@ def _write(file: Path | None, content: str, option: str) -> None:
         file.write_text(content, encoding="utf-8")
     except OSError as error:
         raise Failure(f"{option}: {file} cannot be written: {error.strerror}", EXIT_USAGE) from error
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for a time without end, which JSON has no number for."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _milliseconds(seconds: float) -> str:

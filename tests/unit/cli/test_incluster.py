@@ -13,6 +13,7 @@ from triton_pipelines.api.v1alpha1 import Tuning, TuningMode
 from triton_pipelines.cli.failure import EXIT_USAGE, Failure
 from triton_pipelines.cli.incluster import asking
 from triton_pipelines.cli.main import app
+from triton_pipelines.cli.tune import _finite
 
 NOW = dt.datetime(2026, 2, 1, 12, 30, tzinfo=dt.UTC)
 
@@ -70,3 +71,29 @@ def refused(*arguments: str) -> tuple[Failure, str]:
     assert isinstance(done.exception, Failure)
     assert done.exception.code == EXIT_USAGE
     return done.exception, done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--slo", "inf"], "--slo: inf is no finite number"),
+        (["--seconds", "inf"], "--seconds: "),
+        (["--cores", "inf"], "--cores: "),
+        (["--rate", "inf"], "--rate: "),
+        (["--texts", "texts.txt", "--lengths", "median=8"], "--lengths: "),
+        (["--server", "127.0.0.1:1", "--mounts", "/tmp"], "--mounts: "),
+        (["--plot", "no-such-folder/plot.svg"], "--plot: no-such-folder/plot.svg cannot be written: there is no folder no-such-folder"),
+        (["--report-file", "."], "--report-file: . cannot be written: is a folder"),
+    ],
+)
+def test_wrong_use_is_told_before_anything_is_measured(arguments: list[str], said: str) -> None:
+    failure, printed = refused("sentiment.yaml", *arguments)
+    assert str(failure).startswith(said)
+    assert printed == ""
+
+
+def test_a_time_without_end_is_null_in_json() -> None:
+    assert _finite({"points": ({"p99": float("inf"), "name": "current"},), "gain": 0.1}) == {
+        "points": [{"p99": None, "name": "current"}],
+        "gain": 0.1,
+    }
