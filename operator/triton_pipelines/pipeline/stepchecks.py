@@ -102,6 +102,11 @@ def _padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
 
 def _profiles(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     """Every batch that padding makes has to lie in a profile of each TensorRT plan that reads tokens."""
+    for step in graph.steps:
+        count = len(step.lengths.profiles) if step.lengths is not None else 0
+        for place, name in enumerate(step.instances.profiles):
+            if count and int(name) >= count:
+                yield Finding(f"{step.path}.instances.profiles[{place}]", f"{name} is none of the {count} profiles in {step.path}.lengths.profiles")
     tokenizer, choice = pipeline.spec.tokenizer, graph.padding
     if tokenizer is None or choice is None or choice.chosen is Padding.AUTO:
         return
@@ -111,10 +116,6 @@ def _profiles(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         yield Finding("spec.tokenizer.buckets", "padding Bucketed needs buckets: list them, or declare a TensorRT plan's lengths.profiles")
     longest = tokenizer.max_length or DEFAULT_MAX_LENGTH
     for step in declared:
-        count = len(step.lengths.profiles) if step.lengths is not None else 0
-        for place, name in enumerate(step.instances.profiles):
-            if int(name) >= count:
-                yield Finding(f"{step.path}.instances.profiles[{place}]", f"{name} is none of the {count} profiles in {step.path}.lengths.profiles")
         held, rows = boxes(step.lengths, step.instances.profiles), max(1, step.max_batch_size)
         told = f"no profile that {step.path} loads takes a batch of {{}} rows x {{}} tokens ({'; '.join(map(str, held)) or 'none'}); "
         if choice.chosen in (Padding.RAGGED, Padding.LONGEST):

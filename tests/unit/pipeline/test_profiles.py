@@ -118,3 +118,11 @@ def test_lengths_of_any_kind_need_profiles_for_all_of_them() -> None:
 
 def test_bucketed_without_buckets_or_profiles_is_refused() -> None:
     assert "lengths.profiles" in said(builders.built(tokenizer={"padding": "Bucketed"}))["spec.tokenizer.buckets"]
+
+
+def test_a_profile_that_the_plan_has_not_is_named_whoever_makes_the_tokens() -> None:
+    model = {"platform": "tensorrt_plan", "maxBatchSize": 8, "lengths": {"profiles": [SHORT]}, "instances": {"profiles": ["7"]}}
+    outputs = [{"name": name, "dataType": "INT64", "dims": [-1]} for name in ("input_ids", "attention_mask")]
+    own = {"type": "Python", "source": None, "python": {"code": {"inline": "class TritonPythonModel: pass"}}, "outputs": outputs}
+    found = said(builders.built(tokenizer=own, model=model))
+    assert found["spec.model.instances.profiles[0]"] == "7 is none of the 1 profiles in spec.model.lengths.profiles"
