@@ -19,8 +19,6 @@ from hack import gpu
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 WORKERS = str(min(4, os.cpu_count() or 1))
-# Tests that wait for servers leave half of the machine idle: one more of them at a time than there are cores.
-WAITING_WORKERS = str(min(4, (os.cpu_count() or 1) + 1))
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ TIERS = {
     "integration": Tier(
         (
             _python("-m", "e2e.local.binaries", *BUILT),
-            _pytest("tests/integration", "-q", "-n", WAITING_WORKERS, "--dist=loadfile", "--no-loadscope-reorder", "--timeout=600"),
+            _pytest("tests/integration", "-q", "-n", WORKERS, "--dist=loadfile", "--no-loadscope-reorder", "--timeout=600"),
         ),
         15,
         _real_parts,

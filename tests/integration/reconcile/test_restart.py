@@ -16,7 +16,7 @@ from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES
 
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(480)]
 PIPELINES = 200
 SETTLED_SECONDS = 60.0
 """Bound of a restart on a loaded two-core machine; some seconds on an idle one."""
@@ -51,7 +51,7 @@ async def test_a_restart_with_many_pipelines_writes_nothing(
     async with operator(bare_proxy, tmp_path, bare_namespace) as first:
         # Lists of hundreds of objects cost more than the operator does: they are asked for now and then.
         async with repeated(*cluster, every=1.0):
-            await eventually("all are served", lambda: all_ready(bare, bare_namespace), 150, every=1.0)
+            await eventually("all are served", lambda: all_ready(bare, bare_namespace), 300, every=1.0)
         await eventually("quiet", lambda: quiet(bare_proxy))
         built = time.monotonic() - begin
         assert passed(first) >= PIPELINES
