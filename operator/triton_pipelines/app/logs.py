@@ -18,8 +18,9 @@ _SECRET_FIELD: Final = re.compile(
     r"(?i)(token(?!i[sz])|password|passwd|authorization|credential|admin[-_]?key|control[-_]?key|secret[-_]?(access[-_]?)?key)"
 )
 _AUTHORIZATION: Final = re.compile(r"(?i)\b(bearer|basic)\s+[a-z0-9._~+/=-]{8,}")
-# Kopf's watch chatter and a line per probe say nothing about pipelines.
-_QUIET: Final = ("kopf.objects", "aiohttp.access", "asyncio")
+# Kopf's watch chatter, a line per probe, and a line or more per request to each pod's metrics every few seconds say nothing about pipelines;
+# bodies of answers, which the Kubernetes client writes where debug is asked for, may be Secrets.
+_QUIET: Final = ("kopf.objects", "aiohttp.access", "asyncio", "httpx", "httpcore", "hpack", "grpc", "kubernetes")
 
 
 def redact_text(text: str) -> str:

@@ -34,7 +34,8 @@ def test_own_and_foreign_records_have_one_shape(stream: io.StringIO) -> None:
     with structlog.contextvars.bound_contextvars(pipeline="p"):
         structlog.get_logger("own").info("applied", objects=3)
         logging.getLogger("kopf.core").warning("retry %d", 2)
-    logging.getLogger("kopf.objects").info("chatter")
+    for name in ("kopf.objects", "httpx", "httpcore.http11", "grpc._cython.cygrpc"):
+        logging.getLogger(name).info("chatter")
     logging.getLogger("x").debug("hidden")
     own, foreign = lines(stream)
     assert (own["event"], own["objects"], own["logger"], own["level"], own["pipeline"]) == ("applied", 3, "own", "info", "p")
