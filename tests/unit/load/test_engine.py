@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from tests.support.kserve import kserve
 from triton_pipelines.load import Arrivals, LoadError, LoadSpec, Progress, Target, engine, run, summarise
 from triton_pipelines.load.engine import Load
+from triton_pipelines.load.statistics import Reader
 
 QUICK: dict[str, Any] = {"duration_s": 0.3, "warmup_s": 0.0, "statistics": False}
 
@@ -174,6 +175,22 @@ async def test_what_a_late_generator_has_not_sent_at_the_end_counts() -> None:
     summary = summarise(result)
     assert summary.requests == 300
     assert summary.p99_s > 0.1
+
+
+@pytest.mark.looptime(start=0)
+async def test_a_server_that_is_slow_to_tell_its_statistics_is_not_sent_more_for_it() -> None:
+    """Seen on an overloaded Triton: each look took half a minute, and a load of 3 s went on for one."""
+
+    class Slow:
+        async def look(self) -> Callable[[], list[Any]]:
+            await asyncio.sleep(30)
+            return list
+
+    server, reader = Counter(lambda _: 0.001), cast("Reader", Slow())
+    spec = LoadSpec(rate=100, arrivals=Arrivals.CONSTANT, duration_s=2, warmup_s=1)
+    result = await Load(spec, [b""], [1], server.send, reader, None).run()
+    assert server.number == 300
+    assert (result.begin_s, result.end_s) == (1.0, 3.0)
 
 
 async def test_rows_are_counted() -> None:
