@@ -74,18 +74,21 @@ def _rolling(staying: Sequence[Pod], deployment: Mapping[str, Any] | None, memor
 
 
 def stuck_in(observed: Observed, target: str, problems: Sequence[Problem], memory: Memory) -> Memory:
-    """Memory of whether the rollout of ``target`` has failed beside pods of another revision that serve, as with strategy Surge.
+    """Memory of whether the rollout of ``target`` has failed beside pods of another revision that serve: with strategy Surge, at its first
+    pod or at a later one.
 
-    It stands until the revision serves after all or another is asked for: what scaling changes of a Deployment starts its clock anew, and
-    the pods that serve would wait for that deadline, too, each time.
+    It stands until more pods of the revision serve after all, the others are gone, or another revision is asked for: what scaling changes of
+    a Deployment starts its clock anew, and the pods that serve would wait for that deadline, too, each time.
     """
-    pods = [pod for pod in observed.pods if not pod.deleting]
-    serving = {pod.revision for pod in pods if pod.serving}
-    if observed.deployed_revision() != target or target in serving or not serving:
-        return replace(memory, stuck="")
-    mine = {pod.name for pod in pods if pod.revision == target}
+    serving = [pod.revision for pod in observed.pods if pod.serving]
+    there = serving.count(target)
+    if observed.deployed_revision() != target or there == len(serving):
+        return replace(memory, stuck="", stuck_pods=0)
+    mine = {pod.name for pod in observed.pods if pod.revision == target and not pod.deleting}
     failed = any(problem.final and problem.pod in mine for problem in problems) or deadline_exceeded(target, observed, problems) is not None
-    return replace(memory, stuck=target) if failed else replace(memory, stuck=target if memory.stuck == target else "")
+    if memory.stuck == target:
+        return replace(memory, stuck="", stuck_pods=0) if there > memory.stuck_pods and not failed else memory
+    return replace(memory, stuck=target, stuck_pods=there) if failed else replace(memory, stuck="", stuck_pods=0)
 
 
 def smallest_limit(pods: Sequence[Pod]) -> Mapping[str, Any] | None:

@@ -152,7 +152,7 @@ class Memory:
     ``secrets``: revision → hash of the control key that was applied; ``mode_revision``/``mode``: the fallback that an Auto rollout
     took; ``healed``: when a pod was last deleted for a dead process (RFC 3339); ``mended_manager``, ``mended``: who last edited the number
     of pods, and when that was mended (replicas.py); ``resized_manager``, ``resized``: the same of the pods' CPU (cpuowner.py); ``stuck``:
-    a revision whose pods do not come while those of another one serve (fleet.py);
+    a revision whose pods do not all come while those of another one serve, and ``stuck_pods``: how many had come by then (fleet.py);
     ``rollout_pods``: with how many pods a rollout goes on, where scaling wants more than find room (0: with all); ``proven``: the revision that last served the whole pipeline; ``failed``: a revision that was taken back, with the
     hash of the spec that asked for it, why, and the revision that took its place; ``generation`` and ``wanted``: the spec last
     acted on and the revision it came to, so that another revision for the same spec is known to be nobody's wish; ``watch``: the rollout
@@ -176,6 +176,7 @@ class Memory:
     resized_manager: str = ""
     resized: str = ""
     stuck: str = ""
+    stuck_pods: int = 0
     rollout_pods: int = 0
     watch: Mapping[str, Any] = field(default_factory=dict)
     tuning: Mapping[str, Any] = field(default_factory=dict)

@@ -85,7 +85,7 @@ def decide(
     gap = _gap(target, mode, replicas, observed, coming=recheck is not None)
     failure = _failure(target, observed, problems)
     if in_the_way and failure is None:
-        failure = Reason.ROLLOUT_FAILED, "its pods did not become ready, and live scaling needs the Deployment for those that serve"
+        failure = Reason.ROLLOUT_FAILED, "its pods did not all become ready, and live scaling needs the Deployment for those that serve"
     if failure and target == wanted and (in_the_way or _old_gone(mode, observed, wanted)) and _can_restore(memory, wanted, observed):
         reason, message = failure
         memory = replace(_taken_back(memory, wanted, observed.spec_hash, reason, message, memory.proven), watch={})

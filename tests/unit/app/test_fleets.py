@@ -24,9 +24,11 @@ SPEC: dict[str, Any] = {
     "scaling": {"pods": {"min": 1, "max": 4}, "scaleUp": {"cooldownSeconds": 2}},
 }
 
+RENDERED: dict[str, Any] = {}
+
 
 def world(**spec: Any) -> World:
-    return World(builders.document(**builders.merge(SPEC, spec))).settle()
+    return World(builders.document(**builders.merge(SPEC, spec)), rendered=RENDERED).settle()
 
 
 @pytest.fixture
@@ -402,6 +404,30 @@ async def lived(loop: Loop, seconds: float, **load: Any) -> None:
     for _ in range(int(seconds / 5)):
         await run(loop, 5, **load)
         loop.reconcile()
+
+
+async def test_a_rollout_that_fails_half_way_keeps_those_that_serve_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pods of both revisions serve: their CPU grows, and when another number of them is wanted, the failed one is taken back."""
+    loop = loop_of(monkeypatch, world(**builders.merge(IN_PLACE, {"scaling": {"pods": {"min": 3, "max": 6}}})))
+    start, old = limit(loop), loop.world.deployed
+    await lived(loop, 10, rate=20.0, service=0.010)
+    loop.world.change(tokenizer={"maxLength": 64}, rollout={"strategy": "Surge"})
+    loop.reconcile()
+    new = loop.world.deployed
+    while new not in {pod.revision for pod in loop.world.serving}:
+        await lived(loop, 5, rate=20.0, service=0.010)
+    loop.world.verdicts[new] = "bad"
+    await lived(loop, 30, rate=20.0, service=0.010)
+    assert {pod.revision for pod in loop.world.serving} == {old, new}
+    assert loop.world.condition("Ready")["reason"] == "ModelMismatch"
+    await lived(loop, 40, cores=0.98 * start / 1000, throttled=0.3, **FULL)
+    assert {pod.revision for pod in loop.world.serving if pod.asked} == {old, new}, "CPU of those that serve"
+    assert loop.world.deployed == new, "and it is tried on"
+    await lived(loop, 300, cores=3.3, **FULL)
+    assert recorded(loop)["replicas"] > 3
+    assert {pod.revision for pod in loop.world.serving} == {loop.world.deployed} == {old}
+    assert len(loop.world.serving) == recorded(loop)["replicas"]
+    assert loop.world.condition("Ready")["reason"] == "RolledBack"
 
 
 async def test_a_revision_that_does_not_come_keeps_those_that_serve_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

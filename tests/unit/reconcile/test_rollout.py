@@ -166,6 +166,35 @@ def test_a_lost_memory_costs_a_second_try_and_not_the_way_back(strategy: str) ->
     assert world.memory.proven == world.memory.restored == old
 
 
+def test_a_surge_that_fails_half_way_is_stuck_until_more_pods_come() -> None:
+    world = served(replicas=3, rollout={"strategy": "Surge", "progressDeadlineSeconds": 60})
+    new = half_way(world)
+    world.room = 3  # none for a pod beside them
+    for _ in range(20):
+        world.pass_time(5).control().run_pods().step()
+    assert world.condition("Ready")["reason"] == "RolloutFailed"
+    there = sum(pod.revision == new for pod in world.serving)
+    assert (world.memory.stuck, world.memory.stuck_pods) == (new, there)
+    assert 0 < there < 3
+    # More room: one more pod comes, and it is a rollout again.
+    world.room = None
+    while sum(pod.revision == new for pod in world.serving) == there:
+        world.pass_time(5).control().run_pods().step()
+    world.control().step()
+    assert (world.memory.stuck, world.memory.stuck_pods) == ("", 0)
+    assert world.settle().told()["Ready"] == "True Succeeded"
+    assert world.memory.stuck == ""
+
+
+def half_way(world: World) -> str:
+    """Roll out another revision until its first pod serves; the revision."""
+    world.change(**CHANGE).step()
+    new = world.deployed
+    while new not in {pod.revision for pod in world.serving}:
+        world.pass_time(5).control().run_pods().step()
+    return new
+
+
 def test_suspension_takes_no_revision_back() -> None:
     """It wants no pods, which is no other number of those that serve."""
     world = served(tokenizer={"instances": {"initial": 1, "min": 1, "max": 4}}, scaling={"pods": {"min": 2, "max": 4}}, rollout={"strategy": "Surge"})
