@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -24,11 +24,7 @@ from triton_pipelines.api.loadplan import (
     LiveCounts,
     LoadPlan,
     LoadReport,
-    PlanAdapt,
-    PlanCheck,
     PlanFetch,
-    PlanPlace,
-    PlanTokens,
     Reason,
     ReportSource,
     ResolvedSource,
@@ -38,17 +34,14 @@ from triton_pipelines.loader.cache import KEEP_FREE, FileCache
 from triton_pipelines.loader.download import free_bytes, write_atomically
 from triton_pipelines.loader.errors import LoadError, NoSpaceError
 from triton_pipelines.loader.fetching import Fetched, Fetcher
+from triton_pipelines.loader.inspection import Inspection
 from triton_pipelines.loader.layout import Layout
-from triton_pipelines.loader.onnxfile import compare, read_onnx
-from triton_pipelines.loader.ragged import Refusal, adapt_file
 from triton_pipelines.loader.redact import RedactingFormatter, Redactor, redact_url
-from triton_pipelines.loader.repository import below, prepare, write_files
+from triton_pipelines.loader.repository import prepare, write_files
 from triton_pipelines.loader.retry import Retrier, RetryPolicy
 from triton_pipelines.loader.site import copy_package
 from triton_pipelines.loader.sources import Folders
 from triton_pipelines.loader.staging import PARALLEL
-from triton_pipelines.loader.tokenfit import Misfit, misfits
-from triton_pipelines.loader.tokenizer import Highest, highest
 from triton_pipelines.loader.uris import SourceMap
 
 EXIT_OK: Final = 0
@@ -184,7 +177,6 @@ class _Load:
         self.errors: list[LoadError] = []
         self.notes: list[Finding] = []
         self.sources: list[ReportSource] = []
-        self._known: dict[str, Highest] = {}
         self._plan, self._options, self._redact, self._log = plan, options, redact, log
 
     def run(self) -> None:
@@ -230,17 +222,7 @@ class _Load:
             options.site.mkdir(parents=True, exist_ok=True)
             copy_package(package, options.site)
         written = {str(path.relative_to(options.models)): done.source.uri for done in fetched.values() for path in done.files}
-        targets = {item.target for item in plan.fetch}
-        for check in plan.checks:
-            for path in self._paths(check):
-                if path in written or (check.path is not None and path not in targets):
-                    self._check(check, path, written)
-        for wanted in plan.adapt:
-            # What does not fit what is declared is told as that, and not adapted.
-            if all(error.step != wanted.step for error in self.errors):
-                for path in self._paths(wanted):
-                    if path in written:
-                        self._adapt(wanted, path, written[path])
+        Inspection(plan, options.models, written, self.errors, self.notes, self._log).run()
 
     def _make(self, folder: Path) -> None:
         """A folder of a shared volume that Triton writes to. Where it cannot be made the volume is out of order, which shows in its use."""
@@ -264,52 +246,6 @@ class _Load:
             return None
         layout.found(item, done.versions)
         return done
-
-    def _paths(self, place: PlanPlace) -> list[str]:
-        """The files meant: the one named, or that of every version of a model."""
-        if place.path is not None:
-            return [place.path]
-        folders = (self._options.models / str(place.model)).glob("[1-9]*")
-        return [f"{place.model}/{folder.name}/{place.file}" for folder in sorted(folders, key=lambda folder: (len(folder.name), folder.name))]
-
-    def _adapt(self, item: PlanAdapt, path: str, uri: str) -> None:
-        if item.model is not None:
-            uri = f"{uri} (version {path.split('/')[1]})"
-        tokens = next((check.tokens for check in self._plan.checks if check.step == item.step), None)
-        if tokens is not None and item.vocabulary is None and (known := self._highest(tokens)) is not None:
-            item = item.model_copy(update={"vocabulary": known.written + 1})
-        done = adapt_file(below(self._options.models, path), item)
-        if isinstance(done, Refusal):
-            message = f"{uri} cannot take requests of different length in one batch: {done}"
-            self.errors.append(LoadError(Reason.NOT_RAGGED, message, step=item.step, field=item.field))
-        else:
-            self._log.info("%s: %s %s", item.field, uri, done)
-            if not done.proven:
-                self.notes.append(Finding(step=item.step, reason=Reason.ANSWERS_NOT_COMPARED, field=item.field, message=f"{uri} {done}"))
-
-    def _check(self, check: PlanCheck, path: str, written: Mapping[str, str]) -> None:
-        uri = written.get(path, path)
-        if check.model is not None:
-            uri = f"{uri} (version {path.split('/')[1]})"
-        file, found = below(self._options.models, path), list[Misfit]()
-        try:
-            if message := compare(check, read_onnx(file), uri):
-                found.append(Misfit(message))
-            elif check.tokens is not None and (known := self._highest(check.tokens)) is not None:
-                found += misfits(file, check.tokens, known, uri, written.get(check.tokens.tokenizer, check.tokens.tokenizer))
-        except ValueError as error:
-            found.append(Misfit(f"{uri} {error}"))
-        for item in found:
-            self.errors.append(LoadError(Reason.MODEL_MISMATCH, item.message, step=check.step, field=item.field or check.field))
-        if not found:
-            self._log.info("%s: inputs and outputs of %s fit", check.field, uri)
-
-    def _highest(self, tokens: PlanTokens) -> Highest | None:
-        """The highest token id of a tokenizer that was fetched; what did not come is told elsewhere."""
-        file = below(self._options.models, tokens.tokenizer)
-        if tokens.tokenizer not in self._known and file.is_file():
-            self._known[tokens.tokenizer] = highest(file)
-        return self._known.get(tokens.tokenizer)
 
 
 def read_plan(folder: Path) -> LoadPlan:
