@@ -57,6 +57,13 @@ def _ids(model: Any, tokens: PlanTokens, highest: Highest, uri: str, tokenizer_u
             )
 
 
+def known_ids(path: Path, tokens: PlanTokens) -> int | None:
+    """How many token ids the file at ``path`` knows (0 to one less); None where it does not show."""
+    model = lean(path).model
+    inlined(model)
+    return min((size for name in tokens.ids if (size := table_size(model.graph, name)) is not None), default=None)
+
+
 def longest(path: Path, model: Any, tokens: PlanTokens) -> int | None:
     """The most tokens that the file takes, where that is certainly fewer than the tokenizer may send; else None.
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,8 @@ VOCABULARY: Final = "vocab.txt"
 CONFIGURATION: Final = "tokenizer_config.json"
 SPECIAL_TOKENS: Final = "special_tokens_map.json"
 
+TRIED: Final = 64
+"""Tokens of a vocabulary that are tried as texts, spread over the whole of it, where it does not encode the first text that comes to mind."""
 _WORDPIECE_CLASSES: Final = frozenset(
     f"{name}Tokenizer{suffix}" for name in ("Bert", "DistilBert", "Electra", "MobileBert", "ConvBert", "RetriBert") for suffix in ("", "Fast")
 )
@@ -110,13 +113,33 @@ def check(path: Path) -> str | None:
         raise ValueError("it is an HTML or XML page: the URI leads to a web page or a login, not to the file")
     with _told():
         tokenizer = Tokenizer.from_str(text)
-        tokenizer.encode("a")
+    _encodes(tokenizer)
     ignored = []
     if (truncation := tokenizer.truncation) is not None:
         ignored.append(f"truncation to {truncation['max_length']} tokens")
     if (padding := tokenizer.padding) is not None:
         ignored.append(f"padding to {padding['length']} tokens" if padding.get("length") else "padding to the longest text")
     return " and ".join(ignored) or None
+
+
+def _encodes(tokenizer: Any) -> None:
+    """Raises :class:`ValueError` for a tokenizer that encodes no text at all.
+
+    No one text will do: without a token for what is unknown, a vocabulary refuses the texts that it does not cover. Its own tokens, read back, are texts
+    that it should.
+    """
+    vocabulary = sorted(tokenizer.get_vocab(with_added_tokens=True).items(), key=itemgetter(1))
+    step = max(1, len(vocabulary) // TRIED)
+    own = [text for token, number in vocabulary[::step][:TRIED] for text in (tokenizer.decode([number], skip_special_tokens=False), token)]
+    failed: ValueError | None = None
+    for text in ("a", *own):
+        try:
+            with _told():
+                tokenizer.encode(text)
+            return
+        except ValueError as error:
+            failed = failed or error
+    raise failed or ValueError("it encodes nothing")
 
 
 @contextmanager
@@ -152,9 +175,10 @@ def highest(path: Path) -> Highest:
     added = [number for number, token in tokenizer.get_added_tokens_decoder().items() if not token.special]
     # As the tokenizer step does.
     pads = [number for token in PAD_TOKENS if (number := tokenizer.token_to_id(token)) is not None]
-    ids = [*own.values(), *added, *([int(padding["pad_id"])] if padding else pads[:1]), *tokenizer.encode("").ids]
-    with suppress(ValueError), _told():  # a template need not have a form for pairs
-        ids += tokenizer.encode("", "").ids
+    ids = [*own.values(), *added, *([int(padding["pad_id"])] if padding else pads[:1])]
+    for texts in (("",), ("", "")):  # a template need not have a form for pairs
+        with suppress(ValueError), _told():
+            ids += tokenizer.encode(*texts).ids
     found = max(ids, default=0)
     return Highest(found, tokenizer.id_to_token(found) or "", max((found, *tokenizer.get_vocab(with_added_tokens=True).values())))
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support import tinymodel
 from tests.support.python_backend import InferenceRequest, Logger, load_runtime, start_model
+from triton_pipelines.runtime.onnx_runner import batches
 
 module = load_runtime("onnx_runner")
 PADS = '{"input_ids": 0, "attention_mask": 0}'
@@ -143,7 +144,7 @@ def test_a_sample_that_the_model_refuses_only_ends_padding() -> None:
     def run(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
         raise ValueError("no ones please")
 
-    runner = module.BatchRunner(run, ["y"], {"x": 0}, True, 8, warnings.append)
+    runner = batches.BatchRunner(run, ["y"], {"x": 0}, True, 8, warnings.append)
     runner.check(lambda length: {"x": np.ones((1, length))})
     assert runner.pads == {}
     assert "no ones please" in warnings[0]
@@ -156,7 +157,7 @@ def test_without_batch_dimension_every_request_runs_alone(tmp_path: Path) -> Non
         calls.append(1)
         return [inputs["x"] * 2]
 
-    runner = module.BatchRunner(run, ["y"], {}, False, 8, print)
+    runner = batches.BatchRunner(run, ["y"], {}, False, 8, print)
     answers = runner.answer([{"x": np.array([1, 2])}, {"x": np.array([3, 4])}])
     assert [answer["y"].tolist() for answer in answers] == [[2, 4], [6, 8]]
     assert len(calls) == 2
@@ -167,7 +168,7 @@ def test_cheapest_runs_is_the_best_of_all_partitions(rows: dict[int, int], run_c
     def cost(runs: list[list[int]]) -> int:
         return sum(run_cost + max(run) * sum(rows[length] for length in run) for run in runs)
 
-    runs = module.cheapest_runs(rows, run_cost)
+    runs = batches.cheapest_runs(rows, run_cost)
     lengths = sorted(rows)
     assert sorted(itertools.chain(*runs)) == lengths
     partitions = [
@@ -183,18 +184,18 @@ def test_cheapest_runs_is_the_best_of_all_partitions(rows: dict[int, int], run_c
     run_cost=st.integers(1, 3000),
 )
 def test_padding_costs_no_more_than_the_runs_it_saves(rows: dict[int, int], run_cost: int) -> None:
-    for run in module.cheapest_runs(rows, run_cost):
+    for run in batches.cheapest_runs(rows, run_cost):
         assert sum((max(run) - length) * rows[length] for length in run) <= run_cost * (len(run) - 1)
 
 
 def test_one_long_row_does_not_pad_many_short_ones() -> None:
     """31 rows x 480 tokens of padding cost more than a launch, on a GPU too."""
     for run_cost in module.RUN_COST_TOKENS.values():
-        assert [512] in module.cheapest_runs({30: 15, 32: 16, 512: 1}, run_cost)
+        assert [512] in batches.cheapest_runs({30: 15, 32: 16, 512: 1}, run_cost)
 
 
 @pytest.mark.parametrize(
-    ("fixed", "per_token", "tokens"), [(2e-3, 1.5e-6, 1333), (1e-4, 20e-6, 5), (0.0, 1e-5, 1), (1.0, 0.0, module.MOST_COST_TOKENS)]
+    ("fixed", "per_token", "tokens"), [(2e-3, 1.5e-6, 1333), (1e-4, 20e-6, 5), (0.0, 1e-5, 1), (1.0, 0.0, batches.MOST_COST_TOKENS)]
 )
 def test_the_cost_of_a_run_is_measured(fixed: float, per_token: float, tokens: int) -> None:
     now = 0.0
@@ -203,7 +204,7 @@ def test_the_cost_of_a_run_is_measured(fixed: float, per_token: float, tokens: i
         nonlocal now
         now += fixed + per_token * feed["x"].size
 
-    assert module.run_cost_tokens(run, {"x": np.ones((1, module.COST_TOKENS))}, lambda: now) == tokens
+    assert batches.run_cost_tokens(run, {"x": np.ones((1, batches.COST_TOKENS))}, lambda: now) == tokens
 
 
 def test_a_measured_cost_decides_how_requests_are_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

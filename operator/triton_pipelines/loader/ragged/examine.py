@@ -127,7 +127,7 @@ def _of_mask(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
 
 
 def _of_outputs(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
-    given, made = inputs(model.graph), {value.name: value for value in model.graph.output}
+    given, made = {value.name for value in model.graph.input}, {value.name: value for value in model.graph.output}
     for name in plan.token_outputs:
         shape = dims(made[name]) if name in made else None
         if name not in made:
@@ -153,6 +153,8 @@ def _of_outputs(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
 def _of_values(model: Any, plan: PlanAdapt, sizes: Mapping[str, int]) -> Iterator[Obstacle]:
     masks = _masks(model, plan)
     for item in plan.inputs:
+        if sizes.get(item.name, 1) < 1:
+            yield Obstacle(f"input {item.name} indexes a table without rows", "export the model anew")
         if item.name not in sizes and item.name not in masks and indexes(model.graph, item.name):
             yield Obstacle(
                 f"which values input {item.name} may have does not show: one out of range would fail everybody's requests in its batch",

@@ -16,7 +16,7 @@ from triton_pipelines.loader.ragged.adapt import adapt
 from triton_pipelines.loader.ragged.examine import OPSET, Adaptable, Obstacle, Refusal, examine
 from triton_pipelines.loader.ragged.functions import inlined
 from triton_pipelines.loader.ragged.prove import Means, Proof, givens, prove
-from triton_pipelines.loader.ragged.upgrade import upgraded
+from triton_pipelines.loader.ragged.upgrade import CONVERTED_MAX, too_old, upgraded
 from triton_pipelines.loader.ragged.walk import opset
 
 
@@ -51,7 +51,9 @@ def adapt_file(path: Path, plan: PlanAdapt) -> Adapted | Refusal:
     stored = lean(path)
     converted = opset(stored.model) < OPSET
     if converted:
-        whole = upgraded(load(path))
+        # A file that is too large to be converted may be too large to be parsed whole.
+        large = path.stat().st_size > CONVERTED_MAX
+        whole = too_old(opset(stored.model)) if large else upgraded(load(path))
         if isinstance(whole, Refusal):
             return whole
         stored = Stored(whole, path)

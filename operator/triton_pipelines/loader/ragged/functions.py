@@ -18,7 +18,10 @@ def inlined(model: Any) -> None:
         return
     try:
         flat = inliner.inline_local_functions(skeleton(model))
-    except RuntimeError:
+    except MemoryError:
+        raise
+    except Exception:
+        # The inliner has no one kind of error for what it cannot do.
         return
     for part in (model.graph.node, model.graph.value_info, model.functions, model.opset_import):
         del part[:]

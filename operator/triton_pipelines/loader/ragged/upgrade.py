@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import onnx
 from onnx import version_converter
 from onnx.external_data_helper import uses_external_data
 
@@ -22,12 +21,19 @@ def upgraded(model: Any) -> Any | Refusal:
     version = opset(model)
     if version >= OPSET:
         return model
-    again = Refusal((Obstacle(f"opset {version} is too old", f"export the model with opset {OPSET} or newer, or {FIXED}"),))
     external = any(uses_external_data(tensor) for tensor in model.graph.initializer)
     foreign = any(entry.domain not in STANDARD for entry in model.opset_import)
     if version < OLDEST or external or foreign or len(model.functions) or model.ByteSize() > CONVERTED_MAX:
-        return again
+        return too_old(version)
     try:
         return version_converter.convert_version(model, OPSET)
-    except (RuntimeError, ValueError, onnx.checker.ValidationError):
-        return again
+    except MemoryError:
+        raise
+    except Exception:
+        # The converter has no one kind of error for what it cannot do.
+        return too_old(version)
+
+
+def too_old(version: int) -> Refusal:
+    """The refusal of a graph in an opset that is not, or cannot be, converted."""
+    return Refusal((Obstacle(f"opset {version} is too old", f"export the model with opset {OPSET} or newer, or {FIXED}"),))

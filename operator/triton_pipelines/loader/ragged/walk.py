@@ -42,19 +42,15 @@ def opset(model: Any) -> int:
     return max((entry.version for entry in model.opset_import if entry.domain in STANDARD), default=0)
 
 
-def constants(graph: Any) -> dict[str, Any]:
-    """Name → tensor of what is fixed in the graph: initializers and Constant nodes. Large data may lie outside; type and dims are there."""
-    found = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant" and node.domain in STANDARD:
-            found.update((node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value")
-    return found
-
-
 def inputs(graph: Any) -> dict[str, Any]:
     """Name → what a caller has to give, without inputs that an initializer fills."""
-    filled = {tensor.name for tensor in graph.initializer} | {tensor.values.name for tensor in graph.sparse_initializer}
+    filled = _fixed(graph)
     return {value.name: value for value in graph.input if value.name not in filled}
+
+
+def _fixed(graph: Any) -> set[str]:
+    """Names of a graph's initializers, sparse ones too."""
+    return {tensor.name for tensor in graph.initializer} | {tensor.values.name for tensor in graph.sparse_initializer}
 
 
 def dims(value: Any) -> tuple[int | str | None, ...] | None:
@@ -68,7 +64,7 @@ def dims(value: Any) -> tuple[int | str | None, ...] | None:
 
 def values(graph: Any) -> set[str]:
     """Every name of a value in a graph and its bodies."""
-    found = {value.name for value in (*graph.input, *graph.output, *graph.value_info)} | {tensor.name for tensor in graph.initializer}
+    found = {value.name for value in (*graph.input, *graph.output, *graph.value_info)} | _fixed(graph)
     for node in graph.node:
         found |= {*node.input, *node.output}
         for body in bodies(node):
@@ -95,12 +91,14 @@ def rename(graph: Any, names: Mapping[str, str]) -> None:
         value.name = names.get(value.name, value.name)
     for tensor in graph.initializer:
         tensor.name = names.get(tensor.name, tensor.name)
+    for sparse in graph.sparse_initializer:
+        sparse.values.name = names.get(sparse.values.name, sparse.values.name)
 
 
 def _defined(graph: Any) -> set[str]:
     """Names that a body makes itself and that hide the same names outside."""
     made = {name for node in graph.node for name in node.output}
-    return made | {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    return made | {value.name for value in graph.input} | _fixed(graph)
 
 
 def reached(graph: Any, start: Collection[str]) -> set[str]:

@@ -16,6 +16,8 @@ Array = np.ndarray[Any, Any]
 Row = str | tuple[str, str]  # a text, or a pair of texts
 # The library's names of the ways to cut.
 STRATEGIES = {"LongestFirst": "longest_first", "OnlyFirst": "only_first", "OnlySecond": "only_second"}
+# Written beside tokenizer.json where some of its tokens are none of the model's: {"ids": n}, the model knows the ids 0 to n - 1.
+KNOWN_IDS = "known_ids.json"
 PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>", "<PAD>", "pad")
 
 
@@ -82,6 +84,16 @@ class TextEncoder:
         finally:
             self._cut()
         return None
+
+    def unknown(self, lengths: Array, ids: Array, known: int) -> dict[int, str]:
+        """Row -> the first of its tokens, of all rows laid end to end in ``ids``, that is none of the first ``known``, in words."""
+        if not ids.size or int(ids.max()) < known:
+            return {}
+        places = np.flatnonzero(ids >= known)
+        rows = np.searchsorted(np.cumsum(lengths), places, side="right").tolist()
+        found = ids[places].tolist()
+        # The first of a row comes last, and stays.
+        return {row: f"{self._tokenizer.id_to_token(token) or ''} (id {token})".strip() for row, token in reversed(list(zip(rows, found)))}  # noqa: B905
 
     def _cut(self) -> None:
         self._tokenizer.no_truncation()

@@ -24,6 +24,9 @@ Rows are padded on the right, with the pad token of the tokenizer; padding and t
 any token (empty text, special tokens disabled) becomes one pad token that is attended to: with nothing to attend to, a model's answer would be
 undefined and depend on the padding, and a row of length 0 must never reach a batching model step. Offsets are [begin, end) in characters (Unicode
 code points, not bytes) of the text that the token comes from; special tokens and padding have [0, 0].
+
+Special tokens that the model does not know come only with a text that spells them out. Where tokenizer.json has such, known_ids.json beside it says
+how many ids the model knows, and such a request gets an error: in the model it would fail all requests of its batch.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from tokenizers import Tokenizer
 
-from triton_pipelines.runtime.tokenizer.encoder import Row, TextEncoder
+from triton_pipelines.runtime.tokenizer.encoder import KNOWN_IDS, Row, TextEncoder
 from triton_pipelines.runtime.tokenizer.helpers import quicken
 
 Array = np.ndarray[Any, Any]
@@ -144,6 +147,7 @@ class TritonPythonModel:
             raise ValueError(f"{file.name}: cannot be read as a tokenizer ({error})") from error
         kinds = [kind for _, kind, _ in self._outputs]
         self._encoder = TextEncoder(tokenizer, kinds, length, truncation, special_tokens, pairs)
+        self._known = _known_ids(file.with_name(KNOWN_IDS)) if "InputIds" in kinds else None
         self._ones = np.ones(512, dtype=np.int64)
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -182,6 +186,8 @@ class TritonPythonModel:
             return
         if self._encoder.refuse and int(lengths.max()) > self._max_length:
             spans = [span for span in spans if not self._refused(lengths, span, responses)]
+        if self._known is not None and (unknown := self._encoder.unknown(lengths, flat["InputIds"], self._known)):
+            spans = [span for span in spans if not self._foreign(unknown, span, responses)]
         if not spans:
             return
         counts: list[int] = lengths.tolist()
@@ -239,6 +245,17 @@ class TritonPythonModel:
         )
         return True
 
+    def _foreign(self, unknown: dict[int, str], span: tuple[int, int, int], responses: list[Any]) -> bool:
+        """A token that the model does not know would fail every request of the model's batch."""
+        index, first, end = span
+        row = min((row for row in unknown if first <= row < end), default=None)
+        if row is None:
+            return False
+        responses[index] = _error(
+            f"row {row - first} of {' and '.join(self._names)} spells out the token {unknown[row]}, which the model does not know: leave it out of the text"
+        )
+        return True
+
     def _arrays(self, lengths: Array, flat: dict[str, Array], start: int, end: int, width: int) -> list[tuple[str, Array]]:
         """Every output for rows whose tokens are ``start`` to ``end`` of ``flat``."""
         rows = len(lengths)
@@ -286,6 +303,11 @@ def _length(parameters: dict[str, str], padding: str) -> int | None:
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"tritonpipe.max_length: {text!r} is not a positive number of tokens")
     return int(text)
+
+
+def _known_ids(file: Path) -> int | None:
+    """How many token ids the model knows, where the tokenizer makes others too."""
+    return int(json.loads(file.read_text(encoding="utf-8"))["ids"]) if file.is_file() else None
 
 
 def _outputs(config: dict[str, Any], parameters: dict[str, str]) -> list[tuple[str, str, Any]]:
