@@ -8,6 +8,7 @@ import datetime as dt
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -26,6 +27,7 @@ from triton_pipelines.load.engine import precise_loop
 from triton_pipelines.load.texts import Lengths, TextsError, lines
 from triton_pipelines.pipeline import build
 from triton_pipelines.pipeline.graph import Graph
+from triton_pipelines.pipeline.modelstep import max_batch_size
 from triton_pipelines.tuning import contract
 from triton_pipelines.tuning.contract import NotTunableError, Outcome, Report, Settings, TuneError, TuneTarget
 from triton_pipelines.tuning.plot import svg, terminal
@@ -39,6 +41,8 @@ from .incluster import asking, refuse
 from .options import OperatorConfigFile, SourceMaps, SubstituteRunner, operator_options
 from .output import figures, writable
 from .serve import Mounts, Stopped, local, signals
+
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s/:@\[\]]+):[0-9]{1,5}")
 
 
 class Output(StrEnum):
@@ -106,6 +110,8 @@ def tune(
         raise Failure("--lengths: is of made-up texts, and --texts gives real ones; leave one out", EXIT_USAGE)
     if server is not None and mounts:
         raise Failure("--mounts: goes with a pipeline that is served here; the one at --server has its files", EXIT_USAGE)
+    if server is not None and not _ADDRESS.fullmatch(server):
+        raise Failure(f"--server: {server!r} is no HOST:PORT, the address of a server's gRPC API such as 127.0.0.1:8001", EXIT_USAGE)
     writable(plot, "--plot")
     writable(report_file, "--report-file")
     settings = Settings(
@@ -122,16 +128,21 @@ def tune(
         raise Failure("--control-key-file: goes with --server; the pipeline served here has no key", EXIT_USAGE)
     try:
         if str(file) != STANDARD_INPUT:
-            wall_of(resource(file), settings)  # before anything is fetched and started
+            # Before anything is fetched and started.
+            pipeline = resource(file)
+            wall_of(pipeline, settings)
+            _rows_fit(pipeline, rows)
         with signals():
             if server is not None:
                 options = operator_options(operator_config, source_map=source_map, substitute_runner=substitute_runner)
                 pipeline, graph = only(file, options)
+                _rows_fit(pipeline, rows)
                 target = TuneTarget(server, lambda changed: build(changed, options), _key(control_key_file))
                 report = _run(target, pipeline, graph, settings)
             else:
                 # Triton needs a moment to end; that is no part of a measurement.
                 with local(file, source_map or _from_environment(), mounts=mounts) as running:
+                    _rows_fit(running.pipeline, rows)
                     target = TuneTarget(running.server.grpc_address, running.rebuild, url=running.server.http_url, own=True)
                     report = _run(target, running.pipeline, running.graph, settings)
     except TuneError as error:
@@ -152,6 +163,16 @@ def tune(
         _print(report)
     if report.ended:
         raise Failure(f"ended after {len(report.points)} points, which are shown: {report.ended}", EXIT_FAILED)
+
+
+def _rows_fit(pipeline: InferencePipeline, rows: int) -> None:
+    """Refuse requests that the current setting, with which all others are compared, could not take."""
+    for field, most in (
+        ("spec.model.maxBatchSize", max_batch_size(pipeline.spec.model) if pipeline.spec.model is not None else None),
+        ("spec.ensemble.maxBatchSize", pipeline.spec.ensemble.max_batch_size),
+    ):
+        if most and rows > most:
+            raise Failure(f"--rows {rows}: a request has more rows than {field} {most} lets in; send fewer, or raise that first", EXIT_USAGE)
 
 
 def _given(context: typer.Context) -> dict[str, str]:
@@ -248,6 +269,7 @@ def _print(report: Report) -> None:
     typer.echo(
         f"{report.pipeline}: SLO {report.slo * 1e3:g} ms, wall {report.wall * 1e3:g} ms; {report.workload};"
         f" {report.mode.value.lower()} run of {report.seconds:.0f} s, {report.failed_requests} failed requests"
+        + (f", {report.late_requests} too late in loads beyond what it carries" if report.late_requests else "")
     )
     table = Table()
     tried = any(point.knobs.padding.mode for point in report.points)

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from triton_pipelines.load.spec import LoadError
+from triton_pipelines.load.spec import NO_ANSWER, NO_CONNECTION, LoadError
 
 Done = Callable[[str], None]
 """Called once with the end of a request: "" for an answer, else what went wrong."""
@@ -107,8 +107,8 @@ class HttpTransport:
     def freed(self, connection: _Connection) -> None:
         """A connection has been answered: it takes what waits, or rests."""
         if self._waiting:
-            payload, done, _ = self._waiting.popleft()
-            connection.send(payload, done, self._loop.time())
+            # Its time began when it was given, not when there was a connection for it.
+            connection.send(*self._waiting.popleft())
         else:
             self._idle.append(connection)
 
@@ -140,14 +140,14 @@ class HttpTransport:
 
     async def _sweep(self) -> None:
         """End what has taken too long."""
-        late = f"no answer within {self._timeout_s:g} s"
+        late = f"{NO_ANSWER} {self._timeout_s:g} s"
         while True:
             await asyncio.sleep(min(_SWEEP_S, self._timeout_s / 4))
             before = self._loop.time() - self._timeout_s
             for connection in [item for item in self._open if item.done is not None and item.began < before]:
                 connection.give_up(late)
             while self._waiting and self._waiting[0][2] < before:
-                self._waiting.popleft()[1](f"no free connection within {self._timeout_s:g} s")
+                self._waiting.popleft()[1](f"{NO_CONNECTION} {self._timeout_s:g} s")
 
     def _task(self, work: object) -> None:
         task: asyncio.Task[None] = self._loop.create_task(work)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import enum
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -15,6 +15,12 @@ Array = np.ndarray[Any, Any]
 
 WINDOWS = 3
 """Windows that must agree for a measurement to be stable; the measured time is divided into as many."""
+
+# How the messages of requests begin that were too late, not wrong.
+GIVEN_UP: Final = "given up"
+NOT_SENT: Final = "not sent"
+NO_ANSWER: Final = "no answer within"
+NO_CONNECTION: Final = "no free connection within"
 
 
 class LoadError(Exception):
@@ -92,6 +98,8 @@ class LoadSpec:
         seed: of the arrivals: the same seed, the same times.
         connections: most connections of an open loop over HTTP (a connection carries one request at a time).
         pending: most requests of an open loop waiting or under way; beyond it a request fails unsent.
+        behind_s: seconds: an open loop on a server that is so far behind (as many requests wait as were due in so long) ends at once: it is
+            overloaded, and more of the same load shows only how latency grows. What is not answered in three times as long from then on is given up.
         statistics: read Triton's statistics at the bounds of the windows.
     """
 
@@ -106,6 +114,7 @@ class LoadSpec:
     seed: int = 0
     connections: int = 512
     pending: int = 20_000
+    behind_s: float = math.inf
     statistics: bool = True
 
     def __post_init__(self) -> None:
@@ -114,6 +123,8 @@ class LoadSpec:
         for name, least in (("duration_s", 0.0), ("timeout_s", 0.0), ("connections", 0), ("pending", 0)):
             if not math.isfinite(getattr(self, name)) or getattr(self, name) <= least:
                 raise LoadError(f"{name} is {getattr(self, name)}; it must be greater than 0")
+        if not self.behind_s > 0:
+            raise LoadError(f"behind_s is {self.behind_s}; it must be greater than 0")
         for name in ("warmup_s", "extend"):
             if not math.isfinite(getattr(self, name)) or getattr(self, name) < 0:
                 raise LoadError(f"{name} is {getattr(self, name)}; it must not be less than 0")

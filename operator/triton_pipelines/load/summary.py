@@ -11,14 +11,23 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from triton_pipelines.load.spec import WINDOWS, LoadSpec
+from triton_pipelines.load.spec import GIVEN_UP, NO_ANSWER, NO_CONNECTION, NOT_SENT, WINDOWS, LoadSpec
 from triton_pipelines.load.statistics import StepFigures
 
 TOLERANCE: Final = 0.1
 """Windows agree when each figure is within this share of the mean of all (facts: 3 windows within 10 %)."""
 PERCENTILES: Final = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 
+# What Triton says of a queue that is full, or of a request that waited longer than its queue's timeout (rate_limiter.cc, dynamic_batch_scheduler.cc).
+_SHED: Final = ("Exceeds maximum queue size", "Request timeout expired")
+_LATE: Final = (GIVEN_UP, NOT_SENT, NO_ANSWER, NO_CONNECTION, "DEADLINE_EXCEEDED")
+
 Floats = NDArray[np.float64]
+
+
+def too_late(message: str) -> bool:
+    """Whether a request failed by waiting too long, or was turned away by a full queue: what overload does. Anything else is a fault."""
+    return message.startswith(_LATE) or any(said in message for said in _SHED)
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,9 @@ class LoadResult:
         errors: messages.
         begin_s, end_s: the measured time: the last three windows.
         cpu_s: CPU seconds of this process in the whole load; ``elapsed_s`` its length, the wait for late answers included.
-        steps: what each model did in the measured time, from Triton's statistics; empty where these were not read.
+        steps: what each model did in the measured time, from Triton's statistics; empty where these were not read, or not told in time.
+        overloaded: it was ended before its time, since the server was ``spec.behind_s`` behind; what counts is what was due until then, the
+            warm-up included where less than a window was left behind it.
     """
 
     spec: LoadSpec
@@ -50,6 +61,7 @@ class LoadResult:
     cpu_s: float
     elapsed_s: float
     steps: Mapping[str, StepFigures] = field(default_factory=dict)
+    overloaded: bool = False
 
     @property
     def duration_s(self) -> float:

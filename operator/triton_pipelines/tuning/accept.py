@@ -109,14 +109,14 @@ def judge(current: Knobs, measured: Sequence[Measured], wall: float, order: Sequ
         mine = [one for one in measured if one.knobs == knobs]
         if knobs == current or not mine:
             continue
-        # Beyond some rate every setting breaks the wall: that says nothing of lower ones. A failed request does.
+        # Beyond some rate every setting breaks the wall: that says nothing of lower ones. A request that failed for another reason does.
         unkept = [one for one in mine if one.kept(wall) is not Kept.YES]
         least = min((one.rate for one in unkept), default=float("inf"))
         rate = min((one.rate for one in mine if one.rate < least), default=0.0)
-        if not rate or any(one.load.failed for one in mine):
+        if not rate or any(one.load.faults for one in mine):
             worst = max(unkept, key=lambda one: one.load.p99)
             noise = all(one.kept(wall) is Kept.UNSURE for one in unkept)
-            lost = sum(one.load.failed for one in mine)
+            lost = sum(one.load.faults for one in mine)
             failed = f"; {lost} requests failed" if lost else ""
             late = f"{worst.load.p99 * 1e3:.1f} ms" if np.isfinite(worst.load.p99) else "never"
             refusals.append(f"{knobs}: p99 {late} at {worst.rate:.0f} requests/s, {'within noise of' if noise else 'beyond'} the wall{failed}")

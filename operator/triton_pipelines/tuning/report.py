@@ -148,10 +148,14 @@ def _notes(found: Findings, recommended: Planned) -> list[str]:
         if not stage.cost.fitted:
             notes.append(f"{stage.name}: its times are no line ({stage.cost.residual:.0%} off): the measured table is used instead")
     for one in found.measured:
-        if one.load.failed:
+        if one.load.faults:
             notes.append(
-                f"{one.load.failed} of {one.load.sent} requests failed at {one.rate:.0f} requests/s with {one.knobs}: {one.load.first_error}"
+                f"{one.load.faults} of {one.load.sent} requests failed at {one.rate:.0f} requests/s with {one.knobs}: {one.load.first_error}"
             )
+        if one.load.late or one.load.ended:
+            late = f"; {one.load.late} of {one.load.sent} requests waited too long and were given up or turned away" if one.load.late else ""
+            early = f", ended after {one.load.ended:.1f} s" if one.load.ended else ""
+            notes.append(f"{one.rate:.0f} requests/s were far beyond what {one.knobs} carries{early}{late}")
     rate = found.verdict.rate or recommended.rate
     least = found.pipeline.spec.slo.min_throughput_per_second
     if least is not None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from triton_pipelines.api.v1alpha1 import InferencePipeline, TuningMode
+from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.load import LoadSpec
 from triton_pipelines.pipeline.graph import Graph
 
@@ -18,34 +18,16 @@ from .answers import Answer, difference
 from .calibrate import FEWEST, Executed, calibrated
 from .choose import Planned, candidates, plan, planned
 from .contract import Knobs, NotTunableError, Padded, Progress, Report, Settings, TuneError, TuneTarget, silent
+from .effort import effort
 from .knobs import grid
 from .padding import Verdict as PaddingVerdict
 from .paddings import Paddings
 from .predict import MOST_BUSY, Pipe, poisson, simulate
 from .profile import Profile, executed, profile
 from .report import DOUBTFUL, Findings, report
-from .server import Server, SettingRefusedError, load_of
+from .server import TIMEOUT_SECONDS, Server, SettingRefusedError, load_of
 from .workload import Workload, workload
 
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How much is measured. Seconds of the calibration, of a point and of its warm-up; points at most; repeats of what counts; seconds
-    after which no point is begun."""
-
-    calibration: float
-    seconds: float
-    warmup: float
-    points: int
-    repeats: int
-    limit: float
-
-
-# Quick: five points behind the calibration, six in all, with warm-up within 20 s each.
-EFFORTS = {
-    TuningMode.QUICK: Effort(calibration=8.0, seconds=16.0, warmup=1.5, points=5, repeats=2, limit=145.0),
-    TuningMode.THOROUGH: Effort(calibration=20.0, seconds=60.0, warmup=5.0, points=16, repeats=4, limit=3600.0),
-}
 # Share of what the current setting is expected to carry at which the pipeline is calibrated: loaded, and safely stable.
 CALIBRATION_SHARE = 0.6
 # A setting that breaks the wall at its rate is tried again at what the corrected prediction gives; where that hardly goes back, once at this
@@ -60,14 +42,17 @@ MOST_OVERLOAD = 1.5
 # Points that a second try and the proof behind it take.
 LEAST_PROOF = 2
 LEAST_POINTS = 4
+# An overload is ended when the server is so many walls behind, and never before so many seconds: a machine's hiccup is none.
+WALLS_BEHIND = 4.0
+LEAST_BEHIND = 2.0
 # Settings that a corrected prediction looks at again.
 AGAIN = 10
-# Requests of the mix whose answers another padding has to leave as they are.
+# Requests of the mix whose answers another setting has to leave as they are.
 COMPARED = 24
 
 
 class OtherAnswersError(SettingRefusedError):
-    """A padding changes answers."""
+    """A setting changes answers."""
 
 
 async def tune(target: TuneTarget, pipeline: InferencePipeline, graph: Graph, settings: Settings, progress: Progress = silent) -> Report:
@@ -119,12 +104,12 @@ async def _tuned(
         executed=run.executed,
         verdict=run.verdict,
         current=server.current,
-        notes=tuple(run.notes),
+        notes=(*server.notes, *run.notes),
         padding=run.padding,
         padding_refused=run.padding_refused,
     )
     made = await asyncio.to_thread(report, found)
-    return replace(made, failed_requests=server.failed, ended=ended)
+    return replace(made, failed_requests=server.failed, late_requests=server.late, ended=ended)
 
 
 def wall_of(pipeline: InferencePipeline, settings: Settings) -> tuple[float, float]:
@@ -154,30 +139,33 @@ class _Run:
         self, server: Server, pipeline: InferencePipeline, graph: Graph, settings: Settings, progress: Progress, work: Workload, wall: float
     ) -> None:
         self.server, self.graph, self.settings, self.work, self.wall = server, graph, settings, work, wall
-        self.effort = EFFORTS[settings.mode]
-        if settings.seconds is not None:
-            limit = self.effort.limit + self.effort.points * max(0.0, settings.seconds - self.effort.seconds)
-            calibration = min(self.effort.calibration, settings.seconds)
-            self.effort = replace(self.effort, seconds=settings.seconds, calibration=calibration, limit=limit)
+        self.effort = effort(settings)
         self.grid = list(grid(pipeline, graph, settings.rows, settings.cores))
         self.paddings = Paddings(pipeline, graph, server.rebuild, work)
         self.padding: PaddingVerdict | None = None
         self.padding_refused = ""
         self._answers: list[Answer] = []
+        self._unsteady = ""
         self.measured: list[Measured] = []
         self.executed: list[Mapping[str, Executed]] = []
         self.planned: list[Planned] = []
         self.notes: list[str] = []
         self.refused: set[Knobs] = set()
+        self._beside = 0.0  # most seconds that a point took beside its own
         self._progress = progress
-        self._began = time.monotonic()
+        self._clock = time.monotonic
+        self._began = self._clock()
         self._at = 0.2  # share of the run that is done
 
     @property
     def verdict(self) -> Verdict:
         """What is proven."""
         order = [one.knobs for one in self.planned]
-        return judge(self.server.current, self.measured, self.wall, order)
+        found = judge(self.server.current, self.measured, self.wall, order)
+        tried = any(one.knobs != self.server.current for one in self.measured)
+        if self.refused and not found.better and not tried:
+            return replace(found, reason="what is expected to carry more is refused, as the notes say")
+        return found
 
     @property
     def comparable(self) -> bool:
@@ -208,6 +196,7 @@ class _Run:
         ]
         self.pipe = self.profile.pipe
         await self._calibrate()
+        await self._remember_answers()
         await self._judge_padding()
         await self._plan()
         await self._verify()
@@ -225,9 +214,31 @@ class _Run:
         current = await asyncio.to_thread(planned, self.pipe, self.server.current, self.wall, None, self.settings.seed)
         rate = max(CALIBRATION_SHARE * (current.rate or current.capacity), FEWEST / self.effort.calibration)
         one, seen = await self._measure(self.server.current, rate, self.effort.calibration, 0.14, 0.2, "the current setting")
-        if one.load.failed:
-            raise TuneError(f"requests fail at {rate:.0f} requests/s, where there is no overload: {one.load.first_error}")
+        if one.load.faults:
+            raise TuneError(f"requests fail at {one.rate:.0f} requests/s, where there is no overload: {one.load.first_error}")
         self._learn(one, seen)
+
+    async def _remember_answers(self) -> None:
+        """What the current setting, which is on the server, answers: no other may answer anything else."""
+        compared = self.work.requests[:COMPARED]
+        first = await self.server.answers(compared)
+        if said := difference(first, await self.server.answers(compared)):
+            self._unsteady = said
+            self.notes.append(
+                f"the current setting answers the same requests differently from one time to the next ({said}): answers are not compared"
+            )
+        else:
+            self._answers = first
+
+    async def _compare_answers(self, knobs: Knobs) -> None:
+        """Refuse a setting, which is on the server, that answers otherwise than the current one."""
+        if knobs == self.server.current:
+            return
+        said = difference(self._answers, await self.server.answers(self.work.requests[:COMPARED])) if self._answers else ""
+        if not said and not self._answers and knobs.padding != Padded():
+            said = f"nothing shows that it leaves answers as they are: {self._unsteady}"
+        if said:
+            raise OtherAnswersError(said)
 
     async def _judge_padding(self) -> None:
         """What each padding costs the model; settings with the cheapest join the others, where it can be tried."""
@@ -238,8 +249,6 @@ class _Run:
             return
         self.pipe = replace(self.pipe, shapes={**self.pipe.shapes, trial.way.padded: self.paddings.shape(trial.way.padded)})
         self.grid += [replace(knobs, padding=trial.way.padded) for knobs in self.grid]
-        # The current setting is on the server.
-        self._answers = await self.server.answers(self.work.requests[:COMPARED])
 
     def _learn(self, one: Measured, seen: Mapping[str, Executed]) -> None:
         """What a measurement shows goes into every further prediction."""
@@ -254,8 +263,11 @@ class _Run:
         async def point(knobs: Knobs, rate: float, name: str) -> Measured | None:
             nonlocal left
             low = 0.2 + step * (self.effort.points - left)
-            if time.monotonic() - self._began > self.effort.limit:
-                self.notes.append(f"time was over after {len(self.measured)} points: this machine is slow or busy; --thorough takes more")
+            whole = self.effort.warmup + self.effort.seconds + self._beside
+            if self._clock() - self._began + whole > self.effort.limit:
+                self.notes.append(
+                    f"time was over after {len(self.measured)} points (another takes {whole:.0f} s here): this machine is slow or busy; --thorough takes more"
+                )
                 left = 0
                 return None
             try:
@@ -263,7 +275,8 @@ class _Run:
             except SettingRefusedError as error:
                 self.refused.add(knobs)
                 if isinstance(error, OtherAnswersError):
-                    self.refused.update(other for other in self.grid if other.padding == knobs.padding)
+                    self.refused.update(other for other in self.grid if alike(other, knobs, current))
+                if knobs.padding != Padded():
                     self.padding_refused = str(error)
                 self.notes.append(f"{knobs} is refused: {error}")
                 return None
@@ -279,12 +292,14 @@ class _Run:
         tried: set[Knobs] = set()
         while left > 1 and winner is None:
             rate = self._carries(current)
-            better = [one for one in candidates(self.planned, current) if one.rate >= (1 + LEAST_GAIN) * rate and one.knobs not in tried]
+            better = [
+                one for one in candidates(self.planned, current) if one.rate >= (1 + LEAST_GAIN) * rate and one.knobs not in tried | self.refused
+            ]
             if not better:
                 break
             one = better[0]
             got = await point(one.knobs, one.rate, "a candidate")
-            if got is None or got.load.failed or got.rate < (1 + LEAST_GAIN) * rate:
+            if got is None or got.load.faults or got.rate < (1 + LEAST_GAIN) * rate:
                 tried.add(one.knobs)
             elif got.kept(self.wall) is Kept.YES:
                 winner = (one.knobs, got.rate)
@@ -307,7 +322,7 @@ class _Run:
             return
         # Nothing better is expected, or proven: the curve of the current setting and the best other one say so.
         base = first.rate if first is not None else self._carries(current)
-        others = [one for one in candidates(self.planned, current, 1) if one.knobs not in tried and one.rate]
+        others = [one for one in candidates(self.planned, current, 1) if one.knobs not in tried | self.refused and one.rate]
         for one in others[: left > 1]:
             await point(one.knobs, one.rate, "the best other setting")
         for share in (0.5, STEP_BACK):
@@ -331,9 +346,9 @@ class _Run:
             known = min(rate, MOST_STEP * known) or rate
             # Twice the wall: what waits at the end may wait so long, and is no backlog.
             seconds = max(STEP_SECONDS, min(2 * self.wall, self.effort.seconds))
-            spec = LoadSpec(rate=known, duration_s=seconds, warmup_s=STEP_SECONDS / 2, seed=self.settings.seed + len(self.measured), timeout_s=30.0)
-            got = load_of(await self.server.run(self.work.requests, spec))
-            if got.failed or got.rate < got.offered / MOST_OVERLOAD:
+            spec = self._spec(known, seconds, STEP_SECONDS / 2, self.settings.seed + len(self.measured))
+            got = load_of(await self.server.run(self.work.requests, replace(spec, statistics=False)))
+            if got.failed or got.ended or got.rate < got.offered / MOST_OVERLOAD:
                 return MOST_BUSY * (got.rate or known / MOST_STEP)
             if known >= rate:
                 return rate
@@ -341,18 +356,36 @@ class _Run:
     async def _measure(
         self, knobs: Knobs, rate: float, seconds: float, low: float, high: float, name: str
     ) -> tuple[Measured, Mapping[str, Executed]]:
-        text = f"{name}: {knobs}, {rate:.0f} requests/s"
-        self.tell(low, high, text)
+        begun = self._clock()
+        self.tell(low, high, f"{name}: {knobs}, {rate:.0f} requests/s")
         await self.server.put(knobs, self.work.requests)
-        if knobs.padding != Padded() and (said := difference(self._answers, await self.server.answers(self.work.requests[:COMPARED]))):
-            raise OtherAnswersError(said)
+        await self._compare_answers(knobs)
         rate = await self._reach(knobs, rate)
         text = f"{name}: {knobs}, {rate:.0f} requests/s"
         seed = self.settings.seed + 101 * (len(self.measured) + 1)
-        spec = LoadSpec(rate=rate, duration_s=seconds, warmup_s=self.effort.warmup, seed=seed, timeout_s=30.0)
+        spec = self._spec(rate, seconds, self.effort.warmup, seed)
         result = await self.server.run(self.work.requests, spec, lambda share: self.tell(low, high, text, share))
-        predicted = simulate(self.pipe.with_knobs(knobs), poisson(rate, int(np.clip(rate * seconds, 2_000, 20_000)), seed), seed).p99
-        one, seen = Measured(knobs, rate, load_of(result), predicted), executed(result, self.graph)
+        self._beside = max(self._beside, self._clock() - begun - result.end_s)
+        predicted = await asyncio.to_thread(
+            simulate, self.pipe.with_knobs(knobs), poisson(rate, int(np.clip(rate * seconds, 2_000, 20_000)), seed), seed
+        )
+        one, seen = Measured(knobs, rate, load_of(result), predicted.p99), executed(result, self.graph)
         self.measured.append(one)
         self.executed.append(seen)
         return one, seen
+
+    def _spec(self, rate: float, seconds: float, warmup: float, seed: int) -> LoadSpec:
+        """A load that ends early where the server is far beyond the wall: more of it would prove nothing more."""
+        behind = max(LEAST_BEHIND, WALLS_BEHIND * self.wall)
+        return LoadSpec(rate=rate, duration_s=seconds, warmup_s=warmup, seed=seed, timeout_s=TIMEOUT_SECONDS, behind_s=behind)
+
+
+def alike(knobs: Knobs, refused: Knobs, current: Knobs) -> bool:
+    """Whether a setting cannot leave answers as they are where another one did not: it has the same padding or, where that is the current one,
+    batches that are as unlike the current ones."""
+    if knobs.padding != refused.padding or refused.padding != current.padding:
+        return knobs.padding == refused.padding
+    if refused.max_batch_size == current.max_batch_size:
+        return knobs.max_batch_size == refused.max_batch_size and knobs.model_instances == refused.model_instances
+    larger = refused.max_batch_size > current.max_batch_size
+    return knobs.max_batch_size >= refused.max_batch_size if larger else knobs.max_batch_size <= refused.max_batch_size

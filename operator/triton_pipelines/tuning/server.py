@@ -1,9 +1,10 @@
-"""The server that is measured: settings put on it by whole configs over gRPC, load, statistics. It serves nobody else."""
+"""The server that is measured: settings put on it by whole configs over gRPC, load, statistics. It serves nobody else, and gets back what ran."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,15 +14,18 @@ from google.protobuf import json_format
 from triton_pipelines import load
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.load import LoadError, LoadResult, LoadSpec, Protocol, Target
+from triton_pipelines.load.summary import too_late
 from triton_pipelines.pipeline.graph import Graph
 from triton_pipelines.render.errors import RefusedError, RenderError
 from triton_pipelines.render.modelconfig import configs, parse
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.errors import RejectedError, TritonError
 
+from .accept import CARRIED_SHARE
 from .answers import Answer
 from .contract import Knobs, Load, TuneError, TuneTarget
 from .knobs import changed, knobs_of, patch_of
+from .running import agree, other_interface, setting
 from .ways import OTHER_FILES, other_files
 from .workload import Request
 
@@ -31,6 +35,8 @@ READY_SECONDS = 60.0
 _READY_POLL = 0.05
 # A request that takes longer than this has no place under any wall.
 TIMEOUT_SECONDS = 30.0
+# For all that a server still computes of an overload.
+WORK_OFF_SECONDS = 60.0
 
 
 class SettingRefusedError(Exception):
@@ -38,7 +44,7 @@ class SettingRefusedError(Exception):
 
 
 class Server:
-    """One server and the setting that it runs; an async context manager that puts the first setting back.
+    """One server and the setting that it runs; an async context manager that puts back what ran when it was entered.
 
     Args:
         target: where it is.
@@ -50,35 +56,45 @@ class Server:
         self.current = knobs_of(graph)
         self.rebuild = target.rebuild
         self.client = TritonClient(target.address, target.control_key)
-        self._first = configs(graph)
-        self._running: dict[str, str] = {}
+        self._own = {name: parse(text) for name, text in configs(graph).items()}
+        self._first: dict[str, Any] = {}
+        self._running: dict[str, Any] = {}
+        self.notes: list[str] = []
         self.failed = 0
+        self.late = 0
         self.sent = 0
         self.carried = 0.0  # most requests/s that were answered in one load
 
     async def __aenter__(self) -> Self:
-        """Check that it runs this pipeline.
+        """Check that it runs this pipeline, and keep what exactly that is.
 
         Raises:
             TuneError: it cannot be reached, or runs something else.
         """
         try:
-            for name, text in self._first.items():
+            for name, wanted in self._own.items():
                 running = await self.client.model_config(name)
-                wanted = parse(text)
-                same = [group.count for group in running.instance_group] == [group.count for group in wanted.instance_group]
-                same = same and running.dynamic_batching.max_queue_delay_microseconds == wanted.dynamic_batching.max_queue_delay_microseconds
-                if running.max_batch_size == wanted.max_batch_size and (same or name == self._graph.model_name):
-                    self._running[name] = text
+                if said := other_interface(running, wanted):
+                    raise TuneError(f"{self._target.address}: {name} runs with {said}; give the resource that the server was started from")
+                # The same in the resource's own words is taken for the same by the server, too.
+                self._first[name] = wanted if agree(running, wanted) else running
+                if shown := setting(running, wanted):
+                    self.notes.append(
+                        f"{name} ran with {shown} in the resource: the resource's setting is measured as the current one, and what ran is put back"
+                    )
         except TritonError as error:
             await self.client.close()
             raise TuneError(f"{self._target.address}: does not run this pipeline as it should: {error}") from error
+        except TuneError:
+            await self.client.close()
+            raise
+        self._running = dict(self._first)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
-            # A run that is stopped owes the setting to a server that lives on; one of its own just ends.
-            if not (isinstance(error, asyncio.CancelledError) and self._target.own):
+            # A server that was started for the run ends with it: nothing is owed to it.
+            if not self._target.own:
                 await self._load(self._first)
         except (TritonError, TuneError):
             kept = "the first setting could not be put back on the server; start it anew"
@@ -99,7 +115,7 @@ class Server:
         try:
             pipeline = changed(self._pipeline, patch_of(self._pipeline, self.current, knobs))
             graph = self._target.rebuild(pipeline)
-            texts = configs(graph)
+            wanted = {name: parse(text) for name, text in configs(graph).items()}
         except (ValueError, RefusedError, RenderError) as error:
             raise SettingRefusedError(str(error)) from error
         if other_files(self._graph, graph):
@@ -107,7 +123,7 @@ class Server:
         before = {**self._first, **self._running}
         try:
             try:
-                await self._load(texts)
+                await self._load(wanted)
             except RejectedError as error:
                 await self._load(before)
                 raise SettingRefusedError(str(error)) from error
@@ -119,21 +135,21 @@ class Server:
             except TritonError as error:
                 raise TuneError(f"the server does not answer with {knobs}: {error}") from error
 
-    async def _load(self, texts: Mapping[str, str]) -> None:
+    async def _load(self, wanted: Mapping[str, Any]) -> None:
         """Load what differs. A batch size that falls goes from the ensemble inwards, one that rises outwards: an ensemble may never allow
         more rows than its steps."""
         public = self._graph.model_name
-        different = [name for name, text in texts.items() if self._running.get(name) != text]
-        falls = parse(texts[public]).max_batch_size < parse(self._running.get(public, self._first[public])).max_batch_size
+        different = [name for name, config in wanted.items() if self._running.get(name) != config]
+        falls = wanted[public].max_batch_size < self._running.get(public, self._first[public]).max_batch_size
         for name in sorted(different, key=lambda name: (name != public) == falls):
             before = self._running.pop(name, None)  # while it loads, and where that is broken off, nobody knows what runs
             try:
-                await self.client.load_model(name, json_format.MessageToJson(parse(texts[name]), preserving_proto_field_name=True))
+                await self.client.load_model(name, json_format.MessageToJson(wanted[name], preserving_proto_field_name=True))
             except RejectedError:
                 if before is not None and name != public:  # what ran goes on; a refused ensemble is taken down
                     self._running[name] = before
                 raise
-            self._running[name] = texts[name]
+            self._running[name] = wanted[name]
         deadline = asyncio.get_running_loop().time() + READY_SECONDS
         while not await self.client.model_ready(public):
             if asyncio.get_running_loop().time() > deadline:
@@ -171,19 +187,43 @@ class Server:
             result = await load.run(target, spec, told)
         except LoadError as error:
             raise TuneError(str(error)) from error
+        failed, late = int(np.count_nonzero(result.error >= 0)), late_in(result)
         self.sent += len(result.error)
-        self.failed += int(np.count_nonzero(result.error >= 0))
+        self.late += late
+        self.failed += failed - late
         self.carried = max(self.carried, load_of(result).rate)
+        if late:
+            await self._worked_off(requests[0])
         return result
+
+    async def _worked_off(self, request: Request) -> None:
+        """Wait behind what the server may still do for requests that were given up: neither a change nor a load must wait for it."""
+        try:
+            await self.client.infer(self._graph.model_name, request, deadline_s=WORK_OFF_SECONDS)
+        except TritonError as error:
+            raise TuneError(f"the server does not come back from a load beyond what it carries: {error}") from error
 
 
 def load_of(result: LoadResult) -> Load:
     """The measured time of a load."""
     counted = result.measured()
     failed = int(np.count_nonzero(counted & (result.error >= 0)))
-    first: Any = next((result.errors[code] for code in result.error if code >= 0), "")
     # Answers of requests that were due in the measured time, whenever they came: what has to be answered to keep up. From the first answer to
     # the last one: where each takes long, all are late alike, and nothing is left behind.
     ends, sent = result.end[counted], int(np.count_nonzero(counted))
     seconds = max(result.duration_s, float(ends.max() - ends.min()) if sent else 0.0)
-    return Load(result.latencies, sent, failed, seconds, str(first), sent / result.duration_s)
+    found = Load(result.latencies, sent, failed, seconds, offered=sent / result.duration_s, ended=result.end_s if result.overloaded else 0.0)
+    late = np.array([too_late(message) for message in (*result.errors, "")])[result.error] & counted
+    overload = result.overloaded or found.rate < CARRIED_SHARE * found.offered
+    codes = result.error[counted & (result.error >= 0) & ~(late & overload)]
+    codes = codes if len(codes) else result.error[counted & (result.error >= 0)]
+    first = result.errors[codes[0]] if len(codes) else ""
+    return replace(found, first_error=first, late=int(np.count_nonzero(late)) if overload else 0)
+
+
+def late_in(result: LoadResult) -> int:
+    """Requests of a load, warm-up included, that only overload made fail."""
+    found = load_of(result)
+    if not (found.ended or found.rate < CARRIED_SHARE * found.offered):
+        return 0
+    return sum(int(np.count_nonzero(result.error == code)) for code, message in enumerate(result.errors) if too_late(message))

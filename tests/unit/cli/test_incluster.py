@@ -5,10 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import json
 import shlex
+from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
+from tests.support.serving import SAMPLES
 from triton_pipelines.api.v1alpha1 import Tuning, TuningMode
 from triton_pipelines.cli.failure import EXIT_USAGE, Failure
 from triton_pipelines.cli.incluster import asking
@@ -84,11 +87,26 @@ def refused(*arguments: str) -> tuple[Failure, str]:
         (["--server", "127.0.0.1:1", "--mounts", "/tmp"], "--mounts: "),
         (["--plot", "no-such-folder/plot.svg"], "--plot: no-such-folder/plot.svg cannot be written: there is no folder no-such-folder"),
         (["--report-file", "."], "--report-file: . cannot be written: is a folder"),
+        (["--server", ""], "--server: '' is no HOST:PORT"),
+        (["--server", "http://127.0.0.1:8001"], "--server: 'http://127.0.0.1:8001' is no HOST:PORT"),
+        (["--server", "127.0.0.1"], "--server: '127.0.0.1' is no HOST:PORT"),
+        (["--server", "127.0.0.1:port"], "--server: '127.0.0.1:port' is no HOST:PORT"),
     ],
 )
 def test_wrong_use_is_told_before_anything_is_measured(arguments: list[str], said: str) -> None:
     failure, printed = refused("sentiment.yaml", *arguments)
     assert str(failure).startswith(said)
+    assert printed == ""
+
+
+@pytest.mark.parametrize("server", [[], ["--server", "127.0.0.1:1"], ["--server", "[::1]:1"]])
+def test_requests_of_more_rows_than_the_pipeline_takes_are_refused_before_anything_is_started(server: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "sentiment.yaml"
+    document = yaml.safe_load((SAMPLES / "sentiment.yaml").read_text())
+    document["spec"]["model"]["maxBatchSize"] = 8
+    file.write_text(yaml.safe_dump(document))
+    failure, printed = refused(str(file), "--slo", "100", "--rows", "16", *server)
+    assert str(failure).startswith("--rows 16: a request has more rows than spec.model.maxBatchSize 8 lets in")
     assert printed == ""
 
 

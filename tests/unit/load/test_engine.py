@@ -14,6 +14,7 @@ from tests.support.kserve import kserve
 from triton_pipelines.load import Arrivals, LoadError, LoadSpec, Progress, Target, engine, run, summarise
 from triton_pipelines.load.engine import Load
 from triton_pipelines.load.statistics import Reader
+from triton_pipelines.load.summary import too_late
 
 QUICK: dict[str, Any] = {"duration_s": 0.3, "warmup_s": 0.0, "statistics": False}
 
@@ -191,6 +192,98 @@ async def test_a_server_that_is_slow_to_tell_its_statistics_is_not_sent_more_for
     result = await Load(spec, [b""], [1], server.send, reader, None).run()
     assert server.number == 300
     assert (result.begin_s, result.end_s) == (1.0, 3.0)
+
+
+@pytest.mark.looptime(start=0)
+async def test_an_overload_is_ended_when_the_server_is_far_behind() -> None:
+    """200 requests/s on a server that answers 100: a second of arrivals waits after two seconds, and more would show nothing new."""
+    server = Counter(lambda _: 0.01)
+    spec = LoadSpec(rate=200, arrivals=Arrivals.CONSTANT, duration_s=60, warmup_s=0.5, behind_s=1, statistics=False)
+    result = await Load(spec, [b""], [1], server.send, None, None).run()
+    assert result.overloaded
+    assert result.begin_s == 0.0, "less than a window: all of it counts"
+    assert result.end_s == pytest.approx(2.0, abs=0.05)
+    assert len(result.due) == server.number == pytest.approx(400, abs=10)
+    assert not result.errors, "what is under way has its time to be answered"
+    assert result.latencies.max() == pytest.approx(2.0, abs=0.1)
+    assert asyncio.get_running_loop().time() == pytest.approx(4.0, abs=0.1)
+
+
+@pytest.mark.looptime(start=0)
+async def test_what_an_overloaded_server_does_not_answer_is_given_up_long_before_its_timeout() -> None:
+    server = Counter(lambda number: 0.01 if number < 200 else 100.0)
+    spec = LoadSpec(rate=100, arrivals=Arrivals.CONSTANT, duration_s=6, warmup_s=0, behind_s=0.5, statistics=False)
+    result = await Load(spec, [b""], [1], server.send, None, None).run()
+    assert result.overloaded
+    assert result.begin_s == 0.0
+    assert result.end_s == pytest.approx(2.5, abs=0.1)
+    assert result.errors == ("given up 1.5 s after the end of the load",)
+    assert too_late(result.errors[0])
+    assert np.count_nonzero(result.error >= 0) == pytest.approx(50, abs=5)
+    assert asyncio.get_running_loop().time() == pytest.approx(4.0, abs=0.1)
+    assert np.all(np.diff(result.end) >= 0)
+
+
+@pytest.mark.looptime(start=0)
+async def test_one_request_that_never_ends_is_no_overload() -> None:
+    class OneHangs(Counter):
+        def send(self, payload: bytes, done: Callable[[str], None]) -> None:
+            if self.number == 7:
+                self.number += 1
+                return
+            super().send(payload, done)
+
+    spec = LoadSpec(rate=100, arrivals=Arrivals.CONSTANT, duration_s=6, warmup_s=0, behind_s=0.5, statistics=False)
+    result = await Load(spec, [b""], [1], OneHangs(lambda _: 0.001).send, None, None).run()
+    assert not result.overloaded
+    assert (result.begin_s, result.end_s) == (0.0, 6.0)
+    assert np.count_nonzero(result.error >= 0) == 1
+
+
+@pytest.mark.looptime(start=0)
+async def test_an_open_loop_whose_queue_grows_is_not_prolonged_for_being_unsteady() -> None:
+    spec = LoadSpec(rate=200, arrivals=Arrivals.CONSTANT, duration_s=3, warmup_s=1, extend=6, statistics=False)
+    result = await Load(spec, [b""], [1], Counter(lambda _: 0.01).send, None, None).run()
+    assert (result.begin_s, result.end_s) == (1.0, 4.0)
+    summary = summarise(result)
+    assert not summary.stability.stable
+    assert summary.requests_per_s == pytest.approx(100, rel=0.02)
+    assert summary.requests == 600, "all that was due, however late"
+
+
+@pytest.mark.looptime(start=0)
+async def test_windows_do_not_wait_for_looks_and_looks_are_dated_by_their_answer() -> None:
+    """A busy server tells its counters late: the windows end on time all the same, and so much of a core is busy as was."""
+
+    class Late:
+        async def look(self) -> Callable[[], list[Any]]:
+            await asyncio.sleep(2)
+            done = int(asyncio.get_running_loop().time() - 1)  # as they were between question and answer; half a second of work in each
+            batch = {"batch_size": 1, "compute_infer": {"count": done, "ns": done * 5 * 10**8}}
+            return lambda: [
+                {
+                    "name": "m",
+                    "execution_count": done,
+                    "inference_count": done,
+                    "batch_stats": [batch],
+                    "inference_stats": {"success": {"count": done}},
+                }
+            ]
+
+    spec = LoadSpec(rate=10, arrivals=Arrivals.CONSTANT, duration_s=3, warmup_s=1)
+    result = await Load(spec, [b""], [1], Counter(lambda _: 0.001).send, cast("Reader", Late()), None).run()
+    assert (result.begin_s, result.end_s) == (1.0, 4.0)
+    assert result.steps["m"].busy == pytest.approx(0.5, rel=0.01)
+    assert result.steps["m"].requests == 3
+
+
+async def test_a_request_that_waited_for_a_connection_is_given_up_by_its_own_age() -> None:
+    """Two of 0.25 s behind each other on one connection: the second has waited 0.25 s when it is sent, and gets no 0.4 s more."""
+    async with kserve(lambda _: (0.25, 200, b"{}")) as stand:
+        spec = LoadSpec(schedule=[0.0, 0.0], connections=1, timeout_s=0.4, **QUICK)
+        result = await run(target(stand.url), spec)
+    assert result.errors == ("no answer within 0.4 s",)
+    assert result.elapsed_s < 0.6
 
 
 async def test_rows_are_counted() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from triton_pipelines.load.arrivals import due_times
 from triton_pipelines.tuning.accept import Kept, Measured, judge
 from triton_pipelines.tuning.choose import plan
 from triton_pipelines.tuning.contract import Knobs, Load, Settings, silent
-from triton_pipelines.tuning.run import MOST_STEP, _Run
+from triton_pipelines.tuning.run import MOST_STEP, _Run, alike
 from triton_pipelines.tuning.server import load_of
 from triton_pipelines.tuning.workload import Workload
 
@@ -37,13 +38,22 @@ class Slow:
     """A server that carries far less than the steps' own times promise, the same whatever its setting."""
 
     current, rebuild, client = CURRENT, None, None
+    changes = 0.0
+    refuses: str = ""
 
     def __init__(self, capacity: float, carried: float) -> None:
         self.capacity, self.carried, self.failed = capacity, carried, 0
+        self.knobs, self.asked_answers = CURRENT, 0
         self.asked: list[float] = []
 
     async def put(self, knobs: Knobs, warm: object = ()) -> None:
-        pass
+        self.knobs = knobs
+
+    async def answers(self, requests: object) -> list[dict[str, Any]]:
+        """Larger batches change them by ``changes``; negative: every time anew."""
+        self.asked_answers += 1
+        by = -self.changes * self.asked_answers if self.changes < 0 else self.changes * (self.knobs.max_batch_size > CURRENT.max_batch_size)
+        return [{"SCORE": np.array([1.0 + by])}]
 
     async def run(self, requests: object, spec: LoadSpec, tell: object = None) -> LoadResult:
         assert spec.rate <= 1.5 * MOST_STEP * self.carried, "far beyond what it is known to carry, chance in few arrivals included"
@@ -112,3 +122,93 @@ def test_one_lost_request_of_the_current_setting_proves_nothing_for_another() ->
     better = Measured(BETTER, 600, Load(fine, 2400, 0, 4.0, "", 600))
     assert lost.kept(WALL) is Kept.UNSURE
     assert not judge(CURRENT, [lost, better], WALL, [BETTER]).better
+
+
+def overload(seconds: float, *, message: str, capacity: float = 100.0, ended: bool = True) -> LoadResult:
+    """200 requests/s on a server that carries 100, some of them with an error."""
+    spec = LoadSpec(rate=200, duration_s=seconds, warmup_s=0.0, timeout_s=seconds / 2)
+    return replace(answered(spec, capacity), errors=(message,), overloaded=ended)
+
+
+@pytest.mark.parametrize(
+    ("message", "late"),
+    [
+        ("given up 4 s after the end of the load", True),
+        ("no answer within 30 s", True),
+        ("no free connection within 30 s", True),
+        ("not sent: 20000 requests were waiting or under way", True),
+        ("DEADLINE_EXCEEDED: Deadline Exceeded", True),
+        ("503 Service Unavailable: [request id: x] Exceeds maximum queue size", True),
+        ("UNAVAILABLE: Request timeout expired", True),
+        ("the connection broke: Connection reset by peer", False),
+        ("500 Internal Server Error: Stub process is not healthy", False),
+    ],
+)
+def test_what_overload_makes_fail_is_told_from_a_fault(message: str, late: bool) -> None:
+    found = load_of(overload(8.0, message=message))
+    assert found.failed > 0
+    assert (found.late, found.faults) == ((found.failed, 0) if late else (0, found.failed))
+    assert found.first_error == message
+    assert found.ended == 8.0
+
+
+def test_a_request_that_is_lost_where_there_is_no_overload_is_a_fault_whatever_it_says() -> None:
+    spec = LoadSpec(rate=50, duration_s=8.0, warmup_s=0.0)
+    fine = answered(spec, 1e6)
+    error = np.where(np.arange(len(fine.error)) == 7, 0, -1)
+    found = load_of(replace(fine, error=error, errors=("no answer within 30 s",)))
+    assert (found.failed, found.late, found.faults) == (1, 0, 1)
+
+
+def test_too_late_at_a_higher_rate_says_nothing_of_a_lower_one() -> None:
+    fine = np.full(2400, 0.01)
+    far = Measured(BETTER, 1200, Load(np.full(2000, 2.0), 2400, 400, 4.0, "given up", 1200, late=400, ended=4.0))
+    kept = Measured(BETTER, 600, Load(fine, 2400, 0, 4.0, "", 600))
+    broken = Measured(CURRENT, 571, Load(np.full(2400, 2.0), 2400, 0, 9.0, "", 571))
+    assert judge(CURRENT, [broken, far, kept], WALL, [BETTER]).better
+    lost = replace(far, load=replace(far.load, late=399))
+    assert not judge(CURRENT, [broken, lost, kept], WALL, [BETTER]).better, "one failed for another reason"
+
+
+async def test_a_setting_that_changes_answers_is_never_measured_and_said_to() -> None:
+    server = Slow(1e6, carried=50.0)
+    server.changes = 0.01
+    run = begun(server, Settings(seconds=1.0))
+    await run._remember_answers()
+    await run._verify()
+    assert {one.knobs.max_batch_size for one in run.measured} == {CURRENT.max_batch_size}
+    assert any("is refused: answers in SCORE are not the same: they differ by up to 0.01" in note for note in run.notes)
+    assert len([note for note in run.notes if "is refused" in note]) == 1, "larger batches are as unlike: they are not tried one by one"
+    assert "refused" in run.verdict.reason
+    assert not run.verdict.better
+
+
+async def test_answers_that_are_never_twice_the_same_are_not_compared_and_that_is_said() -> None:
+    server = Slow(1e6, carried=50.0)
+    server.changes = -0.01
+    run = begun(server, Settings(seconds=1.0))
+    await run._remember_answers()
+    await run._verify()
+    assert BETTER in {one.knobs for one in run.measured}
+    assert any("answers the same requests differently from one time to the next" in note for note in run.notes)
+
+
+async def test_no_point_is_begun_that_would_end_behind_the_limit() -> None:
+    clock = itertools.count(step=30.0)  # seconds by which each look at the clock is later: a very slow machine
+    server = Slow(1e6, carried=50.0)
+    run = begun(server, Settings())
+    run._clock = lambda: float(next(clock))
+    run._began = 0.0
+    await run._calibrate()
+    await run._verify()
+    assert len(run.measured) < 4
+    assert any("time was over after" in note for note in run.notes)
+
+
+@pytest.mark.parametrize(
+    ("batch", "refused"),
+    [(64, {64, 128}), (4, {2, 4})],
+)
+def test_batches_as_unlike_the_current_ones_are_refused_along(batch: int, refused: set[int]) -> None:
+    current = Knobs(8)
+    assert {size for size in (2, 4, 8, 16, 64, 128) if alike(Knobs(size, 500), Knobs(batch), current)} == refused

@@ -126,7 +126,8 @@ def test_requests_that_failed_are_told_with_their_error() -> None:
 class Gone:
     """A server that cannot take its first setting back."""
 
-    current, failed, client, rebuild = CURRENT, 3, None, None
+    current, failed, late, client, rebuild = CURRENT, 3, 40, None, None
+    notes = ("model ran with instances: 3",)
 
     async def __aenter__(self) -> Gone:
         return self
@@ -163,4 +164,6 @@ async def test_a_server_that_goes_leaves_what_was_measured(points: int, monkeypa
     assert [point.rate for point in found.points] == [300, 400, 600]
     assert found.patch == {}, "nothing is proven"
     assert found.failed_requests == 3
+    assert found.late_requests == 40
+    assert "model ran with instances: 3" in found.notes
     assert found.ended == "127.0.0.1:8001 cannot be reached; the first setting could not be put back on the server; start it anew"

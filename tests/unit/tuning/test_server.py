@@ -31,6 +31,7 @@ class StandIn:
         self.hanging: set[str] = set()
         self.refused: set[str] = set()
         self.gone = False
+        self.loaded: list[str] = []
 
     async def model_config(self, name: str) -> Any:
         return self.running[name]
@@ -38,6 +39,7 @@ class StandIn:
     async def load_model(self, name: str, config: str) -> None:
         if self.gone:
             raise UnreachableError("gone")
+        self.loaded.append(name)
         wanted = json_format.Parse(config, model_config_pb2.ModelConfig())
         if name in self.refused:
             self.refused.discard(name)
@@ -91,6 +93,54 @@ async def stopped(task: asyncio.Task[None], client: StandIn) -> None:
 async def test_a_run_that_is_stopped_leaves_the_first_setting(client: StandIn) -> None:
     await stopped(asyncio.create_task(tuning(client)), client)
     assert client.setting() == (8, 0, 8)
+
+
+async def test_what_ran_is_put_back_as_it_was_not_what_the_resource_says(client: StandIn) -> None:
+    """Other instances after live scaling, another delay and batch size by hand, and a field that no setting names."""
+    model, tokenizer, public = (client.running[name] for name in ("model", "tokenizer", PUBLIC))
+    model.instance_group[0].count, model.max_batch_size = 3, 16
+    model.dynamic_batching.max_queue_delay_microseconds = 5000
+    model.optimization.priority = 2
+    tokenizer.instance_group[0].count = 2
+    public.max_batch_size = 16
+    before = {name: type(config).FromString(config.SerializeToString()) for name, config in client.running.items()}
+    async with server() as one:
+        said = " ".join(one.notes)
+        assert "model ran with max_batch_size 16 (8), a queue delay of 5000 us (0), instances: 3 (1)" in said
+        assert "tokenizer ran with instances: 2 (1)" in said
+        await one.put(one.current)
+        assert client.setting() == (8, 0, 8), "the current setting is the resource's"
+        await one.put(OTHER)
+    assert client.running == before
+
+
+async def test_a_server_that_runs_what_the_resource_says_has_nothing_to_tell(client: StandIn) -> None:
+    for config in client.running.values():  # as Triton tells it
+        config.version_policy.latest.num_versions = 1
+        for group in config.instance_group:
+            group.name = f"{config.name}_0"
+    async with server() as one:
+        await one.put(one.current)
+        assert not one.notes
+    assert client.loaded == [], "it runs already"
+
+
+@pytest.mark.parametrize("change", ["output", "steps"])
+async def test_a_server_of_another_pipeline_of_that_name_is_left_alone(client: StandIn, change: str) -> None:
+    if change == "output":
+        client.running["model"].output[0].dims[:] = [7]
+    else:
+        client.running[PUBLIC].ensemble_scheduling.step[0].model_name = "another"
+    with pytest.raises(TuneError, match=r"(model runs with outputs .*\[7\] instead of|other steps).*the resource that the server was started from"):
+        async with server():
+            pass
+    assert client.loaded == []
+
+
+async def test_a_server_of_its_own_is_not_put_back_for_nobody(client: StandIn) -> None:
+    async with server(own=True) as one:
+        await one.put(OTHER)
+    assert client.setting() == (32, 1000, 32)
 
 
 async def test_a_server_of_its_own_just_ends(client: StandIn) -> None:
