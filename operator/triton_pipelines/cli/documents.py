@@ -14,13 +14,15 @@ import yaml
 
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding
+from triton_pipelines.api.nearest import did_you_mean
 from triton_pipelines.api.parse import parse
-from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.pipeline import Graph, Options, build, check, lint
+from triton_pipelines.pipeline.tokens import left_to_auto
 from triton_pipelines.render import review
 
 from .failure import EXIT_FINDINGS, EXIT_USAGE, Failure
+from .owncode import doubts
 
 STANDARD_INPUT = "-"
 
@@ -77,7 +79,7 @@ def load_yaml(path: Path) -> list[Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
-        raise Failure(f"{where}: is no YAML: {error.problem or error.context}", EXIT_USAGE) from error
+        raise Failure(f"{where}: is no YAML: {_problem(error)}", EXIT_USAGE) from error
     except yaml.YAMLError as error:
         raise Failure(f"{name}: is no YAML: {str(error).splitlines()[0]}", EXIT_USAGE) from error
     except (RecursionError, TypeError, ValueError) as error:
@@ -86,17 +88,43 @@ def load_yaml(path: Path) -> list[Any]:
     return documents
 
 
+def _problem(error: yaml.MarkedYAMLError) -> str:
+    """What the parser says, with what it was reading and the usual cause."""
+    said = error.problem or error.context or ""
+    if "'\\t'" in said:
+        return f"{said}; indent with blanks, not with tabs"
+    begun = error.context_mark
+    if begun is None or error.context is None or error.problem_mark is None or begun.line == error.problem_mark.line:
+        return said
+    cause = "is it closed?" if "flow" in error.context else "lines that belong together stand equally far in"
+    return f"{said}, {error.context} that begins in line {begun.line + 1}; {cause}"
+
+
 def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The InferencePipelines of a YAML file (``-``: standard input) with a label for messages; other kinds are passed over."""
+    documents = list(_flat(load_yaml(path)))
     found = False
-    for document in _flat(load_yaml(path)):
+    for document in documents:
         if isinstance(document, dict) and document.get("kind") == names.KIND:
             found = True
             metadata = document.get("metadata")
             name = metadata.get("name") if isinstance(metadata, dict) else None
             yield f"{shown(path)} ({name or 'without a name'})", document
     if not found:
-        raise Failure(f"{shown(path)}: holds no {names.KIND} (apiVersion {names.API_VERSION})", EXIT_USAGE)
+        raise Failure(f"{shown(path)}: holds no {names.KIND} (apiVersion {names.API_VERSION}): {_held(documents)}", EXIT_USAGE)
+
+
+def _held(documents: list[Any]) -> str:
+    """What a file without a pipeline holds instead."""
+    if not documents:
+        return "it is empty"
+    kinds = [document.get("kind") for document in documents if isinstance(document, dict)]
+    if not kinds:
+        return "it is no mapping of fields"
+    named = list(dict.fromkeys(str(kind) for kind in kinds if kind))
+    if not named:
+        return f"it has no kind; write kind: {names.KIND}"
+    return f"its kind is {', '.join(named)}{did_you_mean(named[0], [names.KIND])}"
 
 
 def _flat(documents: list[Any]) -> Iterator[Any]:
@@ -118,15 +146,12 @@ def judge(label: str, document: dict[str, Any], options: Options) -> Judged:
     findings = check(pipeline, graph, options) or review(pipeline, graph, options)
     if findings:
         return Judged(label, pipeline, None, tuple(findings))
-    return Judged(label, pipeline, graph, (), tuple(lint(pipeline, graph, options)))
+    return Judged(label, pipeline, graph, (), (*lint(pipeline, graph, options), *doubts(graph)))
 
 
 def padding_of(pipeline: InferencePipeline, graph: Graph) -> str | None:
     """The padding that Auto chose and why, as one line; ``None`` where the resource names one, or has no tokenizer of ours."""
-    tokenizer = pipeline.spec.tokenizer
-    if graph.padding is None or tokenizer is None or tokenizer.python is not None or tokenizer.padding not in (None, Padding.AUTO):
-        return None
-    return f"padding {graph.padding}"
+    return f"padding {graph.padding}" if graph.padding is not None and left_to_auto(pipeline.spec.tokenizer) else None
 
 
 def one(path: Path) -> tuple[str, dict[str, Any]]:

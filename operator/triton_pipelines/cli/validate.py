@@ -41,7 +41,17 @@ def validate(
 def _judge_file(path: Path, options: Options, strict: bool) -> bool:
     """Print what is to be said about a file; whether it is wrong."""
     wrong = False
+    seen: set[str] = set()
     for label, document in read(path):
+        metadata = document.get("metadata")
+        # Others than strings are findings of their own.
+        key = str([metadata.get("namespace"), metadata.get("name")] if isinstance(metadata, dict) else metadata)
+        if key in seen:
+            typer.echo(
+                f"{label}: error: metadata.name: an earlier document of the file has this name, which the later one would overwrite; rename one"
+            )
+            wrong = True
+        seen.add(key)
         judged = judge(label, document, options)
         for finding in judged.findings:
             typer.echo(f"{label}: error: {finding}")

@@ -47,6 +47,7 @@ def import_models(repository: Repository, wanted: str | None, prefix: str, meter
     """
     report = Report(list(repository.notes))
     choice = choose(repository, wanted, without)
+    report.extend(choice.notes)
     _move_batching(choice, report)
     files = Files(prefix, report, meter)
     draft = Draft(slug(choice.public.name, NAME_MAX))

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from triton_pipelines.api.v1alpha1 import MAX_STEPS
 
-from .notes import ConfigError
+from .nested import flatten
+from .notes import ConfigError, Note
 from .repository import Model, Repository
 
 
@@ -22,6 +23,7 @@ class Choice:
         auxiliary: models that a step's own code calls, and what else is served beside.
         uncalled: names of those among them that nobody is seen to call.
         left: models that have no part in it.
+        notes: what is to be said of ensembles that the ensemble called.
     """
 
     public: Model
@@ -29,6 +31,7 @@ class Choice:
     auxiliary: tuple[Model, ...]
     uncalled: tuple[str, ...]
     left: tuple[str, ...]
+    notes: tuple[Note, ...] = ()
 
 
 def choose(repository: Repository, wanted: str | None, without: Collection[str] = ()) -> Choice:
@@ -41,17 +44,16 @@ def choose(repository: Repository, wanted: str | None, without: Collection[str] 
         raise ConfigError(f"--without: there is no model {', '.join(unknown)}; the repository holds {_listed(models)}")
     ensembles = [model for model in models.values() if model.ensemble]
     public = _public(models, ensembles, wanted)
+    within: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     if public.ensemble:
+        flat = flatten(public, models)
+        public, within, notes = flat.model, flat.within, flat.notes
         steps = []
         for step in public.config.ensemble_scheduling.step:
             if step.model_name not in models:
                 raise ConfigError(
                     f"{public.origin}: ensemble_scheduling: step {step.model_name!r} is no model of this repository; it holds {_listed(models)}"
-                )
-            if models[step.model_name].ensemble:
-                raise ConfigError(
-                    f"{public.origin}: ensemble_scheduling: step {step.model_name!r} is an ensemble itself, and a pipeline is one ensemble;"
-                    f" put its steps into {public.name}"
                 )
             steps.append(models[step.model_name])
         doubled = {model.name for model in steps if [one.name for one in steps].count(model.name) > 1}
@@ -66,12 +68,13 @@ def choose(repository: Repository, wanted: str | None, without: Collection[str] 
     others = [model for name, model in models.items() if not model.ensemble and model not in inside and name not in without]
     called = _called(inside, others)
     # What only another ensemble calls is that ensemble's; anything else was served beside this one, and goes on being so.
-    foreign = {step.model_name for model in ensembles if model is not public for step in model.config.ensemble_scheduling.step}
+    foreign = {step.model_name for model in ensembles if model.name not in (public.name, *within) for step in model.config.ensemble_scheduling.step}
     beside = [model for model in others if model in called or model.name not in foreign]
     if len(beside) > MAX_STEPS:
         beside = called
-    left = [name for name, model in models.items() if model not in inside and model not in beside]
-    return Choice(public, tuple(steps), tuple(beside), tuple(model.name for model in beside if model not in called), tuple(left))
+    used = {*within, *(model.name for model in (*inside, *beside))}
+    left = [name for name in models if name not in used]
+    return Choice(public, tuple(steps), tuple(beside), tuple(model.name for model in beside if model not in called), tuple(left), notes)
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -83,6 +86,10 @@ def _public(models: Mapping[str, Model], ensembles: list[Model], wanted: str | N
         if wanted not in models:
             raise ConfigError(f"--ensemble: there is no model {wanted!r}; the repository holds {_listed(models)}")
         return models[wanted]
+    called = {step.model_name for model in ensembles for step in model.config.ensemble_scheduling.step}
+    outer = [model for model in ensembles if model.name not in called]
+    if len(outer) == 1:
+        return outer[0]
     if len(ensembles) == 1:
         return ensembles[0]
     if ensembles:

@@ -37,6 +37,7 @@ def _lint(pipeline: InferencePipeline, graph: Graph, options: Options) -> Iterat
     yield from _batching(pipeline, graph)
     yield from _sources(graph)
     yield from _names(graph)
+    yield from _labels(pipeline.spec.postprocess.labels)
     yield from _padding(pipeline, graph)
     yield from _shapes(pipeline, graph)
     yield from _torchscript(graph)
@@ -132,20 +133,27 @@ def _names(graph: Graph) -> Iterator[Finding]:
         )
 
 
+def _labels(labels: Sequence[str]) -> Iterator[Finding]:
+    twice = sorted({label for label in labels if labels.count(label) > 1})
+    if twice:
+        yield _warn("spec.postprocess.labels", f"{_listed(twice)} stands there more than once, so clients cannot tell these classes apart")
+
+
 def _padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     spec = pipeline.spec.tokenizer
     # Own code decides its lengths itself.
     if graph.padding is None or graph.tokenizer is None or spec is None or spec.python is not None:
         return
     chosen = graph.padding.chosen
+    doubtful = chosen is Padding.LONGEST and not graph.padding.measured
     readers = [step for step in graph.steps if any(entry.source and entry.source.step == graph.tokenizer.name for entry in step.inputs)]
     equal = [step for step in readers if step.implementation is Implementation.BACKEND and not any(entry.ragged for entry in step.inputs)]
-    if chosen is Padding.LONGEST and equal:
+    if doubtful and equal:
         yield _warn(
             "spec.tokenizer.padding",
             f"Longest gives requests nearly any length, and {equal[0].name} batches equal lengths only; Fixed or Auto batches all of them, Bucketed those of a bucket",
         )
-    if chosen is Padding.LONGEST and any(step.implementation is Implementation.ONNX_RUNNER for step in readers):
+    if doubtful and any(step.implementation is Implementation.ONNX_RUNNER for step in readers):
         yield _warn("spec.tokenizer.padding", "Longest computes padding that Ragged does not; leave padding out")
     longest = spec.max_length or DEFAULT_MAX_LENGTH
     for step in readers:

@@ -117,6 +117,8 @@ def check_source(source: Source, path: str) -> Iterator[Finding]:
         elif address in HUB_HOSTS and "/resolve/" not in rest:
             name = "/".join(rest.split("/")[1:3])
             yield Finding(f"{path}.uri", f"is a page of the hub, not a file; write hf://{name} (and path for a file in it)")
+    if scheme in ("s3", "gs", "az", "oci", "https") and ".." in unquote(rest.partition("?")[0]).replace("\\", "/").split("/"):
+        yield Finding(f"{path}.uri", "may not hold '..', which no loader follows; write the path without it")
     if scheme == "hf":
         repository, _, revision = rest.partition("@")
         parts = [part for part in repository.split("/") if part]

@@ -61,10 +61,14 @@ def check_tokenizer(pipeline: InferencePipeline, graph: Graph) -> Iterator[Findi
         for entry in reader.inputs:
             reads = entry.source is not None and entry.source.step == step.name
             if reads and not spec.outputs and entry.source is not None and entry.source.tensor.lower() not in USUAL_NAMES:
+                # Where the names differ, `from` is written already.
+                said = (
+                    f"write from, such as tokenizer.input_ids, or name {entry.source.tensor} under spec.tokenizer.outputs"
+                    if entry.source.tensor == entry.tensor.name
+                    else f"from may name {', '.join(USUAL_NAMES)}, or what spec.tokenizer.outputs declares"
+                )
                 yield Finding(
-                    entry.path,
-                    f"{entry.source.tensor!r} is no usual name of a token tensor; add from, or name it under spec.tokenizer.outputs"
-                    + did_you_mean(entry.source.tensor, USUAL_NAMES),
+                    entry.path, f"{entry.source.tensor!r} is no usual name of a token tensor; {said}" + did_you_mean(entry.source.tensor, USUAL_NAMES)
                 )
     for tensor in step.outputs:
         if tensor.data_type not in INTEGERS:
@@ -112,7 +116,7 @@ def _profiles(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         return
     readers = [step for step in graph.steps if any(entry.source is not None and entry.source.step == TOKENIZER for entry in step.inputs)]
     declared = [step for step in readers if step.lengths is not None and step.lengths.profiles]
-    if choice.chosen is Padding.BUCKETED and not tokenizer.buckets and not declared:
+    if choice.chosen is Padding.BUCKETED and not (tokenizer.buckets or declared or choice.measured):
         yield Finding("spec.tokenizer.buckets", "padding Bucketed needs buckets: list them, or declare a TensorRT plan's lengths.profiles")
     longest = tokenizer.max_length or DEFAULT_MAX_LENGTH
     for step in declared:
@@ -138,6 +142,11 @@ def check_postprocess(pipeline: InferencePipeline, graph: Graph) -> Iterator[Fin
     if step is None or post.type is None or post.type is PostprocessType.PYTHON:
         return
     rows = 0 if step.max_batch_size > 0 else 1  # axes of rows in dims
+    whole = " (with maxBatchSize 0 dims are the whole shape, rows first)" if rows else ""
+
+    def shape(dims: str) -> str:
+        return f"[-1, {dims}]" if rows else f"[{dims}]"
+
     read, source = step.inputs[0].tensor, step.inputs[0].source
     if source is not None and graph.resolve(source) is None:
         return  # told by the wiring
@@ -147,7 +156,7 @@ def check_postprocess(pipeline: InferencePipeline, graph: Graph) -> Iterator[Fin
         if len(read.dims) - rows not in (1, 2) or read.dims[-1] < 1:
             yield Finding(
                 "spec.postprocess.from",
-                f"{post.type.value} reads one score per class, dims [C], or [-1, C] per token; {source} has {list(read.dims)}",
+                f"{post.type.value} reads one score per class, dims {shape('C')}, or {shape('-1, C')} per token{whole}; {source} has {list(read.dims)}",
             )
         elif post.labels and len(post.labels) != read.dims[-1]:
             yield Finding(
@@ -155,7 +164,9 @@ def check_postprocess(pipeline: InferencePipeline, graph: Graph) -> Iterator[Fin
                 f"has {len(post.labels)} labels, but {source} has {read.dims[-1]} classes; give one label per class",
             )
     if post.type in POOLINGS and (len(read.dims) - rows != 2 or read.dims[-1] < 1):
-        yield Finding("spec.postprocess.from", f"{post.type.value} reads one vector per token, dims [-1, D]; {source} has {list(read.dims)}")
+        yield Finding(
+            "spec.postprocess.from", f"{post.type.value} reads one vector per token, dims {shape('-1, D')}{whole}; {source} has {list(read.dims)}"
+        )
     if post.type is PostprocessType.MEAN_POOLING:
         mask = step.inputs[1]
         if mask.source is not None and graph.resolve(mask.source) is not None and mask.tensor.data_type not in INTEGERS:

@@ -107,12 +107,28 @@ def _fits(graph: Graph, step: Step, entry: Input, made: Tensor) -> Iterator[Find
     if len(left) != len(right):
         yield Finding(
             entry.path,
-            f"inconsistent shape: {read.name} has dims {list(right)}, but {entry.source} has {list(left)}{note}; the number of dims must be equal",
+            f"inconsistent shape: {read.name} has dims {list(right)}, but {entry.source} has {list(left)}{note}; the number of dims must be equal"
+            + _axis_of_rows(entry, made, makes, reads),
         )
     elif any(a != b and -1 not in (a, b) for a, b in zip(left, right, strict=True)):
         yield Finding(
             entry.path, f"inconsistent shape: {read.name} has dims {list(right)}, but {entry.source} has {list(left)}{note}; only -1 fits any length"
         )
+
+
+def _axis_of_rows(entry: Input, made: Tensor, makes: bool, reads: bool) -> str:
+    """What was probably meant where one side has one dim more: the axis of rows was written where it is added, or left out where it is not."""
+    read = entry.tensor
+    if makes and reads:
+        longer, name = (read.dims, read.name) if len(read.dims) > len(made.dims) else (made.dims, str(entry.source))
+        if abs(len(read.dims) - len(made.dims)) == 1 and longer[0] == -1:
+            return f"; dims are of one row: where the first -1 of {name} is the batch axis, leave it out ({list(longer[1:])})"
+        return ""
+    left, right = full_dims(made.dims, makes), full_dims(read.dims, reads)
+    short, name = (right, read.name) if len(right) < len(left) else (left, str(entry.source))
+    if abs(len(left) - len(right)) == 1:
+        return f"; with maxBatchSize 0 dims are the whole shape, rows first: write {[-1, *short]} for {name}, or another maxBatchSize"
+    return ""
 
 
 def _read(graph: Graph) -> list[Reference]:

@@ -97,14 +97,19 @@ def test_all_findings_at_once_from_standard_input(tritonpipe: Run) -> None:
     ("content", "said"),
     [
         ("a: [1", ": is no YAML: expected ',' or ']'"),
+        ("a: {b: 1\nc: 2\n", ":2:2: is no YAML: expected ',' or '}', but got ':', while parsing a flow mapping that begins in line 1; is it closed?"),
+        ("a:\n\tb: 1\n", ":2:1: is no YAML: found character '\\t' that cannot start any token; indent with blanks, not with tabs"),
+        ("a:\n    b: 1\n   c: 2\n", "that begins in line 1; lines that belong together stand equally far in"),
         ("a: *x", ":1:4: is no YAML: found undefined alias"),
         ("kind: A\nkind: B", ":2:1: is no YAML: the key 'kind' stands here a second time"),
         (b"\xff\xfe", "is no UTF-8 text (byte 0)"),
         ("a: \x00", "is no YAML"),
-        ("", "holds no InferencePipeline"),
-        ("- a\n- b", "holds no InferencePipeline"),
-        ("just text", "holds no InferencePipeline"),
-        ("kind: Deployment", "holds no InferencePipeline"),
+        ("", "holds no InferencePipeline (apiVersion tritonpipelines.io/v1alpha1): it is empty"),
+        ("- a\n- b", "holds no InferencePipeline (apiVersion tritonpipelines.io/v1alpha1): it is no mapping of fields"),
+        ("just text", "it is no mapping of fields"),
+        ("kind: Deployment\n---\nkind: Service\n---\nkind: Service", "its kind is Deployment, Service"),
+        ("kind: InferencePipelines", "its kind is InferencePipelines; did you mean InferencePipeline?"),
+        ("metadata: {name: a}", "it has no kind; write kind: InferencePipeline"),
         ("a: &x [*x]", "cannot be a resource"),
         ("2020-01-01: x", "cannot be a resource"),
     ],
@@ -116,6 +121,24 @@ def test_files_that_are_no_resource(tritonpipe: Run, tmp_path: Path, command: st
     assert ended.code == 2
     assert file in ended.err
     assert said in ended.err
+
+
+@pytest.mark.parametrize(("namespaces", "code"), [((None, None), 1), (("a", "a"), 1), (("a", "b"), 0), (("a", None), 0)])
+def test_a_name_stands_once_in_a_file(tritonpipe: Run, namespaces: tuple[str | None, ...], code: int) -> None:
+    """kubectl would apply one over the other."""
+    documents = [builders.document() for _ in namespaces]
+    for document, namespace in zip(documents, namespaces, strict=True):
+        document["metadata"] = {"name": "sentiment"} | ({} if namespace is None else {"namespace": namespace})
+    ended = tritonpipe("validate", "-", text=yaml.safe_dump_all(documents).encode())
+    told = "standard input (sentiment): error: metadata.name: an earlier document of the file has this name"
+    assert (ended.code, ended.out.count(told)) == (code, code)
+
+
+@pytest.mark.parametrize("start", [b"\xef\xbb\xbf", b""])
+def test_files_of_other_editors(tritonpipe: Run, start: bytes) -> None:
+    """A byte order mark, and lines that end as on Windows."""
+    text = yaml.safe_dump(builders.document()).replace("\n", "\r\n").encode()
+    assert tritonpipe("validate", "-", text=start + text).code == 0
 
 
 def test_every_file_is_judged_though_one_cannot_be_read(tritonpipe: Run, tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ RANK, RANKER = "rank/config.pbtxt", "ranker/config.pbtxt"
         ("versions", _replace(RANKER, "max_batch_size: 64", "max_batch_size: many"), r"ranker/config\.pbtxt:3: is no ModelConfig: .*many"),
         ("versions", _replace(RANKER, "metric_tags", "sequence_batching { } metric_tags"), r"ranker/config\.pbtxt: declares both dynamic_batching and sequence_batching"),
         ("versions", _replace(RANK, 'model_name: "ranker"', 'model_name: "nosuch"'), r"rank/config\.pbtxt: ensemble_scheduling: step 'nosuch' is no model of this repository; it holds rank, ranker"),
-        ("versions", _replace(RANK, 'model_name: "ranker"', 'model_name: "rank"'), r"step 'rank' is an ensemble itself"),
+        ("versions", _replace(RANK, 'model_name: "ranker"', 'model_name: "rank"'), r"rank/config\.pbtxt: ensemble_scheduling: rank → rank: ensembles call each other in a circle"),
         ("versions", _replace(RANKER, "output [", "# output ["), r"ranker/config\.pbtxt: output: is not there, and pytorch models cannot be read here .* /v2/models/ranker/config"),
         ("scripted", _remove("router"), "holds no ensemble; say with --ensemble which model clients call: large, small"),
         ("single", _remove("densenet_onnx/config.pbtxt"), r"holds no model"),

@@ -26,6 +26,8 @@ def reading(**tensors: str) -> list[dict[str, Any]]:
 
 WARNED: dict[str, tuple[dict[str, Any], str, str]] = {
     "several not pinned": ({"tokenizer": QUEUE}, "spec.tokenizer.source", "hf://org/sentiment is not pinned, nor is spec.model.source: what they hold may change"),
+    "label twice": ({**GOOD, "model": {**GOOD["model"], "outputs": [{**LOGITS, "dims": [3]}]}, "postprocess": {"labels": ["a", "b", "a"]}},
+                    "spec.postprocess.labels", "a stands there more than once"),
     "longest for a backend": ({**GOOD, "tokenizer": {**GOOD["tokenizer"], "padding": "Longest"}},
                               "spec.tokenizer.padding", "Longest gives requests nearly any length, and model batches equal lengths only"),
     "own tokenizer of any length": ({**GOOD, "tokenizer": OWN_TOKENIZER, "model": {**GOOD["model"], "inputs": reading(ids="ids", mask="mask")}}, "spec.model.inputs[0]",

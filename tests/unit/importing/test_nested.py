@@ -1,0 +1,142 @@
+"""Ensembles that ensembles call become one: who reads what stays as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from triton_pipelines.importing.choice import choose
+from triton_pipelines.importing.notes import ConfigError, Weight
+from triton_pipelines.importing.repository import read_repository
+
+TEXT = 'input [{ name: "TEXT" data_type: TYPE_STRING dims: [1] }]'
+PROBS = 'output [{ name: "PROBS" data_type: TYPE_FP32 dims: [3] }]'
+
+
+def model(name: str, inputs: str, outputs: str) -> str:
+    """The config of a python model whose tensors are texts of one row."""
+    told = [
+        f'{kind} [{{ name: "{tensor}" data_type: TYPE_STRING dims: [1] }}]'
+        for kind, tensors in (("input", inputs), ("output", outputs))
+        for tensor in tensors.split()
+    ]
+    return f'name: "{name}" backend: "python" max_batch_size: 8 ' + " ".join(told)
+
+
+def step(name: str, inputs: dict[str, str], outputs: dict[str, str]) -> str:
+    """One step of an ensemble."""
+    maps = [
+        f'{kind} {{ key: "{key}" value: "{value}" }}'
+        for kind, named in (("input_map", inputs), ("output_map", outputs))
+        for key, value in named.items()
+    ]
+    return f'step {{ model_name: "{name}" model_version: -1 {" ".join(maps)} }}'
+
+
+def ensemble(inputs: str, outputs: str, *steps: str, more: str = "") -> str:
+    """The config of an ensemble."""
+    return (
+        f"{model('', inputs, outputs).replace(chr(34) * 2, chr(34) + 'NAME' + chr(34))} ensemble_scheduling {{ {' '.join(steps)} }} {more}".replace(
+            'backend: "python"', 'platform: "ensemble"'
+        )
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """`outer` calls `inner`, which calls `deep`; all tensors inside have the same names, and one outer tensor has that of an inner one."""
+    configs = {
+        "clean": model("clean", "IN", "OUT"),
+        "cut": model("cut", "IN", "OUT"),
+        "score": model("score", "IN", "OUT"),
+        "deep": ensemble("A", "B", step("cut", {"IN": "A"}, {"OUT": "x"}), step("score", {"IN": "x"}, {"OUT": "B"})),
+        "inner": ensemble("A", "B", step("clean", {"IN": "A"}, {"OUT": "x"}), step("deep", {"A": "x"}, {"B": "B"})),
+        "last": model("last", "IN", "OUT"),
+        "outer": ensemble("TEXT", "ANSWER", step("inner", {"A": "TEXT"}, {"B": "x"}), step("last", {"IN": "x"}, {"OUT": "ANSWER"})),
+    }
+    for name, config in configs.items():
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "config.pbtxt").write_text(config.replace('"NAME"', f'"{name}"'))
+        if "ensemble" not in config:
+            (tmp_path / name / "1" / "model.py").write_text("class TritonPythonModel: ...\n")
+    return tmp_path
+
+
+def wires(config: Any) -> Iterator[tuple[str, str, str, str]]:
+    """(maker, its output, reader, its input) of every tensor; clients are called by the empty name."""
+    made = {value: (one.model_name, key) for one in config.ensemble_scheduling.step for key, value in one.output_map.items()}
+    made |= {tensor.name: ("", tensor.name) for tensor in config.input}
+    for one in config.ensemble_scheduling.step:
+        yield from ((*made[value], one.model_name, key) for key, value in one.input_map.items())
+    yield from ((*made[tensor.name], "", tensor.name) for tensor in config.output)
+
+
+def test_the_outer_ensemble_is_taken_with_all_steps(folder: Path) -> None:
+    choice = choose(read_repository(folder), None)
+    assert choice.public.name == "outer"
+    assert [one.name for one in choice.steps] == ["clean", "cut", "score", "last"]
+    assert set(wires(choice.public.config)) == {
+        ("", "TEXT", "clean", "IN"),
+        ("clean", "OUT", "cut", "IN"),
+        ("cut", "OUT", "score", "IN"),
+        ("score", "OUT", "last", "IN"),
+        ("last", "OUT", "", "ANSWER"),
+    }
+    assert choice.left == ()
+    assert [(note.where, note.weight, note.text.split()[1]) for note in choice.notes] == [
+        ("outer/config.pbtxt: ensemble_scheduling", Weight.CHANGED, "'inner'"),
+        ("outer/config.pbtxt: ensemble_scheduling", Weight.CHANGED, "'deep'"),
+    ]
+
+
+def test_an_inner_one_may_be_named(folder: Path) -> None:
+    choice = choose(read_repository(folder), "inner")
+    assert [one.name for one in choice.steps] == ["clean", "cut", "score"]
+    assert set(choice.left) == {"outer", "last"}
+
+
+def test_what_is_read_is_left_as_it_was(folder: Path) -> None:
+    repository = read_repository(folder)
+    before = repository.models["outer"].config.SerializeToString(deterministic=True)
+    choose(repository, None)
+    assert repository.models["outer"].config.SerializeToString(deterministic=True) == before
+
+
+def test_an_ensemble_called_twice_is_named_by_its_models(folder: Path) -> None:
+    path = folder / "outer" / "config.pbtxt"
+    again = step("inner", {"A": "TEXT"}, {"B": "y"})
+    path.write_text(path.read_text().replace("ensemble_scheduling {", f"ensemble_scheduling {{ {again}"))
+    with pytest.raises(ConfigError, match=r"outer/config\.pbtxt: ensemble_scheduling: clean, cut, score is called by several steps"):
+        choose(read_repository(folder), None)
+
+
+def test_an_optional_input_that_nobody_feeds_is_read_by_nobody(folder: Path) -> None:
+    path = folder / "inner" / "config.pbtxt"
+    text = path.read_text().replace(
+        'input [{ name: "A"', 'input [{ name: "HINT" data_type: TYPE_STRING dims: [1] optional: true }] input [{ name: "A"'
+    )
+    path.write_text(text.replace('input_map { key: "IN" value: "A" }', 'input_map { key: "IN" value: "A" } input_map { key: "HINT" value: "HINT" }'))
+    choice = choose(read_repository(folder), None)
+    assert dict(choice.public.config.ensemble_scheduling.step[0].input_map) == {"IN": "TEXT"}
+
+
+def test_a_cache_within_is_told(folder: Path) -> None:
+    path = folder / "deep" / "config.pbtxt"
+    path.write_text(path.read_text() + " response_cache { enable: true }")
+    choice = choose(read_repository(folder), None)
+    assert [(note.where, note.weight) for note in choice.notes][-1] == ("deep/config.pbtxt: response_cache", Weight.LOST)
+
+
+def test_a_circle_is_refused(folder: Path) -> None:
+    path = folder / "deep" / "config.pbtxt"
+    path.write_text(
+        path.read_text()
+        .replace('model_name: "cut"', 'model_name: "inner"')
+        .replace('key: "IN" value: "A"', 'key: "A" value: "A"')
+        .replace('key: "OUT" value: "x"', 'key: "B" value: "x"')
+    )
+    with pytest.raises(ConfigError, match="outer → inner → deep → inner: ensembles call each other in a circle"):
+        choose(read_repository(folder), "outer")
