@@ -66,6 +66,21 @@ def test_every_reason_that_is_not_fine_has_a_section() -> None:
     assert set(sections(REASONS)) == {reason.value for reason in Reason if KIND_OF[reason] is not Kind.FINE}
 
 
+def test_the_table_of_first_steps_has_every_section_once() -> None:
+    rows = re.findall(r"^\| (\[.+?) \| (.+) \|$", REASONS.partition("## ")[0], re.MULTILINE)
+    led_to = [title for reasons, _ in rows for title in re.findall(r"\[(\w+)\]\(#\w+\)", reasons)]
+    assert sorted(led_to) == sorted(sections(REASONS))
+
+
+def test_the_status_page_has_every_reason_in_the_row_of_its_kind() -> None:
+    rows = {
+        first.partition(":")[0]: set(re.findall(r"\b[A-Z]\w+", told))
+        for first, told in re.findall(r"^\| ([a-z][^|]*?) \| (.+) \|$", STATUS, re.MULTILINE)
+    }
+    for kind in Kind:
+        assert rows[kind.value.lower()] == {reason.value for reason in Reason if KIND_OF[reason] is kind}
+
+
 @pytest.mark.parametrize("title", sections(REASONS))
 def test_a_section_says_what_it_means_how_to_look_and_what_to_do(title: str) -> None:
     for part in ("**Means.**", "**Look.**", "**Do.**"):
