@@ -25,6 +25,7 @@ _PERCENTILES: Final = ("p50", "p90", "p95", "p99", "max")
 _PLOT_COLUMNS, _PLOT_LINES = 72, 14
 _BUSY_CORES: Final = 0.8
 _LATE_SHARE: Final = 0.1
+_KEPT_UP: Final = 0.95
 _COLUMNS: Final = (
     "load,requests_per_second,requests_per_second_min,requests_per_second_max,rows_per_second,p50_ms,p90_ms,p95_ms,p99_ms,max_ms,"
     "requests,failed,stable,runs"
@@ -153,7 +154,9 @@ def remarks(report: Report) -> list[str]:
     for name, item in everything(report):
         for message, count in sorted(item.errors.items(), key=lambda pair: -pair[1])[:3]:
             result.append(f"{name}: {count} failed: {message}")
-    if unsteady := [f"{name} ({reason})" for name, item in everything(report) if (reason := _unsteady(item))]:
+    behind = [item for item in report.points if item.spec.rate and item.median("requests_per_s") < _KEPT_UP * item.spec.rate]
+    # Where a queue grows nothing is stable, however long it is measured.
+    if unsteady := [f"{name} ({reason})" for name, item in everything(report) if item not in behind and (reason := _unsteady(item))]:
         result.append(f"not stable: {'; '.join(unsteady)}; a longer --duration, or a quieter machine, may help")
     if busy := [item.spec.name for item in report.points if max(run.cpu_share for run in item.runs) > _BUSY_CORES]:
         result.append(f"the load generator itself kept a core busy at {', '.join(busy)}: the server may carry more")
@@ -162,11 +165,10 @@ def remarks(report: Report) -> list[str]:
         result.append(
             f"requests left late at {', '.join(late)} (more than a tenth of p99): too few CPUs for generator and server; latency counts from when they were due"
         )
-    behind = [item for item in report.points if item.spec.rate and item.median("requests_per_s") < 0.95 * item.spec.rate]
-    if behind:
-        result.append(
-            f"overloaded at {', '.join(item.spec.name for item in behind)}: fewer are answered than asked; latency grows with the time measured"
-        )
+    for item in behind:
+        lost = "; of those that failed no time is among the percentiles" if item.errors else ""
+        carried = _short_number(item.median("requests_per_s"))
+        result.append(f"overloaded at {item.spec.name}: {carried} requests/s are answered, and latency grows with the time measured{lost}")
     return result
 
 

@@ -202,13 +202,15 @@ def test_remarks_say_what_makes_figures_doubtful() -> None:
     points = [
         Measured(LoadSpec(concurrency=1), (summary(100, stable=False),)),
         Measured(LoadSpec(concurrency=64), (summary(9000, cpu_share=0.95),)),
-        Measured(LoadSpec(rate=500), (summary(300, 0.02, lag_p99_s=0.004),)),
+        Measured(LoadSpec(rate=500), (summary(300, 0.02, lag_p99_s=0.004, stable=False, failed=7, errors={"no answer within 30 s": 7}),)),
     ]
     text = "\n".join(remarks(report(points=points, baseline={})))
     assert "not stable: concurrency 1 (p99 differs by 40% between windows)" in text
     assert "generator itself kept a core busy at concurrency 64" in text
     assert "left late at 500/s poisson" in text
-    assert "overloaded at 500/s poisson" in text
+    assert "overloaded at 500/s poisson: 300 requests/s are answered, and latency grows" in text
+    assert "of those that failed no time is among the percentiles" in text
+    assert "500/s poisson (p99 differs" not in text, "a longer measurement of a queue that grows is no steadier"
     assert remarks(report()) == []
 
 
