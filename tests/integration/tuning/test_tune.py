@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from google.protobuf import json_format
 
 from tests.support.serving import ROOT, run, sample_sources
 from triton_pipelines.api.status import TuningStatus
@@ -22,8 +23,9 @@ from triton_pipelines.pipeline import Graph, Options, build
 from triton_pipelines.render.modelconfig import configs
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.local import LocalTriton
-from triton_pipelines.tuning.contract import Knobs, Padded
+from triton_pipelines.tuning.contract import Knobs, Padded, TuneTarget
 from triton_pipelines.tuning.knobs import changed, knobs_of
+from triton_pipelines.tuning.server import Server
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 FILE = ROOT / "bench" / "gpu-step.yaml"
@@ -143,6 +145,47 @@ async def test_a_padding_that_costs_less_is_tried_on_the_server_and_taken_back(t
         chosen = said["recommended"]["padding"]["mode"] or Padding.FIXED.value
         assert after.padding.chosen.value == chosen
         assert ("proven on the server" in said["advice"]) == (chosen == Padding.RAGGED.value)
+
+
+async def test_what_ran_comes_back_field_by_field_whatever_the_resource_says(canary: Canary) -> None:
+    """Instances, delay and batch size that were changed by hand before; the very configs that Triton tells are compared."""
+    models = ("tokenizer", "model", canary.graph.model_name)
+    target = TuneTarget(canary.server.grpc_address, lambda changed: build(changed, Options()), KEY)
+    pipeline, graph = only(FILE, Options())
+
+    async with TritonClient(canary.server.grpc_address, KEY) as client:
+
+        async def told() -> list[Any]:
+            return [await client.model_config(name) for name in models]
+
+        async def tried() -> tuple[list[str], list[Any]]:
+            async with Server(target, pipeline, graph) as server:
+                await server.put(Knobs(32, 1000, 2, 1))
+                assert await running(canary) == Knobs(32, 1000, 2, 1)
+                return server.notes, await told()
+
+        first = await told()
+        notes, other = await tried()
+        assert notes == [], "it ran what the resource says"
+        assert first == await told()
+        assert first != other
+        before = await running(canary)
+        try:
+            tokenizer, model, public = (json_format.Parse(json_format.MessageToJson(one), type(one)()) for one in first)
+            tokenizer.instance_group[0].count, tokenizer.max_batch_size = 2, 16
+            model.instance_group[0].count, model.max_batch_size, model.dynamic_batching.max_queue_delay_microseconds = 3, 16, 3000
+            public.max_batch_size = 16
+            for config in (tokenizer, model, public):
+                await client.load_model(config.name, json_format.MessageToJson(config, preserving_proto_field_name=True))
+            by_hand = await told()
+            assert await running(canary) == Knobs(16, 3000, 3, 2)
+            notes, _ = await tried()
+            assert any("model ran with max_batch_size 16 (2), a queue delay of 3000 us (0), instances: 3 (1)" in note for note in notes)
+            assert by_hand == await told()
+        finally:
+            for config in reversed(first):
+                await client.load_model(config.name, json_format.MessageToJson(config, preserving_proto_field_name=True))
+        assert await running(canary) == before
 
 
 async def test_without_the_key_nothing_is_changed(canary: Canary) -> None:
