@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
+from tokenizers.models import BPE, Unigram, WordLevel, WordPiece
 
 from triton_pipelines.loader.tokenizer import build_from_vocabulary, check, highest
 
@@ -118,3 +119,27 @@ def test_a_panic_over_pairs_hides_no_token(vocabulary: Path, tmp_path: Path) -> 
     path.write_text(json.dumps(made), encoding="utf-8")
     assert check(path) is None
     assert highest(path).id == len(WORDS) - 1
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        WordLevel({"b": 0, "c": 1}, unk_token="[UNK]"),
+        WordPiece({"b": 0, "##c": 1}, unk_token="[UNK]"),
+        Unigram([("b", 0.0), ("c", -1.0)], byte_fallback=False),
+        BPE({"b": 0, "c": 1}, []),
+        BPE({"Ġ": 0, "Ã": 1, "©": 2}, []),
+        WordLevel({"日": 0, "本": 1}, unk_token="[UNK]"),
+    ],
+    ids=["words", "pieces", "unigram", "characters", "bytes", "another script"],
+)
+def test_a_vocabulary_need_not_have_any_one_letter(tmp_path: Path, model: Any) -> None:
+    Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
+    assert check(tmp_path / "tokenizer.json") is None
+    assert highest(tmp_path / "tokenizer.json").id == Tokenizer(model).get_vocab_size() - 1
+
+
+def test_a_tokenizer_that_encodes_no_text_is_refused(tmp_path: Path) -> None:
+    Tokenizer(WordLevel({}, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ValueError, match="UNK"):
+        check(tmp_path / "tokenizer.json")
