@@ -20,9 +20,11 @@ from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding as SpecFinding
 from triton_pipelines.api.loadplan import Finding, LoadReport, Reason, ReportSource
 from triton_pipelines.pipeline import Options
+from triton_pipelines.reconcile import measured
 from triton_pipelines.reconcile.observed import Memory, ModelState, Object, Observed, Pod, Probe
-from triton_pipelines.reconcile.plan import Context, Plan, Wanted, plan, resolve
+from triton_pipelines.reconcile.plan import Context, Plan, plan
 from triton_pipelines.reconcile.rollout import UNSCHEDULABLE_GRACE
+from triton_pipelines.reconcile.wanted import Wanted, resolve
 from triton_pipelines.reconcile.watch import Latencies
 
 START = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
@@ -218,7 +220,9 @@ class World:
             return plan(observed, context, self.now)
         memory = observed.memory()
         image = (observed.revision_record(memory.wanted) or {}).get("serverImage") if memory.generation == observed.generation else None
-        key = json.dumps([self.document["spec"], repr(self.options), self.digests, image], sort_keys=True)
+        # What a measured padding comes to hangs on what is remembered of it, and of what was taken back.
+        known = [measured.data(measured.recorded(observed)), memory.failed_revision, memory.failed_spec, memory.restored]
+        key = json.dumps([self.document["spec"], repr(self.options), self.digests, image, known], sort_keys=True)
         if key not in self.rendered:
             self.rendered[key] = resolve(observed, self.options)
         return plan(observed, context, self.now, self.rendered[key])

@@ -91,6 +91,7 @@ KEY_MEMORY: Final = "memory.json"
 KEY_SCALING: Final = "scaling.json"
 KEY_PODS: Final = "pods.json"
 KEY_PADDING: Final = "padding.json"
+KEY_MEASURED_PADDING: Final = "measured-padding.json"
 KEY_CONTROL: Final = "admin-key"
 
 # Header (HTTP) that carries the control key; over gRPC Triton wants it with the prefix below (measured, Triton 24.10).

@@ -164,7 +164,12 @@ class TuningStatus(ApiModel):
     padding: Annotated[
         Short, Field(description="The cheapest padding by the model step's measured cost, with the milliseconds that a full batch takes with each.")
     ] = ""
-    patch: Annotated[Long, Field(description="Merge patch of the spec, as YAML, to commit; empty: nothing is proven to be better.")] = ""
+    patch: Annotated[
+        Long,
+        Field(
+            description="Merge patch of the spec, as YAML, to commit; empty: nothing is proven to be better, or nothing but the padding, which Auto takes by itself."
+        ),
+    ] = ""
     gain_percent: Annotated[Count, Field(description="Requests per second gained over the current setting.")] = 0
     points: Annotated[tuple[TuningPoint, ...], Field(max_length=32, description="What was measured.", json_schema_extra=ATOMIC)] = ()
 

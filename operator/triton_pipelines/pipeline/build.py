@@ -14,7 +14,7 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline, Spec
 
 from .adapting import PAD_VALUE, Refusals, hindrance, on_cpu, pads, refusal_key
 from .defaults import DEFAULT_MAX_LENGTH, MODEL, POSTPROCESS, TOKENIZER
-from .graph import PIPELINE, Graph, Implementation, Output, PaddingChoice, Reference, Role, Step, Tensor
+from .graph import PIPELINE, Graph, Implementation, MeasuredPadding, Output, PaddingChoice, Reference, Role, Step, Tensor
 from .modelstep import Surroundings, implementation_of, max_batch_size, model_step
 from .options import Options
 from .poststep import postprocess_read, postprocess_step
@@ -22,10 +22,11 @@ from .profiles import boxes
 from .tokens import Token, TokenReader, Tokens, choose_padding, token_dims, token_outputs, token_read, tokenizer_step
 
 
-def build(pipeline: InferencePipeline, options: Options, refused: Refusals | None = None) -> Graph:
+def build(pipeline: InferencePipeline, options: Options, refused: Refusals | None = None, measured: MeasuredPadding | None = None) -> Graph:
     """The graph of a resource that its schema and rules accept; wrong references stay in it for the checks to find.
 
-    ``refused``: files that the loader could not adapt to ragged batches; their rows are padded instead.
+    ``refused``: files that the loader could not adapt to ragged batches; their rows are padded instead. ``measured``: the padding that
+    Auto takes, where it was measured for this very resource.
     """
     spec = pipeline.spec
     wired = _fields(spec)
@@ -33,7 +34,7 @@ def build(pipeline: InferencePipeline, options: Options, refused: Refusals | Non
     tokenizer_batch = _tokenizer_batch(spec, sizes)
     tokens = _tokens(spec, wired, options)
     readers = _readers(spec, wired, tokens, options, refused or {})
-    padding = choose_padding(spec.tokenizer, list(readers.values())) if spec.tokenizer is not None else None
+    padding = choose_padding(spec.tokenizer, list(readers.values()), measured) if spec.tokenizer is not None else None
     batched = tokenizer_batch is not None and tokenizer_batch > 0
     length = (spec.tokenizer.max_length or DEFAULT_MAX_LENGTH) if spec.tokenizer and padding and padding.chosen is Padding.FIXED else -1
     token_tensors = [Tensor(name, token.data_type, token_dims(token, length, batched)) for name, token in tokens.items()]

@@ -215,11 +215,22 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredPadding:
+    """A padding that was measured to be better than the one by rule, for exactly the pipeline at hand: ``mode``, the ``buckets`` of Bucketed,
+    and the figures in words."""
+
+    mode: Padding
+    buckets: tuple[int, ...]
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
 class PaddingChoice:
     """The padding in force and why.
 
     ``refused``: files that the loader could not adapt to ragged batches, by key, with its words. ``stiff``: steps that need rows of one
-    length all the same, by their field, each with the reason. ``automatic``: Auto chose it.
+    length all the same, by their field, each with the reason. ``automatic``: Auto chose it; ``measured``: not by rule, but by what was
+    measured.
     """
 
     chosen: Padding
@@ -228,6 +239,7 @@ class PaddingChoice:
     refused: Mapping[str, str] = field(default_factory=dict)
     stiff: Mapping[str, str] = field(default_factory=dict)
     automatic: bool = False
+    measured: bool = False
 
     def __str__(self) -> str:
         return f"{self.chosen.value} ({self.reason})"

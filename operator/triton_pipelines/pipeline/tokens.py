@@ -15,7 +15,7 @@ from triton_pipelines.api.tokenizer import Padding, Tokenizer, TokenizerOutput
 from triton_pipelines.api.v1alpha1 import Spec
 
 from .defaults import DEFAULT_MAX_LENGTH, ENVIRONMENT_FILE, ENVIRONMENT_PARAMETER, TOKENIZER, USUAL_NAMES
-from .graph import PIPELINE, Implementation, Input, Instances, PaddingChoice, Reference, Role, Step, Tensor
+from .graph import PIPELINE, Implementation, Input, Instances, MeasuredPadding, PaddingChoice, Reference, Role, Step, Tensor
 from .profiles import Box, bucket_lengths
 from .sources import code_of, python_fetches, tokenizer_fetches
 
@@ -122,8 +122,18 @@ def token_outputs(tokenizer: Tokenizer, read: Sequence[tuple[str, DataType | Non
     return result
 
 
-def choose_padding(tokenizer: Tokenizer, readers: Sequence[TokenReader]) -> PaddingChoice:
+def left_to_auto(tokenizer: Tokenizer | None) -> bool:
+    """Whether the resource leaves its padding to Auto; ``False`` where the tokenizer's own code decides, or there is none."""
+    return tokenizer is not None and tokenizer.python is None and tokenizer.padding in (None, Padding.AUTO)
+
+
+def choose_padding(tokenizer: Tokenizer, readers: Sequence[TokenReader], measured: MeasuredPadding | None = None) -> PaddingChoice:
     """The padding in force (api.md §6): of ``Auto`` the cheapest that every step that reads tokens can take.
+
+    ``measured``: what is known to be best for this very pipeline. A padding that is written goes before it, and so does what the steps
+    cannot take: rows of different length, where the loader has refused the file since.
+
+    By rule, without figures:
 
     A step on CPU pays for each padded token and gains little from batches (measured: ragged batches carried 0.5 to 1.1 times the
     requests of the plain graph on two cores), so its requests keep their lengths and share a batch only where these are equal. A GPU step
@@ -141,6 +151,9 @@ def choose_padding(tokenizer: Tokenizer, readers: Sequence[TokenReader]) -> Padd
     stiff = [reader for reader in readers if reader.equal_shapes_only]
     if wanted is not Padding.AUTO:
         return PaddingChoice(wanted, "asked for by tokenizer.padding", refused=refused, stiff={reader.path: reader.why for reader in stiff})
+    if measured is not None and not (stiff and measured.mode is Padding.RAGGED):
+        buckets = tuple(sorted({*measured.buckets, longest})) if measured.mode is Padding.BUCKETED else ()
+        return PaddingChoice(measured.mode, measured.said, buckets, refused=refused, automatic=True, measured=True)
     if stiff:
         why = f"Auto: {stiff[0].path}: {stiff[0].why}, so every row has {longest} tokens"
         return PaddingChoice(Padding.FIXED, why, refused=refused, automatic=True)

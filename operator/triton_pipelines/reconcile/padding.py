@@ -46,23 +46,28 @@ def reported(pipeline: InferencePipeline, graph: Graph, revision: str, observed:
             continue
         for item in failures:
             if item.step in adapted and item.step in fields:
-                found[refusal_key(fields[item.step], pipeline.spec)] = _short(item.message)
+                found[refusal_key(fields[item.step], pipeline.spec)] = short(item.message)
     return found
 
 
-def told(choice: PaddingChoice, run: Mapping[str, Any], current: bool) -> dict[str, str]:
+def told(choice: PaddingChoice, run: Mapping[str, Any], current: bool, other: str = "") -> dict[str, str]:
     """``status.padding``: the padding in force, and by which rule or measurement it was chosen.
 
     ``run``: ``status.tuning`` of the last run; ``current``: it speaks of the revision that is wanted: it measured that, or recommended it.
+    ``other``: what is to be said of measured paddings, where Auto goes by rule.
     """
+    if choice.measured:
+        return {"chosen": choice.chosen.value, "reason": short(choice.reason, SAID_MAX)}
     measured = str(run.get("padding") or "") if current and run.get("state") == "Succeeded" else ""
-    request = _short(str(run.get("request") or ""), REQUEST_MAX)
+    request = short(str(run.get("request") or ""), REQUEST_MAX)
     note = f"; tuning run {request!r} measured: {measured}" if measured else UNMEASURED if choice.automatic else ""
-    note = _short(note, NOTE_MAX)
-    return {"chosen": choice.chosen.value, "reason": _short(choice.reason, SAID_MAX - len(note)) + note}
+    note = other if other and choice.automatic else note
+    note = short(note, NOTE_MAX)
+    return {"chosen": choice.chosen.value, "reason": short(choice.reason, SAID_MAX - len(note)) + note}
 
 
-def _short(text: str, most: int = REASON_MAX) -> str:
+def short(text: str, most: int = REASON_MAX) -> str:
+    """The text, cut to what there is room for."""
     return text if len(text) <= most else text[: most - 2].rstrip() + " …"
 
 

@@ -14,12 +14,11 @@ from typing import Any
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Switch
 from triton_pipelines.api.conditions import Condition, Reason
-from triton_pipelines.api.parse import parse
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.cluster.diff import needs_apply
-from triton_pipelines.pipeline import Graph, Options, build, check, lint
-from triton_pipelines.render import Revision, render
-from triton_pipelines.render.errors import RefusedError, RenderError
+from triton_pipelines.pipeline import Graph, Options, lint
+from triton_pipelines.pipeline.fingerprint import cost_fingerprint
+from triton_pipelines.render import Revision
 from triton_pipelines.render.objects import (
     control_secret,
     deployment,
@@ -29,9 +28,8 @@ from triton_pipelines.render.objects import (
     revision_config_map,
     service,
 )
-from triton_pipelines.tuning.knobs import changed
 
-from . import padding, tuning
+from . import measured, padding, tuning
 from . import status as statuses
 from .cpuowner import decide_cpu
 from .events import Event, transitions
@@ -45,6 +43,7 @@ from .resizing import Resize, wanted_limit
 from .rollout import Rollout, decide, target_of
 from .tuningrun import Run, remembered, with_tuning
 from .tuningstage import left_over, stage_of
+from .wanted import Wanted, recommended, resolve
 from .watch import RECHECK_SECONDS, Watch, doubts, limit_of
 
 # A pass with nothing to wait for is repeated by the resync; with pods on their way the watch wakes us, this is the second line.
@@ -86,15 +85,6 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the spec asks for, checked and rendered."""
-
-    pipeline: InferencePipeline
-    graph: Graph
-    revision: Revision
-
-
-@dataclass(frozen=True, slots=True)
 class Context:
     """What a pass knows beside the cluster: the operator's options, how a revision's control key is derived, and whether a
     rollout that no change of the spec asked for may start now (a new operator release rolls a few pipelines at a time)."""
@@ -108,33 +98,6 @@ def hands_off(pipeline: Mapping[str, Any]) -> bool:
     """Whether a pipeline is not to be touched: it goes, and its children with it, or it is paused."""
     metadata = pipeline["metadata"]
     return bool(metadata.get("deletionTimestamp")) or (metadata.get("annotations") or {}).get(names.ANNOTATION_PAUSED) == "true"
-
-
-def resolve(observed: Observed, options: Options) -> Wanted | list[Finding]:
-    """What the spec asks for, or everything that is wrong with it."""
-    pipeline, findings = parse(observed.pipeline)
-    if pipeline is None or findings:
-        return findings
-    options = _pinned(pipeline, observed, options)
-    refused = padding.recorded(observed)
-    made = _made(pipeline, options, refused, observed)
-    if isinstance(made, Wanted) and (found := padding.reported(pipeline, made.graph, made.revision.name, observed)):
-        # The next best padding; an explicit Ragged becomes a finding.
-        return _made(pipeline, options, refused | found, observed)
-    return made
-
-
-def _made(pipeline: InferencePipeline, options: Options, refused: Mapping[str, str], observed: Observed) -> Wanted | list[Finding]:
-    graph = build(pipeline, options, refused)
-    findings = check(pipeline, graph, options)
-    if findings:
-        return findings
-    try:
-        return Wanted(pipeline, graph, render(pipeline, graph, options, observed.digests))
-    except RefusedError as refused:
-        return refused.findings
-    except RenderError as error:
-        return [Finding("spec", str(error))]
 
 
 def plan(observed: Observed, context: Context, now: dt.datetime, wanted: Wanted | list[Finding] | None = None) -> Plan:
@@ -171,16 +134,6 @@ def _missing_source(wanted: Wanted, observed: Observed, context: Context, now: d
     if observed.revision_record(observed.deployed_revision()) is None:
         return _with_status(observed, decided, (), (), WAITING_SECONDS)
     return _act(wanted.pipeline, wanted.graph, wanted.revision, observed, context, now, held=decided)
-
-
-def _pinned(pipeline: InferencePipeline, observed: Observed, options: Options) -> Options:
-    """The default server image stays what it was until the spec changes, whatever a new operator release brings."""
-    memory = observed.memory()
-    record = observed.revision_record(memory.wanted)
-    if record is None or memory.generation != observed.generation or pipeline.spec.server.image is not None:
-        return options
-    image = record["serverImage"]
-    return replace(options, server_image=image, family_images=dict.fromkeys(options.family_images, image))
 
 
 def _act(
@@ -220,23 +173,25 @@ def _act(
     def ready() -> Condition:
         return statuses.conditions_of(pipeline, graph, observed, rollout, wanted, problems, number)[0]
 
-    def recommended(patch: Mapping[str, Any]) -> str:
-        return _recommended(pipeline, patch, observed, context)
+    def makes(patch: Mapping[str, Any]) -> str:
+        return recommended(pipeline, patch, observed, context.options)
 
-    stage = stage_of(pipeline, graph, observed, context.options, rollout, wanted, replicas, ready, recommended)
+    stage = stage_of(pipeline, graph, observed, context.options, rollout, wanted, replicas, ready, makes)
     tuned = tuning.follow(stage, remembered(rollout.memory.tuning, observed.status.get("tuning")), now)
     memory = replace(memory, tuning=tuned.run.to_document())
+    fingerprint = cost_fingerprint(pipeline, context.options, observed.digests)
+    choices = measured.after(measured.recorded(observed), tuned.choices, fingerprint, measured.taken_back(graph, revision.name, memory))
     # In this order a pass may end anywhere: a revision's ConfigMap is the trace by which its Secret is pruned, what the live ConfigMap
     # remembers as applied has been applied, and pods find everything that they mount.
     desired: list[Object] = []
     if wanted == revision.name:
         record = observed.child("ConfigMap", names.revision_name(pipeline.name, wanted))
         # An immutable revision is written once; the default images that it recorded stay.
-        data = (record or {}).get("data") or revision.data
+        data = (record or {}).get("data") or {**revision.data, **measured.applied(choices, fingerprint, graph)}
         desired.append(revision_config_map(pipeline, wanted, data))
     refused = graph.padding.refused if graph.padding else {}
     owned = owned_data(pipeline, observed, number.scaled, resizing.limit)
-    live = live_config_map(pipeline, live_data(memory, counts, resolved, observed) | padding.data(refused) | owned)
+    live = live_config_map(pipeline, live_data(memory, counts, resolved, observed) | padding.data(refused) | measured.data(choices) | owned)
     template = _template(revision, rollout, observed)
     optional = [network_policy(pipeline, context.options.operator_namespace), disruption_budget(pipeline, number.number)]
     desired += [*secrets, live, service(pipeline), *(item for item in optional if item is not None)]
@@ -260,21 +215,12 @@ def _act(
             pipeline, graph, observed, rollout, wanted, warnings, problems, counts, healing.astray, number, now, resizing.conflict
         )
         if graph.padding is not None:
-            status = status | {"padding": padding.told(graph.padding, tuned.run.status(), wanted in (tuned.run.revision, tuned.run.recommended))}
+            current = wanted in (tuned.run.revision, tuned.run.recommended)
+            status = status | {"padding": padding.told(graph.padding, tuned.run.status(), current, measured.note(choices, fingerprint, wanted))}
     status = with_tuning(status, tuned.status())
     requeue = soonest(_requeue(status, rollout, problems, must_wait), tuned.recheck, resizing.again)
     decided = _with_status(observed, status, apply, delete, requeue, (*healing.events, *rollout.notes, *tuned.events))
     return replace(decided, resize=resizing.resize, beside=tuple(beside), clear=clear)
-
-
-def _recommended(pipeline: InferencePipeline, patch: Mapping[str, Any], observed: Observed, context: Context) -> str:
-    """The revision that a tuning run's patch makes; "" where it makes none."""
-    try:
-        patched = changed(pipeline, patch)
-    except ValueError:
-        return ""
-    made = _made(patched, context.options, padding.recorded(observed), observed)
-    return made.revision.name if isinstance(made, Wanted) else ""
 
 
 def _cleared(observed: Observed, staying: Sequence[Object]) -> tuple[Deletion, ...]:

@@ -43,13 +43,14 @@ from .events import Event, transitions
 from .fleet import rolls
 from .observed import Object, Observed, Pod, Probe, alive, serves
 from .ownership import FormerChild, NameTaken, check_owner
-from .plan import Context, Deletion, Plan, Wanted, hands_off, plan, resolve, soonest
+from .plan import Context, Deletion, Plan, hands_off, plan, soonest
 from .queue import Key, Result
 from .refusals import Refusal, of_pods, refused
 from .resizing import Resize
 from .scaling import Intent, View
 from .sources import config_map_sources, read_sources
 from .tuningrun import with_tuning
+from .wanted import Wanted, resolve
 from .watch import Latencies
 
 CHILD_RESOURCES: tuple[Resource, ...] = (DEPLOYMENTS, CONFIG_MAPS, SERVICES, NETWORK_POLICIES, POD_DISRUPTION_BUDGETS, JOBS)

@@ -10,23 +10,24 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
-
-import yaml
 
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Severity
 from triton_pipelines.api.conditions import KIND_OF, Kind, Reason
-from triton_pipelines.api.v1alpha1 import TuningMode
+from triton_pipelines.api.v1alpha1 import InferencePipeline, TuningMode
+from triton_pipelines.pipeline.fingerprint import cost_fingerprint
 from triton_pipelines.render.tuning import JOB_SECONDS, canary, inputs, job, policies
 
 from .events import Event
+from .measured import Choices, take
 from .observed import Object, Observed, Pod, alive
 from .problems import IMAGE_REASONS, Problem, of_pod
 from .times import moment, rfc3339
 from .tuningrun import Run, State, result_of
 from .tuningstage import Stage
+from .watch import limit_of
 
 # A canary that is not ready by then is given up (seconds): as long as a rollout may take by default. So is a Job that does not start.
 PENDING_SECONDS: Final = 900
@@ -43,12 +44,13 @@ AGAIN: Final = "ask again with another spec.tuning.request"
 @dataclass(frozen=True, slots=True)
 class Tuned:
     """What is decided: the run to remember, the objects that it has now (its Job, once made, as it is), what it waits for ("": it has ended),
-    and events."""
+    events, and the padding that it has proven for Auto (by fingerprint)."""
 
     run: Run
     objects: tuple[Object, ...] = ()
     message: str = ""
     events: tuple[Event, ...] = ()
+    choices: Choices = field(default_factory=dict)
 
     @property
     def created(self) -> list[Object]:
@@ -181,7 +183,7 @@ def _running(stage: Stage, run: Run, name: str, now: dt.datetime) -> Tuned:
     for pod in tuners:
         ended = (pod.container(names.CONTAINER_TUNER).get("state") or {}).get("terminated")
         if ended:
-            return Tuned(_ended(stage, run, ended, now))
+            return _ended(stage, run, ended, now)
     # What it may have changed of the canary's settings is no place to begin from: a Job is never made twice.
     if run.made and (made is None or made["metadata"].get("uid") != run.made or made["metadata"].get("deletionTimestamp")):
         return Tuned(run.failed(f"its Job was deleted; {AGAIN}", now))
@@ -247,33 +249,32 @@ def _unstarted(tuners: Sequence[Pod]) -> str:
     return "it starts" if tuners else "the Job has no pod"
 
 
-def _ended(stage: Stage, run: Run, ended: Mapping[str, Any], now: dt.datetime) -> Run:
+def _ended(stage: Stage, run: Run, ended: Mapping[str, Any], now: dt.datetime) -> Tuned:
     text = str(ended.get("message") or "")
     if ended.get("exitCode") != 0:
-        return run.failed(f"the measurement ended with exit code {ended.get('exitCode')}: {text.strip()[-600:] or ended.get('reason', '')}", now)
+        said = f"the measurement ended with exit code {ended.get('exitCode')}: {text.strip()[-600:] or ended.get('reason', '')}"
+        return Tuned(run.failed(said, now))
     try:
         found = result_of(json.loads(text))
     except ValueError:
         found = None
     if found is None:
-        return run.failed("what the Job reports cannot be read; is its image that of this operator's release (loader.image)?", now)
-    return replace(run, state=State.SUCCEEDED, end=rfc3339(now), result=found, recommended=_recommended(stage, str(found.get("patch", ""))))
+        return Tuned(run.failed("what the Job reports cannot be read; is its image that of this operator's release (loader.image)?", now))
 
+    def fingerprint(pipeline: InferencePipeline) -> str:
+        return cost_fingerprint(pipeline, stage.options, stage.observed.digests)
 
-def _recommended(stage: Stage, text: str) -> str:
-    """The revision that a patch makes; "" where it makes none, or cannot be read."""
-    try:
-        patch = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):  # the second for what looks like a date and is none
-        return ""
-    return stage.recommended(patch) if isinstance(patch, Mapping) else ""
+    end = rfc3339(now)
+    taken = take(stage.pipeline, stage.padding, found, (run.request, run.revision, end), limit_of(stage.pipeline), fingerprint)
+    makes = stage.recommended(taken.patch) if taken.patch else ""
+    return Tuned(replace(run, state=State.SUCCEEDED, end=end, result=taken.result, recommended=makes), choices=taken.choices)
 
 
 def _base(stage: Stage, name: str) -> list[Object]:
     pipeline, options = stage.pipeline, stage.options
     spec = {key: value for key, value in stage.observed.pipeline["spec"].items() if key != "tuning"}
-    if stage.padding and "tokenizer" in spec:
-        spec["tokenizer"] = {**spec["tokenizer"], "padding": stage.padding}
+    if "tokenizer" in spec:
+        spec["tokenizer"] = {**spec["tokenizer"], **stage.pinned_padding()}
     document = {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,

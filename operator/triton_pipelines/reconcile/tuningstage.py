@@ -11,6 +11,7 @@ from triton_pipelines.api.base import Switch
 from triton_pipelines.api.conditions import Condition
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.pipeline import Graph, Options
+from triton_pipelines.pipeline.graph import PaddingChoice
 
 from .observed import Object, Observed
 from .rollout import Rollout, serves_whole
@@ -21,8 +22,7 @@ class Stage:
     """What a run goes by. ``wanted``: the revision that the spec asks for; ``target``: the one that is to run, another where that was taken
     back; ``settled``: whether ``wanted`` alone serves the whole pipeline, and ``watched``, whether its latency is still under watch;
     ``replicas``: how many pods are wanted; ``ready``: what is said of the pipeline; ``template`` and ``server_image``: as the revision's
-    ConfigMap recorded them; ``padding``: where the spec's own cannot be had, the one in force; ``recommended``: the revision that a patch
-    would make ("": none)."""
+    ConfigMap recorded them; ``padding``: the one in force; ``recommended``: the revision that a patch would make ("": none)."""
 
     pipeline: InferencePipeline
     observed: Observed
@@ -35,13 +35,21 @@ class Stage:
     template: Mapping[str, Any]
     server_image: str
     options: Options
-    padding: str
+    padding: PaddingChoice | None
     recommended: Callable[[Mapping[str, Any]], str]
 
     @property
     def suspended(self) -> bool:
         """Whether nothing is to serve."""
         return self.pipeline.spec.suspend is Switch.ENABLED
+
+    def pinned_padding(self) -> dict[str, Any]:
+        """Fields of ``spec.tokenizer`` that say the padding in force to a Job which knows neither what the loader refused nor what was
+        measured; empty where the resource alone makes it."""
+        choice = self.padding
+        if choice is None or not (choice.refused or choice.measured):
+            return {}
+        return {"padding": choice.chosen.value} | ({"buckets": list(choice.buckets)} if choice.measured and choice.buckets else {})
 
 
 def stage_of(
@@ -72,7 +80,7 @@ def stage_of(
         template=(record or {}).get("template") or {},
         server_image=str((record or {}).get("serverImage") or ""),
         options=options,
-        padding=graph.padding.chosen.value if graph.padding and graph.padding.refused else "",
+        padding=graph.padding,
         recommended=recommended,
     )
 

@@ -215,3 +215,50 @@ async def test_a_run_outlives_the_operator_but_neither_another_mode_nor_its_cana
             await eventually("everything is gone", lambda: nothing_left(admin, namespace), DEADLINE_SECONDS)
             assert await live_pods(admin, namespace) == pods
             assert await served(admin, namespace)
+
+
+PLAN: dict[str, Any] = {"model": {"platform": "tensorrt_plan"}, "slo": {"p99Milliseconds": 85}}
+PROVEN = RESULT | {"patch": "spec:\n  tokenizer:\n    padding: Bucketed\n    buckets: [32, 128]\n", "gainPercent": 31}
+
+
+async def padded(client: Client, namespace: str, mode: str, replicas: int = 1) -> Any:
+    """The status, once the pipeline serves whole with that padding."""
+    status = await served(client, namespace)
+    whole = bool(status) and status["servingRevision"] == status["revision"] and status["updatedReplicas"] == status["replicas"] == replicas
+    return whole and status["padding"]["chosen"] == mode and status
+
+
+async def test_auto_takes_a_proven_padding_and_keeps_it_over_restarts_and_a_lost_config_map(
+    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
+    kubelet = Kubelet(admin, namespace)
+    kubelet.result = (0, json.dumps(PROVEN))
+    async with repeated(kubelet.work):
+        async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
+            await apply(admin, namespace, **PLAN)
+            first = await eventually("by rule", lambda: padded(admin, namespace, "Fixed"), DEADLINE_SECONDS)
+            await apply(admin, namespace, **PLAN, tuning={"request": "monday"})
+            status = await eventually("by measurement", lambda: padded(admin, namespace, "Bucketed"), DEADLINE_SECONDS)
+            assert status["padding"]["reason"].startswith("measured: Bucketed 32, 128 carries 1.31 times what Fixed does within 80 ms")
+            assert status["revision"] != first["revision"]
+            assert (status["tuning"]["state"], "patch" in status["tuning"]) == ("Succeeded", False)
+            assert "padding" not in (await admin.get(INFERENCE_PIPELINES, namespace, "p"))["spec"]["tokenizer"], "the spec is the user's"
+        before = await admin.get(DEPLOYMENTS, namespace, "p")
+        live = await admin.get(CONFIG_MAPS, namespace, names.live_name("p"))
+        await admin.delete(CONFIG_MAPS, namespace, names.live_name("p"))
+        async with operator(proxy, tmp_path, namespace, operator_namespace=namespace) as running:
+            await eventually("a pass", running.passes, DEADLINE_SECONDS)
+
+            async def rebuilt() -> bool:
+                with contextlib.suppress(NotFound):
+                    data = (await admin.get(CONFIG_MAPS, namespace, names.live_name("p")))["data"]
+                    return data.get(names.KEY_MEASURED_PADDING) == live["data"][names.KEY_MEASURED_PADDING]
+                return False
+
+            await eventually("the choice is known again", rebuilt, DEADLINE_SECONDS)
+            assert await padded(admin, namespace, "Bucketed")
+            assert (await admin.get(DEPLOYMENTS, namespace, "p"))["spec"]["template"] == before["spec"]["template"]
+            # Other knobs: Auto's rule, which says that there is a measurement of others.
+            await apply(admin, namespace, **{**PLAN, "model": {**PLAN["model"], "maxBatchSize": 8}}, tuning={"request": "monday"})
+            other = await eventually("by rule again", lambda: padded(admin, namespace, "Fixed"), DEADLINE_SECONDS)
+            assert "tuning run 'monday' measured Bucketed 32, 128 to be better, but with other knobs" in other["padding"]["reason"]
