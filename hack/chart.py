@@ -23,6 +23,7 @@ from typing import Any
 import yaml
 
 from e2e.local import binaries
+from tests.support import libyaml
 from triton_pipelines.api import names
 
 ROOT = Path(__file__).parent.parent
@@ -197,7 +198,7 @@ def render(*arguments: str, release: str = "triton-pipelines", namespace: str = 
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ChartError(done.stderr.strip())
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
+    return [document for document in libyaml.load_all(done.stdout) if document]
 
 
 def without_helm_labels(node: Any) -> Any:

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from tests.support import libyaml
 from triton_pipelines.api import parse
 
 FOLDER = Path(__file__).parent
@@ -50,7 +49,7 @@ def _read(file: Path) -> Sample:
     text = file.read_text(encoding="utf-8")
     header = {match[1]: match[2] for line in text.splitlines() if (match := _HEADER.match(line))}
     path, message = header.get("path", ""), header.get("message", "")
-    return Sample(file, yaml.safe_load(text), path, message, header.get("server path", path), header.get("server", message))
+    return Sample(file, libyaml.load(text), path, message, header.get("server path", path), header.get("server", message))
 
 
 def good() -> list[Sample]:

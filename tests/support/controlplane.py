@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
-import yaml
 
 from e2e.local import api, binaries, control
 from e2e.local.processes import Process, reserved_ports, stop_all
+from tests.support import libyaml
 
 READY_SECONDS = 60.0
 
@@ -192,7 +192,7 @@ class ControlPlane:
             api.wait_for("API server", lambda: api.ready(connection), READY_SECONDS, self._check)
 
     def _install_crds(self) -> None:
-        documents = [yaml.safe_load(file.read_text()) for file in self.crds]
+        documents = [libyaml.load(file.read_text()) for file in self.crds]
         with api.client(self.kubeconfig) as connection:
             for document in documents:
                 api.apply(connection, f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{document['metadata']['name']}", document)

@@ -7,12 +7,12 @@ written, an object that takes no further fields. Objects and lists of objects ar
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
-
+from tests.support import libyaml
 from triton_pipelines.api import crd, names
 from triton_pipelines.api.base import ApiModel
 from triton_pipelines.api.v1alpha1 import Spec
@@ -24,15 +24,28 @@ def _is_way(node: Mapping[str, Any]) -> bool:
     return bool(node.get("properties")) or (isinstance(inner, Mapping) and _is_way(inner))
 
 
+@functools.cache
+def _whole() -> Mapping[str, Any]:
+    """The schema of the resource; nobody here changes it."""
+    return crd.root_schema()
+
+
+@functools.cache
+def _properties(model: type[ApiModel]) -> Mapping[str, Any]:
+    """The properties of one class in its schema: many places hold the same class."""
+    properties: Mapping[str, Any] = crd.structural(model)["properties"]
+    return properties
+
+
 def fields(schema: Mapping[str, Any] | None = None, root: str = "spec") -> dict[str, Mapping[str, Any]]:
     """Every field below ``root`` with its schema, in the schema's order. Default: the CRD as the models make it."""
-    nodes = crd.walk(schema if schema is not None else crd.root_schema())
+    nodes = crd.walk(schema if schema is not None else _whole())
     return {path: node for path, node in nodes if path.startswith(f"{root}.") and not path.endswith(("[]", "{}")) and not _is_way(node)}
 
 
 def fields_of(document: Mapping[str, Any], schema: Mapping[str, Any] | None = None, root: str = "spec") -> set[str]:
     """Paths of the fields that a resource writes; ``null`` counts as left out, and so does what is no field."""
-    whole = schema if schema is not None else crd.root_schema()
+    whole = schema if schema is not None else _whole()
     return set(_written(document.get(root), whole["properties"][root], root))
 
 
@@ -55,7 +68,7 @@ def _written(value: Any, node: Mapping[str, Any], path: str) -> Iterator[str]:
 def owners(model: type[ApiModel] = Spec, root: str = "spec") -> dict[str, str]:
     """Path of each field → the class and field that define it (``Source.uri``): fields of one type stand at several places."""
     found: dict[str, str] = {}
-    properties = crd.structural(model)["properties"]
+    properties = _properties(model)
     for name, info in model.model_fields.items():
         key = info.alias or name
         owner = next(base for base in reversed(model.__mro__) if issubclass(base, ApiModel) and name in base.model_fields)
@@ -76,7 +89,7 @@ def _child(annotation: Any) -> type[ApiModel] | None:
 def resources_in(place: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """The resources in a YAML file, or in the YAML files of a folder: by themselves, or below ``resource`` (golden cases)."""
     for file in sorted(place.glob("*.yaml")) if place.is_dir() else [place]:
-        for document in yaml.safe_load_all(file.read_text(encoding="utf-8")):
+        for document in libyaml.load_all(file.read_text(encoding="utf-8")):
             inner = document.get("resource", document) if isinstance(document, dict) else None
             if isinstance(inner, dict) and inner.get("kind") == names.KIND:
                 yield file, inner

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from tests.support import libyaml
 from tests.support.builders import LOADER_IMAGE, SERVER_IMAGE
 from triton_pipelines.api import parse
 from triton_pipelines.api.server import RolloutStrategy
@@ -60,7 +61,7 @@ def objects_of(pipeline: InferencePipeline, revision: Revision, options: Options
 
 def text_of(name: str) -> str:
     """What rendering gives for a case now."""
-    case = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    case = libyaml.load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
     given = dict(case.get("options") or {})
     options = Options(
         **{

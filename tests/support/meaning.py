@@ -14,6 +14,7 @@ from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2
 
 from tests.corpus import refused
+from tests.support import libyaml
 from tests.support.builders import LOADER_IMAGE, SERVER_IMAGE
 from triton_pipelines.api import names, parse
 from triton_pipelines.api.base import Finding
@@ -73,9 +74,9 @@ def meaning(document: Mapping[str, Any]) -> dict[str, Any]:
     _, graph, revision = rendered(document)
     runtime = {runtime_file(step.implementation): step.implementation.value for step in graph.steps if step.python and step.code is None}
     models = {path: _model(path, text, runtime) for path, text in revision.files.items()}
-    whole = {"models": models, "plan": yaml.safe_load(revision.data[names.KEY_PLAN]), "template": revision.template}
+    whole = {"models": models, "plan": libyaml.load(revision.data[names.KEY_PLAN]), "template": revision.template}
     # through YAML, so that what was stored and what is made now are of the same types
-    plain: dict[str, Any] = yaml.safe_load(dump(whole).replace(revision.name, "REVISION"))
+    plain: dict[str, Any] = libyaml.load(dump(whole).replace(revision.name, "REVISION"))
     return plain
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import jsonschema
 import kubernetes_validate
-import yaml
 
+from tests.support import libyaml
 from triton_pipelines.api import names
 from triton_pipelines.reconcile.observed import Object
 
@@ -21,7 +21,7 @@ KUBERNETES_VERSION = "1.35"
 @functools.cache
 def status_validator() -> jsonschema.Draft202012Validator:
     """The CRD's schema of the status; a field that it does not name is a fault, where the API server would drop it in silence."""
-    (version,) = yaml.safe_load(CRD_FILE.read_text())["spec"]["versions"]
+    (version,) = libyaml.load(CRD_FILE.read_text())["spec"]["versions"]
 
     def closed(schema: Any) -> Any:
         if isinstance(schema, dict):

@@ -5,6 +5,7 @@ One section per kind of object, with a table of its fields and a list of its rul
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
@@ -95,6 +96,12 @@ def _child(annotation: Any) -> type[ApiModel] | None:
     return next((child for part in get_args(annotation) if (child := _child(part)) is not None), None)
 
 
+@functools.cache
+def _schema(model: type[ApiModel], *, defaults: bool = True) -> Mapping[str, Any]:
+    """The schema of one class, made once: a class stands at many places."""
+    return structural(model, defaults=defaults)
+
+
 def _sections(root: type[ApiModel], path: str) -> Iterator[tuple[type[ApiModel], list[str]]]:
     """Every model below ``root``, breadth first, with all paths where it stands."""
     found: dict[type[ApiModel], list[str]] = {root: [path]}
@@ -105,7 +112,7 @@ def _sections(root: type[ApiModel], path: str) -> Iterator[tuple[type[ApiModel],
             child = _child(info.annotation)
             if child is None:
                 continue
-            listed = structural(model)["properties"][info.alias or name]["type"] == "array"
+            listed = _schema(model)["properties"][info.alias or name]["type"] == "array"
             there = f"{here}.{info.alias or name}{'[]' if listed else ''}"
             found.setdefault(child, []).append(there)
             queue.append((child, there))
@@ -150,7 +157,7 @@ def _places(paths: Sequence[str]) -> str:
 
 
 def _section(model: type[ApiModel], paths: list[str], *, defaults: bool) -> Iterator[str]:
-    schema = structural(model, defaults=defaults)
+    schema = _schema(model, defaults=defaults)
     yield f"### {model.__name__}"
     yield ""
     yield f"{schema['description']} Stands at {_places(paths)}."

@@ -12,10 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 
 from e2e.local import api
 from tests.corpus import Sample, bad, good, grown, refused, versions
+from tests.support import libyaml
 from tests.support.controlplane import ControlPlane
 from tests.support.fields import fields_of, owners
 from triton_pipelines.api import crd, names, parse
@@ -40,7 +40,7 @@ def connection(api_server: ControlPlane) -> Iterator[httpx.Client]:
             f"{DEFINITIONS}/{names.PLURAL}.{names.GROUP}",
             params={"fieldManager": "test", "force": "true", "fieldValidation": "Strict"},
             headers=APPLY,
-            content=json.dumps(yaml.safe_load(CRD_FILE.read_text(encoding="utf-8"))),
+            content=json.dumps(libyaml.load(CRD_FILE.read_text(encoding="utf-8"))),
         )
         assert answer.status_code in (200, 201), answer.text
         api.wait_for("the kind", lambda: client.get(PIPELINES).status_code == 200, 60.0)
@@ -179,7 +179,7 @@ def _stored(connection: httpx.Client, name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("file", "server_side"), _applied())
 def test_applying_twice_with_kubectl_changes_nothing(api_server: ControlPlane, connection: httpx.Client, file: Path, server_side: bool) -> None:
-    name = yaml.safe_load(file.read_text(encoding="utf-8"))["metadata"]["name"]
+    name = libyaml.load(file.read_text(encoding="utf-8"))["metadata"]["name"]
     environment = {**os.environ, "KUBECONFIG": str(api_server.kubeconfig)}
 
     def kubectl(*arguments: str) -> subprocess.CompletedProcess[str]:

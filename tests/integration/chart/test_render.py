@@ -10,6 +10,7 @@ import yaml
 
 from e2e.local import binaries
 from hack import chart
+from tests.support import libyaml
 from tests.support.chart import environment, operator_container
 from triton_pipelines.api import names
 from triton_pipelines.app.config import ENV_PREFIX, OperatorConfig, load_config
@@ -70,7 +71,7 @@ def test_every_object_is_labelled_and_in_its_namespace() -> None:
 
 def test_crd_in_the_chart_is_the_generated_one() -> None:
     (installed,) = of_kind(render("default"), "CustomResourceDefinition")
-    (source,) = (yaml.safe_load(path.read_text()) for path in chart.CRDS.glob("*.yaml") if path.name != "kustomization.yaml")
+    (source,) = (libyaml.load(path.read_text()) for path in chart.CRDS.glob("*.yaml") if path.name != "kustomization.yaml")
     assert installed["spec"] == source["spec"]
     assert installed["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
     (removed,) = of_kind(render("full"), "CustomResourceDefinition")
@@ -201,7 +202,7 @@ def kustomize(folder: str) -> dict[tuple[str, str], dict[str, Any]]:
     command = [binaries.path_of("kubectl"), "kustomize", chart.MANIFESTS / folder]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return by_name([document for document in yaml.safe_load_all(done.stdout) if document])
+    return by_name([document for document in libyaml.load_all(done.stdout) if document])
 
 
 def by_name(objects: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:

@@ -8,10 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 
 from e2e.local import api
-from tests.support import statuses
+from tests.support import libyaml, statuses
 from tests.support.controlplane import ControlPlane
 from tests.support.dryrun import differences
 from tests.support.kstatus import verdicts
@@ -28,7 +27,7 @@ WAYS = {"client-side", "server-side", "argo threeWay", "argo structured", "argo 
 
 @pytest.fixture(scope="module")
 def connection(api_server: ControlPlane) -> Iterator[httpx.Client]:
-    crd = yaml.safe_load((ROOT / "crds" / f"{names.PLURAL}.{names.GROUP}.yaml").read_text())
+    crd = libyaml.load((ROOT / "crds" / f"{names.PLURAL}.{names.GROUP}.yaml").read_text())
     path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{names.PLURAL}.{names.GROUP}"
     with api.client(api_server.kubeconfig) as client:
         api.apply(client, path, crd)
@@ -45,7 +44,7 @@ def connection(api_server: ControlPlane) -> Iterator[httpx.Client]:
 
 
 def sample(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(path.read_text())
+    found: dict[str, Any] = libyaml.load(path.read_text())
     return {**found, "metadata": {**found["metadata"], "namespace": NAMESPACE}}
 
 

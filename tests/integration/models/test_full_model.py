@@ -1,4 +1,4 @@
-"""The real MiniLM files on ONNX Runtime against the golden answers."""
+"""The real MiniLM files on ONNX Runtime against the golden answers; that these and the head are current is a check of ``hack.verify``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from e2e.models import golden, sentiment, tree, verify
+from e2e.models import golden, sentiment, tree
 from e2e.models.weights import model_folder
 from e2e.models.wordpiece import WordPiece
 
@@ -128,7 +128,3 @@ def test_accuracy_on_held_out_sentences(classifier: Model) -> None:
 def test_build_gives_the_same_bytes_again(built: Path, tmp_path: Path) -> None:
     again = tree.build(tmp_path)
     assert (again / tree.MANIFEST).read_bytes() == (built / tree.MANIFEST).read_bytes()
-
-
-def test_generated_files_are_up_to_date() -> None:
-    assert verify.findings() == []

@@ -8,12 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
 from google.protobuf import text_format
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2 as pb
 
-from tests.support import builders
+from tests.support import builders, libyaml
 from triton_pipelines.api import Finding, parse
 from triton_pipelines.pipeline import Graph, build, check
 from triton_pipelines.render.errors import RefusedError, RenderError
@@ -64,7 +63,7 @@ _VALUES: Final[tuple[Any, ...]] = (
 def samples() -> tuple[Document, ...]:
     """The resources of the corpus and the samples."""
     files = [*sorted((_ROOT / "tests" / "corpus" / "good").glob("*.yaml")), *sorted((_ROOT / "manifests" / "samples").glob("*.yaml"))]
-    found = [document for file in files for document in yaml.safe_load_all(file.read_text()) if document]
+    found = [document for file in files for document in libyaml.load_all(file.read_text()) if document]
     return tuple(document for document in found if document.get("kind") == "InferencePipeline")
 
 

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.corpus import GROWN, Sample, grown, versions
-from tests.support import celnew, crdlint, growth
+from tests.support import celnew, crdlint, growth, libyaml
 from tests.support.meaning import differences, meaning
 from triton_pipelines.api import crd, parse
 
@@ -21,14 +20,14 @@ SAMPLES = [(version, sample) for version in VERSIONS for sample in grown(version
 
 
 def _accepted(version: str, part: str) -> list[dict[str, str]]:
-    entries: list[dict[str, str]] = yaml.safe_load((GROWN / version / "accepted.yaml").read_text(encoding="utf-8"))[part]
+    entries: list[dict[str, str]] = libyaml.load((GROWN / version / "accepted.yaml").read_text(encoding="utf-8"))[part]
     assert all(entry["reason"].strip() for entry in entries)
     return entries
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_definition_only_grows(version: str) -> None:
-    old = yaml.safe_load((GROWN / version / "crd.yaml").read_text(encoding="utf-8"))
+    old = libyaml.load((GROWN / version / "crd.yaml").read_text(encoding="utf-8"))
     accepted = _accepted(version, "schema")
     needed = []
     refused = []
@@ -53,7 +52,7 @@ def test_an_upgrade_rolls_no_pods_of_unchanged_resources(version: str) -> None:
     accepted = _accepted(version, "meaning")
     needed, refused = [], []
     for sample in grown(version):
-        stored = yaml.safe_load((GROWN / version / "meaning" / sample.file.name).read_text(encoding="utf-8"))
+        stored = libyaml.load((GROWN / version / "meaning" / sample.file.name).read_text(encoding="utf-8"))
         assert stored.keys() == {"models", "plan", "template"}
         for path in differences(stored, meaning(sample.document), sample.name):
             fitting = [entry for entry in accepted if crdlint.matches(path, entry["path"])]
