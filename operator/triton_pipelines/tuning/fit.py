@@ -63,14 +63,22 @@ class Cost:
     def _looked_up(self, rows: float, tokens: float) -> float:
         """Bilinear in the table; beyond its last row or length the last slope goes on, but never down: that is noise."""
         lengths, curves = self._grid
-        known = max(curves, key=lambda curve: len(curve[0]))
+        times = self._times.get(rows)
+        if times is None:  # a search asks for the same few numbers of rows all the time
+            known = max(curves, key=lambda curve: len(curve[0]))
 
-        def at(xs: list[float], ys: list[float]) -> float:
-            if len(xs) == 1 < len(known[0]):  # timed with one number of rows: more cost as they do where that is known
-                return float(ys[0]) * _interpolated(*known, rows) / _interpolated(*known, xs[0])
-            return _interpolated(xs, ys, rows)
+            def at(xs: list[float], ys: list[float]) -> float:
+                if len(xs) == 1 < len(known[0]):  # timed with one number of rows: more cost as they do where that is known
+                    return float(ys[0]) * _interpolated(*known, rows) / _interpolated(*known, xs[0])
+                return _interpolated(xs, ys, rows)
 
-        return _interpolated(lengths, [at(xs, ys) for xs, ys in curves], tokens)
+            times = self._times[rows] = [at(xs, ys) for xs, ys in curves]
+        return _interpolated(lengths, times, tokens)
+
+    @functools.cached_property
+    def _times(self) -> dict[float, list[float]]:
+        """By rows that were asked for: seconds at each of the table's lengths."""
+        return {}
 
     @functools.cached_property
     def _grid(self) -> tuple[list[float], list[tuple[list[float], list[float]]]]:

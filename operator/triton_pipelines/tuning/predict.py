@@ -7,6 +7,7 @@ Requests leave a step together, when its batch ends, and enter the next one.
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -108,12 +109,18 @@ def serve(stage: Stage, arrivals: Sequence[float], own: Sequence[float], rows: i
     cost, delay, spread = stage.cost, stage.delay, stage.cost.spread
     law = (cost.fixed, cost.per_request + cost.per_row * rows, cost.per_token * rows) if cost.fitted else None
     stretch = [cost.scale * factor for factor in cost.contention]
-    free = [0.0] * stage.instances
+    alone = stage.instances == 1
+    free, soonest, busy = [0.0] * stage.instances, 0.0, 1
     finish = [0.0] * len(arrivals)
     begins: list[int] = []
     head, end = 0, len(arrivals)
+    # The innermost loop of every search: no call that can be left out.
     while head < end:
-        start = max(free[0], arrivals[head])
+        if not alone:
+            soonest = free[0]
+        start = arrivals[head]
+        if start < soonest:
+            start = soonest
         if delay > 0:
             full = arrivals[head + most - 1] if head + most <= end else float("inf")
             start = max(start, min(arrivals[head] + delay, full))
@@ -123,21 +130,29 @@ def serve(stage: Stage, arrivals: Sequence[float], own: Sequence[float], rows: i
                 last += 1
             if last < stop and arrivals[last] <= start:
                 # Another length closed the batch: there was nothing to wait for.
-                start = max(free[0], arrivals[last]) if delay > 0 else start
-        else:
-            while last < stop and arrivals[last] <= start:
-                last += 1
+                start = max(soonest, arrivals[last]) if delay > 0 else start
+        elif last < stop and arrivals[last] <= start:
+            last = bisect.bisect_right(arrivals, start, last, stop)
         size = last - head
-        tokens = own[head:last]
-        mean = sum(tokens) / size
-        length = mean + spread * (max(tokens) - mean)
-        busy = stage.instances if len(free) == 1 else 1 + sum(1 for other in free[1:] if other > start)
+        length = own[head]
+        if size > 1:
+            tokens = own[head:last]
+            mean = sum(tokens) / size
+            length = mean + spread * (max(tokens) - mean)
+        if not alone:
+            busy = 1 + sum(1 for other in free[1:] if other > start)
         if law is None:
             done = start + cost.seconds(size, size * rows, length, busy)
-        else:  # the same, without a call: this is the innermost loop of every search
+        else:
             done = start + stretch[min(busy, len(stretch)) - 1] * (law[0] + size * (law[1] + law[2] * length))
-        heapq.heapreplace(free, done)
-        finish[head:last] = [done] * size
+        if alone:
+            soonest = done
+        else:
+            heapq.heapreplace(free, done)
+        if size > 1:
+            finish[head:last] = [done] * size
+        else:
+            finish[head] = done
         begins.append(head)
         head = last
     return finish, begins

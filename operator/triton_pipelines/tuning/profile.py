@@ -91,7 +91,9 @@ async def profile(
     pads = timing if timing is not None and knobs.padding.mode else shape_of(graph, longest_of(graph) or max(work.lengths))
     samples: dict[str, list[Sample]] = {step.name: [] for step in graph.steps}
     overhead: list[float] = []
-    sizes = _sizes(work.rows, knobs.max_batch_size)
+    # One request has no more rows than the ensemble lets in: further steps may keep that below the model's own batch size.
+    most = knobs.max_batch_size
+    sizes = _sizes(work.rows, most)
     # The usual length first: where time is over, the others' last points are done without.
     plan = [(length, size) for length in sorted(work.profile_lengths, key=lambda length: length != usual) for size in sizes]
     begun = time.monotonic()
@@ -140,7 +142,7 @@ async def profile(
     tell(0.9)
     model = model_of(graph)
     pipe = _spread(pipe, model.name, mixed, work)
-    pipe = await _contention(server, graph, work, pipe, knobs, usual)
+    pipe = await _contention(server, graph, work, pipe, knobs, usual, most)
     tell(1.0)
     taken = tuple(sorted({int(sample.tokens) for sample in samples[model.name]}))
     return Profile(pipe, {name: tuple(found) for name, found in samples.items()}, knobs.max_batch_size, knobs.model_instances, tuple(notes), taken)
@@ -254,13 +256,13 @@ def _spread(pipe: Pipe, model: str, mixed: Mapping[str, Executed], work: Workloa
     return replace(pipe, stages=tuple(map(told, pipe.stages)))
 
 
-async def _contention(server: Server, graph: Graph, work: Workload, pipe: Pipe, knobs: Knobs, usual: int) -> Pipe:
+async def _contention(server: Server, graph: Graph, work: Workload, pipe: Pipe, knobs: Knobs, usual: int, rows: int) -> Pipe:
     """By how much executions are stretched when several instances of a step compute at once."""
     counts = {pipe.model: knobs.model_instances, pipe.tokenizer: knobs.tokenizer_instances}
     most = max(counts.values())
     if most < 2:
         return pipe
-    size = min(8 * work.rows, knobs.max_batch_size)
+    size = min(8 * work.rows, rows)
     found = executed(await _cell(server, [work.uniform(usual, size)], _closed(2 * most, CROWD_SECONDS)), graph)
 
     def stretched(stage: Stage) -> Stage:

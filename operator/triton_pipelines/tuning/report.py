@@ -13,6 +13,7 @@ from .accept import ENOUGH, Kept, Measured, Verdict
 from .advice import advise
 from .calibrate import Executed
 from .choose import CLOSE, Planned, candidates, curve, ends
+from .choose import planned as expected
 from .contract import Curve, Knobs, Outcome, Padded, Point, Report, Settings, StepProfile
 from .knobs import model_of, patch_of
 from .padding import Verdict as PaddingVerdict
@@ -53,7 +54,7 @@ def report(found: Findings) -> Report:
     verdict, current = found.verdict, found.current
     reference = found.settings.rate or 0.5 * max((one.rate for one in found.planned), default=0.0)
     planned = {one.knobs: one for one in found.planned}
-    recommended = planned.get(verdict.knobs) or planned[current]
+    recommended = planned.get(verdict.knobs) or expected(found.pipe, verdict.knobs, found.wall, seed=found.settings.seed)
     at = _last(found, verdict.knobs)
     seen = found.executed[at] if at is not None else {}
     turned = found.pipe.with_knobs(verdict.knobs)

@@ -160,7 +160,8 @@ class _Run:
     @property
     def verdict(self) -> Verdict:
         """What is proven."""
-        order = [one.knobs for one in self.planned]
+        # What was measured counts, also where a corrected prediction left it out.
+        order = list(dict.fromkeys([*(one.knobs for one in self.planned), *(one.knobs for one in self.measured)]))
         found = judge(self.server.current, self.measured, self.wall, order)
         tried = any(one.knobs != self.server.current for one in self.measured)
         if self.refused and not found.better and not tried:

@@ -105,6 +105,11 @@ class Server:
         finally:
             await self.client.close()
 
+    @property
+    def most_rows(self) -> int:
+        """Most rows of one request with the setting that runs."""
+        return max(1, int(self._running[self._graph.model_name].max_batch_size))
+
     async def put(self, knobs: Knobs, warm: Sequence[Request] = ()) -> None:
         """Bring the server to a setting and warm it.
 

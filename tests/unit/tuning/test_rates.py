@@ -193,6 +193,17 @@ async def test_answers_that_are_never_twice_the_same_are_not_compared_and_that_i
     assert any("answers the same requests differently from one time to the next" in note for note in run.notes)
 
 
+def test_what_is_proven_counts_though_a_corrected_prediction_left_it_out() -> None:
+    run = begun(Slow(1e6, carried=50.0), Settings())
+    fine = np.full(2400, 0.01)
+    run.measured = [
+        Measured(CURRENT, 571, Load(np.full(2400, 2.0), 2400, 0, 9.0, "", 571)),
+        Measured(BETTER, 600, Load(fine, 2400, 0, 4.0, "", 600)),
+    ]
+    run.planned = [one for one in run.planned if one.knobs != BETTER]
+    assert run.verdict.knobs == BETTER
+
+
 async def test_no_point_is_begun_that_would_end_behind_the_limit() -> None:
     clock = itertools.count(step=30.0)  # seconds by which each look at the clock is later: a very slow machine
     server = Slow(1e6, carried=50.0)
