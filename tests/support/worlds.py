@@ -91,6 +91,7 @@ class World:
     kubelet: dict[str, str] = field(default_factory=dict)  # pod → Deferred or Infeasible: what its node says to a resize
     managed: dict[str, list[Object]] = field(default_factory=dict)  # pod → managedFields that others left
     latencies: Latencies | None = None
+    _accepted: str = ""
     _serial: int = 0
     _progress: dt.datetime = START
     _templates: set[str] = field(default_factory=set)  # that have a ReplicaSet
@@ -149,7 +150,10 @@ class World:
                 dumb = self.verdicts.get(pod.revision) == DUMB
                 probes[f"uid-{pod.name}"] = Probe(self.now, True, (state,), inference_error="NaN in the answer" if dumb else "")
         document = copy.deepcopy(self.document)
-        return Observed(document, self.children, pods, probes, self.digests, self.missing_sources, self.nodes, latencies=self.latencies)
+        seen = (self.digests, self.missing_sources, self.nodes)
+        observed = Observed(document, self.children, pods, probes, *seen, latencies=self.latencies, remembered=self._accepted)
+        self._accepted = observed.accepted  # as the operator's process does
+        return observed
 
     def _raw(self, pod: ModelPod) -> Object:
         ready, scheduled = pod.phase == "Ready", pod.phase not in ("Pending", "Unschedulable")

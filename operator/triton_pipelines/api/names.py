@@ -33,6 +33,8 @@ COMPONENT_CANARY: Final = "tuning-canary"
 COMPONENT_TUNER: Final = "tuner"
 MANAGED_SELECTOR: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 ANNOTATION_PAUSED: Final = f"{GROUP}/paused"
+# Of a Deployment: the revision that served before the rollout to the one of its template.
+ANNOTATION_BEFORE: Final = f"{GROUP}/previous-revision"
 
 # --- field managers (one per concern) --------------------------------------------------------------------------------
 MANAGER_CHILDREN: Final = "triton-pipelines"
@@ -91,6 +93,7 @@ KEY_MEMORY: Final = "memory.json"
 KEY_SCALING: Final = "scaling.json"
 KEY_PODS: Final = "pods.json"
 KEY_PADDING: Final = "padding.json"
+KEY_ACCEPTED: Final = "accepted.json"
 KEY_MEASURED_PADDING: Final = "measured-padding.json"
 KEY_CONTROL: Final = "admin-key"
 

@@ -14,7 +14,7 @@ from triton_pipelines.api.base import Finding, Severity
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.loadplan import LoadReport
 
-from .refusals import Refusal
+from .refusals import Refusal, explained
 from .scaling import Intent, View
 from .times import moment
 from .watch import Latencies
@@ -151,7 +151,7 @@ class Memory:
 
     ``secrets``: revision → hash of the control key that was applied; ``mode_revision``/``mode``: the fallback that an Auto rollout
     took; ``healed``: when a pod was last deleted for a dead process (RFC 3339); ``mended_manager``, ``mended``: who last edited the number
-    of pods, and when that was mended (replicas.py); ``resized_manager``, ``resized``: the same of the pods' CPU (cpuowner.py); ``stuck``:
+    of pods, and when that was mended (replicas.py); ``resized_manager``, ``resized``: the same of the pods' CPU, of one or several managers (cpuowner.py); ``stuck``:
     a revision whose pods do not all come while those of another one serve, and ``stuck_pods``: how many had come by then (fleet.py);
     ``rollout_pods``: with how many pods a rollout goes on, where scaling wants more than find room (0: with all); ``proven``: the revision that last served the whole pipeline; ``failed``: a revision that was taken back, with the
     hash of the spec that asked for it, why, and the revision that took its place; ``generation`` and ``wanted``: the spec last
@@ -215,6 +215,7 @@ class Observed:
     ``intent`` and ``view``: what live scaling wants recorded and says, where it has looked; ``latencies``: what revisions promise is
     measured by. ``tuning_pods``: pods of a tuning run, which are none of the pipeline's, in whatever phase; ``untuned``: why the API server
     takes an object of the run not. ``monitoring``: findings on PodMonitor and PrometheusRule; ``None``: not looked at yet.
+    ``remembered``: the last spec that was acted on, for where the record of it is gone.
     """
 
     pipeline: Object
@@ -231,6 +232,12 @@ class Observed:
     tuning_pods: tuple[Pod, ...] = ()
     untuned: str = ""
     monitoring: Sequence[Finding] | None = ()
+    remembered: str = ""
+
+    @property
+    def accepted(self) -> str:
+        """The last spec that was acted on, as it is recorded (keeping.py)."""
+        return str(self.live_data().get(names.KEY_ACCEPTED) or self.remembered)
 
     def monitoring_warnings(self) -> list[Finding]:
         """What is to be said of PodMonitor and PrometheusRule; what was said holds until they have been looked at."""
@@ -288,6 +295,11 @@ class Observed:
         template = ((self.deployment or {}).get("spec") or {}).get("template") or {}
         return str(((template.get("metadata") or {}).get("labels") or {}).get(names.LABEL_REVISION, ""))
 
+    def previous_revision(self) -> str:
+        """The revision that served before the rollout of the deployed one, as far as the Deployment tells."""
+        found = str(((self.deployment or {}).get("metadata", {}).get("annotations") or {}).get(names.ANNOTATION_BEFORE, ""))
+        return found if names.is_revision(found) else ""
+
     def deployment_condition(self, kind: str) -> Mapping[str, Any]:
         """The Deployment's condition of that type, or an empty one."""
         return _condition(self.deployment, kind)
@@ -300,7 +312,7 @@ class Observed:
     def pods_refused_to(self, deployment: str) -> str:
         """The same of a Deployment by its name."""
         condition = _condition(self.child("Deployment", deployment), "ReplicaFailure")
-        return str(condition.get("message") or condition.get("reason", "")) if condition.get("status") == "True" else ""
+        return explained(str(condition.get("message") or condition.get("reason", ""))) if condition.get("status") == "True" else ""
 
 
 def _condition(deployment: Object | None, kind: str) -> Mapping[str, Any]:

@@ -35,30 +35,22 @@ from .cpuowner import decide_cpu
 from .events import Event, transitions
 from .fleet import rolls, stuck_in
 from .healing import heal
+from .keeping import accepted_data, kept_revision, last_accepted
 from .livedata import live_counts, live_data, resolved_sources
 from .observed import Memory, Object, Observed
 from .problems import Problem, config_missing, of_pod
+from .pruning import Deletion, cleared, kept_revisions, pruned
 from .replicas import decide_replicas, in_rollout, owned_data
+from .reports import remarks
 from .resizing import Resize, wanted_limit
 from .rollout import Rollout, decide, target_of
 from .tuningrun import Run, remembered, with_tuning
-from .tuningstage import left_over, stage_of
+from .tuningstage import stage_of
 from .wanted import Wanted, recommended, resolve
-from .watch import RECHECK_SECONDS, Watch, doubts, limit_of
+from .watch import RECHECK_SECONDS, doubts, limit_of
 
 # A pass with nothing to wait for is repeated by the resync; with pods on their way the watch wakes us, this is the second line.
 WAITING_SECONDS = 15.0
-# Kinds that are pruned when a pipeline no longer wants one of them.
-PRUNED_KINDS = ("Service", "NetworkPolicy", "PodDisruptionBudget", "ConfigMap", "Deployment", "Job")
-
-
-@dataclass(frozen=True, slots=True)
-class Deletion:
-    """An object to delete; ``uid`` is the precondition (empty only for Secrets, which are never read)."""
-
-    kind: str
-    name: str
-    uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,33 +99,57 @@ def plan(observed: Observed, context: Context, now: dt.datetime, wanted: Wanted 
     if wanted is None:
         wanted = resolve(observed, context.options)
     if not isinstance(wanted, Wanted):
-        return _stalled(observed, Reason.INVALID_SPEC, wanted, now)
+        return _held(observed, None, statuses.stalled(observed, Reason.INVALID_SPEC, wanted, now), context, now)
     if observed.missing_sources:
-        return _missing_source(wanted, observed, context, now)
+        text = "; ".join(observed.missing_sources.values())
+        return _held(observed, wanted, statuses.stalled(observed, Reason.SOURCE_UNAVAILABLE, text, now), context, now)
     return _act(wanted.pipeline, wanted.graph, wanted.revision, observed, context, now)
 
 
-def _stalled(observed: Observed, reason: Reason, findings: Sequence[Any], now: dt.datetime) -> Plan:
-    """Nothing is done but that a tuning run ends."""
-    status, memory = statuses.stalled(observed, reason, list(findings), now), observed.memory()
+@dataclass(frozen=True, slots=True)
+class Held:
+    """That the ``revision`` which is deployed stays, whatever the spec asks for, and the ``status`` says why. ``ends_run``: a tuning run that
+    has begun ends."""
+
+    revision: str
+    status: dict[str, Any]
+    ends_run: bool = False
+
+
+def accepted(observed: Observed, options: Options) -> tuple[Observed, Wanted] | None:
+    """The last spec that could be acted on: the pipeline with it, and what it asks for; ``None`` where none is known, or this release takes
+    it no longer."""
+    last = last_accepted(observed)
+    made = resolve(last, options) if last is not None else None
+    return (last, made) if last is not None and isinstance(made, Wanted) else None
+
+
+def _held(observed: Observed, wanted: Wanted | None, status: dict[str, Any], context: Context, now: dt.datetime) -> Plan:
+    """No new revision can be made; the one that is deployed is kept, and scaled, suspended and repaired as ever. ``wanted``: what the spec
+    asks for, where it is valid."""
+    if wanted is not None and (kept := kept_revision(observed)):
+        return _act(wanted.pipeline, wanted.graph, wanted.revision, observed, context, now, held=Held(kept, status))
+    found = accepted(observed, context.options)
+    if found is not None and (kept := kept_revision(found[0], found[1].revision.name)):
+        last, made = found
+        return _act(made.pipeline, made.graph, made.revision, last, context, now, held=Held(kept, status, ends_run=wanted is None))
+    if wanted is None:
+        return _stalled(observed, status, None, now)
+    return _stalled(observed, status, WAITING_SECONDS, now, "a source is missing, and nothing is left of the revision that was measured")
+
+
+def _stalled(observed: Observed, status: dict[str, Any], requeue: float | None, now: dt.datetime, *why: str) -> Plan:
+    """Nothing is known that could be kept, and nothing is done but that a tuning run ends."""
+    memory = observed.memory()
     before = Run.parse(memory.tuning)
-    tuned, live = tuning.interrupted(before, now), observed.child("ConfigMap", names.live_name(observed.name))
+    tuned, live = tuning.interrupted(before, now, *why), observed.child("ConfigMap", names.live_name(observed.name))
     apply: list[Object] = []
     if live is not None and tuned.run != before:
         kept = {key: live["metadata"][key] for key in ("name", "namespace", "labels", "ownerReferences") if key in live["metadata"]}
         data = {**live["data"], names.KEY_MEMORY: replace(memory, tuning=tuned.run.to_document()).to_json()}
         apply = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": kept, "data": data}]
         status = with_tuning(status, tuned.status())
-    return replace(_with_status(observed, status, apply, (), None, tuned.events), clear=_cleared(observed, ()))
-
-
-def _missing_source(wanted: Wanted, observed: Observed, context: Context, now: dt.datetime) -> Plan:
-    """No new revision can be made of what is not there; the one that is deployed is kept, and scaled, suspended and repaired as ever."""
-    text = "; ".join(observed.missing_sources.values())
-    decided = statuses.stalled(observed, Reason.SOURCE_UNAVAILABLE, text, now)
-    if observed.revision_record(observed.deployed_revision()) is None:
-        return _with_status(observed, decided, (), (), WAITING_SECONDS)
-    return _act(wanted.pipeline, wanted.graph, wanted.revision, observed, context, now, held=decided)
+    return replace(_with_status(observed, status, apply, (), requeue, tuned.events), clear=cleared(observed, ()))
 
 
 def _act(
@@ -144,14 +160,15 @@ def _act(
     context: Context,
     now: dt.datetime,
     *,
-    held: dict[str, Any] | None = None,
+    held: Held | None = None,
 ) -> Plan:
-    """A pass over a good resource. ``held``: the deployed revision stays, whatever the spec asks for, and this is the status."""
+    """A pass over a good resource, or over the last one that was good (``held``)."""
     gpu = pipeline.spec.server.gpu.resource_name
     problems = [problem for pod in observed.pods if (problem := of_pod(pod, observed.probes.get(pod.uid), gpu, observed.nodes)) is not None]
     memory = observed.memory()
-    must_wait = held is not None or _must_wait(revision, observed, memory, context)
+    must_wait = held is None and _must_wait(revision, observed, memory, context)
     wanted = observed.deployed_revision() if must_wait else revision.name
+    wanted = held.revision if held is not None else wanted
     memory = replace(memory, generation=observed.generation, wanted=wanted)
     resizing = decide_cpu(wanted_limit(pipeline, graph, observed), observed, memory, now)
     observed = replace(observed, unresized=resizing.refused)
@@ -163,7 +180,7 @@ def _act(
     rollout = decide(
         wanted, pipeline.spec.rollout.strategy, replicas, observed, memory, problems, now, limit_of(pipeline), in_the_way=number.held_up(observed)
     )
-    kept = _kept_revisions(pipeline, observed, rollout, wanted)
+    kept = kept_revisions(pipeline, observed, rollout, wanted)
     resolved = resolved_sources(observed, kept)
     healing = heal(observed, resolved, rollout.memory, now)
     rollout = replace(rollout, memory=healing.memory)
@@ -177,7 +194,8 @@ def _act(
         return recommended(pipeline, patch, observed, context.options)
 
     stage = stage_of(pipeline, graph, observed, context.options, rollout, wanted, replicas, ready, makes)
-    tuned = tuning.follow(stage, remembered(rollout.memory.tuning, observed.status.get("tuning")), now)
+    run = remembered(rollout.memory.tuning, observed.status.get("tuning"))
+    tuned = tuning.interrupted(run, now) if held is not None and held.ends_run else tuning.follow(stage, run, now)
     memory = replace(memory, tuning=tuned.run.to_document())
     fingerprint = cost_fingerprint(pipeline, context.options, observed.digests)
     choices = measured.after(measured.recorded(observed), tuned.choices, fingerprint, measured.taken_back(graph, revision.name, memory))
@@ -191,11 +209,18 @@ def _act(
         desired.append(revision_config_map(pipeline, wanted, data))
     refused = graph.padding.refused if graph.padding else {}
     owned = owned_data(pipeline, observed, number.scaled, resizing.limit)
-    live = live_config_map(pipeline, live_data(memory, counts, resolved, observed) | padding.data(refused) | measured.data(choices) | owned)
+    live = live_config_map(
+        pipeline,
+        live_data(memory, counts, resolved, observed)
+        | padding.data(refused)
+        | measured.data(choices)
+        | owned
+        | accepted_data(pipeline, observed, held=held is not None),
+    )
     template = _template(revision, rollout, observed)
     optional = [network_policy(pipeline, context.options.operator_namespace), disruption_budget(pipeline, number.number)]
     desired += [*secrets, live, service(pipeline), *(item for item in optional if item is not None)]
-    desired.append(deployment(pipeline, template, rollout.mode, number.applied))
+    desired.append(deployment(pipeline, template, rollout.mode, number.applied, _before(rollout, observed)))
     apply, beside = (
         [item for item in items if needs_apply(observed.child(item["kind"], item["metadata"]["name"]), item, names.MANAGER_CHILDREN)]
         for items in (desired, tuned.created)
@@ -203,13 +228,13 @@ def _act(
     desired += tuned.objects
     if number.shared:  # which changes nothing but who owns the number
         apply += [item for item in desired if item["kind"] == "Deployment" and item not in apply]
-    clear = _cleared(observed, tuned.objects)
-    pruned = [deletion for deletion in _pruned(pipeline, observed, desired, kept) if deletion not in clear]
-    delete = [*(Deletion("Pod", pod.name, pod.uid) for pod in healing.pods), *pruned]
+    clear = cleared(observed, tuned.objects)
+    left = [deletion for deletion in pruned(pipeline, observed, desired, kept) if deletion not in clear]
+    delete = [*(Deletion("Pod", pod.name, pod.uid) for pod in healing.pods), *left]
     warnings = lint(pipeline, graph, context.options)
     warnings += doubts(limit_of(pipeline), observed.latencies, rollout.target, observed.status.get("warnings") or ())
-    warnings += [*tuning.doubts(tuned.run, wanted), *observed.monitoring_warnings()]
-    status = held
+    warnings += [*tuning.doubts(tuned.run, wanted), *observed.monitoring_warnings(), *remarks(observed, wanted)]
+    status = held.status if held is not None else None
     if status is None:
         status = statuses.compute(
             pipeline, graph, observed, rollout, wanted, warnings, problems, counts, healing.astray, number, now, resizing.conflict
@@ -217,15 +242,13 @@ def _act(
         if graph.padding is not None:
             current = wanted in (tuned.run.revision, tuned.run.recommended)
             status = status | {"padding": padding.told(graph.padding, tuned.run.status(), current, measured.note(choices, fingerprint, wanted))}
-    status = with_tuning(status, tuned.status())
-    requeue = soonest(_requeue(status, rollout, problems, must_wait), tuned.recheck, resizing.again)
+    if held is None or not held.ends_run or tuned.run != run:
+        status = with_tuning(status, tuned.status())
+    # For another spec nobody waits: it wakes us.
+    waits = held is None or not held.ends_run
+    requeue = soonest(_requeue(status, rollout, problems, must_wait, waits), tuned.recheck, resizing.again)
     decided = _with_status(observed, status, apply, delete, requeue, (*healing.events, *rollout.notes, *tuned.events))
     return replace(decided, resize=resizing.resize, beside=tuple(beside), clear=clear)
-
-
-def _cleared(observed: Observed, staying: Sequence[Object]) -> tuple[Deletion, ...]:
-    """What tuning runs have left, but for what the present one has."""
-    return tuple(Deletion(item["kind"], item["metadata"]["name"], item["metadata"].get("uid", "")) for item in left_over(observed, staying))
 
 
 def soonest(*times: float | None) -> float | None:
@@ -241,25 +264,18 @@ def _must_wait(revision: Revision, observed: Observed, memory: Memory, context: 
     return (memory.generation, memory.wanted) == (observed.generation, deployed)
 
 
+def _before(rollout: Rollout, observed: Observed) -> str:
+    """The revision that served before this one, as the Deployment tells of it: the memory of it may be lost in mid-rollout."""
+    proven = rollout.memory.proven
+    return proven if proven not in ("", rollout.target) else observed.previous_revision()
+
+
 def _template(revision: Revision, rollout: Rollout, observed: Observed) -> Mapping[str, Any]:
     record = observed.revision_record(rollout.target)
     if record is not None:
         template: Mapping[str, Any] = record["template"]
         return template
     return revision.template
-
-
-def _kept_revisions(pipeline: InferencePipeline, observed: Observed, rollout: Rollout, wanted: str) -> list[str]:
-    """Revisions whose ConfigMap and Secret stay: those in use, then the newest up to the history limit."""
-    before = Watch.parse(rollout.memory.watch).predecessor
-    used = {wanted, rollout.target, observed.deployed_revision(), rollout.memory.proven, before, *(pod.revision for pod in observed.pods)} - {""}
-    others = [
-        (item["metadata"].get("creationTimestamp") or "", revision)
-        for (kind, _), item in observed.children.items()
-        if kind == "ConfigMap" and (revision := (item["metadata"].get("labels") or {}).get(names.LABEL_REVISION)) and revision not in used
-    ]
-    history = [revision for _, revision in sorted(others, reverse=True)][: pipeline.spec.rollout.revision_history_limit]
-    return sorted(used | set(history))
 
 
 def _secrets(pipeline: InferencePipeline, rollout: Rollout, observed: Observed, context: Context, kept: Sequence[str]) -> tuple[list[Object], Memory]:
@@ -279,31 +295,13 @@ def _secrets(pipeline: InferencePipeline, rollout: Rollout, observed: Observed, 
     return result, replace(rollout.memory, secrets=dict(sorted(applied.items())))
 
 
-def _pruned(pipeline: InferencePipeline, observed: Observed, desired: Sequence[Object], kept: Sequence[str]) -> tuple[Deletion, ...]:
-    wanted = {(item["kind"], item["metadata"]["name"]) for item in desired}
-    wanted |= {("ConfigMap", names.revision_name(pipeline.name, revision)) for revision in kept}
-    result: list[Deletion] = []
-    for (kind, name), item in sorted(observed.children.items()):
-        metadata = item["metadata"]
-        mine = any(owner.get("uid") == pipeline.metadata.uid for owner in metadata.get("ownerReferences") or ())
-        if kind not in PRUNED_KINDS or (kind, name) in wanted or not mine or metadata.get("deletionTimestamp"):
-            continue
-        revision = str((metadata.get("labels") or {}).get(names.LABEL_REVISION, ""))
-        if kind == "ConfigMap" and names.is_revision(revision) and name == names.revision_name(pipeline.name, revision):
-            # The Secret of a revision bears the same name and goes before the ConfigMap, which is the only trace of it. It is deleted
-            # unseen: a ConfigMap that somebody made by hand must not lead to another Secret.
-            result.append(Deletion("Secret", name))
-        result.append(Deletion(kind, name, metadata.get("uid", "")))
-    return tuple(result)
-
-
-def _requeue(status: Mapping[str, Any], rollout: Rollout, problems: Sequence[Problem], must_wait: bool) -> float | None:
+def _requeue(status: Mapping[str, Any], rollout: Rollout, problems: Sequence[Problem], must_wait: bool, waits: bool) -> float | None:
     if rollout.recheck is not None:
         return rollout.recheck
     if rollout.watching:
         return RECHECK_SECONDS
     ready: Mapping[str, Any] = next((item for item in status["conditions"] if item["type"] == "Ready"), {})
-    return WAITING_SECONDS if ready.get("status") != "True" or problems or must_wait else None
+    return WAITING_SECONDS if (waits and ready.get("status") != "True") or problems or must_wait else None
 
 
 def _with_status(

@@ -43,7 +43,8 @@ from .events import Event, transitions
 from .fleet import rolls
 from .observed import Object, Observed, Pod, Probe, alive, serves
 from .ownership import FormerChild, NameTaken, check_owner
-from .plan import Context, Deletion, Plan, hands_off, plan, soonest
+from .plan import Context, Plan, accepted, hands_off, plan, soonest
+from .pruning import Deletion
 from .queue import Key, Result
 from .refusals import Refusal, of_pods, refused
 from .resizing import Resize
@@ -107,6 +108,7 @@ class Reconciler:
     _refused: dict[Key, str] = field(default_factory=dict)  # status writes that were refused, as told
     _untuned: dict[Key, str] = field(default_factory=dict)  # why an object of a tuning run was refused
     _unresized: dict[Key, dict[str, Refusal]] = field(default_factory=dict)  # by pod uid
+    _accepted: dict[Key, tuple[str, str]] = field(default_factory=dict)  # the pipeline's uid, and its last spec that was acted on
 
     async def reconcile(self, key: Key) -> Result:
         """One pass. Errors of the API server leave it as they are: the queue backs off by their class."""
@@ -118,7 +120,7 @@ class Reconciler:
     async def _pass(self, key: Key) -> Result:
         raw = self.store.get(INFERENCE_PIPELINES, *key)
         if raw is None:
-            for known in (self._probes, self._refused, self._unresized):
+            for known in (self._probes, self._refused, self._unresized, self._accepted):
                 known.pop(key, None)
             return Result()
         if hands_off(raw):
@@ -127,7 +129,8 @@ class Reconciler:
         usable = pipeline if pipeline is not None and not findings else None
         observed = await self._observe(key, raw, usable)
         wanted = resolve(observed, self.options)
-        probe_after = await self._ask(key, wanted, observed) if isinstance(wanted, Wanted) else None
+        asked = (observed, wanted) if isinstance(wanted, Wanted) else accepted(observed, self.options)
+        probe_after = await self._ask(key, asked[1], asked[0]) if asked is not None else None
         self._unresized[key] = of_pods(self._unresized.get(key, {}), {pod.uid for pod in observed.pods})
         observed = replace(observed, probes=dict(self._probes.get(key, {})), unresized=self._unresized[key])
         # Nothing is awaited from here until the key stands in _starting, so no two passes take the same free place.
@@ -149,7 +152,7 @@ class Reconciler:
             await self._write_status(observed, self._kept_back(observed, decided, Reason.INVALID_SPEC, text))
             return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="stalled")
         except Forbidden as error:
-            # Quota, an admission policy, a missing right: others than the operator have to act, so it must not stand in its log alone.
+            # Quota, admission, a missing right: others than the operator have to act, so it must not stand in its log alone.
             text = f"the API server refuses an object of the pipeline: {error.message}"
             await self._write_status(observed, self._kept_back(observed, decided, Reason.API_ERROR, text))
             raise
@@ -172,11 +175,11 @@ class Reconciler:
             self._leaving[key] = leaving
             pods = tuple(replace(pod, deleting=True) if pod.uid in leaving else pod for pod in pods)
         digests, missing = await read_sources(self.client, pipeline) if pipeline else ({}, {})
-        nodes = None
-        if any(pod.condition("PodScheduled").get("status") == "False" for pod in (*pods, *apart)):
-            nodes = await self._nodes()
+        unplaced = any(pod.condition("PodScheduled").get("status") == "False" for pod in (*pods, *apart))
+        nodes = await self._nodes() if unplaced else None
         told = (self.intent(key), self.view(key), self.latencies(key))
-        return Observed(
+        uid, last = raw["metadata"].get("uid", ""), self._accepted.get(key, ("", ""))
+        seen = Observed(
             raw,
             children,
             pods,
@@ -188,7 +191,10 @@ class Reconciler:
             tuning_pods=apart,
             untuned=self._untuned.pop(key, ""),
             monitoring=self.monitoring(key),
+            remembered=last[1] if last[0] == uid else "",
         )
+        self._accepted[key] = (uid, seen.accepted)
+        return seen
 
     async def _nodes(self) -> tuple[Object, ...] | None:
         try:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from triton_pipelines.api import names
 from triton_pipelines.cluster.errors import ClusterError, Forbidden, NotFound
 
 # A first refusal rests this long, doubled with each one that follows, at most so long.
@@ -23,6 +24,14 @@ REST_MAX: Final = dt.timedelta(minutes=15)
 _NODE_CAUSES: Final = frozenset({"NodeCapacity", "UnsupportedPlatform"})
 _NODE: Final = re.compile(r"node didn't have enough allocatable|pod resize is only supported on|which are not available on node")
 _QUOTA: Final = re.compile(r"(exceeded|failed) quota: |status unknown for quota:")
+# Of a quota on what a container leaves open, as of Kubernetes 1.26 with the containers' names ("limits.cpu for: load; limits.memory for: …").
+_UNSET: Final = re.compile(r"failed quota: (?P<quota>[^:\s]+): must specify (?P<rest>.+)")
+_FIELD: Final = re.compile(r"(?:limits|requests)\.[a-z-]+")
+_CONTAINER: Final = re.compile(r"(?<= for: )[a-z0-9-]+|(?<=,)[a-z0-9-]+(?=[;,]|$)")
+_WAYS: Final[Mapping[str, str]] = {
+    names.CONTAINER_LOADER: "write it in resources of init container load in spec.server.podTemplate.spec.initContainers",
+    names.CONTAINER_SERVER: "write it in spec.server.resources",
+}
 _RIGHTS: Final = re.compile(r"\bcannot patch resource\b")
 _RANGE: Final = re.compile(r"(maximum|minimum) cpu usage per |max limit to request ratio per ")
 
@@ -93,6 +102,16 @@ def kind_of(error: ClusterError) -> Refused:
         if pattern.search(said):
             return kind
     return Refused.ADMISSION
+
+
+def explained(said: str) -> str:
+    """The API server's words on a pod that it takes not, and what to do where a ResourceQuota counts what a container does not set."""
+    found = _UNSET.search(said)
+    if found is None:
+        return said
+    fields, containers = ", ".join(dict.fromkeys(_FIELD.findall(found["rest"]))), set(_CONTAINER.findall(found["rest"]))
+    ways = [way for container, way in _WAYS.items() if container in containers or not containers]
+    return f"{said}; ResourceQuota {found['quota']} counts {fields}: {', '.join([*ways, 'or give the namespace a LimitRange with defaults'])}"
 
 
 def refused(error: ClusterError, pod: str, limit: int, before: Refusal | None, now: dt.datetime) -> Refusal:

@@ -65,7 +65,7 @@ def decide(
     if memory.failed_revision and (outdated or observed.revision_record(memory.restored) is None):
         memory = replace(memory, failed_revision="", failed_spec="", failed_reason="", failed_message="", restored="")
     if observed.revision_record(memory.proven) is None:
-        memory = replace(memory, proven=_serving_alone(observed, wanted, replicas))
+        memory = replace(memory, proven=_serving_alone(observed, wanted, replicas) or _left_behind(observed, wanted))
     target = target_of(memory, wanted)
     whole = target == wanted and serves_whole(observed, wanted, replicas)
     watched = Judgement(Watch())
@@ -79,6 +79,7 @@ def decide(
             memory = replace(memory, mode_revision="", mode="")
     mode, recheck = strategy, None
     if strategy is RolloutStrategy.AUTO:
+        memory = memory if whole else _way_taken(target, observed, memory)
         mode, memory, recheck = _auto(target, observed, memory, now)
     if target != wanted and memory.failed_reason != Reason.SLO_BROKEN:
         mode = _restoring(strategy)
@@ -143,6 +144,23 @@ def _serving_alone(observed: Observed, wanted: str, replicas: int) -> str:
     found = {pod.revision for pod in observed.pods if pod.serving} - {wanted}
     known = [one for one in found if observed.revision_record(one) is not None and serves_whole(observed, one, replicas)]
     return known[0] if known else ""
+
+
+def _left_behind(observed: Observed, wanted: str) -> str:
+    """The revision that served before a rollout to ``wanted`` which has not come to its end, as the Deployment tells of it; "" without one.
+    Where one pod fits, nothing serves in between that would tell."""
+    found = observed.previous_revision()
+    if found == wanted or observed.deployed_revision() != wanted or observed.revision_record(found) is None:
+        return ""
+    return found if observed.deployment_condition("Progressing").get("reason") != "NewReplicaSetAvailable" else ""
+
+
+def _way_taken(target: str, observed: Observed, memory: Memory) -> Memory:
+    """Memory of the way that Auto took, which the Deployment shows where the live ConfigMap is gone."""
+    rolling = (((observed.deployment or {}).get("spec") or {}).get("strategy") or {}).get("rollingUpdate") or {}
+    if observed.live_data() or observed.deployed_revision() != target or rolling.get("maxSurge") != 0:
+        return memory
+    return replace(memory, mode_revision=target, mode=RolloutStrategy.NO_SURGE.value)
 
 
 def _auto(target: str, observed: Observed, memory: Memory, now: dt.datetime) -> tuple[RolloutStrategy, Memory, float | None]:

@@ -87,11 +87,11 @@ def follow(stage: Stage, before: Run, now: dt.datetime) -> Tuned:
     return replace(after, events=(*(_stopped(before, why) if why else ()), *_events(run, after)))
 
 
-def interrupted(before: Run, now: dt.datetime) -> Tuned:
-    """The run where the spec cannot be acted on at all: one that has begun ends, since it holds room for what nobody can ask for."""
+def interrupted(before: Run, now: dt.datetime, why: str = "the spec has become invalid during the run") -> Tuned:
+    """The run where the spec cannot be acted on at all, and ``why``: one that has begun ends, since it holds room for what nobody can ask for."""
     if not (before.active and before.begun):
         return Tuned(before)
-    after = Tuned(before.failed(f"the spec has become invalid during the run; mend it, then {AGAIN}", now))
+    after = Tuned(before.failed(f"{why}; mend it, then {AGAIN}", now))
     return replace(after, events=_events(before, after))
 
 

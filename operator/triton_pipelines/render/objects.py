@@ -156,8 +156,9 @@ def strategy(mode: RolloutStrategy) -> dict[str, Any]:
     return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}
 
 
-def deployment(pipeline: InferencePipeline, template: Mapping[str, Any], mode: RolloutStrategy, replicas: int | None) -> dict[str, Any]:
-    """The Deployment with one revision's template. ``replicas`` ``None``: somebody else owns the number."""
+def deployment(pipeline: InferencePipeline, template: Mapping[str, Any], mode: RolloutStrategy, replicas: int | None, before: str = "") -> dict[str, Any]:
+    """The Deployment with one revision's template. ``replicas`` ``None``: somebody else owns the number; ``before``: the revision that served
+    before it, "" none that is known."""
     spec: dict[str, Any] = {
         "selector": {"matchLabels": names.selector(pipeline.name)},
         "strategy": strategy(mode),
@@ -169,4 +170,7 @@ def deployment(pipeline: InferencePipeline, template: Mapping[str, Any], mode: R
     }
     if replicas is not None:
         spec["replicas"] = replicas
-    return child(pipeline, "apps/v1", "Deployment", pipeline.name, spec=spec)
+    result = child(pipeline, "apps/v1", "Deployment", pipeline.name, spec=spec)
+    if before:
+        result["metadata"]["annotations"] = {names.ANNOTATION_BEFORE: before}
+    return result

@@ -111,6 +111,36 @@ async def is_another(admin: Client, resource: Resource, namespace: str, name: st
     return found
 
 
+async def test_under_an_invalid_spec_the_running_revision_is_kept_in_repair(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+    async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
+        await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace))
+        status = await served(admin, namespace)
+        before = await children(admin, namespace)
+
+        async def as_before() -> bool:
+            return await children(admin, namespace) == before
+
+        # Two labels and three of them: no rule of the CRD sees it.
+        await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace, postprocess={"labels": ["a", "b", "c"]}))
+        await eventually("stalled", lambda: says(admin, namespace, "False InvalidSpec"))
+        assert await as_before()
+        revision = names.revision_name("p", status["revision"])
+        for resource, name in [(DEPLOYMENTS, "p"), (SERVICES, "p"), (CONFIG_MAPS, revision), (CONFIG_MAPS, names.live_name("p"))]:
+            uid = (await admin.get(resource, namespace, name))["metadata"]["uid"]
+            await admin.delete(resource, namespace, name)
+            await eventually(f"another {resource.kind} {name}", partial(is_another, admin, resource, namespace, name, uid))
+            await eventually(f"{resource.kind} {name} is as before", as_before)
+        await patch(admin, SERVICES, namespace, "p", {"spec": {"selector": {names.LABEL_PIPELINE: "other"}}})
+        await eventually("the Service is repaired", as_before)
+        assert await told(admin, namespace) == "False InvalidSpec"
+        # The next process knows the spec by its record.
+    async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
+        await admin.delete(DEPLOYMENTS, namespace, "p")
+        await eventually("the Deployment is as before", as_before)
+        await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace))
+        assert (await served(admin, namespace))["revision"] == status["revision"]
+
+
 async def test_others_objects_are_not_touched(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
     async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
         foreign: Object = {

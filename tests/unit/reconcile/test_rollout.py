@@ -166,6 +166,34 @@ def test_a_lost_memory_costs_a_second_try_and_not_the_way_back(strategy: str) ->
     assert world.memory.proven == world.memory.restored == old
 
 
+@pytest.mark.parametrize("strategy", ["NoSurge", "Recreate", "Auto"])
+def test_a_memory_lost_in_mid_rollout_costs_not_the_way_back(strategy: str) -> None:
+    """The live ConfigMap is deleted while no pod serves: the old one has gone, the new one has not come."""
+    world = served(room=1, rollout={"strategy": strategy})
+    old = world.deployed
+    new = failing(world)
+    for _ in range(20):
+        if world.deployed == new and not world.serving and "Failing" not in [pod.phase for pod in world.pods]:
+            break
+        world.pass_time(5).control().run_pods().step()
+    else:
+        pytest.fail("the old pod did not go first")
+    del world.children["ConfigMap", names.live_name(world.name)]
+    world.settle()
+    assert (world.deployed, len(world.serving), world.told()["Ready"]) == (old, 1, "False RolledBack")
+    assert (world.memory.proven, world.memory.failed_revision) == (old, new)
+
+
+def test_what_served_before_is_nothing_to_go_back_to_once_a_rollout_has_ended() -> None:
+    world = served(room=1, rollout={"strategy": "NoSurge"})
+    new = world.change(**CHANGE).settle().deployed
+    del world.children["ConfigMap", names.live_name(world.name)]
+    world.verdicts[new] = BAD
+    world.pods[0].phase = "Loading"
+    world.settle()
+    assert (world.deployed, world.told()["Ready"]) == (new, "False ModelMismatch")
+
+
 def test_a_surge_that_fails_half_way_is_stuck_until_more_pods_come() -> None:
     world = served(replicas=3, rollout={"strategy": "Surge", "progressDeadlineSeconds": 60})
     new = half_way(world)

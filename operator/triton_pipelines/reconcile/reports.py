@@ -1,0 +1,30 @@
+"""What the loader noticed without failing, as warnings of the status. Pure."""
+
+from __future__ import annotations
+
+from triton_pipelines.api.base import Finding, Severity
+from triton_pipelines.api.loadreport import INFORMATIVE
+
+from .observed import Observed
+
+
+def remarks(observed: Observed, revision: str) -> list[Finding]:
+    """Informative findings of the pods of ``revision``, each once. Until a pod of it has loaded anything, what was said of it holds, so that
+    a pod that is made anew is no news."""
+    pods = sorted((pod for pod in observed.pods if pod.revision == revision), key=lambda pod: pod.name)
+    reports = [report for pod in pods if (report := pod.load_report()) is not None and report.ok]
+    if not reports:
+        return _said(observed) if observed.status.get("revision") == revision else []
+    found: dict[tuple[str, str], str] = {}
+    for report in reports:
+        for item in report.findings:
+            if item.reason in INFORMATIVE:
+                # Of pods that word the same differently, as with other numbers, one speaks.
+                found.setdefault((item.field or item.step or "", item.reason.value), item.message)
+    return [Finding(path, f"{reason}: {message}", Severity.WARNING) for (path, reason), message in sorted(found.items())]
+
+
+def _said(observed: Observed) -> list[Finding]:
+    reasons = {reason.value for reason in INFORMATIVE}
+    said = [(str(item.get("path", "")), str(item.get("message", ""))) for item in observed.status.get("warnings") or ()]
+    return [Finding(path, message, Severity.WARNING) for path, message in said if message.partition(":")[0] in reasons]

@@ -1,0 +1,195 @@
+"""A spec that cannot be acted on: the running revision is kept in repair all the same."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support import builders
+from tests.support.worlds import BAD, World
+from triton_pipelines.api import names, parse
+from triton_pipelines.reconcile import keeping
+from triton_pipelines.reconcile.observed import Observed
+
+# Refused by a rule of the schema, and by a check of the whole.
+INVALID: dict[str, dict[str, Any]] = {
+    "schema": {"tokenizer": {"maxLength": "many"}},
+    "check": {"postprocess": {"labels": ["a", "b", "c"]}},
+}
+MISSING = {"model": "spec.model.source: configmap://weights/model.onnx: there is no ConfigMap weights in namespace nlp; create it"}
+
+
+def broken(how: str, **spec: Any) -> World:
+    """A pipeline that serves, whose spec has then become invalid."""
+    world = World(builders.document(replicas=2, **spec)).settle()
+    return spoiled(world, how)
+
+
+def spoiled(world: World, how: str = "check") -> World:
+    """Its spec becomes what cannot be acted on."""
+    if how == "missing":
+        world.missing_sources = MISSING
+        world.digests = {}
+        world.change(tokenizer={"maxLength": 64})
+    else:
+        world.change(**INVALID[how])
+    world.step()
+    return world
+
+
+def reason(how: str) -> str:
+    return "SourceUnavailable" if how == "missing" else "InvalidSpec"
+
+
+HOW = [*INVALID, "missing"]
+CHILDREN = ["Deployment", "Service", "NetworkPolicy", "PodDisruptionBudget", "revision", "live"]
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("kind", CHILDREN)
+def test_a_deleted_child_of_the_running_revision_comes_back(kind: str, how: str) -> None:
+    world = broken(how)
+    revision, pods = world.deployed, [pod.name for pod in world.pods]
+    named = {"live": names.live_name(world.name), "revision": names.revision_name(world.name, revision)}
+    key = ("ConfigMap", named[kind]) if kind in named else (kind, world.name)
+    before = world.children.pop(key)
+    world.settle()
+    for field in ("spec", "data"):
+        if kind != "live":
+            assert world.children[key].get(field) == before.get(field)
+    assert world.children[key].get("data", {}).get(names.KEY_ACCEPTED) == before.get("data", {}).get(names.KEY_ACCEPTED)
+    assert (world.deployed, [pod.name for pod in world.pods]) == (revision, pods)
+    assert world.condition("Ready")["reason"] == reason(how)
+    assert world.told()["Available"] == "True Serving"
+    assert world.step().quiet
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_everything_deleted_at_once_comes_back(how: str) -> None:
+    """But for the memory of what there was."""
+    world = broken(how)
+    revision = world.deployed
+    kept = ("ConfigMap", names.live_name(world.name))
+    world.children = {kept: world.children[kept]}
+    world.pods.clear()
+    world.settle()
+    assert (world.deployed, {pod.revision for pod in world.serving}, len(world.serving)) == (revision, {revision}, 2)
+    assert world.condition("Ready")["reason"] == reason(how)
+
+
+EDITS: list[tuple[str, list[Any], Any]] = [
+    ("Deployment", ["spec", "replicas"], 7),
+    ("Deployment", ["spec", "template", "spec", "containers", 0, "image"], "evil"),
+    ("Deployment", ["spec", "template", "metadata", "labels", names.LABEL_REVISION], "0123456789"),
+    ("Service", ["spec", "selector", names.LABEL_PIPELINE], "other"),
+]
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(("kind", "path", "value"), EDITS, ids=[f"{kind}-{path[-1]}" for kind, path, _ in EDITS])
+def test_an_edited_child_is_repaired(kind: str, path: list[Any], value: Any, how: str) -> None:
+    world = broken(how)
+    key = (kind, world.name)
+    before = copy.deepcopy(world.children[key])
+    edited: Any = copy.deepcopy(before)
+    world.children[key] = edited
+    for part in path[:-1]:
+        edited = edited[part]
+    edited[path[-1]] = value
+    world.step()
+    assert world.children[key]["spec"] == before["spec"]
+
+
+def test_a_rollout_that_has_begun_goes_on() -> None:
+    world = World(builders.document()).settle()
+    old = world.deployed
+    world.change(tokenizer={"maxLength": 64}).step()
+    new = world.deployed
+    spoiled(world).settle()
+    assert old != new
+    assert {pod.revision for pod in world.serving} == {new} == {world.status["servingRevision"]} or world.memory.proven == new
+    assert world.memory.proven == new
+
+
+def test_a_rollout_that_has_begun_is_taken_back() -> None:
+    world = World(builders.document(rollout={"strategy": "NoSurge"}), room=1).settle()
+    old = world.deployed
+    world.change(tokenizer={"maxLength": 64}).step()
+    new = world.deployed
+    world.verdicts[new] = BAD
+    spoiled(world).settle()
+    assert (world.deployed, {pod.revision for pod in world.serving}) == (old, {old})
+    assert world.told()["Ready"] == "False InvalidSpec"
+    assert world.memory.failed_revision == new
+    # Its own spec again is no other wish than the one that failed.
+    world.change(postprocess={"labels": ["negative", "positive"]}).settle()
+    assert (world.deployed, world.told()["Ready"]) == (old, "False RolledBack")
+
+
+def test_a_valid_spec_is_acted_on_again() -> None:
+    world = broken("check")
+    old = world.deployed
+    world.change(postprocess={"labels": ["negative", "positive"]}, tokenizer={"maxLength": 96}).settle()
+    assert world.deployed != old
+    assert world.told()["Ready"] == "True Succeeded"
+
+
+def test_a_new_release_of_the_operator_rolls_nothing_out_for_an_invalid_spec() -> None:
+    world = broken("check")
+    before = copy.deepcopy(world.deployment["spec"])
+    world.options = builders.options(server_image="registry.example/tritonserver:24.12-py3", loader_image="registry.example/triton-pipelines:9")
+    world.settle()
+    assert world.deployment["spec"] == before
+
+
+def test_without_a_spec_that_was_ever_good_nothing_is_made() -> None:
+    world = World(builders.document(postprocess={"labels": ["a", "b", "c"]}))
+    world.step()
+    assert world.children == {}
+    assert world.told()["Stalled"] == "True InvalidSpec"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"spec": 3, "digests": {}}', '{"spec": {}, "digests": {}}', '{"spec": {"model": 1}, "digests": []}']
+)
+def test_a_record_that_somebody_broke_is_no_fault(text: str) -> None:
+    world = broken("check")
+    live = world.children["ConfigMap", names.live_name(world.name)]
+    live["data"] = {**live["data"], names.KEY_ACCEPTED: text}
+    world._accepted = ""
+    world.settle()
+    assert world.told()["Stalled"] == "True InvalidSpec"
+    world.change(postprocess={"labels": ["negative", "positive"]}).settle()
+    assert world.told()["Ready"] == "True Succeeded"
+
+
+def test_a_spec_that_is_very_long_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "KEPT_MAX", 100)
+    world = World(builders.document()).settle()
+    assert names.KEY_ACCEPTED not in world.children["ConfigMap", names.live_name(world.name)]["data"]
+
+
+CORPUS = sorted((Path(__file__).parents[2] / "corpus" / "good").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
+def test_what_is_recorded_asks_for_the_same(path: Path) -> None:
+    document = yaml.safe_load(path.read_text())
+    pipeline, findings = parse(document)
+    assert pipeline is not None
+    assert not findings
+    recorded = json.loads(keeping.accepted_data(pipeline, Observed(document), held=False)[names.KEY_ACCEPTED])
+    again, findings = parse({**document, "spec": recorded["spec"]})
+    assert (again, findings) == (pipeline, [])
+
+
+def test_what_is_recorded_is_the_spec_as_it_was_acted_on() -> None:
+    world = broken("check")
+    recorded = json.loads(world.children["ConfigMap", names.live_name(world.name)]["data"][names.KEY_ACCEPTED])
+    assert recorded["spec"]["postprocess"]["labels"] == ["negative", "positive"]
+    assert world.document["spec"]["postprocess"]["labels"] == ["a", "b", "c"]

@@ -1,0 +1,57 @@
+"""What the loader noticed without failing stands in status.warnings, and is told once by an event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support import builders
+from tests.support.worlds import World
+from triton_pipelines.api.loadplan import Finding, LoadReport, Reason
+from triton_pipelines.reconcile.plan import Context, Plan, plan
+
+NOTE = Finding(step="model", reason=Reason.ANSWERS_NOT_COMPARED, field="spec.model.source", message="5 GiB are not run here")
+WARNED = {"path": "spec.model.source", "message": "AnswersNotCompared: 5 GiB are not run here"}
+
+
+def seen(world: World, *findings: tuple[Finding, ...]) -> Plan:
+    """A pass where pods have reported these findings, pod by pod; its status is written."""
+    observed = world.observed()
+    for pod, noted in zip(observed.pods, findings, strict=True):
+        report = LoadReport(ok=True, revision=pod.revision, findings=noted)
+        pod.raw["status"]["initContainerStatuses"][0]["state"] = {"terminated": {"exitCode": 0, "message": report.to_json()}}
+    decided = plan(observed, Context(builders.options(), lambda uid, revision: f"key of {uid} {revision}"), world.now)
+    if decided.status is not None:
+        world.document["status"] = decided.status
+    return decided
+
+
+def warnings(world: World) -> list[Any]:
+    return [item for item in world.status.get("warnings", []) if item["message"].startswith("AnswersNotCompared")]
+
+
+def test_it_is_told_once_whatever_the_number_of_pods() -> None:
+    world = World(builders.document(replicas=2)).settle()
+    other = NOTE.model_copy(update={"message": "5.1 GiB are not run here"})
+    decided = seen(world, (NOTE,), (other,))
+    assert warnings(world) == [WARNED]
+    assert [event.note for event in decided.events if event.reason == "DoubtfulSpec"] == [f"{WARNED['path']}: {WARNED['message']}"]
+    assert seen(world, (NOTE,), (other,)).quiet, "it stands, and nothing is written again"
+    assert seen(world, (), ()).status is not None
+    assert warnings(world) == []
+
+
+def test_a_pod_that_is_made_anew_is_no_news() -> None:
+    world = World(builders.document()).settle()
+    seen(world, (NOTE,))
+    world.pods.clear()
+    world.control()
+    world.step()
+    assert warnings(world) == [WARNED]
+    world.change(tokenizer={"maxLength": 64}).step()
+    assert warnings(world) == [], "another revision has not loaded anything"
+
+
+def test_what_fails_a_load_is_no_warning() -> None:
+    world = World(builders.document()).settle()
+    seen(world, (NOTE.model_copy(update={"reason": Reason.MODEL_MISMATCH}),))
+    assert not [item for item in world.status.get("warnings", []) if "5 GiB" in item["message"]]
