@@ -92,7 +92,7 @@ async def profile(
     samples: dict[str, list[Sample]] = {step.name: [] for step in graph.steps}
     overhead: list[float] = []
     # One request has no more rows than the ensemble lets in: further steps may keep that below the model's own batch size.
-    most = knobs.max_batch_size
+    most = min(knobs.max_batch_size, server.most_rows)
     sizes = _sizes(work.rows, most)
     # The usual length first: where time is over, the others' last points are done without.
     plan = [(length, size) for length in sorted(work.profile_lengths, key=lambda length: length != usual) for size in sizes]

@@ -1,0 +1,49 @@
+"""A step that takes fewer rows than the model keeps the ensemble small: the tuner times what such a pipeline lets in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.serving import ROOT, sample_sources
+from triton_pipelines.cli.serve import local
+from triton_pipelines.load.texts import Lengths
+from triton_pipelines.tuning.contract import Knobs, Settings, TuneTarget
+from triton_pipelines.tuning.profile import profile
+from triton_pipelines.tuning.server import Server
+from triton_pipelines.tuning.workload import workload
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+ROWS = 4
+CODE = """\
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        texts = [pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("SAME", text)]) for text in texts]
+"""
+
+
+async def test_requests_have_no_more_rows_than_the_smallest_step_takes(tmp_path: Path) -> None:
+    document = yaml.safe_load((ROOT / "bench" / "gpu-step.yaml").read_text())
+    text = {"name": "TEXT", "dataType": "STRING", "dims": [1], "from": "pipeline.TEXT"}
+    document["spec"]["steps"] = [
+        {"name": "same", "platform": "python", "maxBatchSize": ROWS, "inputs": [text],
+         "outputs": [{"name": "SAME", "dataType": "STRING", "dims": [1]}], "python": {"code": {"inline": CODE}}}
+    ]  # fmt: skip
+    document["spec"]["tokenizer"] |= {"inputs": {"textFrom": "same.SAME"}, "maxBatchSize": 16}
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(yaml.safe_dump(document))
+    with local(file, [rule.removeprefix("--source-map=") for rule in sample_sources()]) as running:
+        target = TuneTarget(running.server.grpc_address, running.rebuild, url=running.server.http_url)
+        async with Server(target, running.pipeline, running.graph) as server:
+            settings = Settings(lengths=Lengths(32, 0.3, 64), cores=1.0)
+            work = await workload(server.client, running.pipeline, running.graph, settings)
+            found = await profile(server, running.graph, work, [Knobs(16, 0, 1, 1)], 10.0, seconds=2.0)
+            assert server.most_rows == ROWS
+            assert server.failed == 0
+    assert max(sample.rows for sample in found.samples["tokenizer"] if sample.requests == 1) <= ROWS
