@@ -19,7 +19,7 @@ from triton_pipelines.app import controlkey
 from triton_pipelines.app.config import OperatorConfig
 from triton_pipelines.app.metrics import Metrics
 from triton_pipelines.app.services import Build, Classify, Reconcile, Services
-from triton_pipelines.app.watches import WATCHED, kopf_settings, register_login, register_watches, selector_of, until_watched
+from triton_pipelines.app.watches import WATCHED, keep_watched, kopf_settings, register_login, register_watches, selector_of
 from triton_pipelines.cluster.client import Client, ClientOptions
 from triton_pipelines.cluster.errors import ClusterError
 from triton_pipelines.cluster.login import load_configuration
@@ -150,7 +150,7 @@ class Operator:
             for pipeline in self.store.pipelines():
                 self.queue.add(pipeline)
             await _log.ainfo("caches are filled", pipelines=self.store.count(WATCHED[0]))
-            background.append(group.create_task(until_watched(self._insights), name="watches"))
+            background.append(group.create_task(keep_watched(self._insights, self._listed), name="watches"))
             background.append(group.create_task(self._resync(), name="resync"))
             background.append(group.create_task(self._relist_forever(), name="relist"))
             background += [group.create_task(work(), name=name) for name, work in beside]
@@ -187,6 +187,14 @@ class Operator:
         for namespace in self.config.scopes:
             told |= await relist(self.client, self.store, resource, namespace=namespace, label_selector=selector_of(resource))
         return told
+
+    async def _listed(self, resource: Resource) -> bool:
+        """Whether the API server serves a kind; where it cannot be asked, nobody knows, and it is asked again."""
+        try:
+            await self.client.list(resource, self.config.scopes[0], label_selector=selector_of(resource))
+        except ClusterError:
+            return False
+        return True
 
     async def _relist_forever(self) -> None:
         """Compares lists with the store: Kopf loses deletions over a 410."""

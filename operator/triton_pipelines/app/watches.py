@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import kopf
@@ -25,6 +25,8 @@ _KOPF_PREFIX: Final = f"kopf.{names.GROUP}"
 # From the first lists to all watches; Kopf's own scan is over long before, or never comes again.
 WATCHING_SECONDS: Final = 15.0
 _LOOK_SECONDS: Final = 0.5
+# Between looks at what Kopf watches, once all is.
+CHECK_SECONDS: Final = 15.0
 
 
 class UnwatchedError(RuntimeError):
@@ -109,14 +111,35 @@ async def until_watched(insights: Insights, seconds: float = WATCHING_SECONDS) -
     Raises:
         UnwatchedError: not within ``seconds``. A new start asks anew.
     """
-    wanted = {(resource.group, resource.version, resource.plural) for resource in WATCHED}
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
-    while missing := wanted - {(known.group, known.version, known.plural) for known in insights.watched_resources}:
+    while missing := unwatched(insights):
         if loop.time() > end:
-            kinds = ", ".join(sorted(".".join(filter(None, (plural, group))) for group, _, plural in missing))
+            kinds = ", ".join(sorted(".".join(filter(None, (resource.plural, resource.group))) for resource in missing))
             raise UnwatchedError(f"{kinds}: listed by the API server, but not found by discovery when the watches began; a new start asks again")
         await asyncio.sleep(_LOOK_SECONDS)
+
+
+def unwatched(insights: Insights) -> list[Resource]:
+    """The kinds that we need and that are not on Kopf's list."""
+    known = {(known.group, known.version, known.plural) for known in insights.watched_resources}
+    return [resource for resource in WATCHED if (resource.group, resource.version, resource.plural) not in known]
+
+
+async def keep_watched(insights: Insights, listed: Callable[[Resource], Awaitable[bool]], every: float = CHECK_SECONDS) -> None:
+    """Looks again and again, for as long as the operator runs: a CRD that is deleted and made anew meets the same moment as at the start.
+
+    ``listed``: whether the API server serves a kind; one that it does not serve is not to be watched, and is looked for again.
+
+    Raises:
+        UnwatchedError: a kind is served, and not watched in time.
+    """
+    await until_watched(insights)
+    while True:
+        await asyncio.sleep(every)
+        missing = unwatched(insights)
+        if missing and any([await listed(resource) for resource in missing]):
+            await until_watched(insights)
 
 
 def register_login(registry: kopf.OperatorRegistry, kubeconfig: str | None, context: str | None) -> None:

@@ -1,7 +1,8 @@
 """Whose the CPU of the pods is: live scaling's, or somebody else's whom nobody fights. Pure; the clock is passed in.
 
 As with the number of pods (replicas.py): a pod that somebody else has resized, as the Vertical Pod Autoscaler does in place, is mended once.
-Whoever writes it again within minutes means it, is named, and keeps the CPU of all pods for as long as a pod has what they wrote.
+Whoever writes it again within minutes means it, is named, and keeps the CPU of all pods for as long as a pod has what they wrote. Of several who
+take turns each is mended once, and all are named.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from .resizing import Resize, due_changes, next_resize
 from .times import timestamp
 
 _SUBRESOURCE = "resize"
+# Between the names of managers, as remembered and as told; and of how many is told.
+_AND = " and "
+MANAGERS_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +55,13 @@ def decide_cpu(limit: int | None, observed: Observed, memory: Memory, now: dt.da
         memory = replace(memory, resized_manager="", resized="")
     for change in due:
         if (other := written.get(change.uid)) is not None and _insists(other, memory, now):
-            left = replace(memory, resized_manager=other.manager, resized="")
-            return CpuPass(limit, None, {}, None, left, _taken(observed.name, other.manager, change))
+            left = replace(memory, resized_manager=_with(memory, other.manager), resized="")
+            return CpuPass(limit, None, {}, None, left, _taken(observed.name, left.resized_manager, change))
     resize = next_resize(due, observed, now)
-    if (
-        resize is not None
-        and (other := written.get(resize.uid)) is not None
-        and not (_recent(memory, now) and memory.resized_manager == other.manager)
-    ):
-        # The first mending counts: what is written later, to whichever pod, is written again.
-        memory = replace(memory, resized_manager=other.manager, resized=now.isoformat(timespec="seconds"))
+    if resize is not None and (other := written.get(resize.uid)) is not None and not (_recent(memory, now) and other.manager in _mended(memory)):
+        # The first mending of each counts: what is written later, to whichever pod, is written again.
+        known = _with(memory, other.manager) if _recent(memory, now) else other.manager
+        memory = replace(memory, resized_manager=known, resized=now.isoformat(timespec="seconds"))
     return CpuPass(limit, resize, refused, asked_again(refused, now), memory)
 
 
@@ -79,11 +80,23 @@ def _recent(memory: Memory, now: dt.datetime) -> bool:
 
 
 def _insists(other: _Writer, memory: Memory, now: dt.datetime) -> bool:
-    """Whether this manager wrote after it was mended, or has been left alone since. What it wrote to several pods before is one slip."""
-    if memory.resized_manager != other.manager:
-        return False
+    """Whether this manager wrote after it was mended. What it wrote to several pods before is one slip. To whom the CPU is left, nobody writes
+    against, whoever joins them."""
     mended = timestamp(memory.resized)
-    return mended is None or (_recent(memory, now) and (other.at is None or other.at > mended))
+    if mended is None:
+        return bool(memory.resized_manager)
+    known = _mended(memory)
+    return (other.manager in known or len(known) >= MANAGERS_MAX) and _recent(memory, now) and (other.at is None or other.at > mended)
+
+
+def _mended(memory: Memory) -> list[str]:
+    """The managers whose resizes were mended, or to whom the CPU is left."""
+    return [name for name in memory.resized_manager.split(_AND) if name]
+
+
+def _with(memory: Memory, manager: str) -> str:
+    """These managers and one more, in an order of their own, so that nothing is new when they take turns."""
+    return _AND.join(sorted({*_mended(memory), manager})[:MANAGERS_MAX])
 
 
 def _other_writer(pod: Pod, change: Resize) -> _Writer | None:
@@ -111,9 +124,10 @@ def _written(pod: Pod) -> Iterator[tuple[Mapping[str, Any], frozenset[str]]]:
         yield entry, frozenset(field for field in ("f:limits", "f:requests") if "f:cpu" in (found.get(field) or {}))
 
 
-def _taken(pipeline: str, manager: str, change: Resize) -> str:
+def _taken(pipeline: str, managers: str, change: Resize) -> str:
+    resize = "resize" if _AND in managers else "resizes"
     return (
-        f"cpu: {manager} resizes the pods of {pipeline} again and again: pod {change.pod} has a CPU limit of {change.before[0]}m and a request of"
+        f"cpu: {managers} {resize} the pods of {pipeline} again and again: pod {change.pod} has a CPU limit of {change.before[0]}m and a request of"
         f" {change.before[1]}m where live scaling wants {change.limit}m and {change.request}m; it is left to it. Take these pods out of its reach"
         " (of a VerticalPodAutoscaler: updateMode Off, or no controlledResources cpu), or set spec.scaling.cpuResize to Disabled"
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,12 @@ import pytest
 import yaml
 
 from triton_pipelines.api import names
+from triton_pipelines.app import watches
 from triton_pipelines.app.config import load_config
 from triton_pipelines.app.metrics import Metrics
 from triton_pipelines.app.watches import WATCHED, connection_info, kopf_settings, selector_of, take_in
 from triton_pipelines.cluster.login import LoginError
-from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES, PODS, SECRETS
+from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES, PODS, SECRETS, Resource
 from triton_pipelines.cluster.store import Store
 
 
@@ -98,3 +101,58 @@ def test_watch_age_grows_until_the_next_event() -> None:
     metrics.observe_event(CONFIG_MAPS)
     assert metrics.registry.get_sample_value("tritonpipe_watch_age_seconds", age) == 0.0
     assert metrics.registry.get_sample_value("tritonpipe_watch_events_total", age) == 2.0
+
+
+@dataclass
+class Known:
+    """Stands in for Kopf's list of what it watches."""
+
+    watched_resources: set[Resource]
+
+
+async def test_a_crd_that_comes_again_and_is_not_watched_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not while the API server does not serve it, and not for what Kopf finds by itself."""
+    monkeypatch.setattr(watches, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(watches.until_watched, "__defaults__", (0.1,))
+    known: Any = Known(set(WATCHED))
+    served, asked = {INFERENCE_PIPELINES: False}, asyncio.Event()
+
+    async def listed(resource: Resource) -> bool:
+        asked.set()
+        return served[resource]
+
+    async def is_asked() -> None:
+        asked.clear()
+        await asyncio.wait_for(asked.wait(), 5)
+
+    looking = asyncio.create_task(watches.keep_watched(known, listed, 0.02))
+    await asyncio.sleep(0)  # it has begun, with every kind watched
+    known.watched_resources.discard(INFERENCE_PIPELINES)
+    await is_asked()
+    await is_asked()
+    assert not looking.done(), "deleted, and nobody can watch it"
+    known.watched_resources.add(INFERENCE_PIPELINES)
+    served[INFERENCE_PIPELINES] = True
+    known.watched_resources.discard(INFERENCE_PIPELINES)
+    with pytest.raises(watches.UnwatchedError, match=names.PLURAL):
+        await asyncio.wait_for(looking, 5)
+
+
+async def test_a_crd_that_comes_again_and_is_watched_in_time_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watches, "_LOOK_SECONDS", 0.01)
+    known: Any = Known(set(WATCHED))
+    back = asyncio.Event()
+
+    async def listed(resource: Resource) -> bool:
+        known.watched_resources.add(resource)
+        back.set()
+        return True
+
+    looking = asyncio.create_task(watches.keep_watched(known, listed, 0.02))
+    await asyncio.sleep(0)
+    for _ in range(3):
+        back.clear()
+        known.watched_resources.discard(INFERENCE_PIPELINES)
+        await asyncio.wait_for(back.wait(), 5)
+    assert not looking.done()
+    looking.cancel()

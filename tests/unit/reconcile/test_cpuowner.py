@@ -87,6 +87,24 @@ def test_who_resizes_again_is_named_and_left_alone() -> None:
     assert made.condition("Ready")["status"] == "True"
 
 
+@pytest.mark.parametrize("managers", [(VPA, "kubectl"), (VPA, "kubectl", "tuner"), tuple("abcdefg")], ids=["two", "three", "seven"])
+def test_who_take_turns_are_named_and_left_alone(managers: tuple[str, ...]) -> None:
+    made, resizes, events = world(), 0, []
+    for number in range(60):
+        # Not what it has already, which would be nobody's deviation.
+        writes(made, f"{2 + number % 2}", manager=managers[number % len(managers)])
+        for done in passes(made, 2):
+            resizes += done.resize is not None
+            events += [event for event in done.events if event.reason == "CPUOwnerConflict"]
+    assert resizes == min(len(managers), 4), "each is mended once"
+    assert len(events) == 1, "told once"
+    assert limited(made)["reason"] == "CPUOwnerConflict"
+    assert " and ".join(sorted(managers)[:4]) + " resize the pods" in limited(made)["message"]
+    writes(made, "3750m", manager=managers[0])
+    passes(made, 2)
+    assert (taken_by(made.memory), limited(made)) == ("", {})
+
+
 def test_it_is_left_alone_after_the_operator_has_started_anew() -> None:
     """What is remembered stands in the live ConfigMap, so that another process does not begin the fight again."""
     made = world()
