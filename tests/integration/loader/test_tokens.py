@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
+from tritonclient.grpc import model_config_pb2
 
 from tests.integration.loader.conftest import Pod
 from tests.support import builders, tinymodel
+from tests.support.python_backend import InferenceRequest, start_model, texts
 from tests.support.raggedbackend import StandInBackend
 from triton_pipelines.api.loadplan import Reason
 from triton_pipelines.api.tokenizer import Padding
@@ -71,6 +74,36 @@ def test_a_special_token_that_only_spelling_it_out_leads_to_may_be_unknown(pod: 
     grown_special(claim)
     plan(pod, padding)
     assert pod.load()[0] == 0, pod.output
+    # The tokenizer step that was loaded refuses the request that spells it out, and answers its neighbours.
+    config = parse((pod.models / "tokenizer/config.pbtxt").read_text())
+    tensors = {
+        side: [
+            {"name": item.name, "data_type": model_config_pb2.DataType.Name(item.data_type), "dims": list(item.dims)}
+            for item in getattr(config, side)
+        ]
+        for side in ("input", "output")
+    }
+    parameters = {key: value.string_value for key, value in config.parameters.items()}
+    step = start_model("tokenizer", pod.models / "tokenizer", {"max_batch_size": config.max_batch_size, **tensors}, parameters)
+    good, wrong = step.execute([InferenceRequest({"TEXT": texts(*rows)}) for rows in (["good film"], ["good", "good [NEW] film"])])
+    assert good.error() is None
+    assert wrong.error().message() == (
+        f"row 1 of TEXT spells out the token [NEW] (id {VOCABULARY}), which the model does not know: leave it out of the text"
+    )
+
+
+def test_where_the_model_knows_all_tokens_nothing_lies_beside_the_tokenizer(pod: Pod, claim: Path) -> None:
+    plan(pod)
+    assert pod.load()[0] == 0, pod.output
+    assert [path.name for path in (pod.models / "tokenizer/1").iterdir() if path.suffix == ".json"] == ["tokenizer.json"]
+
+
+def test_another_start_of_the_container_comes_to_the_same(pod: Pod, claim: Path) -> None:
+    grown_special(claim)
+    plan(pod)
+    for _ in range(2):
+        assert pod.load()[0] == 0, pod.output
+        assert json.loads((pod.models / "tokenizer/1/known_ids.json").read_text()) == {"ids": VOCABULARY}
 
 
 @pytest.mark.parametrize("padding", PADDINGS)

@@ -223,3 +223,13 @@ def test_a_wrong_configuration_is_refused_at_load(folder: Path, inputs: tuple[st
     with pytest.raises(ValueError) as caught:
         start(folder, inputs=inputs, **parameters)
     assert fragment in str(caught.value)
+
+
+def test_second_texts_have_their_type_without_a_post_processor(tmp_path: Path) -> None:
+    made = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    (tmp_path / "1").mkdir()
+    made.save(str(tmp_path / "1/tokenizer.json"))
+    model = start(tmp_path, kinds={"ids": "InputIds", "types": "TokenTypeIds"})
+    (response,) = model.execute([request(("a b", "b"), ("a", "b a"))])
+    assert response.arrays()["types"].tolist() == [[0, 0, 1], [0, 1, 1]]

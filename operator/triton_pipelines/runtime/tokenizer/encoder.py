@@ -44,8 +44,9 @@ class TextEncoder:
         self.kinds = [kind for kind in self.pads if kind in set(kinds)]
         tokenizer.no_padding()
         self._cut()
-        # The fast call leaves offsets out.
-        self._encode = tokenizer.encode_batch if "Offsets" in self.kinds else tokenizer.encode_batch_fast
+        # The fast call leaves offsets out and, without a post-processor, the types of second texts (tokenizers 0.23.3).
+        typed = pairs and "TokenTypeIds" in self.kinds and tokenizer.post_processor is None
+        self._encode = tokenizer.encode_batch if "Offsets" in self.kinds or typed else tokenizer.encode_batch_fast
         simple = not pairs and set(self.kinds) <= {"InputIds", "TokenTypeIds"}
         # The memory's tokens are all of type 0, that of a text without any token, too.
         simple = simple and ("TokenTypeIds" not in self.kinds or not self.pads["TokenTypeIds"])

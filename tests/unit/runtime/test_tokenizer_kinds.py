@@ -1,0 +1,300 @@
+"""Tokenizers of many makes in the tokenizer step, against direct calls of the tokenizers library, one text or pair at a time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import BPE, Unigram, WordLevel, WordPiece
+from tokenizers.normalizers import BertNormalizer, Lowercase
+from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel, Metaspace, Whitespace, WhitespaceSplit
+from tokenizers.processors import BertProcessing, RobertaProcessing, TemplateProcessing
+
+from tests.support.python_backend import InferenceRequest, start_model, texts
+from triton_pipelines.runtime.tokenizer.encoder import KNOWN_IDS
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+LETTERS = "abcdehlnoprtuwxyABCÉé日本中.,!-'[]ß"
+WORDS = ("the", "The", "new", "york", "hello", "été", *LETTERS, *(f"##{letter}" for letter in LETTERS))
+PLACES = {text: place for place, text in enumerate((*SPECIAL, *WORDS))}
+OUTPUTS = {
+    "input_ids": "InputIds",
+    "attention_mask": "AttentionMask",
+    "token_type_ids": "TokenTypeIds",
+    "special": "SpecialTokensMask",
+    "offsets": "Offsets",
+    "lengths": "Lengths",
+}
+
+
+@dataclass(frozen=True)
+class Make:
+    """What a tokenizer is made of."""
+
+    model: str
+    normalizer: str
+    accents: bool | None
+    chinese: bool
+    clean: bool
+    splitter: str
+    template: str
+    added: tuple[tuple[str, tuple[bool, ...]], ...]
+    longest_word: int
+
+    def build(self) -> Tokenizer:
+        """The tokenizer, with truncation and padding of its own, which must not count."""
+        made = Tokenizer(
+            {
+                "pieces": lambda: WordPiece(PLACES, unk_token="[UNK]", max_input_chars_per_word=self.longest_word),
+                "words": lambda: WordLevel(PLACES, unk_token="[UNK]"),
+                "bpe": lambda: BPE({**PLACES, "th": len(PLACES), "he": len(PLACES) + 1}, [("t", "h"), ("h", "e")], unk_token="[UNK]"),
+                "unigram": lambda: Unigram([(text, -1.0 - place / 9) for text, place in PLACES.items()], unk_id=1),
+            }[self.model]()
+        )
+        if self.normalizer == "bert":
+            made.normalizer = BertNormalizer(self.clean, self.chinese, self.accents, self.accents is None)
+        elif self.normalizer == "lower":
+            made.normalizer = Lowercase()
+        splitters = {"bert": BertPreTokenizer, "words": Whitespace, "spaces": WhitespaceSplit, "bytes": ByteLevel, "mark": Metaspace}
+        made.pre_tokenizer = splitters[self.splitter]()
+        made.add_special_tokens(list(SPECIAL))
+        for text, (lstrip, rstrip, normalized, single, special) in self.added:
+            token = AddedToken(text, lstrip=lstrip, rstrip=rstrip, normalized=normalized, single_word=single, special=special)
+            (made.add_special_tokens if special else made.add_tokens)([token])
+        cls, sep = ("[CLS]", 2), ("[SEP]", 3)
+        if self.template == "bert":
+            made.post_processor = BertProcessing(sep, cls)
+        elif self.template == "roberta":
+            made.post_processor = RobertaProcessing(sep, cls)
+        elif self.template == "types":
+            made.post_processor = TemplateProcessing(
+                single="[CLS]:0 $A:0 [SEP]:0", pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", special_tokens=[cls, sep]
+            )
+        elif self.template == "behind":
+            made.post_processor = TemplateProcessing(single="$A:1 [SEP]:1", pair="$A:0 $B:1 [SEP]:1", special_tokens=[sep])
+        made.enable_truncation(5, direction="left")
+        made.enable_padding(pad_id=0, pad_token="[PAD]", length=9)
+        return made
+
+
+MAKES = st.builds(
+    Make,
+    model=st.sampled_from(["pieces", "pieces", "pieces", "pieces", "words", "bpe", "unigram"]),
+    normalizer=st.sampled_from(["bert", "bert", "bert", "lower", "none"]),
+    accents=st.sampled_from([None, True, False]),
+    chinese=st.booleans(),
+    clean=st.booleans(),
+    splitter=st.sampled_from(["bert", "bert", "bert", "bert", "words", "spaces", "bytes", "mark"]),
+    template=st.sampled_from(["bert", "types", "types", "none", "roberta", "behind"]),
+    added=st.lists(
+        st.tuples(st.sampled_from(["newyork", "new york", "É!", "日本", "<x>", "the"]), st.just((False,) * 5) | st.tuples(*[st.booleans()] * 5)),
+        max_size=2,
+        unique_by=lambda item: item[0],
+    ).map(tuple),
+    longest_word=st.sampled_from([4, 100]),
+)
+ODD = (
+    *(
+        "the",
+        "The",
+        "hello",
+        "newyork",
+        "new york",
+        "newyorks",
+        "[SEP]",
+        "[MASK]x",
+        "x[CLS]",
+        "[UNK]",
+        "<x>",
+        "É!",
+        "été",
+        "e\u0301",
+        "\u0301",
+        "日本",
+        "a中b",
+    ),
+    *(
+        "",
+        "\t",
+        "\n",
+        "\r\n",
+        "\x00",
+        "\x1f",
+        "\x7f",
+        "\u200b",
+        "\u200d",
+        "\ufeff",
+        "\ufffd",
+        "\xa0",
+        "\u3000",
+        "\u2028",
+        "ΑΣ",
+        "İ",
+        "ß",
+        "\U0001f469\u200d\U0001f467",
+    ),
+    *("hello" * 25, "日" * 40, "\u1112\u1161\u11ab", "\U000e0001", "don't"),
+)
+TEXT = st.lists(st.sampled_from(ODD) | st.text(max_size=6), max_size=14).flatmap(
+    lambda words: st.sampled_from([" ".join(words), "".join(words), "  ".join(words), f" {' '.join(words)} "])
+)
+
+
+def _start(folder: Path, made: Tokenizer, outputs: dict[str, str], pairs: bool, **parameters: str) -> Any:
+    (folder / "1").mkdir(exist_ok=True)
+    made.save(str(folder / "1/tokenizer.json"))
+    names = ["TEXT", "OTHER"] if pairs else ["TEXT"]
+    config = {
+        "max_batch_size": 64,
+        "input": [{"name": name, "data_type": "TYPE_STRING", "dims": [1]} for name in names],
+        "output": [{"name": name, "data_type": "TYPE_INT64", "dims": [-1]} for name in outputs],
+    }
+    values = {"outputs": json.dumps(outputs), **({"text_pair": "OTHER"} if pairs else {}), **parameters}
+    return start_model("tokenizer", folder, config, {f"tritonpipe.{key}": value for key, value in values.items()})
+
+
+def _expected(made: Tokenizer, row: tuple[str, ...], special: bool) -> dict[str, Any] | None:
+    """What the library says of a text or pair alone; None where it refuses it."""
+    try:
+        one = made.encode(*row, add_special_tokens=special)
+    except Exception:
+        return None
+    if not one.ids:
+        return {"InputIds": [0], "TokenTypeIds": [0], "SpecialTokensMask": [1], "Offsets": [(0, 0)]}
+    return {"InputIds": one.ids, "TokenTypeIds": one.type_ids, "SpecialTokensMask": one.special_tokens_mask, "Offsets": one.offsets}
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(
+    make=MAKES,
+    outputs=st.sampled_from([{"input_ids": "InputIds"}, *(dict(list(OUTPUTS.items())[:kinds]) for kinds in (3, 3, 3, 4, 6))]),
+    pairs=st.sampled_from([False, False, False, True]),
+    special=st.booleans(),
+    truncation=st.sampled_from(["LongestFirst", "OnlyFirst", "OnlySecond"]),
+    max_length=st.sampled_from([5, 12, 400]),
+    batches=st.lists(st.lists(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=3), min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_every_row_is_what_the_library_says_of_it_alone(
+    tmp_path: Path,
+    make: Make,
+    outputs: dict[str, str],
+    pairs: bool,
+    special: bool,
+    truncation: str,
+    max_length: int,
+    batches: list[list[list[tuple[str, str]]]],
+) -> None:
+    truncation = "OnlyFirst" if truncation == "OnlySecond" and not pairs else truncation
+    made = make.build()
+    parameters = {"special_tokens": "Enabled" if special else "Disabled", "truncation": truncation, "max_length": str(max_length)}
+    model = _start(tmp_path, made, outputs, pairs, **parameters)
+    event(f"memory of words: {model._encoder._words is not None}")
+    alone = Tokenizer.from_file(str(tmp_path / "1/tokenizer.json"))
+    alone.no_padding()
+    alone.enable_truncation(
+        max_length, strategy={"LongestFirst": "longest_first", "OnlyFirst": "only_first", "OnlySecond": "only_second"}[truncation]
+    )
+    for batch in (*batches, *batches):
+        asked = []
+        for rows in batch:
+            fed = {"TEXT": texts(*(row[0] for row in rows))}
+            asked.append(InferenceRequest(fed | ({"OTHER": texts(*(row[1] for row in rows))} if pairs else {})))
+        for response, rows in zip(model.execute(asked), batch, strict=True):
+            wanted = [_expected(alone, row if pairs else row[:1], special) for row in rows]
+            if any(row is None for row in wanted):
+                assert response.error() is not None
+                continue
+            arrays = response.arrays()
+            longest = max(len(row["InputIds"]) for row in wanted if row is not None)
+            for number, row in enumerate(row for row in wanted if row is not None):
+                length = len(row["InputIds"])
+                for name, kind in outputs.items():
+                    if kind == "Lengths":
+                        assert arrays[name][number].tolist() == [length]
+                    elif kind == "AttentionMask":
+                        assert arrays[name][number].tolist() == [1] * length + [0] * (longest - length)
+                    else:
+                        assert arrays[name][number, :length].tolist() == [list(item) if kind == "Offsets" else item for item in row[kind]], (
+                            kind,
+                            rows,
+                        )
+                        assert arrays[name].shape[1] == longest
+
+
+def _grown(folder: Path, known: int | None) -> Any:
+    """A tokenizer with two special tokens beyond its vocabulary, for a model that knows ``known`` ids."""
+    made = Make("pieces", "bert", None, True, True, "bert", "types", (), 100).build()
+    made.add_special_tokens(["<image>", "<video>"])
+    (folder / "1").mkdir(exist_ok=True)
+    if known is not None:
+        (folder / "1" / KNOWN_IDS).write_text(json.dumps({"ids": known}))
+    return _start(folder, made, {"input_ids": "InputIds", "attention_mask": "AttentionMask"}, False, max_length="32")
+
+
+@pytest.mark.parametrize("padding_together", [True, False])
+def test_a_token_that_the_model_does_not_know_fails_its_request_alone(tmp_path: Path, padding_together: bool) -> None:
+    model = _grown(tmp_path, len(PLACES) + 1)
+    lone = "the new york" if padding_together else "the"
+    batch = [("the new", lone), ("the", "new <video> the", "<video>"), (lone, "new york the"), ("the <image>",), ("<video>",)]
+    for _ in range(2):  # new words, and known ones
+        good, wrong, other, known, first = model.execute([InferenceRequest({"TEXT": texts(*rows)}) for rows in batch])
+        assert wrong.error().message() == (
+            f"row 1 of TEXT spells out the token <video> (id {len(PLACES) + 1}), which the model does not know: leave it out of the text"
+        )
+        assert first.error().message().startswith("row 0 of TEXT spells out the token <video>")
+        the, new, york = (PLACES[word] for word in ("the", "new", "york"))
+        assert good.arrays()["input_ids"][0].tolist()[:4] == [2, the, new, 3]
+        assert [row[row > 3].tolist() for row in other.arrays()["input_ids"]] == [[the, new, york] if padding_together else [the], [new, york, the]]
+        assert len(PLACES) in known.arrays()["input_ids"]
+
+
+def test_a_model_that_knows_all_tokens_refuses_none(tmp_path: Path) -> None:
+    model = _grown(tmp_path, None)
+    assert len(PLACES) + 1 in model.execute([InferenceRequest({"TEXT": texts("<video>")})])[0].arrays()["input_ids"]
+
+
+GROWTH = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from tests.support.python_backend import InferenceRequest, texts
+from tests.unit.runtime.test_tokenizer_kinds import Make, OUTPUTS, _start
+made = Make("pieces", "bert", None, True, True, "bert", "types", (), 100).build()
+model = _start(Path(sys.argv[1]), made, dict(list(OUTPUTS.items())[:3]), False, max_length="128")
+number = 0
+def resident():
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() >> 20
+def ask(times):
+    global number
+    for _ in range(times):
+        rows = []
+        for _ in range(16):
+            # One word in ten was never there, in its longest form that is kept.
+            rows.append(" ".join(["the new york hello the new york the new"] * 20 + ["\\U0001f642" * 20 + f"{number + word:012d}" for word in range(20)]))
+            number += 20
+        assert all(response.error() is None for response in model.execute([InferenceRequest({"TEXT": texts(*rows)})]))
+ask(250)  # 80 000 words: the memory is full, and has forgotten
+full = resident()
+ask(500)
+print(number, len(model._encoder._words._known), full, resident())
+"""
+
+
+def test_texts_of_ever_new_words_fill_no_memory(tmp_path: Path) -> None:
+    root = Path(__file__).parents[3]
+    environment = {"PYTHONPATH": f"{root}:{root / 'operator'}", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run([sys.executable, "-c", GROWTH, str(tmp_path)], env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    words, kept, full, after = map(int, done.stdout.split())
+    assert words == 240_000
+    assert kept <= 65_536
+    assert after - full < 24, f"{full} MiB when the memory was full, {after} MiB after twice as many new words again"
