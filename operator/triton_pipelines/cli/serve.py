@@ -33,6 +33,7 @@ from triton_pipelines.triton.local import LOOPBACK, LocalTriton, LocalTritonErro
 
 from .documents import only
 from .failure import EXIT_FAILED, EXIT_FINDINGS, EXIT_USAGE, Failure
+from .trial import fault_of
 
 # The local Triton has the python backend alone: ONNX steps run on the project's runner.
 SUBSTITUTED = ("onnxruntime_onnx",)
@@ -116,6 +117,12 @@ def serve(
         with signals(), local(file, source_map or [], ports=ports, mounts=mounts, folder=folder, log=log, deadline=deadline) as running:
             serving = True
             _announce(running.pipeline, running.graph, running.server)
+            if fault := fault_of(running.pipeline, running.graph, running.server.grpc_address):
+                typer.echo(
+                    f"{running.pipeline.name}: warning: a test inference failed: {fault.strip()}\nIn a cluster it would not become Ready"
+                    " (InferenceFailed); where the request does not suit the pipeline, give it one of its own in spec.health",
+                    err=True,
+                )
             _watch(running.server)
     except Stopped as stopped:
         typer.echo("stopped", err=True)

@@ -17,6 +17,7 @@ import yaml
 from e2e.suite.clients import http_json
 from e2e.suite.pipelines import merged, sample
 from tests.support.serving import FREE_PORTS, SAMPLES, STOP_SECONDS, begun, run, sample_sources, served
+from triton_pipelines.api.names import API_VERSION, KIND
 
 pytestmark = pytest.mark.integration
 SAMPLE = SAMPLES / "custom-python.yaml"
@@ -109,6 +110,39 @@ def test_a_model_that_fails_at_load(tmp_path: Path) -> None:
     assert exit_code == 3
     assert "tritonpipe: router: " in said
     assert "ValueError: no weights here" in said
+
+
+WRONG_NAME = """\
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        texts = [pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("{name}", np.ones((len(text), 1), np.float32))]) for text in texts]
+"""
+
+
+@pytest.mark.parametrize(("name", "fault"), [("MARGIN", None), ("MARGINS", "output MARGIN is missing from the answer")])
+def test_an_answer_that_would_keep_it_from_becoming_ready_is_told(tmp_path: Path, name: str, fault: str | None) -> None:
+    model = {
+        "platform": "python",
+        "python": {"code": {"inline": WRONG_NAME.replace("{name}", name)}},
+        "inputs": [{"name": "TEXT", "dataType": "STRING", "dims": [1]}],
+        "outputs": [{"name": "MARGIN", "dataType": "FP32", "dims": [1]}],
+    }
+    document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "margin"}, "spec": {"model": model, "server": {"gpu": {"count": 0}}}}
+    file, log = tmp_path / "margin.yaml", tmp_path / "serve.log"
+    file.write_text(yaml.safe_dump(document), encoding="utf-8")
+    with served(file, log=log) as running:
+        if fault is not None:
+            wait_until(lambda: "InferenceFailed" in log.read_text(), running.process)
+            assert f"margin: warning: a test inference failed: {fault}\n" in log.read_text()
+        else:
+            assert run("infer", running.model_url, "a text").returncode == 0
+            assert running.stop() == 0
+            assert "warning" not in log.read_text()
 
 
 def test_a_file_that_does_not_fit(tmp_path: Path) -> None:
