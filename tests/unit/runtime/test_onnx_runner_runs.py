@@ -1,0 +1,76 @@
+"""Which requests share a run of the ONNX runner: boundary cases of rows, lengths and outputs, with functions in the place of models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triton_pipelines.runtime.onnx_runner import batches
+
+
+def plain_feed(*values: float) -> dict[str, np.ndarray]:
+    return {"x": np.array(values, np.float32).reshape(-1, 1)}
+
+
+@pytest.mark.parametrize(
+    "of_others",
+    [
+        pytest.param(lambda x: np.array([1.0, 2.0, 3.0, 4.0], np.float32), id="as long as the batch by chance"),
+        pytest.param(lambda x: np.float32(x.sum()).reshape(()), id="a scalar"),
+        pytest.param(lambda x: np.zeros((1, 4), np.float32), id="one entry"),
+    ],
+)
+def test_requests_share_no_runs_where_an_output_has_no_rows(of_others: Callable[[np.ndarray], np.ndarray]) -> None:
+    warnings: list[str] = []
+    runner = batches.BatchRunner(lambda feed: [feed["x"], of_others(feed["x"])], ["x", "of_others"], {}, True, 8, warnings.append)
+    runner.check(lambda length: plain_feed(1))
+    assert warnings == ["requests will not share runs: output of_others does not have one entry per row"]
+    feeds = [plain_feed(1), plain_feed(2, 3), plain_feed(4)]
+    for feed, answer in zip(feeds, runner.answer(feeds), strict=True):
+        assert not isinstance(answer, Exception)
+        np.testing.assert_array_equal(answer["x"], feed["x"])
+        np.testing.assert_array_equal(answer["of_others"], of_others(feed["x"]))
+
+
+def test_rows_without_a_length_share_a_run_as_they_are() -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    def run(feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+        shapes.append(feed["x"].shape)
+        return [feed["x"] * 2]
+
+    runner = batches.BatchRunner(run, ["y"], {"x": 0}, True, 8, print)
+    feeds = [{"x": np.array(values)} for values in ([1], [2, 3], [4])]  # [rows], and not [rows, tokens]
+    assert [answer["y"].tolist() for answer in runner.answer(feeds) if not isinstance(answer, Exception)] == [[2], [4, 6], [8]]
+    assert shapes == [(4,)]
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    lengths=st.lists(st.sampled_from([1, 2, 7, 8, 9, 63, 64]), min_size=1, max_size=10),
+    rows=st.integers(1, 3),
+    run_cost=st.sampled_from([0, 1, 7, 8, 9, 10_000]),
+)
+def test_no_run_computes_more_padding_than_the_runs_it_saves(lengths: list[int], rows: int, run_cost: int) -> None:
+    shapes: list[tuple[int, int]] = []
+
+    def run(feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+        shapes.append(feed["x"].shape)
+        return [feed["x"].sum(axis=1, keepdims=True), feed["x"]]
+
+    runner = batches.BatchRunner(run, ["total", "same"], {"x": 0}, True, 8, print)
+    runner.check(lambda length: {"x": np.ones((1, length), np.int64)})
+    runner.run_cost = run_cost
+    shapes.clear()
+    feeds = [{"x": np.full((rows, length), number + 1)} for number, length in enumerate(lengths)]
+    for feed, answer in zip(feeds, runner.answer(feeds), strict=True):
+        assert not isinstance(answer, Exception)
+        np.testing.assert_array_equal(answer["same"], feed["x"])
+        np.testing.assert_array_equal(answer["total"], feed["x"].sum(axis=1, keepdims=True))
+    padding = sum(many * width for many, width in shapes) - rows * sum(lengths)
+    assert padding <= run_cost * (len(set(lengths)) - len(shapes))
+    assert len(shapes) <= len(set(lengths)), "rows of one length never go apart"
