@@ -111,7 +111,7 @@ def explained(said: str) -> str:
         return said
     fields, containers = ", ".join(dict.fromkeys(_FIELD.findall(found["rest"]))), set(_CONTAINER.findall(found["rest"]))
     ways = [way for container, way in _WAYS.items() if container in containers or not containers]
-    return f"{said}; ResourceQuota {found['quota']} counts {fields}: {', '.join([*ways, 'or give the namespace a LimitRange with defaults'])}"
+    return f"{said}; ResourceQuota {found['quota']} counts {fields}: {', or '.join([*ways, 'give the namespace a LimitRange with defaults'])}"
 
 
 def refused(error: ClusterError, pod: str, limit: int, before: Refusal | None, now: dt.datetime) -> Refusal:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from triton_pipelines.api.base import Finding, Severity
-from triton_pipelines.api.loadreport import INFORMATIVE
+from triton_pipelines.api.loadreport import INFORMATIVE, Reason
 
 from .observed import Observed
+
+# Most published tokenizers come with truncation or padding of their own; that the resource decides is the contract, and no doubt.
+TOLD: Final = INFORMATIVE - {Reason.TOKENIZER_SETTINGS_IGNORED}
 
 
 def remarks(observed: Observed, revision: str) -> list[Finding]:
@@ -18,13 +23,13 @@ def remarks(observed: Observed, revision: str) -> list[Finding]:
     found: dict[tuple[str, str], str] = {}
     for report in reports:
         for item in report.findings:
-            if item.reason in INFORMATIVE:
+            if item.reason in TOLD:
                 # Of pods that word the same differently, as with other numbers, one speaks.
                 found.setdefault((item.field or item.step or "", item.reason.value), item.message)
     return [Finding(path, f"{reason}: {message}", Severity.WARNING) for (path, reason), message in sorted(found.items())]
 
 
 def _said(observed: Observed) -> list[Finding]:
-    reasons = {reason.value for reason in INFORMATIVE}
+    reasons = {reason.value for reason in TOLD}
     said = [(str(item.get("path", "")), str(item.get("message", ""))) for item in observed.status.get("warnings") or ()]
     return [Finding(path, message, Severity.WARNING) for path, message in said if message.partition(":")[0] in reasons]

@@ -34,6 +34,7 @@ from triton_pipelines.render import render
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(150)]
 GONE_SECONDS = 90.0
+QUOTAS = Resource("", "v1", "ResourceQuota", "resourcequotas")
 
 
 def pipeline(namespace: str, name: str = "p", **spec: Any) -> Object:
@@ -139,6 +140,28 @@ async def test_under_an_invalid_spec_the_running_revision_is_kept_in_repair(admi
         await eventually("the Deployment is as before", as_before)
         await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace))
         assert (await served(admin, namespace))["revision"] == status["revision"]
+
+
+async def test_a_quota_on_cpu_limits_is_named_with_the_field_that_meets_it(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+    quota: Object = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "team", "namespace": namespace}}
+    await apply_any(admin, QUOTAS, {**quota, "spec": {"hard": {"limits.cpu": "100"}}})
+
+    async def in_force() -> bool:
+        return bool((await admin.get(QUOTAS, namespace, "team")).get("status", {}).get("hard"))
+
+    async def said() -> str:
+        status = await status_of(admin, namespace)
+        messages = [item["message"] for item in status.get("conditions", ()) if item["type"] == "Ready" and item["reason"] == "APIError"]
+        return messages[0] if messages else ""
+
+    await eventually("the quota is in force", in_force, 60)
+    async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
+        await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace))
+        message = await eventually("refused", said, 60)
+        assert "failed quota: team: must specify limits.cpu for: load; ResourceQuota team counts limits.cpu: write it in resources" in message
+        limit = {"name": names.CONTAINER_LOADER, "resources": {"limits": {"cpu": "2"}}}
+        await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace, server={"podTemplate": {"spec": {"initContainers": [limit]}}}))
+        await served(admin, namespace)
 
 
 async def test_others_objects_are_not_touched(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:

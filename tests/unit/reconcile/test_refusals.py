@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.support import builders
+from triton_pipelines.api import names
 from triton_pipelines.cluster.errors import from_response
-from triton_pipelines.reconcile.refusals import Refused, asked_again, kind_of, refused
+from triton_pipelines.reconcile.refusals import Refused, asked_again, explained, kind_of, refused
 
 NOW = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
 FORBIDDEN = 'pods "p" is forbidden: '
@@ -70,3 +72,37 @@ def test_it_is_asked_for_ever_more_seldom_and_anew_after_another_refusal() -> No
 def test_a_pod_that_has_gone_is_told_from_a_cluster_that_cannot() -> None:
     assert error(404, 'pods "p" not found').of_an_object
     assert not error(404, "the server could not find the requested resource").of_an_object
+
+
+UNSET = 'pods "sentiment-6c9d8f7b5-x2" is forbidden: failed quota: team: must specify '
+LOADER_WAY = "resources of init container load in spec.server.podTemplate.spec.initContainers"
+
+
+@pytest.mark.parametrize(
+    ("rest", "fields", "ways"),
+    [
+        ("limits.cpu for: load", "limits.cpu", [LOADER_WAY]),
+        ("limits.cpu for: load,triton; limits.memory for: sidecar", "limits.cpu, limits.memory", [LOADER_WAY, "spec.server.resources"]),
+        ("limits.cpu for: tune", "limits.cpu", []),
+        ("limits.cpu,limits.memory", "limits.cpu, limits.memory", [LOADER_WAY, "spec.server.resources"]),
+    ],
+    ids=["loader", "several", "tuner", "older"],
+)
+def test_what_a_quota_counts_and_nobody_set_is_named_with_its_field(rest: str, fields: str, ways: list[str]) -> None:
+    said = explained(UNSET + rest)
+    assert said.startswith(f"{UNSET}{rest}; ResourceQuota team counts {fields}: ")
+    assert [way for way in (LOADER_WAY, "spec.server.resources") if f"write it in {way}" in said] == ways
+    assert said.endswith("give the namespace a LimitRange with defaults")
+
+
+def test_other_refusals_of_pods_stay_as_they_are() -> None:
+    said = 'pods "p" is forbidden: exceeded quota: team, requested: limits.cpu=2, used: limits.cpu=5, limited: limits.cpu=5'
+    assert explained(said) == said
+
+
+def test_the_way_out_is_one() -> None:
+    """The pod template takes the limit that the message asks for."""
+    limit = [{"name": names.CONTAINER_LOADER, "resources": {"limits": {"cpu": "2"}}}]
+    spec = builders.built(server={"podTemplate": {"spec": {"initContainers": limit}}}).render().template["spec"]
+    (loader,) = (item for item in spec["initContainers"] if item["name"] == names.CONTAINER_LOADER)
+    assert loader["resources"]["limits"] == {"cpu": "2", "memory": "2Gi"}

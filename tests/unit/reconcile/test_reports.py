@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.support import builders
 from tests.support.worlds import World
 from triton_pipelines.api.loadplan import Finding, LoadReport, Reason
@@ -51,7 +53,8 @@ def test_a_pod_that_is_made_anew_is_no_news() -> None:
     assert warnings(world) == [], "another revision has not loaded anything"
 
 
-def test_what_fails_a_load_is_no_warning() -> None:
+@pytest.mark.parametrize("reason", [Reason.MODEL_MISMATCH, Reason.TOKENIZER_SETTINGS_IGNORED])
+def test_neither_what_fails_a_load_nor_what_is_the_rule_is_a_warning(reason: Reason) -> None:
     world = World(builders.document()).settle()
-    seen(world, (NOTE.model_copy(update={"reason": Reason.MODEL_MISMATCH}),))
+    seen(world, (NOTE.model_copy(update={"reason": reason}),))
     assert not [item for item in world.status.get("warnings", []) if "5 GiB" in item["message"]]
