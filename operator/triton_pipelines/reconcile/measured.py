@@ -31,20 +31,20 @@ KEPT: Final = 8
 # Room in status.padding (512 in all) for the figures, and for why a choice was taken back.
 SAID_MAX: Final = 400
 BARRED_MAX: Final = 160
+_MODES: Final = tuple(mode.value for mode in Padding if mode is not Padding.AUTO)
 _BUCKETS_MAX: Final = 32
 _TOKENS_MAX: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A proven padding: ``mode`` and ``buckets``; ``said``: the figures in words; ``request``: of the run that proved it, ``revision``: which
-    that measured, and ``at``: when it ended (RFC 3339); ``barred``: why its revision was taken back ("": it was not)."""
+    """A proven padding: ``mode`` and ``buckets``; ``said``: the figures in words; ``request``: of the run that proved it, and ``at``: when that
+    ended (RFC 3339); ``barred``: why its revision was taken back ("": it was not)."""
 
     mode: Padding
     buckets: tuple[int, ...] = ()
     said: str = ""
     request: str = ""
-    revision: str = ""
     at: str = ""
     barred: str = ""
 
@@ -62,9 +62,9 @@ class Choice:
         """Read it; ``None`` for what somebody's edit has made unreadable."""
         if not isinstance(document, Mapping):
             return None
-        texts = {key: document.get(key, "") for key in ("said", "request", "revision", "at", "barred")}
+        texts = {key: document.get(key, "") for key in ("said", "request", "at", "barred")}
         buckets = document.get("buckets", [])
-        if document.get("mode") not in [mode.value for mode in Padding if mode is not Padding.AUTO] or not all(isinstance(text, str) for text in texts.values()):
+        if document.get("mode") not in _MODES or not all(isinstance(text, str) for text in texts.values()):
             return None
         if not isinstance(buckets, list) or len(buckets) > _BUCKETS_MAX or not all(type(one) is int and 0 < one <= _TOKENS_MAX for one in buckets):
             return None
@@ -75,7 +75,7 @@ class Choice:
     def to_document(self) -> dict[str, Any]:
         """What is remembered, without what is empty."""
         values: dict[str, Any] = {"mode": self.mode.value, "buckets": list(self.buckets)}
-        values |= {key: getattr(self, key) for key in ("said", "request", "revision", "at", "barred")}
+        values |= {key: getattr(self, key) for key in ("said", "request", "at", "barred")}
         return {key: value for key, value in values.items() if value}
 
 
@@ -132,7 +132,7 @@ def take(
     pipeline: InferencePipeline,
     in_force: PaddingChoice | None,
     result: Mapping[str, Any],
-    run: tuple[str, str, str],
+    run: tuple[str, str],
     wall: float | None,
     fingerprint: Callable[[InferencePipeline], str],
 ) -> Taken:
@@ -141,7 +141,7 @@ def take(
     Args:
         pipeline: that was measured; ``in_force``: its padding.
         result: fields of ``status.tuning`` as the run tells them: its patch is there because its setting is proven.
-        run: request, revision that was measured, and end (RFC 3339) of the run.
+        run: its request, and its end (RFC 3339).
         wall: milliseconds of p99 within which requests were counted.
         fingerprint: of a resource.
     """
@@ -162,11 +162,11 @@ def take(
         target = fingerprint(changed(pipeline, rest))
     except ValueError:
         return untouched
-    request, revision, at = run
+    request, at = run
     said = _figures(padded, before, gain, wall, bool(rest))
     measured = f"; {result['padding']}" if result.get("padding") else ""
     said = short(f"{said} (tuning run {short(request, REQUEST_MAX)!r}{measured})", SAID_MAX)
-    choice = Choice(Padding(padded.mode), padded.buckets, said, request, revision, at)
+    choice = Choice(Padding(padded.mode), padded.buckets, said, request, at)
     told = {**result, "patch": yaml.safe_dump(rest, sort_keys=False)} if rest else {key: value for key, value in result.items() if key != "patch"}
     if named:
         when = "once that patch is in the spec" if rest else "from now on for this spec"
@@ -184,8 +184,9 @@ def patch_in(result: Mapping[str, Any]) -> Mapping[str, Any]:
     return patch if isinstance(patch, Mapping) else {}
 
 
-def note(choices: Choices, fingerprint: str, revision: str) -> str:
-    """What is to be said of choices where Auto goes by rule all the same; "" where there is none. ``revision``: the one that is wanted."""
+def note(choices: Choices, fingerprint: str, request: str) -> str:
+    """What is to be said of choices that are not in force; "" where there are none. ``request``: of the run that status.tuning tells of, if it
+    measured the revision that is wanted ("": it did not)."""
     own = choices.get(fingerprint)
     if own is not None and own.barred:
         return f"; {own.padded}, which tuning run {short(own.request, REQUEST_MAX)!r} measured, was taken back: {own.barred}"
@@ -194,7 +195,7 @@ def note(choices: Choices, fingerprint: str, revision: str) -> str:
         return ""
     newest = max(others, key=lambda choice: choice.at)
     run = f"tuning run {short(newest.request, REQUEST_MAX)!r}"
-    if newest.revision == revision:
+    if newest.request == request:
         return f"; {run} measured {newest.padded} to be better together with the patch in status.tuning: Auto takes it with that"
     return f"; {run} measured {newest.padded} to be better, but with other knobs: another spec.tuning.request measures these"
 

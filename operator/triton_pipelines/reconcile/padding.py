@@ -54,14 +54,16 @@ def told(choice: PaddingChoice, run: Mapping[str, Any], current: bool, other: st
     """``status.padding``: the padding in force, and by which rule or measurement it was chosen.
 
     ``run``: ``status.tuning`` of the last run; ``current``: it speaks of the revision that is wanted: it measured that, or recommended it.
-    ``other``: what is to be said of measured paddings, where Auto goes by rule.
+    ``other``: what is to be said of measured paddings that are not in force.
     """
-    if choice.measured:
-        return {"chosen": choice.chosen.value, "reason": short(choice.reason, SAID_MAX)}
-    measured = str(run.get("padding") or "") if current and run.get("state") == "Succeeded" else ""
     request = short(str(run.get("request") or ""), REQUEST_MAX)
-    note = f"; tuning run {request!r} measured: {measured}" if measured else UNMEASURED if choice.automatic else ""
-    note = other if other and choice.automatic else note
+    figures = str(run.get("padding") or "") if current and run.get("state") == "Succeeded" else ""
+    if choice.measured or (choice.automatic and other):
+        note = other
+    elif figures:
+        note = f"; tuning run {request!r} measured: {figures}"
+    else:
+        note = UNMEASURED if choice.automatic else ""
     note = short(note, NOTE_MAX)
     return {"chosen": choice.chosen.value, "reason": short(choice.reason, SAID_MAX - len(note)) + note}
 

@@ -241,7 +241,8 @@ def _act(
         )
         if graph.padding is not None:
             current = wanted in (tuned.run.revision, tuned.run.recommended)
-            status = status | {"padding": padding.told(graph.padding, tuned.run.status(), current, measured.note(choices, fingerprint, wanted))}
+            other = measured.note(choices, fingerprint, tuned.run.request if tuned.run.revision == wanted else "")
+            status = status | {"padding": padding.told(graph.padding, tuned.run.status(), current, other)}
     if held is None or not held.ends_run or tuned.run != run:
         status = with_tuning(status, tuned.status())
     # For another spec nobody waits: it wakes us.

@@ -265,7 +265,7 @@ def _ended(stage: Stage, run: Run, ended: Mapping[str, Any], now: dt.datetime) -
         return cost_fingerprint(pipeline, stage.options, stage.observed.digests)
 
     end = rfc3339(now)
-    taken = take(stage.pipeline, stage.padding, found, (run.request, run.revision, end), limit_of(stage.pipeline), fingerprint)
+    taken = take(stage.pipeline, stage.padding, found, (run.request, end), limit_of(stage.pipeline), fingerprint)
     makes = stage.recommended(taken.patch) if taken.patch else ""
     return Tuned(replace(run, state=State.SUCCEEDED, end=end, result=taken.result, recommended=makes), choices=taken.choices)
 

@@ -97,9 +97,10 @@ def test_the_status_says_by_which_rule_or_measurement_padding_was_chosen() -> No
     assert "measured: Ragged is cheapest" in told(named, JUDGED, True)["reason"]
 
 
-@given(st.text(max_size=900), st.text(max_size=600), st.text(max_size=600))
-def test_what_is_said_of_padding_has_room_in_the_status(reason: str, request: str, padding: str) -> None:
-    said = told(PaddingChoice(Padding.FIXED, reason, automatic=True), {"state": "Succeeded", "request": request, "padding": padding}, True)
+@given(st.text(max_size=900), st.text(max_size=600), st.text(max_size=600), st.text(max_size=600), st.booleans())
+def test_what_is_said_of_padding_has_room_in_the_status(reason: str, request: str, padding: str, other: str, measured: bool) -> None:
+    run = {"state": "Succeeded", "request": request, "padding": padding}
+    said = told(PaddingChoice(Padding.FIXED, reason, automatic=True, measured=measured), run, True, other)
     PaddingStatus.model_validate(said)
 
 
