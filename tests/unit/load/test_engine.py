@@ -252,29 +252,26 @@ async def test_an_open_loop_whose_queue_grows_is_not_prolonged_for_being_unstead
 
 
 @pytest.mark.looptime(start=0)
-async def test_windows_do_not_wait_for_looks_and_looks_are_dated_by_their_answer() -> None:
-    """A busy server tells its counters late: the windows end on time all the same, and so much of a core is busy as was."""
+async def test_windows_do_not_wait_for_looks_and_looks_are_dated_between_question_and_answer() -> None:
+    """The last look is told two seconds late, with counters as they were a second before: half of a core was busy all the time."""
 
     class Late:
+        asked = 0
+
         async def look(self) -> Callable[[], list[Any]]:
-            await asyncio.sleep(2)
-            done = int(asyncio.get_running_loop().time() - 1)  # as they were between question and answer; half a second of work in each
-            batch = {"batch_size": 1, "compute_infer": {"count": done, "ns": done * 5 * 10**8}}
-            return lambda: [
-                {
-                    "name": "m",
-                    "execution_count": done,
-                    "inference_count": done,
-                    "batch_stats": [batch],
-                    "inference_stats": {"success": {"count": done}},
-                }
-            ]
+            self.asked += 1
+            late = 2 if self.asked == 5 else 0  # before the load, and at 1, 2, 3 and 4 seconds
+            await asyncio.sleep(late)
+            done = round(asyncio.get_running_loop().time() - late / 2) * 10  # 50 ms of work each
+            batch = {"batch_size": 1, "compute_infer": {"count": done, "ns": done * 5 * 10**7}}
+            model = {"name": "m", "execution_count": done, "inference_count": done, "batch_stats": [batch]}
+            return lambda: [model | {"inference_stats": {"success": {"count": done}}}]
 
     spec = LoadSpec(rate=10, arrivals=Arrivals.CONSTANT, duration_s=3, warmup_s=1)
     result = await Load(spec, [b""], [1], Counter(lambda _: 0.001).send, cast("Reader", Late()), None).run()
     assert (result.begin_s, result.end_s) == (1.0, 4.0)
+    assert result.steps["m"].requests == 40
     assert result.steps["m"].busy == pytest.approx(0.5, rel=0.01)
-    assert result.steps["m"].requests == 3
 
 
 async def test_a_request_that_waited_for_a_connection_is_given_up_by_its_own_age() -> None:
