@@ -229,14 +229,14 @@ def test_every_row_is_what_the_library_says_of_it_alone(
                         assert arrays[name].shape[1] == longest
 
 
-def _grown(folder: Path, known: int | None) -> Any:
+def _grown(folder: Path, known: int | None, special_tokens: str = "Enabled") -> Any:
     """A tokenizer with two special tokens beyond its vocabulary, for a model that knows ``known`` ids."""
     made = Make("pieces", "bert", None, True, True, "bert", "types", (), 100).build()
     made.add_special_tokens(["<image>", "<video>"])
     (folder / "1").mkdir(exist_ok=True)
     if known is not None:
         (folder / "1" / KNOWN_IDS).write_text(json.dumps({"ids": known}))
-    return _start(folder, made, {"input_ids": "InputIds", "attention_mask": "AttentionMask"}, False, max_length="32")
+    return _start(folder, made, {"input_ids": "InputIds", "attention_mask": "AttentionMask"}, False, max_length="32", special_tokens=special_tokens)
 
 
 @pytest.mark.parametrize("padding_together", [True, False])
@@ -254,6 +254,13 @@ def test_a_token_that_the_model_does_not_know_fails_its_request_alone(tmp_path: 
         assert good.arrays()["input_ids"][0].tolist()[:4] == [2, the, new, 3]
         assert [row[row > 3].tolist() for row in other.arrays()["input_ids"]] == [[the, new, york] if padding_together else [the], [new, york, the]]
         assert len(PLACES) in known.arrays()["input_ids"]
+
+
+def test_the_first_token_of_a_row_is_that_rows(tmp_path: Path) -> None:
+    model = _grown(tmp_path, len(PLACES), "Disabled")
+    good, wrong = model.execute([InferenceRequest({"TEXT": texts(*rows)}) for rows in (["the new"], ["york", "<image>"])])
+    assert good.error() is None
+    assert wrong.error().message().startswith("row 1 of TEXT spells out the token <image>")
 
 
 def test_a_model_that_knows_all_tokens_refuses_none(tmp_path: Path) -> None:
