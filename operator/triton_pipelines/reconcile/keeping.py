@@ -24,7 +24,7 @@ def accepted_data(pipeline: InferencePipeline, observed: Observed, *, held: bool
     so that what is recorded stays."""
     if held:
         return {names.KEY_ACCEPTED: observed.accepted} if observed.accepted else {}
-    spec = pipeline.model_dump(mode="json", by_alias=True, exclude_unset=True)["spec"]
+    spec = pipeline.model_dump(mode="json", by_alias=True, exclude_defaults=True)["spec"]
     text = json.dumps({"spec": spec, "digests": dict(observed.digests)}, sort_keys=True, separators=(",", ":"))
     return {names.KEY_ACCEPTED: text} if len(text.encode()) <= KEPT_MAX else {}
 

@@ -12,7 +12,7 @@ import pytest
 from tests.support import builders
 from tests.support.worlds import World
 from triton_pipelines.api import names
-from triton_pipelines.reconcile import plan as planning
+from triton_pipelines.reconcile import wanted
 from triton_pipelines.reconcile.observed import Object, Observed, Pod
 from triton_pipelines.reconcile.plan import Context, Plan, plan
 from triton_pipelines.render import Revision, render
@@ -336,7 +336,7 @@ def new_templates(monkeypatch: pytest.MonkeyPatch) -> None:
         data = json.loads(text)
         return replace(revision, name=name, template=data.pop("template"), data=data)
 
-    monkeypatch.setattr(planning, "render", changed)
+    monkeypatch.setattr(wanted, "render", changed)
 
 
 def test_a_new_release_rolls_when_it_may(request: pytest.FixtureRequest) -> None:
