@@ -339,7 +339,7 @@ def test_without_a_choice_nothing_is_written_for_it(spec: dict[str, Any]) -> Non
 ACTIONS = ["padding", "both", "patch", "unpatch", "other", "same", "write", "auto", "break", "bad", "lose", "late", "kill"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.sampled_from(ACTIONS), max_size=8))
 def test_whatever_happens_it_comes_to_rest(steps: list[str]) -> None:
     """Settling is a fixpoint: no history makes revisions alternate."""
