@@ -51,7 +51,8 @@ class SourceMap:
             if not separator or "://" not in prefix:
                 raise ValueError(f"source map {rule!r}: must be PREFIX=TARGET with a prefix such as hf:// or https://host/")
             if scheme_of(target) not in MAPPED_SCHEMES:
-                raise ValueError(f"source map {rule!r}: the target must start with one of {', '.join(f'{s}://' for s in MAPPED_SCHEMES)}")
+                folder = f"; a folder of this machine is written file://{target}" if target.startswith("/") else ""
+                raise ValueError(f"source map {rule!r}: the target must start with one of {', '.join(f'{s}://' for s in MAPPED_SCHEMES)}{folder}")
             parsed[prefix] = target
         return cls(tuple(sorted(parsed.items(), key=lambda rule: -len(rule[0]))))
 

@@ -50,6 +50,11 @@ def test_a_source_map_in_error_names_the_rule(rule: str) -> None:
         SourceMap.parse([rule])
 
 
+def test_a_folder_as_target_is_told_how_it_is_written() -> None:
+    with pytest.raises(ValueError, match="a folder of this machine is written file:///srv/models/$"):
+        SourceMap.parse(["s3://models/=/srv/models/"])
+
+
 @pytest.mark.parametrize("uri", ["ftp://a/b", "file:///etc/passwd", "http://example.com/x", "/etc/passwd", "hf:/a"])
 def test_schemes_that_a_resource_may_not_use(uri: str) -> None:
     with pytest.raises(SourceError):
