@@ -50,6 +50,8 @@ def test_a_run_from_the_request_to_the_result() -> None:
     del world.document["spec"]["tuning"]
     assert json.dumps(world.document["spec"]) == spec
     assert job["spec"]["backoffLimit"] == 0
+    recorded = world.step()
+    assert [item["metadata"]["name"] for item in recorded.apply] == [names.live_name(world.name)], "the spec that is acted on"
     left = world.think()
     assert left == Plan(requeue_after=left.requeue_after)
 
