@@ -62,7 +62,7 @@ class ScaleUp(ApiModel):
 
     cooldown_seconds: Annotated[
         int | None,
-        Field(ge=0, le=3600, description="Pause after a growth. Default: 8 s, or measured actuation plus one scrape where that is longer."),
+        Field(ge=0, le=3600, description="Pause after a growth. Default: measured actuation plus one scrape; 8 s until a change has been measured."),
     ] = None
 
 

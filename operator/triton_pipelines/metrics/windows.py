@@ -9,7 +9,8 @@ count and never lower one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise
 from operator import attrgetter, itemgetter
@@ -77,6 +78,23 @@ class Series:
         self._run = self._all[last:]
         # Each interval by its own mean batch: a queue that was worked off in full batches and the single requests after it have no common one.
         self._busy = [0.0, *accumulate(_busy(before[1], after[1]) for before, after in pairwise(self._run))]
+
+    def bounded(self, most: Callable[[float, float], int]) -> Series:
+        """The same, its busy time in each interval no more than instances can have been busy.
+
+        The mean batch corrects busy time only where batches are alike: an interval in which a queue builds up has single requests and full
+        batches, and their busy time is too much by E[b²]/E[b]².
+
+        Args:
+            most: the most instances that ran between two Unix times.
+        """
+        spent = [end - begin for begin, end in pairwise(self._busy)]
+        possible = [_possible(busy, before, after, most) for busy, (before, after) in zip(spent, pairwise(self._run), strict=True)]
+        if possible == spent:
+            return self
+        bounded = copy(self)
+        bounded._busy = [0.0, *accumulate(possible)]
+        return bounded
 
     @property
     def newest(self) -> float | None:
@@ -180,6 +198,15 @@ def _busy(a: Counters, b: Counters) -> float:
     computed, executions = b.success - a.success - (b.cache_hits - a.cache_hits), b.execs - a.execs
     # Fewer requests than executions only happens where requests failed.
     return max(0.0, spent) / (max(1.0, computed / executions) if executions > 0 else 1.0)
+
+
+def _possible(busy: float, first: tuple[float, Counters], last: tuple[float, Counters], most: Callable[[float, float], int]) -> float:
+    """Busy seconds between two samples, within what the instances had; each may have begun one execution before that ends in it."""
+    (begin, a), (end, b) = first, last
+    if busy <= end - begin:
+        return busy  # one instance can
+    executions = b.execs - a.execs
+    return min(busy, most(begin, end) * (end - begin + (busy / executions if executions > 0 else 0.0)))
 
 
 def _between(first: tuple[float, Counters], last: tuple[float, Counters], busy: float, *, covered: bool) -> Rates:

@@ -130,12 +130,13 @@ def _seen(
 
 def _seen_step(step: StepLimits, present: Present, pods: Mapping[str, Pod], counts: Counts, limits: PipelineLimits, interval: float) -> Seen:
     reported = counts.get(step.name, {})
+    most = {pod: law.ran(present.memory, max(present.count, reported.get(pod, 0))) for pod in pods}
     return Seen(
         limits=step,
         memory=present.memory,
         count=present.count,
         in_flight=present.in_flight,
-        signal=step_signal(pods, step.model_name, limits.law, interval),
+        signal=step_signal(pods, step.model_name, limits.law, interval, most),
         counts={pod: max(1, reported.get(pod, present.count)) for pod in pods},
         own_requests=limits.own_requests,
     )
@@ -207,6 +208,8 @@ def _next(
     new = [action for action in actions if action.before != action.after and (limits.active or not _told(memory, action))]
     if not limits.active:
         steps = {name: replace(step, desired=present[name].count) for name, step in steps.items()}
+    # A change is noted when it is decided: from then on more instances may have been busy.
+    steps = {name: law.remember_count(step, step.desired, now) for name, step in steps.items()}
     return replace(
         memory,
         steps=steps,

@@ -7,7 +7,8 @@ step. Counts grow at once and shrink only when the highest need of the whole sta
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from triton_pipelines.metrics.windows import Rates
@@ -25,7 +26,7 @@ _JUMP = 1.2  # times the arrivals before: less is drift, which the windows follo
 _DEVIATIONS = 3.0
 _SPARE = 0.1  # share of capacity that must have been unused before a jump, else the share of the interval cannot be told
 _LEAST_SHARE = 0.3  # of an interval: a jump right before a scrape is not blown up by more
-_COOLDOWN = 8.0  # seconds between growths at least
+_COOLDOWN = 8.0  # seconds between growths while no change has been measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +51,28 @@ class Need:
     stalled: bool
 
 
-def service_time(known: float | None, signal: StepSignal, *, contended: bool, instances: int) -> float | None:
+def ran(memory: StepMemory, count: int) -> Callable[[float, float], int]:
+    """Tells the most instances that ran in a pod between two Unix times; ``count`` run now. What nobody noted is taken for the most known."""
+    times = [at for at, _ in memory.counts]
+
+    def most(begin: float, end: float) -> int:
+        first, last = bisect_right(times, begin), bisect_right(times, end)
+        known = memory.counts[first - 1 : last] if first else memory.counts
+        # What runs now runs since the last note, whatever that says: somebody else may have changed it.
+        now = count if last == len(times) or not first else 1
+        return max(1, now, *(noted for _, noted in known))
+
+    return most
+
+
+def service_time(known: float | None, signal: StepSignal, *, contended: bool) -> float | None:
     """E: the slow window's busy time per request; where CPU is contended the smaller of it and the known one.
 
     Contention stretches busy time: taken as it is, it would ask for instances that make it worse. Without completions E stays.
-    ``instances``: the most that ran in the window, over all pods. They cannot have been busy for longer than the window is: where
-    batches of mixed sizes cost by their rows, busy time divided by the mean batch is too much by E[b²]/E[b]² (measured: 391 % of one
-    instance).
     """
-    measured = signal.slow.service if signal.slow is not None else None
-    if signal.slow is None or measured is None or measured <= 0:
+    measured = signal.possible.service if signal.possible is not None else None
+    if measured is None or measured <= 0:
         return known
-    measured = min(measured, max(1, instances) / signal.slow.throughput)
     return min(known, measured) if contended and known is not None else measured
 
 
@@ -125,8 +136,10 @@ def need(signal: StepSignal, service: float | None, counts: Mapping[str, int], l
 
 
 def cooldown(law: Law, actuation: float | None, interval: float) -> float:
-    """Seconds from one growth to the next: until its effect can be seen."""
-    return law.cooldown_up if law.cooldown_up is not None else max(_COOLDOWN, (actuation or 0.0) + interval)
+    """Seconds from one growth to the next: until its effect can be seen, in the first scrape after it is in force."""
+    if law.cooldown_up is not None:
+        return law.cooldown_up
+    return actuation + interval if actuation is not None else max(_COOLDOWN, interval)
 
 
 def remember_want(memory: StepMemory, want: int, law: Law, now: float) -> StepMemory:

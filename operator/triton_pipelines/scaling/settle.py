@@ -77,16 +77,8 @@ class Settled:
 def need_of(item: Seen, around: Around, before: tuple[Seen, law.Need] | None = None) -> law.Need:
     """What the step needs, whatever bounds it. ``before``: the scaled step whose requests it gets: a queue there comes here next."""
     contended = around.budget.short(item.limits.name)
-    service = law.service_time(item.memory.service, item.signal, contended=contended, instances=_most(item, around))
+    service = law.service_time(item.memory.service, item.signal, contended=contended)
     return law.need(item.signal, service, item.counts, around.limits.law, around.age + around.lead, _expected(item, before))
-
-
-def _most(item: Seen, around: Around) -> int:
-    """Most instances over all pods that ran in the slow window."""
-    since = around.now - around.slow
-    before = [count for at, count in item.memory.counts if at < since][-1:]
-    recent = [count for at, count in item.memory.counts if at >= since]
-    return len(item.counts) * max([*item.counts.values(), *before, *recent], default=1)
 
 
 def _expected(item: Seen, before: tuple[Seen, law.Need] | None) -> float:

@@ -5,7 +5,7 @@ Per pod first, together after: sums for demand, the worst pod for saturation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from triton_pipelines.metrics.samples import FRESH_INTERVALS, Sample, Usage
@@ -41,9 +41,11 @@ class Picked:
 @dataclass(frozen=True, slots=True)
 class StepSignal:
     """One CPU step. ``slow``, ``fast``, ``last``: rates summed over the pods (``None``: not known yet), ``before``: over a fast window that
-    ends before the last interval; ``busy``, ``pending``: by pod."""
+    ends before the last interval; ``possible``: those of the slow window, with no more busy time than instances had; ``busy``, ``pending``: by
+    pod."""
 
     slow: Rates | None
+    possible: Rates | None
     fast: Rates | None
     last: Rates | None
     before: Rates | None
@@ -133,13 +135,15 @@ def pick(sample: Sample, models: Sequence[str], ready: Sequence[str], now: float
     return Picked(good, "; ".join(said[:5]), stale and not good)
 
 
-def step_signal(pods: Mapping[str, Pod], model: str, law: Law, interval: float) -> StepSignal:
-    """Signals of one CPU step over the given pods."""
+def step_signal(pods: Mapping[str, Pod], model: str, law: Law, interval: float, most: Mapping[str, Callable[[float, float], int]]) -> StepSignal:
+    """Signals of one CPU step over the given pods. ``most``: by pod, the most instances that ran between two Unix times."""
     each = {name: pod.series[model] for name, pod in pods.items()}
     fast_seconds = fast_window(law, interval)
+    slow_seconds = slow_window(law, interval)
     fast = {name: one.rates(fast_seconds) for name, one in each.items()}
     return StepSignal(
-        slow=total(one.rates(slow_window(law, interval)) for one in each.values()),
+        slow=total(one.rates(slow_seconds) for one in each.values()),
+        possible=total(one.bounded(most[name]).rates(slow_seconds) for name, one in each.items()),
         fast=total(fast.values()),
         last=total(one.rates(None) for one in each.values()),
         before=total(one.rates(fast_seconds, skip=1) for one in each.values()),

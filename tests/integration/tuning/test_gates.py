@@ -64,6 +64,18 @@ def test_a_constant_load_is_left_alone(rate: float) -> None:
     assert record.instances[-1] == min(9, -(-rate * TOKENIZER.alpha // 0.7))
 
 
+@pytest.mark.parametrize("every", [5.0, 2.0])
+def test_batches_of_all_sizes_are_not_taken_for_slower_requests(every: float) -> None:
+    """A backlog goes in full batches, what comes after it one by one; both are in one interval."""
+    batching = replace(TOKENIZER, max_batch=64)
+    world = replace(WORLD, stations=(batching, *WORLD.stations[1:]), scrape=every, growth=1.0)
+    rates = [50.0] * 35 + [250.0] * 115
+    for seed in SEEDS:
+        record = Run(world, rates, Managed(world), seed, 1).result()
+        assert max(record.instances) <= 6  # 4 carry it, what waited asks for more
+        assert sum(record.late[60:]) <= 0.01 * sum(record.arrived[60:])
+
+
 def managed(name: str, seed: int = 1) -> tuple[Record, Managed, Measures]:
     scenario = HELD_OUT[name]
     law = Managed(scenario.world)

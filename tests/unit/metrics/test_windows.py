@@ -46,6 +46,31 @@ def test_full_batches_and_single_requests_in_one_window_have_no_common_batch() -
     assert window.service == pytest.approx(0.010)
 
 
+def test_single_requests_and_full_batches_in_one_interval_are_bounded_by_what_the_instances_had() -> None:
+    """In 5 s one instance runs 100 requests one by one and six batches of 64, 10 ms for each request: 4.84 s, which the mean batch makes 54 s of."""
+    executed = 100 + 6
+    mixed = Counters(success=100 + 6 * 64, execs=executed, compute_infer_us=100 * 10e3 + 6 * 64 * 640e3)
+    series = Series(PodHistory((Scrape(NOW, {"m": Counters()}), Scrape(NOW + 5, {"m": mixed}))), "m")
+    window, bounded, two = (one.rates(None) for one in (series, series.bounded(lambda begin, end: 1), series.bounded(lambda begin, end: 2)))
+    assert window is not None
+    assert bounded is not None
+    assert two is not None
+    assert window.service == pytest.approx(0.1116, rel=1e-3)
+    # An execution that ends in the interval may have begun before it.
+    assert bounded.service == pytest.approx((5 + 5 * window.busy / executed) / 484)
+    assert two.service == pytest.approx(2 * (5 + 5 * window.busy / executed) / 484)
+    assert (bounded.throughput, bounded.batch) == (window.throughput, window.batch)
+
+
+def test_executions_longer_than_an_interval_are_not_cut() -> None:
+    """One instance, 3 s for each request, scraped every 2 s."""
+    finished = [0, 0, 1, 2, 2, 3, 4, 4, 5, 6, 6]
+    scrapes = [Scrape(NOW + 2 * n, {"m": Counters(success=done, execs=done, compute_infer_us=done * 3e6)}) for n, done in enumerate(finished)]
+    window = Series(PodHistory(tuple(scrapes)), "m").bounded(lambda begin, end: 1).rates(20)
+    assert window is not None
+    assert window.service == pytest.approx(3.0)
+
+
 def test_cache_hits_are_completions_but_no_executions() -> None:
     window = rates(history({"m": Flow(rate=50, service=0.01, batch=5, hits=150)}), "m", 60)
     assert window is not None

@@ -69,6 +69,9 @@ def test_a_busy_step_below_the_threshold_stays() -> None:
 def test_nothing_inside_the_cooldown_and_nothing_while_pods_differ() -> None:
     assert decided(sample(LOADED), memory=remembered(2, last_up=NOW - 7)).steps[0].count == 2
     assert decided(sample(LOADED), memory=remembered(2, last_up=NOW - 11)).steps[0].count > 2
+    quick = replace(remembered(2, last_up=NOW - 7), actuation=1.0)  # seen 6 s after the decision
+    assert decided(sample(LOADED), memory=quick).steps[0].count > 2
+    assert decided(sample(LOADED), memory=replace(quick, actuation=3.0)).steps[0].count == 2
     slow = replace(remembered(2, last_up=NOW - 11), actuation=20.0)
     assert decided(sample(LOADED), memory=slow).steps[0].count == 2
     moving = remembered(3, last_up=NOW - 30, last_change=NOW - 30)
@@ -253,10 +256,23 @@ def test_service_time_under_contention_is_the_smaller() -> None:
 
 def test_instances_are_never_busier_than_all_the_time() -> None:
     """Batches of mixed sizes make the corrected busy time too long: four times what one instance has, here."""
-    done = decided(sample(Flow(rate=100, service=0.040)), 1)
-    assert done.steps[0].figures.service == pytest.approx(0.010)
-    was_four = decided(sample(Flow(rate=100, service=0.040)), 1, memory=remembered(1, counts=((NOW - 300, 4), (NOW - 10, 1))))
-    assert was_four.steps[0].figures.service == pytest.approx(0.040)
+    impossible = sample(Flow(rate=100, service=0.040))
+    done = decided(impossible, 1)
+    assert done.steps[0].figures.service == pytest.approx(0.010, rel=0.01)  # and the execution under way
+    four = ((NOW - 300, 4),)
+    was_four = decided(impossible, 1, memory=remembered(1, counts=(*four, (NOW - 10, 1))))
+    assert was_four.steps[0].figures.service == pytest.approx((50 * 0.040 + 10 * 0.010) / 60, rel=0.01)  # as long as there were four
+    grew = decided(impossible, 4, memory=remembered(4, counts=((NOW - 300, 1), (NOW - 8, 4))))
+    assert grew.steps[0].figures.service == pytest.approx((50 * 0.010 + 10 * 0.040) / 60, rel=0.01)  # from the interval in which they came
+
+
+def test_a_growth_is_noted_when_it_is_decided() -> None:
+    """From then on more instances may be busy; in mode Advisory there are none to be."""
+    grown = decided(sample(LOADED), 2, memory=remembered(2, counts=((NOW - 300, 2),)))
+    assert grown.memory.steps[TOKENIZER].counts == ((NOW - 300, 2), (NOW, grown.steps[0].count))
+    advised = decided(sample(LOADED), 2, memory=remembered(2, counts=((NOW - 300, 2),)), bounds=replace(limits(), active=False))
+    assert advised.steps[0].count > 2
+    assert advised.memory.steps[TOKENIZER].counts == ((NOW - 300, 2),)
 
 
 def test_memory_and_shared_memory_bound_growth() -> None:
