@@ -163,7 +163,7 @@ class Loop:
     def reconcile(self) -> Plan:
         """One pass of the real plan, with what scaling hands over."""
         observed = replace(self.world.observed(), intent=self.scaler.intent(self.key), view=self.scaler.view(self.key))
-        decided = plan(observed, Context(self.world.options, control_key), self.world.now)
+        decided = plan(observed, Context(self.world.options, control_key), self.world.now, self.world.wanted(observed))
         if self.writes:
             for item in decided.apply:
                 self.world._apply(item)

@@ -220,8 +220,12 @@ class World:
         """A plan that is not carried out."""
         context = Context(self.options, lambda uid, revision: f"key of {uid} {revision}", self.may_roll)
         observed = self.observed()
+        return plan(observed, context, self.now, self.wanted(observed))
+
+    def wanted(self, observed: Observed) -> Wanted | list[SpecFinding] | None:
+        """What the spec comes to, from the cache; ``None`` without one: the planner finds it."""
         if self.rendered is None:
-            return plan(observed, context, self.now)
+            return None
         memory = observed.memory()
         image = (observed.revision_record(memory.wanted) or {}).get("serverImage") if memory.generation == observed.generation else None
         # What a measured padding comes to hangs on what is remembered of it, and of what was taken back.
@@ -229,7 +233,7 @@ class World:
         key = json.dumps([self.document["spec"], repr(self.options), self.digests, image, known], sort_keys=True)
         if key not in self.rendered:
             self.rendered[key] = resolve(observed, self.options)
-        return plan(observed, context, self.now, self.rendered[key])
+        return self.rendered[key]
 
     def step(self, writes: int | None = None) -> Plan:
         """One pass of the operator, killed after so many writes if told so. Everything written is checked against its schema."""

@@ -73,7 +73,7 @@ async def scaled(monkeypatch: pytest.MonkeyPatch) -> tuple[World, list[Deployed]
     changes: dict[str, Any] = {"tokenizer": {"instances": {"initial": 1, "min": 1, "max": 8}}, "scaling": {"scaleDown": {"stabilizationSeconds": 60}}}
     document = builders.document(**changes)
     document["metadata"] |= {"name": "hour", "namespace": NAMESPACE}
-    world = World(document).settle()
+    world = World(document, rendered={}).settle()
     deployed = [copy.deepcopy(item) for item in world.children.values() if item["kind"] in ("Deployment", "Service")]
     loop = loop_of(monkeypatch, world)
     return world, deployed, loop, await hour(loop)

@@ -16,9 +16,12 @@ from tests.support import builders
 from tests.support.faultproxy import FaultProxy
 from tests.support.operators import Running, apply_any, eventually, operator, repeated, serve_pods
 from triton_pipelines.api import names
+from triton_pipelines.app import wire
+from triton_pipelines.app.latency import LatencyWatch
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
 from triton_pipelines.metrics.latency import Latency
+from triton_pipelines.reconcile import plan
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(240)]
 DEADLINE_SECONDS = 90.0
@@ -52,7 +55,7 @@ class Reader:
 def instrument(running: Running, *p99: float) -> Reader:
     assert running.watch is not None
     reader = Reader(running, *p99)
-    running.watch.reader, running.watch.clock, running.watch.tick_seconds = reader, reader.clock, 0.075
+    running.watch.reader, running.watch.clock = reader, reader.clock
     return reader
 
 
@@ -75,8 +78,13 @@ async def apply(client: Client, namespace: str, length: int, p99: int = 100) -> 
     await apply_any(client, INFERENCE_PIPELINES, document)
 
 
-async def test_a_slow_revision_is_taken_back_by_the_next_operator(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+async def test_a_slow_revision_is_taken_back_by_the_next_operator(
+    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first operator measures the predecessor and rolls out; the second finds that the new revision breaks the promise."""
+    # Pods are looked at as often as the faster clock asks for, and the planner looks at the figures as often as they can change.
+    monkeypatch.setattr(wire, "LatencyWatch", partial(LatencyWatch, tick_seconds=0.075))
+    monkeypatch.setattr(plan, "RECHECK_SECONDS", 1.0)
     cluster = partial(serve_pods, admin, namespace)
     async with operator(proxy, tmp_path, namespace, operator_namespace=namespace) as first, repeated(cluster):
         instrument(first, 30.0)

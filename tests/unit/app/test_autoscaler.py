@@ -19,11 +19,12 @@ from triton_pipelines.scaling.actuator import PodGoneError, PodRefusedError
 from triton_pipelines.scaling.types import Verdict
 
 RANGE = {"initial": 1, "min": 1, "max": 8}
+RENDERED: dict[str, Any] = {}
 BUSY: dict[str, Any] = {"rate": 95.0, "service": 0.010, "pending": 100.0, "growth": 10.0}
 
 
 def settled(**spec: Any) -> World:
-    return World(builders.document(**builders.merge({"tokenizer": {"instances": RANGE}}, spec))).settle()
+    return World(builders.document(**builders.merge({"tokenizer": {"instances": RANGE}}, spec)), rendered=RENDERED).settle()
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ async def told(loop: Loop, gpu: float, seconds: float = 150.0) -> str:
 
 
 async def test_a_gpu_that_disagrees_is_news_and_its_digits_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(builders.document(tokenizer={"instances": {"initial": 1, "min": 1, "max": 8}})).settle()
+    world = World(builders.document(tokenizer={"instances": {"initial": 1, "min": 1, "max": 8}}), rendered={}).settle()
     loop = loop_of(monkeypatch, world)
     calm = await told(loop, 0.5)
     assert "GPU" not in calm

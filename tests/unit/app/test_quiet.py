@@ -34,7 +34,7 @@ async def busy(loop: Loop, ticks: int) -> None:
 @pytest.mark.parametrize("broken", [{"model": {"maxBatchSize": -1}}, {"postprocess": {"labels": ["a", "b", "c"]}}], ids=["field", "graph"])
 async def test_an_invalid_spec_makes_no_passes_due_at_every_tick(monkeypatch: pytest.MonkeyPatch, broken: dict[str, Any]) -> None:
     """Live scaling wants more pods, which no pass can record."""
-    loop = loop_of(monkeypatch, World(builders.document(**SPEC)).settle())
+    loop = loop_of(monkeypatch, World(builders.document(**SPEC), rendered={}).settle())
     await busy(loop, 1)
     loop.world.change(**broken)
     loop.reconcile()

@@ -16,12 +16,13 @@ E = 0.010
 """Seconds of one instance per request."""
 FREE: dict[str, Any] = {"server": {"resources": {"limits": {"cpu": "64"}}}}
 """CPU that bounds nothing."""
+RENDERED: dict[str, Any] = {}
 
 
 async def made(monkeypatch: pytest.MonkeyPatch, count: int = 1, *, initial: int = 1, **scaling: Any) -> Loop:
     """A pipeline whose pod runs ``count`` tokenizers, and has been looked at."""
     spec = builders.merge(FREE, {"tokenizer": {"instances": {"initial": initial, "min": 1, "max": 20}}, "scaling": scaling})
-    world = World(builders.document(**spec)).settle()
+    world = World(builders.document(**spec), rendered=RENDERED).settle()
     live = world.children["ConfigMap", f"{world.name}-live"]["data"]
     live["counts.json"] = f'{{"tokenizer": {count}}}'
     loop = loop_of(monkeypatch, world)
