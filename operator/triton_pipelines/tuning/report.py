@@ -157,6 +157,14 @@ def _notes(found: Findings, recommended: Planned) -> list[str]:
             late = f"; {one.load.late} of {one.load.sent} requests waited too long and were given up or turned away" if one.load.late else ""
             early = f", ended after {one.load.ended:.1f} s" if one.load.ended else ""
             notes.append(f"{one.rate:.0f} requests/s were far beyond what {one.knobs} carries{early}{late}")
+    for knobs in dict.fromkeys(one.knobs for one in found.measured):
+        points = [_point(one, found) for one in found.measured if one.knobs == knobs]
+        kept = max((point.rate for point in points if point.outcome is Outcome.WITHIN), default=0.0)
+        broke = min((point.rate for point in points if point.outcome is Outcome.BREAKS), default=math.inf)
+        if broke < kept:
+            notes.append(
+                f"{knobs} kept the wall at {kept:.0f} requests/s and broke it at {broke:.0f}: the machine does something else, too; measure when it is quiet"
+            )
     rate = found.verdict.rate or recommended.rate
     least = found.pipeline.spec.slo.min_throughput_per_second
     if least is not None:

@@ -11,7 +11,7 @@ from tests.support import builders
 from tests.unit.tuning.test_choose import BETTER, CURRENT, GRID, WALL, measured
 from tests.unit.tuning.test_predict import LENGTHS, PIPE
 from triton_pipelines.tuning import run
-from triton_pipelines.tuning.accept import judge
+from triton_pipelines.tuning.accept import Measured, judge
 from triton_pipelines.tuning.choose import plan
 from triton_pipelines.tuning.contract import NotTunableError, Report, Settings, TuneError, TuneTarget
 from triton_pipelines.tuning.profile import Profile
@@ -36,31 +36,13 @@ def test_without_a_promise_or_with_nothing_left_of_it_the_field_is_named() -> No
         wall_of(builders.pipeline(), Settings(slo_ms=5))
 
 
-def report_of(least: int | None, *, proven: bool = True, share: float = 1.0) -> Report:
+def report_of(least: int | None, *, proven: bool = True, share: float = 1.0, unsteady: bool = False) -> Report:
     """A report on points in which 600 requests/s are proven, or the current 400 are kept; ``share``: of these rates."""
     built = builders.built(model={"maxBatchSize": 4}, slo={"p99Milliseconds": 35} | ({"minThroughputPerSecond": least} if least else {}))
     rates = [(CURRENT, 400, 0.02), (BETTER, 600, 0.02), (CURRENT, 600 / 1.05, 0.08 if proven else 0.02)]
+    rates += [(CURRENT, 200, 0.08)] * unsteady
     points = [measured(knobs, share * rate, p99) for knobs, rate, p99 in rates]
-    planned = plan(PIPE, [*GRID, BETTER], CURRENT, WALL)
-    return report(
-        Findings(
-            pipeline=built.pipeline,
-            graph=built.graph,
-            settings=Settings(),
-            slo=0.035,
-            wall=WALL,
-            work=Workload((), LENGTHS, "a mix", 1, ("TEXT",)),
-            profile=Profile(PIPE, {}, 128, 1),
-            pipe=PIPE,
-            planned=planned,
-            grid=GRID,
-            measured=points,
-            executed=[{} for _ in points],
-            verdict=judge(CURRENT, points, WALL, [BETTER]),
-            current=CURRENT,
-            notes=(),
-        )
-    )
+    return report_on(built, points)
 
 
 @pytest.mark.proves("spec.slo.minThroughputPerSecond", "behaviour")
@@ -86,10 +68,53 @@ def test_a_report_without_proof_keeps_the_current_setting() -> None:
     assert "stays" in found.message
 
 
+def test_a_machine_on_which_less_load_takes_longer_is_said_to_be_busy() -> None:
+    assert any(
+        "kept the wall at 400 requests/s and broke it at 200: the machine does something else" in note
+        for note in report_of(None, unsteady=True).notes
+    )
+    assert not any("the machine does something else" in note for note in report_of(None).notes)
+
+
+def test_too_late_is_told_apart_from_failed() -> None:
+    built = builders.built(model={"maxBatchSize": 4}, slo={"p99Milliseconds": 35})
+    one = measured(BETTER, 600, 2.0, failed=40)
+    far = replace(one, load=replace(one.load, first_error="given up 6 s after the end of the load", late=40, ended=3.2))
+    points = [measured(CURRENT, 400, 0.02), far]
+    found = report_on(built, points)
+    said = [note for note in found.notes if "600 requests/s" in note]
+    assert said == [
+        f"600 requests/s were far beyond what {BETTER} carries, ended after 3.2 s; 40 of 2440 requests waited too long and were given up or turned away"
+    ]
+
+
 def test_too_few_answers_for_a_p99_are_told_with_what_would_be_enough() -> None:
     # 28.5 requests/s for 4 s are 114; 300 take 11 s.
     assert any("a point has 114 answers only" in note and "--seconds 11 " in note for note in report_of(None, share=0.05).notes)
     assert not any("answers only" in note for note in report_of(None).notes)
+
+
+def report_on(built: builders.Built, points: list[Measured]) -> Report:
+    """A report on these points."""
+    return report(
+        Findings(
+            pipeline=built.pipeline,
+            graph=built.graph,
+            settings=Settings(),
+            slo=0.035,
+            wall=WALL,
+            work=Workload((), LENGTHS, "a mix", 1, ("TEXT",)),
+            profile=Profile(PIPE, {}, 128, 1),
+            pipe=PIPE,
+            planned=plan(PIPE, [*GRID, BETTER], CURRENT, WALL),
+            grid=GRID,
+            measured=points,
+            executed=[{} for _ in points],
+            verdict=judge(CURRENT, points, WALL, [BETTER]),
+            current=CURRENT,
+            notes=(),
+        )
+    )
 
 
 def test_requests_that_failed_are_told_with_their_error() -> None:
@@ -97,28 +122,7 @@ def test_requests_that_failed_are_told_with_their_error() -> None:
     one = measured(BETTER, 600, 0.02, failed=7)
     failing = replace(one, load=replace(one.load, first_error="UNAVAILABLE: no more shared memory"))
     points = [measured(CURRENT, 400, 0.02), failing]
-    planned = plan(PIPE, [*GRID, BETTER], CURRENT, WALL)
-    work, profiled = Workload((), LENGTHS, "a mix", 1, ("TEXT",)), Profile(PIPE, {}, 128, 1)
-    verdict = judge(CURRENT, points, WALL, [BETTER])
-    found = report(
-        Findings(
-            pipeline=built.pipeline,
-            graph=built.graph,
-            settings=Settings(),
-            slo=0.035,
-            wall=WALL,
-            work=work,
-            profile=profiled,
-            pipe=PIPE,
-            planned=planned,
-            grid=GRID,
-            measured=points,
-            executed=[{}, {}],
-            verdict=verdict,
-            current=CURRENT,
-            notes=(),
-        )
-    )
+    found = report_on(built, points)
     assert found.patch == {}
     assert any("7 of 2407 requests failed at 600 requests/s" in note and "shared memory" in note for note in found.notes)
 
