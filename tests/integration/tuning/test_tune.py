@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from google.protobuf import json_format
@@ -18,6 +20,7 @@ from triton_pipelines.api.status import TuningStatus
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.cli.documents import only
 from triton_pipelines.cli.serve import _lay_out
+from triton_pipelines.load import LoadSpec
 from triton_pipelines.loader.uris import SourceMap
 from triton_pipelines.pipeline import Graph, Options, build
 from triton_pipelines.render.modelconfig import configs
@@ -25,7 +28,7 @@ from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.local import LocalTriton
 from triton_pipelines.tuning.contract import Knobs, Padded, TuneTarget
 from triton_pipelines.tuning.knobs import changed, knobs_of
-from triton_pipelines.tuning.server import Server
+from triton_pipelines.tuning.server import Server, load_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 FILE = ROOT / "bench" / "gpu-step.yaml"
@@ -186,6 +189,27 @@ async def test_what_ran_comes_back_field_by_field_whatever_the_resource_says(can
             for config in reversed(first):
                 await client.load_model(config.name, json_format.MessageToJson(config, preserving_proto_field_name=True))
         assert await running(canary) == before
+
+
+async def test_an_overload_ends_in_seconds_and_the_server_is_free_again(canary: Canary) -> None:
+    """Some 1500 requests/s on a step that carries 500, for a minute: shown in seconds, all told as too late or answered, none failed."""
+    target = TuneTarget(canary.server.grpc_address, lambda changed: build(changed, Options()), KEY)
+    pipeline, graph = only(FILE, Options())
+    async with Server(target, pipeline, graph) as server:
+        requests = [{"TEXT": np.array([[b"a text of some words"]], dtype=object)}]
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        result = await server.run(requests, LoadSpec(rate=1500, duration_s=60, warmup_s=0.5, behind_s=1.0))
+        assert clock() - begun < 30
+        assert result.overloaded
+        assert 1 < result.end_s < 15
+        found = load_of(result)
+        assert found.faults == 0, found.first_error
+        assert found.p99 > 0.9
+        assert server.failed == 0
+        begun = clock()
+        await server.answers(requests)
+        assert clock() - begun < 2, "nothing is left of it"
 
 
 async def test_without_the_key_nothing_is_changed(canary: Canary) -> None:
