@@ -10,6 +10,7 @@ import pytest
 from tests.support import builders
 from triton_pipelines.api import names
 from triton_pipelines.cluster.errors import from_response
+from triton_pipelines.reconcile.observed import Observed
 from triton_pipelines.reconcile.refusals import Refused, asked_again, explained, kind_of, refused
 
 NOW = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
@@ -93,6 +94,12 @@ def test_what_a_quota_counts_and_nobody_set_is_named_with_its_field(rest: str, f
     assert said.startswith(f"{UNSET}{rest}; ResourceQuota team counts {fields}: ")
     assert [way for way in (LOADER_WAY, "spec.server.resources") if f"write it in {way}" in said] == ways
     assert said.endswith("give the namespace a LimitRange with defaults")
+
+
+def test_it_is_explained_where_a_deployment_tells_it() -> None:
+    failure = {"type": "ReplicaFailure", "status": "True", "message": f"{UNSET}limits.cpu for: load"}
+    observed = Observed({"metadata": {"name": "p"}}, {("Deployment", "p"): {"status": {"conditions": [failure]}}})
+    assert observed.pods_refused == explained(failure["message"]) != failure["message"]
 
 
 def test_other_refusals_of_pods_stay_as_they_are() -> None:
