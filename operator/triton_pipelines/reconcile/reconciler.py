@@ -132,7 +132,7 @@ class Reconciler:
         asked = (observed, wanted) if isinstance(wanted, Wanted) else accepted(observed, self.options)
         probe_after = await self._ask(key, asked[1], asked[0]) if asked is not None else None
         self._unresized[key] = of_pods(self._unresized.get(key, {}), {pod.uid for pod in observed.pods})
-        observed = replace(observed, probes=dict(self._probes.get(key, {})), unresized=self._unresized[key])
+        observed = replace(observed, probes=dict(self._probes.get(key, {})), unresized=dict(self._unresized[key]))
         # Nothing is awaited from here until the key stands in _starting, so no two passes take the same free place.
         decided = plan(observed, Context(self.options, self.derive, self._may_roll(key)), self.clock(), wanted)
         if any(item["kind"] == "Deployment" for item in decided.apply):
@@ -160,9 +160,9 @@ class Reconciler:
             self._starting.discard(key)
         if decided.status is not None:
             await self._write_status(observed, decided.status, decided.events)
-        refused = await self._create_beside(key, observed, decided)
+        untold = await self._create_beside(key, observed, decided) or self._unresized[key] != observed.unresized  # the next pass tells it
         polls = SOURCE_POLL_SECONDS if usable and config_map_sources(usable) else None
-        return Result(requeue_after=soonest(decided.requeue_after, probe_after, polls, 0.0 if refused else None))
+        return Result(requeue_after=soonest(decided.requeue_after, probe_after, polls, 0.0 if untold else None))
 
     # --- observe -------------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ never fought; pods are resized through their own subresource. The kubelet is a s
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import json
 import time
 from collections.abc import AsyncIterator
@@ -29,8 +30,10 @@ from tests.support.operators import (
     server_of,
 )
 from triton_pipelines.api import names
+from triton_pipelines.app import scaled
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, PODS, Resource
+from triton_pipelines.reconcile import refusals
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(240)]
 AUTOSCALERS = Resource("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
@@ -269,8 +272,10 @@ async def test_whoever_resizes_pods_again_is_named_and_not_fought(admin: Client,
 
 
 async def test_a_quota_is_told_as_one_and_the_resize_is_made_once_there_is_room(
-    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(refusals, "REST", dt.timedelta(seconds=10))  # long enough to see that nobody asks meanwhile
+    monkeypatch.setattr(scaled, "SETTLING_SECONDS", 3.0)  # until then scaling of an operator that has just started says nothing new
     spec = builders.merge(INSTANCES, {"scaling": {"cpuResize": "InPlace"}, "replicas": 2})
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q", "namespace": namespace}, "spec": {"hard": {"requests.cpu": "3"}}}
     async with repeated(partial(grant_cpu, admin, namespace)):
@@ -289,7 +294,8 @@ async def test_a_quota_is_told_as_one_and_the_resize_is_made_once_there_is_room(
             assert resizes(proxy) == 1, "what is refused of one is not asked for the other"
             live = await admin.get(CONFIG_MAPS, namespace, names.live_name("p"))
             assert json.loads(live["data"][names.KEY_PODS]) == {"cpuMillis": 3350}, "no node is too small"
-            await admin.delete(QUOTAS, namespace, "q")
+            # Raised, as the message says: of a deleted one the API server's admission may know for half a minute more.
+            await patch(admin, QUOTAS, namespace, "q", {"spec": {"hard": {"requests.cpu": "30"}}})
 
             async def resized() -> bool:
                 return await asked(admin, namespace) == ["3350m"] * 2 and not await condition(admin, namespace, "ScalingLimited")
