@@ -156,7 +156,9 @@ def strategy(mode: RolloutStrategy) -> dict[str, Any]:
     return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}
 
 
-def deployment(pipeline: InferencePipeline, template: Mapping[str, Any], mode: RolloutStrategy, replicas: int | None, before: str = "") -> dict[str, Any]:
+def deployment(
+    pipeline: InferencePipeline, template: Mapping[str, Any], mode: RolloutStrategy, replicas: int | None, before: str = ""
+) -> dict[str, Any]:
     """The Deployment with one revision's template. ``replicas`` ``None``: somebody else owns the number; ``before``: the revision that served
     before it, "" none that is known."""
     spec: dict[str, Any] = {
