@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from pathlib import Path
@@ -19,9 +20,31 @@ KUBERNETES_VERSION = "1.35"
 
 
 @functools.cache
+def _schema() -> Object:
+    (version,) = libyaml.load(CRD_FILE.read_text())["spec"]["versions"]
+    found: Object = version["schema"]["openAPIV3Schema"]
+    return found
+
+
+def stored(document: Object) -> Object:
+    """A resource as an API server stores it, which writes the CRD's defaults out; what does not fit the schema stays as it is."""
+
+    def filled(value: Any, schema: Object) -> Any:
+        if isinstance(value, list):
+            return [filled(item, schema.get("items", {})) for item in value]
+        if not isinstance(value, dict):
+            return value
+        known = schema.get("properties", {})
+        value = {key: part["default"] for key, part in known.items() if "default" in part} | value
+        return {key: filled(item, known.get(key) or schema.get("additionalProperties", {})) for key, item in value.items()}
+
+    result: Object = filled(copy.deepcopy(document), _schema())
+    return result
+
+
+@functools.cache
 def status_validator() -> jsonschema.Draft202012Validator:
     """The CRD's schema of the status; a field that it does not name is a fault, where the API server would drop it in silence."""
-    (version,) = libyaml.load(CRD_FILE.read_text())["spec"]["versions"]
 
     def closed(schema: Any) -> Any:
         if isinstance(schema, dict):
@@ -29,7 +52,7 @@ def status_validator() -> jsonschema.Draft202012Validator:
             return {**result, "additionalProperties": False} if schema.get("type") == "object" and "properties" in schema else result
         return [closed(item) for item in schema] if isinstance(schema, list) else schema
 
-    return jsonschema.Draft202012Validator(closed(version["schema"]["openAPIV3Schema"]["properties"]["status"]))
+    return jsonschema.Draft202012Validator(closed(_schema()["properties"]["status"]))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from tests.support import builders
 from tests.support.rolloutmodel import Counted, progressing
-from tests.support.worldchecks import check_object, status_validator
+from tests.support.worldchecks import check_object, status_validator, stored
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding as SpecFinding
 from triton_pipelines.api.loadplan import Finding, LoadReport, Reason, ReportSource
@@ -70,6 +70,7 @@ class World:
             but fails inferences) or ``stiff`` (its file takes no ragged batches); good where not named.
         scheduler: its words where there is no room.
         latencies: what is known of the latency of revisions.
+        defaults: whether the API server writes the CRD's defaults into the spec, as each real one does.
         rendered: a cache of what specs come to, shared by worlds of one name; rendering is most of a plan's time.
     """
 
@@ -91,13 +92,14 @@ class World:
     kubelet: dict[str, str] = field(default_factory=dict)  # pod → Deferred or Infeasible: what its node says to a resize
     managed: dict[str, list[Object]] = field(default_factory=dict)  # pod → managedFields that others left
     latencies: Latencies | None = None
+    defaults: bool = False
     _accepted: str = ""
     _serial: int = 0
     _progress: dt.datetime = START
     _templates: set[str] = field(default_factory=set)  # that have a ReplicaSet
 
     def __post_init__(self) -> None:
-        self.document = copy.deepcopy(self.document)
+        self.document = stored(self.document) if self.defaults else copy.deepcopy(self.document)
         self.document["metadata"].setdefault("generation", 1)
 
     # --- what is seen ---------------------------------------------------------------------------------------------------
@@ -210,7 +212,8 @@ class World:
 
     def change(self, **spec: Any) -> Self:
         """The user changes the spec: a new generation."""
-        self.document = builders.merge(self.document, {"spec": spec})
+        changed = builders.merge(self.document, {"spec": spec})
+        self.document = stored(changed) if self.defaults else changed
         self.document["metadata"]["generation"] += 1
         return self
 

@@ -6,13 +6,15 @@ An invalid spec, or one whose source is missing, changes nothing of what runs; w
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from triton_pipelines.api import names
+from triton_pipelines.api.parse import parse
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
-from .observed import Observed, json_object
+from .observed import NO_OTHER_WISH, Observed, json_object
 from .rollout import target_of
 
 # A longer spec is not kept beside the counts: a ConfigMap holds 1 MiB in all, and this one is written with each change of a count.
@@ -29,16 +31,41 @@ def accepted_data(pipeline: InferencePipeline, observed: Observed, *, held: bool
     return {names.KEY_ACCEPTED: text} if len(text.encode()) <= KEPT_MAX else {}
 
 
+def without_wish(observed: Observed) -> Observed:
+    """The same pipeline whose present spec cannot be acted on: what failed of the last one that could be is not tried again for it."""
+    memory = observed.memory()
+    # A memory without that hash is an earlier release's, which forgot what had failed with the first pass over another spec.
+    return replace(observed, acted=memory.spec or memory.failed_spec)
+
+
 def last_accepted(observed: Observed) -> Observed | None:
-    """The same pipeline with the last spec that could be acted on; ``None`` where none is known."""
+    """The same pipeline with the last spec that could be acted on, and of the present one what is no other wish; ``None`` where none is known."""
     found = json_object(observed.accepted)
     spec, digests = found.get("spec"), found.get("digests")
     if not isinstance(spec, dict) or not isinstance(digests, dict):
         return None
+    memory = observed.memory()
+    # Where only a source is gone, the present one is that spec, in the form in which the API server holds it.
+    same = memory.spec == observed.spec_hash
+    rest = observed.pipeline["spec"] if same else spec
+    spec = {key: value for key, value in rest.items() if key not in NO_OTHER_WISH} | {key: spec[key] for key in NO_OTHER_WISH if key in spec}
     # The images that were taken for that spec are those of its generation.
-    metadata = {**observed.pipeline["metadata"], "generation": observed.memory().generation}
+    metadata = {**observed.pipeline["metadata"], "generation": memory.generation}
     hashes = {step: digest for step, digest in digests.items() if isinstance(digest, str)}
-    return replace(observed, pipeline={**observed.pipeline, "metadata": metadata, "spec": spec}, digests=hashes, missing_sources={})
+    last = replace(without_wish(observed), pipeline={**observed.pipeline, "metadata": metadata, "spec": spec}, digests=hashes)
+    for key in NO_OTHER_WISH:
+        last = _with_present(last, key, observed.pipeline["spec"])
+    return last
+
+
+def _with_present(last: Observed, key: str, present: Mapping[str, Any]) -> Observed:
+    """The last spec with one field of the present one, unless that is what is wrong with it."""
+    spec = {name: value for name, value in last.pipeline["spec"].items() if name != key} | ({key: present[key]} if key in present else {})
+    if spec == last.pipeline["spec"]:
+        return last
+    pipeline = {**last.pipeline, "spec": spec}
+    made, findings = parse(pipeline)
+    return last if made is None or findings else replace(last, pipeline=pipeline)
 
 
 def kept_revision(observed: Observed, made: str = "") -> str:

@@ -38,6 +38,8 @@ MISSES_ALLOWED = 3
 # How long a look that met a dead process counts, and how many are kept: releases up to 24.05 start such processes again by themselves.
 DEAD_WINDOW = dt.timedelta(minutes=10)
 DEAD_KEPT = 16
+# Fields of the spec that are no other wish: the number of pods, which autoscalers write, suspension, and tuning requests.
+NO_OTHER_WISH = ("replicas", "suspend", "tuning")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +157,8 @@ class Memory:
     a revision whose pods do not all come while those of another one serve, and ``stuck_pods``: how many had come by then (fleet.py);
     ``rollout_pods``: with how many pods a rollout goes on, where scaling wants more than find room (0: with all); ``proven``: the revision that last served the whole pipeline; ``failed``: a revision that was taken back, with the
     hash of the spec that asked for it, why, and the revision that took its place; ``generation`` and ``wanted``: the spec last
-    acted on and the revision it came to, so that another revision for the same spec is known to be nobody's wish; ``watch``: the rollout
-    whose latency is being watched (:class:`~.watch.Watch`); ``tuning``: the last tuning run (:class:`~.tuningrun.Run`).
+    acted on and the revision it came to, so that another revision for the same spec is known to be nobody's wish, and ``spec`` its hash;
+    ``watch``: the rollout whose latency is being watched (:class:`~.watch.Watch`); ``tuning``: the last tuning run (:class:`~.tuningrun.Run`).
     """
 
     secrets: Mapping[str, str] = field(default_factory=dict)
@@ -170,6 +172,7 @@ class Memory:
     restored: str = ""
     generation: int = 0
     wanted: str = ""
+    spec: str = ""
     healed: str = ""
     mended_manager: str = ""
     mended: str = ""
@@ -215,7 +218,8 @@ class Observed:
     ``intent`` and ``view``: what live scaling wants recorded and says, where it has looked; ``latencies``: what revisions promise is
     measured by. ``tuning_pods``: pods of a tuning run, which are none of the pipeline's, in whatever phase; ``untuned``: why the API server
     takes an object of the run not. ``monitoring``: findings on PodMonitor and PrometheusRule; ``None``: not looked at yet.
-    ``remembered``: the last spec that was acted on, for where the record of it is gone.
+    ``remembered``: the last spec that was acted on, for where the record of it is gone. ``acted``: the hash of the spec that is gone by,
+    where the present one cannot be acted on.
     """
 
     pipeline: Object
@@ -233,6 +237,7 @@ class Observed:
     untuned: str = ""
     monitoring: Sequence[Finding] | None = ()
     remembered: str = ""
+    acted: str = field(default="", kw_only=True)
 
     @property
     def accepted(self) -> str:
@@ -257,9 +262,11 @@ class Observed:
 
     @property
     def spec_hash(self) -> str:
-        """Hash of the spec but for the number of pods, which autoscalers write, suspension and tuning requests: none is another wish, and
-        must not try a failed revision again."""
-        spec = {key: value for key, value in (self.pipeline.get("spec") or {}).items() if key not in ("replicas", "suspend", "tuning")}
+        """Hash of the spec that is acted on but for :data:`NO_OTHER_WISH`, which must not try a failed revision again. It is that of the spec
+        as it is stored, whose defaults are written out; no other form of the same spec has it."""
+        if self.acted:
+            return self.acted
+        spec = {key: value for key, value in (self.pipeline.get("spec") or {}).items() if key not in NO_OTHER_WISH}
         return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

@@ -35,7 +35,7 @@ from .cpuowner import decide_cpu
 from .events import Event, transitions
 from .fleet import rolls, stuck_in
 from .healing import heal
-from .keeping import accepted_data, kept_revision, last_accepted
+from .keeping import accepted_data, kept_revision, last_accepted, without_wish
 from .livedata import live_counts, live_data, resolved_sources
 from .observed import Memory, Object, Observed
 from .problems import Problem, config_missing, of_pod
@@ -127,12 +127,12 @@ def accepted(observed: Observed, options: Options) -> tuple[Observed, Wanted] | 
 def _held(observed: Observed, wanted: Wanted | None, status: dict[str, Any], context: Context, now: dt.datetime) -> Plan:
     """No new revision can be made; the one that is deployed is kept, and scaled, suspended and repaired as ever. ``wanted``: what the spec
     asks for, where it is valid."""
-    if wanted is not None and (kept := kept_revision(observed)):
-        return _act(wanted.pipeline, wanted.graph, wanted.revision, observed, context, now, held=Held(kept, status))
     found = accepted(observed, context.options)
     if found is not None and (kept := kept_revision(found[0], found[1].revision.name)):
         last, made = found
         return _act(made.pipeline, made.graph, made.revision, last, context, now, held=Held(kept, status, ends_run=wanted is None))
+    if wanted is not None and (kept := kept_revision(observed)):
+        return _act(wanted.pipeline, wanted.graph, wanted.revision, without_wish(observed), context, now, held=Held(kept, status))
     if wanted is None:
         return _stalled(observed, status, None, now)
     return _stalled(observed, status, WAITING_SECONDS, now, "a source is missing, and nothing is left of the revision that was measured")
@@ -169,7 +169,10 @@ def _act(
     must_wait = held is None and _must_wait(revision, observed, memory, context)
     wanted = observed.deployed_revision() if must_wait else revision.name
     wanted = held.revision if held is not None else wanted
-    memory = replace(memory, generation=observed.generation, wanted=wanted)
+    if held is None:
+        memory = replace(memory, generation=observed.generation, wanted=wanted, spec=observed.spec_hash)
+    else:  # which acts on no new spec
+        memory = replace(memory, wanted=memory.wanted or wanted)
     resizing = decide_cpu(wanted_limit(pipeline, graph, observed), observed, memory, now)
     observed = replace(observed, unresized=resizing.refused)
     memory = stuck_in(observed, target_of(memory, wanted), problems, resizing.memory)

@@ -197,3 +197,31 @@ def test_what_is_recorded_is_the_spec_as_it_was_acted_on() -> None:
     recorded = json.loads(world.children["ConfigMap", names.live_name(world.name)]["data"][names.KEY_ACCEPTED])
     assert recorded["spec"]["postprocess"]["labels"] == ["negative", "positive"]
     assert world.document["spec"]["postprocess"]["labels"] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["as written", "with defaults"])
+@pytest.mark.parametrize("how", HOW)
+def test_the_number_of_pods_and_suspension_are_those_of_the_present_spec(how: str, stored: bool) -> None:
+    """Autoscalers write the one, and people in need the other."""
+    world = spoiled(World(builders.document(replicas=2), defaults=stored).settle(), how)
+    revision = world.deployed
+    world.change(replicas=3).settle()
+    assert (world.deployed, len(world.serving)) == (revision, 3)
+    world.change(suspend="Enabled").settle()
+    assert (world.deployed, world.pods) == (revision, [])
+    world.change(suspend=None, replicas=None).settle()
+    assert (world.deployed, len(world.serving), world.condition("Ready")["reason"]) == (revision, 1, reason(how))
+
+
+@pytest.mark.parametrize(("field", "value"), [("replicas", "many"), ("suspend", "Perhaps"), ("tuning", {"request": 5})])
+def test_each_of_them_only_where_it_is_valid(field: str, value: Any) -> None:
+    world = World(builders.document(replicas=2)).settle()
+    revision = world.deployed
+    world.change(**{field: value}).settle()
+    assert (world.deployed, len(world.serving), world.told()["Ready"]) == (revision, 2, "False InvalidSpec")
+    rest: dict[str, Any] = {"replicas": 3, "suspend": "Disabled"}
+    world.change(**(rest | {field: value})).settle()
+    assert len(world.serving) == (2 if field == "replicas" else 3)
+    del world.children["Service", world.name]
+    world.settle()
+    assert ("Service", world.name) in world.children

@@ -1,0 +1,141 @@
+"""What has failed stays taken back while the spec cannot be acted on, and nothing of such a spec counts as acted on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support import builders
+from tests.support.worlds import BAD, World
+from triton_pipelines.api import names
+from triton_pipelines.reconcile.watch import Figure, Latencies
+
+MISSING = {"model": "spec.model.source: configmap://weights/model.onnx: there is no ConfigMap weights in namespace nlp; create it"}
+LABELS: dict[str, Any] = {"postprocess": {"labels": ["negative", "positive"]}}
+TOO_MANY: dict[str, Any] = {"postprocess": {"labels": ["a", "b", "c"]}}
+HOW = ["missing", "invalid"]
+# As tests write a resource, and as an API server holds it.
+STORED = pytest.mark.parametrize("stored", [False, True], ids=["as written", "with defaults"])
+
+
+def spoil(world: World, how: str) -> None:
+    """Its spec becomes what cannot be acted on."""
+    if how == "missing":
+        world.missing_sources, world.digests = MISSING, {}
+        world.change(tokenizer={"maxLength": 96})
+    else:
+        world.change(**TOO_MANY)
+
+
+def taken_back(stored: bool) -> tuple[World, str]:
+    """A pipeline on one GPU whose new revision has failed, and that revision."""
+    world = World(builders.document(rollout={"strategy": "NoSurge"}), room=1, defaults=stored).settle()
+    old = world.deployed
+    world.change(tokenizer={"maxLength": 64}).step()
+    failed = world.deployed
+    world.verdicts[failed] = BAD
+    world.settle()
+    assert (world.deployed, world.told()["Ready"]) == (old, "False RolledBack")
+    return world, failed
+
+
+def stays(world: World, failed: str, rounds: int = 40) -> None:
+    """Nobody tries the failed revision, and the one before serves all the time."""
+    for _ in range(rounds):
+        world.pass_time(5).control().run_pods()
+        world.step()
+        assert world.deployed != failed
+        assert [pod.revision for pod in world.serving] == [world.deployed]
+
+
+@STORED
+@pytest.mark.parametrize("how", HOW)
+def test_a_revision_that_failed_is_not_tried_again(how: str, stored: bool) -> None:
+    world, failed = taken_back(stored)
+    spoil(world, how)
+    stays(world, failed)
+    # Nor when the spec is again the one that failed.
+    world.missing_sources = {}
+    world.change(**LABELS, tokenizer={"maxLength": 64})
+    stays(world, failed)
+    assert world.told()["Ready"] == "False RolledBack"
+    world.change(tokenizer={"maxLength": 32}).settle()
+    assert world.told()["Ready"] == "True Succeeded"
+
+
+@STORED
+@pytest.mark.parametrize("how", HOW)
+def test_a_revision_that_fails_meanwhile_is_not_tried_again_with_its_own_spec(how: str, stored: bool) -> None:
+    world = World(builders.document(rollout={"strategy": "NoSurge"}), room=1, defaults=stored).settle()
+    old = world.deployed
+    world.change(tokenizer={"maxLength": 64}).step()
+    failed = world.deployed
+    world.verdicts[failed] = BAD
+    spoil(world, how)
+    world.settle()
+    assert (world.deployed, world.memory.failed_revision) == (old, failed)
+    world.missing_sources = {}
+    world.change(**LABELS, tokenizer={"maxLength": 64})
+    stays(world, failed)
+
+
+@STORED
+@pytest.mark.parametrize("how", HOW)
+def test_a_revision_that_broke_the_promised_latency_is_not_tried_again(how: str, stored: bool) -> None:
+    world = World(builders.document(slo={"p99Milliseconds": 80}), defaults=stored).settle()
+    old = world.deployed
+    world.change(tokenizer={"maxLength": 64}).settle()
+    broken = world.deployed
+    world.latencies = Latencies({old: Figure(30.0, 40.0, 50.0), broken: Figure(90.0, 120.0, 55.0)})
+    world.pass_time(15).step()
+    world.settle()
+    assert world.told()["Ready"] == "False RolledBack"
+    spoil(world, how)
+    stays(world, broken)
+    world.missing_sources = {}
+    world.change(**LABELS, tokenizer={"maxLength": 64})
+    stays(world, broken)
+
+
+@STORED
+@pytest.mark.parametrize("how", HOW)
+def test_what_was_not_acted_on_pins_no_image(how: str, stored: bool) -> None:
+    own = "registry.example/own-triton:24.10-py3"
+    world = World(builders.document(server={"image": own}), defaults=stored).settle()
+    world.change(server={"image": None})
+    spoil(world, how)
+    world.settle()
+    assert image(world) == own
+    world.missing_sources = {}
+    if how == "invalid":
+        world.change(**LABELS)
+    world.settle()
+    assert (image(world), world.told()["Ready"]) == (builders.SERVER_IMAGE, "True Succeeded")
+
+
+@STORED
+def test_a_change_whose_source_came_later_is_no_new_release_of_the_operator(stored: bool) -> None:
+    """Which would wait for other pipelines, and the status would say that all is done."""
+    world = World(builders.document(), defaults=stored).settle()
+    old = world.deployed
+    spoil(world, "missing")
+    world.settle()
+    world.missing_sources, world.may_roll = {}, False
+    world.settle()
+    assert world.deployed == world.status["revision"] != old
+    assert world.told()["Ready"] == "True Succeeded"
+
+
+def image(world: World) -> str:
+    return str(world.deployment["spec"]["template"]["spec"]["containers"][0]["image"])
+
+
+def test_an_earlier_release_wrote_no_hash_of_the_spec() -> None:
+    world, failed = taken_back(stored=True)
+    live = world.children["ConfigMap", names.live_name(world.name)]
+    memory = {key: value for key, value in json.loads(live["data"][names.KEY_MEMORY]).items() if key != "spec"}
+    live["data"] = {**live["data"], names.KEY_MEMORY: json.dumps(memory)}
+    spoil(world, "invalid")
+    stays(world, failed)
