@@ -269,7 +269,7 @@ def _print(report: Report) -> None:
     typer.echo(
         f"{report.pipeline}: SLO {report.slo * 1e3:g} ms, wall {report.wall * 1e3:g} ms; {report.workload};"
         f" {report.mode.value.lower()} run of {report.seconds:.0f} s, {report.failed_requests} failed requests"
-        + (f", {report.late_requests} too late in loads beyond what it carries" if report.late_requests else "")
+        + (f", {report.late_requests} too late or turned away" if report.late_requests else "")
     )
     table = Table()
     tried = any(point.knobs.padding.mode for point in report.points)

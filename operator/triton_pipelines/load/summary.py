@@ -20,14 +20,20 @@ PERCENTILES: Final = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 
 # What Triton says of a queue that is full, or of a request that waited longer than its queue's timeout (rate_limiter.cc, dynamic_batch_scheduler.cc).
 _SHED: Final = ("Exceeds maximum queue size", "Request timeout expired")
-_LATE: Final = (GIVEN_UP, NOT_SENT, NO_ANSWER, NO_CONNECTION, "DEADLINE_EXCEEDED")
+_LATE: Final = (GIVEN_UP, NO_ANSWER, NO_CONNECTION, "DEADLINE_EXCEEDED")
 
 Floats = NDArray[np.float64]
 
 
+def turned_away(message: str) -> bool:
+    """Whether a request was shed: by a full queue, by a queue's timeout, or by the generator itself. Bursts do that below the mean rate that
+    is carried, too; it is never a fault."""
+    return message.startswith(NOT_SENT) or any(said in message for said in _SHED)
+
+
 def too_late(message: str) -> bool:
-    """Whether a request failed by waiting too long, or was turned away by a full queue: what overload does. Anything else is a fault."""
-    return message.startswith(_LATE) or any(said in message for said in _SHED)
+    """Whether a request failed by waiting too long, or was turned away: what overload does. Anything else is a fault."""
+    return message.startswith(_LATE) or turned_away(message)
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,8 @@ def silent(done: float, text: str) -> None:
 class Load:
     """What one run of load gave: latencies of answered requests (seconds, by the end of each), ``sent``, ``failed``, the ``seconds`` in which
     these were answered, and the requests/s that were ``offered`` in truth (0: not told): random arrivals of some seconds are never as many
-    as asked for. ``late``: of the failed, those that waited too long under a load that the server did not keep up with: overload, no fault.
+    as asked for. ``late``: of the failed, those that waited too long under a load that the server did not keep up with, or were turned away by
+    a full queue: no fault.
     ``ended``: seconds after which the load was ended, since the server was far behind (0: it was not)."""
 
     latencies: Array
@@ -205,7 +206,7 @@ class Report:
     ``wall``, ``slo``: seconds. ``current`` and ``recommended`` are equal where nothing is proven to be better; then ``patch`` is empty.
     ``gain``: share of requests/s gained. ``ends``: the latency-first and the throughput-first setting, predicted. ``bound``: what limits.
     ``ended``: why the run ended before its time ("": it did not). ``failed_requests``: those that failed for no reason of the run's own;
-    ``late_requests``: those that waited too long in loads beyond what the server carries, which a run needs, and were given up or turned away.
+    ``late_requests``: those that waited too long in loads beyond what the server carries, which a run needs, and were given up, or turned away by a full queue.
     ``padding``: the cheapest padding by the model step's measured cost, and the figures of the others ("": that cannot be told).
     """
 

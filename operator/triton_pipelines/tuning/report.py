@@ -153,7 +153,12 @@ def _notes(found: Findings, recommended: Planned) -> list[str]:
             notes.append(
                 f"{one.load.faults} of {one.load.sent} requests failed at {one.rate:.0f} requests/s with {one.knobs}: {one.load.first_error}"
             )
-        if one.load.late or one.load.ended:
+        if one.load.late and one.carried and not one.load.ended:
+            notes.append(
+                f"{one.load.late} of {one.load.sent} requests were turned away at {one.rate:.0f} requests/s with {one.knobs}, which carries so many"
+                f" but not all that come at once: {one.load.first_error if not one.load.faults else 'its queue was full'}"
+            )
+        elif one.load.late or one.load.ended:
             late = f"; {one.load.late} of {one.load.sent} requests waited too long and were given up or turned away" if one.load.late else ""
             early = f", ended after {one.load.ended:.1f} s" if one.load.ended else ""
             notes.append(f"{one.rate:.0f} requests/s were far beyond what {one.knobs} carries{early}{late}")

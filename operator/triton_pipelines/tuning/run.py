@@ -14,9 +14,9 @@ from triton_pipelines.load import LoadSpec
 from triton_pipelines.pipeline.graph import Graph
 
 from .accept import LEAST_GAIN, Kept, Measured, Verdict, judge
-from .answers import Answer, difference
 from .calibrate import FEWEST, Executed, calibrated
 from .choose import Planned, candidates, plan, planned
+from .compare import Comparison, OtherAnswersError
 from .contract import Knobs, NotTunableError, Padded, Progress, Report, Settings, TuneError, TuneTarget, silent
 from .effort import effort
 from .knobs import grid
@@ -47,12 +47,6 @@ WALLS_BEHIND = 4.0
 LEAST_BEHIND = 2.0
 # Settings that a corrected prediction looks at again.
 AGAIN = 10
-# Requests of the mix whose answers another setting has to leave as they are.
-COMPARED = 24
-
-
-class OtherAnswersError(SettingRefusedError):
-    """A setting changes answers."""
 
 
 async def tune(target: TuneTarget, pipeline: InferencePipeline, graph: Graph, settings: Settings, progress: Progress = silent) -> Report:
@@ -144,8 +138,7 @@ class _Run:
         self.paddings = Paddings(pipeline, graph, server.rebuild, work)
         self.padding: PaddingVerdict | None = None
         self.padding_refused = ""
-        self._answers: list[Answer] = []
-        self._unsteady = ""
+        self._comparison = Comparison(server)
         self.measured: list[Measured] = []
         self.executed: list[Mapping[str, Executed]] = []
         self.planned: list[Planned] = []
@@ -221,25 +214,9 @@ class _Run:
 
     async def _remember_answers(self) -> None:
         """What the current setting, which is on the server, answers: no other may answer anything else."""
-        compared = self.work.requests[:COMPARED]
-        first = await self.server.answers(compared)
-        if said := difference(first, await self.server.answers(compared)):
-            self._unsteady = said
-            self.notes.append(
-                f"the current setting answers the same requests differently from one time to the next ({said}): answers are not compared"
-            )
-        else:
-            self._answers = first
-
-    async def _compare_answers(self, knobs: Knobs) -> None:
-        """Refuse a setting, which is on the server, that answers otherwise than the current one."""
-        if knobs == self.server.current:
-            return
-        said = difference(self._answers, await self.server.answers(self.work.requests[:COMPARED])) if self._answers else ""
-        if not said and not self._answers and knobs.padding != Padded():
-            said = f"nothing shows that it leaves answers as they are: {self._unsteady}"
-        if said:
-            raise OtherAnswersError(said)
+        latency = self.measured[-1].load.p50 if self.measured else 0.0
+        if said := await self._comparison.remember(self.work.requests, latency):
+            self.notes.append(said)
 
     async def _judge_padding(self) -> None:
         """What each padding costs the model; settings with the cheapest join the others, where it can be tried."""
@@ -360,7 +337,7 @@ class _Run:
         begun = self._clock()
         self.tell(low, high, f"{name}: {knobs}, {rate:.0f} requests/s")
         await self.server.put(knobs, self.work.requests)
-        await self._compare_answers(knobs)
+        await self._comparison.check(knobs)
         rate = await self._reach(knobs, rate)
         text = f"{name}: {knobs}, {rate:.0f} requests/s"
         seed = self.settings.seed + 101 * (len(self.measured) + 1)

@@ -10,16 +10,17 @@ from typing import Any, Self
 
 import numpy as np
 from google.protobuf import json_format
+from numpy.typing import NDArray
 
 from triton_pipelines import load
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.load import LoadError, LoadResult, LoadSpec, Protocol, Target
-from triton_pipelines.load.summary import too_late
+from triton_pipelines.load.summary import too_late, turned_away
 from triton_pipelines.pipeline.graph import Graph
 from triton_pipelines.render.errors import RefusedError, RenderError
 from triton_pipelines.render.modelconfig import configs, parse
 from triton_pipelines.triton.client import TritonClient
-from triton_pipelines.triton.errors import RejectedError, TritonError
+from triton_pipelines.triton.errors import DeadlineError, OverloadedError, RejectedError, TritonError
 
 from .accept import CARRIED_SHARE
 from .answers import Answer
@@ -35,12 +36,19 @@ READY_SECONDS = 60.0
 _READY_POLL = 0.05
 # A request that takes longer than this has no place under any wall.
 TIMEOUT_SECONDS = 30.0
-# For all that a server still computes of an overload.
+# For all that a server still computes of an overload; and for all that is asked again of what a queue turned away.
 WORK_OFF_SECONDS = 60.0
+_WORK_OFF_POLL = 0.05
+# Requests at once, where a queue does not take all: a few, then one by one.
+FEWER = (4, 1)
 
 
 class SettingRefusedError(Exception):
     """The server, or the checks of the resource, refuse a setting; what ran before goes on."""
+
+
+class UnansweredError(Exception):
+    """The server sheds requests, or is late with them, though they are asked one by one."""
 
 
 class Server:
@@ -137,6 +145,11 @@ class Server:
         for request in list(warm)[:WARM_REQUESTS]:
             try:
                 await self.client.infer(self._graph.model_name, request, deadline_s=TIMEOUT_SECONDS)
+            except OverloadedError as error:
+                if knobs == self.current:
+                    raise TuneError(f"the current setting turns away a request that is alone: {error.reason}; raise the queue's limits") from error
+                # Such as a delay that is longer than the queue's timeout.
+                raise SettingRefusedError(f"it turns away a request that is alone: {error.reason}") from error
             except TritonError as error:
                 raise TuneError(f"the server does not answer with {knobs}: {error}") from error
 
@@ -162,16 +175,36 @@ class Server:
             await asyncio.sleep(_READY_POLL)
 
     async def answers(self, requests: Sequence[Request]) -> list[Answer]:
-        """What the server answers to each of some requests, all asked at once, so that they share batches.
+        """What the server answers to each of some requests: all are asked at once, so that they share batches, and those that are turned away,
+        or are not answered in time, again with less company.
 
         Raises:
+            UnansweredError: it sheds some of them even so.
             TuneError: it does not answer.
         """
-        try:
-            asked = [self.client.infer(self._graph.model_name, request, deadline_s=TIMEOUT_SECONDS) for request in requests]
-            return list(await asyncio.gather(*asked))
-        except TritonError as error:
-            raise TuneError(f"the server does not answer: {error}") from error
+        now = asyncio.get_running_loop().time
+        until = now() + WORK_OFF_SECONDS
+        found: dict[int, Answer] = {}
+        shed: TritonError | None = None
+
+        async def ask(number: int, limit: asyncio.Semaphore) -> None:
+            nonlocal shed
+            async with limit:
+                try:
+                    deadline = min(TIMEOUT_SECONDS, until - now())
+                    found[number] = await self.client.infer(self._graph.model_name, requests[number], deadline_s=deadline)
+                except (OverloadedError, DeadlineError) as error:
+                    shed = error
+
+        for together in (max(1, len(requests)), *FEWER):
+            limit = asyncio.Semaphore(together)
+            try:
+                await asyncio.gather(*(ask(number, limit) for number in range(len(requests)) if number not in found))
+            except TritonError as error:
+                raise TuneError(f"the server does not answer: {error}") from error
+        if len(found) < len(requests):
+            raise UnansweredError(str(shed)) from shed
+        return [found[number] for number in range(len(requests))]
 
     async def run(self, requests: Sequence[Request], spec: LoadSpec, tell: Callable[[float], None] | None = None) -> LoadResult:
         """Put load on the pipeline. ``tell``: told the share that is done.
@@ -203,10 +236,15 @@ class Server:
 
     async def _worked_off(self, request: Request) -> None:
         """Wait behind what the server may still do for requests that were given up: neither a change nor a load must wait for it."""
-        try:
-            await self.client.infer(self._graph.model_name, request, deadline_s=WORK_OFF_SECONDS)
-        except TritonError as error:
-            raise TuneError(f"the server does not come back from a load beyond what it carries: {error}") from error
+        until = asyncio.get_running_loop().time() + WORK_OFF_SECONDS
+        while True:
+            try:
+                await self.client.infer(self._graph.model_name, request, deadline_s=until - asyncio.get_running_loop().time())
+                return
+            except OverloadedError:  # its queue is full still
+                await asyncio.sleep(_WORK_OFF_POLL)
+            except TritonError as error:
+                raise TuneError(f"the server does not come back from a load beyond what it carries: {error}") from error
 
 
 def load_of(result: LoadResult) -> Load:
@@ -218,17 +256,24 @@ def load_of(result: LoadResult) -> Load:
     ends, sent = result.end[counted], int(np.count_nonzero(counted))
     seconds = max(result.duration_s, float(ends.max() - ends.min()) if sent else 0.0)
     found = Load(result.latencies, sent, failed, seconds, offered=sent / result.duration_s, ended=result.end_s if result.overloaded else 0.0)
-    late = np.array([too_late(message) for message in (*result.errors, "")])[result.error] & counted
-    overload = result.overloaded or found.rate < CARRIED_SHARE * found.offered
-    codes = result.error[counted & (result.error >= 0) & ~(late & overload)]
+    late = _late(result, overload=_overload(found)) & counted
+    codes = result.error[counted & (result.error >= 0) & ~late]
     codes = codes if len(codes) else result.error[counted & (result.error >= 0)]
     first = result.errors[codes[0]] if len(codes) else ""
-    return replace(found, first_error=first, late=int(np.count_nonzero(late)) if overload else 0)
+    return replace(found, first_error=first, late=int(np.count_nonzero(late)))
 
 
 def late_in(result: LoadResult) -> int:
-    """Requests of a load, warm-up included, that only overload made fail."""
-    found = load_of(result)
-    if not (found.ended or found.rate < CARRIED_SHARE * found.offered):
-        return 0
-    return sum(int(np.count_nonzero(result.error == code)) for code, message in enumerate(result.errors) if too_late(message))
+    """Requests of a load, warm-up included, that were turned away, or that only overload made fail."""
+    return int(np.count_nonzero(_late(result, overload=_overload(load_of(result)))))
+
+
+def _overload(found: Load) -> bool:
+    return bool(found.ended) or found.rate < CARRIED_SHARE * found.offered
+
+
+def _late(result: LoadResult, *, overload: bool) -> NDArray[np.bool_]:
+    """Which requests waited too long or were turned away. No answer in time is a fault where the server keeps up; a full queue is none ever."""
+    is_late = too_late if overload else turned_away
+    by_code = np.array([*(is_late(message) for message in result.errors), False], dtype=np.bool_)  # the last one is of code -1: answered
+    return by_code[result.error]
