@@ -23,6 +23,7 @@ from triton_pipelines.pipeline import Options
 from triton_pipelines.reconcile import measured
 from triton_pipelines.reconcile.observed import Memory, ModelState, Object, Observed, Pod, Probe
 from triton_pipelines.reconcile.plan import Context, Plan, plan
+from triton_pipelines.reconcile.pruning import Deletion
 from triton_pipelines.reconcile.rollout import UNSCHEDULABLE_GRACE
 from triton_pipelines.reconcile.wanted import Wanted, resolve
 from triton_pipelines.reconcile.watch import Latencies
@@ -242,12 +243,12 @@ class World:
         """One pass of the operator, killed after so many writes if told so. Everything written is checked against its schema."""
         decided = self.think()
         left = writes if writes is not None else len(decided.clear) + len(decided.apply) + len(decided.delete) + 1 + len(decided.beside)
-        for deletion in decided.clear[: max(left, 0)]:
-            assert deletion.uid == self.children.pop((deletion.kind, deletion.name))["metadata"]["uid"]
-        left -= len(decided.clear)
-        for item in decided.apply[: max(left, 0)]:
-            self._apply(item)
-        left -= len(decided.apply)
+        for done in [*decided.apply[: decided.first], *decided.clear, *decided.apply[decided.first :]][: max(left, 0)]:
+            if isinstance(done, Deletion):
+                assert done.uid == self.children.pop((done.kind, done.name))["metadata"]["uid"]
+            else:
+                self._apply(done)
+        left -= len(decided.clear) + len(decided.apply)
         for deletion in decided.delete[: max(left, 0)]:
             if deletion.kind == "Secret":
                 self.secrets.pop(deletion.name, None)

@@ -55,8 +55,9 @@ WAITING_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a pass does, in this order: ``clear`` (deletes what a tuning run that has ended holds: others want the room, and what is refused
-    of the rest is no reason to keep it), ``apply`` (in turn), ``delete``, ``resize`` (one pod's CPU), ``notes`` (events of what it did),
+    """What a pass does, in this order: the ``first`` so many of ``apply`` (in turn; what a tuning run has proven is recorded by the last of
+    them), ``clear`` (deletes what a tuning run that has ended holds: others want the room, and what is refused of the rest is no reason to
+    keep it), the rest of ``apply``, ``delete``, ``resize`` (one pod's CPU), ``notes`` (events of what it did),
     ``status`` (``None``: unchanged), ``events`` (of the change of status), then ``beside`` (objects of a tuning run, which harm nobody
     where they are refused)."""
 
@@ -69,6 +70,7 @@ class Plan:
     resize: Resize | None = None
     beside: tuple[Object, ...] = ()
     clear: tuple[Deletion, ...] = ()
+    first: int = 0
 
     @property
     def quiet(self) -> bool:
@@ -149,7 +151,7 @@ def _stalled(observed: Observed, status: dict[str, Any], requeue: float | None, 
         data = {**live["data"], names.KEY_MEMORY: replace(memory, tuning=tuned.run.to_document()).to_json()}
         apply = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": kept, "data": data}]
         status = with_tuning(status, tuned.status())
-    return replace(_with_status(observed, status, apply, (), requeue, tuned.events), clear=cleared(observed, ()))
+    return replace(_with_status(observed, status, apply, (), requeue, tuned.events), clear=cleared(observed, ()), first=len(apply))
 
 
 def _act(
@@ -252,7 +254,8 @@ def _act(
     waits = held is None or not held.ends_run
     requeue = soonest(_requeue(status, rollout, problems, must_wait, waits), tuned.recheck, resizing.again)
     decided = _with_status(observed, status, apply, delete, requeue, (*healing.events, *rollout.notes, *tuned.events))
-    return replace(decided, resize=resizing.resize, beside=tuple(beside), clear=clear)
+    first = apply.index(live) + 1 if clear and live in apply else 0
+    return replace(decided, resize=resizing.resize, beside=tuple(beside), clear=clear, first=first)
 
 
 def soonest(*times: float | None) -> float | None:

@@ -60,6 +60,7 @@ RESOURCE_OF_KIND = {resource.kind: resource for resource in (*CHILD_RESOURCES, S
 UNREADY_PROBE_SECONDS = 5.0
 # While ConfigMap sources are not watched (they bear no label of ours), their content is compared this often (seconds).
 SOURCE_POLL_SECONDS = 60.0
+REFUSALS = (Forbidden, Invalid, NameTaken, FormerChild)
 # A former pipeline's children of the same name go within moments; the garbage collector is given this long per look (seconds).
 FORMER_CHILD_SECONDS = 2.0
 
@@ -254,9 +255,14 @@ class Reconciler:
 
     async def _carry_out(self, key: Key, observed: Observed, decided: Plan) -> None:
         uid = observed.pipeline["metadata"].get("uid", "")
-        for deletion in decided.clear:
-            await self._delete(key, deletion)
-        for item in decided.apply:
+        try:
+            for item in decided.apply[: decided.first]:
+                await self._apply(item, uid)
+        except REFUSALS:
+            await self._clear(key, decided)
+            raise
+        await self._clear(key, decided)
+        for item in decided.apply[decided.first :]:
             await self._apply(item, uid)
         for deletion in decided.delete:
             await self._delete(key, deletion)
@@ -265,12 +271,16 @@ class Reconciler:
         for event in decided.notes:
             await self._post(observed.pipeline, event)
 
+    async def _clear(self, key: Key, decided: Plan) -> None:
+        for deletion in decided.clear:
+            await self._delete(key, deletion)
+
     async def _create_beside(self, key: Key, observed: Observed, decided: Plan) -> bool:
         """Make what a tuning run needs. What is refused ends the run, and is nothing that the pipeline suffers from. Whether it was."""
         try:
             for item in decided.beside:
                 await self._apply(item, observed.pipeline["metadata"].get("uid", ""))
-        except (Forbidden, Invalid, NameTaken, FormerChild) as error:
+        except REFUSALS as error:
             self._untuned[key] = f"the API server refuses an object of the run: {getattr(error, 'message', error)}"
             return True
         return False
@@ -381,20 +391,10 @@ class Reconciler:
         return text
 
     async def _post(self, pipeline: Object, event: Event) -> None:
-        error = await post_event(self.client, self._event(pipeline, event))
-        if error is not None:
+        kind, now = "Warning" if event.warning else "Normal", self.clock()
+        made = event_object(pipeline, type=kind, reason=event.reason, action=event.action, note=event.note, instance=self.instance, now=now)
+        if (error := await post_event(self.client, made)) is not None:
             await _log.awarning("event not written", reason=event.reason, error=str(error))
-
-    def _event(self, pipeline: Object, event: Event) -> Object:
-        return event_object(
-            pipeline,
-            type="Warning" if event.warning else "Normal",
-            reason=event.reason,
-            action=event.action,
-            note=event.note,
-            instance=self.instance,
-            now=self.clock(),
-        )
 
 
 __all__ = ["ClusterError", "ProbeTarget", "Prober", "Reconciler"]
