@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnxruntime import quantization
 
 from tests.support import tinymodel
 from tests.support.python_backend import InferenceRequest, Logger, load_runtime, start_model
@@ -258,3 +259,17 @@ def test_an_image_without_onnxruntime_is_named(folder: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(RuntimeError, match="the Triton image must carry onnxruntime"):
         start_model("onnx_runner", folder, config(), {})
+
+
+@pytest.mark.parametrize("parameters", [{}, {"tritonpipe.pad_inputs": PADS}])
+def test_requests_of_a_dynamically_quantized_graph_are_computed_alone(tmp_path: Path, parameters: dict[str, str]) -> None:
+    tinymodel.write(tmp_path / "1")
+    quantization.quantize_dynamic(str(tmp_path / "1" / "model.onnx"), str(tmp_path / "1" / "quantized.onnx"))
+    Logger.lines.clear()
+    model = start_model("onnx_runner", tmp_path, config(), {"tritonpipe.model_file": "quantized.onnx", **parameters})
+    assert any("a row beside another one gets another" in line for line in Logger.lines), Logger.lines
+    requests = [InferenceRequest(feed([row])) for row in ([2, 3, 4], [9, 9, 5], [7, 1, 30])]
+    for request, together in zip(requests, model.execute(requests), strict=True):
+        alone = model.execute([request])[0].arrays()
+        for name, array in together.arrays().items():
+            np.testing.assert_array_equal(array, alone[name])

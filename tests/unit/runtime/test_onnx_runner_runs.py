@@ -74,3 +74,50 @@ def test_no_run_computes_more_padding_than_the_runs_it_saves(lengths: list[int],
     padding = sum(many * width for many, width in shapes) - rows * sum(lengths)
     assert padding <= run_cost * (len(set(lengths)) - len(shapes))
     assert len(shapes) <= len(set(lengths)), "rows of one length never go apart"
+
+
+def scaled_over_the_batch(feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """As a dynamically quantized layer: 127 steps up to the largest value of all rows."""
+    x = feed["x"].astype(np.float32) + 0.37
+    step = np.abs(x).max() / 127
+    return [np.round(x / step).sum(axis=1, keepdims=True) * step]
+
+
+@pytest.mark.parametrize("pads", [{}, {"x": 0}])
+def test_requests_share_no_runs_where_company_changes_an_answer(pads: dict[str, int]) -> None:
+    warnings: list[str] = []
+    runner = batches.BatchRunner(scaled_over_the_batch, ["y"], pads, True, 8, warnings.append)
+    runner.check(lambda length: {"x": np.ones((1, length), np.float32)})
+    (said,) = warnings
+    assert said.startswith("requests will not share runs: a row beside another one gets another y than alone (by ")
+    assert "Each request is a run of its own" in said
+    assert "quantized statically" in said
+    assert runner.pads == {}
+    feeds = [{"x": np.full((1, 4), value, np.float32)} for value in (0.1, 0.2, 50.0)]
+    for feed, answer in zip(feeds, runner.answer(feeds), strict=True):
+        assert not isinstance(answer, Exception)
+        np.testing.assert_array_equal(answer["y"], scaled_over_the_batch(feed)[0])
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float16, np.float32, np.bool_])
+def test_rounding_is_no_other_answer(dtype: type) -> None:
+    """Half precision adds in another order in company; and what is nothing alone may be nothing in company."""
+
+    def run(feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+        rounded = feed["x"].astype(np.float32).mean(axis=1, keepdims=True) * (1 + 1e-3 * (len(feed["x"]) - 1))
+        return [rounded, np.full((len(feed["x"]), 1), np.nan, np.float16)]
+
+    warnings: list[str] = []
+    runner = batches.BatchRunner(run, ["y", "nothing"], {}, True, 8, warnings.append)
+    runner.check(lambda length: {"x": np.ones((1, length), dtype)})
+    assert not warnings
+    assert len(runner._runs([{"x": np.ones((1, 4), dtype)}] * 3)) == 1
+
+
+@pytest.mark.parametrize("axes", [(), (4,)])
+def test_whole_numbers_differ_by_any_step(axes: tuple[int, ...]) -> None:
+    """Such as the best class; a row without any axis has another value, too."""
+    warnings: list[str] = []
+    runner = batches.BatchRunner(lambda feed: [feed["x"] + feed["x"].min()], ["best"], {}, True, 8, warnings.append)
+    runner.check(lambda length: {"x": np.ones((1, *axes), np.int64)})
+    assert len(warnings) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,9 @@ Array = np.ndarray[Any, Any]
 Feed = dict[str, Array]
 COST_TOKENS, COST_ROWS, COST_RUNS, MOST_COST_TOKENS = 16, 8, 5, 10_000
 RELATIVE, ABSOLUTE = 1e-4, 1e-5  # a padded answer may be so far from the one alone: rounding of FP32 sums in another order
+# An answer in company may be so far from the one alone, as a share of the row's largest value: half precision inside a graph rounds by 5e-4 at
+# each step, and kernels for other shapes in another way. What a dynamically quantized graph changes is ten times as much.
+COMPANY = 5e-3
 
 
 def cheapest_runs(rows_by_length: dict[int, int], run_cost: int) -> list[list[int]]:
@@ -109,7 +113,7 @@ class BatchRunner:
 
     def check(self, sample: Callable[[int], Feed]) -> None:
         """Find out whether padding is safe, and which output axes follow the length; ``sample`` makes one row of so many tokens."""
-        self._combine = self._combine and self._by_rows(sample)
+        self._combine = self._combine and self._by_rows(sample) and self._in_company(sample)
         if not (self._combine and self._pads):
             self._pads = {}
             return
@@ -142,6 +146,27 @@ class BatchRunner:
                 return True
             if odd := [name for name, result in zip(self._outputs, results, strict=True) if result.shape[:1] != (rows,)]:
                 self._warn(f"requests will not share runs: output {odd[0]} does not have one entry per row")
+                return False
+        return True
+
+    def _in_company(self, sample: Callable[[int], Feed]) -> bool:
+        """Whether a row gets the answer beside another one of its length that it gets alone: a scale that is taken over the whole batch, as of a
+        dynamically quantized graph, changes it."""
+        rows = [sample(4), _another(sample(4))]
+        try:
+            alone = [self._run(row) for row in rows]
+            together = self._run({name: np.concatenate([row[name] for row in rows]) for name in rows[0]})
+        except Exception:
+            return True  # as above
+        for name, one, other, both in zip(self._outputs, *alone, together, strict=True):
+            off = _off(np.concatenate([one, other]), both) if one.shape == other.shape else math.inf
+            if off > COMPANY:
+                self._warn(
+                    f"requests will not share runs: a row beside another one gets another {name} than alone"
+                    + (f" (by {off:.1%})" if math.isfinite(off) else "")
+                    + ", as of a dynamically quantized graph, whose scales are taken over the whole batch. Each request is a run of its own, so that"
+                    " batches save nothing: a float model, or one that is quantized statically, shares them"
+                )
                 return False
         return True
 
@@ -206,6 +231,35 @@ class BatchRunner:
 
 def _rows(feed: Feed) -> int:
     return len(next(iter(feed.values())))
+
+
+def _another(row: Feed) -> Feed:
+    """A row of the same shapes with other values that every model takes: 0 for every second token (its mask is 0 there, too), floats ten times as large."""
+
+    def other(array: Array) -> Array:
+        if array.dtype.kind in "fc":
+            return np.multiply(array, 10, dtype=array.dtype)
+        made = array.copy()
+        if array.dtype.kind in "iub":
+            made.reshape(-1)[::2] = 0
+        return made
+
+    return {name: other(array) for name, array in row.items()}
+
+
+def _off(wanted: Array, got: Array) -> float:
+    """By how much a row of an output differs, as a share of its largest value; infinite where that is no question of rounding."""
+    if wanted.shape != got.shape:
+        return math.inf
+    if wanted.dtype.kind not in "fc":
+        return 0.0 if bool((wanted == got).all()) else math.inf
+    if not np.array_equal(np.isfinite(wanted), np.isfinite(got)):
+        return math.inf
+    finite = np.isfinite(wanted)
+    one, other = (np.where(finite, array, 0).astype(np.complex128).reshape(len(array), -1) for array in (wanted, got))
+    own = np.abs(one).max(axis=1, initial=0.0)
+    largest = np.maximum(own, max(own.max() / 10, ABSOLUTE))  # a row that is nearly 0 by chance is as exact as the sums it comes from
+    return float((np.abs(one - other).max(axis=1, initial=0.0) / largest).max())
 
 
 def _same(a: Array, b: Array) -> bool:

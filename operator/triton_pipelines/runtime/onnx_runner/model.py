@@ -10,8 +10,9 @@ Configuration (``parameters`` of config.pbtxt; tensor names, data types and dims
 With max_batch_size 0 every request is a run of its own, with the dims as they are. An input that the config calls optional must have a default in the
 graph (an initializer of its name), which counts where a request leaves it out.
 
-Requests of one call share runs where that is safe. Padding is only used when the model has proven, on sample input while loading, that a padded
-row gets the same answer as alone (a graph that ignores its mask does not, nor a dynamically quantized one). Output axes that follow the length are
+Requests of one call share runs where that is safe: where two different rows of sample input, tried while loading, get the same answers together
+as alone. Those of a dynamically quantized graph do not: each request is a run of its own then, and a warning in the log says so. Padding is only
+used when the model has proven that a padded row gets the same answer as alone (a graph that ignores its mask does not). Output axes that follow the length are
 cut back to each request's own length. Requests are sorted by length and cut into the runs that compute the fewest padded tokens, each run counted
 with its fixed cost, measured while loading: padding never costs more than the runs it saves, however long one row among short ones is. When a shared
 run fails, its requests run one by one, so that a bad one hurts only itself.
