@@ -191,7 +191,9 @@ class Load:
             elif self._behind % _BURST == 0:
                 # Who is late at every request would else never let go of the loop: answers have to be read, and the load has to end.
                 await asyncio.sleep(0)
-            if self._late() > self._spec.behind_s:
+            # What is not sent any more never makes it later: as many as there may be is behind, too.
+            full = self._under_way >= pending and math.isfinite(self._spec.behind_s)
+            if full or self._late() > self._spec.behind_s:
                 self._overloaded = True
                 self._end_early()
                 return

@@ -99,7 +99,7 @@ class LoadSpec:
         connections: most connections of an open loop over HTTP (a connection carries one request at a time).
         pending: most requests of an open loop waiting or under way; beyond it a request fails unsent.
         behind_s: seconds: an open loop on a server that is so far behind (as many requests wait as were due in so long) ends at once: it is
-            overloaded, and more of the same load shows only how latency grows. What is not answered in three times as long from then on is given up.
+            overloaded, and more of the same load shows only how latency grows; so does one with ``pending`` requests. What is not answered in three times as long from then on is given up.
         statistics: read Triton's statistics at the bounds of the windows.
     """
 

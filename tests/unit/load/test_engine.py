@@ -225,6 +225,18 @@ async def test_what_an_overloaded_server_does_not_answer_is_given_up_long_before
 
 
 @pytest.mark.looptime(start=0)
+@pytest.mark.parametrize("behind_s", [5.0, float("inf")])
+async def test_as_many_requests_as_there_may_be_are_an_overload(behind_s: float) -> None:
+    """Fifty requests are half a second of arrivals: what is not sent beyond them would never be five seconds behind."""
+    spec = LoadSpec(rate=100, arrivals=Arrivals.CONSTANT, duration_s=9, warmup_s=0, pending=50, behind_s=behind_s, timeout_s=20, statistics=False)
+    result = await Load(spec, [b""], [1], Counter(lambda _: 0.5).send, None, None).run()
+    ends = behind_s < 60
+    assert result.overloaded == ends
+    assert result.end_s == pytest.approx(0.51 if ends else 9.0, abs=0.05)
+    assert any(message.startswith("not sent") for message in result.errors) != ends
+
+
+@pytest.mark.looptime(start=0)
 async def test_one_request_that_never_ends_is_no_overload() -> None:
     class OneHangs(Counter):
         def send(self, payload: bytes, done: Callable[[str], None]) -> None:
