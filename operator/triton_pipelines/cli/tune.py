@@ -10,7 +10,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -126,6 +126,7 @@ def tune(
     )
     if control_key_file is not None and server is None:
         raise Failure("--control-key-file: goes with --server; the pipeline served here has no key", EXIT_USAGE)
+    left: list[str] = []
     try:
         if str(file) != STANDARD_INPUT:
             # Before anything is fetched and started.
@@ -138,19 +139,17 @@ def tune(
                 pipeline, graph = only(file, options)
                 _rows_fit(pipeline, rows)
                 target = TuneTarget(server, lambda changed: build(changed, options), _key(control_key_file))
-                report = _run(target, pipeline, graph, settings)
+                report = _run(target, pipeline, graph, settings, left.append)
             else:
                 # Triton needs a moment to end; that is no part of a measurement.
                 with local(file, source_map or _from_environment(), mounts=mounts) as running:
                     _rows_fit(running.pipeline, rows)
                     target = TuneTarget(running.server.grpc_address, running.rebuild, url=running.server.http_url, own=True)
-                    report = _run(target, running.pipeline, running.graph, settings)
+                    report = _run(target, running.pipeline, running.graph, settings, left.append)
     except TuneError as error:
         raise Failure(str(error), EXIT_FINDINGS if isinstance(error, NotTunableError) else EXIT_FAILED) from error
     except Stopped as stopped:
-        typer.echo(
-            "stopped; nothing was changed" if server is None else f"stopped; {server} was given its first setting back if it still answers", err=True
-        )
+        typer.echo(f"stopped; {_after_stop(server, left, again=isinstance(stopped.__context__, Stopped))}", err=True)
         raise typer.Exit(128 + stopped.number) from None
     _write(plot, svg(report), "--plot")
     if not report.ended:  # that file is a result, and this is none
@@ -163,6 +162,15 @@ def tune(
         _print(report)
     if report.ended:
         raise Failure(f"ended after {len(report.points)} points, which are shown: {report.ended}", EXIT_FAILED)
+
+
+def _after_stop(server: str | None, left: Sequence[str], *, again: bool) -> str:
+    """What a run that was stopped leaves. ``left``: what it said itself; ``again``: it was stopped once more on its way out."""
+    if server is None:
+        return "nothing was changed"
+    if again and not left:
+        return f"{server}: the first setting may not have been put back on the server; start it anew"
+    return "; ".join(f"{server}: {said}" for said in left) or f"{server} has the setting that it had"
 
 
 def _rows_fit(pipeline: InferencePipeline, rows: int) -> None:
@@ -188,9 +196,9 @@ def _from_environment() -> list[str]:
     return [rules] if (rules := os.environ.get("TRITONPIPE_SOURCE_MAP")) else []
 
 
-def _run(target: TuneTarget, pipeline: InferencePipeline, graph: Graph, settings: Settings) -> Report:
+def _run(target: TuneTarget, pipeline: InferencePipeline, graph: Graph, settings: Settings, left: Callable[[str], None]) -> Report:
     with _progress() as tell, asyncio.Runner(loop_factory=precise_loop) as runner:
-        return runner.run(run(target, pipeline, graph, settings, tell))
+        return runner.run(run(target, pipeline, graph, settings, tell, left))
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -49,8 +49,21 @@ LEAST_BEHIND = 2.0
 AGAIN = 10
 
 
-async def tune(target: TuneTarget, pipeline: InferencePipeline, graph: Graph, settings: Settings, progress: Progress = silent) -> Report:
+async def tune(
+    target: TuneTarget,
+    pipeline: InferencePipeline,
+    graph: Graph,
+    settings: Settings,
+    progress: Progress = silent,
+    left: Callable[[str], None] | None = None,
+) -> Report:
     """Tune a pipeline on a server that runs it and serves nobody else; the server is left with the setting it had.
+
+    Args:
+        target, pipeline, graph: the server and what it runs.
+        settings: what to tune for.
+        progress: told of what goes on.
+        left: told in words where the run is stopped and the server could not be left so.
 
     Raises:
         TuneError: the pipeline cannot be tuned, or the server failed before there was anything to compare; the message says what to do. One
@@ -59,7 +72,7 @@ async def tune(target: TuneTarget, pipeline: InferencePipeline, graph: Graph, se
     began, walls = time.monotonic(), wall_of(pipeline, settings)
     made: Report | None = None
     try:
-        async with Server(target, pipeline, graph) as server:
+        async with Server(target, pipeline, graph, left) as server:
             made = await _tuned(server, pipeline, graph, settings, walls, progress)
     except TuneError as error:
         if made is None or not made.ended:

@@ -41,6 +41,7 @@ WORK_OFF_SECONDS = 60.0
 _WORK_OFF_POLL = 0.05
 # Requests at once, where a queue does not take all: a few, then one by one.
 FEWER = (4, 1)
+NOT_PUT_BACK = "the first setting could not be put back on the server; start it anew"
 
 
 class SettingRefusedError(Exception):
@@ -57,10 +58,11 @@ class Server:
     Args:
         target: where it is.
         pipeline, graph: what it runs.
+        left: told in words where the run is stopped and what ran first could not be put back: who stops a run does not get its errors.
     """
 
-    def __init__(self, target: TuneTarget, pipeline: InferencePipeline, graph: Graph) -> None:
-        self._target, self._pipeline, self._graph = target, pipeline, graph
+    def __init__(self, target: TuneTarget, pipeline: InferencePipeline, graph: Graph, left: Callable[[str], None] | None = None) -> None:
+        self._target, self._pipeline, self._graph, self._left = target, pipeline, graph, left
         self.current = knobs_of(graph)
         self.rebuild = target.rebuild
         self.client = TritonClient(target.address, target.control_key)
@@ -90,6 +92,11 @@ class Server:
                     self.notes.append(
                         f"{name} ran with {shown} in the resource: the resource's setting is measured as the current one, and what ran is put back"
                     )
+            if cached := sorted(name for name, config in self._first.items() if config.response_cache.enable):
+                self.notes.append(
+                    f"{', '.join(cached)}: the response cache is off while settings are measured, since answers out of it tell nothing of a setting;"
+                    " requests that repeat come on top of what is measured"
+                )
         except TritonError as error:
             await self.client.close()
             raise TuneError(f"{self._target.address}: does not run this pipeline as it should: {error}") from error
@@ -105,13 +112,22 @@ class Server:
             if not self._target.own:
                 await self._load(self._first)
         except (TritonError, TuneError):
-            kept = "the first setting could not be put back on the server; start it anew"
             if error is None:
-                raise TuneError(kept) from None
+                raise TuneError(NOT_PUT_BACK) from None
             if isinstance(error, TuneError):
-                raise TuneError(f"{error}; {kept}") from error
+                raise TuneError(f"{error}; {NOT_PUT_BACK}") from error
+            self._tell_left(error)
+        except BaseException as stopped:
+            # Stopped again while it is put back.
+            self._tell_left(stopped)
+            raise
         finally:
             await self.client.close()
+
+    def _tell_left(self, error: BaseException) -> None:
+        error.add_note(NOT_PUT_BACK)
+        if self._left is not None:
+            self._left(NOT_PUT_BACK)
 
     @property
     def most_rows(self) -> int:
@@ -128,7 +144,7 @@ class Server:
         try:
             pipeline = changed(self._pipeline, patch_of(self._pipeline, self.current, knobs))
             graph = self._target.rebuild(pipeline)
-            wanted = {name: parse(text) for name, text in configs(graph).items()}
+            wanted = {name: _uncached(parse(text)) for name, text in configs(graph).items()}
         except (ValueError, RefusedError, RenderError) as error:
             raise SettingRefusedError(str(error)) from error
         if other_files(self._graph, graph):
@@ -245,6 +261,12 @@ class Server:
                 await asyncio.sleep(_WORK_OFF_POLL)
             except TritonError as error:
                 raise TuneError(f"the server does not come back from a load beyond what it carries: {error}") from error
+
+
+def _uncached(config: Any) -> Any:
+    """The same without a response cache."""
+    config.ClearField("response_cache")
+    return config
 
 
 def load_of(result: LoadResult) -> Load:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -71,8 +72,8 @@ def client(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return made
 
 
-def server(*, own: bool = False) -> Server:
-    return Server(TuneTarget("127.0.0.1:1", lambda changed: build(changed, BUILT.options), own=own), BUILT.pipeline, BUILT.graph)
+def server(*, own: bool = False, left: Callable[[str], None] | None = None) -> Server:
+    return Server(TuneTarget("127.0.0.1:1", lambda changed: build(changed, BUILT.options), own=own), BUILT.pipeline, BUILT.graph, left)
 
 
 async def tuning(client: StandIn, *, own: bool = False) -> None:
@@ -180,3 +181,66 @@ async def test_a_setting_that_stays_is_told_beside_what_went_wrong(client: Stand
 
     with pytest.raises(TuneError, match=r"requests fail; the first setting could not be put back"):
         await broken()
+
+
+async def test_a_setting_that_stays_is_told_where_the_run_was_stopped(client: StandIn) -> None:
+    """Who stops a run gets none of its errors."""
+    told: list[str] = []
+
+    async def begun() -> None:
+        async with server(left=told.append) as one:
+            await one.put(OTHER)
+            client.gone = True
+            client.hangs.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(begun())
+    await asyncio.wait_for(client.hangs.wait(), 5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await task
+    assert told == ["the first setting could not be put back on the server; start it anew"]
+    assert caught.value.__notes__ == told
+
+
+async def test_a_way_back_that_is_broken_off_is_told(client: StandIn) -> None:
+    told: list[str] = []
+
+    async def begun() -> None:
+        async with server(left=told.append) as one:
+            await one.put(OTHER)
+            client.hanging = {"model"}
+
+    task = asyncio.create_task(begun())
+    await stopped(task, client)
+    assert len(told) == 1
+
+
+async def test_a_run_that_is_stopped_and_put_back_has_nothing_to_tell(client: StandIn) -> None:
+    told: list[str] = []
+
+    async def begun() -> None:
+        async with server(left=told.append) as one:
+            await one.put(OTHER)
+            client.hangs.set()
+            await asyncio.Event().wait()
+
+    await stopped(asyncio.create_task(begun()), client)
+    assert client.setting() == (8, 0, 8)
+    assert told == []
+
+
+async def test_no_setting_is_measured_out_of_the_response_cache(client: StandIn) -> None:
+    built = builders.built(model={"maxBatchSize": 8}, ensemble={"responseCache": "Enabled"})
+    client.running = {name: parse(text) for name, text in configs(built.graph).items()}
+    assert client.running[PUBLIC].response_cache.enable
+    client.running["model"].response_cache.enable = True
+    target = TuneTarget("127.0.0.1:1", lambda changed: build(changed, built.options))
+    async with Server(target, built.pipeline, built.graph) as one:
+        (said,) = [note for note in one.notes if "cache" in note]
+        assert said.startswith(f"model, {PUBLIC}: the response cache is off") or said.startswith(f"{PUBLIC}, model: the response cache is off")
+        for knobs in (one.current, OTHER):
+            await one.put(knobs)
+            assert not any(config.response_cache.enable for config in client.running.values())
+    assert client.running[PUBLIC].response_cache.enable, "as it was"
+    assert client.running["model"].response_cache.enable

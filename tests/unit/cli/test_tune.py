@@ -1,0 +1,53 @@
+"""What a tuning run says when it is stopped."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from triton_pipelines.cli import tune
+from triton_pipelines.cli.main import application
+from triton_pipelines.cli.serve import Stopped
+
+SAMPLE = Path(__file__).parents[3] / "manifests" / "samples" / "sentiment.yaml"
+SERVER = "127.0.0.1:8001"
+KEPT = "the first setting could not be put back on the server; start it anew"
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [("", f"stopped; {SERVER} has the setting that it had"), (KEPT, f"stopped; {SERVER}: {KEPT}")],
+    ids=["put back", "not put back"],
+)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_setting_that_stays_on_the_server_is_told(number: int, left: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stopping([number], left, monkeypatch) == (128 + number, said)
+
+
+def test_who_stops_it_twice_is_told_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, said = stopping([signal.SIGINT, signal.SIGINT], "", monkeypatch)
+    assert code == 128 + signal.SIGINT
+    assert said == f"stopped; {SERVER}: the first setting may not have been put back on the server; start it anew"
+
+
+def stopping(numbers: list[int], left: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    """Exit code and last line of a run that ends by these signals, the second one on its way out."""
+
+    async def run(*given: Any) -> None:
+        tell: Callable[[str], None] = given[-1]
+        try:
+            raise Stopped(numbers[0])
+        finally:
+            if left:
+                tell(left)
+            if numbers[1:]:
+                raise Stopped(numbers[1])
+
+    monkeypatch.setattr(tune, "run", run)
+    result = CliRunner().invoke(application("tune"), ["tune", str(SAMPLE), "--server", SERVER, "--slo", "100"])
+    return result.exit_code, result.stderr.strip().splitlines()[-1]
