@@ -44,8 +44,9 @@ ENGINES = "engines"
 LOG_LINES = 15
 
 
-class Stopped(BaseException):
-    """A signal asked the command to end; a BaseException, so that nobody on the way takes it for a fault of his own."""
+class Stopped(KeyboardInterrupt):
+    """A signal asked the command to end; no Exception, so that nobody on the way takes it for a fault of his own, and an interrupt, since an
+    event loop logs any other one that comes up in a callback, and goes on."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)

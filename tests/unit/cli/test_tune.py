@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -51,3 +52,22 @@ def stopping(numbers: list[int], left: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(tune, "run", run)
     result = CliRunner().invoke(application("tune"), ["tune", str(SAMPLE), "--server", SERVER, "--slo", "100"])
     return result.exit_code, result.stderr.strip().splitlines()[-1]
+
+
+def test_a_signal_in_a_callback_of_the_loop_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under load callbacks are where most signals come."""
+    cleaned: list[str] = []
+
+    async def run(*_: Any) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(signal.raise_signal, signal.SIGTERM)
+        try:
+            await asyncio.wait_for(asyncio.Event().wait(), 5)
+        except asyncio.CancelledError:
+            cleaned.append("cancelled")
+            raise
+
+    monkeypatch.setattr(tune, "run", run)
+    result = CliRunner().invoke(application("tune"), ["tune", str(SAMPLE), "--server", SERVER, "--slo", "100"])
+    assert result.exit_code == 128 + signal.SIGTERM
+    assert cleaned == ["cancelled"]
