@@ -21,6 +21,7 @@ from triton_pipelines.api.base import Finding as SpecFinding
 from triton_pipelines.api.loadplan import Finding, LoadReport, Reason, ReportSource
 from triton_pipelines.pipeline import Options
 from triton_pipelines.reconcile import measured
+from triton_pipelines.reconcile.keeping import remembered_of
 from triton_pipelines.reconcile.observed import Memory, ModelState, Object, Observed, Pod, Probe
 from triton_pipelines.reconcile.plan import Context, Plan, plan
 from triton_pipelines.reconcile.pruning import Deletion
@@ -154,9 +155,7 @@ class World:
                 probes[f"uid-{pod.name}"] = Probe(self.now, True, (state,), inference_error="NaN in the answer" if dumb else "")
         document = copy.deepcopy(self.document)
         seen = (self.digests, self.missing_sources, self.nodes)
-        observed = Observed(document, self.children, pods, probes, *seen, latencies=self.latencies, remembered=self._accepted)
-        self._accepted = observed.accepted  # as the operator's process does
-        return observed
+        return Observed(document, self.children, pods, probes, *seen, latencies=self.latencies, remembered=self._accepted)
 
     def _raw(self, pod: ModelPod) -> Object:
         ready, scheduled = pod.phase == "Ready", pod.phase not in ("Pending", "Unschedulable")
@@ -222,8 +221,10 @@ class World:
 
     def think(self) -> Plan:
         """A plan that is not carried out."""
+        return self._planned(self.observed())
+
+    def _planned(self, observed: Observed) -> Plan:
         context = Context(self.options, lambda uid, revision: f"key of {uid} {revision}", self.may_roll)
-        observed = self.observed()
         return plan(observed, context, self.now, self.wanted(observed))
 
     def wanted(self, observed: Observed) -> Wanted | list[SpecFinding] | None:
@@ -241,9 +242,11 @@ class World:
 
     def step(self, writes: int | None = None) -> Plan:
         """One pass of the operator, killed after so many writes if told so. Everything written is checked against its schema."""
-        decided = self.think()
+        decided = self._planned(observed := self.observed())
+        self._accepted = remembered_of(observed, decided.apply)  # as the operator's process does
         left = writes if writes is not None else len(decided.clear) + len(decided.apply) + len(decided.delete) + 1 + len(decided.beside)
-        for done in [*decided.apply[: decided.first], *decided.clear, *decided.apply[decided.first :]][: max(left, 0)]:
+        turn: list[Object | Deletion] = [*decided.apply[: decided.first], *decided.clear, *decided.apply[decided.first :]]
+        for done in turn[: max(left, 0)]:
             if isinstance(done, Deletion):
                 assert done.uid == self.children.pop((done.kind, done.name))["metadata"]["uid"]
             else:

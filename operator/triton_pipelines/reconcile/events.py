@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from triton_pipelines.api.conditions import KIND_OF, ConditionType, Kind, Reason
 from triton_pipelines.api.scaling import ScalingMode
@@ -18,6 +18,11 @@ class Event:
     reason: str
     action: str
     note: str
+
+    @property
+    def type(self) -> Literal["Normal", "Warning"]:
+        """As Kubernetes calls it."""
+        return "Warning" if self.warning else "Normal"
 
 
 _LEAST = frozenset({Reason.PROGRESSING, Reason.LOADING, Reason.DRAINING})

@@ -6,7 +6,7 @@ An invalid spec, or one whose source is missing, changes nothing of what runs; w
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from triton_pipelines.api import names
 from triton_pipelines.api.parse import parse
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
-from .observed import NO_OTHER_WISH, Observed, json_object
+from .observed import NO_OTHER_WISH, Object, Observed, json_object
 from .rollout import target_of
 
 # A longer spec is not kept beside the counts: a ConfigMap holds 1 MiB in all, and this one is written with each change of a count.
@@ -29,6 +29,13 @@ def accepted_data(pipeline: InferencePipeline, observed: Observed, *, held: bool
     spec = pipeline.model_dump(mode="json", by_alias=True, exclude_defaults=True)["spec"]
     text = json.dumps({"spec": spec, "digests": dict(observed.digests)}, sort_keys=True, separators=(",", ":"))
     return {names.KEY_ACCEPTED: text} if len(text.encode()) <= KEPT_MAX else {}
+
+
+def remembered_of(observed: Observed, applied: Sequence[Object]) -> str:
+    """What the running process remembers of the last spec that was acted on, after a pass with these writes. One that is not recorded, being
+    too long, takes the place of the one before all the same: nobody wants that any more."""
+    live = [item["data"] for item in applied if (item["kind"], item["metadata"]["name"]) == ("ConfigMap", names.live_name(observed.name))]
+    return str(live[0].get(names.KEY_ACCEPTED, "")) if live else observed.accepted
 
 
 def without_wish(observed: Observed) -> Observed:

@@ -126,6 +126,12 @@ def accepted(observed: Observed, options: Options) -> tuple[Observed, Wanted] | 
     return (last, made) if last is not None and isinstance(made, Wanted) else None
 
 
+def gone_by(observed: Observed, wanted: Wanted | list[Finding], options: Options) -> tuple[Observed, Wanted] | None:
+    """What a pass goes by: the present spec, ``wanted``, or the last one that could be acted on; ``None`` where there is neither."""
+    present = (observed, wanted) if isinstance(wanted, Wanted) else None
+    return present if present is not None and not observed.missing_sources else accepted(observed, options) or present
+
+
 def _held(observed: Observed, wanted: Wanted | None, status: dict[str, Any], context: Context, now: dt.datetime) -> Plan:
     """No new revision can be made; the one that is deployed is kept, and scaled, suspended and repaired as ever. ``wanted``: what the spec
     asks for, where it is valid."""

@@ -41,9 +41,10 @@ from triton_pipelines.pipeline.example import ExampleRequest, example_of, why_un
 from . import status as statuses
 from .events import Event, transitions
 from .fleet import rolls
+from .keeping import remembered_of
 from .observed import Object, Observed, Pod, Probe, alive, serves
 from .ownership import FormerChild, NameTaken, check_owner
-from .plan import Context, Plan, accepted, hands_off, plan, soonest
+from .plan import Context, Plan, gone_by, hands_off, plan, soonest
 from .pruning import Deletion
 from .queue import Key, Result
 from .refusals import Refusal, of_pods, refused
@@ -130,12 +131,13 @@ class Reconciler:
         usable = pipeline if pipeline is not None and not findings else None
         observed = await self._observe(key, raw, usable)
         wanted = resolve(observed, self.options)
-        asked = (observed, wanted) if isinstance(wanted, Wanted) else accepted(observed, self.options)
+        asked = gone_by(observed, wanted, self.options)
         probe_after = await self._ask(key, asked[1], asked[0]) if asked is not None else None
         self._unresized[key] = of_pods(self._unresized.get(key, {}), {pod.uid for pod in observed.pods})
         observed = replace(observed, probes=dict(self._probes.get(key, {})), unresized=dict(self._unresized[key]))
         # Nothing is awaited from here until the key stands in _starting, so no two passes take the same free place.
         decided = plan(observed, Context(self.options, self.derive, self._may_roll(key)), self.clock(), wanted)
+        self._accepted[key] = (raw["metadata"].get("uid", ""), remembered_of(observed, decided.apply))
         if any(item["kind"] == "Deployment" for item in decided.apply):
             self._starting.add(key)
         try:
@@ -180,7 +182,7 @@ class Reconciler:
         nodes = await self._nodes() if unplaced else None
         told = (self.intent(key), self.view(key), self.latencies(key))
         uid, last = raw["metadata"].get("uid", ""), self._accepted.get(key, ("", ""))
-        seen = Observed(
+        return Observed(
             raw,
             children,
             pods,
@@ -194,8 +196,6 @@ class Reconciler:
             monitoring=self.monitoring(key),
             remembered=last[1] if last[0] == uid else "",
         )
-        self._accepted[key] = (uid, seen.accepted)
-        return seen
 
     async def _nodes(self) -> tuple[Object, ...] | None:
         try:
@@ -208,8 +208,8 @@ class Reconciler:
     async def _ask(self, key: Key, wanted: Wanted, observed: Observed) -> float | None:
         """Probe the pods that are due, side by side. Returns the seconds until the next one is due.
 
-        Only pods that run what the spec asks for: its model names and inputs may not be those of older revisions, whose last answer
-        stands.
+        Only pods that run what the spec asks for that is gone by: its model names and inputs may not be those of other revisions, whose
+        last answer stands.
         """
         now = self.clock()
         pipeline, memory = wanted.pipeline, observed.memory()
@@ -391,8 +391,8 @@ class Reconciler:
         return text
 
     async def _post(self, pipeline: Object, event: Event) -> None:
-        kind, now = "Warning" if event.warning else "Normal", self.clock()
-        made = event_object(pipeline, type=kind, reason=event.reason, action=event.action, note=event.note, instance=self.instance, now=now)
+        told = {"reason": event.reason, "action": event.action, "note": event.note, "instance": self.instance}
+        made = event_object(pipeline, type=event.type, **told, now=self.clock())
         if (error := await post_event(self.client, made)) is not None:
             await _log.awarning("event not written", reason=event.reason, error=str(error))
 

@@ -174,6 +174,19 @@ def test_a_spec_that_is_very_long_is_not_recorded(monkeypatch: pytest.MonkeyPatc
     assert names.KEY_ACCEPTED not in world.children["ConfigMap", names.live_name(world.name)]["data"]
 
 
+def test_a_spec_that_is_very_long_takes_the_place_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what is kept would be what nobody has wanted for a while."""
+    world = World(builders.document(server={"networkPolicy": {"mode": "Disabled"}})).settle()
+    monkeypatch.setattr(keeping, "KEPT_MAX", 100)
+    world.change(server={"networkPolicy": {"mode": "Enabled"}}, replicas=3).settle()
+    monkeypatch.undo()
+    live = world.children["ConfigMap", names.live_name(world.name)]["data"]
+    assert names.KEY_ACCEPTED not in live
+    world.change(**INVALID["check"]).settle()
+    assert world.deployment["spec"]["replicas"] == 3
+    assert ("NetworkPolicy", world.name) in world.children
+
+
 CORPUS = sorted((Path(__file__).parents[2] / "corpus" / "good").glob("*.yaml"))
 
 

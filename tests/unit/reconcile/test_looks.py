@@ -20,11 +20,12 @@ START = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
 
 
 class TakingClient(Client):
-    """Stands in for an API server that takes whatever it is given, and keeps the last Deployment."""
+    """Stands in for an API server that takes whatever it is given, and keeps the last Deployment and status."""
 
     def __init__(self, document: Object) -> None:
         self.document = document
         self.deployment: Object = {}
+        self.status: Object = {}
 
     async def apply(self, obj: Object, **_: Any) -> Object:
         if obj["kind"] == "Deployment":
@@ -32,6 +33,7 @@ class TakingClient(Client):
         return obj
 
     async def apply_status(self, obj: Object, **_: Any) -> Object:
+        self.status = obj["status"]
         return {**self.document, "status": obj["status"]}
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Object:
@@ -71,3 +73,32 @@ async def test_a_good_pod_is_asked_again_when_its_period_is_over(period: int) ->
     for elapsed in (0.0, period - 1.0, period + 1.0, 2.0 * period, 2.0 * period + 2.0):  # noqa: B007 - the clock reads it
         await reconciler.reconcile(key)
     assert looks == [0.0, period + 1.0, 2.0 * period + 2.0]
+
+
+async def test_pods_of_the_revision_that_is_kept_are_asked_by_its_own_spec() -> None:
+    """The new spec, whose source is not there, names other models and inputs, and its inferences would find a good pod dead."""
+    store, asked = Store(), list[tuple[str, list[str]]]()
+
+    async def look(target: ProbeTarget, now: dt.datetime) -> Probe:
+        asked.append((target.graph.model_name, [entry.name for entry in target.graph.inputs]))
+        return Probe(now, ensemble_ready=True, inference_error="")
+
+    document = builders.document()
+    document["metadata"] |= {"generation": 1, "resourceVersion": "1"}
+    key = (document["metadata"]["namespace"], document["metadata"]["name"])
+    client = TakingClient(document)
+    store.put(INFERENCE_PIPELINES, document)
+    reconciler = Reconciler(client, store, builders.options(), lambda uid, revision: "key", look, lambda: START, "test")
+    await reconciler.reconcile(key)
+    labels = client.deployment["spec"]["template"]["metadata"]["labels"]
+    source = {"uri": "configmap://weights/model.onnx"}
+    change = builders.merge(document, {"spec": {"model": {"source": source}, "tokenizer": {"inputs": {"text": "QUERY"}}}})
+    change = builders.merge(change, {"metadata": {"generation": 2, "resourceVersion": "3"}, "spec": {"ensemble": {"modelName": "other"}}})
+    client.document = change
+    store.put(INFERENCE_PIPELINES, change)
+    server = {"name": names.CONTAINER_SERVER, "ready": True, "state": {"running": {}}}
+    status = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": [server]}
+    store.put(PODS, {"metadata": {"name": "pod", "namespace": key[0], "uid": "u", "resourceVersion": "2", "labels": labels}, "status": status})
+    await reconciler.reconcile(key)
+    assert next(item["reason"] for item in client.status["conditions"] if item["type"] == "Ready") == "SourceUnavailable"
+    assert asked == [("sentiment", ["TEXT"])]

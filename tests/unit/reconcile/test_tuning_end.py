@@ -64,8 +64,9 @@ class Recording(Client):
     async def apply_status(self, obj: Object, **_: Any) -> Object:
         return obj
 
-    async def delete(self, resource: Resource, namespace: str | None, name: str, **_: Any) -> None:
+    async def delete(self, resource: Resource, namespace: str | None, name: str, **_: Any) -> bool:
         self.told.append(("delete", resource.kind))
+        return True
 
     async def create(self, obj: Object) -> Object:
         return obj
