@@ -20,13 +20,16 @@ def remarks(observed: Observed, revision: str) -> list[Finding]:
     reports = [report for pod in pods if (report := pod.load_report()) is not None and report.ok]
     if not reports:
         return _said(observed) if observed.status.get("revision") == revision else []
+    said = {(item.path, item.message) for item in _said(observed)}
     found: dict[tuple[str, str], str] = {}
     for report in reports:
         for item in report.findings:
             if item.reason in TOLD:
-                # Of pods that word the same differently, as with other numbers, one speaks.
-                found.setdefault((item.field or item.step or "", item.reason.value), item.message)
-    return [Finding(path, f"{reason}: {message}", Severity.WARNING) for (path, reason), message in sorted(found.items())]
+                # Of pods that word the same differently, as with other numbers, one speaks: who has spoken, for as long as it says so.
+                path, text = item.field or item.step or "", f"{item.reason.value}: {item.message}"
+                if (path, item.reason.value) not in found or (path, text) in said:
+                    found[path, item.reason.value] = text
+    return [Finding(path, text, Severity.WARNING) for (path, _), text in sorted(found.items())]
 
 
 def _said(observed: Observed) -> list[Finding]:

@@ -42,6 +42,16 @@ def test_it_is_told_once_whatever_the_number_of_pods() -> None:
     assert warnings(world) == []
 
 
+def test_a_pod_that_words_it_otherwise_is_no_news() -> None:
+    world = World(builders.document(replicas=2)).settle()
+    first, other = (NOTE.model_copy(update={"message": f"{size} GiB are not run here"}) for size in ("5.1", "4.9"))
+    seen(world, (first,), (first,))
+    for findings in [((other,), (first,)), ((first,), (other,))]:
+        assert seen(world, *findings).quiet
+    seen(world, (other,), (other,))
+    assert [item["message"] for item in warnings(world)] == ["AnswersNotCompared: 4.9 GiB are not run here"]
+
+
 def test_a_pod_that_is_made_anew_is_no_news() -> None:
     world = World(builders.document()).settle()
     seen(world, (NOTE,))
