@@ -54,14 +54,15 @@ def last_accepted(observed: Observed) -> Observed | None:
     memory = observed.memory()
     # Where only a source is gone, the present one is that spec, in the form in which the API server holds it.
     same = memory.spec == observed.spec_hash
-    rest = observed.pipeline["spec"] if same else spec
+    present: Mapping[str, Any] = observed.pipeline.get("spec") or {}
+    rest = present if same else spec
     spec = {key: value for key, value in rest.items() if key not in NO_OTHER_WISH} | {key: spec[key] for key in NO_OTHER_WISH if key in spec}
     # The images that were taken for that spec are those of its generation.
     metadata = {**observed.pipeline["metadata"], "generation": memory.generation}
     hashes = {step: digest for step, digest in digests.items() if isinstance(digest, str)}
     last = replace(without_wish(observed), pipeline={**observed.pipeline, "metadata": metadata, "spec": spec}, digests=hashes)
     for key in NO_OTHER_WISH:
-        last = _with_present(last, key, observed.pipeline["spec"])
+        last = _with_present(last, key, present)
     return last
 
 

@@ -1,0 +1,67 @@
+"""A resize of a pod's CPU that is refused: the pass that tells it follows at once, and only that one."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+from tests.support import builders
+from tests.support.worlds import World
+from tests.unit.reconcile.test_tuning_end import good, seen
+from triton_pipelines.api import names
+from triton_pipelines.cluster.client import Client, Object
+from triton_pipelines.cluster.errors import Forbidden
+from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
+from triton_pipelines.cluster.store import Store
+from triton_pipelines.reconcile.reconciler import RESOURCE_OF_KIND, Reconciler
+from triton_pipelines.reconcile.refusals import REST
+
+SPEC: dict[str, Any] = {"scaling": {"cpuResize": "InPlace"}, "tokenizer": {"instances": {"initial": 1, "min": 1, "max": 4}}}
+
+
+class Refusing(Client):
+    """Stands in for an API server that takes everything but a resize."""
+
+    def __init__(self, document: Object) -> None:
+        self.document, self.asked = document, 0
+
+    async def apply(self, obj: Object, **_: Any) -> Object:
+        return obj
+
+    async def apply_status(self, obj: Object, **_: Any) -> Object:
+        return {**self.document, "status": obj["status"]}
+
+    async def create(self, obj: Object) -> Object:
+        return obj
+
+    async def resize_pod(self, namespace: str, name: str, patch: Object, **_: Any) -> Object:
+        self.asked += 1
+        raise Forbidden(403, "Forbidden", f'pods "{name}" is forbidden: exceeded quota: q')
+
+
+async def test_the_next_pass_follows_at_once_and_none_after_it() -> None:
+    world = World(builders.document(**SPEC)).settle()
+    live = world.children["ConfigMap", names.live_name(world.name)]
+    live["data"] = {**live["data"], names.KEY_PODS: '{"cpuMillis": 3350}'}
+    client, store, elapsed = Refusing(seen(world.document)), Store(), 0.0
+    store.put(INFERENCE_PIPELINES, seen(world.document))
+    for (kind, _), item in world.children.items():
+        store.put(RESOURCE_OF_KIND[kind], seen(item))
+    for pod in world.observed().pods:
+        store.put(PODS, seen(pod.raw))
+
+    def clock() -> dt.datetime:
+        return world.now + dt.timedelta(seconds=elapsed)
+
+    reconciler = Reconciler(client, store, world.options, lambda uid, revision: f"key of {uid} {revision}", good, clock, "test")
+    key = ("nlp", "sentiment")
+    first = await reconciler.reconcile(key)
+    assert (first.requeue_after, client.asked, len(reconciler.refusals(key))) == (0.0, 1, 1)
+    for _ in range(3):
+        told = await reconciler.reconcile(key)
+        assert told.requeue_after
+        assert client.asked == 1
+    elapsed = REST.total_seconds() + 1.0
+    assert (await reconciler.reconcile(key)).requeue_after == 0.0
+    assert client.asked == 2
+    assert (await reconciler.reconcile(key)).requeue_after
