@@ -332,7 +332,7 @@ def _with_status(
 
 def first_objects(pipeline: InferencePipeline, graph: Graph, revision: Revision, options: Options, control_key: str) -> list[Object]:
     """What the first pass applies for a new pipeline, in its order: what ``tritonpipe render --manifests`` prints."""
-    document = pipeline.model_dump(mode="json", by_alias=True, exclude_none=True)
+    document = pipeline.model_dump(mode="json", by_alias=True, exclude_unset=True)
     observed = Observed({**document, "metadata": {**document["metadata"], "generation": pipeline.metadata.generation or 1}})
     context = Context(options, lambda _uid, _revision: control_key)
     return list(_act(pipeline, graph, revision, observed, context, dt.datetime.fromtimestamp(0, dt.UTC)).apply)
