@@ -86,19 +86,21 @@ TIERS = {
         ),
         3,
     ),
-    "unit": Tier((_pytest("tests/unit", "-q", "-n", WORKERS),), 3),
+    # Measured on two cores: 5 600 tests in 223 s.
+    "unit": Tier((_pytest("tests/unit", "-q", "-n", WORKERS),), 4),
+    # Measured on two cores: 962 s, the closed loops on a real Triton and Prometheus in it.
     # Cold builds take minutes and show their progress; inside a test they would only run into its time limit.
     "integration": Tier(
         (
             _python("-m", "e2e.local.binaries", *BUILT),
             _pytest("tests/integration", "-q", "-n", WORKERS, "--dist=loadfile", "--no-loadscope-reorder", "--timeout=600"),
         ),
-        15,
+        18,
         _real_parts,
     ),
     # Most of it is waiting: drains that have to outlast clients, pods that come and go one after the other. The tests share one operator, which
-    # some of them kill and one watches for silence, so they run in turn.
-    "e2e": Tier((_pytest("e2e/suite", "-q", "--maxfail=5", "--timeout=900"),), 20, _cluster),
+    # some of them kill and one watches for silence, so they run in turn. Measured on two cores: 1 204 s.
+    "e2e": Tier((_pytest("e2e/suite", "-q", "--maxfail=5", "--timeout=900"),), 22, _cluster),
     "gpu": Tier((_pytest("tests/gpu", "-q", "--timeout=600"),), 10, _gpu),
 }
 
