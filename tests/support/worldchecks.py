@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 from pathlib import Path
@@ -24,22 +23,6 @@ def _schema() -> Object:
     (version,) = libyaml.load(CRD_FILE.read_text())["spec"]["versions"]
     found: Object = version["schema"]["openAPIV3Schema"]
     return found
-
-
-def stored(document: Object) -> Object:
-    """A resource as an API server stores it, which writes the CRD's defaults out; what does not fit the schema stays as it is."""
-
-    def filled(value: Any, schema: Object) -> Any:
-        if isinstance(value, list):
-            return [filled(item, schema.get("items", {})) for item in value]
-        if not isinstance(value, dict):
-            return value
-        known = schema.get("properties", {})
-        value = {key: part["default"] for key, part in known.items() if "default" in part} | value
-        return {key: filled(item, known.get(key) or schema.get("additionalProperties", {})) for key, item in value.items()}
-
-    result: Object = filled(copy.deepcopy(document), _schema())
-    return result
 
 
 @functools.cache

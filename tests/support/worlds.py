@@ -10,14 +10,16 @@ import copy
 import datetime as dt
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from tests.support import builders
 from tests.support.rolloutmodel import Counted, progressing
-from tests.support.worldchecks import check_object, status_validator, stored
+from tests.support.worldchecks import check_object, status_validator
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding as SpecFinding
+from triton_pipelines.api.crd import stored
 from triton_pipelines.api.loadplan import Finding, LoadReport, Reason, ReportSource
 from triton_pipelines.pipeline import Options
 from triton_pipelines.reconcile import measured
@@ -216,6 +218,17 @@ class World:
         self.document = stored(changed) if self.defaults else changed
         self.document["metadata"]["generation"] += 1
         return self
+
+    def edit(self, kind: str, path: Sequence[str | int], value: Any) -> Object:
+        """Somebody edits the child that bears the pipeline's name; what it was before."""
+        key = (kind, self.name)
+        before = self.children[key]
+        edited: Any = copy.deepcopy(before)
+        self.children[key] = edited
+        for part in path[:-1]:
+            edited = edited[part]
+        edited[path[-1]] = value
+        return before
 
     # --- the operator ---------------------------------------------------------------------------------------------------
 

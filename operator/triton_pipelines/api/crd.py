@@ -9,6 +9,8 @@ integers given a format and bounds, and each model's rules set beside it as ``x-
 
 from __future__ import annotations
 
+import copy
+import functools
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -277,6 +279,28 @@ def definition() -> dict[str, Any]:
             ],
         },
     }
+
+
+def stored(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A resource as an API server stores it, which writes the schema's defaults out where the object that holds them is there; what does not
+    fit the schema stays as it is. The argument is left alone."""
+
+    def filled(value: Any, schema: Mapping[str, Any]) -> Any:
+        if isinstance(value, list):
+            return [filled(item, schema.get("items", {})) for item in value]
+        if not isinstance(value, Mapping):
+            return value
+        known = schema.get("properties", {})
+        value = {key: copy.deepcopy(part["default"]) for key, part in known.items() if "default" in part} | dict(value)
+        return {key: filled(item, known.get(key) or schema.get("additionalProperties", {})) for key, item in value.items()}
+
+    result: dict[str, Any] = filled(document, _root_schema())
+    return result
+
+
+@functools.cache
+def _root_schema() -> dict[str, Any]:
+    return root_schema()
 
 
 def walk(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -14,6 +14,7 @@ from typing import Any
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Switch
 from triton_pipelines.api.conditions import Condition, Reason
+from triton_pipelines.api.crd import stored
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.cluster.diff import needs_apply
 from triton_pipelines.pipeline import Graph, Options, lint
@@ -332,7 +333,8 @@ def _with_status(
 
 def first_objects(pipeline: InferencePipeline, graph: Graph, revision: Revision, options: Options, control_key: str) -> list[Object]:
     """What the first pass applies for a new pipeline, in its order: what ``tritonpipe render --manifests`` prints."""
-    document = pipeline.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    # The memory's hash of the spec is that of the spec as it is stored.
+    document = stored(pipeline.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True))
     observed = Observed({**document, "metadata": {**document["metadata"], "generation": pipeline.metadata.generation or 1}})
     context = Context(options, lambda _uid, _revision: control_key)
     return list(_act(pipeline, graph, revision, observed, context, dt.datetime.fromtimestamp(0, dt.UTC)).apply)

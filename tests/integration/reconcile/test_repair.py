@@ -89,11 +89,7 @@ async def test_what_is_edited_or_deleted_by_hand_is_repaired(admin: Client, prox
     async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
         await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace))
         status = await served(admin, namespace)
-        before = await children(admin, namespace)
-
-        async def as_before() -> bool:
-            return await children(admin, namespace) == before
-
+        as_before = partial(are, admin, namespace, await children(admin, namespace))
         for resource, body in EDITS:
             await patch(admin, resource, namespace, "p", body)
             await eventually(f"{resource.kind} is repaired after {body}", as_before)
@@ -107,6 +103,11 @@ async def test_what_is_edited_or_deleted_by_hand_is_repaired(admin: Client, prox
         await served(admin, namespace)
 
 
+async def are(admin: Client, namespace: str, before: object) -> bool:
+    """Whether the children are what they were."""
+    return await children(admin, namespace) == before
+
+
 async def is_another(admin: Client, resource: Resource, namespace: str, name: str, uid: str) -> bool:
     found: bool = (await admin.get(resource, namespace, name))["metadata"]["uid"] != uid
     return found
@@ -116,11 +117,7 @@ async def test_under_an_invalid_spec_the_running_revision_is_kept_in_repair(admi
     async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
         await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace))
         status = await served(admin, namespace)
-        before = await children(admin, namespace)
-
-        async def as_before() -> bool:
-            return await children(admin, namespace) == before
-
+        as_before = partial(are, admin, namespace, await children(admin, namespace))
         # Two labels and three of them: no rule of the CRD sees it.
         await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace, postprocess={"labels": ["a", "b", "c"]}))
         await eventually("stalled", lambda: says(admin, namespace, "False InvalidSpec"))

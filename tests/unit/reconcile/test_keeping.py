@@ -94,15 +94,9 @@ EDITS: list[tuple[str, list[Any], Any]] = [
 @pytest.mark.parametrize(("kind", "path", "value"), EDITS, ids=[f"{kind}-{path[-1]}" for kind, path, _ in EDITS])
 def test_an_edited_child_is_repaired(kind: str, path: list[Any], value: Any, how: str) -> None:
     world = broken(how)
-    key = (kind, world.name)
-    before = copy.deepcopy(world.children[key])
-    edited: Any = copy.deepcopy(before)
-    world.children[key] = edited
-    for part in path[:-1]:
-        edited = edited[part]
-    edited[path[-1]] = value
+    before = world.edit(kind, path, value)
     world.step()
-    assert world.children[key]["spec"] == before["spec"]
+    assert world.children[kind, world.name]["spec"] == before["spec"]
 
 
 def test_a_rollout_that_has_begun_goes_on() -> None:

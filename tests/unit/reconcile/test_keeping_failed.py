@@ -41,6 +41,12 @@ def taken_back(stored: bool) -> tuple[World, str]:
     return world, failed
 
 
+def wish_again(world: World) -> None:
+    """Its spec is the one that failed once more."""
+    world.missing_sources = {}
+    world.change(**LABELS, tokenizer={"maxLength": 64})
+
+
 def stays(world: World, failed: str, rounds: int = 40) -> None:
     """Nobody tries the failed revision, and the one before serves all the time."""
     for _ in range(rounds):
@@ -57,8 +63,7 @@ def test_a_revision_that_failed_is_not_tried_again(how: str, stored: bool) -> No
     spoil(world, how)
     stays(world, failed)
     # Nor when the spec is again the one that failed.
-    world.missing_sources = {}
-    world.change(**LABELS, tokenizer={"maxLength": 64})
+    wish_again(world)
     stays(world, failed)
     assert world.told()["Ready"] == "False RolledBack"
     world.change(tokenizer={"maxLength": 32}).settle()
@@ -76,8 +81,7 @@ def test_a_revision_that_fails_meanwhile_is_not_tried_again_with_its_own_spec(ho
     spoil(world, how)
     world.settle()
     assert (world.deployed, world.memory.failed_revision) == (old, failed)
-    world.missing_sources = {}
-    world.change(**LABELS, tokenizer={"maxLength": 64})
+    wish_again(world)
     stays(world, failed)
 
 
@@ -94,8 +98,7 @@ def test_a_revision_that_broke_the_promised_latency_is_not_tried_again(how: str,
     assert world.told()["Ready"] == "False RolledBack"
     spoil(world, how)
     stays(world, broken)
-    world.missing_sources = {}
-    world.change(**LABELS, tokenizer={"maxLength": 64})
+    wish_again(world)
     stays(world, broken)
 
 

@@ -128,16 +128,11 @@ EDITS: list[tuple[str, list[Any], Any]] = [
 @pytest.mark.parametrize(("kind", "path", "value"), EDITS, ids=[f"{kind}-{path[-1]}" for kind, path, _ in EDITS])
 def test_an_edited_child_is_repaired(kind: str, path: list[Any], value: Any) -> None:
     world = World(builders.document(replicas=2)).settle()
-    key = (kind, world.name)
-    before = copy.deepcopy(world.children[key])
-    edited: Any = copy.deepcopy(before)
-    world.children[key] = edited
-    for part in path[:-1]:
-        edited = edited[part]
-    edited[path[-1]] = value
+    before = world.edit(kind, path, value)
     assert kinds(world.step()) == [kind]
     for part in ("spec", "metadata"):
-        assert {**world.children[key][part], "generation": 0, "annotations": {}} == {**before[part], "generation": 0, "annotations": {}}
+        now = world.children[kind, world.name][part]
+        assert {**now, "generation": 0, "annotations": {}} == {**before[part], "generation": 0, "annotations": {}}
 
 
 def test_a_child_that_is_no_longer_wanted_goes_and_others_objects_stay() -> None:
