@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 
 from tests.support import tinymodel
 from tests.support.python_backend import InferenceRequest, load_runtime, start_model, texts
+from triton_pipelines.runtime.tokenizer.encoder import shares
 
 module = load_runtime("tokenizer")
 MAX_LENGTH = 12
@@ -233,3 +237,63 @@ def test_second_texts_have_their_type_without_a_post_processor(tmp_path: Path) -
     model = start(tmp_path, kinds={"ids": "InputIds", "types": "TokenTypeIds"})
     (response,) = model.execute([request(("a b", "b"), ("a", "b a"))])
     assert response.arrays()["types"].tolist() == [[0, 0, 1], [0, 1, 1]]
+
+
+@pytest.mark.parametrize("truncation", list(STRATEGIES))
+@settings(deadline=None, max_examples=100)
+@given(first=st.integers(0, 30), second=st.integers(0, 30), room=st.integers(1, 20))
+def test_a_pair_is_cut_as_the_library_cuts_it(truncation: str, first: int, second: int, room: int) -> None:
+    if first + second <= room:
+        return
+    plain = tinymodel.tokenizer(baked_in=False)
+    plain.enable_truncation(room, strategy=STRATEGIES[truncation])
+    try:
+        sequences = plain.encode("fox " * first, "dog " * second, add_special_tokens=False).sequence_ids
+        expected = sequences.count(0), sequences.count(1)
+    except Exception:
+        expected = None
+    assert shares(first, second, room, truncation) == expected
+
+
+@pytest.mark.parametrize(
+    "template", ["$A [SEP] $B $A", "$B:1 [SEP] $A"], ids=["with a text twice, which the library cuts", "with the second text in front"]
+)
+@pytest.mark.parametrize("truncation", ["LongestFirst", "OnlySecond"])
+def test_odd_templates(tmp_path: Path, template: str, truncation: str) -> None:
+    made = tinymodel.tokenizer(baked_in=False)
+    made.post_processor = TemplateProcessing(single="$A", pair=template, special_tokens=[("[SEP]", 3)])
+    (tmp_path / "1").mkdir()
+    made.save(str(tmp_path / "1" / "tokenizer.json"))
+    pairs = [("the fox runs", "a dog " * 9), ("a cat", "a bird"), ("a quick red fox", "the old dog " * 4)]
+    (response,) = start(tmp_path, truncation=truncation).execute([request(*pairs)])
+    made.enable_truncation(MAX_LENGTH, strategy=STRATEGIES[truncation])
+    for row, pair in enumerate(pairs):
+        expected = made.encode(*pair)
+        arrays = {name: array[row, : len(expected)].tolist() for name, array in response.arrays().items()}
+        assert (arrays["inputids"], arrays["tokentypeids"]) == (expected.ids, expected.type_ids)
+        assert arrays["offsets"] == [list(offset) for offset in expected.offsets]
+
+
+MEMORY = """
+import resource, sys
+from pathlib import Path
+from tests.unit.runtime.test_tokenizer_pairs import request, start
+length, first, second = map(int, sys.argv[2:5])
+model = start(Path(sys.argv[1]), kinds={"ids": "InputIds"}, max_length=str(length), truncation=sys.argv[5])
+held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (held + (400 << 20), -1))
+(response,) = model.execute([request(("fox " * first, "dog " * second))])
+ids = response.arrays()["ids"][0].tolist()
+print(ids.count(6), ids.count(7), len(ids))
+"""
+
+
+@pytest.mark.parametrize(("truncation", "first", "kept"), [("LongestFirst", 20_000, (254, 255)), ("OnlySecond", 508, (508, 1))])
+def test_two_long_texts_fill_no_memory(folder: Path, truncation: str, first: int, kept: tuple[int, int]) -> None:
+    """The library's own cut keeps every part with every part: gigabytes for a request of 200 kB."""
+    root = Path(__file__).parents[3]
+    environment = {"PYTHONPATH": f"{root}:{root / 'operator'}", "TOKENIZERS_PARALLELISM": "false"}
+    command = [sys.executable, "-c", MEMORY, str(folder), "512", str(first), "20000", truncation]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr[-1000:]
+    assert tuple(map(int, done.stdout.split())) == (*kept, 512)

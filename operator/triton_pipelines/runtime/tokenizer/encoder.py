@@ -21,8 +21,35 @@ KNOWN_IDS = "known_ids.json"
 PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>", "<PAD>", "pad")
 
 
+class NoRoomError(ValueError):
+    """The text of a pair that is not to be cut leaves no token to the other one.
+
+    Attributes:
+        row: the pair's place among those that were given.
+        kept: tokens of the text that is not to be cut.
+    """
+
+    def __init__(self, row: int, kept: int) -> None:
+        super().__init__(f"row {row}: a text of {kept} tokens leaves no room for the other one")
+        self.row, self.kept = row, kept
+
+
+def shares(first: int, second: int, room: int, truncation: str) -> tuple[int, int] | None:
+    """Tokens that stay of either text of a pair that has more than ``room``, as the library shares them out; None where one would have none left."""
+    if truncation == "OnlyFirst":
+        return (room - second, second) if second < room else None
+    if truncation == "OnlySecond":
+        return (first, room - first) if first < room else None
+    short = min(first, second, room // 2)
+    return (room - short, short) if first > second else (short, room - short)
+
+
 class TextEncoder:
-    """Tokenizes lists of texts into flat token arrays; knows nothing of Triton."""
+    """Tokenizes lists of texts into flat token arrays; knows nothing of Triton.
+
+    Single texts are cut by the library. Pairs are cut here: the library keeps every part that it cuts off, of a pair each part of one text together with
+    each part of the other, so that two texts of 60 kB, which any client may send, filled 16 GB and ended the process.
+    """
 
     def __init__(
         self, tokenizer: Any, kinds: Iterable[str], max_length: int | None, truncation: str, special_tokens: bool, pairs: bool = False
@@ -31,6 +58,7 @@ class TextEncoder:
         self.truncation = truncation
         self.special_tokens = special_tokens
         self.special = tokenizer.num_special_tokens_to_add(pairs) if special_tokens else 0
+        self._pairs = pairs
         self._tokenizer = tokenizer
         padding = tokenizer.padding or {}
         known = (tokenizer.token_to_id(token) for token in PAD_TOKENS)
@@ -61,30 +89,14 @@ class TextEncoder:
         """Lengths [rows] (at least 1 each) and, per kind, the values of all rows laid end to end."""
         known = None if self._words is None else self._words.rows(cast("list[str]", rows))
         if known is None:
-            return self._arrays(self._encode(rows, add_special_tokens=self.special_tokens))
+            encodings = self._encode(rows, add_special_tokens=self.special_tokens)
+            return self._arrays(encodings, self._cut_pairs(rows, encodings) if self._pairs else {})
         empty = np.int64(self.pads["InputIds"]).tobytes()
         known = [row or empty for row in known]
         ids = np.frombuffer(bytearray().join(known), np.int64)
         return np.fromiter(map(len, known), np.int64, len(known)) // ids.itemsize, {
             kind: ids if kind == "InputIds" else ids * 0 for kind in self.kinds
         }
-
-    def no_room(self, rows: list[Row]) -> tuple[int, int] | None:
-        """The first row whose uncut text leaves no token to the one that may be cut, and that text's tokens; None when there is none."""
-        if self.max_length is None or self.truncation not in ("OnlyFirst", "OnlySecond"):
-            return None
-        self._tokenizer.no_truncation()
-        try:
-            for index, row in ((place, row) for place, row in enumerate(rows) if not isinstance(row, str)):
-                first, second = (len(self._tokenizer.encode(text, add_special_tokens=False)) for text in row)
-                kept = second if self.truncation == "OnlyFirst" else first
-                if first + second + self.special > self.max_length and kept + self.special >= self.max_length:
-                    return index, kept
-        except Exception:  # the text itself breaks the library: no question of room
-            return None
-        finally:
-            self._cut()
-        return None
 
     def unknown(self, lengths: Array, ids: Array, known: int) -> dict[int, str]:
         """Row -> the first of its tokens, of all rows laid end to end in ``ids``, that is none of the first ``known``, in words."""
@@ -102,15 +114,47 @@ class TextEncoder:
             return
         if self.max_length <= self.special:
             raise ValueError(f"tritonpipe.max_length: {self.max_length} leaves no room for text beside {self.special} special tokens")
-        self._tokenizer.enable_truncation(self.max_length, strategy=STRATEGIES[self.truncation])
+        if not self._pairs:
+            self._tokenizer.enable_truncation(self.max_length, strategy=STRATEGIES[self.truncation])
 
-    def _arrays(self, encodings: list[Any]) -> tuple[Array, dict[str, Array]]:
+    def _cut_pairs(self, rows: list[Row], encodings: list[Any]) -> dict[int, list[int]]:
+        """Places of the tokens that stay, for every pair that is too long. May put another encoding into the place of one."""
+        kept: dict[int, list[int]] = {}
+        if self.max_length is None or self.refuse:
+            return kept
+        for row, encoding in enumerate(encodings):
+            if len(encoding) <= self.max_length:
+                continue
+            texts = np.array([2 if text is None else text for text in encoding.sequence_ids])
+            places = [np.flatnonzero(texts == text) for text in (0, 1, 2)]
+            first, second, others = map(len, places)
+            if others != self.special:  # a template that has a text twice
+                encodings[row] = self._cut_by_library(rows[row])
+                continue
+            stay = shares(first, second, self.max_length - self.special, self.truncation)
+            if stay is None:
+                raise NoRoomError(row, second if self.truncation == "OnlyFirst" else first)
+            kept[row] = sorted(np.concatenate([places[0][: stay[0]], places[1][: stay[1]], places[2]]).tolist())
+        return kept
+
+    def _cut_by_library(self, row: Row) -> Any:
+        self._tokenizer.enable_truncation(self.max_length, strategy=STRATEGIES[self.truncation])
+        try:
+            return self._encode([row], add_special_tokens=self.special_tokens)[0]
+        finally:
+            self._tokenizer.no_truncation()
+
+    def _arrays(self, encodings: list[Any], kept: dict[int, list[int]]) -> tuple[Array, dict[str, Array]]:
         lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
+        for row, places in kept.items():
+            lengths[row] = len(places)
         empty = np.flatnonzero(lengths == 0).tolist()
         lengths[empty] = 1
         flat = {}
         for kind in self.kinds:
             rows = list(map(_READERS[kind], encodings))
+            for row, places in kept.items():
+                rows[row] = list(map(rows[row].__getitem__, places))
             for row in empty:
                 rows[row] = [(0, 0)] if kind == "Offsets" else [self.pads[kind]]
             values: list[Any] = []

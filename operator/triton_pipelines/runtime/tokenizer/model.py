@@ -46,7 +46,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from tokenizers import Tokenizer
 
-from triton_pipelines.runtime.tokenizer.encoder import KNOWN_IDS, Row, TextEncoder
+from triton_pipelines.runtime.tokenizer.encoder import KNOWN_IDS, NoRoomError, Row, TextEncoder
 from triton_pipelines.runtime.tokenizer.helpers import quicken
 
 Array = np.ndarray[Any, Any]
@@ -178,7 +178,7 @@ class TritonPythonModel:
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
             if len(spans) == 1:
-                responses[spans[0][0]] = self._failed(rows, error)
+                responses[spans[0][0]] = self._failed(error)
                 return
             # One row made the tokenizer fail: only its request may suffer.
             for index, first, end in spans:
@@ -222,15 +222,13 @@ class TritonPythonModel:
         self._ones = self._ones if self._ones.size >= tokens else np.ones(tokens, dtype=np.int64)
         return self._ones
 
-    def _failed(self, rows: list[Row], error: BaseException) -> Any:
-        """The error of a request that the library refused."""
-        found = self._encoder.no_room(rows) if isinstance(error, Exception) else None  # a panic is no question of room
-        if found is None:
+    def _failed(self, error: BaseException) -> Any:
+        """The error of a request that cannot be tokenized."""
+        if not isinstance(error, NoRoomError):
             return _error(f"the tokenizer failed on this request: {error}", pb_utils.TritonError.INTERNAL)
-        row, kept = found
         cut, uncut = self._names if self._encoder.truncation == "OnlyFirst" else self._names[::-1]
         return _error(
-            f"row {row}: {uncut} has {kept} tokens, which beside {self._encoder.special} special tokens leaves no room for {cut} within the "
+            f"row {error.row}: {uncut} has {error.kept} tokens, which beside {self._encoder.special} special tokens leaves no room for {cut} within the "
             f"{self._max_length} allowed, and truncation {self._encoder.truncation} cuts {cut} alone: shorten {uncut}"
         )
 
