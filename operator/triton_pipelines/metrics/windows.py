@@ -21,6 +21,9 @@ _EDGE = 0.1  # seconds: scrapes jitter, and a window of 60 s has to find the sam
 _values = attrgetter(*(item.name for item in fields(Counters)))
 _COVERED = 0.8  # share of a window that history has to cover to speak for it
 
+Sampled = tuple[float, Counters]
+"""Counters and the time of their scrape, Unix seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:
@@ -63,6 +66,14 @@ class Rates:
         return self.queued / self.throughput if self.throughput > 0 else None
 
 
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """Instances of one model in one pod over some time: those that ran all of it at ``least``, and at ``most``."""
+
+    least: int
+    most: int
+
+
 class Series:
     """The samples of one model in one pod, by time; sources may repeat or mix them. Made once, asked for many windows."""
 
@@ -79,17 +90,23 @@ class Series:
         # Each interval by its own mean batch: a queue that was worked off in full batches and the single requests after it have no common one.
         self._busy = [0.0, *accumulate(_busy(before[1], after[1]) for before, after in pairwise(self._run))]
 
-    def bounded(self, most: Callable[[float, float], int]) -> Series:
+    def bounded(self, ran: Callable[[float, float], Ran]) -> Series:
         """The same, its busy time in each interval no more than instances can have been busy.
 
         The mean batch corrects busy time only where batches are alike: an interval in which a queue builds up has single requests and full
-        batches, and their busy time is too much by E[b²]/E[b]².
+        batches, and their busy time is too much by E[b²]/E[b]². Triton counts an execution when it ends: what instances that showed no
+        completion have worked on until then is carried over to that interval.
 
         Args:
-            most: the most instances that ran between two Unix times.
+            ran: instances between two Unix times.
         """
         spent = [end - begin for begin, end in pairwise(self._busy)]
-        possible = [_possible(busy, before, after, most) for busy, (before, after) in zip(spent, pairwise(self._run), strict=True)]
+        possible: list[float] = []
+        under_way = _Carried()
+        for busy, (before, after) in zip(spent, pairwise(self._run), strict=True):
+            instances = ran(before[0], after[0])
+            possible.append(_possible(busy, before, after, instances.most, under_way.seconds))
+            under_way = under_way.after(possible[-1], before, after, instances.least)
         if possible == spent:
             return self
         bounded = copy(self)
@@ -192,24 +209,56 @@ def _went_back(before: Counters, after: Counters) -> bool:
     )
 
 
-def _busy(a: Counters, b: Counters) -> float:
-    """Busy seconds between two samples: a batch of k requests adds its time k times."""
+@dataclass(frozen=True, slots=True)
+class _Carried:
+    """What executions that are under way at a scrape have taken so far, seconds over all instances: no counter shows it yet.
+
+    ``seconds``: of instances that surely execute; ``room``: as much of an interval as no completion accounts for. It was spent on what is under
+    way if the next interval shows instances that complete nothing, and else idle: requests that wait for a batch to fill prove nothing.
+    """
+
+    seconds: float = 0.0
+    room: float = 0.0
+
+    def after(self, busy: float, first: Sampled, last: Sampled, instances: int) -> _Carried:
+        """After one more interval, ``busy`` of which were taken by what ended in it. ``instances`` ran all the time."""
+        (begin, a), (end, b) = first, last
+        had = instances * (end - begin) - busy
+        # Fewer completions than instances while requests wait: so many of them have been on one execution all along.
+        silent = max(0.0, instances - (b.execs - a.execs)) * (end - begin) if min(a.pending, b.pending) > 0 else 0.0
+        if not silent:
+            return _Carried(room=max(0.0, min((self.seconds or self.room) + had, instances * (end - begin))))
+        before = self.seconds or min(self.room, silent)
+        return _Carried(max(0.0, before + min(had, silent)))
+
+
+def _executed(a: Counters, b: Counters) -> tuple[float, float, float]:
+    """Seconds as Triton counts them (a batch of k requests adds its time k times), requests and executions between two samples."""
     spent = (b.compute_input_us + b.compute_infer_us + b.compute_output_us - a.compute_input_us - a.compute_infer_us - a.compute_output_us) * 1e-6
-    computed, executions = b.success - a.success - (b.cache_hits - a.cache_hits), b.execs - a.execs
+    return max(0.0, spent), b.success - a.success - (b.cache_hits - a.cache_hits), b.execs - a.execs
+
+
+def _busy(a: Counters, b: Counters) -> float:
+    """Busy seconds between two samples, by the mean batch."""
+    spent, computed, executions = _executed(a, b)
     # Fewer requests than executions only happens where requests failed.
-    return max(0.0, spent) / (max(1.0, computed / executions) if executions > 0 else 1.0)
+    return spent / (max(1.0, computed / executions) if executions > 0 else 1.0)
 
 
-def _possible(busy: float, first: tuple[float, Counters], last: tuple[float, Counters], most: Callable[[float, float], int]) -> float:
-    """Busy seconds between two samples, within what the instances had; each may have begun one execution before that ends in it."""
+def _possible(busy: float, first: Sampled, last: Sampled, most: int, under_way: float) -> float:
+    """Busy seconds of what ended between two samples, within what ``most`` instances had: the interval, and what was under way when it began,
+    which is ``under_way`` or as much as one execution of each."""
     (begin, a), (end, b) = first, last
     if busy <= end - begin:
         return busy  # one instance can
-    executions = b.execs - a.execs
-    return min(busy, most(begin, end) * (end - begin + (busy / executions if executions > 0 else 0.0)))
+    spent, computed, executions = _executed(a, b)
+    bound = most * (end - begin) + max(under_way, most * busy / executions if executions > 0 else 0.0)
+    # No batch was larger than all requests but one for each other execution: with no batches at all, the time is exact.
+    proven = spent / max(1.0, 1.0 + computed - executions)
+    return min(busy, max(bound, proven))
 
 
-def _between(first: tuple[float, Counters], last: tuple[float, Counters], busy: float, *, covered: bool) -> Rates:
+def _between(first: Sampled, last: Sampled, busy: float, *, covered: bool) -> Rates:
     (begin, a), (end, b) = first, last
     seconds = end - begin
     success = b.success - a.success

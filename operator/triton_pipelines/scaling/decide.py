@@ -130,13 +130,13 @@ def _seen(
 
 def _seen_step(step: StepLimits, present: Present, pods: Mapping[str, Pod], counts: Counts, limits: PipelineLimits, interval: float) -> Seen:
     reported = counts.get(step.name, {})
-    most = {pod: law.ran(present.memory, max(present.count, reported.get(pod, 0))) for pod in pods}
+    ran = {pod: law.ran(present.memory, max(present.count, reported.get(pod, 0))) for pod in pods}
     return Seen(
         limits=step,
         memory=present.memory,
         count=present.count,
         in_flight=present.in_flight,
-        signal=step_signal(pods, step.model_name, limits.law, interval, most),
+        signal=step_signal(pods, step.model_name, limits.law, interval, ran),
         counts={pod: max(1, reported.get(pod, present.count)) for pod in pods},
         own_requests=limits.own_requests,
     )

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from triton_pipelines.metrics.windows import Rates
+from triton_pipelines.metrics.windows import Ran, Rates
 from triton_pipelines.scaling.signals import StepSignal
 from triton_pipelines.scaling.types import Growth, Law, StepLimits, StepMemory
 
@@ -26,6 +26,7 @@ _JUMP = 1.2  # times the arrivals before: less is drift, which the windows follo
 _DEVIATIONS = 3.0
 _SPARE = 0.1  # share of capacity that must have been unused before a jump, else the share of the interval cannot be told
 _LEAST_SHARE = 0.3  # of an interval: a jump right before a scrape is not blown up by more
+_IN_FORCE = 30.0  # seconds after which a growth is taken to be in force: several times as long as they take
 _COOLDOWN = 8.0  # seconds between growths while no change has been measured
 
 
@@ -51,18 +52,25 @@ class Need:
     stalled: bool
 
 
-def ran(memory: StepMemory, count: int) -> Callable[[float, float], int]:
-    """Tells the most instances that ran in a pod between two Unix times; ``count`` run now. What nobody noted is taken for the most known."""
+def ran(memory: StepMemory, count: int) -> Callable[[float, float], Ran]:
+    """Tells how many instances ran in a pod between two Unix times; ``count`` run now. What nobody noted is taken for the extremes known.
+
+    A change is noted when it is decided. More may be busy from then on; all the time ran only those that were there a while before.
+    """
     times = [at for at, _ in memory.counts]
 
-    def most(begin: float, end: float) -> int:
+    def noted(begin: float, end: float) -> list[int]:
         first, last = bisect_right(times, begin), bisect_right(times, end)
-        known = memory.counts[first - 1 : last] if first else memory.counts
-        # What runs now runs since the last note, whatever that says: somebody else may have changed it.
-        now = count if last == len(times) or not first else 1
-        return max(1, now, *(noted for _, noted in known))
+        return [each for _, each in (memory.counts[first - 1 : last] if first else memory.counts)]
 
-    return most
+    def instances(begin: float, end: float) -> Ran:
+        last = bisect_right(times, end)
+        # What runs now runs since the last note, whatever that says: somebody else may have changed it.
+        now = [count] if last == len(times) or not bisect_right(times, begin) else []
+        most = max(1, *now, *noted(begin, end))
+        return Ran(least=max(1, min(most, *now, *noted(begin - _IN_FORCE, end))), most=most)
+
+    return instances
 
 
 def service_time(known: float | None, signal: StepSignal, *, contended: bool) -> float | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from triton_pipelines.metrics.samples import FRESH_INTERVALS, Sample, Usage
-from triton_pipelines.metrics.windows import Rates, Series, absurd, total
+from triton_pipelines.metrics.windows import Ran, Rates, Series, absurd, total
 from triton_pipelines.scaling.types import Law, PipelineLimits
 
 SATURATED_STEP = 0.92  # busy share of a GPU step, and
@@ -135,15 +135,15 @@ def pick(sample: Sample, models: Sequence[str], ready: Sequence[str], now: float
     return Picked(good, "; ".join(said[:5]), stale and not good)
 
 
-def step_signal(pods: Mapping[str, Pod], model: str, law: Law, interval: float, most: Mapping[str, Callable[[float, float], int]]) -> StepSignal:
-    """Signals of one CPU step over the given pods. ``most``: by pod, the most instances that ran between two Unix times."""
+def step_signal(pods: Mapping[str, Pod], model: str, law: Law, interval: float, ran: Mapping[str, Callable[[float, float], Ran]]) -> StepSignal:
+    """Signals of one CPU step over the given pods. ``ran``: by pod, the instances between two Unix times."""
     each = {name: pod.series[model] for name, pod in pods.items()}
     fast_seconds = fast_window(law, interval)
     slow_seconds = slow_window(law, interval)
     fast = {name: one.rates(fast_seconds) for name, one in each.items()}
     return StepSignal(
         slow=total(one.rates(slow_seconds) for one in each.values()),
-        possible=total(one.bounded(most[name]).rates(slow_seconds) for name, one in each.items()),
+        possible=total(one.bounded(ran[name]).rates(slow_seconds) for name, one in each.items()),
         fast=total(fast.values()),
         last=total(one.rates(None) for one in each.values()),
         before=total(one.rates(fast_seconds, skip=1) for one in each.values()),

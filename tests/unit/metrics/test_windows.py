@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,27 @@ from hypothesis import strategies as st
 
 from tests.support.flows import NOW, Flow, history
 from triton_pipelines.metrics.samples import Counters, PodHistory, Scrape
-from triton_pipelines.metrics.windows import Series, absurd, mean_pending, rates, total
+from triton_pipelines.metrics.windows import Ran, Series, absurd, mean_pending, rates, total
+
+
+def instances(count: int) -> Callable[[float, float], Ran]:
+    """So many all the time."""
+    return lambda begin, end: Ran(count, count)
+
+
+def executed(lanes: Sequence[Sequence[float]], batch: int, *, interval: float = 5.0, waiting: float = 1.0) -> PodHistory:
+    """Scrapes of instances that run one batch after the other: ``lanes`` holds the seconds of each instance's executions.
+
+    The first scrape is when all begin, the last when the last has ended.
+    """
+    ends = [end for lane in lanes for end in zip(accumulate(lane), lane, strict=True)]
+    last = math.ceil(max(at for at, _ in ends) / interval)
+    scrapes = []
+    for number in range(last + 1):
+        done = [seconds for at, seconds in ends if at <= number * interval]
+        counters = Counters(success=batch * len(done), execs=len(done), compute_infer_us=1e6 * batch * sum(done), pending=waiting)
+        scrapes.append(Scrape(NOW + number * interval, {"m": counters}))
+    return PodHistory(tuple(scrapes))
 
 
 def test_rates_of_a_steady_flow() -> None:
@@ -51,7 +73,7 @@ def test_single_requests_and_full_batches_in_one_interval_are_bounded_by_what_th
     executed = 100 + 6
     mixed = Counters(success=100 + 6 * 64, execs=executed, compute_infer_us=100 * 10e3 + 6 * 64 * 640e3)
     series = Series(PodHistory((Scrape(NOW, {"m": Counters()}), Scrape(NOW + 5, {"m": mixed}))), "m")
-    window, bounded, two = (one.rates(None) for one in (series, series.bounded(lambda begin, end: 1), series.bounded(lambda begin, end: 2)))
+    window, bounded, two = (one.rates(None) for one in (series, series.bounded(instances(1)), series.bounded(instances(2))))
     assert window is not None
     assert bounded is not None
     assert two is not None
@@ -66,9 +88,83 @@ def test_executions_longer_than_an_interval_are_not_cut() -> None:
     """One instance, 3 s for each request, scraped every 2 s."""
     finished = [0, 0, 1, 2, 2, 3, 4, 4, 5, 6, 6]
     scrapes = [Scrape(NOW + 2 * n, {"m": Counters(success=done, execs=done, compute_infer_us=done * 3e6)}) for n, done in enumerate(finished)]
-    window = Series(PodHistory(tuple(scrapes)), "m").bounded(lambda begin, end: 1).rates(20)
+    window = Series(PodHistory(tuple(scrapes)), "m").bounded(instances(1)).rates(20)
     assert window is not None
     assert window.service == pytest.approx(3.0)
+
+
+def test_an_execution_of_many_intervals_is_not_cut_where_short_ones_end_beside_it() -> None:
+    """One instance with batches of 8 from a queue: 21 s for one of them, then 0.1 s for each."""
+    seconds = [*[0.1] * 50, 21.0, *[0.1] * 40]
+    for batch in (1, 8):
+        window = Series(executed([seconds], batch), "m").bounded(instances(1)).rates(60)
+        assert window is not None
+        assert window.busy * window.seconds == pytest.approx(sum(seconds))
+
+
+def test_nothing_is_carried_over_from_idle_time() -> None:
+    """No request for a minute, or a few, and then the interval of single requests and full batches: it is bounded as ever."""
+    mixed = Counters(success=100 + 6 * 64, execs=106, compute_infer_us=100 * 10e3 + 6 * 64 * 640e3, pending=200)
+    for before in (0, 3):
+        quiet = [Counters(success=before * n, execs=before * n, compute_infer_us=before * n * 10e3) for n in range(13)]
+        jumped = replace(
+            mixed, success=mixed.success + before * 12, execs=106 + before * 12, compute_infer_us=mixed.compute_infer_us + before * 12 * 10e3
+        )
+        scrapes = [Scrape(NOW + 5 * n, {"m": counters}) for n, counters in enumerate([*quiet, jumped])]
+        series = Series(PodHistory(tuple(scrapes)), "m")
+        window, bounded = series.rates(None), series.bounded(instances(1)).rates(None)
+        assert window is not None
+        assert bounded is not None
+        assert window.busy * 5 > 50
+        assert bounded.busy * 5 == pytest.approx(5 + window.busy * 5 / 106)
+
+
+SECONDS = st.floats(0.05, 30.0)
+
+
+@given(st.lists(st.lists(SECONDS, min_size=1, max_size=12), min_size=1, max_size=4), st.sampled_from((2.0, 5.0, 15.0)))
+def test_the_time_of_requests_that_go_one_by_one_is_never_cut(lanes: list[list[float]], interval: float) -> None:
+    """Whatever they take, and whether or not any wait: it is exact."""
+    for waiting in (0.0, 1.0):
+        series = Series(executed(lanes, 1, interval=interval, waiting=waiting), "m")
+        bounded = series.bounded(instances(len(lanes))).rates(1e6)
+        assert bounded is not None
+        assert bounded.busy * bounded.seconds == pytest.approx(sum(sum(lane) for lane in lanes))
+
+
+@given(st.lists(st.floats(10.0, 30.0), min_size=1, max_size=12), st.lists(st.floats(0.05, 0.4), max_size=30), st.integers(2, 64))
+def test_the_time_of_batches_longer_than_two_intervals_is_never_cut_while_requests_wait(long: list[float], short: list[float], batch: int) -> None:
+    lane = [seconds for number, each in enumerate(long) for seconds in (each, *short[2 * number : 2 * number + 3])]
+    series = Series(executed([lane], batch), "m")
+    bounded = series.bounded(instances(1)).rates(1e6)
+    assert bounded is not None
+    assert bounded.busy * bounded.seconds == pytest.approx(sum(lane))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 64), st.floats(0.001, 8.0), st.integers(0, 3)), min_size=1, max_size=12), st.integers(1, 4)
+)
+def test_bounded_time_is_no_more_than_measured_and_no_less_than_proven(batches: list[tuple[int, int, float, int]], count: int) -> None:
+    """So many single requests and one batch in each interval: no more than by the mean batch, no less than had the largest batch taken all the time."""
+    now, scrapes = Counters(), [Scrape(NOW, {"m": Counters()})]
+    floor = 0.0
+    for number, (singles, size, seconds, waiting) in enumerate(batches, 1):
+        spent = singles * 0.01 + size * seconds
+        now = replace(
+            now,
+            success=now.success + singles + size,
+            execs=now.execs + singles + 1,
+            compute_infer_us=now.compute_infer_us + spent * 1e6,
+            pending=waiting,
+        )
+        floor += min(spent / size, spent / ((singles + size) / (singles + 1)))
+        scrapes.append(Scrape(NOW + 5 * number, {"m": now}))
+    series = Series(PodHistory(tuple(scrapes)), "m")
+    window, bounded = series.rates(1e6), series.bounded(instances(count)).rates(1e6)
+    assert window is not None
+    assert bounded is not None
+    assert floor * (1 - 1e-9) <= bounded.busy * bounded.seconds
+    assert bounded.busy <= window.busy * (1 + 1e-9)
 
 
 def test_cache_hits_are_completions_but_no_executions() -> None:

@@ -246,35 +246,6 @@ def test_a_cap_below_the_count_holds() -> None:
     assert done.steps[0].count == 9
 
 
-def test_service_time_under_contention_is_the_smaller() -> None:
-    stretched = Flow(rate=200, service=0.020, pending=100)
-    tight = decided(sample(stretched, usage=Usage(NOW, cpu_cores=4.7)), 4, bounds=limits(cpu_limit=5))
-    assert tight.steps[0].figures.service == pytest.approx(0.010)
-    roomy = decided(sample(stretched, usage=Usage(NOW, cpu_cores=4.7)), 4, bounds=limits(cpu_limit=50))
-    assert roomy.steps[0].figures.service == pytest.approx(0.020)
-
-
-def test_instances_are_never_busier_than_all_the_time() -> None:
-    """Batches of mixed sizes make the corrected busy time too long: four times what one instance has, here."""
-    impossible = sample(Flow(rate=100, service=0.040))
-    done = decided(impossible, 1)
-    assert done.steps[0].figures.service == pytest.approx(0.010, rel=0.01)  # and the execution under way
-    four = ((NOW - 300, 4),)
-    was_four = decided(impossible, 1, memory=remembered(1, counts=(*four, (NOW - 10, 1))))
-    assert was_four.steps[0].figures.service == pytest.approx((50 * 0.040 + 10 * 0.010) / 60, rel=0.01)  # as long as there were four
-    grew = decided(impossible, 4, memory=remembered(4, counts=((NOW - 300, 1), (NOW - 8, 4))))
-    assert grew.steps[0].figures.service == pytest.approx((50 * 0.010 + 10 * 0.040) / 60, rel=0.01)  # from the interval in which they came
-
-
-def test_a_growth_is_noted_when_it_is_decided() -> None:
-    """From then on more instances may be busy; in mode Advisory there are none to be."""
-    grown = decided(sample(LOADED), 2, memory=remembered(2, counts=((NOW - 300, 2),)))
-    assert grown.memory.steps[TOKENIZER].counts == ((NOW - 300, 2), (NOW, grown.steps[0].count))
-    advised = decided(sample(LOADED), 2, memory=remembered(2, counts=((NOW - 300, 2),)), bounds=replace(limits(), active=False))
-    assert advised.steps[0].count > 2
-    assert advised.memory.steps[TOKENIZER].counts == ((NOW - 300, 2),)
-
-
 def test_memory_and_shared_memory_bound_growth() -> None:
     step = StepLimits(TOKENIZER, TOKENIZER, 1, 12, 2, memory_bytes=400.0, shared_memory_bytes=64.0)
     bounds = replace(limits(), steps=(step,), memory_limit=4000.0)

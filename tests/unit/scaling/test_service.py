@@ -1,0 +1,81 @@
+"""What a request costs (E): busy time as instances can have had it, whatever batches and long executions make of the counters."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+import pytest
+
+from tests.support.flows import INTERVAL, MODEL, NOW, TOKENIZER, Flow, counts, limits, names, sample
+from triton_pipelines.metrics.samples import Counters, PodHistory, Sample, Scrape, Usage
+from triton_pipelines.metrics.windows import Ran, rates
+from triton_pipelines.scaling import law
+from triton_pipelines.scaling.decide import decide
+from triton_pipelines.scaling.types import Decision, Memory, PipelineLimits, StepMemory
+
+Noted = Sequence[tuple[float, int]]
+
+
+def decided(seen: Sample, count: int, noted: Noted = (), bounds: PipelineLimits | None = None) -> Decision:
+    memory = Memory(steps={TOKENIZER: StepMemory(desired=count, service=0.010, counts=tuple(noted))})
+    return decide(bounds if bounds is not None else limits(), memory, seen, counts(count, 1), names(1), NOW)
+
+
+def service(seen: Sample, count: int, noted: Noted = (), bounds: PipelineLimits | None = None) -> float:
+    """Seconds of an instance for a request, as the decision takes them."""
+    found = decided(seen, count, noted, bounds).steps[0].figures.service
+    assert found is not None
+    return found
+
+
+def test_service_time_under_contention_is_the_smaller() -> None:
+    stretched = Flow(rate=200, service=0.020, pending=100)
+    assert service(sample(stretched, usage=Usage(NOW, cpu_cores=4.7)), 4, bounds=limits(cpu_limit=5)) == pytest.approx(0.010)
+    assert service(sample(stretched, usage=Usage(NOW, cpu_cores=4.7)), 4, bounds=limits(cpu_limit=50)) == pytest.approx(0.020)
+
+
+def test_instances_are_never_busier_than_all_the_time() -> None:
+    """Batches of mixed sizes make the corrected busy time too long: four times what one instance has, here."""
+    impossible = sample(Flow(rate=100, service=0.040, batch=2))
+    assert service(impossible, 1) == pytest.approx(0.010, rel=0.02)  # and the execution under way
+    was_four = service(impossible, 1, ((NOW - 300, 4), (NOW - 10, 1)))
+    assert was_four == pytest.approx((50 * 0.040 + 10 * 0.010) / 60, rel=0.02)  # as long as there were four
+    grew = service(impossible, 4, ((NOW - 300, 1), (NOW - 8, 4)))
+    assert grew == pytest.approx((50 * 0.010 + 10 * 0.040) / 60, rel=0.02)  # from the interval in which they came
+
+
+def test_requests_longer_than_a_scrape_interval_cost_what_they_take() -> None:
+    """Two instances, 4 s and 14 s in turn for batches of 4: it is not less because both kinds end in one interval."""
+    seconds = [4.0, 14.0] * 4
+    ends = list(accumulate(seconds))
+    scrapes = []
+    for ago in range(75, -1, -5):
+        done = bisect_right(ends, 75 - ago)
+        counters = Counters(success=8 * done, execs=2 * done, compute_infer_us=8e6 * sum(seconds[:done]), pending=40.0)
+        scrapes.append(Scrape(NOW - ago, {TOKENIZER: counters, MODEL: counters}))
+    history = PodHistory(tuple(scrapes))
+    window = rates(history, TOKENIZER, 60)
+    assert window is not None
+    assert service(Sample({"pod-0": history}, INTERVAL), 2, ((NOW - 300, 2),)) == pytest.approx(window.service)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "least", "most"), [(-40, -35, 2, 2), (-25, -20, 2, 5), (-15, -10, 2, 5), (10, 15, 5, 5), (25, 30, 3, 5), (41, 45, 3, 4)]
+)
+def test_which_instances_ran(begin: float, end: float, least: int, most: int) -> None:
+    """2, then 5 from -22 s on, 3 from 28 s on; 4 run in the end, whoever made it so. A growth may take half a minute."""
+    known = law.ran(StepMemory(desired=3, counts=((NOW - 300, 2), (NOW - 22, 5), (NOW + 28, 3))), 4)
+    assert known(NOW + begin, NOW + end) == Ran(least, most)
+
+
+def test_a_growth_is_noted_when_it_is_decided() -> None:
+    """From then on more instances may be busy; in mode Advisory there are none to be."""
+    loaded = sample(Flow(rate=200, pending=300, growth=20))
+    grown = decided(loaded, 2, ((NOW - 300, 2),))
+    assert grown.memory.steps[TOKENIZER].counts == ((NOW - 300, 2), (NOW, grown.steps[0].count))
+    advised = decided(loaded, 2, ((NOW - 300, 2),), replace(limits(), active=False))
+    assert advised.steps[0].count > 2
+    assert advised.memory.steps[TOKENIZER].counts == ((NOW - 300, 2),)
