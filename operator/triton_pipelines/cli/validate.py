@@ -7,11 +7,14 @@ from typing import Annotated
 
 import typer
 
+from triton_pipelines.api.base import Finding
 from triton_pipelines.pipeline import Options
 
 from .documents import judge, padding_of, read
 from .failure import EXIT_FINDINGS, Failure
 from .options import OperatorConfigFile, ServerImage, operator_options
+
+_NAMED_TWICE = Finding("metadata.name", "an earlier document of the file has this name, which the later one would overwrite; rename one")
 
 
 def validate(
@@ -40,28 +43,24 @@ def validate(
 
 def _judge_file(path: Path, options: Options, strict: bool) -> bool:
     """Print what is to be said about a file; whether it is wrong."""
-    wrong = False
-    seen: set[str] = set()
+    wrong, seen = False, set[tuple[str, str]]()
     for label, document in read(path):
-        metadata = document.get("metadata")
-        # Others than strings are findings of their own.
-        key = str([metadata.get("namespace"), metadata.get("name")] if isinstance(metadata, dict) else metadata)
-        if key in seen:
-            typer.echo(
-                f"{label}: error: metadata.name: an earlier document of the file has this name, which the later one would overwrite; rename one"
-            )
-            wrong = True
-        seen.add(key)
         judged = judge(label, document, options)
-        for finding in judged.findings:
+        findings = list(judged.findings)
+        if judged.pipeline is not None:
+            key = judged.pipeline.namespace, judged.pipeline.name
+            if key in seen:
+                findings.append(_NAMED_TWICE)
+            seen.add(key)
+        for finding in findings:
             typer.echo(f"{label}: error: {finding}")
         for warning in judged.warnings:
             typer.echo(f"{label}: warning: {warning}")
         if judged.pipeline is not None and judged.graph is not None and (padding := padding_of(judged.pipeline, judged.graph)):
             typer.echo(f"{label}: {padding}")
-        if not judged.findings:
+        if not findings:
             count = len(judged.warnings)
             said = f", {count} warning{'s' if count > 1 else ''}" if count else ""
             typer.echo(f"{label}: valid{said}")
-        wrong |= bool(judged.findings) or (strict and bool(judged.warnings))
+        wrong |= bool(findings) or (strict and bool(judged.warnings))
     return wrong

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from urllib.parse import quote
 
@@ -134,7 +135,7 @@ def _names(graph: Graph) -> Iterator[Finding]:
 
 
 def _labels(labels: Sequence[str]) -> Iterator[Finding]:
-    twice = sorted({label for label in labels if labels.count(label) > 1})
+    twice = sorted(label for label, count in Counter(labels).items() if count > 1)
     if twice:
         yield _warn("spec.postprocess.labels", f"{_listed(twice)} stands there more than once, so clients cannot tell these classes apart")
 

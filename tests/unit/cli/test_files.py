@@ -133,6 +133,17 @@ def test_a_name_stands_once_in_a_file(tritonpipe: Run, namespaces: tuple[str | N
     ended = tritonpipe("validate", "-", text=yaml.safe_dump_all(documents).encode())
     told = "standard input (sentiment): error: metadata.name: an earlier document of the file has this name"
     assert (ended.code, ended.out.count(told)) == (code, code)
+    assert ended.out.count("valid") == 2 - code, "who is told to rename one has no valid file"
+
+
+def test_documents_without_a_name_have_no_name_twice(tritonpipe: Run) -> None:
+    documents = [builders.document() for _ in range(2)]
+    for document in documents:
+        document["metadata"] = {}
+    ended = tritonpipe("validate", "-", text=yaml.safe_dump_all(documents).encode())
+    assert ended.code == 1
+    assert "earlier document" not in ended.out
+    assert ended.out.count("error: metadata.name") == 2
 
 
 @pytest.mark.parametrize("start", [b"\xef\xbb\xbf", b""])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.builders import built
+from triton_pipelines.pipeline.linting import _labels
 
 CODE: dict[str, Any] = {"platform": "python", "python": {"code": {"inline": "class TritonPythonModel: ..."}}}
 PINNED: dict[str, Any] = {"tokenizer": {"source": {"revision": "1"}}, "model": {"source": {"revision": "1"}}}
@@ -77,3 +78,22 @@ def test_lint_does_not_judge_the_lengths_of_an_own_tokenizer() -> None:
     fixed = [{**output, "dims": [700]} for output in OWN_TOKENIZER["outputs"]]  # longer than any default
     model = {**GOOD["model"], "lengths": {"max": 128}, "inputs": reading(ids="ids", mask="mask")}
     assert built(tokenizer={**OWN_TOKENIZER, "outputs": fixed}, model=model).warnings == []
+
+
+def test_labels_are_not_compared_each_with_each() -> None:
+    """Every pass of the operator lints: 4 096 labels, each looked for among all, took 1.3 s of it."""
+    compared = 0
+
+    class Label(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    labels = [Label(f"class {number}") for number in range(500)]
+    (told,) = _labels([*labels, Label("class 7")])
+    assert told.message.startswith("class 7 stands there more than once")
+    assert compared < len(labels)
