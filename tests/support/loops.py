@@ -98,7 +98,7 @@ class Told:
 
 @dataclass
 class Loop:
-    """One pipeline, its world and the loop that scales it. ``dues``: how often a pass was made due."""
+    """One pipeline, its world and the loop that scales it. ``dues``: how often a pass was made due; ``passed``: the generation of the last one."""
 
     world: World
     scaler: Autoscaler
@@ -109,6 +109,7 @@ class Loop:
     writes: bool = True
     version: int = 0
     plans: list[Plan] = field(default_factory=list)
+    passed: int = 0
 
     @property
     def key(self) -> Key:
@@ -171,13 +172,16 @@ class Loop:
             if decided.status is not None:
                 self.world.document["status"] = decided.status
         self.plans.append(decided)
+        self.passed = self.world.document["metadata"]["generation"]
         self.cache()
         return decided
 
     async def tick(self, seconds: float = 2.0) -> None:
-        """Time goes on by so much; one tick, and the passes that it made due."""
+        """Time goes on by so much; the pass that a change of the spec made due, one tick, and the passes that it made due."""
         self.world.pass_time(seconds)
         self.cache()
+        if self.passed != self.world.document["metadata"]["generation"]:
+            self.reconcile()
         before = len(self.dues)
         await self.scaler.tick()
         if len(self.dues) > before:
@@ -220,7 +224,7 @@ def loop_of(monkeypatch: pytest.MonkeyPatch, world: World) -> Loop:
         intent_seconds=0.2,
         pace=PACE,
     )
-    return Loop(world, scaler, collector, tritons, Store(), dues)
+    return Loop(world, scaler, collector, tritons, Store(), dues, passed=world.document["metadata"]["generation"])
 
 
 __all__ = ["START", "FakeTriton", "Loop", "Pod", "Told", "Tritons", "loop_of"]

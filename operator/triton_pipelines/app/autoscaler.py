@@ -11,24 +11,24 @@ import asyncio
 import datetime as dt
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import structlog
 
 from triton_pipelines.api import names
 from triton_pipelines.api.conditions import Reason
-from triton_pipelines.api.parse import parse
 from triton_pipelines.app import fleets, scaled
 from triton_pipelines.app.podcontrol import TritonPod
 from triton_pipelines.app.scaled import Counted, Watched
 from triton_pipelines.app.scalingmetrics import ScalingMetrics
+from triton_pipelines.app.specs import Specs
 from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.metrics.collector import unknown
 from triton_pipelines.metrics.samples import Expected, Failure, Sample, Trouble
 from triton_pipelines.pipeline import Options, build
 from triton_pipelines.pipeline.example import example_of
-from triton_pipelines.reconcile.observed import Pod, alive, json_object, serves
+from triton_pipelines.reconcile.observed import Object, Pod, alive, json_object, serves
 from triton_pipelines.reconcile.plan import hands_off
 from triton_pipelines.reconcile.reconciler import Prober, ProbeTarget
 from triton_pipelines.reconcile.refusals import Refusal
@@ -86,8 +86,8 @@ class Autoscaler:
     intent_seconds: float = INTENT_SECONDS
     retry_seconds: float = RETRY_SECONDS
     pace: Pace = field(default_factory=Pace)
+    specs: Specs = field(default_factory=Specs)
     _watched: dict[Key, Watched] = field(default_factory=dict)
-    _invalid: dict[Key, tuple[str, int]] = field(default_factory=dict)
     _said: dict[tuple[Key, str], str] = field(default_factory=dict)
 
     # --- what the reconcile pass asks -----------------------------------------------------------------------------------
@@ -128,6 +128,7 @@ class Autoscaler:
             except Exception as error:
                 await self._failed(key, "Observe", error)
         self._drop(set(self._watched) - set(self.store.pipelines()))
+        self.specs.keep(set(self.store.pipelines()))
         looked_at = {key: watched for key, watched in self._watched.items() if watched.steps}
         active = {key: watched for key, watched in looked_at.items() if watched.pods}
         await asyncio.gather(*(self._count(watched) for watched in active.values()))
@@ -167,25 +168,18 @@ class Autoscaler:
         watched.pods = tuple(pod for pod in pods if pod.serving and pod.server_running and self._configs(watched, pod) is not None)
         watched.forget_gone()
 
-    def _of_spec(self, key: Key, raw: Mapping[str, Any]) -> Watched | None:
-        """The pipeline by its newest valid spec; ``None`` where there was none yet. What was decided under an older one goes on."""
-        metadata = raw["metadata"]
-        generation = (str(metadata.get("uid")), int(metadata.get("generation") or 0))
-        watched = self._watched.get(key)
-        if watched is not None and watched.generation[0] != generation[0]:
+    def _of_spec(self, key: Key, raw: Object) -> Watched | None:
+        """The pipeline by the spec that passes go by; ``None`` where there was none yet. What was decided under an older one goes on."""
+        pipeline, watched = self.specs.of(self.store, raw), self._watched.get(key)
+        if pipeline is None or (watched is not None and watched.pipeline.metadata.uid != pipeline.metadata.uid):
             self._drop([key])  # another pipeline of the same name
             watched = None
-        if (watched is not None and watched.generation == generation) or self._invalid.get(key) == generation:
+        if pipeline is None or (watched is not None and watched.pipeline is pipeline):
             return watched
-        pipeline, findings = parse(raw)
-        if pipeline is None or findings:
-            self._invalid[key] = generation
-            return watched
-        self._invalid.pop(key, None)
         graph = build(pipeline, self.options)
         if watched is None:
-            watched = self._watched[key] = Watched(pipeline, graph, generation, self.clock().timestamp(), *scaled.said_in(raw.get("status") or {}))
-        watched.take(pipeline, graph, generation)
+            watched = self._watched[key] = Watched(pipeline, graph, self.clock().timestamp(), *scaled.said_in(raw.get("status") or {}))
+        watched.take(pipeline, graph)
         return watched
 
     def _rest(self, key: Key, watched: Watched) -> None:
@@ -200,7 +194,6 @@ class Autoscaler:
 
     def _drop(self, keys: Iterable[Key]) -> None:
         for key in keys:
-            self._invalid.pop(key, None)
             self._said = {where: said for where, said in self._said.items() if where[0] != key}
             watched = self._watched.pop(key, None)
             if watched is not None:
@@ -297,7 +290,7 @@ class Autoscaler:
         view = View(decision, watched.pipeline.spec.scaling.mode, counts, source, trouble, watched.backoff.reason)
         self.metrics.decided(key, view, {step.name: step.model_name for step in watched.steps}, sample, now)
         self.metrics.sized(key, *fleets.sizes(watched, deployment))
-        if key not in self._invalid and not scaled.settling(watched, decision.verdict, now):
+        if not scaled.settling(watched, decision.verdict, now):
             self._tell(key, watched, view, now)
 
     def _act(self, key: Key, watched: Watched, wanted: Mapping[str, int], counts: Mapping[str, Mapping[str, int]], before: Memory) -> None:

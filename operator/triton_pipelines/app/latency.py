@@ -12,8 +12,8 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from triton_pipelines.api.parse import parse
 from triton_pipelines.app.scaled import metrics_address, start_of
+from triton_pipelines.app.specs import Specs
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.metrics.latency import Latency
@@ -57,8 +57,8 @@ class LatencyWatch:
     clock: Callable[[], dt.datetime]
     enqueue: Callable[[Key], None]
     tick_seconds: float = TICK_SECONDS
+    specs: Specs = field(default_factory=Specs)
     _seen: dict[Key, dict[str, _Seen]] = field(default_factory=dict)
-    _models: dict[Key, tuple[tuple[str, int], str]] = field(default_factory=dict)  # uid and generation of the spec; public model, "" no promise
     _told: dict[Key, Mapping[str, str]] = field(default_factory=dict)
 
     def latencies(self, key: Key) -> Latencies | None:
@@ -95,8 +95,9 @@ class LatencyWatch:
             serving = [pod for pod in pods if pod.serving and pod.server_running]
             self._keep(key, serving)
             due += [(key, pod, model) for pod in serving]
-        for key in (self._seen.keys() | self._models.keys()) - set(self.store.pipelines()):
+        for key in self._seen.keys() - set(self.store.pipelines()):
             self._forget(key)
+        self.specs.keep(set(self.store.pipelines()))
         answers = await asyncio.gather(*(self.reader.read(metrics_address(pod), model) for _, pod, model in due))
         at = self.clock().timestamp()
         for (key, pod, _), answer in zip(due, answers, strict=True):
@@ -112,14 +113,8 @@ class LatencyWatch:
         raw = self.store.get(INFERENCE_PIPELINES, *key)
         if raw is None or hands_off(raw):
             return ""
-        generation = (str(raw["metadata"].get("uid")), int(raw["metadata"].get("generation") or 0))
-        known = self._models.get(key)
-        if known is None or known[0] != generation:
-            pipeline, findings = parse(raw)
-            if pipeline is None or findings:
-                return known[1] if known is not None else ""
-            known = self._models[key] = (generation, pipeline.public_name if limit_of(pipeline) is not None else "")
-        return known[1]
+        pipeline = self.specs.of(self.store, raw)
+        return pipeline.public_name if pipeline is not None and limit_of(pipeline) is not None else ""
 
     def _keep(self, key: Key, pods: list[Pod]) -> None:
         """Forget pods that are gone, and what an earlier start of their servers told."""
@@ -135,7 +130,6 @@ class LatencyWatch:
 
     def _forget(self, key: Key) -> None:
         self._seen.pop(key, None)
-        self._models.pop(key, None)
         self._told.pop(key, None)
 
     def _take(self, key: Key, pod: Pod, answer: Latency | str, at: float) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Severity
-from triton_pipelines.api.parse import parse
 from triton_pipelines.api.v1alpha1 import InferencePipeline, Presence
+from triton_pipelines.app.specs import Specs
 from triton_pipelines.cluster.apply import apply_over
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.diff import needs_apply
@@ -24,7 +24,7 @@ from triton_pipelines.cluster.errors import ClusterError, Conflict, Forbidden, I
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, POD_MONITORS, PROMETHEUS_RULES, Resource
 from triton_pipelines.cluster.store import Key, Store, key_of
 from triton_pipelines.reconcile.observed import monitoring_said
-from triton_pipelines.reconcile.ownership import FormerChild, NameTaken, check_owner
+from triton_pipelines.reconcile.ownership import FormerChild, NameTaken, check_owner, owned
 from triton_pipelines.reconcile.plan import hands_off
 from triton_pipelines.render.monitoring import pod_monitor, prometheus_rule
 
@@ -69,6 +69,7 @@ class Monitors:
     automatic: frozenset[str]
     enqueue: Callable[[Key], None]
     round_seconds: float = ROUND_SECONDS
+    specs: Specs = field(default_factory=Specs)
     _found: dict[Key, tuple[Finding, ...]] = field(default_factory=dict)
 
     def findings(self, key: Key) -> tuple[Finding, ...] | None:
@@ -89,12 +90,13 @@ class Monitors:
         served = {kind.field: await self._list(kind.resource) for kind in KINDS}
         pipelines = set(self.store.pipelines())
         self._found = {key: found for key, found in self._found.items() if key in pipelines}
+        self.specs.keep(pipelines)
         for key in pipelines:
             raw = self.store.get(INFERENCE_PIPELINES, *key)
             if raw is None or hands_off(raw):
                 continue
-            pipeline, wrong = parse(raw)
-            if pipeline is None or wrong:
+            pipeline = self.specs.of(self.store, raw)
+            if pipeline is None:
                 continue
             said = tuple([finding for kind in KINDS for finding in await self._see_to(kind, pipeline, key, served[kind.field])])
             # At the first look the status may still say what was true before this process began.
@@ -127,7 +129,7 @@ class Monitors:
         try:
             if wanted is Presence.ENABLED or (wanted is Presence.AUTO and kind.field in self.automatic):
                 await self._apply(kind, kind.render(pipeline, self.labels), known, uid)
-            elif known is not None and _owned(known, uid):
+            elif known is not None and owned(known, uid):
                 await self.client.delete(kind.resource, *key, uid=known["metadata"]["uid"])
                 await _log.ainfo("deleted", kind=kind.resource.kind, namespace=key[0], object=key[1])
         except Conflict:
@@ -155,7 +157,3 @@ class Monitors:
             return await self.client.get(resource, item["metadata"]["namespace"], item["metadata"]["name"])
         except NotFound:
             return None
-
-
-def _owned(item: Mapping[str, Any], uid: str) -> bool:
-    return any(owner.get("uid") == uid for owner in item["metadata"].get("ownerReferences") or ())

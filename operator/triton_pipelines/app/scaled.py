@@ -46,14 +46,13 @@ class Counted:
 class Watched:
     """One scaled pipeline on its way through the ticks; changed in place, since an action under way looks at it, too.
 
-    ``generation``: uid and generation of the spec; ``since``: when it was first seen (Unix seconds), ``said`` and ``said_counts``: the
-    verdict and the instances by step that its status told of then; ``pods``: those that serve, ``everyone``: all that are there; ``view``: what the status is to say; ``told``: what the last status
+    ``since``: when it was first seen (Unix seconds), ``said`` and ``said_counts``: the verdict and the instances by step that its status
+    told of then; ``pods``: those that serve, ``everyone``: all that are there; ``view``: what the status is to say; ``told``: what the last status
     pass was made due for, and ``told_at`` when.
     """
 
     pipeline: InferencePipeline
     graph: Graph
-    generation: tuple[str, int]
     since: float
     said: str = ""
     said_counts: Mapping[str, int] = field(default_factory=dict)
@@ -69,10 +68,10 @@ class Watched:
     told: tuple[Any, ...] = ()
     told_at: float = 0.0
 
-    def take(self, pipeline: InferencePipeline, graph: Graph, generation: tuple[str, int]) -> None:
+    def take(self, pipeline: InferencePipeline, graph: Graph) -> None:
         """Go by this spec from now on. What it no longer gives to scaling is no longer intended either: who gives it back later has
         changed it in between."""
-        self.pipeline, self.graph, self.generation = pipeline, graph, generation
+        self.pipeline, self.graph = pipeline, graph
         if self.intent is not None:
             owned = bounds_of(pipeline, graph)
             self.intent = replace(self.intent, pods=self.intent.pods if owned.pods else None, cpu=self.intent.cpu if owned.cpu else None)

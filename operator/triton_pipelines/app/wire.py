@@ -15,6 +15,7 @@ from triton_pipelines.app.monitors import Monitors
 from triton_pipelines.app.prober import ask
 from triton_pipelines.app.scalingmetrics import ScalingMetrics
 from triton_pipelines.app.services import Reconcile, Services
+from triton_pipelines.app.specs import Specs
 from triton_pipelines.cluster.errors import ClusterError
 from triton_pipelines.metrics.collector import PrometheusCollector
 from triton_pipelines.metrics.direct import DirectReader
@@ -35,7 +36,7 @@ def build_reconcile(services: Services) -> Reconcile:
     def clock() -> dt.datetime:
         return dt.datetime.now(dt.UTC)
 
-    direct = DirectReader()
+    direct, specs = DirectReader(), Specs()
     asked = {name: PrometheusCollector(connection) for name, connection in services.config.connections.items()}
     autoscaler = Autoscaler(
         store=services.store,
@@ -46,6 +47,7 @@ def build_reconcile(services: Services) -> Reconcile:
         clock=clock,
         enqueue=services.enqueue,
         metrics=ScalingMetrics(services.metrics.registry),
+        specs=specs,
     )
 
     async def scale() -> None:
@@ -56,10 +58,11 @@ def build_reconcile(services: Services) -> Reconcile:
             await autoscaler.run()
 
     services.beside("scaling", scale)
-    latency = LatencyWatch(store=services.store, reader=LatencyReader(), clock=clock, enqueue=services.enqueue)
+    latency = LatencyWatch(store=services.store, reader=LatencyReader(), clock=clock, enqueue=services.enqueue, specs=specs)
     services.beside("latency", latency.run)
     config = services.config
-    monitors = Monitors(services.client, services.store, config.scopes, config.monitoring_labels, frozenset(config.monitoring_auto), services.enqueue)
+    automatic = frozenset(config.monitoring_auto)
+    monitors = Monitors(services.client, services.store, config.scopes, config.monitoring_labels, automatic, services.enqueue, specs=specs)
     services.beside("monitoring", monitors.run)
     reconciler = Reconciler(
         client=services.client,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from triton_pipelines.api import names
 
 from .observed import Object
@@ -15,6 +18,11 @@ class FormerChild(Exception):  # noqa: N818
     """An object of a former pipeline of the same name has not gone yet."""
 
 
+def owned(item: Mapping[str, Any], uid: str) -> bool:
+    """Whether the pipeline with this ``uid`` is an owner of the object."""
+    return any(owner.get("uid") == uid for owner in item["metadata"].get("ownerReferences") or ())
+
+
 def check_owner(known: Object | None, item: Object, uid: str) -> None:
     """Raise unless ``item`` may take the place of ``known``: nothing, the pipeline's own (by its ``uid``), or what it has left behind.
 
@@ -22,11 +30,9 @@ def check_owner(known: Object | None, item: Object, uid: str) -> None:
         FormerChild: it belongs to a former pipeline of the name, and goes.
         NameTaken: it is somebody else's.
     """
-    if known is None:
+    if known is None or owned(known, uid):
         return
     owners = known["metadata"].get("ownerReferences") or []
-    if any(owner.get("uid") == uid for owner in owners):
-        return
     if not owners and _left_by_us(known, item):
         return
     what = f"{item['kind']} {item['metadata']['name']}"

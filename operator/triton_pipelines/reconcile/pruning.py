@@ -9,6 +9,7 @@ from triton_pipelines.api import names
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .observed import Object, Observed
+from .ownership import owned
 from .rollout import Rollout
 from .tuningstage import left_over
 from .watch import Watch
@@ -50,8 +51,7 @@ def pruned(pipeline: InferencePipeline, observed: Observed, desired: Sequence[Ob
     result: list[Deletion] = []
     for (kind, name), item in sorted(observed.children.items()):
         metadata = item["metadata"]
-        mine = any(owner.get("uid") == pipeline.metadata.uid for owner in metadata.get("ownerReferences") or ())
-        if kind not in PRUNED_KINDS or (kind, name) in wanted or not mine or metadata.get("deletionTimestamp"):
+        if kind not in PRUNED_KINDS or (kind, name) in wanted or not owned(item, pipeline.metadata.uid) or metadata.get("deletionTimestamp"):
             continue
         revision = str((metadata.get("labels") or {}).get(names.LABEL_REVISION, ""))
         if kind == "ConfigMap" and names.is_revision(revision) and name == names.revision_name(pipeline.name, revision):

@@ -131,4 +131,4 @@ async def test_what_is_gone_is_forgotten() -> None:
     assert stage.watch.latencies(KEY) is None
     stage.watch.store.remove(INFERENCE_PIPELINES, *KEY)
     await stage.look(1)
-    assert stage.watch._models == {}
+    assert stage.watch.specs._known == {}

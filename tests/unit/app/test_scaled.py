@@ -19,7 +19,7 @@ START = 1_000.0
 def watched(said: str = "", slow: int = 60) -> Watched:
     pipeline, findings = parse(builders.document(scaling={"windows": {"slowSeconds": slow}}))
     assert pipeline is not None, findings
-    return Watched(pipeline, build(pipeline, builders.options()), ("uid", 1), START, *said_in(status(said)))
+    return Watched(pipeline, build(pipeline, builders.options()), START, *said_in(status(said)))
 
 
 def status(bottleneck: str, instances: int = 1) -> dict[str, object]:
