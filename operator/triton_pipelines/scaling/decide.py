@@ -169,7 +169,7 @@ def _blind(
     interval: float,
 ) -> Decision:
     since = memory.blind if memory.blind is not None and memory.blind <= now else now
-    wait_up = law.cooldown(limits.law, memory.actuation, interval)
+    wait_up = law.cooldown(limits.law, memory.actuation, interval, interval)
     decided: list[StepDecision] = []
     remembered: dict[str, StepMemory] = {}
     for step in limits.steps:

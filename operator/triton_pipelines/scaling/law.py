@@ -105,10 +105,13 @@ def _jump(signal: StepSignal, capacity: float) -> float:
     return before.arrivals + (last.arrivals - before.arrivals) / share
 
 
-def need(signal: StepSignal, service: float | None, counts: Mapping[str, int], law: Law, lead: float, expected: float = 0.0) -> Need:
+def need(
+    signal: StepSignal, service: float | None, counts: Mapping[str, int], law: Law, lead: float, expected: float = 0.0, *, grew: bool = False
+) -> Need:
     """What the step needs. ``counts``: instances of the pods that speak; ``lead``: seconds until a growth decided now is in force,
     the age of the sample included: the backlog that is drained is the one that will stand then. ``expected``: arrivals/s that a step
-    before this one will let through once it has grown itself."""
+    before this one will let through once it has grown itself; ``grew``: a growth came in force within the last interval, whose completions
+    are not those of ``counts``."""
     capacity, pods = max(1, sum(counts.values())), max(1, len(counts))
     waiting = signal.waiting
     arrivals = max(0.0, expected, signal.fast.arrivals if signal.fast else 0.0, signal.slow.arrivals if signal.slow else 0.0)
@@ -119,7 +122,7 @@ def need(signal: StepSignal, service: float | None, counts: Mapping[str, int], l
     wait = waiting * service / capacity
     behind = wait > service
     if behind and signal.last is not None and _beyond_noise(signal.last, arrivals):
-        arrivals = max(arrivals, signal.last.arrivals, _jump(signal, capacity / service))
+        arrivals = max(arrivals, signal.last.arrivals, 0.0 if grew else _jump(signal, capacity / service))
     offered = arrivals * service
     # Counts are whole: grown to the aim at most, they would stay below it on average; shrunk beyond it, they would soon grow again.
     steady = instances = offered / ((law.target + law.up_threshold) / 2)
@@ -143,11 +146,11 @@ def need(signal: StepSignal, service: float | None, counts: Mapping[str, int], l
     )
 
 
-def cooldown(law: Law, actuation: float | None, interval: float) -> float:
-    """Seconds from one growth to the next: until its effect can be seen, in the first scrape after it is in force."""
+def cooldown(law: Law, actuation: float | None, interval: float, age: float) -> float:
+    """Seconds from one growth to the next: until the first scrape after it is in force. ``age``: of the newest scrape, seconds."""
     if law.cooldown_up is not None:
         return law.cooldown_up
-    return actuation + interval if actuation is not None else max(_COOLDOWN, interval)
+    return actuation + age if actuation is not None else max(_COOLDOWN, interval)
 
 
 def remember_want(memory: StepMemory, want: int, law: Law, now: float) -> StepMemory:

@@ -74,7 +74,7 @@ def decide_cpu(
         count=current,
         want=(wanted if settled else min(wanted, current)) if known else current,
         now=now,
-        wait_up=law.cooldown(limits.law, decision.memory.actuation, interval),
+        wait_up=law.cooldown(limits.law, decision.memory.actuation, interval, interval),
         in_flight=bool(blocked),
         interval=interval,
     )

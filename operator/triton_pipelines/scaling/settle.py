@@ -78,7 +78,14 @@ def need_of(item: Seen, around: Around, before: tuple[Seen, law.Need] | None = N
     """What the step needs, whatever bounds it. ``before``: the scaled step whose requests it gets: a queue there comes here next."""
     contended = around.budget.short(item.limits.name)
     service = law.service_time(item.memory.service, item.signal, contended=contended)
-    return law.need(item.signal, service, item.counts, around.limits.law, around.age + around.lead, _expected(item, before))
+    lead = around.age + around.lead
+    return law.need(item.signal, service, item.counts, around.limits.law, lead, _expected(item, before), grew=_grew(item, lead, around.now))
+
+
+def _grew(item: Seen, lead: float, now: float) -> bool:
+    """Whether a growth came in force after the last interval began."""
+    last, up = item.signal.last, item.memory.last_up
+    return last is not None and up is not None and now - up < last.seconds + lead
 
 
 def _expected(item: Seen, before: tuple[Seen, law.Need] | None) -> float:
@@ -109,7 +116,7 @@ def settle(item: Seen, need: law.Need, cap: Cap, around: Around) -> Settled:
         count=item.count,
         want=want,
         now=now,
-        wait_up=law.cooldown(limits.law, around.actuation, around.interval),
+        wait_up=law.cooldown(limits.law, around.actuation, around.interval, around.age),
         in_flight=item.in_flight,
         interval=around.interval,
     )

@@ -42,7 +42,7 @@ class Law:
     up_threshold: float = 0.80
     fast: float = 12.0
     slow: float = 60.0
-    cooldown_up: float | None = None  # None: measured actuation + one scrape; 8 s until measured
+    cooldown_up: float | None = None  # None: until the first scrape after it is in force; 8 s until measured
     stabilization: float = 180.0
     down_step: float = 0.33
     drain: float = 10.0
