@@ -121,3 +121,64 @@ def test_whole_numbers_differ_by_any_step(axes: tuple[int, ...]) -> None:
     runner = batches.BatchRunner(lambda feed: [feed["x"] + feed["x"].min()], ["best"], {}, True, 8, warnings.append)
     runner.check(lambda length: {"x": np.ones((1, *axes), np.int64)})
     assert len(warnings) == 1
+
+
+@pytest.mark.parametrize(
+    ("requests", "run_cost", "most"),
+    [
+        pytest.param([(64, 512)], 8, 4096, id="one request"),
+        pytest.param([(1, 512)] * 64, 8, 4096, id="many requests"),
+        pytest.param([(2, length) for length in (512, 500, 511, 40, 7) * 8], 1, 4096, id="of many lengths"),
+        pytest.param([(3, 5000)], 8, 5000, id="rows that are longer than all that a run should compute"),
+        pytest.param([(64, 512)], 128, 8192, id="a run that costs more"),
+        pytest.param([(64, 512)], 1300, 64 * 512, id="a GPU"),
+    ],
+)
+def test_a_run_computes_so_many_tokens_and_no_more(requests: list[tuple[int, int]], run_cost: int, most: int) -> None:
+    shapes: list[tuple[int, int]] = []
+
+    def run(feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+        shapes.append(feed["x"].shape)
+        return [feed["x"].sum(axis=1, keepdims=True), feed["x"]]
+
+    runner = batches.BatchRunner(run, ["total", "same"], {"x": 0}, True, 8, print)
+    runner.check(lambda length: {"x": np.ones((1, length), np.int64)})
+    runner.run_cost = run_cost
+    shapes.clear()
+    random = np.random.default_rng(3)
+    feeds = [{"x": random.integers(1, 9, shape)} for shape in requests]
+    for feed, answer in zip(feeds, runner.answer(feeds), strict=True):
+        assert not isinstance(answer, Exception)
+        np.testing.assert_array_equal(answer["same"], feed["x"])
+        np.testing.assert_array_equal(answer["total"], feed["x"].sum(axis=1, keepdims=True))
+    assert max(rows * width for rows, width in shapes) <= most
+    # Nor any fewer than it takes.
+    fewest = len({length for _, length in requests}) + sum(rows * length for rows, length in requests) / most
+    assert len(shapes) <= np.ceil(fewest * 1.25)
+
+
+@pytest.mark.parametrize(
+    ("output", "pads", "combine"),
+    [
+        pytest.param(lambda x: x + x.min(), {"x": 0}, True, id="company changes an answer"),
+        pytest.param(lambda x: x[:, : int(x.max())], {"x": 0}, True, id="an output as wide as the largest value of all rows"),
+        pytest.param(lambda x: x, {}, True, id="no tokens"),
+        pytest.param(lambda x: x, {"x": 0}, False, id="no batches"),
+    ],
+)
+def test_rows_stay_together_where_a_part_of_them_is_no_part_of_the_answer(
+    output: Callable[[np.ndarray], np.ndarray], pads: dict[str, int], combine: bool
+) -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    def run(feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+        shapes.append(feed["x"].shape)
+        return [output(feed["x"])]
+
+    runner = batches.BatchRunner(run, ["y"], pads, combine, 8, lambda _: None)
+    runner.check(lambda length: {"x": np.ones((1, length), np.int64)})
+    large = np.repeat(np.arange(1, 65)[:, None], 512, axis=1)
+    (answer,) = runner.answer([{"x": large}])
+    assert not isinstance(answer, Exception)
+    np.testing.assert_array_equal(answer["y"], output(large))
+    assert shapes[-1] == large.shape
