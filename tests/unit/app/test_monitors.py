@@ -10,12 +10,15 @@ from typing import Any, cast
 import pytest
 
 from tests.support import builders
+from triton_pipelines.api import parse
 from triton_pipelines.app.monitors import Monitors
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.errors import NotFound
-from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, Resource
+from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES, Resource
 from triton_pipelines.cluster.store import Store
-from triton_pipelines.reconcile.observed import Object
+from triton_pipelines.reconcile.keeping import accepted_data
+from triton_pipelines.reconcile.observed import Object, Observed
+from triton_pipelines.render.objects import live_config_map
 
 KEY = ("nlp", "sentiment")
 PATH = "spec.observability.podMonitor"
@@ -94,3 +97,18 @@ async def test_a_warning_that_still_holds_after_a_restart_is_no_news() -> None:
     server.serves = False
     await again.round()
     assert (again.findings(KEY), dues) == ((found,), [])
+
+
+async def test_a_spec_that_cannot_be_acted_on_takes_no_object_away() -> None:
+    monitors, server, _ = watching([], podMonitor="Enabled")
+    pipeline, _ = parse(document := builders.document(observability={"podMonitor": "Enabled"}))
+    assert pipeline is not None
+    data = accepted_data(pipeline, Observed(document), held=False)
+    live = live_config_map(pipeline, data)
+    live["metadata"]["resourceVersion"] = "2"
+    monitors.store.put(CONFIG_MAPS, live)
+    refused = builders.document(observability={"podMonitor": "Disabled"}, postprocess={"labels": ["a", "b", "c"]})
+    refused["metadata"]["resourceVersion"] = "3"
+    monitors.store.put(INFERENCE_PIPELINES, refused)
+    await monitors.round()
+    assert server.made == ["PodMonitor"]
