@@ -25,10 +25,7 @@ def parse(document: Mapping[str, Any]) -> tuple[InferencePipeline | None, list[F
     """
     if not isinstance(document, Mapping):
         return None, [Finding("(the document)", "must be a mapping with apiVersion, kind, metadata and spec")]
-    body = {key: _as_sent(value) for key, value in document.items() if key != "status"}
-    metadata = body.get("metadata")
-    if isinstance(metadata, Mapping):
-        body["metadata"] = {key: metadata[key] for key in _META if metadata.get(key) is not None}
+    body = {key: _as_sent(value) for key, value in read_of(document).items()}
     absent = [Finding(key, "is required") for key in ("apiVersion", "kind") if key not in body]
     try:
         # Through JSON, because only there pydantic is strict and still reads enums from text; YAML's dates become text, as in kubectl.
@@ -38,6 +35,15 @@ def parse(document: Mapping[str, Any]) -> tuple[InferencePipeline | None, list[F
             Finding(_path(item["loc"]), message(item, body)) for item in _telling([dict(one) for one in error.errors(include_url=False)])
         ]
     return (None if absent else pipeline), absent + list(pipeline.spec.broken_rules("spec"))
+
+
+def read_of(document: Mapping[str, Any]) -> dict[str, Any]:
+    """All of a document that :func:`parse` reads: where this is equal, so is what it says."""
+    body = {key: value for key, value in document.items() if key != "status"}
+    metadata = body.get("metadata")
+    if isinstance(metadata, Mapping):
+        body["metadata"] = {key: metadata[key] for key in _META if metadata.get(key) is not None}
+    return body
 
 
 # Parts of the Kubernetes API and of Triton's ModelConfig that are kept as written: null has a meaning of its own in some.

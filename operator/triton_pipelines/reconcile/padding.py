@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from triton_pipelines.api import names
-from triton_pipelines.api.loadreport import INFORMATIVE, Reason
+from triton_pipelines.api.loadreport import INFORMATIVE, Finding, Reason
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.pipeline.adapting import Refusals, refusal_key
 from triton_pipelines.pipeline.graph import Graph, PaddingChoice
@@ -28,25 +28,35 @@ NOTE_MAX = 300
 REQUEST_MAX = 40
 
 
+# Revision of a pod, and what its loader found.
+Reports = tuple[tuple[str, tuple[Finding, ...]], ...]
+
+
 def recorded(observed: Observed) -> dict[str, str]:
     """Refusals that earlier passes wrote down; what an edit by hand made unreadable counts as none, and is found again."""
     known: Mapping[str, Any] = json_object(observed.live_data().get(names.KEY_PADDING))
     return {key: reason for key, reason in known.items() if isinstance(reason, str)}
 
 
-def reported(pipeline: InferencePipeline, graph: Graph, revision: str, observed: Observed) -> dict[str, str]:
-    """Refusals in the loader's reports of the pods of ``revision``; only where nothing else is wrong with what was loaded."""
+def not_ragged(observed: Observed) -> Reports:
+    """Of each pod whose file the loader could not adapt, where nothing else is wrong with what was loaded: its revision, and the findings."""
+    told = []
+    for pod in observed.pods:
+        report = pod.load_report()
+        failures = tuple(item for item in report.findings if item.reason not in INFORMATIVE) if report is not None and not report.ok else ()
+        if failures and all(item.reason is Reason.NOT_RAGGED for item in failures):
+            told.append((pod.revision, failures))
+    return tuple(told)
+
+
+def reported(pipeline: InferencePipeline, graph: Graph, revision: str, reports: Reports) -> dict[str, str]:
+    """Refusals among ``reports`` of pods of ``revision``."""
     fields = {step.name: step for step in pipeline.spec.steps} | ({"model": pipeline.spec.model} if pipeline.spec.model else {})
     adapted = {step.name for step in graph.models if step.flat}
     found: dict[str, str] = {}
-    for pod in observed.pods:
-        report = pod.load_report() if pod.revision == revision else None
-        failures = [item for item in report.findings if item.reason not in INFORMATIVE] if report is not None and not report.ok else []
-        if any(item.reason is not Reason.NOT_RAGGED for item in failures):
-            continue
-        for item in failures:
-            if item.step in adapted and item.step in fields:
-                found[refusal_key(fields[item.step], pipeline.spec)] = short(item.message)
+    for item in (item for told, failures in reports if told == revision for item in failures):
+        if item.step in adapted and item.step in fields:
+            found[refusal_key(fields[item.step], pipeline.spec)] = short(item.message)
     return found
 
 

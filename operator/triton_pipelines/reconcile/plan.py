@@ -47,7 +47,7 @@ from .resizing import Resize, wanted_limit
 from .rollout import Rollout, decide, target_of
 from .tuningrun import Run, remembered, with_tuning
 from .tuningstage import stage_of
-from .wanted import Wanted, recommended, resolve
+from .wanted import Remade, Wanted, recommended, resolve
 from .watch import RECHECK_SECONDS, doubts, limit_of
 
 # A pass with nothing to wait for is repeated by the resync; with pods on their way the watch wakes us, this is the second line.
@@ -79,14 +79,23 @@ class Plan:
         return not self.apply and not self.beside and not self.clear and not self.delete and self.status is None and self.resize is None
 
 
+Resolve = Callable[[Observed], Wanted | list[Finding]]
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """What a pass knows beside the cluster: the operator's options, how a revision's control key is derived, and whether a
-    rollout that no change of the spec asked for may start now (a new operator release rolls a few pipelines at a time)."""
+    rollout that no change of the spec asked for may start now (a new operator release rolls a few pipelines at a time). ``remembering``: says
+    what :func:`resolve` says, out of what it remembers."""
 
     options: Options
     control_key: Callable[[str, str], str] = field(repr=False)
     may_roll: bool = True
+    remembering: Resolve | None = field(default=None, repr=False)
+
+    def resolve(self, observed: Observed) -> Wanted | list[Finding]:
+        """What the spec asks for, or everything that is wrong with it."""
+        return resolve(observed, self.options) if self.remembering is None else self.remembering(observed)
 
 
 def hands_off(pipeline: Mapping[str, Any]) -> bool:
@@ -100,7 +109,7 @@ def plan(observed: Observed, context: Context, now: dt.datetime, wanted: Wanted 
     if hands_off(observed.pipeline):
         return Plan()
     if wanted is None:
-        wanted = resolve(observed, context.options)
+        wanted = context.resolve(observed)
     if not isinstance(wanted, Wanted):
         return _held(observed, None, statuses.stalled(observed, Reason.INVALID_SPEC, wanted, now), context, now)
     if observed.missing_sources:
@@ -119,24 +128,24 @@ class Held:
     ends_run: bool = False
 
 
-def accepted(observed: Observed, options: Options) -> tuple[Observed, Wanted] | None:
+def accepted(observed: Observed, resolve: Resolve) -> tuple[Observed, Wanted] | None:
     """The last spec that could be acted on: the pipeline with it, and what it asks for; ``None`` where none is known, or this release takes
     it no longer."""
     last = last_accepted(observed)
-    made = resolve(last, options) if last is not None else None
+    made = resolve(last) if last is not None else None
     return (last, made) if last is not None and isinstance(made, Wanted) else None
 
 
-def gone_by(observed: Observed, wanted: Wanted | list[Finding], options: Options) -> tuple[Observed, Wanted] | None:
+def gone_by(observed: Observed, wanted: Wanted | list[Finding], resolve: Resolve) -> tuple[Observed, Wanted] | None:
     """What a pass goes by: the present spec, ``wanted``, or the last one that could be acted on; ``None`` where there is neither."""
     present = (observed, wanted) if isinstance(wanted, Wanted) else None
-    return present if present is not None and not observed.missing_sources else accepted(observed, options) or present
+    return present if present is not None and not observed.missing_sources else accepted(observed, resolve) or present
 
 
 def _held(observed: Observed, wanted: Wanted | None, status: dict[str, Any], context: Context, now: dt.datetime) -> Plan:
     """No new revision can be made; the one that is deployed is kept, and scaled, suspended and repaired as ever. ``wanted``: what the spec
     asks for, where it is valid."""
-    found = accepted(observed, context.options)
+    found = accepted(observed, context.resolve)
     if found is not None and (kept := kept_revision(found[0], found[1].revision.name)):
         last, made = found
         return _act(made.pipeline, made.graph, made.revision, last, context, now, held=Held(kept, status, ends_run=wanted is None))
@@ -164,7 +173,7 @@ def _stalled(observed: Observed, status: dict[str, Any], requeue: float | None, 
 def _act(
     pipeline: InferencePipeline,
     graph: Graph,
-    revision: Revision,
+    revision: Revision | Remade,
     observed: Observed,
     context: Context,
     now: dt.datetime,
@@ -270,7 +279,7 @@ def soonest(*times: float | None) -> float | None:
     return min((time for time in times if time is not None), default=None)
 
 
-def _must_wait(revision: Revision, observed: Observed, memory: Memory, context: Context) -> bool:
+def _must_wait(revision: Revision | Remade, observed: Observed, memory: Memory, context: Context) -> bool:
     """Whether the revision has changed, but not the spec, and too many others roll."""
     deployed = observed.deployed_revision()
     if context.may_roll or not deployed or deployed == revision.name or observed.revision_record(deployed) is None:
@@ -284,7 +293,7 @@ def _before(rollout: Rollout, observed: Observed) -> str:
     return proven if proven not in ("", rollout.target) else observed.previous_revision()
 
 
-def _template(revision: Revision, rollout: Rollout, observed: Observed) -> Mapping[str, Any]:
+def _template(revision: Revision | Remade, rollout: Rollout, observed: Observed) -> Mapping[str, Any]:
     record = observed.revision_record(rollout.target)
     if record is not None:
         template: Mapping[str, Any] = record["template"]

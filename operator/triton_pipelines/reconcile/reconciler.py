@@ -13,9 +13,7 @@ import structlog
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding
 from triton_pipelines.api.conditions import Reason
-from triton_pipelines.api.parse import parse
 from triton_pipelines.api.server import InferenceHealth
-from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.cluster.apply import apply_over, metadata_of
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.errors import ClusterError, Conflict, Forbidden, Invalid, NotFound
@@ -37,6 +35,7 @@ from triton_pipelines.cluster.resources import (
 from triton_pipelines.cluster.store import Store, owner_key
 from triton_pipelines.pipeline import Graph, Options
 from triton_pipelines.pipeline.example import ExampleRequest, example_of, why_unasked
+from triton_pipelines.pipeline.graph import Fetch
 
 from . import status as statuses
 from .events import Event, transitions
@@ -44,15 +43,16 @@ from .fleet import rolls
 from .keeping import remembered_of
 from .observed import Object, Observed, Pod, Probe, alive, serves
 from .ownership import FormerChild, NameTaken, check_owner
-from .plan import Context, Plan, gone_by, hands_off, plan, soonest
+from .plan import Context, Plan, hands_off, plan, soonest
 from .pruning import Deletion
 from .queue import Key, Result
 from .refusals import Refusal, of_pods, refused
 from .resizing import Resize
+from .resolver import Resolver
 from .scaling import Intent, View
-from .sources import config_map_sources, read_sources
+from .sources import read_sources
 from .tuningrun import with_tuning
-from .wanted import Wanted, resolve
+from .wanted import Wanted
 from .watch import Latencies
 
 CHILD_RESOURCES: tuple[Resource, ...] = (DEPLOYMENTS, CONFIG_MAPS, SERVICES, NETWORK_POLICIES, POD_DISRUPTION_BUDGETS, JOBS)
@@ -104,6 +104,7 @@ class Reconciler:
     view: Callable[[Key], View | None] = lambda _: None
     latencies: Callable[[Key], Latencies | None] = lambda _: None
     monitoring: Callable[[Key], Sequence[Finding] | None] = lambda _: ()
+    resolver: Resolver = field(init=False)
     _probes: dict[Key, dict[str, Probe]] = field(default_factory=dict)
     _starting: set[Key] = field(default_factory=set)  # whose Deployment is being applied right now
     _leaving: dict[Key, set[str]] = field(default_factory=dict)  # uids of pods that were deleted here
@@ -111,6 +112,9 @@ class Reconciler:
     _untuned: dict[Key, str] = field(default_factory=dict)  # why an object of a tuning run was refused
     _unresized: dict[Key, dict[str, Refusal]] = field(default_factory=dict)  # by pod uid
     _accepted: dict[Key, tuple[str, str]] = field(default_factory=dict)  # the pipeline's uid, and its last spec that was acted on
+
+    def __post_init__(self) -> None:
+        self.resolver = Resolver(self.options)
 
     async def reconcile(self, key: Key) -> Result:
         """One pass. Errors of the API server leave it as they are: the queue backs off by their class."""
@@ -124,19 +128,19 @@ class Reconciler:
         if raw is None:
             for known in (self._probes, self._refused, self._unresized, self._accepted):
                 known.pop(key, None)
+            self.resolver.forget(key)
             return Result()
         if hands_off(raw):
             return Result()
-        pipeline, findings = parse(raw)
-        usable = pipeline if pipeline is not None and not findings else None
-        observed = await self._observe(key, raw, usable)
-        wanted = resolve(observed, self.options)
-        asked = gone_by(observed, wanted, self.options)
+        sources = self.resolver.read(raw).sources
+        observed = await self._observe(key, raw, sources)
+        wanted = self.resolver.resolve(observed)
+        asked = self.resolver.gone_by(observed, wanted)
         probe_after = await self._ask(key, asked[1], asked[0]) if asked is not None else None
         self._unresized[key] = of_pods(self._unresized.get(key, {}), {pod.uid for pod in observed.pods})
         observed = replace(observed, probes=dict(self._probes.get(key, {})), unresized=dict(self._unresized[key]))
         # Nothing is awaited from here until the key stands in _starting, so no two passes take the same free place.
-        decided = plan(observed, Context(self.options, self.derive, self._may_roll(key)), self.clock(), wanted)
+        decided = plan(observed, Context(self.options, self.derive, self._may_roll(key), self.resolver.resolve), self.clock(), wanted)
         self._accepted[key] = (raw["metadata"].get("uid", ""), remembered_of(observed, decided.apply))
         if any(item["kind"] == "Deployment" for item in decided.apply):
             self._starting.add(key)
@@ -164,12 +168,12 @@ class Reconciler:
         if decided.status is not None:
             await self._write_status(observed, decided.status, decided.events)
         untold = await self._create_beside(key, observed, decided) or self._unresized[key] != observed.unresized  # the next pass tells it
-        polls = SOURCE_POLL_SECONDS if usable and config_map_sources(usable) else None
+        polls = SOURCE_POLL_SECONDS if sources else None
         return Result(requeue_after=soonest(decided.requeue_after, probe_after, polls, 0.0 if untold else None))
 
     # --- observe -------------------------------------------------------------------------------------------------------
 
-    async def _observe(self, key: Key, raw: Object, pipeline: InferencePipeline | None) -> Observed:
+    async def _observe(self, key: Key, raw: Object, sources: Sequence[Fetch]) -> Observed:
         children = {(resource.kind, item["metadata"]["name"]): item for resource in CHILD_RESOURCES for item in self.store.children(resource, key)}
         known = list(self.store.children(PODS, key))
         pods = tuple(Pod.of(item) for item in known if alive(item) and serves(item))
@@ -177,7 +181,7 @@ class Reconciler:
         if leaving := self._leaving.pop(key, set()) & {pod.uid for pod in pods}:
             self._leaving[key] = leaving
             pods = tuple(replace(pod, deleting=True) if pod.uid in leaving else pod for pod in pods)
-        digests, missing = await read_sources(self.client, pipeline) if pipeline else ({}, {})
+        digests, missing = await read_sources(self.client, key[0], sources)
         unplaced = any(pod.condition("PodScheduled").get("status") == "False" for pod in (*pods, *apart))
         nodes = await self._nodes() if unplaced else None
         told = (self.intent(key), self.view(key), self.latencies(key))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.cluster.client import Client
@@ -17,17 +18,17 @@ def config_map_sources(pipeline: InferencePipeline) -> list[Fetch]:
     return [item for item in build(pipeline, Options()).fetches if item.source.uri.startswith("configmap://")]
 
 
-async def read_sources(client: Client, pipeline: InferencePipeline) -> tuple[dict[str, str], dict[str, str]]:
-    """Hashes of ConfigMap sources, and those that are not there."""
+async def read_sources(client: Client, namespace: str, sources: Sequence[Fetch]) -> tuple[dict[str, str], dict[str, str]]:
+    """Hashes of ConfigMap ``sources`` in a namespace, and those that are not there."""
     digests: dict[str, str] = {}
     missing: dict[str, str] = {}
-    for item in config_map_sources(pipeline):
+    for item in sources:
         step, uri = item.key, item.source.uri
         name, _, data_key = uri.removeprefix("configmap://").partition("/")
         try:
-            found = await client.get(CONFIG_MAPS, pipeline.namespace, name)
+            found = await client.get(CONFIG_MAPS, namespace, name)
         except NotFound:
-            missing[step] = f"{item.path}: {uri}: there is no ConfigMap {name} in namespace {pipeline.namespace}; create it"
+            missing[step] = f"{item.path}: {uri}: there is no ConfigMap {name} in namespace {namespace}; create it"
             continue
         content = {**(found.get("binaryData") or {}), **(found.get("data") or {})}.get(data_key)
         if content is None:

@@ -1,0 +1,211 @@
+"""What specs come to is remembered, and is never anything else than it would be if it were worked out anew."""
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+import gc
+import json
+import tracemalloc
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support import builders
+from tests.support.worlds import STIFF, World
+from triton_pipelines.api import names
+from triton_pipelines.api.base import Finding
+from triton_pipelines.api.tokenizer import Padding
+from triton_pipelines.pipeline.fingerprint import cost_fingerprint
+from triton_pipelines.reconcile import resolver as module
+from triton_pipelines.reconcile.measured import Choice, data
+from triton_pipelines.reconcile.observed import Memory, Object, Observed, Pod
+from triton_pipelines.reconcile.plan import Context, plan
+from triton_pipelines.reconcile.resolver import KEPT, Resolver
+from triton_pipelines.reconcile.wanted import Remade, Wanted, resolve, settled
+
+OPTIONS = builders.options()
+NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+PLAN = {"platform": "tensorrt_plan"}
+SPECS: dict[str, dict[str, Any]] = {
+    "adapted": {},
+    "plan": {"model": PLAN},
+    "explicit": {"tokenizer": {"padding": "Ragged"}},
+    "own image": {"model": PLAN, "server": {"image": "registry.example/own:24.10-py3"}},
+    "field": {"model": {"maxBatchSize": -1}},
+    "graph": {"postprocess": {"labels": ["a", "b", "c"]}},
+    "patched 1": {"model": {"configPatch": {"dynamic_batching": {"preserve_ordering": 1}}}},
+    "patched true": {"model": {"configPatch": {"dynamic_batching": {"preserve_ordering": True}}}},
+}
+CHOICES = {
+    "none": None,
+    "good": Choice(Padding.BUCKETED, (32, 128), "it is better"),
+    "barred": Choice(Padding.BUCKETED, (64,), "it was", barred="slow"),
+}
+MEASURED = st.sampled_from(list(CHOICES))
+
+
+def content(made: Wanted | list[Finding]) -> Any:
+    """All of it, to be compared."""
+    if not isinstance(made, Wanted):
+        return made
+    return made.pipeline, made.graph, made.revision.name, made.revision.template, made.revision.data
+
+
+def fingerprint(spec: str, digests: dict[str, str]) -> str:
+    try:
+        return cost_fingerprint(builders.pipeline(**SPECS[spec]), OPTIONS, digests)
+    except ValueError:
+        return ""
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> Observed:
+    """A pipeline with all that may bear on what its spec comes to. Few values of each, so that histories come back to what was."""
+    spec = draw(st.sampled_from(list(SPECS)))
+    document = builders.document(**SPECS[spec])
+    document["metadata"] |= {"generation": draw(st.sampled_from([1, 2])), "resourceVersion": draw(st.sampled_from("12"))}
+    if draw(st.booleans()):
+        document["metadata"]["annotations"] = {"a": "b"}
+    digests = draw(st.sampled_from([{}, {"model": "one"}, {"model": "two"}]))
+    observed = Observed(document, digests=digests)
+    made = resolve(observed, OPTIONS)
+    name = made.revision.name if isinstance(made, Wanted) else "0123456789"
+    failed = draw(st.sampled_from(["", name, "fedcba9876"]))
+    memory = Memory(
+        generation=draw(st.sampled_from([1, 2])),
+        wanted=name,
+        failed_revision=failed,
+        failed_spec=draw(st.sampled_from([observed.spec_hash, "another"])),
+        restored=draw(st.sampled_from(["", name])),
+    )
+    live = {names.KEY_MEMORY: memory.to_json()}
+    choice, by_hand = CHOICES[draw(MEASURED)], draw(st.sampled_from(["", "not JSON", '{"x": 1}']))
+    if choice is not None:
+        live |= data({fingerprint(spec, digests): choice})
+    if by_hand:
+        live[names.KEY_MEASURED_PADDING] = by_hand
+    if draw(st.booleans()):
+        live[names.KEY_PADDING] = json.dumps(dict.fromkeys(_refusals(), "axis 1 is 128"))
+    image = draw(st.sampled_from([None, OPTIONS.server_image, "registry.example/earlier:24.08-py3"]))
+    children: dict[tuple[str, str], Object] = {("ConfigMap", names.live_name("sentiment")): {"data": live}}
+    if image is not None:
+        record = {"template": {}, "serverImage": image}
+        children["ConfigMap", names.revision_name("sentiment", name)] = {"data": {names.KEY_TEMPLATE: json.dumps(record)}}
+    return replace(observed, children=children, pods=draw(st.sampled_from([(), _pods(name), _pods("fedcba9876")])))
+
+
+@cache
+def _refusals() -> list[str]:
+    """Keys under which a refusal of the model's file is remembered."""
+    world = World(builders.document())
+    world.step()
+    world.verdicts[world.deployed] = STIFF
+    world.settle()
+    return list(json.loads(world.children["ConfigMap", names.live_name(world.name)]["data"][names.KEY_PADDING]))
+
+
+def _pods(revision: str) -> tuple[Pod, ...]:
+    """A pod whose file takes no ragged batches."""
+    message = json.dumps({"ok": False, "revision": revision, "findings": [{"step": "model", "reason": "NotRagged", "message": "axis 1 is 128"}]})
+    loader = {"name": names.CONTAINER_LOADER, "state": {"terminated": {"exitCode": 2, "message": message}}}
+    metadata = {"name": "p", "uid": "u", "labels": {names.LABEL_REVISION: revision}}
+    return (Pod.of({"metadata": metadata, "status": {"initContainerStatuses": [loader]}}),)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(seen=st.lists(worlds(), min_size=2, max_size=4), turns=st.lists(st.integers(0, 3), min_size=4, max_size=10))
+def test_what_is_remembered_is_what_would_be_worked_out_anew(seen: list[Observed], turns: list[int]) -> None:
+    one = Resolver(OPTIONS)
+    anew = [content(resolve(observed, OPTIONS)) for observed in seen]
+    for turn in (turn % len(seen) for turn in turns):
+        assert content(one.resolve(copy.deepcopy(seen[turn]))) == anew[turn]
+    assert all(len(known) <= KEPT for known in one._read.values())
+
+
+def test_true_and_one_are_two_specs() -> None:
+    """Python takes them for the same; configPatch, which is passed on, does not."""
+    one = Resolver(OPTIONS)
+    assert isinstance(made := one.resolve(Observed(builders.document(**SPECS["patched true"]))), Wanted)
+    assert isinstance(other := one.resolve(Observed(builders.document(**SPECS["patched 1"]))), Wanted | list)
+    assert content(made) != content(other)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the pipelines that were worked out."""
+    calls: list[str] = []
+
+    def counting(pipeline: Any, *given: Any) -> Any:
+        calls.append(pipeline.name)
+        return settled(pipeline, *given)
+
+    monkeypatch.setattr(module, "settled", counting)
+    return calls
+
+
+def test_a_status_that_changes_is_no_reason_to_work_anything_out(counted: list[str]) -> None:
+    one, world = Resolver(OPTIONS), World(builders.document()).settle()
+    observed = world.observed()
+    first = one.resolve(observed)
+    told = copy.deepcopy(observed.pipeline) | {"status": {"conditions": []}}
+    told["metadata"] |= {"resourceVersion": "99", "managedFields": [{}]}
+    again = one.resolve(replace(observed, pipeline=told))
+    assert counted == ["sentiment"]
+    assert isinstance(again, Wanted)
+    assert isinstance(again.revision, Remade), "its content is not held"
+    assert content(again) == content(first)
+
+
+def test_an_invalid_spec_beside_the_last_good_one_takes_no_place_from_it(counted: list[str]) -> None:
+    one, world = Resolver(OPTIONS), World(builders.document()).settle()
+    world.change(postprocess={"labels": ["a", "b", "c"]}).step()
+    counted.clear()
+    for _ in range(3):
+        observed = world.observed()
+        decided = plan(observed, Context(OPTIONS, lambda _uid, _revision: "key", remembering=one.resolve), NOW, one.resolve(observed))
+        assert not [item for item in decided.apply if item["kind"] == "Deployment"]
+    assert len(counted) == 2, "the present one, and the one that passes go by"
+
+
+def test_what_a_plan_does_changes_nothing_of_what_is_remembered() -> None:
+    """Also where it takes the content of the revision, which the cluster lacks."""
+    one, observed = Resolver(OPTIONS), Observed(builders.document())
+    context = Context(OPTIONS, lambda _uid, _revision: "key", remembering=one.resolve)
+    made = [plan(copy.deepcopy(observed), context, NOW) for _ in range(3)]
+    assert made[0].apply == made[1].apply == made[2].apply == plan(observed, Context(OPTIONS, context.control_key), NOW).apply
+    assert content(one.resolve(observed)) == content(resolve(observed, OPTIONS))
+
+
+def test_a_pipeline_that_is_gone_is_forgotten(counted: list[str]) -> None:
+    one, observed = Resolver(OPTIONS), Observed(builders.document())
+    one.resolve(observed)
+    one.forget(("nlp", "other"))
+    one.resolve(observed)
+    assert len(counted) == 1
+    one.forget(("nlp", "sentiment"))
+    one.resolve(observed)
+    assert len(counted) == 2
+
+
+def test_a_pipeline_takes_little_memory() -> None:
+    """A spec and its graph, which everybody shares, and not the files, the template and the load plan: with them it is twice as much."""
+    one = Resolver(OPTIONS)
+    seen = [Observed(json.loads(json.dumps(builders.document(name=f"p{number}")))) for number in range(22)]
+    for observed in seen[:2]:  # what is read and compiled once
+        one.resolve(observed)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for observed in seen[2:]:
+            one.resolve(observed)
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (after - before) / 20 < 30_000
