@@ -116,7 +116,8 @@ async def _ready(running: Local, server: Server, seconds: float) -> Ready:
     rate = CALIBRATION_SHARE * (current.rate or current.capacity)
     await server.put(server.current, work.requests)
     result = await server.run(work.requests, LoadSpec(rate=rate, duration_s=seconds, warmup_s=WARM_SECONDS))
-    pipe = calibrated(found.pipe.with_knobs(server.current), executed(result, running.graph), rate, load_of(result).latencies)
+    load = load_of(result)
+    pipe = calibrated(found.pipe.with_knobs(server.current), executed(result, running.graph), load.arrivals, load.latencies)
     return Ready(server, work, running, pipe)
 
 
@@ -153,7 +154,7 @@ async def _predictions(running: Local) -> list[tuple[Knobs, float, float, float]
             load, seen = await ready.measure(knobs, spec)
             points.append((knobs, rate, predicted, load.p99))
             print(f"{knobs} at {rate:.0f}/s: predicted {predicted * 1e3:.1f} ms, measured {load.p99 * 1e3:.1f} ms", flush=True)
-            pipe = calibrated(pipe.with_knobs(knobs), seen, rate, load.latencies if carried(load, spec) else None)
+            pipe = calibrated(pipe.with_knobs(knobs), seen, load.arrivals, load.latencies if carried(load, spec) else None)
         return points
 
 
@@ -196,6 +197,7 @@ async def _choice(running: Local) -> None:
             "best": str(best),
             "measuredPoints": measured,
             "failedRequests": made.failed_requests,
+            "lateRequests": made.late_requests,
             "seconds": round(made.seconds),
             "message": made.message,
             "grid": {str(knobs): round(rate) for knobs, rate in brute.items()},
@@ -204,7 +206,8 @@ async def _choice(running: Local) -> None:
     )
     print(made.message)
     print(
-        f"U2: chosen {made.recommended}, best of the grid {best}: {statistics.median(regrets):.1f} % less; {measured} points, {made.failed_requests} failed"
+        f"U2: chosen {made.recommended}, best of the grid {best}: {statistics.median(regrets):.1f} % less; {measured} points,"
+        f" {made.failed_requests} failed, {made.late_requests} too late or turned away"
     )
 
 

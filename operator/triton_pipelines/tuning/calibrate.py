@@ -11,7 +11,7 @@ from triton_pipelines.api.tokenizer import Padding
 
 from .contract import Array
 from .fit import Cost
-from .predict import Pipe, Stage, poisson, simulate
+from .predict import Pipe, Stage, simulate
 
 # A factor beyond these is a fault of the measurement (a machine that slept, a step that was loaded anew), not of the law.
 STRETCH = (0.7, 3.0)
@@ -19,7 +19,6 @@ STRETCH = (0.7, 3.0)
 FEWEST = 20
 # How many times the requests of the smallest batch the largest must have, for a request's own cost to be told from a load.
 WIDE = 4
-CALIBRATED = 8_000
 QUANTILES = 200
 
 
@@ -77,10 +76,11 @@ def spread_of(cost: Cost, executed: Executed, lengths: Sequence[int], rows: int)
     return float(np.clip((company.seconds - own) / (padded - own), 0.0, 1.0))
 
 
-def calibrated(pipe: Pipe, executed: Mapping[str, Executed], rate: float, latencies: Array | None = None, seed: int = 0) -> Pipe:
-    """The pipe with times as they are under a real load of ``rate`` requests/s.
+def calibrated(pipe: Pipe, executed: Mapping[str, Executed], arrivals: Array, latencies: Array | None = None, seed: int = 0) -> Pipe:
+    """The pipe with times as they are under a real load.
 
-    ``executed``: what its steps did then; ``latencies``: seconds of its requests, ``None`` where it could not keep up (what they waited
+    ``executed``: what its steps did then; ``arrivals``: seconds at which its requests came, since those of a few seconds are more or less
+    crowded by chance, which is no time outside; ``latencies``: seconds of these, ``None`` where it could not keep up (what they waited
     says nothing then). Time outside the steps is what latencies have beyond the prediction, quantile by quantile: it carries the tail that
     the machine itself makes (scheduling, the client).
     """
@@ -94,7 +94,7 @@ def calibrated(pipe: Pipe, executed: Mapping[str, Executed], rate: float, latenc
     stretched = replace(pipe, stages=tuple(stages))
     if latencies is None or len(latencies) < FEWEST:
         return stretched
-    inside = simulate(replace(stretched, overhead=(0.0,)), poisson(rate, CALIBRATED, seed), seed).latencies
+    inside = simulate(replace(stretched, overhead=(0.0,)), arrivals, seed).latencies
     shares = (np.arange(QUANTILES) + 0.5) / QUANTILES
     beyond = np.quantile(latencies, shares) - np.quantile(inside, shares)
     return replace(stretched, overhead=tuple(float(value) for value in np.maximum(beyond, 0.0)))

@@ -111,7 +111,8 @@ class Load:
     these were answered, and the requests/s that were ``offered`` in truth (0: not told): random arrivals of some seconds are never as many
     as asked for. ``late``: of the failed, those that waited too long under a load that the server did not keep up with, or were turned away by
     a full queue: no fault.
-    ``ended``: seconds after which the load was ended, since the server was far behind (0: it was not)."""
+    ``ended``: seconds after which the load was ended, since the server was far behind (0: it was not). ``arrivals``: seconds at which requests
+    were due, ascending, those of the warm-up among them (empty: not told)."""
 
     latencies: Array
     sent: int
@@ -121,6 +122,7 @@ class Load:
     offered: float = 0.0
     late: int = 0
     ended: float = 0.0
+    arrivals: Array = field(default_factory=lambda: np.empty(0), repr=False)
 
     @property
     def faults(self) -> int:

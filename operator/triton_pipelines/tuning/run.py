@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-import numpy as np
-
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.load import LoadSpec
 from triton_pipelines.pipeline.graph import Graph
@@ -22,7 +20,7 @@ from .effort import effort
 from .knobs import grid
 from .padding import Verdict as PaddingVerdict
 from .paddings import Paddings
-from .predict import MOST_BUSY, Pipe, poisson, simulate
+from .predict import MOST_BUSY, Pipe, simulate
 from .profile import Profile, executed, profile
 from .report import DOUBTFUL, Findings, report
 from .server import TIMEOUT_SECONDS, Server, SettingRefusedError, load_of
@@ -244,7 +242,7 @@ class _Run:
     def _learn(self, one: Measured, seen: Mapping[str, Executed]) -> None:
         """What a measurement shows goes into every further prediction."""
         latencies = one.load.latencies if one.carried else None
-        self.pipe = calibrated(self.pipe.with_knobs(one.knobs), seen, one.rate, latencies, self.settings.seed)
+        self.pipe = calibrated(self.pipe.with_knobs(one.knobs), seen, one.load.arrivals, latencies, self.settings.seed)
 
     async def _verify(self) -> None:
         """Points in turn, the current setting between the others; what they show decides what is measured next."""
@@ -357,10 +355,10 @@ class _Run:
         spec = self._spec(rate, seconds, self.effort.warmup, seed)
         result = await self.server.run(self.work.requests, spec, lambda share: self.tell(low, high, text, share))
         self._beside = max(self._beside, self._clock() - begun - result.end_s)
-        predicted = await asyncio.to_thread(
-            simulate, self.pipe.with_knobs(knobs), poisson(rate, int(np.clip(rate * seconds, 2_000, 20_000)), seed), seed
-        )
-        one, seen = Measured(knobs, rate, load_of(result), predicted.p99), executed(result, self.graph)
+        load = load_of(result)
+        # For the very arrivals that were sent: what differs is the prediction, not the draw.
+        predicted = await asyncio.to_thread(simulate, self.pipe.with_knobs(knobs), load.arrivals, seed)
+        one, seen = Measured(knobs, rate, load, predicted.p99), executed(result, self.graph)
         self.measured.append(one)
         self.executed.append(seen)
         return one, seen

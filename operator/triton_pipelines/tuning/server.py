@@ -32,6 +32,7 @@ from .workload import Request
 
 # A step that was loaded anew is asked so often before it is timed: its first batches build caches and kernels.
 WARM_REQUESTS = 8
+TRIES_ALONE = 4
 READY_SECONDS = 60.0
 _READY_POLL = 0.05
 # A request that takes longer than this has no place under any wall.
@@ -160,7 +161,7 @@ class Server:
             raise TuneError(f"the server does not take {knobs}: {error}") from error
         for request in list(warm)[:WARM_REQUESTS]:
             try:
-                await self.client.infer(self._graph.model_name, request, deadline_s=TIMEOUT_SECONDS)
+                await self._ask_alone(request)
             except OverloadedError as error:
                 if knobs == self.current:
                     raise TuneError(f"the current setting turns away a request that is alone: {error.reason}; raise the queue's limits") from error
@@ -168,6 +169,17 @@ class Server:
                 raise SettingRefusedError(f"it turns away a request that is alone: {error.reason}") from error
             except TritonError as error:
                 raise TuneError(f"the server does not answer with {knobs}: {error}") from error
+
+    async def _ask_alone(self, request: Request) -> None:
+        """Ask one request, with nothing beside it. A machine that pauses may keep one longer than its queue's timeout; a setting that turns
+        away what is alone does so every time."""
+        for tries_left in reversed(range(TRIES_ALONE)):
+            try:
+                await self.client.infer(self._graph.model_name, request, deadline_s=TIMEOUT_SECONDS)
+                return
+            except OverloadedError:
+                if not tries_left:
+                    raise
 
     async def _load(self, wanted: Mapping[str, Any]) -> None:
         """Load what differs. A batch size that falls goes from the ensemble inwards, one that rises outwards: an ensemble may never allow
@@ -277,7 +289,15 @@ def load_of(result: LoadResult) -> Load:
     # the last one: where each takes long, all are late alike, and nothing is left behind.
     ends, sent = result.end[counted], int(np.count_nonzero(counted))
     seconds = max(result.duration_s, float(ends.max() - ends.min()) if sent else 0.0)
-    found = Load(result.latencies, sent, failed, seconds, offered=sent / result.duration_s, ended=result.end_s if result.overloaded else 0.0)
+    found = Load(
+        result.latencies,
+        sent,
+        failed,
+        seconds,
+        offered=sent / result.duration_s,
+        ended=result.end_s if result.overloaded else 0.0,
+        arrivals=np.sort(result.due),
+    )
     late = _late(result, overload=_overload(found)) & counted
     codes = result.error[counted & (result.error >= 0) & ~late]
     codes = codes if len(codes) else result.error[counted & (result.error >= 0)]

@@ -11,7 +11,7 @@ from tests.unit.tuning.test_predict import LENGTHS, PIPE, TOKENIZER
 from triton_pipelines.tuning.calibrate import Executed, calibrated, spread_of, under_load
 from triton_pipelines.tuning.contract import Knobs
 from triton_pipelines.tuning.fit import Cost
-from triton_pipelines.tuning.predict import Stage, capacity, poisson, simulate
+from triton_pipelines.tuning.predict import Stage, bursty, capacity, poisson, simulate
 from triton_pipelines.tuning.profile import BURSTS, burst_spec, contention
 
 # The step as it is: 2 ms and 1.5 us for every token, padding included; a request costs nothing of its own.
@@ -47,10 +47,28 @@ def test_near_the_capacity_p99_is_that_of_the_step_as_it_is() -> None:
     dear = replace(real, stages=(TOKENIZER, Stage("model", DEAR, 32)))
     rate = 0.9 * capacity(real)
     arrivals = poisson(rate, 12_000, 3)
-    learnt = calibrated(dear, {"model": ran({1: 300, 2: 150, 3: 80, 4: 50, 6: 25, 8: 20})}, 300.0)
+    learnt = calibrated(dear, {"model": ran({1: 300, 2: 150, 3: 80, 4: 50, 6: 25, 8: 20})}, arrivals)
     wanted = simulate(real.with_knobs(knobs), arrivals, 3).p99
     assert simulate(dear.with_knobs(knobs), arrivals, 3).p99 > 2 * wanted, "without the correction it is far too careful"
     assert simulate(learnt.with_knobs(knobs), arrivals, 3).p99 == pytest.approx(wanted, rel=0.1)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_load_that_was_learnt_from_is_predicted_as_it_was(together: bool) -> None:
+    """Whether what takes time outside the steps has to do with the time inside, or not."""
+    rate = 0.5 * capacity(PIPE)
+    arrivals = poisson(rate, 8_000, 5)
+    inside = simulate(PIPE, arrivals).latencies
+    outside = 0.5 * inside if together else np.random.default_rng(0).exponential(1e-3, len(inside))
+    learnt = calibrated(PIPE, {}, arrivals, inside + 1e-3 + outside)
+    for share in (0.5, 0.99):
+        assert simulate(learnt, arrivals).quantile(share) == pytest.approx(np.quantile(inside + 1e-3 + outside, share), rel=0.03)
+
+
+def test_arrivals_that_were_crowded_by_chance_are_no_time_outside() -> None:
+    arrivals = bursty(0.5 * capacity(PIPE), 8_000, 5)
+    learnt = calibrated(PIPE, {}, arrivals, simulate(PIPE, arrivals).latencies + 1e-3)
+    assert learnt.overhead == pytest.approx([1e-3] * len(learnt.overhead))
 
 
 def test_a_table_learns_what_a_request_costs_too() -> None:

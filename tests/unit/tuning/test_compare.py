@@ -147,6 +147,22 @@ async def test_a_setting_that_turns_its_warm_up_away_is_refused(client: Asked) -
 
 
 @pytest.mark.looptime(start=0)
+async def test_a_machine_that_pauses_once_refuses_no_setting(client: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request expires in the queue though it is alone; asked again, it is answered."""
+    infer, failures = client.infer, [client.error]
+
+    async def paused(name: str, request: Any, deadline_s: float) -> dict[str, Any]:
+        if failures:
+            raise failures.pop()
+        return await infer(name, request, deadline_s)
+
+    monkeypatch.setattr(client, "infer", paused)
+    async with server() as one:
+        await one.put(one.current, REQUESTS[:1])
+    assert client.answered == 1
+
+
+@pytest.mark.looptime(start=0)
 async def test_a_queue_that_is_still_full_after_a_load_is_waited_for(client: Asked) -> None:
     async with server() as one:
         client.together = 0

@@ -127,14 +127,14 @@ def test_times_under_load_and_the_time_outside_are_learnt() -> None:
     real = simulate(slower, poisson(rate, 8000, 0), 0)
     batches = {2: 100, 4: 50}
     seen = {"model": Executed(batches, 1.4 * expected(MODEL.cost, Executed(batches, 0.0), LENGTHS, 1, 1.0), 0.9)}
-    learnt = calibrated(PIPE, seen, rate, real.latencies)
+    learnt = calibrated(PIPE, seen, poisson(rate, 8000, 0), real.latencies)
     assert learnt.stages[1].cost.scale == pytest.approx(1.4, rel=0.01)
     assert np.median(learnt.overhead) == pytest.approx(0.002, rel=0.1)
     assert simulate(learnt, poisson(900.0, 8000, 9), 9).p99 == pytest.approx(simulate(slower, poisson(900.0, 8000, 9), 9).p99, rel=0.05)
 
 
 def test_too_few_executions_teach_nothing() -> None:
-    learnt = calibrated(PIPE, {"model": Executed({2: 5}, 1.0)}, 100.0)
+    learnt = calibrated(PIPE, {"model": Executed({2: 5}, 1.0)}, poisson(100.0, 100, 0))
     assert learnt.stages == PIPE.stages
 
 
