@@ -1,29 +1,28 @@
 """Whose the CPU of the pods is: live scaling's, or somebody else's whom nobody fights. Pure; the clock is passed in.
 
-As with the number of pods (replicas.py): a pod that somebody else has resized, as the Vertical Pod Autoscaler does in place, is mended once.
-Whoever writes it again within minutes means it, is named, and keeps the CPU of all pods for as long as a pod has what they wrote. Of several who
-take turns each is mended once, and all are named.
+A pod that somebody else has resized, as the Vertical Pod Autoscaler does in place or when a pod is made, is mended once. Whoever writes it again
+within minutes means it (writers.py), is named, and keeps the CPU of all pods for as long as a pod has what they wrote.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from triton_pipelines.api import names
 
 from .observed import Memory, Observed, Pod
 from .refusals import Refusal, asked_again, of_pods
-from .replicas import MENDED_FOR
 from .resizing import Resize, due_changes, next_resize
 from .times import timestamp
+from .writers import Writers
 
-_SUBRESOURCE = "resize"
-# Between the names of managers, as remembered and as told; and of how many is told.
-_AND = " and "
-MANAGERS_MAX = 4
+_SUBRESOURCE: Final = "resize"
+_ADMITTED_BY: Final = "vpaUpdates"
+_UPDATED: Final = re.compile(r"Pod resources updated by (?P<name>[a-z0-9.-]+): (?P<changes>.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class CpuPass:
 
 def taken_by(memory: Memory) -> str:
     """Whom the CPU of the pods is left to, "" nobody."""
-    return memory.resized_manager if not memory.resized else ""
+    return _writers(memory).left
 
 
 def decide_cpu(limit: int | None, observed: Observed, memory: Memory, now: dt.datetime) -> CpuPass:
@@ -51,56 +50,39 @@ def decide_cpu(limit: int | None, observed: Observed, memory: Memory, now: dt.da
     refused = of_pods(observed.unresized, {change.uid for change in due})
     pods = {pod.uid: pod for pod in observed.pods}
     written = {change.uid: other for change in due if (other := _other_writer(pods[change.uid], change)) is not None}
-    if not written and not _recent(memory, now):
-        memory = replace(memory, resized_manager="", resized="")
+    writers = _writers(memory)
+    if not written:
+        writers = writers.rested(now)
     for change in due:
-        if (other := written.get(change.uid)) is not None and _insists(other, memory, now):
-            left = replace(memory, resized_manager=_with(memory, other.manager), resized="")
-            return CpuPass(limit, None, {}, None, left, _taken(observed.name, left.resized_manager, change))
+        if (other := written.get(change.uid)) is not None and writers.insist(other.manager, other.at, now):
+            writers = writers.left_to(other.manager)
+            return CpuPass(limit, None, {}, None, _remembered(memory, writers), _taken(observed.name, writers, change))
     resize = next_resize(due, observed, now)
-    if resize is not None and (other := written.get(resize.uid)) is not None and not (_recent(memory, now) and other.manager in _mended(memory)):
-        # The first mending of each counts: what is written later, to whichever pod, is written again.
-        known = _with(memory, other.manager) if _recent(memory, now) else other.manager
-        memory = replace(memory, resized_manager=known, resized=now.isoformat(timespec="seconds"))
-    return CpuPass(limit, resize, refused, asked_again(refused, now), memory)
+    # The first mending of each counts: what is written later, to whichever pod, is written again.
+    if resize is not None and (other := written.get(resize.uid)) is not None and not writers.knows(other.manager, now):
+        writers = writers.mending(other.manager, now)
+    return CpuPass(limit, resize, refused, asked_again(refused, now), _remembered(memory, writers))
+
+
+def _writers(memory: Memory) -> Writers:
+    return Writers(memory.resized_manager, memory.resized)
+
+
+def _remembered(memory: Memory, writers: Writers) -> Memory:
+    return replace(memory, resized_manager=writers.names, resized=writers.mended)
 
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """A field manager that resized a pod, and when."""
+    """Who wrote a pod's CPU, a field manager or an autoscaler at its admission, and when."""
 
     manager: str
     at: dt.datetime | None
 
 
-def _recent(memory: Memory, now: dt.datetime) -> bool:
-    """Whether somebody's resize was mended a short time ago."""
-    at = timestamp(memory.resized)
-    return at is not None and now - at < MENDED_FOR
-
-
-def _insists(other: _Writer, memory: Memory, now: dt.datetime) -> bool:
-    """Whether this manager wrote after it was mended. What it wrote to several pods before is one slip. To whom the CPU is left, nobody writes
-    against, whoever joins them."""
-    mended = timestamp(memory.resized)
-    if mended is None:
-        return bool(memory.resized_manager)
-    known = _mended(memory)
-    return (other.manager in known or len(known) >= MANAGERS_MAX) and _recent(memory, now) and (other.at is None or other.at > mended)
-
-
-def _mended(memory: Memory) -> list[str]:
-    """The managers whose resizes were mended, or to whom the CPU is left."""
-    return [name for name in memory.resized_manager.split(_AND) if name]
-
-
-def _with(memory: Memory, manager: str) -> str:
-    """These managers and one more, in an order of their own, so that nothing is new when they take turns."""
-    return _AND.join(sorted({*_mended(memory), manager})[:MANAGERS_MAX])
-
-
 def _other_writer(pod: Pod, change: Resize) -> _Writer | None:
-    """Who else wrote what deviates in the pod, through its ``resize`` subresource; ``None``: nobody, as where it is what pods start with."""
+    """Who else wrote what deviates in the pod, through its ``resize`` subresource or as it was made; ``None``: nobody, as where it is what pods
+    start with."""
     deviating = {
         field
         for field, is_now, to_be in (("f:limits", change.before[0], change.limit), ("f:requests", change.before[1], change.request))
@@ -110,7 +92,28 @@ def _other_writer(pod: Pod, change: Resize) -> _Writer | None:
         manager = str(entry.get("manager", "")) or "somebody"
         if deviating & fields and not manager.startswith(names.MANAGER_CHILDREN):
             return _Writer(manager, timestamp(str(entry.get("time") or "")))
-    return None
+        deviating -= fields
+    admitted = _admitted(pod)
+    if admitted is None or not deviating & admitted[1]:
+        return None
+    return _Writer(admitted[0], timestamp(str(pod.raw["metadata"].get("creationTimestamp") or "")))
+
+
+def _admitted(pod: Pod) -> tuple[str, frozenset[str]] | None:
+    """The Vertical Pod Autoscaler that changed the server's CPU as the pod was made, and which of it; ``None``: none says so.
+
+    It leaves no field manager, but an annotation (VPA 1.x, pkg/admission-controller/resource/pod/patch): "Pod resources updated by NAME:
+    container 0: cpu request, cpu limit; container 1: …". One that evicts brings each pod that is resized to its end.
+    """
+    said = str((pod.raw["metadata"].get("annotations") or {}).get(_ADMITTED_BY, ""))
+    found = _UPDATED.fullmatch(said)
+    containers = [item.get("name") for item in (pod.raw.get("spec") or {}).get("containers") or ()]
+    if found is None or names.CONTAINER_SERVER not in containers:
+        return None
+    start = f"container {containers.index(names.CONTAINER_SERVER)}: "
+    mine = {change.strip() for part in found["changes"].split("; ") if part.startswith(start) for change in part.removeprefix(start).split(",")}
+    fields = frozenset(field for field, word in (("f:limits", "cpu limit"), ("f:requests", "cpu request")) if word in mine)
+    return (f"VerticalPodAutoscaler {found['name']}", fields) if fields else None
 
 
 def _written(pod: Pod) -> Iterator[tuple[Mapping[str, Any], frozenset[str]]]:
@@ -124,10 +127,10 @@ def _written(pod: Pod) -> Iterator[tuple[Mapping[str, Any], frozenset[str]]]:
         yield entry, frozenset(field for field in ("f:limits", "f:requests") if "f:cpu" in (found.get(field) or {}))
 
 
-def _taken(pipeline: str, managers: str, change: Resize) -> str:
-    resize = "resize" if _AND in managers else "resizes"
+def _taken(pipeline: str, writers: Writers, change: Resize) -> str:
+    resize, them, their = ("resize", "them", "their") if writers.several else ("resizes", "it", "its")
     return (
-        f"cpu: {managers} {resize} the pods of {pipeline} again and again: pod {change.pod} has a CPU limit of {change.before[0]}m and a request of"
-        f" {change.before[1]}m where live scaling wants {change.limit}m and {change.request}m; it is left to it. Take these pods out of its reach"
+        f"cpu: {writers.names} {resize} the pods of {pipeline} again and again: pod {change.pod} has a CPU limit of {change.before[0]}m and a request of"
+        f" {change.before[1]}m where live scaling wants {change.limit}m and {change.request}m; it is left to {them}. Take these pods out of {their} reach"
         " (of a VerticalPodAutoscaler: updateMode Off, or no controlledResources cpu), or set spec.scaling.cpuResize to Disabled"
     )

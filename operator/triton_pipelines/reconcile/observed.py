@@ -152,8 +152,9 @@ class Memory:
     """The controller's memory of one pipeline, kept in the live ConfigMap so that a restart loses nothing.
 
     ``secrets``: revision → hash of the control key that was applied; ``mode_revision``/``mode``: the fallback that an Auto rollout
-    took; ``healed``: when a pod was last deleted for a dead process (RFC 3339); ``mended_manager``, ``mended``: who last edited the number
-    of pods, and when that was mended (replicas.py); ``resized_manager``, ``resized``: the same of the pods' CPU, of one or several managers (cpuowner.py); ``stuck``:
+    took; ``healed``: when a pod was last deleted for a dead process (RFC 3339); ``mended_manager``, ``mended``: who edit the number of
+    pods, and when that was last mended; ``resized_manager``, ``resized``: the same of the pods' CPU (:class:`~.writers.Writers`); ``turns``:
+    who write the pipeline's own number (:class:`~.writers.Turns`); ``stuck``:
     a revision whose pods do not all come while those of another one serve, and ``stuck_pods``: how many had come by then (fleet.py);
     ``rollout_pods``: with how many pods a rollout goes on, where scaling wants more than find room (0: with all); ``proven``: the revision that last served the whole pipeline; ``failed``: a revision that was taken back, with the
     hash of the spec that asked for it, why, and the revision that took its place; ``generation`` and ``wanted``: the spec last
@@ -181,6 +182,7 @@ class Memory:
     stuck: str = ""
     stuck_pods: int = 0
     rollout_pods: int = 0
+    turns: Mapping[str, Any] = field(default_factory=dict)
     watch: Mapping[str, Any] = field(default_factory=dict)
     tuning: Mapping[str, Any] = field(default_factory=dict)
 
@@ -194,8 +196,8 @@ class Memory:
         memory = cls(**known)
         if moment(memory.healed) is None:
             memory = replace(memory, healed="")
-        if moment(memory.mended) is None:
-            memory = replace(memory, mended="")
+        if memory.mended and moment(memory.mended) is None:
+            memory = replace(memory, mended_manager="", mended="")
         if memory.resized and moment(memory.resized) is None:
             memory = replace(memory, resized_manager="", resized="")
         if memory.failed_reason not in {*Reason, ""}:

@@ -1,7 +1,8 @@
 """How many pods, and who says so: the spec, live scaling, or somebody else whom nobody fights. Pure; the clock is passed in.
 
 The Deployment's ``spec.replicas`` has one owner. Where an autoscaler (or anybody) writes it through the Deployment's scale subresource, it is
-left to them and no longer applied. A plain edit is drift and is mended once; whoever makes it again within minutes means it.
+left to them and no longer applied. A plain edit is drift and is mended once; whoever makes it again within minutes means it (writers.py).
+The pipeline's own ``spec.replicas`` is anybody's to write, and followed; of two who take turns at it both are told.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .observed import Memory, Object, Observed, json_object
 from .times import timestamp
+from .writers import Turns, Writers
 
-# A manager that writes the number again so soon after it was mended is no person who slipped.
-MENDED_FOR: Final = dt.timedelta(minutes=10)
 KEY_REPLICAS: Final = "replicas"
 KEY_MILLIS: Final = "cpuMillis"
+# Who writes a pipeline through its scale subresource: API servers up to 1.36 (measured) keep a field manager of that only where the number had
+# one before.
+SCALED: Final = "somebody through its scale subresource (an HPA, KEDA or kubectl scale)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class Replicas:
     """``number``: pods that are wanted while the pipeline is not suspended; ``applied``: what the Deployment is applied with, ``None``:
     its number is another's; ``owner``: ``spec``, ``scaling`` or that manager; ``conflict``: who else writes it and what to do, "" nobody;
     ``scaled``: the number that live scaling wants, ``None``: none; ``least``: pods that have to serve in any case; ``shared``: the other
-    owner says the same number, so that it can be owned again."""
+    owner says the same number, so that it can be owned again; ``again``: seconds until something else is to be said of it, if nobody writes."""
 
     number: int
     applied: int | None
@@ -41,6 +44,7 @@ class Replicas:
     scaled: int | None = None
     least: int = 1
     shared: bool = False
+    again: float | None = None
 
     def held_up(self, observed: Observed) -> bool:
         """Whether live scaling wants another number of the pods that serve while a revision does not come: that one has to go first, or a
@@ -87,21 +91,36 @@ def decide_replicas(pipeline: InferencePipeline, observed: Observed, memory: Mem
     number = pipeline.spec.replicas if bounds is None else _scaled(pipeline, bounds, observed)
     owner = "spec" if bounds is None else "scaling"
     scaled, least = (None, number) if bounds is None else (number, bounds.low)
-    conflict = "" if bounds is None else _scaled_from_outside(pipeline, observed, number)
+    turns = _turns(Turns.parse(memory.turns), pipeline, observed, now)
+    memory = replace(memory, turns=turns.document())
+    conflict = _in_turn(turns, bounds, number) or ("" if bounds is None else _scaled_from_outside(pipeline, observed, number))
+    found = Replicas(number, number, owner, memory, conflict, scaled, least, again=turns.until(now))
     if pipeline.spec.suspend is Switch.ENABLED:
-        return Replicas(number, 0, owner, memory, conflict, scaled, least)
+        return replace(found, applied=0)
+    return _beside_others(found, pipeline, observed, now)
+
+
+def _beside_others(found: Replicas, pipeline: InferencePipeline, observed: Observed, now: dt.datetime) -> Replicas:
+    """The number (``found``), or that of somebody else who writes it into the Deployment and means it."""
+    number, memory = found.number, found.memory
+    writers = Writers(memory.mended_manager, memory.mended)
     other = _other_owner(observed.deployment)
     live = int(((observed.deployment or {}).get("spec") or {}).get("replicas") or 0)
-    # At 0 every autoscaler stands still, so there is nobody to fight.
-    if other is None or live == number or number == 0:
-        memory = memory if memory.mended else replace(memory, mended_manager="")
-        return Replicas(number, number, owner, memory, conflict, scaled, least, shared=other is not None and live == number)
-    if not other.scale and not _insists(other, memory, now):
-        mended = replace(memory, mended_manager=other.manager, mended=now.isoformat(timespec="seconds"))
-        return Replicas(number, number, owner, mended, conflict, scaled, least)
-    # Without a time: it stays theirs for as long as they have it. Who took it back later would start the same again.
-    memory = memory if other.scale else replace(memory, mended_manager=other.manager, mended="")
-    return Replicas(live, None, other.manager, memory, _taken(pipeline, other, live, number), scaled)
+    if other is None or live == number:
+        return replace(found, memory=_remembered(memory, writers.rested(now)), shared=other is not None and live == number)
+    # At 0 an HPA stands still, so that once is enough; one that wakes a pipeline from 0, as KEDA does, means it.
+    asleep = number == 0
+    if asleep and observed.memory().generation != observed.generation:
+        writers = Writers()  # which somebody has just asked for
+    if (asleep or not other.scale) and not writers.insist(other.manager, other.at, now):
+        return replace(found, memory=_remembered(memory, writers.mending(other.manager, now)))
+    writers = writers.left_to(other.manager)
+    taken = _taken(pipeline, writers, live, number, scale=other.scale)
+    return Replicas(live, None, writers.names, _remembered(memory, writers), taken, found.scaled, again=found.again)
+
+
+def _remembered(memory: Memory, writers: Writers) -> Memory:
+    return replace(memory, mended_manager=writers.names, mended=writers.mended)
 
 
 def in_rollout(number: Replicas, observed: Observed, target: str, rolling: bool) -> Replicas:
@@ -125,18 +144,13 @@ def in_rollout(number: Replicas, observed: Observed, target: str, rolling: bool)
     return replace(number, number=held, applied=held, memory=replace(memory, rollout_pods=most))
 
 
-def _insists(other: _Owner, memory: Memory, now: dt.datetime) -> bool:
-    """Whether what this manager wrote was mended a short time ago, or is left to it since."""
-    at = timestamp(memory.mended)
-    return memory.mended_manager == other.manager and (at is None or now - at < MENDED_FOR)
-
-
 @dataclass(frozen=True, slots=True)
 class _Owner:
-    """A field manager, and whether it wrote through the scale subresource, as autoscalers and ``kubectl scale`` do."""
+    """A field manager, whether it wrote through the scale subresource, as autoscalers and ``kubectl scale`` do, and when (``None``: unknown)."""
 
     manager: str
     scale: bool
+    at: dt.datetime | None
 
 
 def _owners(item: Object | None) -> Iterator[Mapping[str, Any]]:
@@ -151,7 +165,10 @@ def _other_owner(deployment: Object | None) -> _Owner | None:
     entries = list(_owners(deployment))
     if any(str(entry.get("manager", "")).startswith(names.MANAGER_CHILDREN) for entry in entries):
         return None
-    found = [_Owner(str(entry.get("manager", "")) or "somebody", entry.get("subresource") == "scale") for entry in entries]
+    found = [
+        _Owner(str(entry.get("manager", "")) or "somebody", entry.get("subresource") == "scale", timestamp(str(entry.get("time") or "")))
+        for entry in entries
+    ]
     return max(found, key=lambda one: one.scale, default=None)
 
 
@@ -167,11 +184,8 @@ def _scaled(pipeline: InferencePipeline, bounds: PodBounds, observed: Observed) 
 
 
 def _scaled_from_outside(pipeline: InferencePipeline, observed: Observed, number: int) -> str:
-    """That somebody scales the pipeline itself, whose number counts for nothing here.
-
-    API servers up to 1.36 (measured) keep no field manager of a write through a custom resource's scale subresource: a number that nobody
-    owns, and that is not the default, came that way.
-    """
+    """That somebody scales the pipeline itself, whose number counts for nothing here: a number that nobody owns, and that is not the default,
+    came that way."""
     entries = list(_owners(observed.pipeline))
     who = next((str(entry.get("manager")) for entry in entries if entry.get("subresource") == "scale"), "")
     if not who and not entries and observed.pipeline["metadata"].get("managedFields") and pipeline.spec.replicas != 1:
@@ -185,10 +199,37 @@ def _scaled_from_outside(pipeline: InferencePipeline, observed: Observed, number
     )
 
 
-def _taken(pipeline: InferencePipeline, other: _Owner, live: int, number: int) -> str:
-    how = "through its scale subresource (an HPA, KEDA or kubectl scale)" if other.scale else "again and again"
+def _turns(known: Turns, pipeline: InferencePipeline, observed: Observed, now: dt.datetime) -> Turns:
+    """Who have written the pipeline's own number, with what is seen now. Of several who say the same the one before has it still."""
+    if not observed.pipeline["metadata"].get("managedFields"):
+        return known.after("", now)
+    found = {str(entry.get("manager", "")) or "somebody": entry.get("subresource") == "scale" for entry in _owners(observed.pipeline)}
+    for manager, scale in found.items():
+        known = known.named(SCALED, manager) if scale else known
+    if found:
+        return known.after(known.last if known.last in found else min(found), now)
+    # The default, which nobody wrote, unless somebody else had it before.
+    return known.after(SCALED if pipeline.spec.replicas != 1 or known.last else "", now)
+
+
+def _in_turn(turns: Turns, bounds: PodBounds | None, number: int) -> str:
+    """Who take turns at the pipeline's own number, and what to do; "" nobody."""
+    if not turns.told:
+        return ""
+    follows = "so pods come and go with each of them" if bounds is None else f"but spec.scaling.pods owns the number, and {number} pods are kept"
     return (
-        f"{other.manager} writes the number of pods of Deployment {pipeline.name} {how}: {live} where this pipeline says {number}; it is left to it."
-        f" Point the autoscaler at InferencePipeline {pipeline.name} instead, which has a scale subresource; or remove it and give the number back:"
-        f" kubectl scale deployment {pipeline.name} --replicas={number}"
+        f"{turns.told} write spec.replicas of this pipeline in turn, {follows}: leave it to one. For an autoscaler take replicas out of what is"
+        " applied (Git, a chart, kubectl apply), or take the autoscaler away"
+    )
+
+
+def _taken(pipeline: InferencePipeline, writers: Writers, live: int, number: int, *, scale: bool) -> str:
+    how = "through its scale subresource (an HPA, KEDA or kubectl scale)" if scale else "again and again"
+    write, them = ("writes", "it") if not writers.several else ("write", "them")
+    if writers.several:
+        how = "in turn"
+    return (
+        f"{writers.names} {write} the number of pods of Deployment {pipeline.name} {how}: {live} where this pipeline says {number}; it is left to"
+        f" {them}. Point the autoscaler at InferencePipeline {pipeline.name} instead, which has a scale subresource; or remove it and give the number"
+        f" back: kubectl scale deployment {pipeline.name} --replicas={number}"
     )

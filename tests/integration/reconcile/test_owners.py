@@ -81,10 +81,16 @@ async def replicas(admin: Client, namespace: str) -> int:
     return int((await admin.get(DEPLOYMENTS, namespace, "p"))["spec"]["replicas"])
 
 
-async def write(admin: Client, resource: Resource, namespace: str, number: int, subresource: str | None = None) -> None:
+async def write(admin: Client, resource: Resource, namespace: str, number: int, subresource: str | None = None, manager: str = "keda") -> None:
     """Somebody else writes the number of pods."""
     path, body = resource.path(namespace, "p", subresource), {"spec": {"replicas": number}}
-    await admin._call("patch", "PATCH", resource, path, query={"fieldManager": "keda"}, body=body, content_type=MERGE, repeatable=True)
+    await admin._call("patch", "PATCH", resource, path, query={"fieldManager": manager}, body=body, content_type=MERGE, repeatable=True)
+
+
+async def next_second() -> None:
+    """Times of managed fields are whole seconds: what is written from now on is later than what was written before."""
+    second = int(time.time())
+    await eventually("the second has gone by", lambda: time.time() >= second + 1)
 
 
 async def scale(admin: Client, resource: Resource, namespace: str, number: int) -> None:
@@ -177,9 +183,41 @@ async def test_whoever_insists_on_the_deployments_number_gets_it(admin: Client, 
         for number in (3, 4, 5, 3, 4, 5):
             await write(admin, DEPLOYMENTS, namespace, number)
             await eventually("the operator has seen it", partial(_seen, admin, proxy, namespace, number, before))
+            if number == 3:
+                await next_second()
         assert writes(proxy) - before == 1, "mended once"
         await conflict(admin, namespace, "keda", "again and again")
         assert await replicas(admin, namespace) == 5
+
+
+async def test_who_take_turns_are_named_and_not_fought(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+    """At the pipeline's own number, an autoscaler and a GitOps tool: it is followed. At the Deployment's, two tools: each is mended once."""
+    async with running(admin, proxy, tmp_path, namespace):
+        await make(admin, namespace)
+        await ready(admin, namespace, 1)
+        for number in (2, 3, 2, 3):
+            if number == 2:
+                await write(admin, INFERENCE_PIPELINES, namespace, number, manager="argocd")
+            else:
+                await scale(admin, INFERENCE_PIPELINES, namespace, number)
+            await eventually("it is followed", partial(_has, admin, namespace, number))
+        found = await conflict(admin, namespace, "argocd and keda write spec.replicas of this pipeline in turn")
+        assert "replicas out of what is applied" in found["message"]
+        await ready(admin, namespace, 3)
+        before = writes(proxy)
+        for manager in ("argocd", "helm"):
+            await write(admin, DEPLOYMENTS, namespace, 1, manager=manager)
+            await eventually("it is mended", partial(_has, admin, namespace, 3))
+        await next_second()
+        for number, manager in ((1, "argocd"), (2, "helm"), (1, "argocd"), (4, "helm")):
+            await write(admin, DEPLOYMENTS, namespace, number, manager=manager)
+            await conflict(admin, namespace, f" {number} where this pipeline says 3", "of Deployment p")
+        assert (writes(proxy) - before, await replicas(admin, namespace)) == (2, 4)
+        await conflict(admin, namespace, "argocd and helm write the number of pods of Deployment p in turn", "it is left to them")
+
+
+async def _has(admin: Client, namespace: str, number: int) -> bool:
+    return await replicas(admin, namespace) == number
 
 
 async def _seen(admin: Client, proxy: FaultProxy, namespace: str, number: int, before: int) -> bool:
@@ -261,8 +299,7 @@ async def test_whoever_resizes_pods_again_is_named_and_not_fought(admin: Client,
             return resizes(proxy) == 1 and await asked(admin, namespace) == ["1350m"]
 
         await eventually("it is mended once", mended)
-        second = int(time.time())
-        await eventually("times of managed fields, which are whole seconds, have gone on", lambda: time.time() >= second + 1)
+        await next_second()
         await resize_by_hand(admin, (await pods(admin, namespace))[0], "2500m", "vpa-updater")
         await conflict(admin, namespace, "vpa-updater", "2500m", "1350m", reason="CPUOwnerConflict")
         for cpu in ("2", "3", "1500m"):

@@ -1,0 +1,247 @@
+"""Managers that take turns at the number of pods, the Deployment's or the pipeline's own: each is mended once, all are named, nobody is fought."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.support import builders
+from tests.support.worlds import World, rfc3339
+from triton_pipelines.api import names
+from triton_pipelines.reconcile.observed import Memory, Object
+from triton_pipelines.reconcile.plan import Plan
+from triton_pipelines.reconcile.replicas import SCALED
+from triton_pipelines.reconcile.writers import Turns
+
+PODS: dict[str, Any] = {"scaling": {"pods": {"min": 2, "max": 5}}, "tokenizer": {"instances": {"initial": 1, "min": 1, "max": 4}}}
+HPA = "kube-controller-manager"
+RENDERED: dict[str, Any] = {}
+
+
+def world(**spec: Any) -> World:
+    return World(builders.document(**spec), rendered=RENDERED).settle()
+
+
+def written(made: World, number: int, manager: str, subresource: str = "") -> None:
+    """Somebody writes the Deployment's number, and the API server notes who and when."""
+    made.deployment["spec"]["replicas"] = number
+    fields: Object = {"f:spec": {"f:replicas": {}}}
+    entry = {"manager": manager, "operation": "Update", "subresource": subresource, "time": rfc3339(made.now), "fieldsV1": fields}
+    made.deployment["metadata"]["managedFields"] = [entry]
+
+
+def declared(made: World, number: int, *managers: str) -> None:
+    """Somebody writes the pipeline's own number; "": through its scale subresource, where the API server keeps no manager; "NAME/scale": where
+    it does."""
+    made.change(replicas=number)
+    written = [name.partition("/") for name in managers if name]
+    owners = [{"manager": name, "operation": "Update", "subresource": by, "fieldsV1": {"f:spec": {"f:replicas": {}}}} for name, _, by in written]
+    made.document["metadata"]["managedFields"] = [{"manager": "kubectl", "operation": "Apply", "fieldsV1": {"f:spec": {"f:model": {}}}}, *owners]
+
+
+def step(made: World) -> Plan:
+    """One pass; then its conditions are the operator's, as the API server notes it."""
+    decided = made.step()
+    if (entries := made.document["metadata"].get("managedFields")) is not None:
+        kept = [entry for entry in entries if entry["manager"] != names.MANAGER_STATUS]
+        owned: Object = {f'k:{{"type":"{item["type"]}"}}': {".": {}, **{f"f:{field}": {} for field in item}} for item in made.status["conditions"]}
+        status = {"manager": names.MANAGER_STATUS, "operation": "Apply", "subresource": "status", "fieldsV1": {"f:status": {"f:conditions": owned}}}
+        made.document["metadata"]["managedFields"] = [*kept, status]
+    return decided
+
+
+def applied(decided: Plan) -> bool:
+    return any(item["kind"] == "Deployment" for item in decided.apply)
+
+
+def limited(made: World) -> Object:
+    return made.condition("ScalingLimited")
+
+
+def passes(made: World, number: int = 2, seconds: float = 15) -> list[Plan]:
+    """Passes with time between them, the cluster doing its part."""
+    done = []
+    for _ in range(number):
+        made.pass_time(seconds).control().run_pods()
+        done.append(step(made))
+    return done
+
+
+def conflicts(plans: Sequence[Plan]) -> list[str]:
+    return [event.note for decided in plans for event in decided.events if event.reason == "ReplicasOwnerConflict"]
+
+
+# --- the Deployment's number ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("managers", [("argocd", "helm"), ("argocd", "helm", "kubectl-edit"), tuple("abcdefg")], ids=["two", "three", "seven"])
+@pytest.mark.parametrize("spec", [{}, PODS], ids=["spec", "scaling"])
+def test_who_take_turns_at_the_deployment_are_named_and_left_alone(managers: tuple[str, ...], spec: dict[str, Any]) -> None:
+    made, done = world(**spec), list[Plan]()
+    for number in range(20):
+        written(made, 3 + number % 2, managers[number % len(managers)])
+        done += passes(made)
+    assert sum(map(applied, done)) == min(len(managers), 4), "each is mended once"
+    assert len(conflicts(done)) == 1, "told once"
+    assert limited(made)["reason"] == "ReplicasOwnerConflict"
+    expected = f"{' and '.join(sorted(managers)[:4])} write the number of pods of Deployment sentiment in turn: 4 where this pipeline says"
+    assert limited(made)["message"].startswith(expected)
+    assert "it is left to them. Point the autoscaler at InferencePipeline sentiment" in limited(made)["message"]
+    assert len(made.serving) == 4
+    written(made, 2 if spec else 1, managers[0])
+    passes(made)
+    assert (limited(made), made.memory.mended_manager) == ({}, "")
+
+
+def test_whoever_edits_what_an_autoscaler_has_joins_it() -> None:
+    """Mended to the pipeline's number, the pods would go, and the autoscaler bring them back."""
+    made, done = world(), list[Plan]()
+    for number in range(20):
+        written(made, 4, HPA, "scale")
+        done += passes(made)
+        written(made, 5, "argocd")
+        done += passes(made)
+        assert len(made.serving) == 5, number
+    assert not any(map(applied, done))
+    assert len(conflicts(done)) == 1
+    assert limited(made)["message"].startswith(f"argocd and {HPA} write the number of pods of Deployment sentiment in turn: 5 where")
+
+
+def test_two_autoscalers_of_the_deployment_are_both_named() -> None:
+    made, done = world(), list[Plan]()
+    for manager in (HPA, "keda-operator") * 5:
+        written(made, 3 if manager == HPA else 5, manager, "scale")
+        done += passes(made)
+    assert not any(map(applied, done))
+    assert len(conflicts(done)) == 1
+    assert limited(made)["message"].startswith(f"keda-operator and {HPA} write")
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3, 4])
+def test_an_operator_killed_before_it_has_mended_takes_nobody_for_one_who_insists(kept: int) -> None:
+    """The record of a mending comes before the deed."""
+    made = world()
+    written(made, 5, "kubectl-edit")
+    made.pass_time(5).control().run_pods()
+    decided = made.think()
+    made.step(writes=min(kept, len(decided.apply) - 1))
+    assert made.deployment["spec"]["replicas"] == 5
+    assert any(map(applied, passes(made)))
+    assert (limited(made), made.deployment["spec"]["replicas"]) == ({}, 1)
+
+
+def test_who_wakes_a_pipeline_of_no_pods_again_and_again_is_left_alone() -> None:
+    """As KEDA does it, which scales from 0. Who writes 0 into the spec gets it in any case."""
+    made = world(replicas=0)
+    done = []
+    for _ in range(10):
+        written(made, 1, "keda-operator", "scale")
+        done += passes(made)
+    assert sum(map(applied, done)) == 1
+    assert "keda-operator writes the number of pods" in limited(made)["message"]
+    assert len(made.serving) == 1
+    made.change(replicas=2)
+    assert not any(map(applied, passes(made)))
+    made.change(replicas=0)
+    assert any(map(applied, passes(made)))
+    assert (made.serving, limited(made)) == ([], {})
+
+
+def test_an_autoscaler_is_told_again_only_when_it_is_another() -> None:
+    """What is remembered outlives the process, so that another one does not begin the fight again."""
+    made = world()
+    for manager in ("argocd", "helm", "argocd"):
+        written(made, 5, manager)
+        passes(made)
+    assert made.memory == Memory.parse(made.memory.to_json())
+    assert (made.memory.mended_manager, made.memory.mended) == ("argocd and helm", "")
+
+
+# --- the pipeline's own number -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", [{}, PODS], ids=["spec", "scaling"])
+@pytest.mark.parametrize("managers", [("argocd", ""), ("argocd", "helm"), ("argocd", "", "helm")], ids=["autoscaler", "two", "three"])
+def test_who_take_turns_at_the_pipelines_number_are_named_and_followed(managers: tuple[str, ...], spec: dict[str, Any]) -> None:
+    made, done = world(**spec), list[Plan]()
+    for number in range(12):
+        declared(made, 3 + number % 2, managers[number % len(managers)])
+        done += passes(made, 4)
+        assert len(made.serving) == (2 if spec else 3 + number % 2)
+    assert limited(made)["reason"] == "ReplicasOwnerConflict"
+    who = " and ".join(sorted(manager or SCALED for manager in managers))
+    assert limited(made)["message"].startswith(f"{who} write spec.replicas of this pipeline in turn, ")
+    assert ("2 pods are kept" if spec else "pods come and go with each of them") in limited(made)["message"]
+    assert "take replicas out of what is applied" in limited(made)["message"]
+    # An autoscaler of a pipeline whose pods are scaling's is told from its first write.
+    assert len(conflicts(done)) <= 2
+    assert made.condition("Ready")["status"] == "True"
+    rest = passes(made, 4)
+    assert all(decided.quiet for decided in rest[1:])
+    assert rest[-1].requeue_after is not None
+    made.pass_time(rest[-1].requeue_after)
+    step(made)
+    assert "in turn" not in limited(made).get("message", ""), "ten minutes after the last turn"
+    assert step(made).requeue_after is None
+
+
+def test_a_number_that_changes_hands_is_no_conflict() -> None:
+    """Git gives it to an autoscaler; the autoscaler goes, and Git takes it again."""
+    made, done = world(), list[Plan]()
+    for number, manager in ((2, "argocd"), (3, ""), (4, ""), (2, ""), (3, "argocd"), (2, "argocd")):
+        declared(made, number, manager)
+        done += passes(made, 4)
+        assert len(made.serving) == number
+    assert conflicts(done) == []
+    assert limited(made) == {}
+    assert made.memory.turns["often"] == 2
+    made.pass_time(660)
+    declared(made, 4, "")
+    passes(made)
+    assert (limited(made), made.memory.turns["often"]) == ({}, 1), "of long ago it is no turn"
+
+
+def test_an_autoscaler_whose_name_becomes_known_is_one_writer() -> None:
+    """The API server keeps no manager of it until somebody else has written the number."""
+    made = world()
+    for number, manager in ((3, ""), (2, "argocd"), (3, f"{HPA}/scale"), (2, "argocd")):
+        declared(made, number, manager)
+        passes(made, 4)
+    assert limited(made)["message"].startswith(f"argocd and {HPA} write spec.replicas of this pipeline in turn, ")
+
+
+def test_who_say_the_same_take_no_turns() -> None:
+    made = world()
+    for number, others in enumerate((["argocd"], ["argocd", "aaa"], ["aaa", "argocd"], ["argocd"]) * 3):
+        declared(made, 2, *others)
+        step(made)
+        assert made.memory.turns == {"last": "argocd"}, number
+
+
+def test_the_default_that_nobody_wrote_is_nobodys() -> None:
+    made = world()
+    declared(made, 1, "")
+    passes(made)
+    assert made.memory.turns == {}
+    declared(made, 3, "argocd")
+    passes(made)
+    declared(made, 1, "")
+    passes(made)
+    assert made.memory.turns["last"] == SCALED, "an autoscaler at its least"
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"last": 5}, {"last": "a", "often": "3"}, {"last": "a", "often": True}, {"last": "a", "often": 3, "at": "yesterday"}, {"names": []}, []],
+)
+def test_a_record_of_turns_that_somebody_broke_is_forgotten(broken: Any) -> None:
+    made = world()
+    data = made.children["ConfigMap", names.live_name(made.name)]["data"]
+    data[names.KEY_MEMORY] = json.dumps({**json.loads(data[names.KEY_MEMORY]), "turns": broken})
+    declared(made, 3, "argocd")
+    passes(made)
+    assert Turns.parse(made.memory.turns).told == ""
+    assert made.memory.turns["last"] == "argocd"
