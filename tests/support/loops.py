@@ -167,7 +167,7 @@ class Loop:
         decided = plan(observed, Context(self.world.options, control_key), self.world.now, self.world.wanted(observed))
         if self.writes:
             for item in decided.apply:
-                self.world._apply(item)
+                self.world.take(item)
             self.world.resize(decided)
             if decided.status is not None:
                 self.world.document["status"] = decided.status

@@ -263,7 +263,7 @@ class World:
             if isinstance(done, Deletion):
                 assert done.uid == self.children.pop((done.kind, done.name))["metadata"]["uid"]
             else:
-                self._apply(done)
+                self.take(done)
         left -= len(decided.clear) + len(decided.apply)
         for deletion in decided.delete[: max(left, 0)]:
             if deletion.kind == "Secret":
@@ -283,9 +283,13 @@ class World:
                 raise AssertionError(f"the status does not fit the CRD: {error.json_path}: {error.message}")
             self.document["status"] = copy.deepcopy(decided.status)
         for item in decided.beside[: max(left - 1, 0)]:
-            self._apply(item)
+            self.take(item)
         self.log.append(decided)
         return decided
+
+    def forget(self) -> None:
+        """The operator's process starts anew."""
+        self._accepted = ""
 
     def resize(self, decided: Plan) -> None:
         """A patch of a pod's resize subresource."""
@@ -295,7 +299,8 @@ class World:
             self.managed.pop(pod.name, None)  # what is written is its writer's
             pod.asked = decided.resize.patch["spec"]["containers"][0]["resources"]
 
-    def _apply(self, item: Object) -> None:
+    def take(self, item: Object) -> None:
+        """The API server takes an object."""
         check_object(item)
         key = (item["kind"], item["metadata"]["name"])
         stored = copy.deepcopy(item)

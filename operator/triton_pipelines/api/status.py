@@ -91,11 +91,27 @@ class SourceStatus(ApiModel):
     sha256: Annotated[Short, Field(description="SHA-256 of the file.")] = ""
 
 
+class ProvenPadding(ApiModel):
+    """A padding that a tuning run has proven for one spec."""
+
+    fingerprint: Annotated[Short, Field(description="Hash of all that a padding's cost depends on in the spec that it holds for.")] = ""
+    padding: Annotated[Short, Field(description="Ragged, Fixed, Bucketed or Longest.")] = ""
+    buckets: Annotated[tuple[Count, ...], Field(max_length=32, description="Tokens of the buckets of Bucketed.", json_schema_extra=ATOMIC)] = ()
+    reason: Annotated[Short, Field(description="The proven gain.")] = ""
+    request: Annotated[Short, Field(description="Request of the run that proved it.")] = ""
+    time: Annotated[str | None, Field(max_length=64, description="When that ended.", json_schema_extra={"format": "date-time"})] = None
+    barred: Annotated[Short, Field(description="Why it was taken back, and is not taken again until another run proves it; empty: it was not.")] = ""
+
+
 class PaddingStatus(ApiModel):
     """How tokens are padded."""
 
     chosen: Annotated[Short, Field(description="The padding in force.")] = ""
     reason: Annotated[Short, Field(description="Why it was chosen.")] = ""
+    measured: Annotated[
+        tuple[ProvenPadding, ...],
+        Field(max_length=16, description="What tuning runs have proven, for Auto to take with the spec that it holds for.", json_schema_extra=ATOMIC),
+    ] = ()
 
 
 class ScaleEvent(ApiModel):
@@ -171,6 +187,9 @@ class TuningStatus(ApiModel):
         ),
     ] = ""
     gain_percent: Annotated[Count, Field(description="Requests per second gained over the current setting.")] = 0
+    recommended_revision: Annotated[
+        Short, Field(description="Revision that the pipeline has with that patch, and with the padding that was proven.")
+    ] = ""
     points: Annotated[tuple[TuningPoint, ...], Field(max_length=32, description="What was measured.", json_schema_extra=ATOMIC)] = ()
 
 

@@ -153,12 +153,18 @@ def _troubles(pipeline: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             yield item["type"], item["reason"], item["message"]
 
 
+def _padding(pipeline: Mapping[str, Any]) -> list[str]:
+    """The padding that runs, and why, with what was measured of others; nothing in a pipeline without tokens."""
+    told = (pipeline.get("status") or {}).get("padding") or {}
+    return [f"Padding: {told['chosen']}: {told.get('reason', '')}"] if told.get("chosen") else []
+
+
 def explained(pipeline: Mapping[str, Any]) -> list[str]:
     """What limits a pipeline, in plain words."""
     metadata, state = pipeline["metadata"], scaling_of(pipeline)
     name = f"{metadata['namespace']}/{metadata['name']}"
     if not state.get("bottleneck"):
-        return [f"{name}: {_why_silent(pipeline)}"]
+        return [f"{name}: {_why_silent(pipeline)}", *_padding(pipeline)]
     advice = _advice(state["bottleneck"])
     result = [f"{name}: {state['bottleneck']}", f"What limits it: {advice.means}", "The numbers:"]
     for item in scaled_steps(pipeline):
@@ -175,6 +181,7 @@ def explained(pipeline: Mapping[str, Any]) -> list[str]:
         moves += [move for move in _advice(item["verdict"]).moves if item["verdict"] != state["bottleneck"] and move not in moves]
     result.append("What would move it:" if moves else "What would move it: nothing has to.")
     result += [f"  {number}. {move}" for number, move in enumerate(moves, 1)]
+    result += _padding(pipeline)
     for item in (state.get("history") or ())[:1]:
         verb = "would go" if state.get("mode") == "Advisory" else "went"
         result.append(f"Last change: {item['time']} {item['step']} {verb} from {item['from']} to {item['to']}: {item['reason']}")

@@ -1,14 +1,16 @@
 """Paddings that tuning runs have proven, for ``spec.tokenizer.padding: Auto``: what is remembered of them, and of which spec they speak. Pure.
 
 A choice holds for one fingerprint (:func:`~triton_pipelines.pipeline.fingerprint.cost_fingerprint`): that of the spec with the patch that was
-measured together with it. It lies in the live ConfigMap, and in the ConfigMap of the revision that it made: where the first is lost, what is
-deployed stays as it is. A choice whose revision was taken back is barred, until another run proves it anew.
+measured together with it. It lies in the live ConfigMap, in ``status.padding.measured`` and in the ConfigMap of the revision that it made:
+where one of them is lost, or was not taken by the API server, the others know it. A choice whose revision failed, or was taken back, is
+barred until another run proves it anew.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -22,15 +24,20 @@ from triton_pipelines.pipeline.tokens import left_to_auto
 from triton_pipelines.tuning.contract import Padded
 from triton_pipelines.tuning.knobs import changed, merged, padding_fields
 
-from .observed import Memory, Observed, json_object
+from .events import Event
+from .observed import Observed, json_object
 from .padding import REQUEST_MAX, short
+from .rollout import Rollout
 from .times import moment
+from .tuningrun import MESSAGE_MAX, Run
 
 # Choices that are remembered, the newest and the one in force: a spec that is gone back to has its own again.
 KEPT: Final = 8
 # Room in status.padding (512 in all) for the figures, and for why a choice was taken back.
 SAID_MAX: Final = 400
 BARRED_MAX: Final = 160
+# Fields as they are remembered, and as the status names them.
+_TOLD: Final = {"mode": "padding", "buckets": "buckets", "said": "reason", "request": "request", "at": "time", "barred": "barred"}
 _MODES: Final = tuple(mode.value for mode in Padding if mode is not Padding.AUTO)
 _BUCKETS_MAX: Final = 32
 _TOKENS_MAX: Final = 2**31 - 1
@@ -78,6 +85,21 @@ class Choice:
         values |= {key: getattr(self, key) for key in ("said", "request", "at", "barred")}
         return {key: value for key, value in values.items() if value}
 
+    @classmethod
+    def told(cls, entry: Mapping[str, Any]) -> Choice | None:
+        """Read an entry of ``status.padding.measured``; ``None`` for what is none."""
+        return cls.parse({key: entry[name] for key, name in _TOLD.items() if name in entry})
+
+    def to_status(self, fingerprint: str) -> dict[str, Any]:
+        """The entry of ``status.padding.measured``."""
+        document = self.to_document()
+        return {"fingerprint": fingerprint} | {name: document[key] for key, name in _TOLD.items() if key in document}
+
+    @property
+    def age(self) -> tuple[dt.datetime, bool]:
+        """Greater is newer: proven later, or the same one since it was barred."""
+        return moment(self.at) or dt.datetime.min.replace(tzinfo=dt.UTC), bool(self.barred)
+
 
 Choices = Mapping[str, Choice]
 
@@ -93,27 +115,76 @@ class Taken:
 
 
 def recorded(observed: Observed) -> dict[str, Choice]:
-    """Choices by fingerprint: the one by which the deployed revision was made, and those of the live ConfigMap, which know more."""
+    """Choices by fingerprint: the one by which the deployed revision was made, those that the status tells of, and those of the live ConfigMap.
+
+    Of two for one spec the newer counts: a ConfigMap may have been lost or edited since the status was written, or not been taken.
+    """
     made = observed.child("ConfigMap", names.revision_name(observed.name, observed.deployed_revision()))
     texts = [((made or {}).get("data") or {}).get(names.KEY_MEASURED_PADDING), observed.live_data().get(names.KEY_MEASURED_PADDING)]
     known = [(fingerprint, Choice.parse(item)) for text in texts for fingerprint, item in json_object(text).items()]
-    return {fingerprint: choice for fingerprint, choice in known if choice is not None}
+    told = (observed.status.get("padding") or {}).get("measured") or ()
+    known[:0] = [(str(item["fingerprint"]), Choice.told(item)) for item in told if isinstance(item, Mapping) and item.get("fingerprint")]
+    result: dict[str, Choice] = {}
+    for fingerprint, choice in known:
+        if choice is not None and (fingerprint not in result or choice.age >= result[fingerprint].age):
+            result[fingerprint] = choice
+    return result
 
 
 def after(before: Choices, proven: Choices, current: str, back: str) -> dict[str, Choice]:
     """What is remembered behind a pass: what was, what a run has ``proven``, and that the choice for the present spec (``current``: its
-    fingerprint) is barred since its revision was taken back (``back``: why; "": it was not)."""
+    fingerprint) is barred since its revision failed (``back``: why; "": it did not)."""
     choices = dict(before)
     if back and current in choices and not choices[current].barred:
         choices[current] = replace(choices[current], barred=short(back, BARRED_MAX))
     choices |= proven
-    newest = sorted(choices, key=lambda one: (one == current, choices[one].at, one), reverse=True)[:KEPT]
+    newest = sorted(choices, key=lambda one: (one == current, choices[one].age, one), reverse=True)[:KEPT]
     return {fingerprint: choices[fingerprint] for fingerprint in newest}
 
 
-def taken_back(graph: Graph, revision: str, memory: Memory) -> str:
-    """Why the revision of a measured padding was taken back; "" where it was not, or goes by rule."""
-    return memory.failed_message if graph.padding is not None and graph.padding.measured and memory.failed_revision == revision else ""
+def failure_of(graph: Graph, revision: str, wanted: str, rollout: Rollout) -> str:
+    """Why the revision of a measured padding was taken back, or cannot come to serve; "" where neither is so, or it goes by rule."""
+    if graph.padding is None or not graph.padding.measured:
+        return ""
+    if rollout.memory.failed_revision == revision:
+        return rollout.memory.failed_message
+    return rollout.failed if wanted == revision else ""
+
+
+def barred_now(before: Choices, choices: Choices) -> list[Choice]:
+    """The choices that this pass has barred."""
+    return [choice for fingerprint, choice in choices.items() if choice.barred and fingerprint in before and not before[fingerprint].barred]
+
+
+def events_of(barred: Sequence[Choice]) -> tuple[Event, ...]:
+    """That a choice is no longer taken, and why."""
+    said = "{0}, which tuning run {1!r} measured, is taken back for this spec until another run proves it: {2}"
+    notes = (said.format(one.padded, short(one.request, REQUEST_MAX), one.barred) for one in barred)
+    return tuple(Event(True, "PaddingTakenBack", "Rollout", note) for note in notes)
+
+
+def retold(run: Run, barred: Sequence[Choice]) -> Run:
+    """The run with what became of the padding that it has proven: its message promised that Auto takes it."""
+    for choice in barred:
+        if (choice.request, choice.at) == (run.request, run.end):
+            add = f" Auto has taken padding {choice.padded} back since: {choice.barred}"
+            message = short(str(run.result.get("message") or ""), MESSAGE_MAX - len(add)) + add
+            run = replace(run, result={**run.result, "message": message.lstrip()})
+    return run
+
+
+def to_status(choices: Choices) -> dict[str, Any]:
+    """What ``status.padding`` tells of them, the newest first; nothing where there are none."""
+    newest = sorted(choices, key=lambda one: (choices[one].age, one), reverse=True)
+    return {"measured": [choices[fingerprint].to_status(fingerprint) for fingerprint in newest]} if choices else {}
+
+
+def with_choices(status: Mapping[str, Any], decided: Mapping[str, Any]) -> dict[str, Any]:
+    """A status that keeps what was said before, with the choices of the one that was ``decided``: they hold, whatever could not be applied."""
+    told: Mapping[str, Any] = decided.get("padding") or {}
+    if not told.get("measured"):
+        return dict(status)
+    return {**status, "padding": {**(status.get("padding") or told), "measured": told["measured"]}}
 
 
 def data(choices: Choices) -> dict[str, str]:
@@ -184,16 +255,18 @@ def patch_in(result: Mapping[str, Any]) -> Mapping[str, Any]:
     return patch if isinstance(patch, Mapping) else {}
 
 
-def note(choices: Choices, fingerprint: str, request: str) -> str:
+def note(choices: Choices, fingerprint: str, request: str, *, in_force: bool) -> str:
     """What is to be said of choices that are not in force; "" where there are none. ``request``: of the run that status.tuning tells of, if it
-    measured the revision that is wanted ("": it did not)."""
+    measured the revision that is wanted ("": it did not); ``in_force``: whether a choice is."""
     own = choices.get(fingerprint)
     if own is not None and own.barred:
         return f"; {own.padded}, which tuning run {short(own.request, REQUEST_MAX)!r} measured, was taken back: {own.barred}"
+    if own is not None and not in_force:
+        return f"; {own.padded}, which tuning run {short(own.request, REQUEST_MAX)!r} measured, is none that this pipeline can take"
     others = [choice for choice in choices.values() if not choice.barred]
     if own is not None or not others:
         return ""
-    newest = max(others, key=lambda choice: choice.at)
+    newest = max(others, key=lambda choice: choice.age)
     run = f"tuning run {short(newest.request, REQUEST_MAX)!r}"
     if newest.request == request:
         return f"; {run} measured {newest.padded} to be better together with the patch in status.tuning: Auto takes it with that"

@@ -217,9 +217,12 @@ def _act(
     stage = stage_of(pipeline, graph, observed, context.options, rollout, wanted, replicas, ready, makes)
     run = remembered(rollout.memory.tuning, observed.status.get("tuning"))
     tuned = tuning.interrupted(run, now) if held is not None and held.ends_run else tuning.follow(stage, run, now)
-    memory = replace(memory, tuning=tuned.run.to_document())
     fingerprint = cost_fingerprint(pipeline, context.options, observed.digests)
-    choices = measured.after(measured.recorded(observed), tuned.choices, fingerprint, measured.taken_back(graph, revision.name, memory))
+    known = measured.recorded(observed)
+    choices = measured.after(known, tuned.choices, fingerprint, measured.failure_of(graph, revision.name, wanted, rollout))
+    barred = measured.barred_now(known, choices)
+    tuned = replace(tuned, run=measured.retold(tuned.run, barred))
+    memory = replace(memory, tuning=tuned.run.to_document())
     # In this order a pass may end anywhere: a revision's ConfigMap is the trace by which its Secret is pruned, what the live ConfigMap
     # remembers as applied has been applied, and pods find everything that they mount.
     desired: list[Object] = []
@@ -262,14 +265,18 @@ def _act(
         )
         if graph.padding is not None:
             current = wanted in (tuned.run.revision, tuned.run.recommended)
-            other = measured.note(choices, fingerprint, tuned.run.request if tuned.run.revision == wanted else "")
-            status = status | {"padding": padding.told(graph.padding, tuned.run.status(), current, other)}
+            request = tuned.run.request if tuned.run.revision == wanted else ""
+            other = measured.note(choices, fingerprint, request, in_force=graph.padding.measured)
+            status = status | {"padding": padding.told(graph.padding, tuned.run.status(), current, other) | measured.to_status(choices)}
+    else:
+        status = measured.with_choices(status, {"padding": measured.to_status(choices)})
     if held is None or not held.ends_run or tuned.run != run:
         status = with_tuning(status, tuned.status())
     # For another spec nobody waits: it wakes us.
     waits = held is None or not held.ends_run
     requeue = soonest(_requeue(status, rollout, problems, must_wait, waits), tuned.recheck, resizing.again, number.again)
-    decided = _with_status(observed, status, apply, delete, requeue, (*healing.events, *rollout.notes, *tuned.events))
+    notes = (*healing.events, *rollout.notes, *tuned.events, *measured.events_of(barred))
+    decided = _with_status(observed, status, apply, delete, 0.0 if barred else requeue, notes)
     first = apply.index(live) + 1 if clear and live in apply else 0
     return replace(decided, resize=resizing.resize, beside=tuple(beside), clear=clear, first=first)
 

@@ -41,6 +41,7 @@ from . import status as statuses
 from .events import Event, transitions
 from .fleet import rolls
 from .keeping import remembered_of
+from .keptback import Refused, events_that_hold, kept_back
 from .observed import Object, Observed, Pod, Probe, alive, serves
 from .ownership import FormerChild, NameTaken, check_owner
 from .plan import Context, Plan, hands_off, plan, soonest
@@ -51,7 +52,6 @@ from .resizing import Resize
 from .resolver import Resolver
 from .scaling import Intent, View
 from .sources import read_sources
-from .tuningrun import with_tuning
 from .wanted import Wanted
 from .watch import Latencies
 
@@ -146,23 +146,11 @@ class Reconciler:
             self._starting.add(key)
         try:
             await self._carry_out(key, observed, decided)
-        except NameTaken as error:
-            await self._write_status(observed, self._kept_back(observed, decided, Reason.NAME_CONFLICT, str(error)))
-            return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="stalled")
-        except FormerChild as error:
-            text = f"waiting for {error} of a former pipeline of this name to go"
-            await self._write_status(observed, self._kept_back(observed, decided, Reason.PROGRESSING, text))
-            return Result(requeue_after=FORMER_CHILD_SECONDS, outcome="waiting")
-        except Invalid as error:
-            # What the API server refuses in a child came from the spec: affinity, tolerations, env and the like are passed on as written.
-            text = f"the API server refuses what the spec asks for: {error.message}"
-            await self._write_status(observed, self._kept_back(observed, decided, Reason.INVALID_SPEC, text))
-            return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="stalled")
-        except Forbidden as error:
-            # Quota, admission, a missing right: others than the operator have to act, so it must not stand in its log alone.
-            text = f"the API server refuses an object of the pipeline: {error.message}"
-            await self._write_status(observed, self._kept_back(observed, decided, Reason.API_ERROR, text))
-            raise
+        except REFUSALS as error:
+            told = await self._tell_kept_back(key, observed, decided, error)
+            if isinstance(error, Forbidden):
+                raise
+            return told
         finally:
             self._starting.discard(key)
         if decided.status is not None:
@@ -252,19 +240,24 @@ class Reconciler:
 
     # --- carry out ----------------------------------------------------------------------------------------------------------
 
-    def _kept_back(self, observed: Observed, decided: Plan, reason: Reason, text: str) -> dict[str, Any]:
-        """The status where an object of the pipeline could not be applied; what became of a tuning run holds all the same."""
-        status = statuses.stalled(observed, reason, text, self.clock())
-        return status if decided.status is None else with_tuning(status, decided.status.get("tuning"))
+    async def _tell_kept_back(self, key: Key, observed: Observed, decided: Plan, error: Refused) -> Result:
+        """Say what the API server refused. Then what a tuning run that has ended holds goes: its result stands in the status by now. Where
+        that cannot be written at present, the Job stays, and the next pass reads its result again."""
+        try:
+            await self._write_status(observed, kept_back(observed, decided, error, self.clock()))
+        except StatusRefused:
+            await self._clear(key, decided)  # others want the room, and no pass will be able to write it
+            raise
+        await self._clear(key, decided)
+        for event in events_that_hold(decided):
+            await self._post(observed.pipeline, event)
+        waiting = isinstance(error, FormerChild)
+        return Result(requeue_after=FORMER_CHILD_SECONDS if waiting else SOURCE_POLL_SECONDS, outcome="waiting" if waiting else "stalled")
 
     async def _carry_out(self, key: Key, observed: Observed, decided: Plan) -> None:
         uid = observed.pipeline["metadata"].get("uid", "")
-        try:
-            for item in decided.apply[: decided.first]:
-                await self._apply(item, uid)
-        except REFUSALS:
-            await self._clear(key, decided)
-            raise
+        for item in decided.apply[: decided.first]:
+            await self._apply(item, uid)
         await self._clear(key, decided)
         for item in decided.apply[decided.first :]:
             await self._apply(item, uid)
@@ -277,7 +270,8 @@ class Reconciler:
 
     async def _clear(self, key: Key, decided: Plan) -> None:
         for deletion in decided.clear:
-            await self._delete(key, deletion)
+            if self.store.get(RESOURCE_OF_KIND[deletion.kind], key[0], deletion.name) is not None:
+                await self._delete(key, deletion)
 
     async def _create_beside(self, key: Key, observed: Observed, decided: Plan) -> bool:
         """Make what a tuning run needs. What is refused ends the run, and is nothing that the pipeline suffers from. Whether it was."""

@@ -36,6 +36,8 @@ class Rollout:
 
     ``gap``: that nothing serves until the new pod is ready, announced beforehand. ``recheck``: seconds until a decision by the
     clock may change, ``None`` without one; ``watching``: whether the new revision's latency is being watched; ``notes``: what came of it.
+    ``failed``: why the wanted revision, which has not served the whole pipeline yet, cannot come to that ("": it can): whether it was taken
+    back, or stays the one that is rolled out beside the old pods, which a surge leaves alone.
     """
 
     target: str
@@ -45,6 +47,7 @@ class Rollout:
     recheck: float | None = None
     watching: bool = False
     notes: tuple[Event, ...] = ()
+    failed: str = ""
 
 
 def decide(
@@ -87,6 +90,7 @@ def decide(
     failure = _failure(target, observed, problems)
     if in_the_way and failure is None:
         failure = Reason.ROLLOUT_FAILED, "its pods did not all become ready, and live scaling needs the Deployment for those that serve"
+    failed = _failed(target, observed, problems, failure) if target == wanted != memory.proven else ""
     if failure and target == wanted and (in_the_way or _old_gone(mode, observed, wanted)) and _can_restore(memory, wanted, observed):
         reason, message = failure
         memory = replace(_taken_back(memory, wanted, observed.spec_hash, reason, message, memory.proven), watch={})
@@ -103,7 +107,7 @@ def decide(
         )
         target, mode, gap = back, strategy if strategy is not RolloutStrategy.AUTO else RolloutStrategy.SURGE, ""
     notes = (Event(False, "SLOWatched", "Watch", watched.ended),) if watched.ended else ()
-    return Rollout(target, mode, memory, gap, recheck, bool(memory.watch.get("since")), notes)
+    return Rollout(target, mode, memory, gap, recheck, bool(memory.watch.get("since")), notes, failed)
 
 
 def target_of(memory: Memory, wanted: str) -> str:
@@ -213,6 +217,15 @@ def _failure(target: str, observed: Observed, problems: Sequence[Problem]) -> tu
         if problem.pod in pods and problem.final:
             return problem.reason, problem.message
     return deadline_exceeded(target, observed, problems)
+
+
+def _failed(target: str, observed: Observed, problems: Sequence[Problem], failure: tuple[Reason, str] | None) -> str:
+    """Why a revision that is new cannot come to serve the whole pipeline, or must not: wrong answers of its first pod are not waited out while
+    old pods leave for it."""
+    if failure is not None:
+        return failure[1]
+    pods = {pod.name for pod in observed.pods if pod.revision == target}
+    return next((problem.message for problem in problems if problem.pod in pods and problem.reason is Reason.INFERENCE_FAILED), "")
 
 
 def deadline_exceeded(target: str, observed: Observed, problems: Sequence[Problem]) -> tuple[Reason, str] | None:

@@ -38,6 +38,8 @@ MARGIN_SECONDS: Final = 60
 RECHECK_SECONDS: Final = 15.0
 # A Job that ended waits so long for what its pod says of it (seconds).
 SILENT_SECONDS: Final = 10
+# Events of a run that has ended.
+ENDED_EVENTS: Final = ("TuningSucceeded", "TuningFailed")
 AGAIN: Final = "ask again with another spec.tuning.request"
 
 

@@ -22,6 +22,15 @@ SHORT_MAX: Final = 512
 # What the Job may fill in of status.tuning; the rest is said here.
 RESULT: Final = ("message", "advice", "padding", "patch", "gainPercent", "points")
 _TEXTS: Final = ("request", "state", "mode", "asked", "revision", "start", "pod", "job", "made", "end", "recommended")
+# Of these, what the status tells, and under which name.
+_TOLD: Final = {
+    "request": "request",
+    "state": "state",
+    "revision": "revision",
+    "start": "startTime",
+    "end": "completionTime",
+    "recommended": "recommendedRevision",
+}
 _TIMES: Final = ("asked", "start", "job", "end")
 
 
@@ -102,6 +111,7 @@ class Run:
         if not self.request:
             return {}
         told = {"request": self.request, "state": str(self.state), "startTime": self.start, "completionTime": self.end, "revision": self.revision}
+        told["recommendedRevision"] = self.recommended
         told["message"] = message[:MESSAGE_MAX]
         return {key: value for key, value in told.items() if value} | dict(self.result)
 
@@ -111,13 +121,19 @@ class Run:
 
 
 def remembered(document: Mapping[str, Any], told: Any) -> Run:
-    """The last run. Where the memory of it is lost, as with a deleted live ConfigMap, one that had ended is known by what is ``told`` of it
-    in ``status.tuning``: it is not made, and does not take a pod's room, a second time."""
-    if document or not isinstance(told, Mapping) or told.get("state") not in (State.SUCCEEDED, State.FAILED):
-        return Run.parse(document)
-    texts = {"request": "request", "state": "state", "revision": "revision", "start": "startTime", "end": "completionTime"}
-    known = {field: told[key] for field, key in texts.items() if key in told}
-    return Run.parse({**known, "serial": 1, "result": result_of(told) or {}})
+    """The last run, by what is remembered and what is ``told`` of it in ``status.tuning``.
+
+    The status knows more of a run that has ended where the memory of it is lost, as with a deleted live ConfigMap, and where the API server
+    did not take the record of its end. It is not made, and does not take a pod's room, a second time.
+    """
+    run = Run.parse(document)
+    if not isinstance(told, Mapping) or told.get("state") not in (State.SUCCEEDED, State.FAILED):
+        return run
+    if document and not (run.active and run.begun and (told.get("request"), told.get("startTime")) == (run.request, run.start)):
+        return run
+    known = {field: told[key] for field, key in _TOLD.items() if key in told}
+    ended = Run.parse({"serial": 1, **(run.to_document() if document else {}), **known, "result": result_of(told) or {}})
+    return ended if ended.request else run
 
 
 def with_tuning(status: Mapping[str, Any], told: Any) -> dict[str, Any]:

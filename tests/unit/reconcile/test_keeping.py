@@ -155,7 +155,7 @@ def test_a_record_that_somebody_broke_is_no_fault(text: str) -> None:
     world = broken("check")
     live = world.children["ConfigMap", names.live_name(world.name)]
     live["data"] = {**live["data"], names.KEY_ACCEPTED: text}
-    world._accepted = ""
+    world.forget()
     world.settle()
     assert world.told()["Stalled"] == "True InvalidSpec"
     world.change(postprocess={"labels": ["negative", "positive"]}).settle()

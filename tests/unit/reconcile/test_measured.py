@@ -11,62 +11,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import builders
-from tests.support.tuningworld import RESULT, Tuning
+from tests.support.measuredworld import (
+    BOTH,
+    BROKEN_FIGURE,
+    BUCKETED,
+    FIGURES,
+    KEPT_FIGURE,
+    PADDING,
+    PLAN,
+    SLO,
+    broken,
+    choices,
+    config,
+    padding,
+    result,
+    run,
+    world_of,
+)
+from tests.support.tuningworld import Tuning
 from tests.support.worlds import BAD, STIFF
 from triton_pipelines.api import names
-from triton_pipelines.api.status import PaddingStatus
 from triton_pipelines.reconcile.measured import KEPT, Choice, after
-from triton_pipelines.reconcile.watch import Figure, Latencies
+from triton_pipelines.reconcile.watch import Latencies
 
-SLO = {"p99Milliseconds": 85, "networkAndQueueBudgetMilliseconds": 5}
-PLAN = {"platform": "tensorrt_plan"}
-BUCKETED = {"padding": "Bucketed", "buckets": [32, 128]}
-PADDING: dict[str, Any] = {"spec": {"tokenizer": BUCKETED}}
-BOTH: dict[str, Any] = {"spec": {"model": {"maxBatchSize": 16}, "tokenizer": BUCKETED}}
-FIGURES = "Bucketed 32, 128, 512 is cheapest: Bucketed 32, 128, 512 21.5 ms, Fixed 38.5 ms (in force) for 64 rows"
-RENDERED: dict[str, Any] = {}
-KEPT_FIGURE, BROKEN_FIGURE = Figure(30.0, 40.0, 50.0), Figure(90.0, 120.0, 55.0)
-
-
-def result(patch: dict[str, Any], gain: int = 31) -> dict[str, Any]:
-    return RESULT | {"message": "it is better", "patch": yaml.safe_dump(patch), "gainPercent": gain, "padding": FIGURES}
-
-
-def world_of(**spec: Any) -> Tuning:
-    """A plan, which Auto's rule pads to maxLength, and which serves."""
-    world = Tuning(builders.document(**{"model": PLAN, "slo": SLO, **spec}), rendered=RENDERED)
-    world.settle()
-    return world
-
-
-def run(world: Tuning, patch: dict[str, Any], request: str = "monday", gain: int = 31) -> Tuning:
-    """A run that proves the patch, once nothing is watched any more; the pass that sees its end is the last."""
-    world.pass_time(400).settle()
-    world.change(tuning={"request": request})
-    world.step()
-    world.canary_ready().job_ends(json.dumps(result(patch, gain)))
-    assert world.run["state"] == "Succeeded"
-    world.run_pods_raw = []
-    return world
-
-
-def padding(world: Tuning) -> tuple[str, str]:
-    said = world.status["padding"]
-    PaddingStatus.model_validate(said)
-    return said["chosen"], said["reason"]
-
-
-def live(world: Tuning) -> dict[str, str]:
-    return dict(world.children["ConfigMap", names.live_name(world.name)]["data"])
-
-
-def choices(world: Tuning) -> dict[str, Any]:
-    return dict(json.loads(live(world).get(names.KEY_MEASURED_PADDING, "{}")))
-
-
-def config(world: Tuning) -> str:
-    """The tokenizer's configuration in the revision that is deployed."""
-    return str(world.children["ConfigMap", names.revision_name(world.name, world.deployed)]["data"]["tokenizer.config.pbtxt"])
+LATER = "2030-01-01T00:00:00Z"
 
 
 def test_padding_alone_is_rolled_out_for_the_spec_that_was_measured_and_the_patch_names_none() -> None:
@@ -180,7 +148,9 @@ def test_what_the_loader_refused_goes_before_what_was_measured() -> None:
     key = names.KEY_MEASURED_PADDING
     run(onnx, {"spec": {"tokenizer": {"padding": "Longest"}}})
     (fingerprint,) = choices(onnx)
-    onnx.children["ConfigMap", names.live_name(onnx.name)]["data"][key] = json.dumps({fingerprint: {"mode": "Ragged", "said": "measured: Ragged"}})
+    onnx.children["ConfigMap", names.live_name(onnx.name)]["data"][key] = json.dumps(
+        {fingerprint: {"mode": "Ragged", "said": "measured: Ragged", "at": LATER}}
+    )
     onnx.step()
     assert padding(onnx) == ("Ragged", "measured: Ragged")
     onnx.verdicts[onnx.deployed] = STIFF
@@ -189,12 +159,6 @@ def test_what_the_loader_refused_goes_before_what_was_measured() -> None:
     assert padding(onnx)[0] == "Fixed"
     assert "axis 1 of input_ids is 128" in padding(onnx)[1]
     assert onnx.told()["Ready"] == "True Succeeded"
-
-
-def broken(world: Tuning, old: str) -> None:
-    """The revision that is deployed breaks the promise which ``old`` kept."""
-    world.latencies = Latencies({old: KEPT_FIGURE, world.deployed: BROKEN_FIGURE})
-    world.pass_time(15).step()
 
 
 def test_a_revision_that_breaks_the_promise_bars_its_choice_and_the_rule_serves_again() -> None:
@@ -279,10 +243,21 @@ def test_a_lost_live_config_map_loses_nothing_of_what_is_deployed() -> None:
 @pytest.mark.parametrize(
     "text", ["[]", "{", '{"FINGERPRINT": 3}', '{"FINGERPRINT": {"mode": "Auto"}}', '{"FINGERPRINT": {"mode": "Fixed", "buckets": [true]}}']
 )
-def test_a_record_that_was_edited_into_nonsense_is_none(text: str) -> None:
+def test_a_record_that_was_edited_into_nonsense_is_mended_from_the_status_else_none(text: str) -> None:
     world = run(world_of(), PADDING)
-    (fingerprint,) = choices(world)
-    world.children["ConfigMap", names.live_name(world.name)]["data"][names.KEY_MEASURED_PADDING] = text.replace("FINGERPRINT", fingerprint)
+    known = choices(world)
+    (fingerprint,) = known
+    data = world.children["ConfigMap", names.live_name(world.name)]["data"]
+    data[names.KEY_MEASURED_PADDING] = text.replace("FINGERPRINT", fingerprint)
+    world.step()
+    assert choices(world) == known
+    (told,) = world.status["padding"]["measured"]
+    data = world.children["ConfigMap", names.live_name(world.name)]["data"]
+    data[names.KEY_MEASURED_PADDING] = text.replace("FINGERPRINT", fingerprint)
+    world.document["status"]["padding"]["measured"] = [{**told, "padding": "Auto"}, {"padding": "Fixed"}, "nonsense"]
+    for (kind, name), item in list(world.children.items()):
+        if kind == "ConfigMap" and name != names.live_name(world.name):
+            item["data"].pop(names.KEY_MEASURED_PADDING, None)
     world.settle()
     assert (padding(world)[0], world.told()["Ready"]) == ("Fixed", "True Succeeded")
 
@@ -291,7 +266,7 @@ def test_a_record_that_the_pipeline_cannot_have_is_not_taken() -> None:
     profiles = [{"min": 1, "max": 512, "maxBatchSize": 64}]
     world = run(world_of(model=PLAN | {"lengths": {"profiles": profiles}}), PADDING)
     (fingerprint,) = choices(world)
-    data = {fingerprint: {"mode": "Ragged", "said": "by hand"}}
+    data = {fingerprint: {"mode": "Ragged", "said": "by hand", "at": LATER}}
     world.children["ConfigMap", names.live_name(world.name)]["data"][names.KEY_MEASURED_PADDING] = json.dumps(data)
     world.settle()
     assert (padding(world)[0], world.told()["Ready"]) == ("Fixed", "True Succeeded")

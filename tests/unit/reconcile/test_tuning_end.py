@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import datetime as dt
 import json
-from typing import Any
 
 import pytest
 import yaml
 
 from tests.support import builders
+from tests.support.passes import Recording, passed
 from tests.support.tuningworld import RENDERED, RESULT, Tuning
 from triton_pipelines.api import names
-from triton_pipelines.cluster.client import Client, Object
-from triton_pipelines.cluster.errors import ClusterError, Forbidden
-from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS, Resource
-from triton_pipelines.cluster.store import Store
-from triton_pipelines.reconcile.observed import ModelState, Probe
-from triton_pipelines.reconcile.reconciler import RESOURCE_OF_KIND, ProbeTarget, Reconciler
+from triton_pipelines.cluster.errors import ClusterError, Forbidden, Invalid
 
 PATCH = {"spec": {"tokenizer": {"padding": "Bucketed", "buckets": [32, 128]}}}
 MESSAGE = json.dumps(RESULT | {"patch": yaml.safe_dump(PATCH)})
@@ -48,69 +41,58 @@ def test_an_operator_that_is_killed_then_loses_nothing(writes: int) -> None:
     assert names.KEY_MEASURED_PADDING in world.children["ConfigMap", names.live_name(world.name)]["data"]
 
 
-class Recording(Client):
-    """Stands in for an API server that takes whatever it is given, but answers the live ConfigMap with an error where there is one."""
-
-    def __init__(self, error: ClusterError | None = None) -> None:
-        self.error = error
-        self.told: list[tuple[str, str]] = []
-
-    async def apply(self, obj: Object, **_: Any) -> Object:
-        self.told.append(("apply", obj["metadata"]["name"]))
-        if self.error is not None and obj["metadata"]["name"] == names.live_name("sentiment"):
-            raise self.error
-        return obj
-
-    async def apply_status(self, obj: Object, **_: Any) -> Object:
-        return obj
-
-    async def delete(self, resource: Resource, namespace: str | None, name: str, **_: Any) -> bool:
-        self.told.append(("delete", resource.kind))
-        return True
-
-    async def create(self, obj: Object) -> Object:
-        return obj
-
-
-async def passed(world: Tuning, client: Recording) -> list[tuple[str, str]]:
-    """One pass of the operator over the world; what it told the API server of children."""
-    store = Store()
-    store.put(INFERENCE_PIPELINES, seen(world.document))
-    for (kind, _), item in world.children.items():
-        store.put(RESOURCE_OF_KIND[kind], seen(item))
-    observed = world.observed()
-    for pod in (*observed.pods, *observed.tuning_pods):
-        store.put(PODS, seen(pod.raw))
-    reconciler = Reconciler(client, store, world.options, lambda uid, revision: f"key of {uid} {revision}", good, lambda: world.now, "test")
-    with contextlib.suppress(ClusterError):
-        await reconciler.reconcile(("nlp", "sentiment"))
-    return client.told
-
-
-def seen(item: Object) -> Object:
-    """An object as the caches hold it."""
-    return {**item, "metadata": {"namespace": "nlp", "resourceVersion": "1", **item["metadata"]}}
-
-
-async def good(target: ProbeTarget, now: dt.datetime) -> Probe:
-    return Probe(now, True, (ModelState("model", "READY"),), inference_error="")
-
-
 LIVE = ("apply", names.live_name("sentiment"))
+REFUSED = Forbidden(403, "Forbidden", "exceeded quota")
 HELD = {("delete", kind) for kind in ("ConfigMap", "Deployment", "Job", "NetworkPolicy")}
 
 
 async def test_the_record_comes_before_the_end_of_what_was_measured() -> None:
-    told = await passed(at_its_end(), Recording())
+    told = await passed(world := at_its_end(), Recording(world))
     assert told[0] == LIVE
-    assert set(told[1:]) == HELD
+    assert {item for item in told if item[0] == "delete"} == HELD
 
 
-async def test_where_the_record_cannot_be_written_now_the_job_stays_for_the_next_pass() -> None:
-    assert await passed(at_its_end(), Recording(ClusterError(500, "InternalError", "etcd has no leader"))) == [LIVE]
+@pytest.mark.parametrize("refused", [False, True])
+async def test_where_the_record_cannot_be_written_now_the_job_stays_for_the_next_pass(refused: bool) -> None:
+    gone = ClusterError(500, "InternalError", "etcd has no leader")
+    client = Recording(world := at_its_end(), REFUSED, gone) if refused else Recording(world := at_its_end(), gone)
+    assert await passed(world, client) == [LIVE, *([("status", "Succeeded")] if refused else [])]
+    assert world.ours("Job"), "its result is read again"
 
 
-async def test_where_the_record_is_refused_nothing_is_held_for_it() -> None:
-    told = await passed(at_its_end(), Recording(Forbidden(403, "Forbidden", "exceeded quota")))
-    assert told[0] == LIVE
-    assert set(told[1:]) == HELD
+async def test_where_the_record_is_refused_the_status_has_the_result_and_then_nothing_is_held_for_it() -> None:
+    client = Recording(world := at_its_end(), REFUSED)
+    told = await passed(world, client)
+    assert told[:2] == [LIVE, ("status", "Succeeded")]
+    assert set(told[2:]) == HELD
+    assert client.posted.count("TuningSucceeded") == 1
+
+
+async def test_where_not_even_the_status_is_taken_nothing_is_held() -> None:
+    told = await passed(world := at_its_end(), Recording(world, REFUSED, Invalid(422, "Invalid", "status.tuning: too long")))
+    assert {item for item in told if item[0] == "delete"} == HELD
+
+
+@pytest.mark.parametrize("error", [REFUSED, Invalid(400, "BadRequest", 'admission webhook "no.example.com" denied the request')])
+async def test_a_result_whose_record_was_refused_is_acted_on_once_it_is_taken(error: ClusterError) -> None:
+    world = at_its_end()
+    client = Recording(world, error)
+    first, known = world.deployed, dict(world.status)
+    for _ in range(4):  # the second pass finds no Job any more, which is no failure of the run
+        await passed(world, client)
+        world.run_pods_raw = []
+        assert (world.run["state"], world.deployed) == ("Succeeded", first)
+        assert names.KEY_MEASURED_PADDING not in world.children["ConfigMap", names.live_name(world.name)]["data"]
+        assert world.status["tuning"]["gainPercent"] == RESULT["gainPercent"]
+        assert world.condition("Ready")["status"] == "False"
+        assert world.condition("Ready")["message"].endswith(error.message)
+    assert client.posted.count("TuningSucceeded") == 1
+    assert world.status["padding"]["chosen"] == known["padding"]["chosen"] == "Fixed", "nothing is applied half"
+    client.error = None
+    await passed(world, client)
+    assert names.KEY_MEASURED_PADDING in world.children["ConfigMap", names.live_name(world.name)]["data"]
+    world.settle()
+    assert world.deployed != first
+    assert (world.status["padding"]["chosen"], world.told()["Ready"]) == ("Bucketed", "True Succeeded")
+    assert world.memory.tuning["recommended"] == world.deployed
+    assert not [item for item in world.status.get("warnings", []) if "TuningStale" in item["message"]]

@@ -1,0 +1,53 @@
+"""What is told where the API server refused an object of a pass: why, and all that holds whatever could not be applied. Pure."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any, Final
+
+from triton_pipelines.api.conditions import Reason
+from triton_pipelines.cluster.errors import ClusterError, Invalid
+
+from . import status as statuses
+from .events import Event
+from .measured import with_choices
+from .observed import Observed
+from .ownership import FormerChild, NameTaken
+from .plan import Plan
+from .tuning import ENDED_EVENTS
+from .tuningrun import with_tuning
+
+Refused = ClusterError | NameTaken | FormerChild
+_WORDS: Final = {
+    # What the API server refuses in a child came from the spec: affinity, tolerations, env and the like are passed on as written.
+    Reason.INVALID_SPEC: "the API server refuses what the spec asks for: {}",
+    # Quota, admission, a missing right: others than the operator have to act, so it must not stand in its log alone.
+    Reason.API_ERROR: "the API server refuses an object of the pipeline: {}",
+    Reason.NAME_CONFLICT: "{}",
+    Reason.PROGRESSING: "waiting for {} of a former pipeline of this name to go",
+}
+
+
+def reason_of(error: Refused) -> Reason:
+    """The reason that conditions bear."""
+    if isinstance(error, NameTaken):
+        return Reason.NAME_CONFLICT
+    if isinstance(error, FormerChild):
+        return Reason.PROGRESSING
+    return Reason.INVALID_SPEC if isinstance(error, Invalid) else Reason.API_ERROR
+
+
+def kept_back(observed: Observed, decided: Plan, error: Refused, now: dt.datetime) -> dict[str, Any]:
+    """The status where an object of the pipeline could not be applied. What became of a tuning run holds all the same, and what it has
+    proven: where the record of it is what was refused, nothing else knows."""
+    reason = reason_of(error)
+    text = _WORDS[reason].format(error.message if isinstance(error, ClusterError) else error)
+    status = statuses.stalled(observed, reason, text, now)
+    if decided.status is None:
+        return status
+    return with_choices(with_tuning(status, decided.status.get("tuning")), decided.status)
+
+
+def events_that_hold(decided: Plan) -> list[Event]:
+    """Of what a pass was to do, the events that are true all the same: the end of a tuning run, of which no later pass tells."""
+    return [event for event in decided.notes if event.reason in ENDED_EVENTS]

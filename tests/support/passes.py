@@ -1,0 +1,89 @@
+"""Passes of the real reconciler over the model world, through an API server that is a stand-in: it takes whatever it is told to take."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import datetime as dt
+from typing import Any
+
+from tests.support.tuningworld import Tuning
+from triton_pipelines.api import names
+from triton_pipelines.cluster.client import Client, Object
+from triton_pipelines.cluster.errors import ClusterError, NotFound
+from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS, Resource
+from triton_pipelines.cluster.store import Store
+from triton_pipelines.reconcile.observed import ModelState, Probe
+from triton_pipelines.reconcile.reconciler import RESOURCE_OF_KIND, ProbeTarget, Reconciler
+
+
+class Recording(Client):
+    """Takes what it is given, and keeps it in the world. It answers the live ConfigMap, and the status, with an error where there is one.
+
+    ``told``: what it was told of children and the status, in turn; ``posted``: reasons of events.
+    """
+
+    def __init__(self, world: Tuning, error: ClusterError | None = None, status_error: ClusterError | None = None) -> None:
+        self.world, self.error, self.status_error = world, error, status_error
+        self.told: list[tuple[str, str]] = []
+        self.posted: list[str] = []
+
+    async def apply(self, obj: Object, *, dry_run: bool = False, **_: Any) -> Object:
+        if dry_run:  # a look at what is there
+            known = self.world.secrets.get(obj["metadata"]["name"])
+            return obj if known is None else seen(known)
+        self.told.append(("apply", obj["metadata"]["name"]))
+        if self.error is not None and obj["metadata"]["name"] == names.live_name(self.world.name):
+            raise self.error
+        self.world.take(obj)
+        return seen(self.world.children.get((obj["kind"], obj["metadata"]["name"]), obj))
+
+    async def get(self, resource: Resource, namespace: str | None, name: str, **_: Any) -> Object:
+        found = self.world.children.get((resource.kind, name))
+        if found is None:
+            raise NotFound(404, "NotFound", f'{resource.plural} "{name}" not found')
+        return seen(found)
+
+    async def replace(self, obj: Object, **_: Any) -> Object:
+        return await self.apply(obj)
+
+    async def apply_status(self, obj: Object, **_: Any) -> Object:
+        self.told.append(("status", str((obj["status"].get("tuning") or {}).get("state", ""))))
+        if self.status_error is not None:
+            raise self.status_error
+        self.world.document["status"] = copy.deepcopy(obj["status"])
+        return seen(self.world.document)
+
+    async def delete(self, resource: Resource, namespace: str | None, name: str, **_: Any) -> bool:
+        self.told.append(("delete", resource.kind))
+        self.world.children.pop((resource.kind, name), None)
+        return True
+
+    async def create(self, obj: Object) -> Object:
+        self.posted.append(obj["reason"])
+        return obj
+
+
+async def passed(world: Tuning, client: Recording) -> list[tuple[str, str]]:
+    """One pass of the operator over the world; what it told the API server."""
+    store = Store()
+    store.put(INFERENCE_PIPELINES, seen(world.document))
+    for (kind, _), item in world.children.items():
+        store.put(RESOURCE_OF_KIND[kind], seen(item))
+    observed = world.observed()
+    for pod in (*observed.pods, *observed.tuning_pods):
+        store.put(PODS, seen(pod.raw))
+    reconciler = Reconciler(client, store, world.options, lambda uid, revision: f"key of {uid} {revision}", good, lambda: world.now, "test")
+    with contextlib.suppress(ClusterError):
+        await reconciler.reconcile(("nlp", world.name))
+    return client.told
+
+
+def seen(item: Object) -> Object:
+    """An object as the caches hold it."""
+    return {**item, "metadata": {"namespace": "nlp", "resourceVersion": "1", **item["metadata"]}}
+
+
+async def good(target: ProbeTarget, now: dt.datetime) -> Probe:
+    """A pod that answers well."""
+    return Probe(now, True, (ModelState("model", "READY"),), inference_error="")

@@ -1,0 +1,169 @@
+"""However the revision of a measured padding fails, its choice is barred for exactly that spec, and the spec's own choice serves again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.measuredworld import BOTH, KEPT_FIGURE, PADDING, broken, choices, padding, run, world_of
+from tests.support.tuningworld import Tuning
+from tests.support.worlds import BAD, DUMB
+from triton_pipelines.api import names
+from triton_pipelines.reconcile.watch import Latencies
+
+STRATEGIES = ("Surge", "Auto", "NoSurge", "Recreate")
+
+
+def proven(patch: dict[str, Any] = PADDING, **spec: Any) -> tuple[Tuning, str, str]:
+    """A pipeline by rule, for which a run has just proven a padding: the world, its revision, and the one with that padding, of which no pod
+    is there yet."""
+    world = world_of(**spec)
+    first = world.deployed
+    run(world, patch).step()
+    world.step()
+    assert world.deployed != first or patch is BOTH
+    return world, first, world.deployed
+
+
+def taken_back(world: Tuning) -> list[str]:
+    """Notes of the events that tell of a choice which was taken back."""
+    return [event.note for done in world.log for event in done.notes if event.reason == "PaddingTakenBack"]
+
+
+def assert_barred(world: Tuning, first: str, taken: str, why: str) -> None:
+    """The first revision serves, the choice is barred for that reason, and nothing tries it again."""
+    assert (world.deployed, world.told()["Ready"]) == (first, "True Succeeded")
+    chosen, reason = padding(world)
+    assert chosen == "Fixed"
+    assert "; Bucketed 32, 128, which tuning run 'monday' measured, was taken back: " in reason
+    assert why in reason
+    (note,) = taken_back(world)
+    assert why in note
+    (entry,) = world.status["padding"]["measured"]
+    assert why in entry["barred"]
+    assert " Auto has taken padding Bucketed 32, 128 back since: " in world.status["tuning"]["message"]
+    assert len(choices(world)) == 1
+    for change in ({}, {"replicas": 3}, {"rollout": {"drainSeconds": 9}}, {"tuning": None}):
+        world.change(**change).settle()
+        for _ in range(10):
+            world.pass_time(400).control().run_pods().step()
+            assert world.deployed != taken
+        assert padding(world)[0] == "Fixed"
+    assert len(taken_back(world)) == 1
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("verdict", "why"), [(BAD, "output logits is FP16"), (DUMB, "NaN in the answer")])
+def test_a_loader_or_an_inference_that_fails(strategy: str, verdict: str, why: str, replicas: int) -> None:
+    world, first, taken = proven(replicas=replicas, rollout={"strategy": strategy})
+    world.verdicts[taken] = verdict
+    world.settle()
+    assert_barred(world, first, taken, why)
+
+
+@pytest.mark.parametrize("strategy", ["Surge", "Auto"])
+def test_half_way_through_a_surge(strategy: str) -> None:
+    world, first, taken = proven(replicas=3, rollout={"strategy": strategy})
+    for _ in range(20):
+        world.pass_time(5).control().run_pods().step()
+        if any(pod.revision == taken for pod in world.serving):
+            break
+    assert {pod.revision for pod in world.serving} == {first, taken}
+    world.verdicts[taken] = BAD
+    world.settle()
+    assert {pod.revision for pod in world.serving} == {first}
+    assert_barred(world, first, taken, "output logits is FP16")
+
+
+def test_a_surge_that_finds_no_room_until_its_deadline() -> None:
+    world, first, taken = proven(rollout={"strategy": "Surge"})
+    world.room = 1
+    for _ in range(4):
+        world.control().run_pods().step()
+    world.pass_time(world.deployment["spec"]["progressDeadlineSeconds"] + 60).control().run_pods().step()
+    world.settle()
+    assert_barred(world, first, taken, "no progress within")
+
+
+def test_a_promise_that_is_broken_by_a_surge() -> None:
+    world = world_of(rollout={"strategy": "Surge"})
+    first = world.deployed
+    world.latencies = Latencies({first: KEPT_FIGURE})
+    run(world, PADDING).settle()
+    taken = world.deployed
+    broken(world, first)
+    world.latencies = None
+    world.settle()
+    assert_barred(world, first, taken, "its p99 in the server is 90.0 ms")
+
+
+def test_with_other_knobs_the_rule_serves_these() -> None:
+    """The spec is the user's wish; nothing but the padding was the operator's."""
+    world, first, _ = proven(BOTH, rollout={"strategy": "Surge"})
+    world.change(model={"maxBatchSize": 16}).step()
+    taken = world.deployed
+    assert taken != first
+    world.verdicts[taken] = BAD
+    world.settle()
+    assert world.told()["Ready"] == "True Succeeded"
+    assert world.deployed not in (first, taken)
+    assert padding(world)[0] == "Fixed"
+    assert "was taken back: pod" in padding(world)[1]
+    world.change(model={"maxBatchSize": None}).settle()
+    assert world.deployed == first
+    assert "taken back" not in padding(world)[1], "the choice for the other spec is another"
+
+
+def test_a_pod_that_fails_later_says_nothing_of_the_padding() -> None:
+    world, _, taken = proven(rollout={"strategy": "Surge"})
+    world.settle()
+    world.verdicts[taken] = BAD
+    world.change(replicas=2).settle()
+    assert (world.deployed, padding(world)[0], taken_back(world)) == (taken, "Bucketed", [])
+
+
+def test_another_run_may_prove_it_anew() -> None:
+    world, first, taken = proven(rollout={"strategy": "Surge"})
+    world.verdicts[taken] = BAD
+    world.settle()
+    assert world.deployed == first
+    world.verdicts[taken] = "good"
+    run(world, PADDING, "tuesday").settle()
+    assert (world.deployed, padding(world)[0]) == (taken, "Bucketed")
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_choice_that_waits_for_its_patch_outlives_the_live_config_map(restart: bool) -> None:
+    world, first, _ = proven(BOTH)
+    known = choices(world)
+    del world.children["ConfigMap", names.live_name(world.name)]
+    if restart:
+        world.forget()
+    world.settle()
+    assert (world.deployed, choices(world)) == (first, known)
+    assert "together with the patch in status.tuning: Auto takes it with that" in padding(world)[1]
+    world.change(model={"maxBatchSize": 16}).settle()
+    assert (padding(world)[0], world.told()["Ready"]) == ("Bucketed", "True Succeeded")
+    assert not [item for item in world.status.get("warnings", []) if "TuningStale" in item["message"]]
+
+
+def test_what_is_barred_stays_so_without_the_live_config_map() -> None:
+    world, first, taken = proven(rollout={"strategy": "Surge"})
+    world.verdicts[taken] = BAD
+    world.settle()
+    del world.children["ConfigMap", names.live_name(world.name)]
+    world.forget()
+    world.settle()
+    assert_barred(world, first, taken, "output logits is FP16")
+
+
+def test_a_choice_that_the_steps_cannot_take_is_told() -> None:
+    world, _, _ = proven()
+    world.settle()
+    (entry,) = world.status["padding"]["measured"]
+    world.document["status"]["padding"]["measured"] = [entry | {"padding": "Ragged", "buckets": [], "time": "2030-01-01T00:00:00Z"}]
+    world.settle()
+    assert padding(world)[0] == "Fixed"
+    assert padding(world)[1].endswith("; Ragged, which tuning run 'monday' measured, is none that this pipeline can take")

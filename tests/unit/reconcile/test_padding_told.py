@@ -1,0 +1,93 @@
+"""Which padding runs, and why, stands in the status and in `tritonpipe explain`, whatever became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.support import builders
+from tests.support.measuredworld import BOTH, BUCKETED, PADDING, SLO, padding, run, world_of
+from tests.support.tuningworld import Tuning
+from tests.support.worlds import BAD, STIFF
+from triton_pipelines.cli.scaling import explained
+
+
+def written() -> Tuning:
+    world = run(world_of(), PADDING).settle()
+    return world.change(tokenizer={"padding": "Longest"}).settle()
+
+
+def ruled() -> Tuning:
+    return world_of()
+
+
+def refused() -> Tuning:
+    world = Tuning(builders.document(slo=SLO)).settle()
+    world.verdicts[world.deployed] = STIFF
+    world.pods = []
+    return world.settle()
+
+
+def measured() -> Tuning:
+    return run(world_of(), PADDING).settle()
+
+
+def waiting() -> Tuning:
+    return run(world_of(), BOTH).settle()
+
+
+def barred() -> Tuning:
+    world = run(world_of(rollout={"strategy": "Surge"}), PADDING)
+    world.step()
+    world.verdicts[world.deployed] = BAD
+    return world.settle()
+
+
+BEGUN = "Auto: spec.model: tensorrt_plan batches equal shapes only, so every row has 512 tokens; "
+
+
+@pytest.mark.parametrize(
+    ("made", "chosen", "begins", "holds"),
+    [
+        (written, "Longest", "asked for by tokenizer.padding", "asked for"),
+        (ruled, "Fixed", BEGUN, "by rule, not measured yet"),
+        (refused, "Fixed", "Auto: spec.model: ", "axis 1 of input_ids is 128"),
+        (measured, "Bucketed", "measured: Bucketed 32, 128 carries 1.31 times what Fixed does within 80 ms", "(tuning run 'monday'; "),
+        (waiting, "Fixed", BEGUN, "tuning run 'monday' measured Bucketed 32, 128 to be better together with the patch in status.tuning"),
+        (barred, "Fixed", BEGUN, "Bucketed 32, 128, which tuning run 'monday' measured, was taken back: pod "),
+    ],
+)
+def test_the_status_and_explain_say_it(made: Callable[[], Tuning], chosen: str, begins: str, holds: str) -> None:
+    world = made()
+    assert world.told()["Ready"] == "True Succeeded"
+    said, reason = padding(world)
+    assert said == chosen
+    assert reason.startswith(begins)
+    assert holds in reason
+    assert [line for line in explained(world.document) if line.startswith("Padding: ")] == [f"Padding: {said}: {reason}"]
+    busy = {**world.document, "status": {**world.status, "scaling": {"bottleneck": "GPUBound"}}}
+    assert f"Padding: {said}: {reason}" in explained(busy)
+
+
+@pytest.mark.parametrize(
+    ("made", "ends"),
+    [
+        (measured, "from now on for this spec."),
+        (waiting, "once that patch is in the spec."),
+        (barred, "output logits is FP16, the spec says FP32"),
+    ],
+)
+def test_the_run_says_what_becomes_of_its_padding(made: Callable[[], Tuning], ends: str) -> None:
+    world = made()
+    message = world.status["tuning"]["message"]
+    assert "Auto takes padding Bucketed 32, 128, with which it was measured, " in message
+    assert message.endswith(ends)
+    (entry,) = world.status["padding"]["measured"]
+    assert (entry["padding"], entry["buckets"], entry["request"]) == ("Bucketed", BUCKETED["buckets"], "monday")
+    assert ("barred" in entry) is (made is barred)
+
+
+def test_without_tokens_there_is_nothing_to_say() -> None:
+    document = {"metadata": {"namespace": "nlp", "name": "p"}, "spec": {}, "status": {}}
+    assert not [line for line in explained(document) if "Padding" in line]
