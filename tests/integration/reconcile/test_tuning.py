@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.support.faultproxy import FaultProxy
 from tests.support.operators import apply_any, eventually, is_ready, operator, patch, ready_status, repeated
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
-from triton_pipelines.cluster.errors import NotFound
+from triton_pipelines.cluster.errors import Forbidden, NotFound
 from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, JOBS, NETWORK_POLICIES, PODS, Resource
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(240)]
@@ -29,6 +30,13 @@ RESULT = {
     "patch": "spec:\n  model:\n    maxBatchSize: 16\n",
     "gainPercent": 12,
 }
+POLICIES, BINDINGS = (
+    Resource("admissionregistration.k8s.io", "v1", kind, plural, namespaced=False)
+    for kind, plural in (
+        ("ValidatingAdmissionPolicy", "validatingadmissionpolicies"),
+        ("ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings"),
+    )
+)
 QUOTAS = Resource("", "v1", "ResourceQuota", "resourcequotas")
 
 
@@ -262,3 +270,72 @@ async def test_auto_takes_a_proven_padding_and_keeps_it_over_restarts_and_a_lost
             await apply(admin, namespace, **{**PLAN, "model": {**PLAN["model"], "maxBatchSize": 8}}, tuning={"request": "monday"})
             other = await eventually("by rule again", lambda: padded(admin, namespace, "Fixed"), DEADLINE_SECONDS)
             assert "tuning run 'monday' measured Bucketed 32, 128 to be better, but with other knobs" in other["padding"]["reason"]
+
+
+@contextlib.asynccontextmanager
+async def refused_record(client: Client, namespace: str) -> AsyncIterator[None]:
+    """The API server takes no ConfigMap of the namespace that holds a measured padding, for the time of the context."""
+    name, key, version = f"no-record-{namespace}", names.KEY_MEASURED_PADDING, "admissionregistration.k8s.io/v1"
+    rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"], "resources": ["configmaps"]}]
+    policy = {
+        "matchConstraints": {"resourceRules": rules},
+        "validations": [{"expression": f"!has(object.data) || !('{key}' in object.data)", "message": "no records here", "reason": "Forbidden"}],
+    }
+    here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    binding = {"policyName": name, "validationActions": ["Deny"], "matchResources": here}
+    trial = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "trial", "namespace": namespace}, "data": {key: "{}"}}
+
+    async def refused() -> bool:
+        try:
+            await client.apply(trial, dry_run=True)
+        except Forbidden:
+            return True
+        return False
+
+    async def taken() -> bool:
+        return not await refused()
+
+    for kind, resource, spec in (("ValidatingAdmissionPolicy", POLICIES, policy), ("ValidatingAdmissionPolicyBinding", BINDINGS, binding)):
+        await apply_any(client, resource, {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec})
+    try:
+        await eventually("the policy holds", refused, DEADLINE_SECONDS)
+        yield
+    finally:
+        for resource in (BINDINGS, POLICIES):
+            await client.delete(resource, None, name)
+    await eventually("the policy is gone", taken, DEADLINE_SECONDS)
+
+
+async def test_a_result_whose_record_is_refused_stands_in_the_status_and_is_acted_on_later(
+    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
+    kubelet = Kubelet(admin, namespace)
+    async with operator(proxy, tmp_path, namespace, operator_namespace=namespace), repeated(kubelet.work):
+        await apply(admin, namespace, **PLAN)
+        await eventually("by rule", lambda: padded(admin, namespace, "Fixed"), DEADLINE_SECONDS)
+        before = await admin.get(DEPLOYMENTS, namespace, "p")
+        async with refused_record(admin, namespace):
+            kubelet.result = (0, json.dumps(PROVEN))
+            await apply(admin, namespace, **PLAN, tuning={"request": "monday"})
+            told = await eventually("done", lambda: reached(admin, namespace, "Succeeded"), DEADLINE_SECONDS)
+            assert told["gainPercent"] == 31
+            await eventually("everything is gone", lambda: nothing_left(admin, namespace), DEADLINE_SECONDS)
+            # A pass that finds no Job any more, and whose record is refused again.
+            await apply(admin, namespace, **PLAN, tuning={"request": "monday"}, health={"periodSeconds": 31})
+            status = await eventually("refused", lambda: refused_for(admin, namespace, "no records here"), DEADLINE_SECONDS)
+            assert status["tuning"] == told
+            assert [(item["padding"], item["request"]) for item in status["padding"]["measured"]] == [("Bucketed", "monday")]
+            assert names.KEY_MEASURED_PADDING not in (await admin.get(CONFIG_MAPS, namespace, names.live_name("p")))["data"]
+            assert (await admin.get(DEPLOYMENTS, namespace, "p"))["spec"]["template"] == before["spec"]["template"]
+        await apply(admin, namespace, **PLAN, tuning={"request": "monday"}, health={"periodSeconds": 32})
+        status = await eventually("by measurement", lambda: padded(admin, namespace, "Bucketed"), DEADLINE_SECONDS)
+        assert {key: status["tuning"][key] for key in told} == told
+        assert names.KEY_MEASURED_PADDING in (await admin.get(CONFIG_MAPS, namespace, names.live_name("p")))["data"]
+
+
+async def refused_for(client: Client, namespace: str, why: str) -> Any:
+    """The status, once Ready says for the present generation that something is refused for that reason."""
+    item = await client.get(INFERENCE_PIPELINES, namespace, "p")
+    ready = next((one for one in item["status"]["conditions"] if one["type"] == "Ready"), {})
+    present = ready.get("observedGeneration") == item["metadata"]["generation"]
+    return present and ready["status"] == "False" and why in ready["message"] and item["status"]
