@@ -51,12 +51,14 @@ from triton_pipelines.pipeline import Graph, Options
 from triton_pipelines.pipeline.example import ExampleRequest, example_of
 from triton_pipelines.reconcile.observed import Pod
 from triton_pipelines.reconcile.reconciler import ProbeTarget
+from triton_pipelines.reconcile.resolver import Going
 from triton_pipelines.render import render
 from triton_pipelines.scaling.actuator import Target, actuate
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.local import LocalTriton
 
 SPACE, POD, KEY = "bench", "pod-0", "key of the benchmark"
+UID = "00000000-0000-0000-0000-000000000001"
 DIRECT, PROMETHEUS = "direct", "Prometheus"
 SOURCES = (PROMETHEUS, DIRECT)
 SCRAPE_SECONDS = 5.0
@@ -179,7 +181,7 @@ async def place(
     with tempfile.TemporaryDirectory(prefix="tritonpipe-bench-") as scratch:
         folder = Path(scratch)
         quick = {"spec": {"scaling": {"scaleDown": {"stabilizationSeconds": STABILIZATION_SECONDS}}}}
-        identity = {"metadata": {"namespace": SPACE, "uid": "00000000-0000-0000-0000-000000000001", "generation": 1}}
+        identity = {"metadata": {"namespace": SPACE, "uid": UID, "generation": 1}}
         document = merged(merged(workload.document, quick), identity)
         mapped = SourceMap.parse(rule.removeprefix("--source-map=") for rule in source_map(tree.build()))
         options = Options(models_path=str(folder / "models"), engines_path=str(folder / "engines"), substitute_runner=frozenset(SUBSTITUTED))
@@ -205,7 +207,7 @@ async def place(
             config = (models / workload.step / "config.pbtxt").read_text(encoding="utf-8")
             made = Place(workload, triton, graph, pod, config, example_of(pipeline, graph), _client=client)
             if source is not None:
-                made.scaler = await _scaler(stack, store, workload.model, options, triton, source)
+                made.scaler = await _scaler(stack, store, Going(UID, pipeline, graph), triton, source)
                 running = asyncio.create_task(made.scaler.run() if rival is None else rival(made))
                 stack.push_async_callback(_ended, running)
             requests = await asyncio.to_thread(workload.requests)
@@ -213,7 +215,7 @@ async def place(
             yield made
 
 
-async def _scaler(stack: contextlib.AsyncExitStack, store: Store, name: str, options: Options, triton: LocalTriton, source: str) -> Autoscaler:
+async def _scaler(stack: contextlib.AsyncExitStack, store: Store, going: Going, triton: LocalTriton, source: str) -> Autoscaler:
     collectors: dict[str, Collector] = {"": await stack.enter_async_context(DirectReader())}
     if source == PROMETHEUS:
         target = Scraped(f"{triton.address}:{triton.metrics_port}", {"namespace": SPACE, "pod": POD})
@@ -222,7 +224,7 @@ async def _scaler(stack: contextlib.AsyncExitStack, store: Store, name: str, opt
 
     def record(key: tuple[str, str]) -> None:
         """The reconcile pass's part: what is intended is recorded."""
-        intent = scaler.intent(key)
+        intent, name = scaler.intent(key), going.pipeline.name
         if intent is not None:
             store.put(
                 CONFIG_MAPS,
@@ -231,13 +233,13 @@ async def _scaler(stack: contextlib.AsyncExitStack, store: Store, name: str, opt
 
     scaler = Autoscaler(
         store=store,
-        options=options,
         derive=lambda uid, revision: KEY,
         prober=ask,
         collectors=collectors,
         clock=lambda: dt.datetime.now(dt.UTC),
         enqueue=record,
         metrics=ScalingMetrics(CollectorRegistry()),
+        going=lambda _: going,
     )
     return scaler
 

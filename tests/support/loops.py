@@ -19,15 +19,18 @@ from prometheus_client import CollectorRegistry
 from tests.support.flows import Flow, history
 from tests.support.worlds import START, World
 from triton_pipelines.api import names
+from triton_pipelines.api.base import Finding
 from triton_pipelines.app import autoscaler as module
 from triton_pipelines.app.autoscaler import Autoscaler, Key
 from triton_pipelines.app.scalingmetrics import ScalingMetrics
 from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.metrics.samples import Expected, Failure, Sample
-from triton_pipelines.reconcile.observed import Pod, Probe
+from triton_pipelines.reconcile.observed import Observed, Pod, Probe
 from triton_pipelines.reconcile.plan import Context, Plan, plan
 from triton_pipelines.reconcile.reconciler import ProbeTarget
+from triton_pipelines.reconcile.resolver import Resolver
+from triton_pipelines.reconcile.wanted import Wanted
 from triton_pipelines.scaling.actuator import Pace
 
 MODELS = ("tokenizer", "model")
@@ -110,6 +113,20 @@ class Loop:
     version: int = 0
     plans: list[Plan] = field(default_factory=list)
     passed: int = 0
+    resolver: Resolver = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.resolver = Resolver(self.world.options)
+
+    def resolve(self, observed: Observed) -> Wanted | list[Finding]:
+        """A pass's look at the spec, by which the scaling loop goes from then on."""
+        wanted = self.resolver.resolve(observed)
+        self.resolver.gone_by(observed, wanted)
+        return wanted
+
+    def live_config_map(self) -> dict[str, Any]:
+        """The live ConfigMap, to be edited."""
+        return dict(self.world.children["ConfigMap", names.live_name(self.world.name)])
 
     @property
     def key(self) -> Key:
@@ -164,7 +181,8 @@ class Loop:
     def reconcile(self) -> Plan:
         """One pass of the real plan, with what scaling hands over."""
         observed = replace(self.world.observed(), intent=self.scaler.intent(self.key), view=self.scaler.view(self.key))
-        decided = plan(observed, Context(self.world.options, control_key), self.world.now, self.world.wanted(observed))
+        context = Context(self.world.options, control_key, remembering=self.resolver.resolve)
+        decided = plan(observed, context, self.world.now, self.resolve(observed))
         if self.writes:
             for item in decided.apply:
                 self.world.take(item)
@@ -214,7 +232,6 @@ def loop_of(monkeypatch: pytest.MonkeyPatch, world: World) -> Loop:
     monkeypatch.setattr(module, "INTENT_POLL_SECONDS", 0.01)
     scaler = Autoscaler(
         store=Store(),
-        options=world.options,
         derive=control_key,
         prober=prober,
         collectors={"": collector},
@@ -224,7 +241,10 @@ def loop_of(monkeypatch: pytest.MonkeyPatch, world: World) -> Loop:
         intent_seconds=0.2,
         pace=PACE,
     )
-    return Loop(world, scaler, collector, tritons, Store(), dues, passed=world.document["metadata"]["generation"])
+    loop = Loop(world, scaler, collector, tritons, Store(), dues, passed=world.document["metadata"]["generation"])
+    scaler.going = loop.resolver.going
+    loop.resolve(world.observed())
+    return loop
 
 
 __all__ = ["START", "FakeTriton", "Loop", "Pod", "Told", "Tritons", "loop_of"]

@@ -21,17 +21,16 @@ from triton_pipelines.app import fleets, scaled
 from triton_pipelines.app.podcontrol import TritonPod
 from triton_pipelines.app.scaled import Counted, Watched
 from triton_pipelines.app.scalingmetrics import ScalingMetrics
-from triton_pipelines.app.specs import Specs
 from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.metrics.collector import unknown
 from triton_pipelines.metrics.samples import Expected, Failure, Sample, Trouble
-from triton_pipelines.pipeline import Options, build
 from triton_pipelines.pipeline.example import example_of
 from triton_pipelines.reconcile.observed import Object, Pod, alive, json_object, serves
 from triton_pipelines.reconcile.plan import hands_off
 from triton_pipelines.reconcile.reconciler import Prober, ProbeTarget
 from triton_pipelines.reconcile.refusals import Refusal
+from triton_pipelines.reconcile.resolver import Going
 from triton_pipelines.reconcile.scaling import Intent, View, limits_of
 from triton_pipelines.scaling.actuator import Ended, Outcome, Pace, PodGoneError, PodRefusedError, PodSilentError, Target, actuate
 from triton_pipelines.scaling.backoff import Backoff
@@ -70,11 +69,10 @@ class Autoscaler:
     """Scales every pipeline whose spec allows it. ``run`` ends only when cancelled.
 
     ``collectors``: by name of the connection; the one named ``""`` reads the pods directly and serves where none is configured.
-    ``prober`` asks a pod after a change; ``enqueue`` makes a reconcile pass due; ``clock`` gives UTC now.
+    ``going``: what passes go by, of a raw pipeline; ``prober`` asks a pod after a change; ``enqueue`` makes a reconcile pass due; ``clock`` gives UTC now.
     """
 
     store: Store
-    options: Options
     derive: Callable[[str, str], str]
     prober: Prober
     collectors: Mapping[str, Collector]
@@ -82,11 +80,11 @@ class Autoscaler:
     enqueue: Callable[[Key], None]
     metrics: ScalingMetrics
     refusals: Callable[[Key], Mapping[str, Refusal]] = lambda _: {}
+    going: Callable[[Object], Going | None] = lambda _: None
     tick_seconds: float = TICK_SECONDS
     intent_seconds: float = INTENT_SECONDS
     retry_seconds: float = RETRY_SECONDS
     pace: Pace = field(default_factory=Pace)
-    specs: Specs = field(default_factory=Specs)
     _watched: dict[Key, Watched] = field(default_factory=dict)
     _said: dict[tuple[Key, str], str] = field(default_factory=dict)
 
@@ -128,7 +126,6 @@ class Autoscaler:
             except Exception as error:
                 await self._failed(key, "Observe", error)
         self._drop(set(self._watched) - set(self.store.pipelines()))
-        self.specs.keep(set(self.store.pipelines()))
         looked_at = {key: watched for key, watched in self._watched.items() if watched.steps}
         active = {key: watched for key, watched in looked_at.items() if watched.pods}
         await asyncio.gather(*(self._count(watched) for watched in active.values()))
@@ -169,17 +166,17 @@ class Autoscaler:
         watched.forget_gone()
 
     def _of_spec(self, key: Key, raw: Object) -> Watched | None:
-        """The pipeline by the spec that passes go by; ``None`` where there was none yet. What was decided under an older one goes on."""
-        pipeline, watched = self.specs.of(self.store, raw), self._watched.get(key)
-        if pipeline is None or (watched is not None and watched.pipeline.metadata.uid != pipeline.metadata.uid):
+        """The pipeline as passes go by it; ``None`` before the first one, and where there was never a spec to go by."""
+        going, watched = self.going(raw), self._watched.get(key)
+        if going is None or (watched is not None and watched.pipeline.metadata.uid != going.pipeline.metadata.uid):
             self._drop([key])  # another pipeline of the same name
             watched = None
-        if pipeline is None or (watched is not None and watched.pipeline is pipeline):
-            return watched
-        graph = build(pipeline, self.options)
+        if going is None:
+            return None
         if watched is None:
-            watched = self._watched[key] = Watched(pipeline, graph, self.clock().timestamp(), *scaled.said_in(raw.get("status") or {}))
-        watched.take(pipeline, graph)
+            watched = self._watched[key] = Watched(going.pipeline, going.graph, self.clock().timestamp(), *scaled.said_in(raw.get("status") or {}))
+        elif watched.graph is not going.graph:
+            watched.take(going.pipeline, going.graph)
         return watched
 
     def _rest(self, key: Key, watched: Watched) -> None:

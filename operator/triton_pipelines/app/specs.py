@@ -6,7 +6,7 @@ the present one meanwhile would change what runs for a spec that is refused.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from triton_pipelines.api import names
@@ -17,6 +17,7 @@ from triton_pipelines.cluster.store import Key, Store
 from triton_pipelines.reconcile.keeping import last_accepted
 from triton_pipelines.reconcile.observed import Object, Observed
 from triton_pipelines.reconcile.ownership import owned
+from triton_pipelines.reconcile.resolver import Going
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,10 @@ class _Version:
 
 @dataclass(slots=True)
 class Specs:
-    """Pipelines by what passes go by, read anew when that changes: as long as it does not, the same object comes back."""
+    """Pipelines by what passes go by, read anew when that changes: as long as it does not, the same object comes back. ``going``: what passes
+    of this process go by, before which there is only the record."""
 
+    going: Callable[[Object], Going | None] = lambda _: None
     _known: dict[Key, tuple[_Version, InferencePipeline | None]] = field(default_factory=dict)
 
     def of(self, store: Store, raw: Object) -> InferencePipeline | None:
@@ -40,6 +43,9 @@ class Specs:
         there was none yet."""
         metadata = raw["metadata"]
         key = (str(metadata["namespace"]), str(metadata["name"]))
+        if (going := self.going(raw)) is not None:
+            self._known.pop(key, None)
+            return going.pipeline
         live = store.get(CONFIG_MAPS, key[0], names.live_name(key[1]))
         if live is not None and not owned(live, str(metadata.get("uid"))):
             live = None  # of a former pipeline of this name

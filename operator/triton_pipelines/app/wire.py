@@ -40,14 +40,12 @@ def build_reconcile(services: Services) -> Reconcile:
     asked = {name: PrometheusCollector(connection) for name, connection in services.config.connections.items()}
     autoscaler = Autoscaler(
         store=services.store,
-        options=services.config.render_options,
         derive=key_of,
         prober=partial(ask, deadline_s=PROOF_SECONDS),
         collectors={"": direct, **asked},
         clock=clock,
         enqueue=services.enqueue,
         metrics=ScalingMetrics(services.metrics.registry),
-        specs=specs,
     )
 
     async def scale() -> None:
@@ -79,6 +77,7 @@ def build_reconcile(services: Services) -> Reconcile:
         monitoring=monitors.findings,
     )
     autoscaler.refusals = reconciler.refusals
+    autoscaler.going = specs.going = reconciler.resolver.going
     return reconciler.reconcile
 
 

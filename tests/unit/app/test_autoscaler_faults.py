@@ -84,7 +84,7 @@ async def test_one_pipeline_that_cannot_be_decided_is_not_the_others_trouble(loo
     spoilt = World(other).settle()
     loop.cache()
     broken = spoilt.document
-    broken["metadata"]["generation"] = "seven"
+    broken["metadata"]["annotations"] = "none"
     loop.store.put(INFERENCE_PIPELINES, broken)
     await loop.scaler.tick()
     assert loop.scaler.view(loop.key) is not None

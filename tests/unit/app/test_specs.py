@@ -81,11 +81,11 @@ async def test_a_pipeline_with_an_invalid_spec_is_scaled_after_a_restart(how: st
 
 
 def test_the_present_spec_counts_once_a_pass_has_acted_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = loop_of(monkeypatch, scaled())
+    loop, specs = loop_of(monkeypatch, scaled()), Specs()
     loop.cache()
 
     def most() -> int | None:
-        pipeline = loop.scaler.specs.of(loop.store, loop.world.document)
+        pipeline = specs.of(loop.store, loop.world.document)
         assert pipeline is not None
         assert pipeline.spec.tokenizer is not None
         return pipeline.spec.tokenizer.instances.max
