@@ -5,8 +5,11 @@ from __future__ import annotations
 import datetime as dt
 import secrets
 
+import numpy as np
+
 from triton_pipelines.api.names import PORT_GRPC
 from triton_pipelines.pipeline.example import DEFAULT_TEXT, ExampleRequest
+from triton_pipelines.pipeline.maker import with_maker
 from triton_pipelines.reconcile.observed import ModelState, Probe
 from triton_pipelines.reconcile.reconciler import ProbeTarget
 from triton_pipelines.triton.probe import DEADLINE_S, Question, probe
@@ -22,7 +25,7 @@ async def ask(target: ProbeTarget, now: dt.datetime, deadline_s: float = DEADLIN
     host = f"[{target.pod.ip}]" if ":" in target.pod.ip else target.pod.ip
     question = question_of(target.example) if target.example is not None else None
     result = await probe(f"{host}:{PORT_GRPC}", target.graph.model_name, target.control_key, question, deadline_s)
-    failure = result.inference_error
+    failure = result.inference_error and with_maker(target.graph, result.inference_error)
     if failure and target.example is not None and target.example.made_up and not result.dead_process:
         failure += MADE_UP
     return Probe(
@@ -42,4 +45,5 @@ def question_of(example: ExampleRequest) -> Question:
     sequence: int | str = 0
     if example.sequence:
         sequence = f"tritonpipe-probe-{number}" if example.text_ids else number
-    return Question(example.inputs, example.stream, sequence, example.finite)
+    inputs = {name: np.repeat(array, example.repeat, axis=0) for name, array in example.inputs.items()} if example.repeat > 1 else example.inputs
+    return Question(inputs, example.stream, sequence, example.finite)

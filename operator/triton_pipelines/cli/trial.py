@@ -7,6 +7,7 @@ import asyncio
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.pipeline.example import example_of
 from triton_pipelines.pipeline.graph import Graph
+from triton_pipelines.pipeline.maker import with_maker
 from triton_pipelines.triton.probe import probe
 
 
@@ -24,4 +25,4 @@ def fault_of(pipeline: InferencePipeline, graph: Graph, address: str) -> str | N
     if example is None:
         return None
     result = asyncio.run(probe(address, graph.model_name, None, question_of(example)))
-    return result.inference_error
+    return result.inference_error and with_maker(graph, result.inference_error)

@@ -57,7 +57,8 @@ class ExampleRequest:
 
     ``inputs``: arrays by name, texts as objects (bytes); ``stream``: any number of answers may come; ``sequence``: it has to be a sequence of its own, with a text
     (``text_ids``) or number as its id; ``finite``: outputs of the project's own postprocess, in which no infinity is meant;
-    ``made_up``: nothing of it stands in the resource.
+    ``made_up``: nothing of it stands in the resource; ``repeat``: how often its rows go into the request, so that a step which answers the first row
+    alone is found out.
     """
 
     inputs: Mapping[str, Array]
@@ -66,6 +67,7 @@ class ExampleRequest:
     text_ids: bool = False
     finite: frozenset[str] = frozenset()
     made_up: bool = False
+    repeat: int = 1
 
 
 def wire_type(data_type: DataType) -> str:
@@ -98,6 +100,7 @@ def example_of(pipeline: InferencePipeline, graph: Graph) -> ExampleRequest | No
         text_ids=any(control.data_type is DataType.STRING for control in correlation),
         finite=frozenset(output.tensor.name for output in graph.outputs if output.source.step in own),
         made_up=not health.inputs and health.text is None,
+        repeat=2 if not health.inputs and graph.max_batch_size > 1 and not sequences and not graph.decoupled else 1,
     )
 
 

@@ -6,11 +6,13 @@ Readiness endpoints alone are not enough: a dead python stub or an ensemble that
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from tritonclient.grpc.model_config_pb2 import DataType
+from tritonclient.utils import np_to_triton_dtype
 
 from triton_pipelines.triton.client import Array, ModelState, TritonClient
 from triton_pipelines.triton.errors import DeadBackendError, DeadlineError, OverloadedError, TooLargeError, TritonError
@@ -114,7 +116,8 @@ async def probe(address: str, ensemble: str, control_key: str | None, question: 
 def find_fault(config: Any, question: Question, answer: Mapping[str, Array]) -> str | None:
     """Why an answer cannot be right, in words; None for a sane one.
 
-    Sane: every output of the config is there and, unless its shape is free, holds something; no number is NaN or plus infinity, nor
+    Sane: every output of the config is there, of the type and shape that the config says (Triton hands on whatever a python step answers), and, unless its
+    shape is free, holds something; no number is NaN or plus infinity, nor
     minus infinity where none is meant; where the model batches every output has a row per input row. A response of a stream may leave
     outputs out, and has its own rows.
 
@@ -130,13 +133,29 @@ def find_fault(config: Any, question: Question, answer: Mapping[str, Array]) -> 
             if question.stream:
                 continue
             return f"output {output.name} is missing from the answer"
-        if rows and len(array) not in rows:
+        declared = DataType.Name(output.data_type).removeprefix("TYPE_")
+        if (came := _type_of(array)) != declared:
+            return f"output {output.name} is {came}, declared {declared}"
+        if rows and array.ndim and len(array) not in rows:
             return f"output {output.name} has {len(array)} rows for {max(rows)} rows of input"
         if array.size == 0 and -1 not in output.dims:
             return f"output {output.name} is empty: shape {list(array.shape)}"
+        shape = [-1, *output.dims] if config.max_batch_size > 0 else list(output.dims)
+        if not question.stream and not _fits(array.shape, shape):
+            return f"output {output.name} has shape {list(array.shape)}, declared {shape}"
         if fault := _fault_of_numbers(array, finite=output.name in question.finite):
             return f"output {output.name} holds {fault}"
     return None
+
+
+def _type_of(array: Array) -> str:
+    """Triton's name of an array's type; that of NumPy where it has none."""
+    name: str = np_to_triton_dtype(array.dtype) or str(array.dtype)
+    return "STRING" if name == "BYTES" else name
+
+
+def _fits(shape: Sequence[int], declared: Sequence[int]) -> bool:
+    return len(shape) == len(declared) and all(wanted in (-1, size) for size, wanted in zip(shape, declared, strict=True))
 
 
 def _fault_of_numbers(array: Array, *, finite: bool) -> str | None:

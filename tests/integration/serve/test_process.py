@@ -138,7 +138,7 @@ def test_an_answer_that_would_keep_it_from_becoming_ready_is_told(tmp_path: Path
     with served(file, log=log) as running:
         if fault is not None:
             wait_until(lambda: "InferenceFailed" in log.read_text(), running.process)
-            assert f"margin: warning: a test inference failed: {fault}\n" in log.read_text()
+            assert f"margin: warning: a test inference failed: {fault} (made by spec.model: " in log.read_text()
         else:
             assert run("infer", running.model_url, "a text").returncode == 0
             assert running.stop() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
+from tests.integration.serve.test_process import wait_until
 from tests.support.builders import document
 from tests.support.serving import Served, run, served
 from triton_pipelines.api import InferencePipeline, parse
@@ -187,3 +189,46 @@ async def test_an_entry_point_without_its_optional_input_and_without_a_batch_axi
         shown = run("infer", running.model_url, "a", "--input=K=3")
         assert "SEEN [1]: " in shown.stdout
         assert '"K": ["int32", [1], [3]]' in shown.stdout
+
+
+FIRST_ROW = """class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("SCORE", np.ones((1, 1), np.float32))]) for _ in requests]
+"""
+DOUBLES = """class TritonPythonModel:
+    def execute(self, requests):
+        rows = [len(pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy()) for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("RAW", np.ones((count, 2)))]) for count in rows]
+"""
+SCORE = {"name": "SCORE", "dataType": "FP32", "dims": [1]}
+RAW = {"name": "RAW", "dataType": "FP32", "dims": [2]}
+
+
+@pytest.mark.parametrize(
+    ("resource", "told"),
+    [
+        pytest.param(
+            pipeline("scored", FIRST_ROW, [TEXT], [SCORE]),
+            "output SCORE has 1 rows for 2 rows of input (made by spec.model: step model declares its output as SCORE FP32[1], and has to answer just that)",
+            id="of every request the first row alone",
+        ),
+        pytest.param(
+            pipeline("raw", DOUBLES, [TEXT], [RAW]),
+            "output RAW is FP64, declared FP32 (made by spec.model: step model declares its output as RAW FP32[2], and has to answer just that)",
+            id="another type, read by clients",
+        ),
+        pytest.param(
+            pipeline("read", DOUBLES, [TEXT], [RAW], postprocess={"type": "Softmax"}),
+            "inference input 'RAW' data-type is 'FP64', but model 'postprocess' expects 'FP32' (made by spec.model: step model declares its output as RAW "
+            "FP32[2], and has to answer just that)",
+            id="another type, read by a step",
+        ),
+    ],
+)
+def test_own_code_that_answers_something_else_than_it_declares(tmp_path: Path, resource: dict[str, Any], told: str) -> None:
+    """Triton hands on what a python step answers; `serve` warns, and a pod does not become Ready."""
+    with serving(resource, tmp_path) as (running, parsed):
+        assert not asyncio.run(ask(running, parsed)).healthy
+        log = tmp_path / "serve.log"
+        wait_until(lambda: "InferenceFailed" in log.read_text(), running.process)
+        assert told in log.read_text()

@@ -50,6 +50,7 @@ def test_a_text_has_the_shape_that_clients_send(dims: list[int], batch: int, sha
     found = example(subject)
     assert found.made_up
     assert found.inputs["TEXT"].shape == shape
+    assert found.repeat == (2 if batch else 1)
     assert set(found.inputs["TEXT"].ravel()) == {b"Hello."}
 
 

@@ -21,16 +21,29 @@ ASKED = Question({"TEXT": texts("a", "b")}, finite=("SCORE",))
 LABELS = texts("x", "y")
 
 
+def ones(*shape: int) -> Array:
+    return np.ones(shape, np.float32)
+
+
 @pytest.mark.parametrize(
     ("answer", "fault"),
     [
-        ({"SCORE": np.ones((2, 1)), "LABEL": LABELS}, None),
-        ({"SCORE": np.ones((2, 1)), "LABEL": LABELS, "MORE": np.array([np.nan])}, None),
-        ({"SCORE": np.ones((2, 1))}, "output LABEL is missing from the answer"),
-        ({"SCORE": np.array([[1], [np.nan]]), "LABEL": LABELS}, "output SCORE holds NaN"),
-        ({"SCORE": np.array([[1], [-np.inf]]), "LABEL": LABELS}, "output SCORE holds infinity"),
-        ({"SCORE": np.ones((1, 1)), "LABEL": LABELS}, "output SCORE has 1 rows for 2 rows of input"),
-        ({"SCORE": np.ones((2, 0)), "LABEL": LABELS}, "output SCORE is empty: shape [2, 0]"),
+        ({"SCORE": ones(2, 1), "LABEL": LABELS}, None),
+        ({"SCORE": ones(2, 1), "LABEL": LABELS, "MORE": np.array([np.nan])}, None),
+        ({"SCORE": ones(2, 1)}, "output LABEL is missing from the answer"),
+        ({"SCORE": np.array([[1], [np.nan]], np.float32), "LABEL": LABELS}, "output SCORE holds NaN"),
+        ({"SCORE": np.array([[1], [-np.inf]], np.float32), "LABEL": LABELS}, "output SCORE holds infinity"),
+        ({"SCORE": ones(1, 1), "LABEL": LABELS}, "output SCORE has 1 rows for 2 rows of input"),
+        ({"SCORE": ones(3, 1), "LABEL": LABELS}, "output SCORE has 3 rows for 2 rows of input"),
+        ({"SCORE": ones(2, 0), "LABEL": LABELS}, "output SCORE is empty: shape [2, 0]"),
+        ({"SCORE": np.ones((2, 1)), "LABEL": LABELS}, "output SCORE is FP64, declared FP32"),
+        ({"SCORE": np.ones((2, 1), np.int64), "LABEL": LABELS}, "output SCORE is INT64, declared FP32"),
+        ({"SCORE": texts("a", "b"), "LABEL": LABELS}, "output SCORE is STRING, declared FP32"),
+        ({"SCORE": ones(2, 1), "LABEL": ones(2, 1)}, "output LABEL is FP32, declared STRING"),
+        ({"SCORE": ones(2), "LABEL": LABELS}, "output SCORE has shape [2], declared [-1, 1]"),
+        ({"SCORE": ones(2, 1, 1), "LABEL": LABELS}, "output SCORE has shape [2, 1, 1], declared [-1, 1]"),
+        ({"SCORE": ones(2, 4), "LABEL": LABELS}, "output SCORE has shape [2, 4], declared [-1, 1]"),
+        ({"SCORE": np.array(1, np.float32), "LABEL": LABELS}, "output SCORE has shape [], declared [-1, 1]"),
     ],
 )
 def test_sanity(answer: dict[str, Array], fault: str | None) -> None:
@@ -53,21 +66,31 @@ RAW = text_format.Parse('max_batch_size: 8 output { name: "logits" data_type: TY
     ],
 )
 def test_what_a_model_says_itself_is_not_judged_like_our_postprocess(numbers: Array, fault: str | None) -> None:
-    assert find_fault(RAW, Question({"IMAGE": np.zeros((1, 3))}), {"logits": numbers}) == fault
+    config = model_config_pb2.ModelConfig()
+    config.CopyFrom(RAW)
+    config.output[0].data_type = {"float16": model_config_pb2.TYPE_FP16, "bfloat16": model_config_pb2.TYPE_BF16}.get(
+        numbers.dtype.name, model_config_pb2.TYPE_FP32
+    )
+    assert find_fault(config, Question({"IMAGE": np.zeros((1, 3))}), {"logits": numbers}) == fault
 
 
 def test_a_response_of_a_stream_may_leave_outputs_out_and_has_rows_of_its_own() -> None:
     asked = Question(ASKED.inputs, stream=True)
     assert find_fault(CONFIG, asked, {}) is None
-    assert find_fault(CONFIG, asked, {"SCORE": np.ones((1, 1))}) is None
-    assert find_fault(CONFIG, asked, {"SCORE": np.array([[np.nan]])}) == "output SCORE holds NaN"
+    assert find_fault(CONFIG, asked, {"SCORE": ones(1, 1)}) is None
+    assert find_fault(CONFIG, asked, {"SCORE": ones(7)}) is None
+    assert find_fault(CONFIG, asked, {"SCORE": np.ones((1, 1))}) == "output SCORE is FP64, declared FP32"
+    assert find_fault(CONFIG, asked, {"SCORE": np.array([[np.nan]], np.float32)}) == "output SCORE holds NaN"
 
 
 def test_rows_are_free_without_batching() -> None:
     config = model_config_pb2.ModelConfig()
     config.CopyFrom(CONFIG)
     config.max_batch_size = 0
-    assert find_fault(config, ASKED, {"SCORE": np.ones((7, 1)), "LABEL": LABELS}) is None
+    config.output[0].dims[:] = [-1, 1]
+    config.output[1].dims[:] = [-1, 1]
+    assert find_fault(config, ASKED, {"SCORE": ones(7, 1), "LABEL": LABELS}) is None
+    assert find_fault(config, ASKED, {"SCORE": ones(7, 2), "LABEL": LABELS}) == "output SCORE has shape [7, 2], declared [-1, 1]"
 
 
 @pytest.mark.parametrize(
