@@ -112,7 +112,7 @@ def judge(current: Knobs, measured: Sequence[Measured], wall: float, order: Sequ
         # Beyond some rate every setting breaks the wall: that says nothing of lower ones. A request that failed for another reason does.
         unkept = [one for one in mine if one.kept(wall) is not Kept.YES]
         least = min((one.rate for one in unkept), default=float("inf"))
-        rate = min((one.rate for one in mine if one.rate < least), default=0.0)
+        rate = max((one.rate for one in mine if one.rate < least), default=0.0)
         if not rate or any(one.load.faults for one in mine):
             worst = max(unkept, key=lambda one: one.load.p99)
             noise = all(one.kept(wall) is Kept.UNSURE for one in unkept)
@@ -132,5 +132,5 @@ def judge(current: Knobs, measured: Sequence[Measured], wall: float, order: Sequ
     own_share = (
         f"was within it at {within:.0f} and broke it at {broken:.0f}" if within else f"broke it at {broken:.0f} already, so that the gain is more"
     )
-    reason = f"kept the wall at {rate:.0f} requests/s in every measurement; the current setting {own_share}"
+    reason = f"kept the wall in every measurement up to {rate:.0f} requests/s; the current setting {own_share}"
     return Verdict(knobs, rate, rate / base - 1, reason)

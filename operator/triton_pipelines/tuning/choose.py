@@ -6,7 +6,7 @@ fewest instances (autoscaling.md §8.4).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from .contract import Curve, Knobs, Padded, Point
@@ -100,6 +100,13 @@ def candidates(found: Sequence[Planned], current: Knobs, count: int = 3) -> list
         if other is not None:
             chosen.append(other)
     return chosen[:count]
+
+
+def rival(found: Sequence[Planned], winner: Knobs, without: Collection[Knobs]) -> Planned | None:
+    """Of the settings with other instances than the winner the one that is expected to carry most; ``without``: those that are out."""
+    own = (winner.model_instances, winner.tokenizer_instances)
+    able = [one for one in found if one.rate > 0 and one.knobs not in without and (one.knobs.model_instances, one.knobs.tokenizer_instances) != own]
+    return max(able, key=lambda one: (one.rate, one.knobs), default=None)
 
 
 def ends(pipe: Pipe, settings: Sequence[Knobs], rate: float, wall: float, seed: int = 0) -> tuple[Point, ...]:

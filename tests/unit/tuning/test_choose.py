@@ -147,6 +147,11 @@ def test_a_rate_beyond_what_it_carries_says_nothing_of_a_lower_one() -> None:
     assert not judge(CURRENT, [*points, measured(BETTER, 800, 0.04, failed=1)], WALL, [BETTER]).better, "and so does a failed request"
 
 
+def test_the_highest_rate_counts_up_to_which_every_measurement_kept_the_wall() -> None:
+    points = [measured(CURRENT, 500, 0.08), measured(BETTER, 560, 0.02), measured(BETTER, 600, 0.02), measured(BETTER, 700, 0.04)]
+    assert judge(CURRENT, points, WALL, [BETTER]).rate == 600
+
+
 def test_a_gain_is_counted_from_what_the_current_setting_was_measured_to_carry() -> None:
     unsure = measured(CURRENT, 480, 0.045, noise=0.3)  # its p99 is 25 ms, the bound of its interval 32 ms
     assert unsure.kept(WALL) is Kept.UNSURE
