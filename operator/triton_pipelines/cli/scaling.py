@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import signal
 import time
 from collections import deque
@@ -99,7 +100,7 @@ def _printed(pipeline: Mapping[str, Any], page: Console) -> str:
                 item["name"],
                 f"{item.get('instances', '-')}/{item.get('desiredInstances', '-')}",
                 f"{item.get('podsWithDesiredInstances', '-')}/{item.get('pods', '-')}",
-                *(str(figures_of(pipeline, item["name"]).get(name, "-")) for name in _FIGURES),
+                *(str(figures_of(pipeline, item).get(name, "-")) for name in _FIGURES),
                 item.get("verdict", "-"),
                 item.get("verdictReason", ""),
             )
@@ -128,9 +129,11 @@ def scaled_steps(pipeline: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [item for item in (pipeline.get("status") or {}).get("steps") or () if item.get("verdict")]
 
 
-def figures_of(pipeline: Mapping[str, Any], step: str) -> Mapping[str, Any]:
-    """A step's figures."""
-    return next((item for item in scaling_of(pipeline).get("figures") or () if item.get("step") == step), {})
+def figures_of(pipeline: Mapping[str, Any], step: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The figures of a step of the status; none while its verdict is Unknown: a load that nobody measures is not one of zero."""
+    if step.get("verdict") == Verdict.UNKNOWN.value:
+        return {}
+    return next((item for item in scaling_of(pipeline).get("figures") or () if item.get("step") == step["name"]), {})
 
 
 def document(pipeline: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,10 +150,14 @@ def lines(pipeline: Mapping[str, Any]) -> list[Text]:
 
 
 def _troubles(pipeline: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Conditions that are not as they should be, with reason and message; those that say the same are named together."""
+    told: dict[tuple[str, str], list[str]] = {}
     for item in (pipeline.get("status") or {}).get("conditions") or ():
         good = "False" if item["type"] == "ScalingLimited" else "True"
         if item["type"] in CONDITIONS and item["status"] != good:
-            yield item["type"], item["reason"], item["message"]
+            told.setdefault((item["reason"], item["message"].removeprefix(f"{item['reason']}: ")), []).append(item["type"])
+    for (reason, message), kinds in told.items():
+        yield ", ".join(kinds), reason, message
 
 
 def _padding(pipeline: Mapping[str, Any]) -> list[str]:
@@ -163,19 +170,23 @@ def explained(pipeline: Mapping[str, Any]) -> list[str]:
     """What limits a pipeline, in plain words."""
     metadata, state = pipeline["metadata"], scaling_of(pipeline)
     name = f"{metadata['namespace']}/{metadata['name']}"
-    if not state.get("bottleneck"):
+    if not state.get("bottleneck") or _suspended(pipeline):
         return [f"{name}: {_why_silent(pipeline)}", *_padding(pipeline)]
     advice = _advice(state["bottleneck"])
     result = [f"{name}: {state['bottleneck']}", f"What limits it: {advice.means}", "The numbers:"]
+    troubles = list(_troubles(pipeline))
     for item in scaled_steps(pipeline):
-        figures = figures_of(pipeline, item["name"])
-        told = ", ".join(f"{figures[key]} {unit}" for key, unit in _FIGURES.items() if key in figures)
+        figures = figures_of(pipeline, item)
+        told = ", ".join(f"{figures[key]} {unit}" for key, unit in _FIGURES.items() if key in figures) or "load not known"
         result.append(
             f"  {item['name']} ({item['verdict']}): {item.get('instances', 0)} of {item.get('desiredInstances', 0)} wanted in each pod; {told}"
         )
-        if item.get("verdictReason"):
-            result.append(f"    {item['verdictReason']}")
-    result += [f"  {kind} {reason}: {message}" for kind, reason, message in _troubles(pipeline)]
+        reason = item.get("verdictReason", "")
+        for _, why, message in troubles:  # what a condition says is said once, there
+            reason = reason.removesuffix(message).rstrip(" :;").removesuffix(why) if reason.endswith(message) else reason
+        if reason:
+            result.append(f"    {reason}")
+    result += [f"  {kind} {reason}: {message}" for kind, reason, message in troubles]
     moves = list(advice.moves)
     for item in scaled_steps(pipeline):
         moves += [move for move in _advice(item["verdict"]).moves if item["verdict"] != state["bottleneck"] and move not in moves]
@@ -193,11 +204,15 @@ def _advice(verdict: str) -> Advice:
     return ADVICE[Verdict(verdict)] if verdict in known else Advice(f"{verdict}: a newer operator than this tritonpipe says so.")
 
 
+def _suspended(pipeline: Mapping[str, Any]) -> bool:
+    return (pipeline.get("spec") or {}).get("suspend") == "Enabled"
+
+
 def _why_silent(pipeline: Mapping[str, Any]) -> str:
     spec = pipeline.get("spec") or {}
     if (spec.get("scaling") or {}).get("mode") == "Disabled":
         return "spec.scaling.mode is Disabled: nobody looks. Mode Advisory looks, and changes nothing."
-    if spec.get("suspend") == "Enabled":
+    if _suspended(pipeline):
         return "it is suspended: there are no pods to look at."
     return (
         "the operator has said nothing of its scaling yet. It does within a minute of a pod being ready, where a step can be scaled:"
@@ -221,7 +236,7 @@ class History:
         self.began, self.ended = now if self.began is None else self.began, now
         for item in scaled_steps(pipeline):
             values = {"instances": item.get("instances", 0), "wanted": item.get("desiredInstances", 0)}
-            values |= {unit: figures_of(pipeline, item["name"]).get(key, 0) for key, unit in _FIGURES.items()}
+            values |= {unit: figures_of(pipeline, item).get(key, math.nan) for key, unit in _FIGURES.items()}
             for unit, value in values.items():
                 self.series.setdefault((item["name"], unit), deque(maxlen=PLOT_COLUMNS)).append(float(value))
 
@@ -230,11 +245,12 @@ class History:
         seconds = self.ended - (self.began or self.ended)
         result = [Text(f"the last {seconds:.0f} s; figures are as the status has them, which is at most once a minute where nothing happens")]
         for (step, unit), values in self.series.items():
-            result.append(Text(f"{step:>12.12} {unit:<10} {values[-1]:>6.0f} {sparkline(list(values)[-max(1, width) :])}"))
+            newest = "-" if math.isnan(values[-1]) else f"{values[-1]:.0f}"
+            result.append(Text(f"{step:>12.12} {unit:<10} {newest:>6} {sparkline(list(values)[-max(1, width) :])}"))
         return result
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Values as blocks from 0 to the largest."""
-    top = max(values, default=0.0)
-    return "".join(_BLOCKS[0] if value <= 0 else _BLOCKS[max(1, round(value / top * (len(_BLOCKS) - 1)))] for value in values)
+    """Values as blocks from 0 to the largest; a blank for NaN, which is not known."""
+    top = max((value for value in values if not math.isnan(value)), default=0.0)
+    return "".join(_BLOCKS[0] if not value > 0 else _BLOCKS[max(1, round(value / top * (len(_BLOCKS) - 1)))] for value in values)

@@ -211,6 +211,10 @@ def _lines(state: dict[str, Any]) -> list[str]:
     lines += [f"{protocol}: {address}" for protocol, address in (state.get("endpoints") or {}).items()]
     for item in state.get("sources") or ():
         lines.append(f"source of {item['step']}: {item['uri']} at {item.get('resolvedRevision', '-')} sha256 {item.get('sha256', '-')[:12]}")
+    tuning = state.get("tuning") or {}
+    if tuning.get("state"):
+        lines.append(f"tuning {tuning.get('request', '')!r}: {tuning['state']}: {tuning.get('message', '')}")
+        lines += [f"tuning advice: {tuning['advice']}"] if tuning.get("advice") else []
     lines += [f"warning: {item['path']}: {item['message']}" for item in state.get("warnings") or ()]
     return lines
 

@@ -154,9 +154,14 @@ def _load_words(state: State, law: Law) -> str:
     if need.service is None:
         return f"{state.pending:.0f} requests wait before {state.step.name}"
     return (
-        f"{need.arrivals:.4g} requests/s of {need.service * 1000:.3g} ms keep {state.count * state.pods} of {state.step.name} "
-        f"{need.busy:.0%} busy (aim {law.target:.0%}), live wait {need.worst_wait * 1000:.3g} ms, {state.pending:.0f} wait"
+        f"{_figure(need.arrivals)} requests/s of {_figure(need.service * 1000)} ms keep {state.count * state.pods} of {state.step.name} "
+        f"{need.busy:.0%} busy (aim {law.target:.0%}), live wait {_figure(need.worst_wait * 1000)} ms, {state.pending:.0f} wait"
     )
+
+
+def _figure(value: float) -> str:
+    """Three digits that count, never as a power of ten."""
+    return f"{float(f'{value:.3g}'):.10g}"
 
 
 def _gpu_words(gpu: GpuSignal) -> str:

@@ -102,6 +102,43 @@ def test_why_nothing_is_known(spec: dict[str, Any], said: str, shown: Any) -> No
     assert said in shown(document, "explain", "sentiment")
 
 
+def test_a_load_that_is_not_known_is_not_shown_as_none(shown: Any) -> None:
+    """Without metrics the status keeps zeros, whatever the load is."""
+    document = pipeline("Unknown")
+    document["status"]["scaling"]["figures"] = [{"step": "tokenizer", "requestsPerSecond": 0, "busyPercent": 0, "waitMilliseconds": 0}]
+    text = shown(document, "explain", "sentiment")
+    assert "wanted in each pod; load not known" in text
+    assert "0 requests/s" not in text
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown(document, "scaling", "sentiment").splitlines() if "│" in line]
+    assert rows[0][3:6] == ["-", "-", "-"]
+    history = scaling.History()
+    history.add(pipeline(), 100.0)
+    history.add(document, 102.0)
+    assert [line.plain.split() for line in history.plot(80)][3] == ["tokenizer", "requests/s", "-", "█"]
+
+
+@pytest.mark.parametrize(
+    ("before", "left"),
+    [("PrometheusError: ", []), ("PrometheusError for 62 s: up to 2 (RecentMax); ", ["    PrometheusError for 62 s: up to 2 (RecentMax)"])],
+)
+def test_what_two_conditions_and_a_step_say_is_said_once(before: str, left: list[str]) -> None:
+    document = pipeline("Unknown")
+    message = 'Prometheus connection "default": cannot be reached'
+    trouble = {"status": "False", "reason": "PrometheusError", "message": f"PrometheusError: {message}"}
+    document["status"]["conditions"] = [{"type": kind, **trouble} for kind in ("MetricsAvailable", "ScalingActive")]
+    document["status"]["steps"][0]["verdictReason"] = before + message
+    lines = scaling.explained(document)
+    assert [line for line in lines if "PrometheusError" in line] == [*left, f"  MetricsAvailable, ScalingActive PrometheusError: {message}"]
+
+
+def test_a_suspended_pipeline_is_said_to_be_suspended(shown: Any) -> None:
+    """Also where it was scaled before, and its status has a verdict."""
+    document = {**pipeline("Unknown"), "spec": {"suspend": "Enabled"}}
+    text = shown(document, "explain", "sentiment")
+    assert "nlp/sentiment: it is suspended" in text
+    assert "no usable metrics" not in text
+
+
 def test_a_verdict_of_a_newer_operator_is_no_traceback(shown: Any) -> None:
     assert "MoonBound: a newer operator" in shown(pipeline("MoonBound"), "explain", "sentiment")
 

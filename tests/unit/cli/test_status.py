@@ -93,6 +93,7 @@ def test_a_status_for_people(tritonpipe: Run, server: Serve, tmp_path: Path) -> 
         "endpoints": {"http": "http://sentiment.nlp.svc:8000"},
         "sources": [{"step": "model", "uri": "s3://m/x", "resolvedRevision": "v7", "sha256": "0123456789abcdef"}],
         "warnings": [{"path": "spec.model", "message": "careful"}],
+        "tuning": {"request": "monday", "state": "Succeeded", "message": "batch 32 is recommended", "advice": "Compute-bound: fuller batches"},
     }
     document = {"metadata": {"namespace": "nlp", "name": "sentiment", "generation": 3}, "status": state}
     url = server({"GET": told(document)}).partition("/v2")[0]
@@ -102,6 +103,7 @@ def test_a_status_for_people(tritonpipe: Run, server: Serve, tmp_path: Path) -> 
     for text in (
         *("nlp/sentiment", "revision abc (serving old)", "tokenizers 2/4", "has not looked at its latest change", "spec.model [bold]: wrong"),
         *("TEXT STRING[-1, 1]", "http://sentiment.nlp.svc:8000", "at v7 sha256 0123456789ab", "warning: spec.model: careful"),
+        *("tuning 'monday': Succeeded: batch 32 is recommended", "tuning advice: Compute-bound: fuller batches"),
     ):
         assert text in shown.out
     assert json.loads(tritonpipe("status", "sentiment", "--kubeconfig", file, "--json").out) == state

@@ -44,6 +44,7 @@ def test_load_beyond_the_instances_grows_in_one_step_to_what_it_needs() -> None:
     assert step.count == 12  # 6.2 Erlang at 70 %, and the backlog that will stand when the growth is in force, within instances.max
     assert "620 requests/s" in step.reason
     assert "10 ms" in step.reason
+    assert "live wait 10500 ms" in step.reason  # people read it: no power of ten
     assert done.memory.steps[TOKENIZER].desired == 12
     assert done.memory.history[0].after == 12
 
