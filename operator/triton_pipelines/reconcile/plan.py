@@ -30,7 +30,7 @@ from triton_pipelines.render.objects import (
     service,
 )
 
-from . import measured, padding, tuning
+from . import livestatus, measured, padding, tuning
 from . import status as statuses
 from .cpuowner import decide_cpu
 from .events import Event, transitions
@@ -269,6 +269,7 @@ def _act(
             other = measured.note(choices, fingerprint, request, in_force=graph.padding.measured)
             status = status | {"padding": padding.told(graph.padding, tuned.run.status(), current, other) | measured.to_status(choices)}
     else:
+        status = livestatus.held(status, pipeline, graph, observed, wanted, counts, healing.astray, number, now, resizing.conflict)
         status = measured.with_choices(status, {"padding": measured.to_status(choices)})
     if held is None or not held.ends_run or tuned.run != run:
         status = with_tuning(status, tuned.status())

@@ -9,20 +9,17 @@ from typing import Any
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Switch
 from triton_pipelines.api.conditions import KIND_OF, MESSAGE_MAX, Condition, ConditionType, Kind, Reason, merge
-from triton_pipelines.api.scaling import ScalingMode
 from triton_pipelines.api.server import InferenceHealth
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.cluster.diff import covers, needs_apply
 from triton_pipelines.pipeline.example import public_shape, why_unasked, wire_type
 from triton_pipelines.pipeline.graph import Graph, Tensor
 
+from .livestatus import kept_conditions, live_conditions, live_parts
 from .observed import Observed, Pod, Probe
 from .problems import Problem, worst
 from .replicas import Replicas
 from .rollout import Rollout, deadline_exceeded
-from .scaling import CONDITION_TYPES as SCALING_CONDITIONS
-from .scaling import OWNER_CONFLICTS, scaled_steps, status_of, steady, verdicts_of, with_limits
-from .scaling import conditions as scaling_conditions
 from .times import rfc3339
 
 WARNINGS_MAX = 20
@@ -30,9 +27,6 @@ WARNINGS_MAX = 20
 SHORT_MAX = 512
 # Of a URI in the schema; masking what is secret in one may make it longer than it was written.
 URI_MAX = 1024
-REASON_MAX = 1024
-# Of a step, what scaling alone tells.
-_SCALED_FIELDS = ("instances", "podsWithDesiredInstances", "verdict", "verdictReason")
 CLUSTER_SUFFIX = "svc"
 # Merge keys of the status' own lists, as in its schema.
 _LIST_KEYS = {"steps": ("name",), "sources": ("step",)}
@@ -97,9 +91,7 @@ def compute(
 ) -> dict[str, Any]:
     """Status of a resource that is acted on; one dictionary, whole. ``cpu_conflict``: who else writes the pods' CPU."""
     conditions = conditions_of(pipeline, graph, observed, rollout, wanted, problems, number)
-    if pipeline.spec.suspend is Switch.DISABLED:
-        conditions += scaling_conditions(observed.view, pipeline.spec.scaling.mode, bool(scaled_steps(graph)), observed.status)
-        conditions = with_limits(conditions, number.conflict, cpu_conflict, sorted(refusal.text for refusal in observed.unresized.values()))
+    conditions += live_conditions(pipeline, graph, observed, number, cpu_conflict)
     settled = any(item.type is ConditionType.STALLED and item.status for item in conditions) or (
         conditions[0].type is ConditionType.READY and conditions[0].status is True
     )
@@ -108,7 +100,7 @@ def compute(
         "observedGeneration": generation if settled else int(observed.status.get("observedGeneration") or 0),
         "conditions": [
             *merge(observed.status.get("conditions") or (), conditions, generation, rfc3339(now)),
-            *_kept_conditions(pipeline, graph, observed, {item.type.value for item in conditions}),
+            *kept_conditions(pipeline, graph, observed, {item.type.value for item in conditions}),
         ],
         "revision": wanted,
         "servingRevision": _serving_revision(observed.pods, rollout.target),
@@ -116,37 +108,11 @@ def compute(
         "selector": ",".join(f"{key}={value}" for key, value in names.selector(pipeline.name).items()),
         "endpoints": _endpoints(pipeline),
         "ensemble": _ensemble(graph),
-        "steps": _steps(pipeline, graph, observed, wanted, counts, astray),
-        "scaling": _scaling(pipeline, observed),
+        **live_parts(pipeline, graph, observed, wanted, counts, astray),
         "sources": _sources(observed, wanted),
         "warnings": [{"path": item.path[:SHORT_MAX], "message": item.message[:MESSAGE_MAX]} for item in warnings[:WARNINGS_MAX]],
     }
-    if (tokenizer := graph.tokenizer) is not None:
-        count = counts.get(tokenizer.name, tokenizer.instances.count)
-        now_there = next((item["instances"] for item in status["steps"] if item["name"] == tokenizer.name), count)
-        status["tokenizer"] = {"instances": now_there, "desiredInstances": count, "summary": f"{count}/{tokenizer.instances.high}"}
     return {key: value for key, value in status.items() if value not in ([], {}, "")}
-
-
-def _looked_after(pipeline: InferencePipeline, graph: Graph) -> bool:
-    """Whether scaling has anything to say of the pipeline, now or soon."""
-    return pipeline.spec.scaling.mode is not ScalingMode.DISABLED and pipeline.spec.suspend is Switch.DISABLED and bool(scaled_steps(graph))
-
-
-def _kept_conditions(pipeline: InferencePipeline, graph: Graph, observed: Observed, decided: set[str]) -> list[Mapping[str, Any]]:
-    """Scaling's conditions as they were, where it has not looked yet."""
-    if observed.view is not None or not _looked_after(pipeline, graph):
-        return []
-    known = [item for item in observed.status.get("conditions") or () if item.get("type") in SCALING_CONDITIONS]
-    return [item for item in known if item["type"] not in decided and item.get("reason") not in OWNER_CONFLICTS]
-
-
-def _scaling(pipeline: InferencePipeline, observed: Observed) -> Mapping[str, Any]:
-    """What scaling says; after a start of the operator what was said before, until it has looked."""
-    before: Mapping[str, Any] = observed.status.get("scaling") or {}
-    if pipeline.spec.scaling.mode is ScalingMode.DISABLED:
-        return {}
-    return before if observed.view is None else status_of(observed.view, before)
 
 
 def _counts(observed: Observed, wanted: str) -> dict[str, int]:
@@ -326,48 +292,6 @@ def _ensemble(graph: Graph) -> dict[str, Any]:
         "inputs": [_tensor(tensor, graph) for tensor in graph.inputs],
         "outputs": [_tensor(output.tensor, graph) for output in graph.outputs],
     }
-
-
-def _steps(
-    pipeline: InferencePipeline, graph: Graph, observed: Observed, wanted: str, counts: Mapping[str, int], astray: Mapping[str, str]
-) -> list[dict[str, Any]]:
-    pods = [pod for pod in observed.pods if pod.revision == wanted and not pod.deleting]
-    probes = [observed.probes[pod.uid] for pod in pods if pod.uid in observed.probes]
-    result = []
-    judged = verdicts_of(observed.view)
-    before = {item.get("name"): item for item in observed.status.get("steps") or ()}
-    silent = observed.view is None and _looked_after(pipeline, graph)
-    same = observed.view is not None and steady(observed.view, observed.status)
-    for step in graph.models:
-        # A model has a state for each of its versions.
-        states = [[model for model in probe.models if model.name == step.model_name] for probe in probes]
-        ready = sum(any(model.state == "READY" for model in versions) for versions in states)
-        reasons = (model.reason for versions in states for model in versions if model.state != "READY" and model.reason not in ("", "unloaded"))
-        count = counts.get(step.name, step.instances.count)
-        entry: dict[str, Any] = {
-            "name": step.name,
-            "modelName": step.model_name,
-            "role": step.role.value,
-            "readyPods": ready,
-            "pods": len(pods),
-            "instances": count,
-            "desiredInstances": count,
-        }
-        reported = observed.view.counts.get(step.name, {}) if observed.view is not None else {}
-        if reported:
-            entry |= {"instances": min(reported.values()), "podsWithDesiredInstances": sum(seen == count for seen in reported.values())}
-        if step.name in judged:
-            verdict, why, _ = judged[step.name]
-            words = before.get(step.name, {}).get("verdictReason") if same else None
-            entry |= {"verdict": verdict.value, "verdictReason": words or why[:REASON_MAX]}
-        elif silent:
-            # After a start of the operator what was said before, until it has looked.
-            entry |= {name: value for name, value in before.get(step.name, {}).items() if name in _SCALED_FIELDS}
-        reason = f"SourceChanged: {astray[step.name]}" if step.name in astray else next(reasons, "")
-        if reason:
-            entry["reason"] = reason[:REASON_MAX]
-        result.append(entry)
-    return result
 
 
 def _sources(observed: Observed, wanted: str) -> list[dict[str, str]]:

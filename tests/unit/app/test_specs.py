@@ -135,3 +135,21 @@ def test_a_spec_is_read_once_while_it_is_the_same() -> None:
     assert specs.of(store, copy.deepcopy(world.document)) is first
     specs.keep([])
     assert specs.of(store, world.document) is not first
+
+
+@HOW
+async def test_the_status_of_an_invalid_spec_goes_on_telling_of_counts(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = loop_of(monkeypatch, scaled())
+    await busy(loop, 10, load=0.5)
+    spoil(loop, how)
+    loop.plans.clear()
+    await busy(loop, 60, load=2.1)
+    told, count = loop.status(), loop.counts["tokenizer"]
+    assert count >= 3
+    assert told["tokenizer"] == {"instances": count, "desiredInstances": count, "summary": f"{count}/8"}
+    assert [step["desiredInstances"] for step in told["steps"] if step["name"] == "tokenizer"] == [count]
+    assert told["scaling"]["history"][0]["to"] == count
+    assert [event.reason for made in loop.plans for event in made.events] == ["Scaled"]
+    assert loop.world.told() | {"Stalled": "True InvalidSpec", "ScalingActive": "True Succeeded"} == loop.world.told()
+    loop.reconcile()
+    assert loop.reconcile().quiet
