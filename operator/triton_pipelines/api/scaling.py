@@ -62,7 +62,9 @@ class ScaleUp(ApiModel):
 
     cooldown_seconds: Annotated[
         int | None,
-        Field(ge=0, le=3600, description="Pause after a growth. Default: measured actuation plus one scrape; 8 s until a change has been measured."),
+        Field(
+            ge=0, le=3600, description="Pause after a growth. Default: to the first scrape after it is in force; 8 s before a change was measured."
+        ),
     ] = None
 
 
