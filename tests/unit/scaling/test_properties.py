@@ -134,9 +134,11 @@ def test_the_order_of_pods_and_scrapes_does_not_matter_nor_does_asking_twice(
     assert whole(replace(seen, pods=mixed), count, pods=3) == first
 
 
-@given(ends, counted, st.floats(0, 9.9))
-def test_no_growth_inside_the_cooldown(flow: Flow, count: int, ago: float) -> None:
-    assert count_of(sample(flow), count, memory=replace(memory_of(count, last_up=NOW - ago), actuation=5.0)) <= count
+@given(ends, counted, st.floats(0, 0.99), st.floats(0, 10))
+def test_no_growth_before_a_scrape_of_the_last_one(flow: Flow, count: int, share: float, age: float) -> None:
+    """A change takes 5 s; the newest scrape is of some share of that after it was decided."""
+    seen = sample(flow, now=NOW - age)
+    assert count_of(seen, count, memory=replace(memory_of(count, last_up=NOW - age - 5.0 * share), actuation=5.0)) <= count
 
 
 @given(ends, counted, counted, st.floats(0, 119))
