@@ -49,13 +49,8 @@ def test_rows_without_a_length_share_a_run_as_they_are() -> None:
     assert shapes == [(4,)]
 
 
-@settings(deadline=None, max_examples=80)
-@given(
-    lengths=st.lists(st.sampled_from([1, 2, 7, 8, 9, 63, 64]), min_size=1, max_size=10),
-    rows=st.integers(1, 3),
-    run_cost=st.sampled_from([0, 1, 7, 8, 9, 10_000]),
-)
-def test_no_run_computes_more_padding_than_the_runs_it_saves(lengths: list[int], rows: int, run_cost: int) -> None:
+def sums(run_cost: int) -> tuple[batches.BatchRunner, list[tuple[int, int]]]:
+    """A runner whose model answers with the sum of each row and with the row, and the shapes that it is run on."""
     shapes: list[tuple[int, int]] = []
 
     def run(feed: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -66,11 +61,26 @@ def test_no_run_computes_more_padding_than_the_runs_it_saves(lengths: list[int],
     runner.check(lambda length: {"x": np.ones((1, length), np.int64)})
     runner.run_cost = run_cost
     shapes.clear()
-    feeds = [{"x": np.full((rows, length), number + 1)} for number, length in enumerate(lengths)]
+    return runner, shapes
+
+
+def check_sums(runner: batches.BatchRunner, feeds: list[dict[str, np.ndarray]]) -> None:
     for feed, answer in zip(feeds, runner.answer(feeds), strict=True):
         assert not isinstance(answer, Exception)
         np.testing.assert_array_equal(answer["same"], feed["x"])
         np.testing.assert_array_equal(answer["total"], feed["x"].sum(axis=1, keepdims=True))
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    lengths=st.lists(st.sampled_from([1, 2, 7, 8, 9, 63, 64]), min_size=1, max_size=10),
+    rows=st.integers(1, 3),
+    run_cost=st.sampled_from([0, 1, 7, 8, 9, 10_000]),
+)
+def test_no_run_computes_more_padding_than_the_runs_it_saves(lengths: list[int], rows: int, run_cost: int) -> None:
+    runner, shapes = sums(run_cost)
+    feeds = [{"x": np.full((rows, length), number + 1)} for number, length in enumerate(lengths)]
+    check_sums(runner, feeds)
     padding = sum(many * width for many, width in shapes) - rows * sum(lengths)
     assert padding <= run_cost * (len(set(lengths)) - len(shapes))
     assert len(shapes) <= len(set(lengths)), "rows of one length never go apart"
@@ -135,22 +145,10 @@ def test_whole_numbers_differ_by_any_step(axes: tuple[int, ...]) -> None:
     ],
 )
 def test_a_run_computes_so_many_tokens_and_no_more(requests: list[tuple[int, int]], run_cost: int, most: int) -> None:
-    shapes: list[tuple[int, int]] = []
-
-    def run(feed: dict[str, np.ndarray]) -> list[np.ndarray]:
-        shapes.append(feed["x"].shape)
-        return [feed["x"].sum(axis=1, keepdims=True), feed["x"]]
-
-    runner = batches.BatchRunner(run, ["total", "same"], {"x": 0}, True, 8, print)
-    runner.check(lambda length: {"x": np.ones((1, length), np.int64)})
-    runner.run_cost = run_cost
-    shapes.clear()
+    runner, shapes = sums(run_cost)
     random = np.random.default_rng(3)
     feeds = [{"x": random.integers(1, 9, shape)} for shape in requests]
-    for feed, answer in zip(feeds, runner.answer(feeds), strict=True):
-        assert not isinstance(answer, Exception)
-        np.testing.assert_array_equal(answer["same"], feed["x"])
-        np.testing.assert_array_equal(answer["total"], feed["x"].sum(axis=1, keepdims=True))
+    check_sums(runner, feeds)
     assert max(rows * width for rows, width in shapes) <= most
     # Nor any fewer than it takes.
     fewest = len({length for _, length in requests}) + sum(rows * length for rows, length in requests) / most
