@@ -209,3 +209,42 @@ def test_a_pipeline_takes_little_memory() -> None:
     finally:
         tracemalloc.stop()
     assert (after - before) / 20 < 30_000
+
+
+def _seen(live: dict[str, str], memory: Memory, image: str | None = None, spec: str = "plan", **more: Any) -> Observed:
+    document = builders.document(**SPECS[spec])
+    document["metadata"]["generation"] = 1
+    children: dict[tuple[str, str], Object] = {("ConfigMap", names.live_name("sentiment")): {"data": {names.KEY_MEMORY: memory.to_json(), **live}}}
+    if image is not None:
+        record = {names.KEY_TEMPLATE: json.dumps({"template": {}, "serverImage": image})}
+        children["ConfigMap", names.revision_name("sentiment", memory.wanted)] = {"data": record}
+    return Observed(document, children, **more)
+
+
+def _cases() -> dict[str, tuple[Observed, Observed]]:
+    """Two sights of one pipeline that differ in one thing alone, and come to two results."""
+    none = Memory()
+    wanted = Memory(generation=1, wanted="0123456789")
+    barred = data({fingerprint("plan", {}): CHOICES["barred"]})  # type: ignore[dict-item]
+    rules = replace(CHOICES["barred"], barred="")  # type: ignore[type-var]
+    made = resolve(_seen(data({fingerprint("plan", {}): rules}), none), OPTIONS)  # type: ignore[dict-item]
+    assert isinstance(made, Wanted)
+    back = Memory(failed_revision=made.revision.name, failed_spec=_seen({}, none).spec_hash, restored="fedcba9876")
+    adapted = resolve(_seen({}, none, spec="adapted"), OPTIONS)
+    assert isinstance(adapted, Wanted)
+    refused = {names.KEY_PADDING: json.dumps(dict.fromkeys(_refusals(), "axis 1 is 128"))}
+    return {
+        "digests": (_seen({}, none), _seen({}, none, digests={"model": "one"})),
+        "image": (_seen({}, wanted, OPTIONS.server_image), _seen({}, wanted, "registry.example/earlier:24.08-py3")),
+        "choices": (_seen({}, none), _seen(data({fingerprint("plan", {}): CHOICES["good"]}), none)),  # type: ignore[dict-item]
+        "refused": (_seen({}, none, spec="adapted"), _seen(refused, none, spec="adapted")),
+        "reports": (_seen({}, none, spec="adapted"), _seen({}, none, spec="adapted", pods=_pods(adapted.revision.name))),
+        "failed": (_seen(barred, none), _seen(barred, back)),
+    }
+
+
+@pytest.mark.parametrize("what", ["digests", "image", "choices", "refused", "reports", "failed"])
+def test_each_thing_that_decides_is_looked_at(what: str) -> None:
+    one, (before, after) = Resolver(OPTIONS), _cases()[what]
+    assert content(one.resolve(before)) != content(resolve(after, OPTIONS)), "or it would decide nothing"
+    assert content(one.resolve(after)) == content(resolve(after, OPTIONS))
