@@ -61,19 +61,6 @@ def test_a_jump_inside_the_last_interval_is_completed() -> None:
     assert result.steps[0].figures.arrivals == pytest.approx(600)
 
 
-def test_a_jump_is_not_completed_from_what_more_instances_did_than_there_were() -> None:
-    """One instance carried 100/s until four were in force within the interval: its completions tell nothing of when the load jumped."""
-    before = history({TOKENIZER: Flow(rate=50), MODEL: Flow(rate=50, service=0.001)}, now=NOW - INTERVAL)
-    last = before.scrapes[-1].models[TOKENIZER]
-    jumped = replace(last, success=last.success + 800, execs=last.execs + 800, compute_infer_us=last.compute_infer_us + 800 * 1e4, pending=450.0)
-    newest = replace(before.scrapes[-1], at=NOW, models={**before.scrapes[-1].models, TOKENIZER: jumped})
-    seen = Sample({"pod-0": PodHistory((*before.scrapes, newest))}, INTERVAL)
-    grown = replace(remembered(4, last_up=NOW - INTERVAL, counts=((NOW - 300, 1), (NOW - INTERVAL, 4))), actuation=1.0)
-    assert decided(seen, 4, memory=grown).steps[0].figures.arrivals == pytest.approx(250)  # 160 completions/s, and 90/s more that wait
-    long_ago = replace(remembered(4, last_up=NOW - 60), actuation=1.0)
-    assert decided(seen, 4, memory=long_ago).steps[0].figures.arrivals > 500
-
-
 def test_a_busy_step_below_the_threshold_stays() -> None:
     done = decided(sample(Flow(rate=154)), 2)  # 0.77 of 2 instances: 2.2 wanted, below 80 %
     assert (done.steps[0].count, done.verdict) == (2, Verdict.BALANCED)

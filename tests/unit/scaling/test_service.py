@@ -1,4 +1,4 @@
-"""What a request costs (E): busy time as instances can have had it, whatever batches and long executions make of the counters."""
+"""What a request costs (E), and what comes: as instances can have had it, whatever batches, long executions and growth make of the counters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import accumulate
 
 import pytest
 
-from tests.support.flows import INTERVAL, MODEL, NOW, TOKENIZER, Flow, counts, limits, names, sample
+from tests.support.flows import INTERVAL, MODEL, NOW, TOKENIZER, Flow, counts, history, limits, names, sample
 from triton_pipelines.metrics.samples import Counters, PodHistory, Sample, Scrape, Usage
 from triton_pipelines.metrics.windows import Ran, rates
 from triton_pipelines.scaling import law
@@ -56,10 +56,10 @@ def test_requests_longer_than_a_scrape_interval_cost_what_they_take() -> None:
         done = bisect_right(ends, 75 - ago)
         counters = Counters(success=8 * done, execs=2 * done, compute_infer_us=8e6 * sum(seconds[:done]), pending=40.0)
         scrapes.append(Scrape(NOW - ago, {TOKENIZER: counters, MODEL: counters}))
-    history = PodHistory(tuple(scrapes))
-    window = rates(history, TOKENIZER, 60)
+    whole = PodHistory(tuple(scrapes))
+    window = rates(whole, TOKENIZER, 60)
     assert window is not None
-    assert service(Sample({"pod-0": history}, INTERVAL), 2, ((NOW - 300, 2),)) == pytest.approx(window.service)
+    assert service(Sample({"pod-0": whole}, INTERVAL), 2, ((NOW - 300, 2),)) == pytest.approx(window.service)
 
 
 @pytest.mark.parametrize(
@@ -79,3 +79,19 @@ def test_a_growth_is_noted_when_it_is_decided() -> None:
     advised = decided(loaded, 2, ((NOW - 300, 2),), replace(limits(), active=False))
     assert advised.steps[0].count > 2
     assert advised.memory.steps[TOKENIZER].counts == ((NOW - 300, 2),)
+
+
+def test_a_jump_is_not_completed_from_what_more_instances_did_than_there_were() -> None:
+    """One instance carried 100/s until four were in force within the interval: its completions tell nothing of when the load jumped."""
+    before = history({TOKENIZER: Flow(rate=50), MODEL: Flow(rate=50, service=0.001)}, now=NOW - INTERVAL)
+    last = before.scrapes[-1].models[TOKENIZER]
+    jumped = replace(last, success=last.success + 800, execs=last.execs + 800, compute_infer_us=last.compute_infer_us + 800 * 1e4, pending=450.0)
+    newest = replace(before.scrapes[-1], at=NOW, models={**before.scrapes[-1].models, TOKENIZER: jumped})
+    seen = Sample({"pod-0": PodHistory((*before.scrapes, newest))}, INTERVAL)
+    grown = StepMemory(desired=4, service=0.010, last_up=NOW - INTERVAL, counts=((NOW - 300, 1), (NOW - INTERVAL, 4)))
+    found = [
+        decide(limits(), Memory({TOKENIZER: memory}, actuation=1.0), seen, counts(4, 1), names(1), NOW).steps[0].figures.arrivals
+        for memory in (grown, replace(grown, last_up=NOW - 60, counts=()))
+    ]
+    assert found[0] == pytest.approx(250)  # 160 completions/s, and 90/s more that wait
+    assert found[1] > 500
