@@ -252,10 +252,9 @@ class _Run:
         async def point(knobs: Knobs, rate: float, name: str) -> Measured | None:
             nonlocal left
             low = 0.2 + step * (self.effort.points - left)
-            whole = self.effort.warmup + self.effort.seconds + self._beside
-            if self._clock() - self._began + whole > self.effort.limit:
+            if not self._time_for(1):
                 self.notes.append(
-                    f"time was over after {len(self.measured)} points (another takes {whole:.0f} s here): this machine is slow or busy; --thorough takes more"
+                    f"time was over after {len(self.measured)} points (another takes {self._point_seconds():.0f} s here): this machine is slow or busy; --thorough takes more"
                 )
                 left = 0
                 return None
@@ -302,7 +301,7 @@ class _Run:
         if winner is not None:
             # A/B/A: the current one at a rate at which it has to break for the gain to be proven, then the candidate again.
             own, proof = winner[1] / (1 + LEAST_GAIN), 2 * (self.effort.repeats - 1)
-            knobs, rate = await self._challenged(*winner, tried, point) if left > proof else winner
+            knobs, rate = await self._challenged(*winner, tried, point) if left > proof and self._time_for(1 + proof) else winner
             for number in range(proof):
                 if left > 0 and number % 2 == 0:
                     # Where that is far beyond all that it carries, twice that breaks it as well.
@@ -318,6 +317,14 @@ class _Run:
         for share in (0.5, STEP_BACK):
             if left > 0 and len(self.measured) < LEAST_POINTS:
                 await point(current, share * base, "the current setting")
+
+    def _point_seconds(self) -> float:
+        """Seconds that another point takes."""
+        return self.effort.warmup + self.effort.seconds + self._beside
+
+    def _time_for(self, points: int) -> bool:
+        """Whether so many points more end within the limit: what is left goes to the proof of a gain first."""
+        return self._clock() - self._began + points * self._point_seconds() <= self.effort.limit
 
     async def _challenged(
         self, knobs: Knobs, rate: float, tried: set[Knobs], point: Callable[..., Awaitable[Measured | None]]
