@@ -254,7 +254,7 @@ class Autoscaler:
                 await self._failed(("", ""), "Collect", answer)
                 answer = dict.fromkeys(wanted, Failure(Trouble.ERROR, "metrics could not be collected; the operator's log says why"))
             found |= answer
-        return found
+        return found if connections else {key: scaled.read_directly(active[key].pipeline, one) for key, one in found.items()}
 
     # --- decide -----------------------------------------------------------------------------------------------------------
 
@@ -282,12 +282,11 @@ class Autoscaler:
             watched.intent = fleets.intent_of(watched.memory)
             self.enqueue(key)
         trouble = scaled.trouble_of(decision, sample, pods=bool(pods))
-        source = sample.source if isinstance(sample, Sample) else ""
         decision = scaled.shown(decision, watched.memory, active=watched.active)
-        view = View(decision, watched.pipeline.spec.scaling.mode, counts, source, trouble, watched.backoff.reason)
+        view = View(decision, watched.pipeline.spec.scaling.mode, counts, sample.source, trouble, watched.backoff.reason)
         self.metrics.decided(key, view, {step.name: step.model_name for step in watched.steps}, sample, now)
         self.metrics.sized(key, *fleets.sizes(watched, deployment))
-        if not scaled.settling(watched, decision.verdict, now):
+        if not scaled.settling(watched, decision.verdict, now, trouble, sample.source):
             self._tell(key, watched, view, now)
 
     def _act(self, key: Key, watched: Watched, wanted: Mapping[str, int], counts: Mapping[str, Mapping[str, int]], before: Memory) -> None:

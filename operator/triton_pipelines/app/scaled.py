@@ -15,11 +15,13 @@ from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.loadplan import LoadPlan
 from triton_pipelines.api.scaling import ScalingMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.metrics.collector import unheard
+from triton_pipelines.metrics.connection import DEFAULT
 from triton_pipelines.metrics.samples import Failure, Sample, Trouble
 from triton_pipelines.pipeline.graph import Graph, Step
 from triton_pipelines.reconcile.fleet import bounds_of
 from triton_pipelines.reconcile.observed import Object, Pod
-from triton_pipelines.reconcile.scaling import Intent, View, scaled_steps, subjects
+from triton_pipelines.reconcile.scaling import Intent, View, metrics_in, scaled_steps, subjects
 from triton_pipelines.render.modelconfig import parse as parse_config
 from triton_pipelines.render.modelconfig import with_count
 from triton_pipelines.scaling.backoff import Backoff
@@ -46,8 +48,7 @@ class Counted:
 class Watched:
     """One scaled pipeline on its way through the ticks; changed in place, since an action under way looks at it, too.
 
-    ``since``: when it was first seen (Unix seconds), ``said`` and ``said_counts``: the verdict and the instances by step that its status
-    told of then; ``pods``: those that serve, ``everyone``: all that are there; ``view``: what the status is to say; ``told``: what the last status
+    ``since``: when it was first seen (Unix seconds), ``said`` … ``said_source``: what its status told of then (:func:`said_in`); ``pods``: those that serve, ``everyone``: all that are there; ``view``: what the status is to say; ``told``: what the last status
     pass was made due for, and ``told_at`` when.
     """
 
@@ -56,6 +57,8 @@ class Watched:
     since: float
     said: str = ""
     said_counts: Mapping[str, int] = field(default_factory=dict)
+    said_trouble: str = ""
+    said_source: str = ""
     memory: Memory | None = None
     pods: tuple[Pod, ...] = ()
     everyone: tuple[Pod, ...] = ()
@@ -198,26 +201,39 @@ def trouble_of(decision: Decision, sample: Sample | Failure, *, pods: bool) -> s
     return said if said in {trouble.value for trouble in Trouble} else Trouble.PARTIAL.value
 
 
-def said_in(status: Mapping[str, Any]) -> tuple[str, dict[str, int]]:
-    """The verdict that a status tells of, "" none, and its instances by step."""
+def read_directly(pipeline: InferencePipeline, sample: Sample | Failure) -> Sample | Failure:
+    """What was read from the pods where the operator has no connection; its source says so where the pipeline names one."""
+    name = pipeline.spec.scaling.prometheus_ref
+    if not sample.source or name == DEFAULT:
+        return sample
+    return replace(sample, source=f"{sample.source}{unheard(name)}")
+
+
+def said_in(status: Mapping[str, Any]) -> tuple[str, dict[str, int], str, str]:
+    """What a status tells of: the verdict, "" none; its instances by step; why metrics are not usable, "" where they are; where they are
+    read from, "" where that is not said."""
     counts = {str(item.get("name")): item.get("instances", 0) for item in status.get("steps") or ()}
-    return str((status.get("scaling") or {}).get("bottleneck", "")), counts
+    return str((status.get("scaling") or {}).get("bottleneck", "")), counts, *metrics_in(status)
 
 
-def settling(watched: Watched, verdict: Verdict, now: float) -> bool:
+def settling(watched: Watched, verdict: Verdict, now: float, trouble: str = "", source: str = "") -> bool:
     """Whether nothing is to be said yet: the start of a process is no change, and its first rates are of a few seconds.
 
     Until its windows are full it does not contradict one calm verdict with another, unless counts are news; and at first it does not
-    say that it knows nothing.
+    say that it knows nothing, or that metrics are not usable. What the status says of metrics does not stand where they come from
+    elsewhere now, or where a trouble is over: it would name a connection that nobody asks. ``trouble``, ``source``: as in :class:`View`.
     """
     if watched.view is not None or watched.intent is not None or verdict not in _CALM:
+        return False
+    moved = bool(source and watched.said_source) and source != watched.said_source
+    if moved or (watched.said_trouble and not trouble):
         return False
     if watched.said not in _CALM:
         return verdict is Verdict.UNKNOWN and now - watched.since < SETTLING_SECONDS
     if any(pods and min(pods.values()) != watched.said_counts.get(step) for step, pods in watched.counts().items()):
         return False
     full = max(SETTLING_SECONDS, _SETTLING_WINDOWS * watched.pipeline.spec.scaling.windows.slow)
-    return verdict.value != watched.said and now - watched.since < full
+    return verdict.value != watched.said and now - watched.since < (SETTLING_SECONDS if trouble else full)
 
 
 def telling(view: View) -> tuple[Any, ...]:
@@ -229,6 +245,7 @@ def telling(view: View) -> tuple[Any, ...]:
         decision.memory.history[:1],
         tuple((item.step, item.count, item.verdict) for item in decision.steps),
         view.trouble,
+        view.source,
         view.failed,
         subjects(decision.limited),
         json.dumps(view.counts, sort_keys=True),

@@ -32,6 +32,8 @@ LOOK_BACK_MAX: Final = 3700.0
 USAGE_EVERY_SECONDS: Final = 10.0
 # Who is missing is asked after seldom: it is for the message alone.
 TARGETS_EVERY_SECONDS: Final = 30.0
+# Where connections are given, as people know it.
+CONNECTIONS: Final = "the chart's prometheus.url or prometheus.connections (--prometheus-url, --metrics-connections)"
 # Beyond the thread's own deadline: parsing, and a name that does not resolve.
 _GRACE_SECONDS: Final = 1.0
 # A scrape becomes visible this much after its time, at least.
@@ -80,7 +82,7 @@ class PrometheusCollector:
 
     def __init__(self, connection: Connection, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.connection = connection
-        self.source = f'Prometheus connection "{connection.name}"'
+        self.source = _source(connection.name)
         self._clock, self._monotonic = clock, monotonic
         self._client = Prometheus(connection, monotonic)
         self._histories = Histories()
@@ -271,15 +273,15 @@ class PrometheusCollector:
     def _judged(self, one: Expected, evidence: Evidence, got: _Got) -> Sample | Failure:
         failed = [pod for pod in one.pods if (one.namespace, pod) in got.errors]
         if failed:
-            return Failure(Trouble.ERROR, f"{self._at}: {got.errors[one.namespace, failed[0]]}")
+            return Failure(Trouble.ERROR, f"{self._at}: {got.errors[one.namespace, failed[0]]}", self.source)
         return judge(one, self._histories, evidence, self.source, lambda: queries.shown(self.connection, one.namespace, tuple(one.pods)))
 
     def _all_failed(self, wanted: Mapping[PipelineKey, Expected], why: str) -> dict[PipelineKey, Sample | Failure]:
         looks = (
             f"Look: 1. does it run, and answer {self.connection.url}/api/v1/query? 2. may the operator's pod reach it (NetworkPolicy)? "
-            "3. does the connection in --metrics-connections say what it should?"
+            f"3. does the connection say what it should, in {CONNECTIONS}?"
         )
-        return dict.fromkeys(wanted, Failure(Trouble.ERROR, f"{self._at}: {why}. {looks}"))
+        return dict.fromkeys(wanted, Failure(Trouble.ERROR, f"{self._at}: {why}. {looks}", self.source))
 
     @property
     def _at(self) -> str:
@@ -291,8 +293,21 @@ def unknown(name: str, connections: Iterable[str]) -> Failure:
     known = ", ".join(sorted(connections))
     return Failure(
         Trouble.ERROR,
-        f"spec.scaling.prometheusRef: the operator has no connection {name!r}; it has {known}. Name one of these, or add it to --metrics-connections",
+        f"spec.scaling.prometheusRef: the operator has no connection {name!r}; it has {known}. Name one of these, or add it to {CONNECTIONS}",
+        _source(name),
     )
+
+
+def unheard(name: str) -> str:
+    """What to add to the source of a pipeline that names a connection where the operator has none, so that its pods are read directly."""
+    return (
+        f"; spec.scaling.prometheusRef: the operator has no connection {name!r}, nor any other. Leave the field out, or give the operator that "
+        f"connection with {CONNECTIONS}"
+    )
+
+
+def _source(name: str) -> str:
+    return f'Prometheus connection "{name}"'
 
 
 @contextlib.contextmanager

@@ -116,7 +116,9 @@ class DirectReader:
         if not pods:
             troubles_seen = {trouble for trouble, _ in bad.values()} or {Trouble.MISSING}
             return Failure(
-                troubles_seen.pop() if len(troubles_seen) == 1 else Trouble.PARTIAL, said or "no pod is ready, so there is nothing to measure"
+                troubles_seen.pop() if len(troubles_seen) == 1 else Trouble.PARTIAL,
+                said or "no pod is ready, so there is nothing to measure",
+                SOURCE,
             )
         keys = [(one.namespace, pod) for pod in pods]
         gpu_known = any(history.usage is not None and history.usage.gpu is not None for history in pods.values())

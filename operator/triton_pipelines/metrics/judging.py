@@ -49,7 +49,7 @@ def judge(expected: Expected, histories: Histories, seen: Evidence, source: str,
     """
     keys = [(expected.namespace, pod) for pod in expected.pods]
     if not keys:
-        return Failure(Trouble.MISSING, "no pod is ready, so there is nothing to measure")
+        return Failure(Trouble.MISSING, "no pod is ready, so there is nothing to measure", source)
     interval = histories.interval(keys, seen.interval)
     good: dict[str, PodHistory] = {}
     bad: dict[str, tuple[Trouble, str]] = {}
@@ -118,4 +118,4 @@ def _failure(bad: Mapping[str, tuple[Trouble, str]], pods: int, source: str, que
         Trouble.STALE: "1. is the target still up? 2. does Prometheus fall behind or was it restarted? 3. do series arrive",
         Trouble.PARTIAL: "1. are all models loaded? 2. do relabelling rules drop series? 3. do series arrive once for each pod and model",
     }
-    return Failure(trouble, f"{source} gives no usable samples of {of}: {why}. Look: {looks[trouble]}: {query}")
+    return Failure(trouble, f"{source} gives no usable samples of {of}: {why}. Look: {looks[trouble]}: {query}", source)

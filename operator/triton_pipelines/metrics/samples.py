@@ -90,10 +90,11 @@ class Trouble(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """No usable sample of a pipeline: why, in a word and in words (a checklist of what to look at; no secret)."""
+    """No usable sample of a pipeline: why, in a word and in words (a checklist of what to look at; no secret). ``source``: as in a sample."""
 
     trouble: Trouble
     message: str
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,9 @@ from .times import rfc3339
 HISTORY_MAX = 5
 # Where the pods themselves are read, every 2 s, growth need not wait for as many seconds as with scrapes of Prometheus.
 DIRECT_FAST_SECONDS = 6.0
-_NUMBER = re.compile(r"\d[\d.]*(e[+-]\d+)?")
+# A number, or an address, whose digits are no figures.
+_NUMBER = re.compile(r"(?P<address>https?://[^\s)]+)|\d[\d.]*(e[+-]\d+)?")
+_READ, _FROM = "metrics of every ready pod are read", " from "
 # A figure of the status moves only when it changed by more than this share.
 FIGURE_CHANGE = 0.10
 
@@ -155,7 +157,12 @@ def conditions(view: View | None, mode: ScalingMode, scaled: bool, status: Mappi
     if view.failed or not steady(view, status):
         return decided
     said = {(item.get("type"), item.get("status"), item.get("reason")): str(item.get("message", "")) for item in status.get("conditions") or ()}
-    known = {item: said.get((item.type.value, str(item.status), item.reason.value), item.message) for item in decided}
+    # That metrics are usable has no digits that change: where they come from is told as it is.
+    usable = (ConditionType.METRICS_AVAILABLE, True)
+    known = {
+        item: item.message if (item.type, item.status) == usable else said.get((item.type.value, str(item.status), item.reason.value), item.message)
+        for item in decided
+    }
     news = {item for item, old in known.items() if item.type is ConditionType.SCALING_LIMITED and subjects(old) != subjects(item.message)}
     return [item if item in news else replace(item, message=old) for item, old in known.items()]
 
@@ -165,10 +172,19 @@ def subjects(limited: str) -> tuple[str, ...]:
     return tuple(part.partition(":")[0] for part in limited.split("; "))
 
 
+def metrics_in(status: Mapping[str, Any]) -> tuple[str, str]:
+    """What a status says of metrics: why they are not usable, "" where they are; where they are read from, "" where that is not said."""
+    for item in status.get("conditions") or ():
+        if item.get("type") == ConditionType.METRICS_AVAILABLE.value:
+            trouble = "" if item.get("status") == "True" else str(item.get("reason", ""))
+            return trouble, "" if trouble else str(item.get("message", "")).partition(f"{_READ}{_FROM}")[2]
+    return "", ""
+
+
 def _decided(view: View, mode: ScalingMode) -> list[Condition]:
     decision = view.decision
-    read = f"read from {view.source}" if view.source else "read"
-    metrics = Condition(ConditionType.METRICS_AVAILABLE, True, Reason.SUCCEEDED, f"metrics of every ready pod are {read}")
+    read = f"{_FROM}{view.source}" if view.source else ""
+    metrics = Condition(ConditionType.METRICS_AVAILABLE, True, Reason.SUCCEEDED, f"{_READ}{read}")
     if view.trouble:
         known = {reason.value for reason in Reason}
         reason = Reason(view.trouble) if view.trouble in known else Reason.METRICS_MISSING
@@ -263,10 +279,15 @@ def steady(view: View, status: Mapping[str, Any]) -> bool:
 
 def _same_words(view: View, status: Mapping[str, Any]) -> bool:
     """Whether a condition tells all that the decision says, whatever its numbers: a note that is new, as on a GPU that disagrees, is news."""
-    message = _NUMBER.sub("", view.decision.message)
-    said = [_NUMBER.sub("", str(item.get("message", ""))) for item in status.get("conditions") or ()]
+    message = _without_figures(view.decision.message)
+    said = [_without_figures(str(item.get("message", ""))) for item in status.get("conditions") or ()]
     # Advisory says before it what would change.
     return any(one == message or one.endswith(f"; {message}") for one in said)
+
+
+def _without_figures(text: str) -> str:
+    """The text without its figures."""
+    return _NUMBER.sub(lambda found: found["address"] or "", text)
 
 
 def verdicts_of(view: View | None) -> Mapping[str, tuple[Verdict, str, int]]:

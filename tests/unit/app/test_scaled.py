@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.support import builders
@@ -22,7 +24,7 @@ def watched(said: str = "", slow: int = 60) -> Watched:
     return Watched(pipeline, build(pipeline, builders.options()), START, *said_in(status(said)))
 
 
-def status(bottleneck: str, instances: int = 1) -> dict[str, object]:
+def status(bottleneck: str, instances: int = 1) -> dict[str, Any]:
     return {"scaling": {"bottleneck": bottleneck}, "steps": [{"name": "tokenizer", "instances": instances}]} if bottleneck else {}
 
 
@@ -68,6 +70,47 @@ def test_of_a_new_pipeline_everything_is_said_but_that_nothing_is_known_yet() ->
     assert not settling(watched(), Verdict.IDLE, START)
     assert settling(watched(), Verdict.UNKNOWN, START + 29)
     assert not settling(watched(), Verdict.UNKNOWN, START + 30)
+
+
+ASKED = 'Prometheus connection "default"'
+
+
+def metrics_said(reason: str, message: str) -> dict[str, Any]:
+    """The status of a pipeline that was calm, or of which nothing was known, with this said of its metrics."""
+    truth = "True" if reason == "Succeeded" else "False"
+    said = {"type": "MetricsAvailable", "status": truth, "reason": reason, "message": message}
+    return {**status("Balanced" if truth == "True" else "Unknown"), "conditions": [said]}
+
+
+def started(told: dict[str, Any]) -> Watched:
+    """By a process that has just started, with this status."""
+    found = watched()
+    found.said, found.said_counts, found.said_trouble, found.said_source = said_in(told)
+    return found
+
+
+def test_a_new_trouble_with_the_same_metrics_is_held_back_for_the_first_looks_alone() -> None:
+    found = started(metrics_said("Succeeded", f"metrics of every ready pod are read from {ASKED}"))
+    assert settling(found, Verdict.UNKNOWN, START + 29, "PrometheusError", ASKED)
+    assert not settling(found, Verdict.UNKNOWN, START + 30, "PrometheusError", ASKED)
+    assert settling(found, Verdict.UNKNOWN, START + 89, "", ASKED), "without trouble there are only few looks"
+
+
+def test_metrics_that_come_from_elsewhere_than_the_status_says_are_told_of_at_once() -> None:
+    """What is said is of a source that nobody asks any longer."""
+    found = started(metrics_said("Succeeded", "metrics of every ready pod are read from the pods themselves"))
+    assert not settling(found, Verdict.UNKNOWN, START, "PrometheusError", ASKED)
+    assert not settling(found, Verdict.IDLE, START, "", ASKED)
+    assert settling(found, Verdict.IDLE, START, "", "the pods themselves")
+    assert settling(found, Verdict.UNKNOWN, START, "MetricsMissing", ""), "who was asked is not known"
+
+
+def test_a_trouble_that_is_over_is_told_of_at_once() -> None:
+    """The status would name an address that may be another one now."""
+    found = started(metrics_said("PrometheusError", f"{ASKED} (http://10.99.0.1:1234): refuses the connection"))
+    assert not settling(found, Verdict.BALANCED, START, "", "the pods themselves")
+    assert not settling(found, Verdict.BALANCED, START, "", ASKED)
+    assert settling(found, Verdict.BALANCED, START, "MetricsPartial", ASKED), "another trouble waits for a second look"
 
 
 def test_digits_are_no_news_and_a_mode_a_verdict_or_an_action_is() -> None:

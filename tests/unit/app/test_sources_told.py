@@ -1,0 +1,92 @@
+"""Where metrics come from, as the status tells of it: after a start of the operator, where it is changed, and where nobody has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.support import builders
+from tests.support.loops import Loop, loop_of
+from tests.support.worlds import World
+from triton_pipelines.metrics.samples import Expected, Failure, Sample, Trouble
+
+CONNECTION = 'Prometheus connection "default"'
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
+    return loop_of(monkeypatch, World(builders.document(tokenizer={"instances": {"initial": 1, "min": 1, "max": 8}}), rendered={}).settle())
+
+
+def available(loop: Loop) -> dict[str, Any]:
+    """Condition MetricsAvailable."""
+    return loop.world.condition("MetricsAvailable")
+
+
+def gone(address: str) -> Failure:
+    """What a collector says where nobody listens."""
+    return Failure(Trouble.ERROR, f"{CONNECTION} ({address}): refuses the connection", CONNECTION)
+
+
+async def told_by_another(monkeypatch: pytest.MonkeyPatch, loop: Loop, says: Failure | None, ticks: int = 1) -> dict[str, Any]:
+    """Condition MetricsAvailable after so many ticks of a new process, whose collector says this; ``None``: a load, read from the pods."""
+    second = loop_of(monkeypatch, loop.world)
+    for _ in range(ticks):
+        if says is None:
+            second.flow(50.0, service=0.010)
+        else:
+            second.collector.says = says
+        await second.tick(2.0)
+    return available(second)
+
+
+async def test_another_process_that_asks_elsewhere_says_so_at_once(monkeypatch: pytest.MonkeyPatch, loop: Loop) -> None:
+    """A URL that is given, mistaken, corrected to another mistake, and taken away again: each with a start of the operator."""
+    for _ in range(5):
+        loop.flow(50.0, service=0.010)
+        await loop.tick()
+    assert available(loop)["reason"] == "Succeeded"
+    for address in ("http://10.99.0.1:1234", "http://10.99.0.2:1234"):
+        told = await told_by_another(monkeypatch, loop, gone(address))
+        assert (told["status"], told["reason"]) == ("False", "PrometheusError")
+        assert address in told["message"]
+    told = await told_by_another(monkeypatch, loop, None)
+    assert (told["status"], told["message"]) == ("True", "metrics of every ready pod are read from test")
+
+
+async def test_a_connection_that_fails_since_a_start_is_told_within_half_a_minute(monkeypatch: pytest.MonkeyPatch, loop: Loop) -> None:
+    loop.flow(50.0, service=0.010)
+    await loop.tick()
+    connection = replace(gone("http://10.99.0.1:1234"), source="test")
+    assert (await told_by_another(monkeypatch, loop, connection, ticks=10))["status"] == "True"
+    assert (await told_by_another(monkeypatch, loop, connection, ticks=17))["status"] == "False"
+
+
+async def test_where_metrics_are_read_from_is_told_though_no_figure_moves(loop: Loop) -> None:
+    for source in ("test", "another"):
+        for _ in range(40):
+            loop.flow(50.0, service=0.010)
+            made = loop.collector.says
+
+            def says(one: Expected, made: Callable[[Expected], Sample] = made, source: str = source) -> Sample:
+                return replace(made(one), source=source)
+
+            loop.collector.says = says
+            await loop.tick()
+        assert available(loop)["message"].endswith(f"read from {source}")
+
+
+async def test_a_connection_that_the_operator_does_not_have_is_told_of_though_pods_can_be_read(loop: Loop) -> None:
+    loop.flow(50.0, service=0.010)
+    await loop.tick()
+    assert "prometheusRef" not in available(loop)["message"]
+    loop.world.change(scaling={"prometheusRef": "nosuch"})
+    loop.flow(50.0, service=0.010)
+    await loop.tick()
+    told = available(loop)
+    assert told["status"] == "True"
+    assert "spec.scaling.prometheusRef: the operator has no connection 'nosuch'" in told["message"]
+    assert "prometheus.url" in told["message"]
