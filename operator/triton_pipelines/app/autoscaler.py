@@ -125,7 +125,7 @@ class Autoscaler:
                 self._observe(key)
             except Exception as error:
                 await self._failed(key, "Observe", error)
-        self._drop(set(self._watched) - set(self.store.pipelines()))
+        self._drop({*self._watched, *(key for key, _ in self._said if any(key))} - set(self.store.pipelines()))
         looked_at = {key: watched for key, watched in self._watched.items() if watched.steps}
         active = {key: watched for key, watched in looked_at.items() if watched.pods}
         await asyncio.gather(*(self._count(watched) for watched in active.values()))
@@ -133,7 +133,7 @@ class Autoscaler:
         for key, watched in looked_at.items():
             sample = samples.get(key) or Failure(Trouble.MISSING, "no pod is ready")
             try:
-                self._decide(key, watched, sample)
+                self._decide(key, watched, sample if any(self.collectors) else scaled.read_directly(watched.pipeline, sample))
             except Exception as error:
                 await self._failed(key, "Decide", error)
 
@@ -191,7 +191,9 @@ class Autoscaler:
 
     def _drop(self, keys: Iterable[Key]) -> None:
         for key in keys:
-            self._said = {where: said for where, said in self._said.items() if where[0] != key}
+            if any(where[0] == key for where in self._said):
+                self._said = {where: said for where, said in self._said.items() if where[0] != key}
+                self.metrics.forget(key)
             watched = self._watched.pop(key, None)
             if watched is not None:
                 self._rest(key, watched)
@@ -254,7 +256,7 @@ class Autoscaler:
                 await self._failed(("", ""), "Collect", answer)
                 answer = dict.fromkeys(wanted, Failure(Trouble.ERROR, "metrics could not be collected; the operator's log says why"))
             found |= answer
-        return found if connections else {key: scaled.read_directly(active[key].pipeline, one) for key, one in found.items()}
+        return found
 
     # --- decide -----------------------------------------------------------------------------------------------------------
 

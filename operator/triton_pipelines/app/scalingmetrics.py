@@ -7,6 +7,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from triton_pipelines.api.conditions import Reason
 from triton_pipelines.metrics.samples import Failure, Sample
 from triton_pipelines.reconcile.scaling import View
 from triton_pipelines.scaling.types import Verdict
@@ -64,6 +65,8 @@ class ScalingMetrics:
             self.instances.labels(*key, *labels).set(count)
         self._aged(key, view, sample, now)
         if isinstance(sample, Failure):
+            if view.trouble == Reason.NO_PODS.value:
+                return  # pods that have yet to start are no fault of metrics
             self.errors.labels(*key, sample.trouble.value).inc()
             return
         waits = any(item.figures.service and item.figures.wait > item.figures.service for item in view.decision.steps)
@@ -90,6 +93,10 @@ class ScalingMetrics:
 
     def _aged(self, key: Key, view: View, sample: Sample | Failure, now: float) -> None:
         """The age grows while nothing new comes; a pod that is gone has none."""
+        if view.trouble == Reason.NO_PODS.value:
+            self._newest.pop(key, None)
+            self.age.remove_by_labels({"namespace": key[0], "pipeline": key[1]})
+            return
         newest = self._newest.setdefault(key, {})
         if isinstance(sample, Sample):
             newest |= {pod: history.scrapes[-1].at for pod, history in sample.pods.items() if history.scrapes}
@@ -110,10 +117,12 @@ class ScalingMetrics:
         self._last[key, step] = direction
 
     def forget(self, key: Key) -> None:
-        """Drop the gauges of a pipeline that is no longer scaled."""
+        """Drop the series of a pipeline that is no longer scaled."""
         steps = (self.instances, self.desired, self.busy, self.wait)
-        for family in (*steps, self.verdict, self.starved, self.age, self.pods, self.pods_desired, self.cpu, self.cpu_desired):
+        counters = (self.actions, self.reversals, self.errors)
+        for family in (*steps, *counters, self.verdict, self.starved, self.age, self.pods, self.pods_desired, self.cpu, self.cpu_desired):
             family.remove_by_labels({"namespace": key[0], "pipeline": key[1]})
+        self._last = {where: direction for where, direction in self._last.items() if where[0] != key}
         self._known.pop(key, None)
         self._starved.pop(key, None)
         self._newest.pop(key, None)

@@ -234,7 +234,8 @@ def _limited_reason(decision: Decision) -> str:
 
 
 def status_of(view: View, before: Mapping[str, Any]) -> dict[str, Any]:
-    """``status.scaling``: verdict, why, history, and figures, which move only by more than a tenth so that nothing is written for noise."""
+    """``status.scaling``: verdict, why, history, and figures, which move only by more than a tenth so that nothing is written for noise,
+    and of which there are none while nothing is known."""
     decision = view.decision
     history = [
         {"time": _time(item.at), "step": item.step, "from": item.before, "to": item.after, "reason": item.reason[:256]}
@@ -250,6 +251,7 @@ def status_of(view: View, before: Mapping[str, Any]) -> dict[str, Any]:
             "waitMilliseconds": _steady(1000 * item.figures.wait, _figure(before, item.step, "waitMilliseconds")),
         }
         for item in decision.steps
+        if item.verdict is not Verdict.UNKNOWN  # a load that nobody measures is not one of zero
     }
     result: dict[str, Any] = {"bottleneck": decision.verdict.value, "mode": view.mode.value}
     if history:

@@ -82,6 +82,29 @@ def test_without_metrics_the_error_is_counted_and_no_figure_is_made_up(metrics: 
     assert value(metrics, "tritonpipe_gpu_starved_ratio") is None
 
 
+def test_pods_that_have_yet_to_start_are_no_fault_of_metrics(metrics: ScalingMetrics) -> None:
+    """Else every rollout from nothing, and every pod without a node, would alert."""
+    decided(metrics, view("a"))
+    metrics.decided(KEY, replace(view(), trouble="NoPods"), {"tokenizer": "tok"}, Failure(Trouble.MISSING, "no pod is ready"), NOW + 300)
+    assert errors(metrics) == []
+    assert value(metrics, "tritonpipe_scaling_sample_age_seconds") is None, "there is no pod that samples could come from"
+
+
+def test_counters_go_with_their_pipeline(metrics: ScalingMetrics) -> None:
+    metrics.decided(KEY, view("a"), {"tokenizer": "tok"}, Failure(Trouble.STALE, "old"), NOW)
+    for direction in ("up", "down"):
+        metrics.acted(KEY, "tokenizer", direction, "Proven", 1.0)
+    metrics.forget(KEY)
+    assert [one for family in (metrics.errors, metrics.actions, metrics.reversals) for one in family.collect()[0].samples] == []
+    metrics.acted(KEY, "tokenizer", "up", "Proven", 1.0)
+    assert metrics.reversals.collect()[0].samples == [], "the one before was of another pipeline"
+
+
+def errors(metrics: ScalingMetrics) -> list[str]:
+    """Kinds of errors that are on the page."""
+    return [one.labels["kind"] for family in metrics.errors.collect() for one in family.samples if one.name.endswith("_total")]
+
+
 def test_the_age_of_samples_grows_while_none_comes(metrics: ScalingMetrics) -> None:
     decided(metrics, view("a", "b"))
     metrics.decided(KEY, view("a"), {"tokenizer": "tok"}, Failure(Trouble.ERROR, "no Prometheus"), NOW + 57)

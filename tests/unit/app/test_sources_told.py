@@ -65,6 +65,19 @@ async def test_a_connection_that_fails_since_a_start_is_told_within_half_a_minut
     assert (await told_by_another(monkeypatch, loop, connection, ticks=17))["status"] == "False"
 
 
+async def test_a_load_that_is_not_known_has_no_figures(loop: Loop) -> None:
+    """Zero requests would be said of a pipeline that nobody measures."""
+    for _ in range(5):
+        loop.flow(50.0, service=0.010)
+        await loop.tick()
+    (figures,) = loop.status()["scaling"]["figures"]
+    assert figures["requestsPerSecond"] == pytest.approx(50, rel=0.1)
+    loop.collector.says = gone("http://10.99.0.1:1234")
+    await loop.tick()
+    assert loop.status()["scaling"]["bottleneck"] == "Unknown"
+    assert "figures" not in loop.status()["scaling"]
+
+
 async def test_where_metrics_are_read_from_is_told_though_no_figure_moves(loop: Loop) -> None:
     for source in ("test", "another"):
         for _ in range(40):
