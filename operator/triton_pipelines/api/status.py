@@ -162,7 +162,7 @@ class TuningPoint(ApiModel):
     tokenizer_instances: Annotated[Count, Field(description="Copies of the tokenizer in the pod that was measured; 0: no tokenizer.")] = 0
     padding: Annotated[Short, Field(description="The padding that it was tried with, where that is another than the pipeline's own.")] = ""
     requests_per_second: Annotated[Count, Field(description="Requests per second carried under the SLO, or at the tried rate.")] = 0
-    p99_microseconds: Annotated[Count, Field(description="Measured p99.")] = 0
+    p99_microseconds: Annotated[Count, Field(description="Measured p99; left out where more than one request in a hundred got no answer.")] = 0
     predicted_p99_microseconds: Annotated[Count, Field(description="Predicted p99; 0: none.")] = 0
     outcome: Annotated[Short, Field(description="WithinSLO, BreaksSLO or Predicted.")] = ""
 

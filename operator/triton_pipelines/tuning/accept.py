@@ -22,6 +22,11 @@ LEAST_GAIN = 0.05
 CARRIED_SHARE = 0.93
 # Of fewer answers the slowest itself is within the real p99 more often than 1 time in 20 (0.99 ** 300 < 0.05): nothing is proven to be kept.
 ENOUGH = 300
+# A setting that breaks the wall at its rate is tried again at what the corrected prediction gives; where that hardly goes back, once at this
+# share of it: at the rate that is predicted to be the last within the wall, half of all measurements are beyond.
+STEP_BACK = 0.9
+# One that was never within the wall is tried at this share of the least rate that broke it.
+STEP_DOWN = 0.5
 _BLOCKS = 20
 _DRAWS = 100
 
@@ -54,6 +59,10 @@ class Measured:
         enough = len(self.load.latencies) >= ENOUGH and self.load.rate >= CARRIED_SHARE * self.rate
         return Kept.YES if high <= wall and enough and not self.load.failed else Kept.UNSURE
 
+    def within(self, wall: float) -> bool:
+        """Whether p99 was within ``wall`` seconds, though noise could have it beyond."""
+        return self.load.p99 <= wall and self.kept(wall) is not Kept.NO
+
     @property
     def carried(self) -> bool:
         """Whether the server kept up with what came."""
@@ -67,6 +76,24 @@ class Measured:
     @functools.cached_property
     def _interval(self) -> tuple[float, float]:
         return interval(self.load.latencies)
+
+
+def lower_rate(own: Sequence[Measured], wall: float, expected: float, least: float) -> float | None:
+    """Requests/s at which a setting that was never within ``wall`` seconds is tried next; ``None`` where it was, and where there is nothing lower.
+
+    Args:
+        own: the measurements of the setting.
+        wall: seconds.
+        expected: requests/s that it is predicted to carry; taken where that is less than what it broke at, by more than noise.
+        least: requests/s below which a point has too few answers.
+    """
+    if not own or any(one.within(wall) for one in own):
+        return None
+    # What a server answers that is behind is what it carries, whatever was offered.
+    broke = min(min(one.rate, one.load.rate or one.rate) for one in own)
+    if broke <= least:
+        return None
+    return max(least, expected if 0 < expected <= STEP_BACK * broke else STEP_DOWN * broke)
 
 
 def interval(latencies: Array, seed: int = 0) -> tuple[float, float]:
@@ -102,7 +129,7 @@ def judge(current: Knobs, measured: Sequence[Measured], wall: float, order: Sequ
     held = max((one.rate for one in own if one.kept(wall) is Kept.YES), default=0.0)
     broken = min((one.rate for one in own if one.kept(wall) is Kept.NO and one.rate > held), default=float("inf"))
     # What was within the wall, though noise could have it beyond, is nothing to promise; a gain is counted from it all the same.
-    within = max((one.rate for one in own if one.rate < broken and one.kept(wall) is not Kept.NO and one.load.p99 <= wall), default=0.0)
+    within = max((one.rate for one in own if one.rate < broken and one.within(wall)), default=0.0)
     best: tuple[float, int, Knobs] | None = None
     refusals: list[str] = []
     for place, knobs in enumerate(order):

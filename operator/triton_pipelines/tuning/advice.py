@@ -53,7 +53,7 @@ def advise(pipe: Pipe, seen: Mapping[str, Executed], at_limit: bool, cores: floa
             f"Queue-bound: p99 reaches the wall while {told}: what takes time is waiting for a batch that is under way. A higher SLO, more instances"
             " (shorter waits at the same batch size) or a shorter batch (smaller maxBatchSize) would move it; more compute would not.",
         )
-    if slowest.name != pipe.model:
+    if slowest.name != pipe.model and share >= BUSY:
         return Advice(
             Bound.CPU,
             f"CPU-bound: {told}, before the model does. More instances of it (a core each; {cores:g} here) would move it;"
@@ -64,6 +64,12 @@ def advise(pipe: Pipe, seen: Mapping[str, Executed], at_limit: bool, cores: floa
             Bound.CPU,
             f"CPU-bound: under load steps take {stretch:.2g} times as long as alone and keep {cpu:.1f} of {cores:g} cores busy."
             " More cores, or the model on a GPU, would move it; batching settings hardly do.",
+        )
+    if slowest.name != pipe.model:
+        return Advice(
+            Bound.QUEUE,
+            f"Queue-bound: {told} at the highest rate that counts, and no other step does more: what takes time lies before and between the steps, as"
+            " waiting, a CPU limit of the pod, or another load on the machine. A higher SLO, or a quiet machine, would move it; more instances would not.",
         )
     return _of_model(pipe, slowest, seen.get(slowest.name), told)
 

@@ -77,3 +77,14 @@ class Comparison:
             said = f"nothing shows that it leaves answers as they are: {self._why_not}"
         if said:
             raise OtherAnswersError(said)
+
+
+def alike(knobs: Knobs, refused: Knobs, current: Knobs) -> bool:
+    """Whether a setting cannot leave answers as they are where another one did not: it has the same padding or, where that is the current one,
+    batches that are as unlike the current ones."""
+    if knobs.padding != refused.padding or refused.padding != current.padding:
+        return knobs.padding == refused.padding
+    if refused.max_batch_size == current.max_batch_size:
+        return knobs.max_batch_size == refused.max_batch_size and knobs.model_instances == refused.model_instances
+    larger = refused.max_batch_size > current.max_batch_size
+    return knobs.max_batch_size >= refused.max_batch_size if larger else knobs.max_batch_size <= refused.max_batch_size

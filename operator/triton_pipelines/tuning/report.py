@@ -114,7 +114,7 @@ def _point(one: Measured, found: Findings) -> Point:
         p99=one.load.p99,
         predicted_p99=one.predicted_p99,
         failed=one.load.failed,
-        outcome=Outcome.WITHIN if one.load.p99 <= found.wall and one.kept(found.wall) is not Kept.NO else Outcome.BREAKS,
+        outcome=Outcome.WITHIN if one.within(found.wall) else Outcome.BREAKS,
     )
 
 
@@ -140,7 +140,30 @@ def _message(found: Findings) -> str:
     verdict, wall = found.verdict, found.wall * 1e3
     if verdict.better:
         return f"{verdict.knobs}: {verdict.gain:+.0%} requests/s within {wall:.0f} ms; it {verdict.reason}."
+    if not any(one.within(found.wall) for one in found.measured):
+        return _unkept(found)
     return f"The current setting ({found.current}) stays: {verdict.reason}."
+
+
+def _unkept(found: Findings) -> str:
+    """That no measurement was within the wall, with figures, and what to do."""
+    rates = [one.rate for one in found.measured]
+    soonest = min(found.measured, key=lambda one: (one.load.p99, one.rate))
+    p99 = (
+        f"p99 was {soonest.load.p99 * 1e3:.0f} ms at best, at {soonest.rate:.0f} requests/s"
+        if math.isfinite(soonest.load.p99)
+        else "no p99 was seen, so many requests were lost"
+    )
+    return (
+        f"Nothing kept the SLO of {found.slo * 1e3:g} ms: at every rate that was measured ({_rate(min(rates))} to {_rate(max(rates))} requests/s) {p99}; the wall is"
+        f" {found.wall * 1e3:g} ms. The current setting ({found.current}) stays, since no other is proven to keep it. Raise spec.slo.p99Milliseconds, give the pod"
+        " what the advice names, or, if this pipeline is to carry fewer requests/s than that, measure lower rates with a thorough run"
+        " (--thorough, spec.tuning.mode: Thorough)."
+    )
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}"
 
 
 def _notes(found: Findings, recommended: Planned) -> list[str]:

@@ -11,10 +11,10 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.load import LoadSpec
 from triton_pipelines.pipeline.graph import Graph
 
-from .accept import LEAST_GAIN, Kept, Measured, Verdict, judge
+from .accept import LEAST_GAIN, STEP_BACK, Kept, Measured, Verdict, judge, lower_rate
 from .calibrate import FEWEST, Executed, calibrated
 from .choose import Planned, candidates, plan, planned, rival
-from .compare import Comparison, OtherAnswersError
+from .compare import Comparison, OtherAnswersError, alike
 from .contract import Knobs, NotTunableError, Padded, Progress, Report, Settings, TuneError, TuneTarget, silent
 from .effort import effort
 from .knobs import grid
@@ -28,9 +28,6 @@ from .workload import Workload, workload
 
 # Share of what the current setting is expected to carry at which the pipeline is calibrated: loaded, and safely stable.
 CALIBRATION_SHARE = 0.6
-# A setting that breaks the wall at its rate is tried again at what the corrected prediction gives; where that hardly goes back, once at this
-# share of it: at the rate that is predicted to be the last within the wall, half of all measurements are beyond.
-STEP_BACK = 0.9
 # No load asks for more than so many times what the server is known to carry: predictions do not see all that limits it (connections, the
 # ensemble, a busy machine), and a server far beyond its limit answers nobody for as long as its backlog takes. A setting that is new is
 # led to its rate by loads of so many seconds, each at most twice the one before; beyond so much overload it is given less.
@@ -275,7 +272,9 @@ class _Run:
                 await self._plan()
             return one
 
-        first = await point(current, self._carries(current), "the current setting")
+        # A prediction after which the server fell behind does not see what limits it.
+        behind = any(not one.carried or one.load.ended for one in self.measured)
+        first = await point(current, (self._lower(current) if behind else None) or self._carries(current), "the current setting")
         winner: tuple[Knobs, float] | None = None
         tried: set[Knobs] = set()
         while left > 1 and winner is None:
@@ -310,6 +309,9 @@ class _Run:
                     await point(knobs, rate, "the candidate again")
             return
         # Nothing better is expected, or proven: the curve of the current setting and the best other one say so.
+        while left > 0 and (less := self._lower(current)) is not None:
+            if await point(current, less, "the current setting, at a lower rate") is None:
+                break
         base = first.rate if first is not None else self._carries(current)
         others = [one for one in candidates(self.planned, current, 1) if one.knobs not in tried | self.refused and one.rate]
         for one in others[: left > 1]:
@@ -344,6 +346,11 @@ class _Run:
         if one is None:
             return 0.0
         return max(one.rate or 0.5 * one.capacity, FEWEST / self.effort.seconds)
+
+    def _lower(self, knobs: Knobs) -> float | None:
+        """Requests/s to try a setting with that was never within the wall; ``None``: it was, or there is nothing lower."""
+        own = [one for one in self.measured if one.knobs == knobs]
+        return lower_rate(own, self.wall, self._carries(knobs), FEWEST / self.effort.seconds)
 
     async def _reach(self, knobs: Knobs, rate: float) -> float:
         """Requests/s to load a setting with, which is on the server: ``rate``, or what it carries safely by short loads on the way there."""
@@ -387,14 +394,3 @@ class _Run:
         """A load that ends early where the server is far beyond the wall: more of it would prove nothing more."""
         behind = max(LEAST_BEHIND, WALLS_BEHIND * self.wall)
         return LoadSpec(rate=rate, duration_s=seconds, warmup_s=warmup, seed=seed, timeout_s=TIMEOUT_SECONDS, behind_s=behind)
-
-
-def alike(knobs: Knobs, refused: Knobs, current: Knobs) -> bool:
-    """Whether a setting cannot leave answers as they are where another one did not: it has the same padding or, where that is the current one,
-    batches that are as unlike the current ones."""
-    if knobs.padding != refused.padding or refused.padding != current.padding:
-        return knobs.padding == refused.padding
-    if refused.max_batch_size == current.max_batch_size:
-        return knobs.max_batch_size == refused.max_batch_size and knobs.model_instances == refused.model_instances
-    larger = refused.max_batch_size > current.max_batch_size
-    return knobs.max_batch_size >= refused.max_batch_size if larger else knobs.max_batch_size <= refused.max_batch_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import yaml
@@ -63,8 +64,8 @@ def _point(point: Point) -> TuningPoint:
 
 
 def _microseconds(seconds: float) -> int:
-    """Whole microseconds; what was never answered counts as the longest time that the status holds (36 minutes)."""
-    return min(round(min(seconds, 3600.0) * 1e6), _LONGEST)
+    """Whole microseconds, at most those that the status holds (36 minutes); 0, which leaves the field out, where too few were answered for there to be any."""
+    return min(round(seconds * 1e6), _LONGEST) if math.isfinite(seconds) else 0
 
 
 def _cut(text: str, most: int) -> str:

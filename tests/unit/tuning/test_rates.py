@@ -14,10 +14,11 @@ from tests.unit.tuning.test_choose import BETTER, CURRENT, GRID, WALL
 from tests.unit.tuning.test_predict import LENGTHS, PIPE
 from triton_pipelines.load import LoadResult, LoadSpec
 from triton_pipelines.load.arrivals import due_times
-from triton_pipelines.tuning.accept import Kept, Measured, judge
+from triton_pipelines.tuning.accept import Kept, Measured, judge, lower_rate
 from triton_pipelines.tuning.choose import plan
+from triton_pipelines.tuning.compare import alike
 from triton_pipelines.tuning.contract import Knobs, Load, Settings, silent
-from triton_pipelines.tuning.run import MOST_STEP, _Run, alike
+from triton_pipelines.tuning.run import MOST_STEP, _Run
 from triton_pipelines.tuning.server import load_of
 from triton_pipelines.tuning.workload import Workload
 
@@ -84,6 +85,49 @@ async def test_a_server_that_carries_far_less_than_predicted_is_not_run_over(cap
     assert max(server.asked) <= 2.5 * capacity
     assert not run.verdict.better, "the same server, whatever the setting"
     assert all(one.load.p99 < 30 for one in run.measured)
+
+
+@pytest.mark.parametrize("capacity", [100.0, 300.0])
+@pytest.mark.parametrize("carried", [0.5, 8.0])
+async def test_what_never_kept_the_wall_is_tried_at_lower_rates_until_it_does(capacity: float, carried: float) -> None:
+    server = Slow(capacity, carried=carried * capacity)
+    run = begun(server, Settings())
+    await run._calibrate()
+    await run._verify()
+    found = next(number for number, one in enumerate(run.measured) if one.within(WALL))
+    assert found > 1, "neither the calibration nor what is predicted"
+    assert run.measured[found].rate < min(one.rate for one in run.measured[:found])
+    assert {one.knobs for one in run.measured} == {CURRENT}
+
+
+@pytest.mark.parametrize("carried", [0.5, 8.0])
+async def test_a_request_that_alone_takes_longer_than_the_wall_ends_the_search(carried: float) -> None:
+    run = begun(Slow(20.0, carried=carried * 20), Settings())
+    await run._calibrate()
+    await run._verify()
+    assert len(run.measured) == 1 + run.effort.points
+    assert not any(one.within(WALL) for one in run.measured)
+
+
+async def test_a_rate_at_which_the_server_fell_behind_is_never_asked_for_again() -> None:
+    """The calibration is led to a rate that the server does not carry, which predictions do not see."""
+    run = begun(Slow(400.0, carried=400.0), Settings())
+    run.measured = [load(500.0, capacity=400.0)]
+    run.executed = [{}]
+    await run._verify()
+    assert run.measured[1].rate == pytest.approx(200.0, rel=0.01), "half of what it carried"
+
+
+def test_the_next_lower_rate() -> None:
+    far, near = load(200.0, capacity=100.0), load(60.0, alone=0.5)
+    assert lower_rate([], WALL, 50.0, 1.0) is None
+    assert lower_rate([load(60.0)], WALL, 50.0, 1.0) is None, "it was within the wall"
+    assert lower_rate([far, load(60.0)], WALL, 50.0, 1.0) is None
+    assert lower_rate([far], WALL, 150.0, 1.0) == pytest.approx(0.5 * far.load.rate), "what it carried, not what was offered"
+    assert lower_rate([far], WALL, 40.0, 1.0) == 40.0, "as predicted, where that is lower"
+    assert lower_rate([far, near], WALL, 0.99 * near.load.rate, 1.0) == pytest.approx(0.5 * min(60.0, near.load.rate))
+    assert lower_rate([near], WALL, 0.0, 50.0) == 50.0
+    assert lower_rate([near], WALL, 0.0, 60.0) is None, "nothing is told apart below"
 
 
 async def test_a_setting_that_carries_what_is_predicted_is_led_there() -> None:

@@ -62,6 +62,9 @@ def test_the_status_is_one_and_its_patch_applies() -> None:
     assert [point.outcome for point in status.points] == ["WithinSLO", "BreaksSLO", "WithinSLO", "Predicted"]
     assert status.points[2].p99_microseconds == 44_000
     assert status.points[2].requests_per_second == 698
+    assert "p99Microseconds" not in document["points"][1], "no p99 was seen where more than one in a hundred failed"
+    unknown = status_of(replace(REPORT, points=(replace(POINT, predicted_p99=float("inf")),)))
+    assert "predictedP99Microseconds" not in unknown["points"][0]
     before = builders.built(model={"maxBatchSize": 8})
     after = changed(before.pipeline, yaml.safe_load(status.patch))
     assert knobs_of(build(after, before.options)) == REPORT.recommended
@@ -159,3 +162,17 @@ def test_advice_names_what_limits() -> None:
     assert advise(stretched, seen(0.2, 0.9), True, 4, True).bound is Bound.CPU
     alone = replace(PIPE, stages=(TOKENIZER, replace(MODEL, equal=True)))
     assert advise(alone, seen(0.2, 0.9, rows=1), True, 4, False).bound is Bound.BATCHING
+
+
+def test_a_step_that_hardly_computes_is_not_what_limits() -> None:
+    """Where only the prediction is at its limit, or nothing of the model was seen."""
+    idle = {"tokenizer": Executed({2: 100}, 0.001, 0.08), "model": Executed({16: 100}, 0.004, 0.05)}
+    found = advise(PIPE, idle, True, 0.85, False)
+    assert found.bound is Bound.QUEUE
+    assert "tokenizer computes 8% of the time" in found.words
+    assert "More instances of it" not in found.words
+    slow = replace(PIPE, stages=tuple(replace(stage, cost=stage.cost.stretched(2.0)) for stage in PIPE.stages))
+    stretched = advise(slow, idle, False, 0.85, False)
+    assert stretched.bound is Bound.CPU
+    assert "steps take 2 times as long as alone" in stretched.words
+    assert "More instances of it" not in stretched.words

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +15,7 @@ from tests.unit.tuning.test_predict import LENGTHS, PIPE
 from triton_pipelines.tuning import run
 from triton_pipelines.tuning.accept import Measured, judge
 from triton_pipelines.tuning.choose import plan
-from triton_pipelines.tuning.contract import NotTunableError, Report, Settings, TuneError, TuneTarget
+from triton_pipelines.tuning.contract import NotTunableError, Outcome, Report, Settings, TuneError, TuneTarget
 from triton_pipelines.tuning.profile import Profile
 from triton_pipelines.tuning.report import Findings, report
 from triton_pipelines.tuning.run import wall_of
@@ -66,6 +68,32 @@ def test_a_report_without_proof_keeps_the_current_setting() -> None:
     assert found.recommended == CURRENT
     assert found.patch == {}
     assert "stays" in found.message
+
+
+@pytest.mark.parametrize(
+    ("points", "figures"),
+    [
+        ([(4, 3.0), (40, 2.2), (467, 3.0)], r"\(4\.0 to 467 requests/s\) p99 was 2200 ms at best, at 40 requests/s; the wall is 30 ms"),
+        ([(40, math.inf), (467, math.inf)], r"\(40 to 467 requests/s\) no p99 was seen, so many requests were lost; the wall is 30 ms"),
+    ],
+)
+def test_a_report_in_which_nothing_kept_the_slo_says_so_with_figures_and_what_to_do(points: list[tuple[float, float]], figures: str) -> None:
+    built = builders.built(model={"maxBatchSize": 4}, slo={"p99Milliseconds": 35})
+    found = report_on(built, [lost(rate) if p99 == math.inf else measured(CURRENT, rate, p99) for rate, p99 in points])
+    assert {point.outcome for point in found.points} == {Outcome.BREAKS}
+    assert found.message.startswith("Nothing kept the SLO of 35 ms: at every rate that was measured ")
+    assert re.search(figures, found.message)
+    assert "Raise spec.slo.p99Milliseconds" in found.message
+    assert "spec.tuning.mode: Thorough" in found.message
+    assert "no other setting is expected to carry more" not in found.message
+    assert len(found.message) < 600, "whole in status.tuning"
+    assert "Nothing kept" not in report_of(None, proven=False).message
+
+
+def lost(rate: float) -> Measured:
+    """A measurement in which half of the requests got no answer."""
+    one = measured(CURRENT, rate, 2.0)
+    return replace(one, load=replace(one.load, failed=one.load.sent, sent=2 * one.load.sent))
 
 
 def test_a_machine_on_which_less_load_takes_longer_is_said_to_be_busy() -> None:
