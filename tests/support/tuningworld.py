@@ -14,6 +14,7 @@ from triton_pipelines.api import names
 from triton_pipelines.reconcile.observed import Object, Observed, Pod
 
 RENDERED: dict[str, Any] = {}
+SLO = {"p99Milliseconds": 100}
 PATCH = {"spec": {"model": {"maxBatchSize": 16}}}
 RESULT = {
     "message": "batch 16 carries 420 requests/s within 80 ms",
@@ -89,8 +90,8 @@ class Tuning(World):
 
 
 def asked(request: str | None = "2026-01-01", **spec: Any) -> Tuning:
-    """A pipeline that serves, and then a request."""
-    world = Tuning(builders.document(**spec), rendered=RENDERED)
+    """A pipeline that serves and has a latency to keep, and then a request."""
+    world = Tuning(builders.document(**{"slo": SLO, **spec}), rendered=RENDERED)
     world.settle()
     if request is not None:
         world.change(tuning={"request": request})

@@ -117,6 +117,9 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> Tuned | None:
         # For as long as nobody wants pods, nobody waits for them either.
         wait = "the pipeline is suspended; it begins when it serves again" if stage.suspended else "spec.replicas is 0; it begins when pods serve"
         return Tuned(replace(run, asked=""), message=wait)
+    if limit_of(stage.pipeline) is None:
+        # Nor for a field that is not there: writing it wakes us.
+        return Tuned(replace(run, asked=""), message=_unpromised(stage.pipeline))
     if stage.settled and not stage.watched:
         return None
     run = replace(run, asked=run.asked or rfc3339(now))
@@ -124,7 +127,8 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> Tuned | None:
     if stage.observed.missing_sources:
         wait = f"waits for a source: {'; '.join(stage.observed.missing_sources.values())}"
     elif stage.settled:
-        return Tuned(run, message=f"waits until the watch over revision {stage.wanted} is over, whose latency a measurement beside it could disturb")
+        said = f"waits until the watch over revision {stage.wanted}, whose latency a measurement beside it could disturb, is over at {stage.watched}"
+        return Tuned(run, message=said)
     else:
         ready = stage.ready()
         if ready.status is not True and KIND_OF[ready.reason] is Kind.STALLED:
@@ -133,6 +137,17 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> Tuned | None:
     if _past(run.asked, WAITING_SECONDS, now):
         return Tuned(run.failed(f"given up after {WAITING_SECONDS // 60} min; it {wait}; {AGAIN}", now))
     return Tuned(run, message=wait)
+
+
+def _unpromised(pipeline: InferencePipeline) -> str:
+    """That there is no latency to tune for, in words that name the field."""
+    slo = pipeline.spec.slo
+    if slo.p99_milliseconds is None:
+        return "spec.slo.p99Milliseconds is not set, and tuning needs the latency to keep: set it; the run begins then"
+    return (
+        f"spec.slo.networkAndQueueBudgetMilliseconds: {slo.network_and_queue_budget_milliseconds:g} ms leave nothing of spec.slo.p99Milliseconds,"
+        f" {slo.p99_milliseconds:g} ms, for the pipeline: lower it, or raise the SLO; the run begins then"
+    )
 
 
 def _ended_early(stage: Stage, run: Run) -> str:

@@ -14,13 +14,16 @@ from triton_pipelines.pipeline import Graph, Options
 from triton_pipelines.pipeline.graph import PaddingChoice
 
 from .observed import Object, Observed
+from .ownership import owned
 from .rollout import Rollout, serves_whole
+from .watch import Watch, judged_until, limit_of
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """What a run goes by. ``wanted``: the revision that the spec asks for; ``target``: the one that is to run, another where that was taken
-    back; ``settled``: whether ``wanted`` alone serves the whole pipeline, and ``watched``, whether its latency is still under watch;
+    back; ``settled``: whether ``wanted`` alone serves the whole pipeline, and ``watched``, until when (RFC 3339) its latency is under a watch that can
+    judge it ("": it is not);
     ``replicas``: how many pods are wanted; ``ready``: what is said of the pipeline; ``template`` and ``server_image``: as the revision's
     ConfigMap recorded them; ``padding``: the one in force; ``recommended``: the revision that a patch would make ("": none)."""
 
@@ -29,7 +32,7 @@ class Stage:
     wanted: str
     target: str
     settled: bool
-    watched: bool
+    watched: str
     replicas: int
     ready: Callable[[], Condition]
     template: Mapping[str, Any]
@@ -74,7 +77,7 @@ def stage_of(
         wanted=wanted,
         target=rollout.target,
         settled=settled,
-        watched=rollout.watching,
+        watched=judged_until(Watch.parse(rollout.memory.watch), limit_of(pipeline)),
         replicas=replicas,
         ready=ready,
         template=(record or {}).get("template") or {},
@@ -87,11 +90,11 @@ def stage_of(
 
 def left_over(observed: Observed, staying: Sequence[Object]) -> list[Object]:
     """What runs have left, but for what the present one has (``staying``)."""
-    wanted, uid = {(item["kind"], item["metadata"]["name"]) for item in staying}, observed.pipeline["metadata"].get("uid")
+    wanted, uid = {(item["kind"], item["metadata"]["name"]) for item in staying}, str(observed.pipeline["metadata"].get("uid", ""))
     result = []
     for key, item in sorted(observed.children.items()):
         metadata = item["metadata"]
-        mine = any(owner.get("uid") == uid for owner in metadata.get("ownerReferences") or ())
-        if names.LABEL_RUN in (metadata.get("labels") or {}) and key not in wanted and mine and not metadata.get("deletionTimestamp"):
+        ours = names.LABEL_RUN in (metadata.get("labels") or {}) and owned(item, uid)
+        if ours and key not in wanted and not metadata.get("deletionTimestamp"):
             result.append(item)
     return result

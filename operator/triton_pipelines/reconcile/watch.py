@@ -182,6 +182,15 @@ def follow(
     return Judgement(watch)
 
 
+def judged_until(watch: Watch, limit: float | None) -> str:
+    """Until when (RFC 3339) a revision may be taken back by this watch; "" where none goes on, and where it cannot judge, since what the revision
+    before had is not known, or was beyond the ``limit`` as well (milliseconds)."""
+    since = moment(watch.since) if watch.since else None
+    if since is None or limit is None or not 0 < watch.before <= limit:
+        return ""
+    return rfc3339(since + WATCH)
+
+
 def _begun(watch: Watch, wanted: str, proven: str) -> Watch:
     """The watch that this rollout is under; none for a first revision and for one that has served before without another in between."""
     if watch.revision == wanted:

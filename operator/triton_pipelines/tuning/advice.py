@@ -69,7 +69,7 @@ def advise(pipe: Pipe, seen: Mapping[str, Executed], at_limit: bool, cores: floa
         return Advice(
             Bound.QUEUE,
             f"Queue-bound: {told} at the highest rate that counts, and no other step does more: what takes time lies before and between the steps, as"
-            " waiting, a CPU limit of the pod, or another load on the machine. A higher SLO, or a quiet machine, would move it; more instances would not.",
+            " waiting, a CPU limit of the pod, or another load on the machine. A higher SLO, a higher limit or a quiet machine would move it; more instances would not.",
         )
     return _of_model(pipe, slowest, seen.get(slowest.name), told)
 

@@ -7,6 +7,7 @@ computed tokens: it pays where an execution costs much whatever is in it, and lo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,6 +25,7 @@ BUCKET_STEP = 8
 _MOST_LENGTHS = 64
 # Groups of one shape in a row that are counted one by one.
 _LONGEST_RUN = 4096
+_NO_WEIGHT = 1e-18
 # A further bucket has to save so much of the time, a different padding so much: less is noise of the fit.
 WORTH_A_BUCKET = 0.01
 WORTH = 0.05
@@ -169,11 +171,14 @@ def _begun(share: float, together: int, most: int) -> float:
     probability ``share``: as :func:`begins`, whose requests come one by one."""
     if most % together == 0:
         return begins(share, most // together) / together
-    runs = np.arange(1, _LONGEST_RUN + 1)
+    longest = _LONGEST_RUN
+    if share < 1.0:  # longer ones weigh less than a float can tell
+        longest = min(longest, math.ceil(math.log(_NO_WEIGHT) / math.log(share)))
+    runs = np.arange(1, longest + 1)
     begun = np.ceil(runs * together / most)
     chance = share**runs * (1.0 - share) ** 2
     # Runs beyond the longest that is counted are cut into full batches.
-    beyond = share ** (_LONGEST_RUN + 1) * (1.0 + _LONGEST_RUN * (1.0 - share))
+    beyond = share ** (longest + 1) * (1.0 + longest * (1.0 - share))
     return float(chance @ begun + beyond * together / most) / together
 
 

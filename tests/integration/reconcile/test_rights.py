@@ -103,7 +103,7 @@ async def everything_it_does(admin: Client, namespace: str) -> None:
     await apply_any(admin, CONFIG_MAPS, config_map(namespace, "YQ=="))
     document = builders.document(name="p", namespace=namespace, model={"source": {"uri": "configmap://weights/model.onnx"}}, replicas=2)
     document["metadata"].pop("uid")
-    document["spec"]["rollout"] = {"revisionHistoryLimit": 1}
+    document["spec"] |= {"rollout": {"revisionHistoryLimit": 1}, "slo": {"p99Milliseconds": 100}}
     document["spec"]["tokenizer"]["instances"] = {"initial": 1, "min": 1, "max": 4}
     document["spec"]["scaling"] = {"cpuResize": "InPlace"}
     await apply_any(admin, INFERENCE_PIPELINES, document)

@@ -93,7 +93,7 @@ async def served(client: Client, namespace: str) -> Any:
 
 
 async def apply(client: Client, namespace: str, **spec: Any) -> None:
-    document = builders.document(name="p", namespace=namespace, **spec)
+    document = builders.document(name="p", namespace=namespace, **{"slo": {"p99Milliseconds": 100}, **spec})
     document["metadata"].pop("uid")
     await apply_any(client, INFERENCE_PIPELINES, document)
 
@@ -151,10 +151,10 @@ async def test_a_failed_measurement_is_told_and_a_deleted_pipeline_takes_its_run
 ) -> None:
     kubelet = Kubelet(admin, namespace)
     async with operator(proxy, tmp_path, namespace, operator_namespace=namespace), repeated(kubelet.work):
-        kubelet.result = (3, "error: spec.slo.p99Milliseconds is needed")
+        kubelet.result = (3, "error: the server cannot be reached")
         await apply(admin, namespace, tuning={"request": "a"})
         told = await eventually("failed", lambda: reached(admin, namespace, "Failed"), DEADLINE_SECONDS)
-        assert "exit code 3: error: spec.slo.p99Milliseconds is needed" in told["message"]
+        assert "exit code 3: error: the server cannot be reached" in told["message"]
         await eventually("everything is gone", lambda: nothing_left(admin, namespace), DEADLINE_SECONDS)
         kubelet.result = None
         await apply(admin, namespace, tuning={"request": "b"})

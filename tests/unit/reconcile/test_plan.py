@@ -408,7 +408,7 @@ def test_a_count_that_cannot_be_read_is_what_runs(text: str) -> None:
 
 def test_without_a_source_a_pods_cpu_is_looked_after_and_no_tuning_run_begins() -> None:
     spec: dict[str, Any] = {"scaling": {"cpuResize": "InPlace"}, "tokenizer": {"instances": {"initial": 1, "max": 4}}}
-    world = World(builders.document(**spec)).settle()
+    world = World(builders.document(**spec, slo={"p99Milliseconds": 100})).settle()
     (pod,) = world.pods
     world.missing_sources = {"model": "spec.model.source.uri: there is no ConfigMap weights; create it"}
     world.change(tuning={"request": "a"}).step()

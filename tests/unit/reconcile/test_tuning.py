@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from tests.support import builders
 from tests.support.operators import ready_status
-from tests.support.tuningworld import PATCH, RENDERED, RESULT, Tuning, asked
+from tests.support.tuningworld import PATCH, RENDERED, RESULT, SLO, Tuning, asked
 from triton_pipelines.api import names
 from triton_pipelines.reconcile.plan import Plan
-from triton_pipelines.reconcile.tuning import PENDING_SECONDS, SILENT_SECONDS
+from triton_pipelines.reconcile.times import moment, rfc3339
+from triton_pipelines.reconcile.tuning import PENDING_SECONDS, SILENT_SECONDS, WAITING_SECONDS
 from triton_pipelines.reconcile.tuningrun import Run, State
+from triton_pipelines.reconcile.watch import WATCH, Figure, Latencies
 from triton_pipelines.render.tuning import JOB_SECONDS
 
 NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
@@ -144,13 +146,60 @@ def test_the_job_reaches_the_canary_alone() -> None:
 
 
 def test_it_begins_when_the_wanted_revision_serves() -> None:
-    world = Tuning(builders.document(tuning={"request": "first"}), rendered=RENDERED)
+    world = Tuning(builders.document(slo=SLO, tuning={"request": "first"}), rendered=RENDERED)
     world.step()
     assert world.run["state"] == "Pending"
     assert "waits until revision" in world.run["message"]
     assert world.left == []
     world.settle()
     assert len(world.ours("Deployment")) == 1
+
+
+@pytest.mark.parametrize(
+    ("slo", "said"),
+    [
+        ({}, "spec.slo.p99Milliseconds is not set, and tuning needs the latency to keep"),
+        ({"networkAndQueueBudgetMilliseconds": 3}, "spec.slo.p99Milliseconds is not set"),
+    ],
+)
+def test_without_a_latency_to_keep_a_request_waits_for_the_field_and_has_nothing(slo: dict[str, Any], said: str) -> None:
+    world = Tuning(builders.document(slo=slo), rendered=RENDERED).settle()
+    world.change(tuning={"request": "monday"}).settle()
+    for _ in range(2):
+        assert world.run["state"] == "Pending"
+        assert world.run["message"].startswith(said)
+        assert world.left == []
+        assert not world.memory.tuning.get("start")
+        world.pass_time(WAITING_SECONDS + 1).step()
+    world.change(slo=SLO).settle()
+    assert world.run == {"state": "Pending", "message": "waits for a pod that serves nobody", "request": "monday"}
+    assert len(world.ours("Deployment")) == 1
+
+
+def test_the_first_latency_to_keep_is_not_waited_for_where_its_watch_cannot_judge() -> None:
+    """What the revision before had was never looked at: nothing can be taken back."""
+    world = Tuning(builders.document(), rendered=RENDERED).settle()
+    world.change(slo=SLO, tuning={"request": "monday"}).settle()
+    assert world.memory.watch.get("since"), "it is watched all the same"
+    assert world.run["message"] == "waits for a pod that serves nobody"
+    assert len(world.ours("Deployment")) == 1
+
+
+def test_a_watch_that_can_judge_is_waited_for_and_its_end_is_told() -> None:
+    world = asked(None)
+    world.latencies = Latencies({world.deployed: Figure(30.0, 40.0, 50.0)})
+    world.change(tokenizer={"maxLength": 64}, tuning={"request": "monday"}).settle()
+    since = moment(world.memory.watch["since"])
+    assert since is not None
+    until = since + WATCH
+    assert world.run["message"] == (
+        f"waits until the watch over revision {world.deployed}, whose latency a measurement beside it could disturb, is over at {rfc3339(until)}"
+    )
+    assert world.left == []
+    world.pass_time((until - world.now).total_seconds() - 1).step()
+    assert world.left == []
+    world.pass_time(1).settle()
+    assert world.run["message"] == "waits for a pod that serves nobody"
 
 
 def test_a_canary_without_room_waits_with_the_schedulers_words_and_gives_up() -> None:

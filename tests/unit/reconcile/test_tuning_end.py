@@ -9,7 +9,7 @@ import yaml
 
 from tests.support import builders
 from tests.support.passes import Recording, passed
-from tests.support.tuningworld import RENDERED, RESULT, Tuning
+from tests.support.tuningworld import RENDERED, RESULT, SLO, Tuning
 from triton_pipelines.api import names
 from triton_pipelines.cluster.errors import ClusterError, Forbidden, Invalid
 
@@ -19,7 +19,7 @@ MESSAGE = json.dumps(RESULT | {"patch": yaml.safe_dump(PATCH)})
 
 def at_its_end() -> Tuning:
     """A run whose Job has ended, which no pass has seen."""
-    world = Tuning(builders.document(model={"platform": "tensorrt_plan"}), rendered=RENDERED)
+    world = Tuning(builders.document(model={"platform": "tensorrt_plan"}, slo=SLO), rendered=RENDERED)
     world.settle()
     world.change(tuning={"request": "monday"}).step()
     world.canary_ready()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support import builders
-from tests.support.tuningworld import RENDERED, RESULT, Tuning, asked
+from tests.support.tuningworld import RENDERED, RESULT, SLO, Tuning, asked
 from tests.support.worlds import BAD, rfc3339
 from triton_pipelines.api import names
 from triton_pipelines.reconcile.observed import Object
@@ -47,7 +47,7 @@ def failed(world: Tuning, words: str) -> None:
 
 
 def test_a_pipeline_that_waits_says_for_what_and_is_not_waited_for_for_ever() -> None:
-    world = Tuning(builders.document(replicas=2, tuning={"request": "a"}), room=1, rendered=RENDERED).settle()
+    world = Tuning(builders.document(replicas=2, slo=SLO, tuning={"request": "a"}), room=1, rendered=RENDERED).settle()
     assert world.memory.proven == ""
     assert world.run["state"] == "Pending"
     assert "serves in all pods (WaitingForGPU: 1 of 2 pods serve" in world.run["message"]
@@ -62,7 +62,7 @@ def test_a_pipeline_that_waits_says_for_what_and_is_not_waited_for_for_ever() ->
 
 
 def test_a_revision_that_cannot_come_up_ends_a_request_at_once() -> None:
-    world = Tuning(builders.document(tuning={"request": "a"}), rendered=RENDERED)
+    world = Tuning(builders.document(slo=SLO, tuning={"request": "a"}), rendered=RENDERED)
     world.step()
     world.verdicts[world.status["revision"]] = BAD
     world.settle()
