@@ -25,7 +25,7 @@ from triton_pipelines.reconcile.scaling import Intent, View, metrics_in, scaled_
 from triton_pipelines.render.modelconfig import parse as parse_config
 from triton_pipelines.render.modelconfig import with_count
 from triton_pipelines.scaling.backoff import Backoff
-from triton_pipelines.scaling.types import Action, Decision, Memory, StepMemory, Verdict
+from triton_pipelines.scaling.types import REASON_MAX, Action, Decision, Memory, StepMemory, Verdict, cut
 
 HISTORY_MAX: Final = 5
 # Rates need two looks; so long (seconds) a process that has just started need not say that it knows nothing yet.
@@ -177,7 +177,7 @@ def taken_back(memory: Memory, step: str, count: int, now: float, reason: str) -
     mine = memory.steps.get(step)
     if mine is None or mine.desired == count:
         return memory
-    action = Action(now, step, mine.desired, count, f"taken back: {reason}"[:256])
+    action = Action(now, step, mine.desired, count, cut(f"taken back: {reason}", REASON_MAX))
     return replace(memory, steps={**memory.steps, step: replace(mine, desired=count)}, history=(action, *memory.history)[:HISTORY_MAX])
 
 

@@ -11,6 +11,7 @@ from triton_pipelines.api.conditions import Condition, merge
 from triton_pipelines.api.scaling import ScalingMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.pipeline.graph import Graph
+from triton_pipelines.scaling.types import cut
 
 from .observed import Observed
 from .replicas import Replicas
@@ -119,12 +120,12 @@ def _steps(
         if step.name in judged:
             verdict, why, _ = judged[step.name]
             words = before.get(step.name, {}).get("verdictReason") if same else None
-            entry |= {"verdict": verdict.value, "verdictReason": words or why[:REASON_MAX]}
+            entry |= {"verdict": verdict.value, "verdictReason": words or cut(why, REASON_MAX)}
         elif silent:
             # After a start of the operator what was said before, until it has looked.
             entry |= {name: value for name, value in before.get(step.name, {}).items() if name in _SCALED_FIELDS}
         reason = f"SourceChanged: {astray[step.name]}" if step.name in astray else next(reasons, "")
         if reason:
-            entry["reason"] = reason[:REASON_MAX]
+            entry["reason"] = cut(reason, REASON_MAX)
         result.append(entry)
     return result

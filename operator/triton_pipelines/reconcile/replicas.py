@@ -194,9 +194,13 @@ def _scaled_from_outside(pipeline: InferencePipeline, observed: Observed, number
         return ""
     return (
         f"{who} scales this pipeline through its scale subresource (an HPA, KEDA or kubectl scale; to {pipeline.spec.replicas}), but spec.scaling.pods"
-        f" owns the number of pods, so spec.replicas is ignored and {number} pods are kept: remove that autoscaler, then write spec.replicas once"
+        f" owns the number of pods, so spec.replicas is ignored and {_kept(number)}: remove that autoscaler, then write spec.replicas once"
         " by an edit or apply; or remove spec.scaling.pods and leave the number to it"
     )
+
+
+def _kept(number: int) -> str:
+    return "1 pod is kept" if number == 1 else f"{number} pods are kept"
 
 
 def _turns(known: Turns, pipeline: InferencePipeline, observed: Observed, now: dt.datetime) -> Turns:
@@ -216,7 +220,7 @@ def _in_turn(turns: Turns, bounds: PodBounds | None, number: int) -> str:
     """Who take turns at the pipeline's own number, and what to do; "" nobody."""
     if not turns.told:
         return ""
-    follows = "so pods come and go with each of them" if bounds is None else f"but spec.scaling.pods owns the number, and {number} pods are kept"
+    follows = "so pods come and go with each of them" if bounds is None else f"but spec.scaling.pods owns the number, and {_kept(number)}"
     return (
         f"{turns.told} write spec.replicas of this pipeline in turn, {follows}: leave it to one. For an autoscaler take replicas out of what is"
         " applied (Git, a chart, kubectl apply), or take the autoscaler away"

@@ -19,7 +19,7 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.pipeline.example import why_unasked
 from triton_pipelines.pipeline.graph import Graph, Implementation, Role, Step
 from triton_pipelines.pipeline.server import SHARED_MEMORY_PER_INSTANCE, bytes_of, millis, sizes
-from triton_pipelines.scaling.types import Decision, Fallback, Law, PipelineLimits, StepLimits, Verdict
+from triton_pipelines.scaling.types import REASON_MAX, Decision, Fallback, Law, PipelineLimits, StepLimits, Verdict, cut
 
 from .times import rfc3339
 
@@ -182,19 +182,19 @@ def metrics_in(status: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _decided(view: View, mode: ScalingMode) -> list[Condition]:
-    decision = view.decision
+    decision, message = view.decision, _message(view)
     read = f"{_FROM}{view.source}" if view.source else ""
     metrics = Condition(ConditionType.METRICS_AVAILABLE, True, Reason.SUCCEEDED, f"{_READ}{read}")
     if view.trouble:
         known = {reason.value for reason in Reason}
         reason = Reason(view.trouble) if view.trouble in known else Reason.METRICS_MISSING
-        metrics = Condition(ConditionType.METRICS_AVAILABLE, False, reason, decision.message)
+        metrics = Condition(ConditionType.METRICS_AVAILABLE, False, reason, message)
     if view.failed:
         active = Condition(ConditionType.SCALING_ACTIVE, False, Reason.ACTUATION_FAILED, view.failed)
     elif mode is ScalingMode.ADVISORY:
         active = Condition(ConditionType.SCALING_ACTIVE, False, Reason.ADVISORY, f"mode Advisory: {_advice(view)}; {decision.message}")
     else:
-        active = Condition(ConditionType.SCALING_ACTIVE, not view.trouble, metrics.reason, decision.message or "counts follow the load")
+        active = Condition(ConditionType.SCALING_ACTIVE, not view.trouble, metrics.reason, message or "counts follow the load")
     result = [metrics, active]
     if decision.limited:
         result.append(Condition(ConditionType.SCALING_LIMITED, True, Reason(_limited_reason(decision)), decision.limited))
@@ -238,7 +238,7 @@ def status_of(view: View, before: Mapping[str, Any]) -> dict[str, Any]:
     and of which there are none while nothing is known."""
     decision = view.decision
     history = [
-        {"time": _time(item.at), "step": item.step, "from": item.before, "to": item.after, "reason": item.reason[:256]}
+        {"time": _time(item.at), "step": item.step, "from": item.before, "to": item.after, "reason": cut(item.reason, REASON_MAX)}
         for item in decision.memory.history[:HISTORY_MAX]
     ]
     known = list(before.get("history") or ())
@@ -281,10 +281,15 @@ def steady(view: View, status: Mapping[str, Any]) -> bool:
 
 def _same_words(view: View, status: Mapping[str, Any]) -> bool:
     """Whether a condition tells all that the decision says, whatever its numbers: a note that is new, as on a GPU that disagrees, is news."""
-    message = _without_figures(view.decision.message)
+    message = _without_figures(_message(view))
     said = [_without_figures(str(item.get("message", ""))) for item in status.get("conditions") or ()]
     # Advisory says before it what would change.
     return any(one == message or one.endswith(f"; {message}") for one in said)
+
+
+def _message(view: View) -> str:
+    """The decision's message for a condition, whose reason already names the trouble."""
+    return view.decision.message.removeprefix(f"{view.trouble}: ") if view.trouble else view.decision.message
 
 
 def _without_figures(text: str) -> str:

@@ -243,7 +243,8 @@ def _available(serving: Sequence[Pod], observed: Observed) -> Condition:
     failing = [pod for pod in serving if (probe := observed.probes.get(pod.uid)) and probe.inference_error]
     if serving and len(failing) < len(serving):
         revisions = ", ".join(sorted({pod.revision for pod in serving}))
-        text = f"{len(serving) - len(failing)} pods answer requests (revision {revisions})"
+        number = len(serving) - len(failing)
+        text = f"{number} pod{'s answer' if number > 1 else ' answers'} requests (revision {revisions})"
         return Condition(ConditionType.AVAILABLE, True, Reason.SERVING, text)
     if failing:
         return Condition(ConditionType.AVAILABLE, False, Reason.INFERENCE_FAILED, "every ready pod fails a test inference")

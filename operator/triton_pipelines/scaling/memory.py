@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from triton_pipelines.scaling.types import Action, CpuMemory, Growth, Infeasible, Memory, PodsMemory, StepMemory
+from triton_pipelines.scaling.types import Action, CpuMemory, Growth, Infeasible, Memory, PodsMemory, StepMemory, cut
 
 LIMIT_BYTES = 8192
 _VERSION = 1
@@ -216,7 +216,7 @@ def _each(memory: Memory, change: Callable[[StepMemory], StepMemory]) -> Memory:
     steps: Mapping[str, StepMemory] = {name: change(step) for name, step in memory.steps.items()}
     pods = None if memory.pods is None else replace(memory.pods, scale=change(memory.pods.scale))
     cpu = None if memory.cpu is None else replace(memory.cpu, scale=change(memory.cpu.scale))
-    return replace(memory, steps=steps, pods=pods, cpu=cpu, history=tuple(replace(item, reason=item.reason[:_REASON]) for item in memory.history))
+    return replace(memory, steps=steps, pods=pods, cpu=cpu, history=tuple(replace(item, reason=cut(item.reason, _REASON)) for item in memory.history))
 
 
 def _without_reasons(memory: Memory) -> Memory:

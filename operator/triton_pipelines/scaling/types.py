@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
+
+REASON_MAX: Final = 256  # characters of a reason in the history
 
 
 class Verdict(StrEnum):
@@ -247,3 +250,8 @@ class Decision:
     gpu_busy: float | None = None
     fresh: bool = True
     message: str = ""
+
+
+def cut(text: str, most: int) -> str:
+    """The text in at most so many characters, with "…" where it goes on."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"

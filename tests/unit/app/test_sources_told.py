@@ -12,6 +12,8 @@ from tests.support import builders
 from tests.support.loops import Loop, loop_of
 from tests.support.worlds import World
 from triton_pipelines.metrics.samples import Expected, Failure, Sample, Trouble
+from triton_pipelines.scaling.actuator import PodRefusedError
+from triton_pipelines.scaling.types import REASON_MAX
 
 CONNECTION = 'Prometheus connection "default"'
 
@@ -76,6 +78,37 @@ async def test_a_load_that_is_not_known_has_no_figures(loop: Loop) -> None:
     await loop.tick()
     assert loop.status()["scaling"]["bottleneck"] == "Unknown"
     assert "figures" not in loop.status()["scaling"]
+
+
+async def test_no_message_begins_with_its_own_reason(loop: Loop) -> None:
+    """The reason stands before it wherever people read it: kubectl describe, events, the history."""
+    loop.flow(50.0, service=0.010)
+    await loop.tick()
+    trouble = gone("http://10.99.0.1:1234")
+    loop.collector.says = trouble
+    await loop.tick()
+    for kind in ("MetricsAvailable", "ScalingActive"):
+        found = loop.world.condition(kind)
+        assert (found["reason"], found["message"]) == ("PrometheusError", trouble.message)
+    assert [event.note for made in loop.plans for event in made.events if event.reason == "PrometheusError"] == [trouble.message]
+    loop.plans.clear()
+    for number in range(40):
+        loop.collector.says = replace(trouble, message=f"{trouble.message} for {number} s")
+        await loop.tick()
+    assert [made.status for made in loop.plans if made.status is not None] == [], "digits are no news"
+
+
+async def test_what_is_too_long_for_the_history_says_that_it_goes_on(loop: Loop) -> None:
+    (pod,) = loop.world.pods
+    loop.tritons.refuse[pod.name] = PodRefusedError("no room, " * 60)
+    loop.flow(95.0, service=0.010, pending=100.0, growth=10.0)
+    await loop.tick()
+    await loop.settle()
+    await loop.tick()
+    reason = loop.status()["scaling"]["history"][0]["reason"]
+    assert reason.startswith("taken back: ")
+    assert reason.endswith("…")
+    assert len(reason) == REASON_MAX
 
 
 async def test_where_metrics_are_read_from_is_told_though_no_figure_moves(loop: Loop) -> None:

@@ -113,6 +113,8 @@ def test_first_rollout_step_by_step() -> None:
     served = Scene().pod(ready=True)
     assert served.told() == {"Ready": "True Succeeded", "Available": "True Serving", "ModelsReady": "True Succeeded"}
     assert "1 of 1 pods" in served.message()
+    assert served.conditions()["Available"]["message"].startswith("1 pod answers requests (revision ")
+    assert served.pod(ready=True).conditions()["Available"]["message"].startswith("2 pods answer requests (revision ")
 
 
 def test_a_ready_pod_owes_a_test_inference() -> None:
