@@ -120,7 +120,8 @@ class Action:
 class Growth:
     """The last growth, while the step stays saturated: what it must have raised to be followed by another (knee.py).
 
-    ``throughput``: requests/s of the GPU step before it; ``service``: E then; ``cores``: the CPU limit then.
+    ``throughput``: requests/s of the GPU step before it; ``service``: E then; ``cores``: the CPU limit then; ``cost``: what a request cost
+    in the last interval before it, seconds.
     """
 
     at: float
@@ -129,6 +130,7 @@ class Growth:
     throughput: float
     service: float
     cores: float | None = None
+    cost: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,8 @@ class StepMemory:
     ``service``: E, seconds of one instance per request; ``wants``: (time, highest wanted count) in slots over the stabilization
     window; ``counts``: (time, count) where it changed, over the last 15 minutes; ``turns``: times of direction changes in the last
     hour, ``direction``: sign of the last change; ``growth``: judged by the knee; ``frozen``: (time, the growth that bought nothing);
-    ``stalled``: since when requests wait and none completes; ``cap``: the last known bound on growth.
+    ``doubted``: a growth made requests dearer instead of more, so the next is by one instance; ``stalled``: since when requests wait and
+    none completes; ``cap``: the last known bound on growth.
     """
 
     desired: int
@@ -151,6 +154,7 @@ class StepMemory:
     direction: int = 0
     growth: Growth | None = None
     frozen: tuple[float, Growth] | None = None
+    doubted: bool = False
     stalled: float | None = None
     cap: int | None = None
 
