@@ -84,7 +84,7 @@ async def test_no_message_begins_with_its_own_reason(loop: Loop) -> None:
     """The reason stands before it wherever people read it: kubectl describe, events, the history."""
     loop.flow(50.0, service=0.010)
     await loop.tick()
-    trouble = gone("http://10.99.0.1:1234")
+    trouble = Failure(Trouble.ERROR, f"{CONNECTION} (http://10.99.0.1:1234): no answer for 4 s", CONNECTION)
     loop.collector.says = trouble
     await loop.tick()
     for kind in ("MetricsAvailable", "ScalingActive"):
@@ -93,7 +93,7 @@ async def test_no_message_begins_with_its_own_reason(loop: Loop) -> None:
     assert [event.note for made in loop.plans for event in made.events if event.reason == "PrometheusError"] == [trouble.message]
     loop.plans.clear()
     for number in range(40):
-        loop.collector.says = replace(trouble, message=f"{trouble.message} for {number} s")
+        loop.collector.says = replace(trouble, message=trouble.message.replace("for 4 s", f"for {number} s"))
         await loop.tick()
     assert [made.status for made in loop.plans if made.status is not None] == [], "digits are no news"
 
