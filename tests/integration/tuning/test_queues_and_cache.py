@@ -14,7 +14,7 @@ from triton_pipelines.cli.serve import Local, local
 from triton_pipelines.load import LoadSpec
 from triton_pipelines.load.texts import Lengths
 from triton_pipelines.triton.client import TritonClient
-from triton_pipelines.tuning import effort
+from triton_pipelines.tuning import effort, profile
 from triton_pipelines.tuning.contract import Knobs, Settings, TuneTarget
 from triton_pipelines.tuning.run import tune
 from triton_pipelines.tuning.server import Server, load_of
@@ -81,6 +81,8 @@ async def test_a_setting_is_measured_without_the_cache_and_with_the_queue(runnin
 async def test_a_whole_run_has_no_failed_request(running: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorter than a user's: fewer points, and as little of everything as there can be."""
     usual = effort.EFFORTS[TuningMode.QUICK]
+    for spent in ("CELL_SECONDS", "BURSTS_SECONDS", "CROWD_SECONDS"):
+        monkeypatch.setattr(profile, spent, getattr(profile, spent) / 3)
     monkeypatch.setitem(effort.EFFORTS, TuningMode.QUICK, replace(usual, seconds=1.0, calibration=1.0, warmup=0.3, points=2))
     found = await tune(target_of(running), running.pipeline, running.graph, SETTINGS)
     assert found.failed_requests == 0, found.notes
