@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from tests.support.recorder import until
+from tests.support.operators import eventually
 from tests.support.serving import ROOT, sample_sources
 from triton_pipelines.api.v1alpha1 import TuningMode
 from triton_pipelines.cli.serve import Local, local
@@ -69,7 +69,7 @@ async def test_a_setting_is_measured_without_the_cache_and_with_the_queue(runnin
             async def computed() -> bool:
                 return await executions() == before + 3
 
-            await until(computed, "each request is computed; Triton counts an execution after its answer")
+            await eventually("each request is computed, which Triton counts after its answer", computed)
             # Far more than the step carries: most are turned away at once, and none of these is a fault.
             found = load_of(await server.run(work.requests, LoadSpec(rate=3000, duration_s=0.8, warmup_s=0.2)))
             assert found.late > 100
