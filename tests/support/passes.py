@@ -8,6 +8,7 @@ import datetime as dt
 from typing import Any
 
 from tests.support.tuningworld import Tuning
+from tests.support.worlds import World
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import ClusterError, NotFound
@@ -66,6 +67,14 @@ class Recording(Client):
 
 async def passed(world: Tuning, client: Recording) -> list[tuple[str, str]]:
     """One pass of the operator over the world; what it told the API server."""
+    reconciler = Reconciler(client, cached(world), world.options, lambda uid, revision: f"key of {uid} {revision}", good, lambda: world.now, "test")
+    with contextlib.suppress(ClusterError):
+        await reconciler.reconcile(("nlp", world.name))
+    return client.told
+
+
+def cached(world: World) -> Store:
+    """The caches of an operator that watches the world."""
     store = Store()
     store.put(INFERENCE_PIPELINES, seen(world.document))
     for (kind, _), item in world.children.items():
@@ -73,10 +82,7 @@ async def passed(world: Tuning, client: Recording) -> list[tuple[str, str]]:
     observed = world.observed()
     for pod in (*observed.pods, *observed.tuning_pods):
         store.put(PODS, seen(pod.raw))
-    reconciler = Reconciler(client, store, world.options, lambda uid, revision: f"key of {uid} {revision}", good, lambda: world.now, "test")
-    with contextlib.suppress(ClusterError):
-        await reconciler.reconcile(("nlp", world.name))
-    return client.told
+    return store
 
 
 def seen(item: Object) -> Object:

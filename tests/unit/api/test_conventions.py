@@ -51,6 +51,8 @@ EXCEPTIONS = {
         "spec.server.networkPolicy.*From": "as in a NetworkPolicy",
         "status.ensemble.*puts": "in the order in which clients see them; one writer",
         "status.ensemble.*puts[].shape": "a shape",
+        "status.padding.measured": "no key; one writer",
+        "status.padding.measured[].buckets": "the order has a meaning",
         "status.warnings": "no key; one writer",
         "status.scaling.history": "no key; one writer",
         "status.tuning.points": "no key; one writer",

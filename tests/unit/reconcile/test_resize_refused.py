@@ -6,14 +6,12 @@ import datetime as dt
 from typing import Any
 
 from tests.support import builders
+from tests.support.passes import cached, good, seen
 from tests.support.worlds import World
-from tests.unit.reconcile.test_tuning_end import good, seen
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import Forbidden
-from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
-from triton_pipelines.cluster.store import Store
-from triton_pipelines.reconcile.reconciler import RESOURCE_OF_KIND, Reconciler
+from triton_pipelines.reconcile.reconciler import Reconciler
 from triton_pipelines.reconcile.refusals import REST
 
 SPEC: dict[str, Any] = {"scaling": {"cpuResize": "InPlace"}, "tokenizer": {"instances": {"initial": 1, "min": 1, "max": 4}}}
@@ -43,12 +41,7 @@ async def test_the_next_pass_follows_at_once_and_none_after_it() -> None:
     world = World(builders.document(**SPEC)).settle()
     live = world.children["ConfigMap", names.live_name(world.name)]
     live["data"] = {**live["data"], names.KEY_PODS: '{"cpuMillis": 3350}'}
-    client, store, elapsed = Refusing(seen(world.document)), Store(), 0.0
-    store.put(INFERENCE_PIPELINES, seen(world.document))
-    for (kind, _), item in world.children.items():
-        store.put(RESOURCE_OF_KIND[kind], seen(item))
-    for pod in world.observed().pods:
-        store.put(PODS, seen(pod.raw))
+    client, store, elapsed = Refusing(seen(world.document)), cached(world), 0.0
 
     def clock() -> dt.datetime:
         return world.now + dt.timedelta(seconds=elapsed)
