@@ -180,3 +180,40 @@ def test_rows_stay_together_where_a_part_of_them_is_no_part_of_the_answer(
     assert not isinstance(answer, Exception)
     np.testing.assert_array_equal(answer["y"], output(large))
     assert shapes[-1] == large.shape
+
+
+def mean(x: np.ndarray) -> np.ndarray:
+    """One entry for the whole batch."""
+    return x.mean(axis=0, keepdims=True)
+
+
+def below_8_tokens(x: np.ndarray) -> bool:
+    return x.shape[1] < 8
+
+
+@pytest.mark.parametrize(
+    ("refuses", "output"),
+    [
+        pytest.param(below_8_tokens, mean, id="short rows refused, one entry for all rows"),
+        pytest.param(below_8_tokens, lambda x: x.sum(), id="short rows refused, a scalar"),
+        pytest.param(below_8_tokens, lambda x: x + x.min(), id="short rows refused, company changes an answer"),
+        pytest.param(lambda x: not x.all(), lambda x: x + x.min(), id="the second sample row refused"),
+        pytest.param(lambda _: False, lambda x: x if below_8_tokens(x) else mean(x), id="one entry for all long rows"),
+        pytest.param(lambda _: False, lambda x: x if below_8_tokens(x) else x.sum(), id="a scalar for all long rows"),
+    ],
+)
+@pytest.mark.parametrize("rows", [8, 9, 64])
+def test_rows_stay_together_unless_samples_and_parts_prove_that_they_may_go_apart(
+    refuses: Callable[[np.ndarray], bool], output: Callable[[np.ndarray], np.ndarray], rows: int
+) -> None:
+    def run(feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+        if refuses(feed["x"]):
+            raise ValueError("not these rows")
+        return [output(feed["x"])]
+
+    runner = batches.BatchRunner(run, ["y"], {"x": 0}, True, 8, lambda _: None)
+    runner.check(lambda length: {"x": np.ones((1, length), np.int64)})
+    large = np.repeat(np.arange(1, rows + 1)[:, None], 512, axis=1)
+    (answer,) = runner.answer([{"x": large}])
+    assert not isinstance(answer, Exception)
+    np.testing.assert_array_equal(answer["y"], output(large))

@@ -105,6 +105,7 @@ class BatchRunner:
         self._pads = pads
         self._tokens = frozenset(pads)
         self._combine = combine
+        self._split = False  # whether rows of one request may go apart
         self.run_cost = run_cost
         self._warn = warn
         self._length_axes: list[list[int]] = [[] for _ in outputs]
@@ -116,8 +117,11 @@ class BatchRunner:
         return dict(self._pads)
 
     def check(self, sample: Callable[[int], Feed]) -> None:
-        """Find out whether padding is safe, and which output axes follow the length; ``sample`` makes one row of so many tokens."""
-        self._combine = self._combine and self._by_rows(sample) and self._in_company(sample)
+        """Find out whether rows may go apart, whether padding is safe, and which output axes follow the length; ``sample`` makes one row of so many tokens."""
+        by_rows = self._by_rows(sample) if self._combine else False
+        in_company = by_rows is not False and self._in_company(sample)
+        # What was refused proved nothing: requests may share a run, which fails for all of them if it does, but none is taken apart.
+        self._combine, self._split = in_company is not False, by_rows is True and in_company is True
         if not (self._combine and self._pads):
             self._pads = {}
             return
@@ -139,29 +143,31 @@ class BatchRunner:
                 self._warn(f"requests of different length will not share runs: padding a row changes its {name}, the graph ignores its mask")
                 return
 
-    def _by_rows(self, sample: Callable[[int], Feed]) -> bool:
-        """Whether every output has one entry per row: one of another length could have that of a batch by chance, and be cut into wrong answers."""
+    def _by_rows(self, sample: Callable[[int], Feed]) -> bool | None:
+        """Whether every output has one entry per row: one of another length could have that of a batch by chance, and be cut into wrong answers.
+
+        None where the model refuses the sample.
+        """
         row = sample(4)
         for rows in (1, 2, 3):
             try:
                 results = self._run({name: np.repeat(array, rows, axis=0) for name, array in row.items()})
             except Exception:
-                # What the model refuses says nothing of its outputs; the padding is looked at next.
-                return True
+                return None
             if odd := [name for name, result in zip(self._outputs, results, strict=True) if result.shape[:1] != (rows,)]:
                 self._warn(f"requests will not share runs: output {odd[0]} does not have one entry per row")
                 return False
         return True
 
-    def _in_company(self, sample: Callable[[int], Feed]) -> bool:
+    def _in_company(self, sample: Callable[[int], Feed]) -> bool | None:
         """Whether a row gets the answer beside another one of its length that it gets alone: a scale that is taken over the whole batch, as of a
-        dynamically quantized graph, changes it."""
+        dynamically quantized graph, changes it. None where the model refuses the sample."""
         rows = [sample(4), _another(sample(4))]
         try:
             alone = [self._run(row) for row in rows]
             together = self._run({name: np.concatenate([row[name] for row in rows]) for name in rows[0]})
         except Exception:
-            return True  # as above
+            return None
         for name, one, other, both in zip(self._outputs, *alone, together, strict=True):
             off = _off(np.concatenate([one, other]), both) if one.shape == other.shape else math.inf
             if off > COMPANY:
@@ -233,15 +239,19 @@ class BatchRunner:
         return answers
 
     def _bounded(self, feed: Feed) -> list[Array]:
-        """The outputs for all rows of ``feed``, in several runs where one would compute too many tokens."""
+        """The outputs for all rows of ``feed``, in several runs where one would compute too many tokens and rows may go apart."""
         width = max((array.shape[1] for name, array in feed.items() if name in self._tokens and array.ndim > 1), default=0)
         rows, most = _rows(feed), max(max(MOST_TOKENS, MOST_COSTS * self.run_cost) // max(width, 1), 1)
-        if not (self._combine and width) or rows <= most:
+        if not (self._split and width) or rows <= most:
             return self._run(feed)
-        parts = [self._run({name: array[begin : begin + most] for name, array in feed.items()}) for begin in range(0, rows, most)]
-        if any(len({array.shape[1:] for array in column}) > 1 for column in zip(*parts, strict=True)):
+        begins = range(0, rows, most)
+        parts = [self._run({name: array[begin : begin + most] for name, array in feed.items()}) for begin in begins]
+        columns = list(zip(*parts, strict=True))
+        if any(array.shape[:1] != (min(most, rows - begin),) for column in columns for begin, array in zip(begins, column, strict=True)):
+            return self._run(feed)  # long rows do otherwise than the sample: an output without an entry per row
+        if any(len({array.shape[1:] for array in column}) > 1 for column in columns):
             return self._run(feed)  # an output as wide as the rows that were together
-        return [np.concatenate(column) for column in zip(*parts, strict=True)]
+        return [np.concatenate(column) for column in columns]
 
 
 def _rows(feed: Feed) -> int:

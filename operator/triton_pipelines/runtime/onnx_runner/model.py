@@ -14,9 +14,13 @@ Requests of one call share runs where that is safe: where two different rows of 
 as alone. Those of a dynamically quantized graph do not: each request is a run of its own then, and a warning in the log says so. Padding is only
 used when the model has proven that a padded row gets the same answer as alone (a graph that ignores its mask does not). Output axes that follow the length are
 cut back to each request's own length. Requests are sorted by length and cut into the runs that compute the fewest padded tokens, each run counted
-with its fixed cost, measured while loading: padding never costs more than the runs it saves, however long one row among short ones is. No run computes more
-than 4096 tokens, or 64 times its fixed cost where that is more, so that a full batch of long rows takes no more memory than a few of them. When a shared
+with its fixed cost, measured while loading: padding never costs more than the runs it saves, however long one row among short ones is. When a shared
 run fails, its requests run one by one, so that a bad one hurts only itself.
+
+Where rows may share runs, tritonpipe.pad_inputs names the token inputs and the model took the sample input, no run of several rows computes more than 4096
+tokens, or 64 times its fixed cost where that is more, so that a full batch of long rows takes no more memory than a few of them. Every other request is
+computed whole, also that of a dynamically quantized graph and one whose outputs do not fit together row by row, which is found out when its parts have run:
+what bounds their memory is max_batch_size.
 """
 
 from __future__ import annotations
