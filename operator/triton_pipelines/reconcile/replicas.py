@@ -106,14 +106,19 @@ def _beside_others(found: Replicas, pipeline: InferencePipeline, observed: Obser
     writers = Writers(memory.mended_manager, memory.mended)
     other = _other_owner(observed.deployment)
     live = int(((observed.deployment or {}).get("spec") or {}).get("replicas") or 0)
-    if other is None or live == number:
-        return replace(found, memory=_remembered(memory, writers.rested(now)), shared=other is not None and live == number)
-    # At 0 an HPA stands still, so that once is enough; one that wakes a pipeline from 0, as KEDA does, means it.
+    # At 0 an HPA stands still, so that once is enough; one that wakes a pipeline from 0, as KEDA does, means it, and lets it sleep again.
     asleep = number == 0
     if asleep and observed.memory().generation != observed.generation:
         writers = Writers()  # which somebody has just asked for
+    if asleep and live == number and other is not None and writers.left:
+        return replace(found, applied=None, owner=writers.left, memory=_remembered(memory, writers))
+    if other is None or live == number:
+        return replace(found, memory=_remembered(memory, writers.rested(now)), shared=other is not None and live == number)
     if (asleep or not other.scale) and not writers.insist(other.manager, other.at, now):
-        return replace(found, memory=_remembered(memory, writers.mending(other.manager, now)))
+        # The first mending of each counts: by an operator's clock that is ahead, each later one would make what is written next older than it.
+        if not writers.knows(other.manager, now):
+            writers = writers.mending(other.manager, now)
+        return replace(found, memory=_remembered(memory, writers))
     writers = writers.left_to(other.manager)
     taken = _taken(pipeline, writers, live, number, scale=other.scale)
     return Replicas(live, None, writers.names, _remembered(memory, writers), taken, found.scaled, again=found.again)

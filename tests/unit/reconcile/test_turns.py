@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -25,11 +26,12 @@ def world(**spec: Any) -> World:
     return World(builders.document(**spec), rendered=RENDERED).settle()
 
 
-def written(made: World, number: int, manager: str, subresource: str = "") -> None:
-    """Somebody writes the Deployment's number, and the API server notes who and when."""
+def written(made: World, number: int, manager: str, subresource: str = "", *, behind: float = 0) -> None:
+    """Somebody writes the Deployment's number, and the API server, whose clock is so many seconds ``behind`` the operator's, notes who and when."""
     made.deployment["spec"]["replicas"] = number
     fields: Object = {"f:spec": {"f:replicas": {}}}
-    entry = {"manager": manager, "operation": "Update", "subresource": subresource, "time": rfc3339(made.now), "fieldsV1": fields}
+    at = rfc3339(made.now - dt.timedelta(seconds=behind))
+    entry = {"manager": manager, "operation": "Update", "subresource": subresource, "time": at, "fieldsV1": fields}
     made.deployment["metadata"]["managedFields"] = [entry]
 
 
@@ -133,6 +135,19 @@ def test_an_operator_killed_before_it_has_mended_takes_nobody_for_one_who_insist
     assert (limited(made), made.deployment["spec"]["replicas"]) == ({}, 1)
 
 
+@pytest.mark.parametrize(("behind", "seconds"), [(2, 1), (5, 3), (30, 15)])
+def test_who_answers_a_mending_at_once_is_left_alone_though_the_clocks_differ(behind: float, seconds: float) -> None:
+    """What was written after a mending bears a time from before it, for as long as the operator's clock is ahead."""
+    made, done = world(), list[Plan]()
+    for _ in range(20):
+        made.pass_time(seconds)
+        written(made, 5, "argocd", behind=behind)
+        done += passes(made, 1, 0.5)
+    assert 1 <= sum(map(applied, done)) <= behind / seconds + 1
+    assert not applied(done[-1])
+    assert limited(made)["message"].startswith("argocd writes the number of pods of Deployment sentiment again and again: 5 where")
+
+
 def test_who_wakes_a_pipeline_of_no_pods_again_and_again_is_left_alone() -> None:
     """As KEDA does it, which scales from 0. Who writes 0 into the spec gets it in any case."""
     made = world(replicas=0)
@@ -148,6 +163,28 @@ def test_who_wakes_a_pipeline_of_no_pods_again_and_again_is_left_alone() -> None
     made.change(replicas=0)
     assert any(map(applied, passes(made)))
     assert (made.serving, limited(made)) == ([], {})
+
+
+def test_who_wakes_a_pipeline_of_no_pods_and_lets_it_sleep_again_is_mended_once() -> None:
+    """Where it is at rest it says what the pipeline says: that is no giving back."""
+    made, done = world(replicas=0), list[Plan]()
+    for _ in range(2):
+        written(made, 1, "keda-operator", "scale")
+        done += passes(made)
+    assert sum(map(applied, done)) == 1
+    for _ in range(3):
+        written(made, 0, "keda-operator", "scale")
+        asleep = passes(made, 3, 600)
+        assert (made.serving, limited(made)) == ([], {})
+        written(made, 1, "keda-operator", "scale")
+        awake = passes(made, 3, 600)
+        assert not any(map(applied, (*asleep, *awake)))
+        assert len(made.serving) == 1
+        assert "keda-operator writes the number of pods" in limited(made)["message"]
+    written(made, 0, "keda-operator", "scale")
+    made.change(replicas=0, rollout={"drainSeconds": 9})
+    assert any(map(applied, passes(made))), "somebody has asked for it anew"
+    assert made.memory.mended_manager == ""
 
 
 def test_an_autoscaler_is_told_again_only_when_it_is_another() -> None:
