@@ -29,10 +29,9 @@ from triton_pipelines.pipeline import build
 from triton_pipelines.pipeline.graph import Graph
 from triton_pipelines.pipeline.modelstep import max_batch_size
 from triton_pipelines.tuning import contract
-from triton_pipelines.tuning.contract import NotTunableError, Outcome, Report, Settings, TuneError, TuneTarget
+from triton_pipelines.tuning.contract import NotTunableError, Outcome, Report, Settings, TuneError, TuneTarget, wall_of
 from triton_pipelines.tuning.plot import svg, terminal
 from triton_pipelines.tuning.run import tune as run
-from triton_pipelines.tuning.run import wall_of
 from triton_pipelines.tuning.status import patch_yaml, status_of
 
 from .documents import STANDARD_INPUT, only, resource

@@ -123,8 +123,16 @@ class Verdict:
         return self.gain > 0
 
 
-def judge(current: Knobs, measured: Sequence[Measured], wall: float, order: Sequence[Knobs]) -> Verdict:
-    """The best setting that is proven; else the current one. ``order``: settings by preference where they carry the same."""
+def judge(current: Knobs, measured: Sequence[Measured], wall: float, order: Sequence[Knobs], rival: Knobs | None = None) -> Verdict:
+    """The best setting that is proven; else the current one.
+
+    Args:
+        current: the setting in force.
+        measured: all measurements.
+        wall: seconds.
+        order: settings by preference where they carry the same.
+        rival: one that was tried beside another that had kept the wall already: what is proven is not given up for a single measurement.
+    """
     own = [one for one in measured if one.knobs == current]
     held = max((one.rate for one in own if one.kept(wall) is Kept.YES), default=0.0)
     broken = min((one.rate for one in own if one.kept(wall) is Kept.NO and one.rate > held), default=float("inf"))
@@ -149,6 +157,8 @@ def judge(current: Knobs, measured: Sequence[Measured], wall: float, order: Sequ
             refusals.append(f"{knobs}: p99 {late} at {worst.rate:.0f} requests/s, {'within noise of' if noise else 'beyond'} the wall{failed}")
         elif broken * (1 + LEAST_GAIN) > rate * 1.0001:
             refusals.append(f"{knobs}: kept the wall at {rate:.0f} requests/s, and the current setting is not proven to break it at 5 % less")
+        elif knobs == rival and len(mine) == 1:
+            refusals.append(f"{knobs}: kept the wall at {rate:.0f} requests/s, and was not measured again")
         elif best is None or (rate, -place) > (best[0], -best[1]):
             best = (rate, place, knobs)
     if best is None:

@@ -78,6 +78,23 @@ class Settings:
     seed: int = 0
 
 
+def wall_of(pipeline: InferencePipeline, settings: Settings) -> tuple[float, float]:
+    """The SLO and the wall, in seconds.
+
+    Raises:
+        NotTunableError: there is none.
+    """
+    slo = settings.slo_ms if settings.slo_ms is not None else pipeline.spec.slo.p99_milliseconds
+    if slo is None:
+        raise NotTunableError("spec.slo.p99Milliseconds: is not set; tuning needs the latency to keep: write it, or give --slo")
+    budget = settings.budget_ms if settings.budget_ms is not None else pipeline.spec.slo.network_and_queue_budget_milliseconds
+    if budget >= slo:
+        raise NotTunableError(
+            f"spec.slo.networkAndQueueBudgetMilliseconds: {budget:g} ms leave nothing of an SLO of {slo:g} ms for the pipeline; lower it, or raise the SLO"
+        )
+    return slo / 1e3, (slo - budget) / 1e3
+
+
 @dataclass(frozen=True, slots=True)
 class TuneTarget:
     """A Triton that serves nobody else: ``tritonpipe serve``'s, or a canary pod outside the Service.
@@ -108,7 +125,7 @@ def silent(done: float, text: str) -> None:
 @dataclass(frozen=True, slots=True)
 class Load:
     """What one run of load gave: latencies of answered requests (seconds, by the end of each), ``sent``, ``failed``, the ``seconds`` in which
-    these were answered, and the requests/s that were ``offered`` in truth (0: not told): random arrivals of some seconds are never as many
+    these were answered (few stragglers left out), and the requests/s that were ``offered`` in truth (0: not told): random arrivals of some seconds are never as many
     as asked for. ``late``: of the failed, those that waited too long under a load that the server did not keep up with, or were turned away by
     a full queue: no fault.
     ``ended``: seconds after which the load was ended, since the server was far behind (0: it was not). ``arrivals``: seconds at which requests

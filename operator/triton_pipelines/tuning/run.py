@@ -15,7 +15,7 @@ from .accept import LEAST_GAIN, STEP_BACK, Kept, Measured, Verdict, judge, lower
 from .calibrate import FEWEST, Executed, calibrated
 from .choose import Planned, candidates, plan, planned, rival
 from .compare import Comparison, OtherAnswersError, alike
-from .contract import Knobs, NotTunableError, Padded, Progress, Report, Settings, TuneError, TuneTarget, silent
+from .contract import Knobs, Padded, Progress, Report, Settings, TuneError, TuneTarget, silent, wall_of
 from .effort import effort
 from .knobs import grid
 from .padding import Verdict as PaddingVerdict
@@ -114,23 +114,6 @@ async def _tuned(
     return replace(made, failed_requests=server.failed, late_requests=server.late, ended=ended)
 
 
-def wall_of(pipeline: InferencePipeline, settings: Settings) -> tuple[float, float]:
-    """The SLO and the wall, in seconds.
-
-    Raises:
-        NotTunableError: there is none.
-    """
-    slo = settings.slo_ms if settings.slo_ms is not None else pipeline.spec.slo.p99_milliseconds
-    if slo is None:
-        raise NotTunableError("spec.slo.p99Milliseconds: is not set; tuning needs the latency to keep: write it, or give --slo")
-    budget = settings.budget_ms if settings.budget_ms is not None else pipeline.spec.slo.network_and_queue_budget_milliseconds
-    if budget >= slo:
-        raise NotTunableError(
-            f"spec.slo.networkAndQueueBudgetMilliseconds: {budget:g} ms leave nothing of an SLO of {slo:g} ms for the pipeline; lower it, or raise the SLO"
-        )
-    return slo / 1e3, (slo - budget) / 1e3
-
-
 class _Run:
     """State of one run."""
 
@@ -153,6 +136,7 @@ class _Run:
         self.notes: list[str] = []
         self.refused: set[Knobs] = set()
         self._beside = 0.0  # most seconds that a point took beside its own
+        self._rival: Knobs | None = None  # what challenged a setting that kept the wall
         self._progress = progress
         self._clock = time.monotonic
         self._began = self._clock()
@@ -163,7 +147,7 @@ class _Run:
         """What is proven."""
         # What was measured counts, also where a corrected prediction left it out.
         order = list(dict.fromkeys([*(one.knobs for one in self.planned), *(one.knobs for one in self.measured)]))
-        found = judge(self.server.current, self.measured, self.wall, order)
+        found = judge(self.server.current, self.measured, self.wall, order, self._rival)
         tried = any(one.knobs != self.server.current for one in self.measured)
         if self.refused and not found.better and not tried:
             return replace(found, reason="what is expected to carry more is refused, as the notes say")
@@ -298,15 +282,17 @@ class _Run:
                     got = await point(one.knobs, lower, "the candidate, at a lower rate")
                     winner = (one.knobs, got.rate) if got is not None and got.kept(self.wall) is Kept.YES else None
         if winner is not None:
-            # A/B/A: the current one at a rate at which it has to break for the gain to be proven, then the candidate again.
-            own, proof = winner[1] / (1 + LEAST_GAIN), 2 * (self.effort.repeats - 1)
-            knobs, rate = await self._challenged(*winner, tried, point) if left > proof and self._time_for(1 + proof) else winner
+            # A/B/A: the current one at a rate at which it has to break for the gain to be proven, then the candidate again. Between the two
+            # the challenge: what it takes longer than expected, as to load, is a repeat at most.
+            (knobs, rate), own, proof = winner, winner[1] / (1 + LEAST_GAIN), 2 * (self.effort.repeats - 1)
             for number in range(proof):
                 if left > 0 and number % 2 == 0:
                     # Where that is far beyond all that it carries, twice that breaks it as well.
                     await point(current, own, "the current setting, at the candidate's rate")
                 elif left > 0:
                     await point(knobs, rate, "the candidate again")
+                if number == 0 and left >= proof and self._time_for(proof):
+                    knobs, rate = await self._challenged(*winner, tried, point)
             return
         # Nothing better is expected, or proven: the curve of the current setting and the best other one say so.
         while left > 0 and (less := self._lower(current)) is not None:
@@ -334,11 +320,12 @@ class _Run:
         """A setting that kept the wall at a rate, or one with other instances that does better: what instances share is what a prediction
         knows least. It gets more requests/s; where its p99 is lower even so, it carries more."""
         other, more = rival(self.planned, knobs, {*tried, *self.refused, self.server.current}), rate * (1 + LEAST_GAIN)
+        self._rival = other.knobs if other is not None else None
         got = await point(other.knobs, more, "a candidate with other instances") if other is not None else None
         if got is None or got.rate < more or got.kept(self.wall) is not Kept.YES:
             return knobs, rate
         held = max(one.load.p99 for one in self.measured if one.knobs == knobs and one.rate == rate)
-        return got.knobs if got.load.p99 < held else knobs, more
+        return (got.knobs, more) if got.load.p99 < held else (knobs, rate)
 
     def _carries(self, knobs: Knobs) -> float:
         """Requests/s to try a setting with: what it is expected to carry within the wall, or at all where that is nothing."""

@@ -147,6 +147,18 @@ def test_a_rate_beyond_what_it_carries_says_nothing_of_a_lower_one() -> None:
     assert not judge(CURRENT, [*points, measured(BETTER, 800, 0.04, failed=1)], WALL, [BETTER]).better, "and so does a failed request"
 
 
+def test_a_rival_counts_where_it_was_measured_again() -> None:
+    other = Knobs(64, 0, 1, 2)
+    points = [measured(CURRENT, 400, 0.02), measured(BETTER, 560, 0.024), measured(CURRENT, 533, 0.08), measured(other, 588, 0.02)]
+    verdict = judge(CURRENT, points, WALL, [BETTER, other], other)
+    assert (verdict.knobs, verdict.rate) == (BETTER, 560)
+    again = judge(CURRENT, [*points, measured(other, 588, 0.02)], WALL, [BETTER, other], other)
+    assert (again.knobs, again.rate) == (other, 588)
+    alone = judge(CURRENT, [*points, measured(BETTER, 560, 0.08)], WALL, [BETTER, other], other)
+    assert not alone.better
+    assert f"{other}: kept the wall at 588 requests/s, and was not measured again" in alone.reason
+
+
 def test_the_highest_rate_counts_up_to_which_every_measurement_kept_the_wall() -> None:
     points = [measured(CURRENT, 500, 0.08), measured(BETTER, 560, 0.02), measured(BETTER, 600, 0.02), measured(BETTER, 700, 0.04)]
     assert judge(CURRENT, points, WALL, [BETTER]).rate == 600

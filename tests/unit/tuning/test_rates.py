@@ -154,6 +154,23 @@ def test_requests_that_take_long_are_no_backlog() -> None:
     assert load(60, alone=0.5, capacity=40).kept(3.0) is Kept.NO
 
 
+@pytest.mark.parametrize("alone", [0.02, 0.09])
+def test_one_straggler_in_a_hundred_is_no_backlog(alone: float) -> None:
+    spec = LoadSpec(rate=62.5, duration_s=16.0, warmup_s=1.0)
+    fine = answered(spec, 1e6, alone)
+    for stragglers in (1, 9):
+        end = fine.end.copy()
+        end[-stragglers:] += 3.0
+        one = Measured(CURRENT, 62.5, load_of(replace(fine, end=end)))
+        assert one.load.p99 <= 0.1
+        assert one.carried
+        assert one.within(0.1)
+        assert lower_rate([one], 0.1, 50.0, 1.0) is None, "no point is spent on a lower rate"
+    end = fine.end.copy()
+    end[-100:] += 3.0
+    assert Measured(CURRENT, 62.5, load_of(replace(fine, end=end))).kept(0.1) is Kept.NO
+
+
 def test_few_arrivals_by_chance_do_not_break_the_wall() -> None:
     rates = [load(6, seed=seed) for seed in range(40)]
     assert min(one.load.rate for one in rates) < 0.85 * 6, "by chance"
@@ -199,9 +216,10 @@ def test_what_overload_makes_fail_is_told_from_a_fault(message: str, late: bool)
 def test_a_request_that_is_lost_where_there_is_no_overload_is_a_fault_whatever_it_says() -> None:
     spec = LoadSpec(rate=50, duration_s=8.0, warmup_s=0.0)
     fine = answered(spec, 1e6)
-    error = np.where(np.arange(len(fine.error)) == 7, 0, -1)
-    found = load_of(replace(fine, error=error, errors=("no answer within 30 s",)))
-    assert (found.failed, found.late, found.faults) == (1, 0, 1)
+    lost = np.arange(len(fine.error)) == 7
+    for end in (fine.end, fine.end + 30 * lost):
+        found = load_of(replace(fine, end=end, error=np.where(lost, 0, -1), errors=("no answer within 30 s",)))
+        assert (found.failed, found.late, found.faults) == (1, 0, 1)
 
 
 def test_too_late_at_a_higher_rate_says_nothing_of_a_lower_one() -> None:

@@ -21,9 +21,16 @@ class Shared(Slow):
         super().__init__(0.0, carried=1e6)
         self.capacities = capacities
         self.loads: list[tuple[Knobs, float]] = []
+        self.changing: dict[Knobs, float] = {}
+        self.now = 0.0
+
+    async def put(self, knobs: Knobs, warm: object = ()) -> None:
+        self.now += self.changing.get(knobs, 3.0)
+        await super().put(knobs, warm)
 
     async def run(self, requests: object, spec: LoadSpec, tell: object = None) -> LoadResult:
         self.capacity = self.capacities[self.knobs]
+        self.now += spec.warmup_s + spec.duration_s
         if spec.statistics:
             self.loads.append((self.knobs, spec.rate))
         return await super().run(requests, spec, tell)
@@ -45,22 +52,37 @@ async def test_other_instances_are_chosen_where_they_carry_more_as_measured(othe
     run = verified(server)
     await run._verify()
     assert len(run.measured) == run.effort.points
-    assert [knobs for knobs, _ in server.loads] == [CURRENT, ONE, TWO, CURRENT, chosen]
-    assert server.loads[2][1] == pytest.approx(1.05 * 560)
-    assert server.loads[3][1] == pytest.approx(560 / 1.05), "what the first has to be proven against"
+    assert [knobs for knobs, _ in server.loads] == [CURRENT, ONE, CURRENT, TWO, chosen]
+    assert server.loads[2][1] == pytest.approx(560 / 1.05), "what the first has to be proven against, and what proves the other one too"
+    assert server.loads[3][1] == pytest.approx(1.05 * 560)
+    proven = 1.05 * 560 if chosen == TWO else 560
+    assert server.loads[4][1] == pytest.approx(proven), "the rate at which it kept the wall"
     assert run.verdict.better
     assert run.verdict.knobs == chosen
+    assert run.verdict.rate == pytest.approx(proven)
     assert all(one.load.p99 <= WALL for one in run.measured if one.knobs == chosen)
 
 
 async def test_the_time_that_is_left_goes_to_the_proof_first() -> None:
     server = Shared({CURRENT: 450.0, ONE: 800.0, TWO: 2000.0})
     run = verified(server)
-    # Two points more after each, never three.
-    run._began, run._clock = 0.0, lambda: run.effort.limit - 2.5 * (run.effort.warmup + run.effort.seconds)
+    # One point more after each, never two.
+    run._began, run._clock = 0.0, lambda: run.effort.limit - 1.5 * (run.effort.warmup + run.effort.seconds)
     await run._verify()
     assert [knobs for knobs, _ in server.loads] == [CURRENT, ONE, CURRENT, ONE]
     assert (run.verdict.better, run.verdict.knobs) == (True, ONE)
+
+
+async def test_a_rival_that_is_slow_to_load_costs_a_repeat_and_no_proof() -> None:
+    """How long a setting takes to load is known behind its first point: the proof of the candidate is measured by then."""
+    server = Shared({CURRENT: 450.0, ONE: 800.0, TWO: 2000.0})
+    server.changing[TWO] = 20.0
+    run = verified(server)
+    server.now, run._began, run._clock = 59.0, 0.0, lambda: server.now
+    await run._verify()
+    assert [knobs for knobs, _ in server.loads] == [CURRENT, ONE, CURRENT, TWO]
+    assert any("time was over after 4 points" in note for note in run.notes)
+    assert (run.verdict.better, run.verdict.knobs, run.verdict.rate) == (True, ONE, 560.0)
 
 
 async def unchanged() -> None:

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support import builders
@@ -15,10 +16,9 @@ from tests.unit.tuning.test_predict import LENGTHS, PIPE
 from triton_pipelines.tuning import run
 from triton_pipelines.tuning.accept import Measured, judge
 from triton_pipelines.tuning.choose import plan
-from triton_pipelines.tuning.contract import NotTunableError, Outcome, Report, Settings, TuneError, TuneTarget
+from triton_pipelines.tuning.contract import Load, NotTunableError, Outcome, Report, Settings, TuneError, TuneTarget, wall_of
 from triton_pipelines.tuning.profile import Profile
 from triton_pipelines.tuning.report import Findings, report
-from triton_pipelines.tuning.run import wall_of
 from triton_pipelines.tuning.workload import Workload
 
 
@@ -88,6 +88,16 @@ def test_a_report_in_which_nothing_kept_the_slo_says_so_with_figures_and_what_to
     assert "no other setting is expected to carry more" not in found.message
     assert len(found.message) < 600, "whole in status.tuning"
     assert "Nothing kept" not in report_of(None, proven=False).message
+
+
+def test_where_answers_fell_behind_a_soon_p99_is_not_told_as_beyond_the_wall() -> None:
+    """What fails is in no p99, and is in the time that answers took."""
+    built = builders.built(model={"maxBatchSize": 4}, slo={"p99Milliseconds": 35})
+    behind = Measured(CURRENT, 62.5, Load(np.full(1000, 0.02), 1000, 0, 19.0, offered=62.5))
+    found = report_on(built, [behind, behind])
+    assert "p99 was 20 ms at best, at 62 requests/s, where answers fell behind requests; the wall is 30 ms" in found.message
+    late = report_on(built, [measured(CURRENT, 40, 2.2)] * 2)
+    assert "fell behind" not in late.message
 
 
 def lost(rate: float) -> Measured:
