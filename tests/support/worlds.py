@@ -33,7 +33,7 @@ from triton_pipelines.reconcile.watch import Latencies
 
 START = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
 QUIET_SECONDS = 1.5 * UNSCHEDULABLE_GRACE.total_seconds()
-GOOD, BAD, DUMB, STIFF = "good", "bad", "dumb", "stiff"
+GOOD, BAD, DUMB, STIFF, GONE = "good", "bad", "dumb", "stiff", "gone"
 
 
 def rfc3339(now: dt.datetime) -> str:
@@ -71,7 +71,8 @@ class World:
         document: the pipeline as a user writes it.
         room: how many pods fit onto the nodes; ``None``: any number.
         verdicts: revision → ``good`` (becomes ready), ``bad`` (the loader says that the model does not fit) or ``dumb`` (becomes ready
-            but fails inferences) or ``stiff`` (its file takes no ragged batches); good where not named.
+            but fails inferences) or ``gone`` (so, since a process of a model is gone) or ``stiff`` (its file takes no ragged batches); good
+            where not named.
         scheduler: its words where there is no room.
         latencies: what is known of the latency of revisions.
         defaults: whether the API server writes the CRD's defaults into the spec, as each real one does.
@@ -98,6 +99,7 @@ class World:
     latencies: Latencies | None = None
     defaults: bool = False
     _accepted: str = ""
+    _looks: dict[str, Probe] = field(default_factory=dict)  # of the last pass, by pod uid
     _serial: int = 0
     _progress: dt.datetime = START
     _templates: set[str] = field(default_factory=set)  # that have a ReplicaSet
@@ -153,8 +155,10 @@ class World:
         for pod in self.pods:
             if pod.serving:
                 state = ModelState("model", "READY")
-                dumb = self.verdicts.get(pod.revision) == DUMB
-                probes[f"uid-{pod.name}"] = Probe(self.now, True, (state,), inference_error="NaN in the answer" if dumb else "")
+                verdict = self.verdicts.get(pod.revision, GOOD)
+                error = {DUMB: "NaN in the answer", GONE: "a process is gone"}.get(verdict, "")
+                look = Probe(self.now, True, (state,), inference_error=error, dead=(self.now,) if verdict == GONE else ())
+                probes[f"uid-{pod.name}"] = look.after(self._looks.get(f"uid-{pod.name}"))
         document = copy.deepcopy(self.document)
         seen = (self.digests, self.missing_sources, self.nodes)
         return Observed(document, self.children, pods, probes, *seen, latencies=self.latencies, remembered=self._accepted)
@@ -256,6 +260,7 @@ class World:
     def step(self, writes: int | None = None) -> Plan:
         """One pass of the operator, killed after so many writes if told so. Everything written is checked against its schema."""
         decided = self._planned(observed := self.observed())
+        self._looks = dict(observed.probes)
         self._accepted = remembered_of(observed, decided.apply)  # as the operator's process does
         left = writes if writes is not None else len(decided.clear) + len(decided.apply) + len(decided.delete) + 1 + len(decided.beside)
         turn: list[Object | Deletion] = [*decided.apply[: decided.first], *decided.clear, *decided.apply[decided.first :]]
@@ -289,7 +294,7 @@ class World:
 
     def forget(self) -> None:
         """The operator's process starts anew."""
-        self._accepted = ""
+        self._accepted, self._looks = "", {}
 
     def resize(self, decided: Plan) -> None:
         """A patch of a pod's resize subresource."""

@@ -49,7 +49,7 @@ class Probe:
     ``ensemble_ready`` is the ensemble's own readiness; ``inference_error`` is empty when a real inference gave a sane answer and
     ``None`` when none was tried; ``error`` says why the pod could not be asked at all. ``misses`` counts later looks that brought no
     answer in time: a busy pod keeps its last verdict for some of them. ``dead``: the looks of late that met a dead process of a model,
-    oldest first, and ``dead_in_a_row`` how many of the last ones did.
+    oldest first, and ``dead_in_a_row`` how many of the last ones did; ``wrong_in_a_row``: how many of the last ones met another fault of the answer.
     """
 
     at: dt.datetime
@@ -60,6 +60,7 @@ class Probe:
     misses: int = 0
     dead: tuple[dt.datetime, ...] = ()
     dead_in_a_row: int = 0
+    wrong_in_a_row: int = 0
 
     @property
     def good(self) -> bool:
@@ -71,10 +72,12 @@ class Probe:
         if self.error and last is not None and last.good and last.misses < MISSES_ALLOWED:
             return replace(last, at=self.at, misses=last.misses + 1)
         before = tuple(moment for moment in (last.dead if last else ()) if self.at - moment < DEAD_WINDOW)
-        in_a_row = last.dead_in_a_row if last else 0
-        # A look without an answer says nothing of processes.
-        in_a_row = in_a_row + 1 if self.dead else in_a_row if self.error else 0
-        return replace(self, dead=(*before, *self.dead)[-DEAD_KEPT:], dead_in_a_row=in_a_row)
+        dead, wrong = (last.dead_in_a_row, last.wrong_in_a_row) if last else (0, 0)
+        if self.dead:
+            dead += 1  # which says nothing of answers
+        elif not self.error:  # a look without an answer says nothing of either
+            dead, wrong = 0, wrong + 1 if self.inference_error else 0
+        return replace(self, dead=(*before, *self.dead)[-DEAD_KEPT:], dead_in_a_row=dead, wrong_in_a_row=wrong)
 
 
 @dataclass(frozen=True, slots=True)

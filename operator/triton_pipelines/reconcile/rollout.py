@@ -15,7 +15,8 @@ from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.server import RolloutStrategy
 
 from .events import Event
-from .observed import Memory, Observed
+from .healing import DEAD_LOOKS_ALONE
+from .observed import Memory, Observed, Probe
 from .problems import Problem
 from .times import timestamp
 from .watch import Judgement, Watch, follow
@@ -26,6 +27,8 @@ UNSCHEDULABLE_GRACE = dt.timedelta(seconds=10)
 # The scheduler's words for what an old pod's going can mend: it holds resources, host ports, a volume, or the place that rules of
 # spreading leave for one pod. No pod's going mends a node selector, a taint or a missing claim.
 MADE_ROOM_FOR = ("Insufficient ", "Too many pods", "anti-affinity", "topology spread", "free ports", "ReadWriteOncePod", "cannot allocate all claims")
+# Looks in a row at a new revision's pod that got a wrong answer, after which it counts as failed. One may be an accident of the look.
+WRONG_LOOKS = 2
 # Kept of a failure's message; the live ConfigMap and each status carry it until the spec changes.
 FAILURE_MAX = 1024
 
@@ -90,7 +93,8 @@ def decide(
     failure = _failure(target, observed, problems)
     if in_the_way and failure is None:
         failure = Reason.ROLLOUT_FAILED, "its pods did not all become ready, and live scaling needs the Deployment for those that serve"
-    failed = _failed(target, observed, problems, failure) if target == wanted != memory.proven else ""
+    # Where it is not known what served before, it may be this one.
+    failed = _failed(target, observed, problems, failure) if target == wanted and memory.proven not in ("", wanted) else ""
     if failure and target == wanted and (in_the_way or _old_gone(mode, observed, wanted)) and _can_restore(memory, wanted, observed):
         reason, message = failure
         memory = replace(_taken_back(memory, wanted, observed.spec_hash, reason, message, memory.proven), watch={})
@@ -224,8 +228,14 @@ def _failed(target: str, observed: Observed, problems: Sequence[Problem], failur
     old pods leave for it."""
     if failure is not None:
         return failure[1]
-    pods = {pod.name for pod in observed.pods if pod.revision == target}
-    return next((problem.message for problem in problems if problem.pod in pods and problem.reason is Reason.INFERENCE_FAILED), "")
+    wrong = {pod.name for pod in observed.pods if pod.revision == target and _answers_wrong(observed.probes.get(pod.uid))}
+    return next((problem.message for problem in problems if problem.pod in wrong and problem.reason is Reason.INFERENCE_FAILED), "")
+
+
+def _answers_wrong(probe: Probe | None) -> bool:
+    """Whether a pod's answers are wrong, and not one of them by accident. A dead process is mended by a new pod (healing.py), as long as it does
+    not die in that as well: what goes on being met then is not mended so."""
+    return probe is not None and (probe.wrong_in_a_row >= WRONG_LOOKS or probe.dead_in_a_row > DEAD_LOOKS_ALONE)
 
 
 def deadline_exceeded(target: str, observed: Observed, problems: Sequence[Problem]) -> tuple[Reason, str] | None:

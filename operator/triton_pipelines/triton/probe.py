@@ -15,7 +15,7 @@ from tritonclient.grpc.model_config_pb2 import DataType
 from tritonclient.utils import np_to_triton_dtype
 
 from triton_pipelines.triton.client import Array, ModelState, TritonClient
-from triton_pipelines.triton.errors import DeadBackendError, DeadlineError, OverloadedError, TooLargeError, TritonError
+from triton_pipelines.triton.errors import DeadBackendError, DeadlineError, OverloadedError, TooLargeError, TritonError, UnreachableError
 
 DEADLINE_S: Final = 10.0
 # Many pods are asked side by side, and what they answer is a tenant's choice: the operator's memory must not be.
@@ -106,6 +106,9 @@ async def probe(address: str, ensemble: str, control_key: str | None, question: 
                 # Every slot may be held by a client's sequence for as long as that lasts; a dead process would have said so at once.
                 return ProbeResult(ready, models, True)
             # Busy is not broken: a long or a full queue in front of the probe's request says nothing about the answers.
+            return ProbeResult(ready, models, error=str(error))
+        except UnreachableError as error:
+            # Nor does a connection that breaks; a server that goes down over the request is told of by its pod.
             return ProbeResult(ready, models, error=str(error))
         except TritonError as error:
             return ProbeResult(ready, models, inference_error=str(error), dead_process=isinstance(error, DeadBackendError))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.measuredworld import BOTH, KEPT_FIGURE, PADDING, broken, choices, padding, run, world_of
 from tests.support.tuningworld import Tuning
-from tests.support.worlds import BAD, DUMB
+from tests.support.worlds import BAD, DUMB, GONE
 from triton_pipelines.api import names
 from triton_pipelines.reconcile.watch import Latencies
 
@@ -64,6 +64,61 @@ def test_a_loader_or_an_inference_that_fails(strategy: str, verdict: str, why: s
 
 
 @pytest.mark.parametrize("strategy", ["Surge", "Auto"])
+def first_ready(world: Tuning, taken: str) -> None:
+    """Until a pod of that revision is ready, and nobody has looked at it yet."""
+    for _ in range(20):
+        world.pass_time(5).control().run_pods()
+        if any(pod.revision == taken for pod in world.serving):
+            return
+        world.step()
+    raise AssertionError("no pod of it has become ready")
+
+
+def looked(world: Tuning, taken: str, verdict: str, looks: int) -> None:
+    """So many looks say that of its pods, and later ones that all is well."""
+    world.verdicts[taken] = verdict
+    for _ in range(looks):
+        world.step()
+        world.pass_time(5)
+    world.verdicts[taken] = "good"
+    world.settle()
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize(("verdict", "looks"), [(DUMB, 1), (GONE, 2)])
+def test_a_look_that_fails_by_accident_says_nothing_of_the_padding(verdict: str, looks: int, replicas: int) -> None:
+    world, _, taken = proven(replicas=replicas, rollout={"strategy": "Surge"})
+    first_ready(world, taken)
+    looked(world, taken, verdict, looks)
+    assert (world.deployed, padding(world)[0], taken_back(world)) == (taken, "Bucketed", [])
+    assert world.memory.proven == taken
+
+
+@pytest.mark.parametrize("looks", [1, 4])
+def test_looks_at_what_serves_say_nothing_of_the_padding_though_it_is_forgotten_that_it_did(looks: int) -> None:
+    world, _, taken = proven(replicas=2, rollout={"strategy": "Surge"})
+    world.settle()
+    del world.children["ConfigMap", names.live_name(world.name)]
+    world.forget()
+    looked(world, taken, DUMB, looks)
+    assert (world.deployed, padding(world)[0], taken_back(world)) == (taken, "Bucketed", [])
+
+
+def test_processes_that_die_in_each_new_pod_are_the_paddings() -> None:
+    """A dead process is mended by a new pod; where it dies there as well, that mends nothing."""
+    world, first, taken = proven(rollout={"strategy": "Surge"})
+    first_ready(world, taken)
+    world.verdicts[taken] = GONE
+    pods = set()
+    for _ in range(20):
+        pods |= {pod.name for pod in world.serving if pod.revision == taken}
+        world.step()
+        world.pass_time(5).control().run_pods()
+    world.settle()
+    assert len(pods) == 2, "one was made anew"
+    assert_barred(world, first, taken, "a process is gone")
+
+
 def test_half_way_through_a_surge(strategy: str) -> None:
     world, first, taken = proven(replicas=3, rollout={"strategy": strategy})
     for _ in range(20):

@@ -173,6 +173,15 @@ async def test_where_every_slot_is_a_clients_sequence_the_pod_is_busy_and_good(m
     assert (await probe("10.0.0.1:8001", "sentiment", None, asked)).healthy
 
 
+@pytest.mark.parametrize("sequence_id", [0, 2**30])
+async def test_a_connection_that_breaks_says_nothing_of_the_answers(monkeypatch: pytest.MonkeyPatch, sequence_id: int) -> None:
+    monkeypatch.setattr("triton_pipelines.triton.probe.TritonClient", Pod)
+    monkeypatch.setattr(Pod, "said", ("UNAVAILABLE", "recvmsg:Connection reset by peer"))
+    result = await probe("10.0.0.1:8001", "sentiment", None, Question(ASKED.inputs, sequence_id=sequence_id))
+    assert (result.inference_error, result.healthy) == (None, False)
+    assert "cannot be reached" in (result.error or "")
+
+
 async def test_an_answer_too_large_to_look_at_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triton_pipelines.triton.probe.TritonClient", Pod)
     monkeypatch.setattr(Pod, "said", ("StatusCode.RESOURCE_EXHAUSTED", "CLIENT: Received message larger than max (33554500 vs. 16777216)"))
