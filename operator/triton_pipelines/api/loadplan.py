@@ -134,6 +134,8 @@ class PlanFetch(LoadModel):
     versions that ``versions`` and ``pinned`` name, each whole; any other folder ``TARGET/1`` with everything below it
     (``whole``), or with the main file and the data files that this names. ``file`` is the main file's name in a version folder
     and ``source_file`` its name in the source where that is another; without ``file`` no main file is needed.
+
+    Of a ``tokenizer``, ``cuts_pairs`` says that pairs of texts which are too long are cut, which not every one of them allows.
     """
 
     step: Name
@@ -153,6 +155,7 @@ class PlanFetch(LoadModel):
     region: str | None = None
     credentials: bool = False
     ca: bool = False
+    cuts_pairs: bool = False
     field: str | None = None
 
     @field_validator("path", mode="before")
@@ -167,6 +170,8 @@ class PlanFetch(LoadModel):
         given = sorted(name for name, value in model.items() if value is not None)
         if self.kind is not FetchKind.MODEL and given:
             raise ValueError(f"step {self.step}: {', '.join(given)} belong to kind model, not {self.kind}")
+        if self.cuts_pairs and self.kind is not FetchKind.TOKENIZER:
+            raise ValueError(f"step {self.step}: cutsPairs belongs to kind tokenizer, not {self.kind}")
         if self.kind is FetchKind.MODEL and "/" in self.target:
             raise ValueError(f"step {self.step}: the target of a model is its folder in the repository, not {self.target}")
         if self.kind is FetchKind.MODEL and self.file is None and (self.source_file is not None or not self.whole):
@@ -335,7 +340,7 @@ class LoadPlan(LoadModel):
 
 
 _LATER: Final[Mapping[str, tuple[str, ...]]] = {
-    "fetch": ("slot", "file", "sourceFile", "whole", "versions", "pinned"),
+    "fetch": ("slot", "file", "sourceFile", "whole", "versions", "pinned", "cutsPairs"),
     "checks": ("path", "model", "file", "tokens"),
     "adapt": ("path", "model", "file"),
 }

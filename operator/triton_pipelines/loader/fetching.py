@@ -159,7 +159,7 @@ class Fetcher:
 
     def _checked(self, item: PlanFetch, path: Path, what: str) -> str | None:
         try:
-            return tokenizer.check(path)
+            return tokenizer.check(path, cuts_pairs=item.cuts_pairs)
         except ValueError as error:
             shutil.rmtree(self._state / _key(item), ignore_errors=True)
             raise tokenizer.invalid(f"{what}: tokenizer.json cannot be used: {error}", item.step, item.spec_field) from error

@@ -16,7 +16,7 @@ from tokenizers.models import WordPiece
 
 from triton_pipelines.api.loadplan import Finding, Reason
 from triton_pipelines.loader.errors import LoadError
-from triton_pipelines.runtime.tokenizer.encoder import PAD_TOKENS
+from triton_pipelines.runtime.tokenizer.encoder import PAD_TOKENS, pair_layout
 
 TOKENIZER_JSON: Final = "tokenizer.json"
 VOCABULARY: Final = "vocab.txt"
@@ -98,10 +98,10 @@ def _object(path: Path | None) -> dict[str, Any]:
     return value
 
 
-def check(path: Path) -> str | None:
+def check(path: Path, *, cuts_pairs: bool = False) -> str | None:
     """Load ``path`` as the runtime will. Returns what of its own settings is ignored, in words, or None.
 
-    Raises :class:`ValueError` with the reason when it does not load or cannot encode.
+    Raises :class:`ValueError` with the reason when it does not load, cannot encode or, where it ``cuts_pairs`` of texts, has no template for that.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -119,6 +119,11 @@ def check(path: Path) -> str | None:
         ignored.append(f"truncation to {truncation['max_length']} tokens")
     if (padding := tokenizer.padding) is not None:
         ignored.append(f"padding to {padding['length']} tokens" if padding.get("length") else "padding to the longest text")
+    if cuts_pairs:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        # Special tokens do not matter to how often the texts stand there; the step may be without.
+        pair_layout(tokenizer, special_tokens=False)
     return " and ".join(ignored) or None
 
 

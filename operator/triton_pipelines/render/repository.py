@@ -22,6 +22,7 @@ from triton_pipelines.api.loadplan import (
 )
 from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
 from triton_pipelines.api.tensors import TokenTensor
+from triton_pipelines.api.tokenizer import Truncation
 from triton_pipelines.pipeline.defaults import VERSION_FOLDER
 from triton_pipelines.pipeline.graph import Fetch, Graph, Implementation, Step, Tensor
 from triton_pipelines.pipeline.ragged import ragged_config
@@ -143,8 +144,15 @@ def _fetch(item: Fetch, step: Step) -> PlanFetch:
         region=source.region,
         credentials=source.secret_ref is not None,
         ca=source.ca_ref is not None,
+        cuts_pairs=item.kind is FetchKind.TOKENIZER and _cuts_pairs(step),
         field=item.path,
     )
+
+
+def _cuts_pairs(step: Step) -> bool:
+    """Whether our tokenizer step cuts pairs of texts."""
+    pairs = f"{RUNTIME_PARAMETER_PREFIX}text_pair" in step.parameters
+    return pairs and step.parameters[f"{RUNTIME_PARAMETER_PREFIX}truncation"] != Truncation.REFUSE
 
 
 def _tokens(step: Step, graph: Graph) -> PlanTokens | None:

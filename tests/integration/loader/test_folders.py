@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from tests.integration.loader.conftest import Pod
 from triton_pipelines.api.loadplan import FetchKind, PlanCheck, PlanCount, PlanFetch, PlanFile, PlanTensor, Reason
@@ -157,6 +158,25 @@ def test_a_folder_that_makes_no_tokenizer_is_refused(pod: Pod, files: dict[str, 
     assert says in report.findings[0].message
     assert report.findings[0].message.startswith("spec.tokenizer.source pvc://models")
     assert not (pod.models / "tokenizer/1/tokenizer.json").exists()
+
+
+@pytest.mark.integration
+def test_a_template_with_a_text_twice_is_refused_for_pairs_alone(pod: Pod, minilm: Path) -> None:
+    twice = Tokenizer.from_file(str(minilm / "tokenizer.json"))
+    twice.post_processor = TemplateProcessing(single="$A", pair="$A [SEP] $B $A", special_tokens=[("[SEP]", twice.token_to_id("[SEP]"))])
+    (pod.options.claims / "models").mkdir()
+    twice.save(str(pod.options.claims / "models" / "tokenizer.json"))
+    pod.plan(tokenizer("pvc://models", cuts_pairs=True))
+    code, report = pod.load()
+    assert (code, [(item.reason, item.field) for item in report.findings]) == (2, [(Reason.INVALID_TOKENIZER, "spec.tokenizer.source")])
+    assert report.findings[0].message == (
+        "spec.tokenizer.source pvc://models: tokenizer.json cannot be used: its post_processor puts the first text in 2 times, and pairs can only be cut "
+        "where each text stands once: save it with a template such as [CLS] $A [SEP] $B:1 [SEP]:1, or set truncation to Refuse"
+    )
+    assert not (pod.models / "tokenizer/1/tokenizer.json").exists()
+    pod.plan(tokenizer("pvc://models"))
+    code, report = pod.load()
+    assert code == 0, pod.output
 
 
 @pytest.mark.integration

@@ -157,10 +157,12 @@ def fetch(**rest: object) -> dict[str, object]:
 def test_a_plan_without_the_later_fields_keeps_its_bytes() -> None:
     """Its JSON is hashed into the revision: a new operator must not roll every pipeline."""
     text = plan().to_json()
-    for later in ("slot", "sourceFile", "whole", "versions", "pinned", '"model":', '"file":'):
+    for later in ("slot", "sourceFile", "whole", "versions", "pinned", "cutsPairs", '"model":', '"file":'):
         assert later not in text
     full = plan(fetch=[fetch(slot="weights", versions={"specific": [1, 3]}, pinned=3, sourceFile="net.onnx")])
     assert LoadPlan.model_validate_json(full.to_json()) == full
+    pairs = plan(fetch=[{"step": "tokenizer", "uri": "hf://a/b", "target": "tokenizer/1/tokenizer.json", "kind": "tokenizer", "cutsPairs": True}])
+    assert LoadPlan.model_validate_json(pairs.to_json()) == pairs
     assert json.loads(full.to_json())["fetch"][0]["versions"] == {"specific": [1, 3]}
 
 
@@ -179,6 +181,7 @@ def test_a_plan_without_the_later_fields_keeps_its_bytes() -> None:
         fetch(slot="a.b"),
         fetch(kind="folder", whole=True, file=None),
         fetch(kind="file", target="bert/1/model.onnx"),
+        fetch(cutsPairs=True),
     ],
 )
 def test_what_no_fetch_of_a_model_may_say(wrong: dict[str, object]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import BPE, Unigram, WordLevel, WordPiece
+from tokenizers.processors import TemplateProcessing
 
 from triton_pipelines.loader.tokenizer import build_from_vocabulary, check, highest
 
@@ -143,3 +144,16 @@ def test_a_tokenizer_that_encodes_no_text_is_refused(tmp_path: Path) -> None:
     Tokenizer(WordLevel({}, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ValueError, match="UNK"):
         check(tmp_path / "tokenizer.json")
+
+
+def test_a_template_with_a_text_twice_is_refused_where_it_has_to_be_cut(vocabulary: Path, tmp_path: Path) -> None:
+    made, path = Tokenizer.from_str(build_from_vocabulary(vocabulary, {}, {})), tmp_path / "tokenizer.json"
+    made.enable_truncation(1)
+    made.enable_padding(length=9)
+    made.save(str(path))
+    assert check(path, cuts_pairs=True) == "truncation to 1 tokens and padding to 9 tokens"
+    made.post_processor = TemplateProcessing(single="$A", pair="$A [SEP] $B $A", special_tokens=[("[SEP]", 3)])
+    made.save(str(path))
+    assert check(path) is not None
+    with pytest.raises(ValueError, match="its post_processor puts the first text in 2 times"):
+        check(path, cuts_pairs=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.builders import SHA256, built, options
-from triton_pipelines.api.loadplan import LoadPlan
+from triton_pipelines.api.loadplan import FetchKind, LoadPlan
 from triton_pipelines.render.render import config_map
 
 CODE = {"platform": "python", "python": {"code": {"inline": "x = 1"}}, "source": None}
@@ -168,6 +168,23 @@ def test_the_config_map_holds_plan_files_and_template() -> None:
     assert {item.path: stored["data"][item.key] for item in plan.files} == revision.files
     record = json.loads(stored["data"]["deployment.json"])
     assert record == {"template": revision.template, "serverImage": revision.server_image}
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "cuts"),
+    [
+        ({}, False),
+        ({"inputs": {"text": "QUERY", "textPair": "PASSAGE"}}, True),
+        ({"inputs": {"text": "QUERY", "textPair": "PASSAGE"}, "truncation": "OnlySecond"}, True),
+        ({"inputs": {"text": "QUERY", "textPair": "PASSAGE"}, "truncation": "Refuse"}, False),
+    ],
+)
+def test_the_loader_is_told_of_pairs_that_are_cut(tokenizer: dict[str, Any], cuts: bool) -> None:
+    """Not every tokenizer allows it. A plan without such pairs keeps its bytes."""
+    text = built(tokenizer=tokenizer).render().data["plan.json"]
+    (fetch,) = (item for item in LoadPlan.model_validate_json(text).fetch if item.kind is FetchKind.TOKENIZER)
+    assert fetch.cuts_pairs is cuts
+    assert ("cutsPairs" in text) is cuts
 
 
 def test_rendering_changes_no_argument() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
-from tokenizers.processors import TemplateProcessing
+from tokenizers.processors import BertProcessing, ByteLevel, RobertaProcessing, Sequence, TemplateProcessing
 
 from tests.support import tinymodel
 from tests.support.python_backend import InferenceRequest, load_runtime, start_model, texts
@@ -255,23 +255,96 @@ def test_a_pair_is_cut_as_the_library_cuts_it(truncation: str, first: int, secon
     assert shares(first, second, room, truncation) == expected
 
 
+def template(pair: str, single: str = "$A") -> TemplateProcessing:
+    return TemplateProcessing(single=single, pair=pair, special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+
+
+def save(path: Path, post_processor: Any) -> Tokenizer:
+    """Write a model version whose tokenizer has this post-processor."""
+    made = tinymodel.tokenizer(baked_in=False)
+    made.post_processor = post_processor
+    (path / "1").mkdir()
+    made.save(str(path / "1" / "tokenizer.json"))
+    return made
+
+
+BERT = BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+
+
 @pytest.mark.parametrize(
-    "template", ["$A [SEP] $B $A", "$B:1 [SEP] $A"], ids=["with a text twice, which the library cuts", "with the second text in front"]
+    "processor",
+    [
+        pytest.param(template("$B:1 [SEP] $A"), id="the second text in front"),
+        pytest.param(template("$A $B"), id="no special token"),
+        pytest.param(RobertaProcessing(("[SEP]", 3), ("[CLS]", 2)), id="two separators"),
+        pytest.param(Sequence([ByteLevel(), template("[CLS] $A [SEP] $B:1 [SEP]:1", "[CLS] $A [SEP]")]), id="bytes, then a template"),
+        # The library takes special tokens for texts of their own, or for one of the pair's, where another step follows the template.
+        pytest.param(Sequence([template("[CLS] $A [SEP] $B:1 [SEP]:1", "[CLS] $A [SEP]"), ByteLevel()]), id="a template, then bytes"),
+        pytest.param(Sequence([BERT, ByteLevel()]), id="BERT's, then bytes"),
+        pytest.param(Sequence([BERT, BERT]), id="BERT's twice"),
+    ],
 )
 @pytest.mark.parametrize("truncation", ["LongestFirst", "OnlySecond"])
-def test_odd_templates(tmp_path: Path, template: str, truncation: str) -> None:
-    made = tinymodel.tokenizer(baked_in=False)
-    made.post_processor = TemplateProcessing(single="$A", pair=template, special_tokens=[("[SEP]", 3)])
-    (tmp_path / "1").mkdir()
-    made.save(str(tmp_path / "1" / "tokenizer.json"))
-    pairs = [("the fox runs", "a dog " * 9), ("a cat", "a bird"), ("a quick red fox", "the old dog " * 4)]
-    (response,) = start(tmp_path, truncation=truncation).execute([request(*pairs)])
+@pytest.mark.parametrize("special", [True, False])
+def test_odd_templates(tmp_path: Path, processor: Any, truncation: str, special: bool) -> None:
+    made = save(tmp_path, processor)
+    pairs = [("the fox runs", "a dog " * 9), ("a cat", "a bird"), ("a quick red fox", "the old dog " * 4), ("", "a dog " * 9)]
+    model = start(tmp_path, truncation=truncation, special_tokens="Enabled" if special else "Disabled")
+    (response,) = model.execute([request(*pairs)])
     made.enable_truncation(MAX_LENGTH, strategy=STRATEGIES[truncation])
     for row, pair in enumerate(pairs):
-        expected = made.encode(*pair)
+        expected = made.encode(*pair, add_special_tokens=special)
         arrays = {name: array[row, : len(expected)].tolist() for name, array in response.arrays().items()}
         assert (arrays["inputids"], arrays["tokentypeids"]) == (expected.ids, expected.type_ids)
         assert arrays["offsets"] == [list(offset) for offset in expected.offsets]
+
+
+TWICE = template("[CLS] $A [SEP] $B [SEP] $A", "[CLS] $A [SEP]")
+
+
+WAY_OUT = "save it with a template such as [CLS] $A [SEP] $B:1 [SEP]:1"
+ONCE = f"and pairs can only be cut where each text stands once: {WAY_OUT}, or set truncation to Refuse"
+
+
+@pytest.mark.parametrize("special_tokens", ["Enabled", "Disabled"])
+@pytest.mark.parametrize(
+    ("processor", "says"),
+    [
+        (TWICE, f"puts the first text in 2 times, {ONCE}"),
+        (template("$B $A $B"), f"puts the second text in 2 times, {ONCE}"),
+        (Sequence([TWICE, ByteLevel()]), f"puts the first text in 2 times, {ONCE}"),
+    ],
+)
+def test_a_template_that_cannot_be_cut_is_refused_at_load(tmp_path: Path, processor: Any, says: str, special_tokens: str) -> None:
+    save(tmp_path, processor)
+    with pytest.raises(ValueError) as caught:
+        start(tmp_path, special_tokens=special_tokens)
+    assert str(caught.value) == f"tokenizer.json: its post_processor {says}"
+
+
+def test_a_template_that_breaks_the_library_is_refused_at_load(tmp_path: Path) -> None:
+    """With special tokens; without them the same one does."""
+    save(tmp_path, Sequence([template("$A [SEP] $B"), template("$A [SEP] $B")]))
+    with pytest.raises(ValueError) as caught:
+        start(tmp_path)
+    assert str(caught.value) == f"tokenizer.json: its post_processor makes no pair of two texts (not yet implemented): {WAY_OUT}"
+    (response,) = start(tmp_path, kinds={"ids": "InputIds"}, special_tokens="Disabled").execute([request(("fox", "dog"))])
+    assert response.arrays()["ids"].tolist() == [[6, 7]]
+
+
+def test_a_template_that_is_never_cut_may_have_a_text_twice(tmp_path: Path) -> None:
+    made = save(tmp_path, TWICE)
+    config = {
+        "max_batch_size": 8,
+        "input": [{"name": "TEXT", "data_type": "TYPE_STRING", "dims": [1]}],
+        "output": [{"name": "ids", "data_type": "TYPE_INT64", "dims": [-1]}],
+    }
+    single = start_model("tokenizer", tmp_path, config, {"tritonpipe.max_length": "4", "tritonpipe.outputs": '{"ids": "InputIds"}'})
+    (response,) = single.execute([InferenceRequest({"TEXT": texts("the quick red fox")})])
+    assert response.arrays()["ids"].tolist() == [[2, *made.encode("the quick", add_special_tokens=False).ids, 3]]
+    short, long = start(tmp_path, kinds={"ids": "InputIds"}, truncation="Refuse").execute([request(("fox", "dog")), request(("fox " * 6, "dog"))])
+    assert short.arrays()["ids"].tolist() == [made.encode("fox", "dog").ids]
+    assert long.error().message() == "row 0 of QUERY and PASSAGE has 16 tokens, more than the 12 allowed: shorten the text"
 
 
 MEMORY = """
@@ -289,11 +362,13 @@ print(ids.count(6), ids.count(7), len(ids))
 
 
 @pytest.mark.parametrize(("truncation", "first", "kept"), [("LongestFirst", 20_000, (254, 255)), ("OnlySecond", 508, (508, 1))])
-def test_two_long_texts_fill_no_memory(folder: Path, truncation: str, first: int, kept: tuple[int, int]) -> None:
+@pytest.mark.parametrize("processor", [None, Sequence([BERT, ByteLevel()])], ids=["of its own", "that the library loses track of"])
+def test_two_long_texts_fill_no_memory(tmp_path: Path, processor: Any, truncation: str, first: int, kept: tuple[int, int]) -> None:
     """The library's own cut keeps every part with every part: gigabytes for a request of 200 kB."""
+    save(tmp_path, processor or tinymodel.tokenizer(baked_in=False).post_processor)
     root = Path(__file__).parents[3]
     environment = {"PYTHONPATH": f"{root}:{root / 'operator'}", "TOKENIZERS_PARALLELISM": "false"}
-    command = [sys.executable, "-c", MEMORY, str(folder), "512", str(first), "20000", truncation]
+    command = [sys.executable, "-c", MEMORY, str(tmp_path), "512", str(first), "20000", truncation]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr[-1000:]
     assert tuple(map(int, done.stdout.split())) == (*kept, 512)

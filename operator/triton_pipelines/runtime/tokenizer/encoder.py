@@ -9,6 +9,8 @@ from operator import attrgetter
 from typing import Any, cast
 
 import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from triton_pipelines.runtime.tokenizer.words import WordMemory
 
@@ -34,6 +36,35 @@ class NoRoomError(ValueError):
         self.row, self.kept = row, kept
 
 
+class TemplateError(ValueError):
+    """What a tokenizer makes of a pair cannot be cut."""
+
+
+def pair_layout(tokenizer: Any, special_tokens: bool) -> tuple[tuple[int | None, ...], bool]:
+    """What ``tokenizer``, which neither pads nor cuts, makes of two texts of a token each: 0 or 1 for a text's token, None for a special one.
+
+    And whether the library says so, too: where another step follows the template, its ``sequence_ids`` count special tokens as texts (tokenizers 0.23.3).
+    Raises :class:`TemplateError` where a text does not stand in it once: cut or not, nobody could say how many tokens of it that leaves.
+    """
+    way_out = "save it with a template such as [CLS] $A [SEP] $B:1 [SEP]:1"
+    # Tokens of a vocabulary that is at hand: that of ``tokenizer`` need not know any one text.
+    texts = Tokenizer(WordLevel({"0": 0, "1": 1}))
+    try:
+        made = tokenizer.post_process(texts.encode("0"), texts.encode("1"), special_tokens)
+    except BaseException as error:  # a Rust panic is no Exception
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
+        raise TemplateError(f"its post_processor makes no pair of two texts ({error}): {way_out}") from error
+    layout = tuple(None if word is None else token for word, token in zip(made.word_ids, made.ids, strict=True))
+    for text, name in enumerate(("first", "second")):
+        if (times := layout.count(text)) != 1:
+            raise TemplateError(
+                f"its post_processor puts the {name} text in {times} times, and pairs can only be cut where each text stands once: {way_out}, "
+                "or set truncation to Refuse"
+            )
+    return layout, tuple(made.sequence_ids) == layout
+
+
 def shares(first: int, second: int, room: int, truncation: str) -> tuple[int, int] | None:
     """Tokens that stay of either text of a pair that has more than ``room``, as the library shares them out; None where one would have none left."""
     if truncation == "OnlyFirst":
@@ -48,7 +79,8 @@ class TextEncoder:
     """Tokenizes lists of texts into flat token arrays; knows nothing of Triton.
 
     Single texts are cut by the library. Pairs are cut here: the library keeps every part that it cuts off, of a pair each part of one text together with
-    each part of the other, so that two texts of 60 kB, which any client may send, filled 16 GB and ended the process.
+    each part of the other, so that two texts of 60 kB, which any client may send, filled 16 GB and ended the process. A tokenizer whose pairs would have to
+    be cut and cannot is a :class:`TemplateError`.
     """
 
     def __init__(
@@ -114,35 +146,37 @@ class TextEncoder:
             return
         if self.max_length <= self.special:
             raise ValueError(f"tritonpipe.max_length: {self.max_length} leaves no room for text beside {self.special} special tokens")
-        if not self._pairs:
+        if self._pairs:
+            self._layout, self._tracked = pair_layout(self._tokenizer, self.special_tokens)
+        else:
             self._tokenizer.enable_truncation(self.max_length, strategy=STRATEGIES[self.truncation])
 
     def _cut_pairs(self, rows: list[Row], encodings: list[Any]) -> dict[int, list[int]]:
-        """Places of the tokens that stay, for every pair that is too long. May put another encoding into the place of one."""
+        """Places of the tokens that stay, for every pair that is too long."""
         kept: dict[int, list[int]] = {}
         if self.max_length is None or self.refuse:
             return kept
         for row, encoding in enumerate(encodings):
             if len(encoding) <= self.max_length:
                 continue
-            texts = np.array([2 if text is None else text for text in encoding.sequence_ids])
-            places = [np.flatnonzero(texts == text) for text in (0, 1, 2)]
-            first, second, others = map(len, places)
-            if others != self.special:  # a template that has a text twice
-                encodings[row] = self._cut_by_library(rows[row])
-                continue
+            # Where the library has lost track of the texts: both are encoded alone before they are put together.
+            first = encoding.sequence_ids.count(0) if self._tracked else len(self._encode([rows[row][0]], add_special_tokens=False)[0])
+            second = len(encoding) - self.special - first
             stay = shares(first, second, self.max_length - self.special, self.truncation)
             if stay is None:
                 raise NoRoomError(row, second if self.truncation == "OnlyFirst" else first)
-            kept[row] = sorted(np.concatenate([places[0][: stay[0]], places[1][: stay[1]], places[2]]).tolist())
+            kept[row] = self._places((first, second), stay)
         return kept
 
-    def _cut_by_library(self, row: Row) -> Any:
-        self._tokenizer.enable_truncation(self.max_length, strategy=STRATEGIES[self.truncation])
-        try:
-            return self._encode([row], add_special_tokens=self.special_tokens)[0]
-        finally:
-            self._tokenizer.no_truncation()
+    def _places(self, tokens: tuple[int, int], stay: tuple[int, int]) -> list[int]:
+        """Where the special tokens stand in a pair whose texts have so many ``tokens``, and the first of either text that ``stay``."""
+        places: list[int] = []
+        at = 0
+        for text in self._layout:
+            size, kept = (1, 1) if text is None else (tokens[text], stay[text])
+            places += range(at, at + kept)
+            at += size
+        return places
 
     def _arrays(self, encodings: list[Any], kept: dict[int, list[int]]) -> tuple[Array, dict[str, Array]]:
         lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))

@@ -7,7 +7,8 @@ Configuration (``parameters`` of config.pbtxt; tensor names and data types come 
     tritonpipe.tokenizer_file  file in the version folder (default tokenizer.json)
     tritonpipe.max_length      most tokens of a row, special tokens included
     tritonpipe.truncation      how longer rows are cut. LongestFirst: of a pair, the longer text first; OnlyFirst, OnlySecond: that text of a pair
-                               alone, and where the other one leaves it no room the request gets an error; Refuse: an error instead of a cut
+                               alone, and where the other one leaves it no room the request gets an error; Refuse: an error instead of a cut.
+                               Pairs can only be cut where the tokenizer's template holds each text once: another one fails the load
     tritonpipe.special_tokens  Enabled | Disabled
     tritonpipe.padding         Ragged: each request to its own longest row; Fixed: to max_length; Bucketed: to the next bucket that holds the
                                request's longest row (max_length is the last); Longest: to the longest row of all requests in the call
@@ -46,7 +47,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from tokenizers import Tokenizer
 
-from triton_pipelines.runtime.tokenizer.encoder import KNOWN_IDS, NoRoomError, Row, TextEncoder
+from triton_pipelines.runtime.tokenizer.encoder import KNOWN_IDS, NoRoomError, Row, TemplateError, TextEncoder
 from triton_pipelines.runtime.tokenizer.helpers import quicken
 
 Array = np.ndarray[Any, Any]
@@ -146,7 +147,10 @@ class TritonPythonModel:
         except Exception as error:
             raise ValueError(f"{file.name}: cannot be read as a tokenizer ({error})") from error
         kinds = [kind for _, kind, _ in self._outputs]
-        self._encoder = TextEncoder(tokenizer, kinds, length, truncation, special_tokens, pairs)
+        try:
+            self._encoder = TextEncoder(tokenizer, kinds, length, truncation, special_tokens, pairs)
+        except TemplateError as error:
+            raise ValueError(f"{file.name}: {error}") from error
         self._known = _known_ids(file.with_name(KNOWN_IDS)) if "InputIds" in kinds else None
         self._ones = np.ones(512, dtype=np.int64)
 
