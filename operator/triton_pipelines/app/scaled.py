@@ -178,7 +178,10 @@ def taken_back(memory: Memory, step: str, count: int, now: float, reason: str) -
     if mine is None or mine.desired == count:
         return memory
     action = Action(now, step, mine.desired, count, cut(f"taken back: {reason}", REASON_MAX))
-    return replace(memory, steps={**memory.steps, step: replace(mine, desired=count)}, history=(action, *memory.history)[:HISTORY_MAX])
+    # What was never in force proves nothing: the knee would find that it bought nothing, and hold the next one.
+    growth = mine.growth if mine.growth is not None and mine.growth.after <= count else None
+    back = replace(mine, desired=count, growth=growth)
+    return replace(memory, steps={**memory.steps, step: back}, history=(action, *memory.history)[:HISTORY_MAX])
 
 
 def shown(decision: Decision, memory: Memory, *, active: bool) -> Decision:

@@ -64,9 +64,7 @@ def _of_revision(memory: Memory, revision: str) -> Memory:
     """What was measured of another revision says nothing of this one; counts stay."""
     if memory.revision == revision:
         return memory
-    steps = {
-        name: replace(step, service=None, growth=None, frozen=None, doubted=False, stalled=None, cap=None) for name, step in memory.steps.items()
-    }
+    steps = {name: replace(step, service=None, growth=None, frozen=None, stalled=None, cap=None) for name, step in memory.steps.items()}
     return replace(memory, steps=steps, revision=revision)
 
 

@@ -13,7 +13,6 @@ from triton_pipelines.scaling.types import Growth
 GAIN = 0.05  # least rise of throughput that counts as one, of the growth's own share where that is smaller
 THAW_SECONDS = 900.0
 _CHANGED = 0.2  # relative change of E that makes an old judgement void
-DEARER = 1.2  # rise of what a request costs from one interval to another that is no noise
 _STANDS = 0.05  # growth of the backlog, per completion, below which it stands
 
 
@@ -29,18 +28,6 @@ def judged(growth: Growth | None, *, saturated: bool, throughput: float | None, 
         return None  # the backlog still grows: there is work that more instances could do
     share = growth.after / growth.before - 1
     return throughput < growth.throughput * (1 + min(GAIN, share / 2))
-
-
-def dearer(growth: Growth | None, cost: float | None, *, least: float = 1.0) -> bool:
-    """Whether requests became dearer with a growth, so much that it bought less than half of what it promised.
-
-    Instances that are busy all the time complete n / cost. Those that share too few cores complete no more when they are more: cost
-    goes up as n does. ``cost``: seconds of a request while all instances were busy; ``least``: rise of it that is no noise.
-    """
-    if growth is None or growth.cost is None or cost is None:
-        return False
-    share, rise = growth.after / growth.before, cost / growth.cost
-    return rise > max(least, 2 * share / (1 + share))
 
 
 def thawed(frozen: tuple[float, Growth], *, now: float, saturated: bool, service: float | None, cores: float | None) -> bool:

@@ -233,19 +233,11 @@ def moved(memory: StepMemory, before: int, after: int, now: float) -> StepMemory
     )
 
 
-def grown(
-    memory: StepMemory,
-    before: int,
-    throughput: float | None,
-    service: float | None,
-    cores: float | None,
-    now: float,
-    cost: float | None = None,
-) -> StepMemory:
-    """Note a growth for the knee: what it has to raise. ``cost``: of a request in the last interval, seconds."""
+def grown(memory: StepMemory, before: int, throughput: float | None, service: float | None, cores: float | None, now: float) -> StepMemory:
+    """Note a growth for the knee: what it has to raise."""
     if memory.desired <= before or throughput is None or service is None:
         return memory
-    return replace(memory, growth=Growth(now, before, memory.desired, throughput, service, cores, cost))
+    return replace(memory, growth=Growth(now, before, memory.desired, throughput, service, cores))
 
 
 def _recent(turns: tuple[float, ...], now: float) -> tuple[float, ...]:

@@ -87,7 +87,6 @@ def _step_document(step: StepMemory) -> dict[str, Any]:
         direction=step.direction,
         growth=_growth_document(step.growth),
         frozen=None if step.frozen is None else [_time(step.frozen[0]), _growth_document(step.frozen[1])],
-        doubted=step.doubted or None,
         stalled=_time(step.stalled),
         cap=step.cap,
     )
@@ -107,8 +106,7 @@ def _pairs_document(pairs: tuple[tuple[float, int], ...]) -> list[float | int]:
 def _growth_document(growth: Growth | None) -> list[Any] | None:
     if growth is None:
         return None
-    cost = [] if growth.cost is None else [float(f"{growth.cost:.6g}")]
-    return [_time(growth.at), growth.before, growth.after, round(growth.throughput, 3), float(f"{growth.service:.6g}"), growth.cores, *cost]
+    return [_time(growth.at), growth.before, growth.after, round(growth.throughput, 3), float(f"{growth.service:.6g}"), growth.cores]
 
 
 def _time(at: float | None) -> float | None:
@@ -137,7 +135,6 @@ def _step(item: Any) -> StepMemory | None:
         direction=direction if direction in (-1, 0, 1) else 0,
         growth=_growth(item.get("growth")),
         frozen=(since, stopped) if since is not None and stopped is not None else None,
-        doubted=item.get("doubted") is True,
         stalled=_number(item.get("stalled")),
         cap=_count(item.get("cap")),
     )
@@ -178,12 +175,12 @@ def _pairs(item: Any) -> tuple[tuple[float, int], ...]:
 
 
 def _growth(item: Any) -> Growth | None:
-    if not isinstance(item, list) or len(item) not in (6, 7):
+    if not isinstance(item, list) or len(item) != 6:
         return None
     at, before, after, throughput, service = _number(item[0]), _count(item[1]), _count(item[2]), _number(item[3]), _above_zero(item[4])
     if at is None or before is None or after is None or throughput is None or service is None or after <= before:
         return None
-    return Growth(at, before, after, throughput, service, _number(item[5]), _above_zero(item[6]) if len(item) > 6 else None)
+    return Growth(at, before, after, throughput, service, _number(item[5]))
 
 
 def _action(item: Any) -> Action | None:

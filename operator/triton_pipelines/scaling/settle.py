@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from triton_pipelines.scaling import knee, law, verdicts
 from triton_pipelines.scaling.caps import Cap, Cpu, too_much_memory
 from triton_pipelines.scaling.signals import CpuSignal, GpuSignal, StepSignal, fast_window, slow_window
-from triton_pipelines.scaling.types import Figures, Growth, PipelineLimits, StepDecision, StepLimits, StepMemory
+from triton_pipelines.scaling.types import Figures, PipelineLimits, StepDecision, StepLimits, StepMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,6 @@ def settle(item: Seen, need: law.Need, cap: Cap, around: Around) -> Settled:
         idle=item.idle,
         stalled_seconds=now - memory.stalled if memory.stalled is not None else 0.0,
         frozen=memory.frozen is not None,
-        contended=memory.frozen is not None and memory.doubted,
     )
     found = verdicts.verdict(state, around.gpu, around.budget, around.slow)
     reason = verdicts.words(state, found, around.gpu, around.budget, limits.law)
@@ -144,9 +143,7 @@ def settle(item: Seen, need: law.Need, cap: Cap, around: Around) -> Settled:
     if turn.flapping:
         limited = f"{item.limits.name}: {len(memory.turns)} changes of direction within an hour: no shrinking until they are fewer"
     after = law.moved(replace(memory, desired=item.count), item.count, count, now)
-    # The fast window is steadier than the last interval, and where growth waits for its predecessor's proof it has seen this count alone.
-    cost = item.signal.cost if memory.doubted else item.signal.last_cost
-    after = law.grown(after, item.count, throughput, need.service, limits.cpu_limit, now, cost)
+    after = law.grown(after, item.count, throughput, need.service, limits.cpu_limit, now)
     return Settled(StepDecision(item.limits.name, count, found, reason, _figures(item, need, cap)), after, limited)
 
 
@@ -155,44 +152,19 @@ def _noted(item: Seen, need: law.Need, cap: Cap, throughput: float | None, aroun
     memory, now = item.memory, around.now
     since = memory.stalled if memory.stalled is not None else now
     memory = replace(memory, service=need.service, cap=cap.count, stalled=since if need.stalled else None)
-    if not need.saturated:
-        memory = replace(memory, doubted=False)
     if memory.frozen is not None:
-        return _frozen(memory, memory.frozen, need, around)
+        over = knee.thawed(memory.frozen, now=now, saturated=need.saturated, service=need.service, cores=around.limits.cpu_limit)
+        return replace(memory, frozen=None, growth=None) if over else memory
     growth = memory.growth
     if growth is None:
         return memory
-    settled = not _unsettled(memory, around)
+    settled = now - growth.at >= fast_window(around.limits.law, around.interval) + around.lead
     if settled and not need.saturated:
         return replace(memory, growth=None)
-    stopped = replace(memory, frozen=(now, replace(growth, service=need.service or growth.service)), growth=None)
-    if settled and growth.cost is not None and growth.after <= item.count:
-        if knee.dearer(growth, item.signal.cost):
-            # Texts that became longer just then look alike: one more try, by a single instance, tells them apart.
-            return stopped if memory.doubted else replace(memory, growth=None, doubted=True)
-        growth = replace(growth, cost=None)
-        memory = replace(memory, growth=growth, doubted=False)
     if knee.judged(growth, saturated=need.saturated, throughput=throughput, arrivals=need.arrivals, settled=settled):
         # E of now: contention that the growth itself caused is no reason to think again.
-        return stopped
+        return replace(memory, frozen=(now, replace(growth, service=need.service or growth.service)), growth=None)
     return memory
-
-
-def _frozen(memory: StepMemory, frozen: tuple[float, Growth], need: law.Need, around: Around) -> StepMemory:
-    """Memory of a step that the knee holds: until the reason for that is gone."""
-    since, growth = frozen
-    if memory.doubted and 0 <= around.now - since < around.slow and need.service is not None:
-        # The slow window still holds requests from before the growth: that they leave it is no reason to think again.
-        growth = replace(growth, service=need.service)
-    memory = replace(memory, frozen=(since, growth))
-    over = knee.thawed((since, growth), now=around.now, saturated=need.saturated, service=need.service, cores=around.limits.cpu_limit)
-    return replace(memory, frozen=None, growth=None) if over else memory
-
-
-def _unsettled(memory: StepMemory, around: Around) -> bool:
-    """Whether the fast window does not show the last growth alone yet."""
-    growth = memory.growth
-    return growth is not None and around.now - growth.at < fast_window(around.limits.law, around.interval) + around.lead
 
 
 def _want(item: Seen, memory: StepMemory, need: law.Need, cap: Cap, around: Around) -> int:
@@ -201,8 +173,6 @@ def _want(item: Seen, memory: StepMemory, need: law.Need, cap: Cap, around: Arou
     want = need.wanted if need.service is not None else unknown
     if want > item.count:
         calm = need.busy < around.limits.law.up_threshold and need.wait <= (need.service or 0.0)
-        if memory.doubted:  # by one instance, once what the last growth did is known
-            want = item.count + (0 if _unsettled(memory, around) else 1)
         want = item.count if calm or _held(item, memory, around) else max(item.count, min(want, cap.count))
     want = max(want, min(need.kept, item.count))
     if around.partial or not item.signal.covered or memory.stalled is not None:
@@ -215,7 +185,7 @@ def _held(item: Seen, memory: StepMemory, around: Around) -> bool:
     pending = item.signal.waiting
     if verdicts.gpu_bound(around.gpu, pending) or verdicts.defeated(around.gpu, pending) or around.budget.throttled:
         return True
-    if memory.frozen is not None or knee.dearer(memory.growth, item.signal.last_cost, least=knee.DEARER):
+    if memory.frozen is not None:
         return True
     if memory.stalled is None:
         return False

@@ -17,7 +17,6 @@ SATURATED_GPU = 0.95  # utilisation of a GPU, from which it counts as busy all t
 THROTTLED = 0.10  # share of throttled CFS periods from which CPU counts as short
 CPU_HEADROOM = 0.95  # share of the CPU limit that is planned with
 BATCHED = 1.15  # requests per execution below which a queueing GPU step does not batch
-_TELLING = 30  # executions from which their mean is compared with another: requests of all lengths make it 18 % off, or less
 _FAST_INTERVALS = 2.2  # the fast window holds at least two intervals
 
 
@@ -42,8 +41,8 @@ class Picked:
 @dataclass(frozen=True, slots=True)
 class StepSignal:
     """One CPU step. ``slow``, ``fast``, ``last``: rates summed over the pods (``None``: not known yet), ``before``: over a fast window that
-    ends before the last interval; ``possible``: those of the slow window, with no more busy time than instances had; ``cost``, ``last_cost``: seconds
-    of a request in the fast window and the last interval, bounded alike (``None``: too few); ``busy``, ``pending``: by pod."""
+    ends before the last interval; ``possible``: those of the slow window, with no more busy time than instances had; ``busy``, ``pending``: by
+    pod."""
 
     slow: Rates | None
     possible: Rates | None
@@ -52,8 +51,6 @@ class StepSignal:
     before: Rates | None
     busy: Mapping[str, float]
     pending: Mapping[str, float]
-    cost: float | None = None
-    last_cost: float | None = None
 
     @property
     def waiting(self) -> float:
@@ -144,22 +141,15 @@ def step_signal(pods: Mapping[str, Pod], model: str, law: Law, interval: float, 
     fast_seconds = fast_window(law, interval)
     slow_seconds = slow_window(law, interval)
     fast = {name: one.rates(fast_seconds) for name, one in each.items()}
-    bounded = {name: one.bounded(ran[name]) for name, one in each.items()}
     return StepSignal(
         slow=total(one.rates(slow_seconds) for one in each.values()),
-        possible=total(one.rates(slow_seconds) for one in bounded.values()),
+        possible=total(one.bounded(ran[name]).rates(slow_seconds) for name, one in each.items()),
         fast=total(fast.values()),
         last=total(one.rates(None) for one in each.values()),
         before=total(one.rates(fast_seconds, skip=1) for one in each.values()),
         busy={name: item.busy for name, item in fast.items() if item is not None},
         pending={name: one.pending or 0.0 for name, one in each.items()},
-        cost=_cost(total(one.rates(fast_seconds) for one in bounded.values())),
-        last_cost=_cost(total(one.rates(None) for one in bounded.values())),
     )
-
-
-def _cost(rates: Rates | None) -> float | None:
-    return rates.service if rates is not None and rates.busy > 0 and rates.executions * rates.seconds >= _TELLING else None
 
 
 def gpu_signal(pods: Mapping[str, Pod], limits: PipelineLimits, interval: float) -> GpuSignal:

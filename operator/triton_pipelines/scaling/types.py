@@ -120,8 +120,7 @@ class Action:
 class Growth:
     """The last growth, while the step stays saturated: what it must have raised to be followed by another (knee.py).
 
-    ``throughput``: requests/s of the GPU step before it; ``service``: E then; ``cores``: the CPU limit then; ``cost``: what a request cost
-    in the last interval before it, seconds.
+    ``throughput``: requests/s of the GPU step before it; ``service``: E then; ``cores``: the CPU limit then.
     """
 
     at: float
@@ -130,7 +129,6 @@ class Growth:
     throughput: float
     service: float
     cores: float | None = None
-    cost: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +138,7 @@ class StepMemory:
     ``service``: E, seconds of one instance per request; ``wants``: (time, highest wanted count) in slots over the stabilization
     window; ``counts``: (time, count) where it changed, over the last 15 minutes; ``turns``: times of direction changes in the last
     hour, ``direction``: sign of the last change; ``growth``: judged by the knee; ``frozen``: (time, the growth that bought nothing);
-    ``doubted``: a growth made requests dearer instead of more, so the next is by one instance; ``stalled``: since when requests wait and
-    none completes; ``cap``: the last known bound on growth.
+    ``stalled``: since when requests wait and none completes; ``cap``: the last known bound on growth.
     """
 
     desired: int
@@ -154,7 +151,6 @@ class StepMemory:
     direction: int = 0
     growth: Growth | None = None
     frozen: tuple[float, Growth] | None = None
-    doubted: bool = False
     stalled: float | None = None
     cap: int | None = None
 

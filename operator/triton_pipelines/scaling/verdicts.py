@@ -29,8 +29,7 @@ _STALL_WINDOWS = 2  # slow windows without a completion while requests wait
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a verdict on one step is made of. ``most``: highest want of the stabilization window; ``pods``: that speak; ``frozen``: the knee
-    holds the count, ``contended``: because growth made requests dearer."""
+    """What a verdict on one step is made of. ``most``: highest want of the stabilization window; ``pods``: that speak."""
 
     step: StepLimits
     need: Need
@@ -42,7 +41,6 @@ class State:
     idle: bool
     stalled_seconds: float
     frozen: bool
-    contended: bool = False
 
 
 def gpu_bound(gpu: GpuSignal, pending: float) -> bool:
@@ -69,7 +67,7 @@ def verdict(state: State, gpu: GpuSignal, cpu: Cpu, slow: float) -> Verdict:
     if defeated(gpu, state.pending):
         return Verdict.BATCHING_DEFEATED
     if state.need.saturated:
-        if state.contended or cpu.short(state.step.name) or (state.cap.by.startswith("CPU") and state.cap.count <= state.count):
+        if cpu.short(state.step.name) or (state.cap.by.startswith("CPU") and state.cap.count <= state.count):
             return Verdict.CPU_BOUND
         return Verdict.TOKENIZER_BOUND if state.step.tokenizer else Verdict.STEP_BOUND
     if state.idle:
@@ -113,11 +111,6 @@ def words(state: State, found: Verdict, gpu: GpuSignal, cpu: Cpu, law: Law) -> s
             if cpu.throttled:
                 return f"{_load_words(state, law)}; the container is throttled by its CPU limit"
             return f"{_load_words(state, law)}; others in the pod use {cpu.other:.1f} cores: threads of another step (intra_op, OMP, RAYON)?"
-        case Verdict.CPU_BOUND if state.contended:
-            return (
-                f"{_load_words(state, law)}; the last growth made requests dearer, not more of them: "
-                "instances share too few cores, of the container's CPU limit or of the node"
-            )
         case Verdict.CPU_BOUND:
             return f"{_load_words(state, law)}; no room for one more: {state.cap.by}"
         case Verdict.TOKENIZER_BOUND | Verdict.STEP_BOUND if state.frozen:

@@ -9,11 +9,11 @@ import pytest
 from tests.support import builders
 from triton_pipelines.api.parse import parse
 from triton_pipelines.api.scaling import ScalingMode
-from triton_pipelines.app.scaled import Counted, Watched, said_in, settling, telling
+from triton_pipelines.app.scaled import Counted, Watched, said_in, settling, taken_back, telling
 from triton_pipelines.pipeline import build
 from triton_pipelines.reconcile.observed import Pod
 from triton_pipelines.reconcile.scaling import Intent, View
-from triton_pipelines.scaling.types import Action, Decision, Memory, Verdict
+from triton_pipelines.scaling.types import Action, Decision, Growth, Memory, StepMemory, Verdict
 
 START = 1_000.0
 
@@ -119,3 +119,13 @@ def test_digits_are_no_news_and_a_mode_a_verdict_or_an_action_is() -> None:
     assert telling(view(mode=ScalingMode.ADVISORY)) != before
     assert telling(view(Verdict.IDLE)) != before
     assert telling(view(history=(Action(START, "tokenizer", 1, 2, "why"),))) != before
+
+
+@pytest.mark.parametrize(("before", "after", "judged"), [(2, 4, False), (1, 2, True)], ids=["the one taken back", "an earlier one"])
+def test_a_growth_that_was_never_in_force_is_not_judged(before: int, after: int, *, judged: bool) -> None:
+    """The knee would find that it bought nothing, and hold the next one for a quarter of an hour."""
+    growth = Growth(START, before, after, 200.0, 0.010)
+    memory = Memory({"tokenizer": StepMemory(desired=4, growth=growth)})
+    found = taken_back(memory, "tokenizer", 2, START + 5, "no space left").steps["tokenizer"]
+    assert found.desired == 2
+    assert found.growth == (growth if judged else None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from triton_pipelines.scaling.memory import LIMIT_BYTES, dumps, loads
 from triton_pipelines.scaling.types import Action, Growth, Memory, StepMemory
 
 T = 1_700_000_000.0
-GROWTH = Growth(T, 2, 4, 200.5, 0.01, 6.0, 0.0115)
+GROWTH = Growth(T, 2, 4, 200.5, 0.01, 6.0)
 FULL = StepMemory(
     desired=7,
     service=0.0101234,
@@ -26,7 +25,6 @@ FULL = StepMemory(
     direction=1,
     growth=GROWTH,
     frozen=(T + 2, GROWTH),
-    doubted=True,
     stalled=T + 4,
     cap=9,
 )
@@ -39,12 +37,6 @@ def memory(steps: int = 1) -> Memory:
 
 def test_nothing_is_lost() -> None:
     assert loads(dumps(memory(3))) == memory(3)
-
-
-def test_a_growth_of_a_release_that_did_not_note_its_cost_is_read() -> None:
-    document = json.loads(dumps(memory()))
-    del document["steps"]["step-0"]["growth"][6], document["steps"]["step-0"]["doubted"]
-    assert loads(json.dumps(document)).steps["step-0"] == replace(FULL, growth=replace(GROWTH, cost=None), doubted=False)
 
 
 @pytest.mark.parametrize("steps", [1, 6, 12, 40, 60])
@@ -93,7 +85,7 @@ json_values = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=7), st.dictionaries(st.text(max_size=5), inner, max_size=4)),
     max_leaves=12,
 )
-FIELDS = ["desired", "service", "wants", "counts", "lastUp", "lastChange", "turns", "direction", "growth", "frozen", "doubted", "stalled", "cap"]
+FIELDS = ["desired", "service", "wants", "counts", "lastUp", "lastChange", "turns", "direction", "growth", "frozen", "stalled", "cap"]
 
 
 @given(

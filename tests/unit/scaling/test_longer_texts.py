@@ -1,0 +1,40 @@
+"""Texts that become longer while the load rises: each request costs more, and more instances are what helps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from triton_pipelines.metrics.samples import PodHistory, Sample
+from triton_pipelines.scaling.types import Law
+from triton_pipelines.tuning.simulator.engine import Happening, Run, View, World
+from triton_pipelines.tuning.simulator.managed import Managed
+from triton_pipelines.tuning.simulator.scenarios import DIRECT, DIRECT_LAW, TOKENIZER, WORLD
+
+ONSET, SECONDS = 60, 200
+BEFORE, LOAD = 50.0, 150.0  # requests/s
+LONGEST = 5.0
+
+
+class Unmeasured(Managed):
+    """The law without the pods' CPU usage, as where pods are read directly."""
+
+    def wanted(self, view: View) -> tuple[Mapping[str, int], str]:
+        assert isinstance(view.sample, Sample)
+        pods = {name: PodHistory(history.scrapes) for name, history in view.sample.pods.items()}
+        return super().wanted(replace(view, sample=replace(view.sample, pods=pods)))
+
+
+@pytest.mark.parametrize("controller", [Managed, Unmeasured], ids=["CPU measured", "CPU not measured"])
+@pytest.mark.parametrize("world", [DIRECT, WORLD], ids=["read directly", "scraped"])
+@pytest.mark.parametrize(("every", "factor"), [(3, 1.15), (5, 1.3), (10, 1.5)])
+def test_growth_follows_them(every: int, factor: float, world: World, controller: type[Managed]) -> None:
+    longer = [min(LONGEST, factor**step) for step in range(1, 60 // every + 1)]
+    happenings = tuple(Happening(ONSET + 2.0 + every * step, "service", each, TOKENIZER.name) for step, each in enumerate(longer))
+    world = replace(world, cores=60.0, high=40, happenings=happenings)
+    law = DIRECT_LAW if world.scrape == DIRECT.scrape else Law()
+    record = Run(world, [BEFORE] * ONSET + [LOAD] * (SECONDS - ONSET), controller(world, law), 1, 1).result()
+    assert record.instances[-1] > LOAD * TOKENIZER.alpha * LONGEST  # what the load needs in the end
+    assert "CPUBound" not in record.verdicts
