@@ -14,8 +14,6 @@ from triton_pipelines.reconcile.observed import ModelState, Probe
 from triton_pipelines.reconcile.reconciler import ProbeTarget
 from triton_pipelines.triton.probe import DEADLINE_S, Question, probe
 
-# A text that no pipeline refuses is not to be had.
-MADE_UP = f" (asked with {DEFAULT_TEXT!r}; spec.health.text or spec.health.inputs gives another example)"
 # Ids of sequences of our own: the upper half of what every integer type of the control tensor holds, where clients that count do not come.
 _LOWEST_ID = 2**30
 
@@ -27,16 +25,24 @@ async def ask(target: ProbeTarget, now: dt.datetime, deadline_s: float = DEADLIN
     result = await probe(f"{host}:{PORT_GRPC}", target.graph.model_name, target.control_key, question, deadline_s)
     failure = result.inference_error and with_maker(target.graph, result.inference_error)
     if failure and target.example is not None and target.example.made_up and not result.dead_process:
-        failure += MADE_UP
+        failure += asked_with(1 if result.alone else target.example.repeat)
     return Probe(
         at=now,
         ensemble_ready=result.ensemble_ready,
         models=tuple(ModelState(model.name, model.state, model.reason) for model in result.models),
         # None: none was tried; a pod counts as proven only by an answer.
-        inference_error="" if result.inference_ok else failure,
+        inference_error="" if result.inference_ok or result.mismatch else failure,
+        mismatch=(failure or "") if result.mismatch else "",
         error=result.error or "",
         dead=(now,) if result.dead_process else (),
     )
+
+
+def asked_with(rows: int) -> str:
+    """What to know of a request that was made up: a text that no pipeline refuses is not to be had. ``rows``: how many it had."""
+    many = f" in {rows} rows" if rows > 1 else ""
+    one = ", of one row" if rows > 1 else ""
+    return f" (asked with {DEFAULT_TEXT!r}{many}; spec.health.text or spec.health.inputs gives another example{one})"
 
 
 def question_of(example: ExampleRequest) -> Question:
@@ -45,5 +51,7 @@ def question_of(example: ExampleRequest) -> Question:
     sequence: int | str = 0
     if example.sequence:
         sequence = f"tritonpipe-probe-{number}" if example.text_ids else number
-    inputs = {name: np.repeat(array, example.repeat, axis=0) for name, array in example.inputs.items()} if example.repeat > 1 else example.inputs
-    return Question(inputs, example.stream, sequence, example.finite)
+    if example.repeat == 1:
+        return Question(example.inputs, example.stream, sequence, example.finite)
+    inputs = {name: np.repeat(array, example.repeat, axis=0) for name, array in example.inputs.items()}
+    return Question(inputs, example.stream, sequence, example.finite, alone=example.inputs)

@@ -57,8 +57,8 @@ class ExampleRequest:
 
     ``inputs``: arrays by name, texts as objects (bytes); ``stream``: any number of answers may come; ``sequence``: it has to be a sequence of its own, with a text
     (``text_ids``) or number as its id; ``finite``: outputs of the project's own postprocess, in which no infinity is meant;
-    ``made_up``: nothing of it stands in the resource; ``repeat``: how often its rows go into the request, so that a step which answers the first row
-    alone is found out.
+    ``made_up``: nothing of it stands in the resource; ``repeat``: how often the rows of such a one go into the request, so that a step which answers the
+    first row alone is found out.
     """
 
     inputs: Mapping[str, Array]
@@ -93,14 +93,15 @@ def example_of(pipeline: InferencePipeline, graph: Graph) -> ExampleRequest | No
     sequences = [step.sequences for step in graph.models if step.sequences is not None]
     correlation = [control for one in sequences for control in one.controls if control.kind is ControlKind.CORRID]
     own = {step.name for step in graph.steps if step.implementation is Implementation.POSTPROCESS}
+    made_up = not health.inputs and health.text is None
     return ExampleRequest(
         inputs=inputs,
         stream=graph.decoupled,
         sequence=bool(sequences),
         text_ids=any(control.data_type is DataType.STRING for control in correlation),
         finite=frozenset(output.tensor.name for output in graph.outputs if output.source.step in own),
-        made_up=not health.inputs and health.text is None,
-        repeat=2 if not health.inputs and graph.max_batch_size > 1 and not sequences and not graph.decoupled else 1,
+        made_up=made_up,
+        repeat=2 if made_up and graph.max_batch_size > 1 and not sequences and not graph.decoupled else 1,
     )
 
 

@@ -47,7 +47,8 @@ class Probe:
     """What one Triton pod said when it was last asked. ``at`` is a UTC time.
 
     ``ensemble_ready`` is the ensemble's own readiness; ``inference_error`` is empty when a real inference gave a sane answer and
-    ``None`` when none was tried; ``error`` says why the pod could not be asked at all. ``misses`` counts later looks that brought no
+    ``None`` when none was tried; ``mismatch``: what of an answer that is sane otherwise is not of the type, shape or number of rows that is declared
+    (:mod:`~.mismatches` says what that means); ``error`` says why the pod could not be asked at all. ``misses`` counts later looks that brought no
     answer in time: a busy pod keeps its last verdict for some of them. ``dead``: the looks of late that met a dead process of a model,
     oldest first, and ``dead_in_a_row`` how many of the last ones did; ``wrong_in_a_row``: how many of the last ones met another fault of the answer.
     """
@@ -56,6 +57,7 @@ class Probe:
     ensemble_ready: bool
     models: tuple[ModelState, ...] = ()
     inference_error: str | None = None
+    mismatch: str = ""
     error: str = ""
     misses: int = 0
     dead: tuple[dt.datetime, ...] = ()
@@ -76,7 +78,7 @@ class Probe:
         if self.dead:
             dead += 1  # which says nothing of answers
         elif not self.error:  # a look without an answer says nothing of either
-            dead, wrong = 0, wrong + 1 if self.inference_error else 0
+            dead, wrong = 0, wrong + 1 if self.inference_error or self.mismatch else 0
         return replace(self, dead=(*before, *self.dead)[-DEAD_KEPT:], dead_in_a_row=dead, wrong_in_a_row=wrong)
 
 

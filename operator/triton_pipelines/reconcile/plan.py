@@ -38,6 +38,7 @@ from .fleet import rolls, stuck_in
 from .healing import heal
 from .keeping import accepted_data, kept_revision, last_accepted, without_wish
 from .livedata import live_counts, live_data, resolved_sources
+from .mismatches import judged
 from .observed import Memory, Object, Observed
 from .problems import Problem, config_missing, of_pod
 from .pruning import Deletion, cleared, kept_revisions, pruned
@@ -181,9 +182,10 @@ def _act(
     held: Held | None = None,
 ) -> Plan:
     """A pass over a good resource, or over the last one that was good (``held``)."""
+    memory = observed.memory()
+    observed, mismatches = judged(observed, memory.proven)
     gpu = pipeline.spec.server.gpu.resource_name
     problems = [problem for pod in observed.pods if (problem := of_pod(pod, observed.probes.get(pod.uid), gpu, observed.nodes)) is not None]
-    memory = observed.memory()
     must_wait = held is None and _must_wait(revision, observed, memory, context)
     wanted = observed.deployed_revision() if must_wait else revision.name
     wanted = held.revision if held is not None else wanted
@@ -257,7 +259,7 @@ def _act(
     delete = [*(Deletion("Pod", pod.name, pod.uid) for pod in healing.pods), *left]
     warnings = lint(pipeline, graph, context.options)
     warnings += doubts(limit_of(pipeline), observed.latencies, rollout.target, observed.status.get("warnings") or ())
-    warnings += [*tuning.doubts(tuned.run, wanted), *observed.monitoring_warnings(), *remarks(observed, wanted)]
+    warnings += [*tuning.doubts(tuned.run, wanted), *observed.monitoring_warnings(), *remarks(observed, wanted), *mismatches]
     status = held.status if held is not None else None
     if status is None:
         status = statuses.compute(

@@ -60,6 +60,8 @@ def test_a_pair_of_texts_gets_the_text_twice() -> None:
     found = example(subject)
     assert {name: array.tolist() for name, array in found.inputs.items()} == {name: [["Gr\u00fc\u00dfe".encode()]] for name in ("QUERY", "PASSAGE")}
     assert not found.made_up
+    # Whoever wrote the text may know that the pipeline takes one row a request.
+    assert found.repeat == 1
     # The project's own postprocess gives no infinities.
     assert found.finite == {"PROBABILITIES", "LABEL", "SCORE"}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from tritonclient.grpc import model_config_pb2
 from tests.support.python_backend import texts
 from triton_pipelines.triton.client import Array, ModelState
 from triton_pipelines.triton.errors import translate
-from triton_pipelines.triton.probe import ProbeResult, Question, find_fault, probe
+from triton_pipelines.triton.probe import Kind, ProbeResult, Question, find_fault, probe
 
 CONFIG = text_format.Parse(
     'max_batch_size: 8 output { name: "SCORE" data_type: TYPE_FP32 dims: 1 } output { name: "LABEL" data_type: TYPE_STRING dims: 1 }',
@@ -19,6 +21,11 @@ CONFIG = text_format.Parse(
 )
 ASKED = Question({"TEXT": texts("a", "b")}, finite=("SCORE",))
 LABELS = texts("x", "y")
+
+
+def told(config: object, question: Question, answer: dict[str, Array]) -> str | None:
+    fault = find_fault(config, question, answer)
+    return fault.text if fault is not None else None
 
 
 def ones(*shape: int) -> Array:
@@ -47,7 +54,7 @@ def ones(*shape: int) -> Array:
     ],
 )
 def test_sanity(answer: dict[str, Array], fault: str | None) -> None:
-    assert find_fault(CONFIG, ASKED, answer) == fault
+    assert told(CONFIG, ASKED, answer) == fault
 
 
 RAW = text_format.Parse('max_batch_size: 8 output { name: "logits" data_type: TYPE_FP32 dims: [ -1 ] }', model_config_pb2.ModelConfig())
@@ -71,16 +78,61 @@ def test_what_a_model_says_itself_is_not_judged_like_our_postprocess(numbers: Ar
     config.output[0].data_type = {"float16": model_config_pb2.TYPE_FP16, "bfloat16": model_config_pb2.TYPE_BF16}.get(
         numbers.dtype.name, model_config_pb2.TYPE_FP32
     )
-    assert find_fault(config, Question({"IMAGE": np.zeros((1, 3))}), {"logits": numbers}) == fault
+    assert told(config, Question({"IMAGE": np.zeros((1, 3))}), {"logits": numbers}) == fault
 
 
 def test_a_response_of_a_stream_may_leave_outputs_out_and_has_rows_of_its_own() -> None:
     asked = Question(ASKED.inputs, stream=True)
-    assert find_fault(CONFIG, asked, {}) is None
-    assert find_fault(CONFIG, asked, {"SCORE": ones(1, 1)}) is None
-    assert find_fault(CONFIG, asked, {"SCORE": ones(7)}) is None
-    assert find_fault(CONFIG, asked, {"SCORE": np.ones((1, 1))}) == "output SCORE is FP64, declared FP32"
-    assert find_fault(CONFIG, asked, {"SCORE": np.array([[np.nan]], np.float32)}) == "output SCORE holds NaN"
+    assert told(CONFIG, asked, {}) is None
+    assert told(CONFIG, asked, {"SCORE": ones(1, 1)}) is None
+    assert told(CONFIG, asked, {"SCORE": ones(7)}) is None
+    assert told(CONFIG, asked, {"SCORE": np.ones((1, 1))}) == "output SCORE is FP64, declared FP32"
+    assert told(CONFIG, asked, {"SCORE": np.array([[np.nan]], np.float32)}) == "output SCORE holds NaN"
+
+
+# Of NVIDIA's postprocess of TensorRT-LLM: one flat array for all rows and beams, and placeholders where nothing was asked for.
+LLM = text_format.Parse(
+    'max_batch_size: 8 output { name: "text_output" data_type: TYPE_STRING dims: -1 } output { name: "cum_log_probs" data_type: TYPE_FP32 dims: -1 }'
+    ' output { name: "output_log_probs" data_type: TYPE_FP32 dims: [ -1, -1 ] }',
+    model_config_pb2.ModelConfig(),
+)
+ONE, TWO = texts("a"), texts("a", "a")
+
+
+def flat(*words: bytes) -> Array:
+    return np.array(words, dtype=object)
+
+
+def test_a_shape_without_a_fixed_size_is_held_against_nobody() -> None:
+    answer = {"text_output": flat(b"x"), "cum_log_probs": ones(1, 1), "output_log_probs": ones(1, 1, 1)}
+    assert find_fault(LLM, Question({"TEXT": ONE}), answer) is None
+    assert find_fault(LLM, Question({"TEXT": ONE}), answer | {"output_log_probs": ones(1)}) is None
+    assert told(LLM, Question({"TEXT": ONE}), answer | {"cum_log_probs": np.ones((1, 1))}) == "output cum_log_probs is FP64, declared FP32"
+    assert told(LLM, Question({"TEXT": ONE}), answer | {"cum_log_probs": ones(2, 1)}) == "output cum_log_probs has 2 rows for 1 rows of input"
+
+
+@pytest.mark.parametrize(
+    ("config", "asked", "answer", "kind"),
+    [
+        (CONFIG, ASKED, {"SCORE": np.ones((2, 1)), "LABEL": LABELS}, Kind.MISMATCH),
+        (CONFIG, ASKED, {"SCORE": ones(2, 4), "LABEL": LABELS}, Kind.MISMATCH),
+        (CONFIG, ASKED, {"SCORE": np.full((2, 1), np.nan), "LABEL": LABELS}, Kind.BROKEN),
+        (CONFIG, ASKED, {"SCORE": np.ones((2, 1))}, Kind.BROKEN),
+        # Whoever wrote the rows of the request meant them.
+        (CONFIG, ASKED, {"SCORE": ones(1, 1), "LABEL": LABELS}, Kind.BROKEN),
+        (CONFIG, Question({"TEXT": TWO}, alone={"TEXT": ONE}), {"SCORE": ones(1, 1), "LABEL": LABELS}, Kind.MISMATCH),
+        (
+            LLM,
+            Question({"TEXT": TWO}, alone={"TEXT": ONE}),
+            {"text_output": flat(b"x", b"x"), "cum_log_probs": ones(1, 1), "output_log_probs": ones(1, 1, 1)},
+            Kind.ROWS_OF_FREE_SHAPE,
+        ),
+    ],
+)
+def test_the_worst_fault_is_told(config: object, asked: Question, answer: dict[str, Array], kind: Kind) -> None:
+    fault = find_fault(config, asked, answer)
+    assert fault is not None
+    assert fault.kind is kind
 
 
 def test_rows_are_free_without_batching() -> None:
@@ -89,8 +141,8 @@ def test_rows_are_free_without_batching() -> None:
     config.max_batch_size = 0
     config.output[0].dims[:] = [-1, 1]
     config.output[1].dims[:] = [-1, 1]
-    assert find_fault(config, ASKED, {"SCORE": ones(7, 1), "LABEL": LABELS}) is None
-    assert find_fault(config, ASKED, {"SCORE": ones(7, 2), "LABEL": LABELS}) == "output SCORE has shape [7, 2], declared [-1, 1]"
+    assert told(config, ASKED, {"SCORE": ones(7, 1), "LABEL": LABELS}) is None
+    assert told(config, ASKED, {"SCORE": ones(7, 2), "LABEL": LABELS}) == "output SCORE has shape [7, 2], declared [-1, 1]"
 
 
 @pytest.mark.parametrize(
@@ -187,3 +239,61 @@ async def test_an_answer_too_large_to_look_at_is_an_answer(monkeypatch: pytest.M
     monkeypatch.setattr(Pod, "said", ("StatusCode.RESOURCE_EXHAUSTED", "CLIENT: Received message larger than max (33554500 vs. 16777216)"))
     result = await probe("10.0.0.1:8001", "sentiment", None, Question({"TEXT": np.array([[b"a"]], dtype=object)}))
     assert result.healthy
+
+
+class TakesOne(Pod):
+    """Stands in for the client of a pod that refuses two rows, or answers them as ``two`` says, and answers one with ``one``."""
+
+    two: dict[str, Array] | tuple[str, str] = ("INTERNAL", "expected one prompt per request, none of two was found")
+    one: dict[str, Array] | tuple[str, str] = {"SCORE": ones(1, 1), "LABEL": texts("x")}  # noqa: RUF012
+    config: object = CONFIG
+    asked: list[int] = []  # noqa: RUF012
+
+    async def model_config(self, *_: object) -> object:
+        return self.config
+
+    async def infer(self, *given: Any, **_: object) -> dict[str, Array]:
+        rows = len(given[1]["TEXT"])
+        self.asked.append(rows)
+        answer = self.one if rows == 1 else self.two
+        if isinstance(answer, tuple):
+            raise translate("inference on 'sentiment'", "10.0.0.1:8001", *answer)
+        return answer
+
+
+NAN = {"SCORE": np.array([[np.nan]], np.float32), "LABEL": texts("x")}
+PLACEHOLDERS = {"text_output": flat(b"x"), "cum_log_probs": ones(1, 1), "output_log_probs": ones(1, 1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("pod", "asked", "error"),
+    [
+        pytest.param({}, [2, 1], None, id="refuses two"),
+        pytest.param({"two": ("INVALID_ARGUMENT", "model 'x' not found for two rows")}, [2, 1], None, id="refuses two in words of a missing model"),
+        pytest.param({"one": ("INTERNAL", "no")}, [2, 1], "inference on 'sentiment' at 10.0.0.1:8001: no", id="refuses one as well"),
+        pytest.param({"one": NAN}, [2, 1], "output SCORE holds NaN", id="answers one wrongly"),
+        pytest.param({"config": LLM, "two": PLACEHOLDERS, "one": PLACEHOLDERS}, [2, 1], None, id="placeholders of free shape"),
+        pytest.param({"two": TakesOne.one}, [2], "output SCORE has 1 rows for 2 rows of input", id="answers the first row alone"),
+    ],
+)
+async def test_rows_that_nobody_asked_for_are_taken_back(
+    monkeypatch: pytest.MonkeyPatch, pod: dict[str, object], asked: list[int], error: str | None
+) -> None:
+    monkeypatch.setattr("triton_pipelines.triton.probe.TritonClient", TakesOne)
+    for name, value in (pod | {"asked": []}).items():
+        monkeypatch.setattr(TakesOne, name, value)
+    result = await probe("10.0.0.1:8001", "sentiment", None, Question({"TEXT": TWO}, alone={"TEXT": ONE}))
+    assert TakesOne.asked == asked
+    assert result.inference_error == error
+    assert result.inference_ok is (error is None)
+    assert result.alone is (asked == [2, 1])
+    assert result.mismatch is (asked == [2])
+
+
+async def test_a_dead_process_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triton_pipelines.triton.probe.TritonClient", TakesOne)
+    monkeypatch.setattr(TakesOne, "two", ("INTERNAL", "Stub process 'tokenizer_0_0' is not healthy."))
+    monkeypatch.setattr(TakesOne, "asked", [])
+    result = await probe("10.0.0.1:8001", "sentiment", None, Question({"TEXT": TWO}, alone={"TEXT": ONE}))
+    assert result.dead_process
+    assert TakesOne.asked == [2]

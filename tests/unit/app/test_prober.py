@@ -1,0 +1,62 @@
+"""What one look at a pod says in the reconciler's terms."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+
+from tests.support.builders import built
+from triton_pipelines.app.prober import ask, question_of
+from triton_pipelines.pipeline.example import example_of
+from triton_pipelines.reconcile.observed import Pod
+from triton_pipelines.reconcile.reconciler import ProbeTarget
+from triton_pipelines.triton.probe import ProbeResult
+
+NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+POD = Pod.of({"metadata": {"name": "a", "uid": "u"}, "spec": {}, "status": {"podIP": "10.0.0.1"}})
+
+
+def target(**spec: Any) -> ProbeTarget:
+    subject = built(**spec)
+    return ProbeTarget(POD, subject.graph, "key", example_of(subject.pipeline, subject.graph))
+
+
+def test_rows_of_a_request_that_was_made_up_can_be_taken_back() -> None:
+    example = target().example
+    assert example is not None
+    asked = question_of(example)
+    assert {name: len(array) for name, array in asked.inputs.items()} == {"TEXT": 2}
+    assert asked.alone == example.inputs
+    written = target(health={"text": "SELECT 1"}).example
+    assert written is not None
+    assert {name: len(array) for name, array in question_of(written).inputs.items()} == {"TEXT": 1}
+    assert question_of(written).alone is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "alone", "told"),
+    [
+        ({}, False, "no (asked with 'Hello.' in 2 rows; spec.health.text or spec.health.inputs gives another example, of one row)"),
+        ({}, True, "no (asked with 'Hello.'; spec.health.text or spec.health.inputs gives another example)"),
+        ({"health": {"text": "SELECT 1"}}, False, "no"),
+    ],
+)
+async def test_a_failure_says_what_was_asked(monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any], alone: bool, told: str) -> None:
+    async def looked(*_: object) -> ProbeResult:
+        return ProbeResult(True, inference_error="no", alone=alone)
+
+    monkeypatch.setattr("triton_pipelines.app.prober.probe", looked)
+    assert (await ask(target(**spec), NOW)).inference_error == told
+
+
+async def test_a_mismatch_is_no_failure_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def looked(*_: object) -> ProbeResult:
+        return ProbeResult(True, inference_error="output PROBABILITIES is FP64, declared FP32", mismatch=True)
+
+    monkeypatch.setattr("triton_pipelines.app.prober.probe", looked)
+    seen = await ask(target(), NOW)
+    assert seen.inference_error == ""
+    assert seen.mismatch.startswith("output PROBABILITIES is FP64, declared FP32")
+    assert seen.good

@@ -1,0 +1,107 @@
+"""Answers of another type, shape or number of rows than declared: they keep a new revision from serving, and are a warning of one that serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from tests.support import builders
+from tests.support.worlds import World
+from triton_pipelines.reconcile.mismatches import PATH, WORDS
+from triton_pipelines.reconcile.observed import Observed
+
+WIDE = "output RAW is FP64, declared FP32 (made by spec.model)"
+FLAT = "output RAW has shape [2], declared [-1, 2] (made by spec.model)"
+
+
+@dataclass
+class Answering(World):
+    """A world whose pods answer otherwise than declared. ``mismatch``: of all pods; ``of``: of those of a revision; ``broken``: of all, why inferences fail;
+    ``silent``: no pod can be asked."""
+
+    mismatch: str = ""
+    of: dict[str, str] = field(default_factory=dict)
+    broken: str = ""
+    silent: bool = False
+
+    def observed(self) -> Observed:
+        """What the operator sees."""
+        seen = super().observed()
+        revisions = {pod.uid: pod.revision for pod in seen.pods}
+        probes = {
+            uid: replace(probe, mismatch=self.of.get(revisions[uid], self.mismatch), inference_error=self.broken)
+            for uid, probe in seen.probes.items()
+        }
+        return replace(seen, probes={} if self.silent else probes)
+
+    @property
+    def doubts(self) -> list[str]:
+        """Warnings of mismatches."""
+        return [item["message"].removeprefix(WORDS) for item in self.status.get("warnings", []) if item["path"] == PATH]
+
+
+def test_a_pipeline_whose_first_revision_answers_so_does_not_become_ready() -> None:
+    world = Answering(mismatch=WIDE)
+    world.settle()
+    assert world.told()["Ready"] == "False InferenceFailed"
+    assert WIDE in world.condition("Ready")["message"]
+    assert world.told()["Available"] == "False InferenceFailed"
+    assert not world.doubts
+
+
+def test_a_revision_that_served_before_a_look_saw_it_keeps_serving_with_a_warning() -> None:
+    """As after an upgrade of the operator to a release that looks closer."""
+    world = Answering()
+    world.settle()
+    world.mismatch = WIDE
+    world.settle()
+    assert world.told()["Ready"] == "True Succeeded"
+    assert world.told()["Available"] == "True Serving"
+    assert world.doubts == [WIDE]
+    world.mismatch = ""
+    world.settle()
+    assert not world.doubts
+
+
+def test_what_a_pod_answers_wrongly_beside_is_no_warning() -> None:
+    world = Answering()
+    world.settle()
+    world.mismatch = WIDE
+    world.settle()
+    world.mismatch, world.broken = "", "output RAW holds NaN"  # the worst fault is what a look tells
+    world.settle()
+    assert world.told()["Ready"] == "False InferenceFailed"
+    assert "NaN" in world.condition("Ready")["message"]
+
+
+def test_a_later_revision_that_answers_the_same_comes_to_serve_and_one_that_answers_worse_does_not() -> None:
+    world = Answering()
+    world.settle()
+    world.mismatch = WIDE
+    world.settle()
+    first = world.deployed
+    world.change(model={"dynamicBatching": {"mode": "Disabled"}})
+    world.settle()
+    second = world.deployed
+    assert second != first
+    assert world.told()["Ready"] == "True Succeeded"
+    assert world.doubts == [WIDE]
+    world.change(model={"dynamicBatching": {"mode": "Enabled", "maxQueueDelayMicroseconds": 7000}})
+    world.of[world.step().status["revision"]] = FLAT  # type: ignore[index]
+    world.settle()
+    assert world.told()["Ready"] == "False InferenceFailed"
+    assert FLAT in world.condition("Ready")["message"]
+
+
+def test_the_warning_outlives_pods_that_are_not_asked_yet_and_a_lost_memory() -> None:
+    world = Answering(document=builders.document(replicas=1))
+    world.settle()
+    world.mismatch = WIDE
+    world.settle()
+    world.silent = True
+    world.settle()
+    assert world.doubts == [WIDE]
+    del world.children["ConfigMap", next(name for kind, name in world.children if kind == "ConfigMap" and name.endswith("-live"))]
+    world.silent = False
+    world.settle()
+    assert world.told()["Ready"] == "True Succeeded"
+    assert world.doubts == [WIDE]
