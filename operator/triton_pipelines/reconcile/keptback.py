@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping
 from typing import Any, Final
 
 from triton_pipelines.api.conditions import Reason
@@ -14,6 +15,7 @@ from .measured import with_choices
 from .observed import Observed
 from .ownership import FormerChild, NameTaken
 from .plan import Plan
+from .scaling import CONDITION_TYPES as SCALING_CONDITIONS
 from .tuning import ENDED_EVENTS
 from .tuningrun import with_tuning
 
@@ -38,14 +40,22 @@ def reason_of(error: Refused) -> Reason:
 
 
 def kept_back(observed: Observed, decided: Plan, error: Refused, now: dt.datetime) -> dict[str, Any]:
-    """The status where an object of the pipeline could not be applied. What became of a tuning run holds all the same, and what it has
-    proven: where the record of it is what was refused, nothing else knows."""
+    """The status where an object of the pipeline could not be applied. What live scaling sees and does holds all the same, and what became of a
+    tuning run, and what it has proven: where the record of it is what was refused, nothing else knows."""
     reason = reason_of(error)
     text = _WORDS[reason].format(error.message if isinstance(error, ClusterError) else error)
     status = statuses.stalled(observed, reason, text, now)
-    if decided.status is None:
-        return status
-    return with_choices(with_tuning(status, decided.status.get("tuning")), decided.status)
+    said = decided.status if decided.status is not None else observed.status
+    status = _with_scaling(status, said)
+    return status if decided.status is None else with_choices(with_tuning(status, said.get("tuning")), said)
+
+
+def _with_scaling(status: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``status`` with what is ``said`` of live scaling; of steps only where that speaks of the revision which runs on."""
+    scaling = [item for item in said.get("conditions") or () if item.get("type") in SCALING_CONDITIONS]
+    parts = ("scaling", "steps", "tokenizer") if said.get("revision") == status.get("revision") else ("scaling",)
+    kept = {key: value for key, value in status.items() if key not in parts}
+    return {**kept, "conditions": [*status["conditions"], *scaling], **{key: said[key] for key in parts if key in said}}
 
 
 def events_that_hold(decided: Plan) -> list[Event]:
