@@ -1,8 +1,9 @@
 """What each pipeline asks for and goes by, worked out once for as long as nothing of what decides it changes; for all parts of the operator. No I/O.
 
 Most of a pass over a pipeline of which nothing has changed was rendering it again. Kept are the last two specs of each pipeline (the present
-one, and beside an invalid one the last that could be acted on), without their revisions' content: what is not needed in a quiet pass is made
-again where it is. Compared is all that the result is made of, so there is nothing by which it could be out of date.
+one, and beside an invalid one the last that could be acted on), and of each what it came to with the last two contents of its sources, without
+the revisions' content: what is not needed in a quiet pass is made again where it is. Compared is all that the result is made of, so there is
+nothing by which it could be out of date.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .sources import config_map_sources
 from .wanted import Known, Remade, Wanted, settled
 
 Key = tuple[str, str]
-# Specs that are kept of one pipeline.
+# Specs that are kept of one pipeline, and of each what it came to with other contents of its sources.
 KEPT: Final = 2
 
 
@@ -49,8 +50,7 @@ class Spec:
     pipeline: InferencePipeline | None
     findings: tuple[Finding, ...]
     sources: tuple[Fetch, ...]
-    _known: Known | None = None
-    _made: Wanted | tuple[Finding, ...] = ()
+    _made: list[tuple[Known, Wanted | tuple[Finding, ...]]] = field(default_factory=list)
 
     @classmethod
     def of(cls, raw: Object, digest: bytes) -> Spec:
@@ -63,11 +63,15 @@ class Spec:
         """What it asks for, or all that is wrong with it; from last time where nothing has changed."""
         if self.pipeline is None:
             return list(self.findings)
-        if self._known != known:
-            made = settled(self.pipeline, known, options)
-            self._known, self._made = known, tuple(made) if isinstance(made, list) else _without_content(made, known, options)
-            return made
-        return self._made if isinstance(self._made, Wanted) else list(self._made)
+        found = next((result for then, result in self._made if then == known), None)
+        if found is not None:
+            return found if isinstance(found, Wanted) else list(found)
+        made = settled(self.pipeline, known, options)
+        result = tuple(made) if isinstance(made, list) else _without_content(made, known, options)
+        # While a source is missing the last spec that could be acted on is this one, too, with the hash that the source had.
+        others = [item for item in self._made if item[0].digests != known.digests]
+        self._made = [(known, result), *others][:KEPT]
+        return made
 
 
 @dataclass(slots=True)

@@ -172,6 +172,33 @@ def test_an_invalid_spec_beside_the_last_good_one_takes_no_place_from_it(counted
     assert len(counted) == 2, "the present one, and the one that passes go by"
 
 
+def test_a_source_that_is_missing_makes_nothing_be_worked_out_again_and_again(counted: list[str]) -> None:
+    """The present spec and the one that passes go by are then the same, with and without the hash of the source."""
+    document = builders.document(tokenizer={"source": {"uri": "configmap://tok/tokenizer.json"}})
+    one, world = Resolver(OPTIONS), World(document, digests={"tokenizer": "abc"}).settle()
+
+    def passes(number: int) -> list[Any]:
+        graphs = []
+        for _ in range(number):
+            observed = world.observed()
+            asked = one.gone_by(observed, wanted := one.resolve(observed))
+            plan(observed, Context(OPTIONS, lambda _uid, _revision: "key", remembering=one.resolve), NOW, wanted)
+            assert asked is not None
+            graphs.append(asked[1].graph)
+        return graphs
+
+    passes(2)
+    counted.clear()
+    world.digests, world.missing_sources = {}, {"tokenizer": "ConfigMap tok is missing"}
+    graphs = passes(4)
+    assert len(counted) <= 2, "the present one, and the one that passes go by"
+    assert all(graph is graphs[0] for graph in graphs), "everybody shares it"
+    for number in range(5):
+        world.digests, world.missing_sources = {"tokenizer": str(number)}, {}
+        passes(1)
+    assert all(len(spec._made) <= KEPT for known in one._read.values() for spec in known)
+
+
 def test_what_a_plan_does_changes_nothing_of_what_is_remembered() -> None:
     """Also where it takes the content of the revision, which the cluster lacks."""
     one, observed = Resolver(OPTIONS), Observed(builders.document())
