@@ -17,10 +17,14 @@ NEVER_US = 3_600_000_000
 async def test_requests_that_wait_share_a_batch(triton: Workbench, client: Asker) -> None:
     model = await triton.deploy("together", "dynamic_batching { }", max_batch_size=4)
     model.hold(0)
+    # Triton counts a request as pending a moment before its queue has it: the last of them has the time of another execution to get there.
+    model.hold(1)
     first = client.ask(model, 0)
     await model.until_executing(0)
     others = await client.line_up(model, *range(1, 7))
     model.release(0)
+    await model.until_executing(1)
+    model.release(1)
     answers = await asyncio.gather(first, *others)
     assert [answer["Y"] for answer in answers] == [[[value + 1]] for value in range(7)]
     assert model.batches() == [[0], [1, 2, 3, 4], [5, 6]]
