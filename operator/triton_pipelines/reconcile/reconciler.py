@@ -220,7 +220,8 @@ class Reconciler:
             unasked = last is not None and asked and last.inference_error is None and not last.error
             if last is None or (pod.ready and (unasked or not last.ensemble_ready)):
                 return 0.0
-            settled = pod.ready and not last.error and not last.inference_error
+            # A first wrong answer may be an accident, and a rollout goes by the second.
+            settled = pod.ready and not last.error and not last.inference_error and last.wrong_in_a_row != 1
             period = float(health.period_seconds) if settled else min(UNREADY_PROBE_SECONDS, float(health.period_seconds))
             return period - (now - last.at).total_seconds()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -43,15 +44,14 @@ class TakingClient(Client):
         return obj
 
 
-@pytest.mark.proves("spec.health.periodSeconds", "behaviour")
-@pytest.mark.parametrize("period", [7, 90])
-async def test_a_good_pod_is_asked_again_when_its_period_is_over(period: int) -> None:
+async def looks_at(period: int, moments: Sequence[float], mismatch: str = "") -> list[float]:
+    """When a pod that answers (with a ``mismatch``) is asked, in passes at these seconds."""
     store, looks = Store(), list[float]()
     elapsed = 0.0
 
     async def look(target: ProbeTarget, now: dt.datetime) -> Probe:
         looks.append((now - START).total_seconds())
-        return Probe(now, ensemble_ready=True, inference_error="")
+        return Probe(now, ensemble_ready=True, inference_error="", mismatch=mismatch)
 
     document = builders.document(health={"periodSeconds": period})
     document["metadata"] |= {"generation": 1, "resourceVersion": "1"}
@@ -70,9 +70,21 @@ async def test_a_good_pod_is_asked_again_when_its_period_is_over(period: int) ->
         "containerStatuses": [{"name": names.CONTAINER_SERVER, "ready": True, "state": {"running": {}}}],
     }
     store.put(PODS, {"metadata": {"name": "pod", "namespace": key[0], "uid": "u", "resourceVersion": "2", "labels": labels}, "status": status})
-    for elapsed in (0.0, period - 1.0, period + 1.0, 2.0 * period, 2.0 * period + 2.0):  # noqa: B007 - the clock reads it
+    for elapsed in moments:  # noqa: B007 - the clock reads it
         await reconciler.reconcile(key)
-    assert looks == [0.0, period + 1.0, 2.0 * period + 2.0]
+    return looks
+
+
+@pytest.mark.proves("spec.health.periodSeconds", "behaviour")
+@pytest.mark.parametrize("period", [7, 90])
+async def test_a_good_pod_is_asked_again_when_its_period_is_over(period: int) -> None:
+    moments = (0.0, period - 1.0, period + 1.0, 2.0 * period, 2.0 * period + 2.0)
+    assert await looks_at(period, moments) == [0.0, period + 1.0, 2.0 * period + 2.0]
+
+
+async def test_an_answer_otherwise_than_declared_is_soon_looked_at_again_once() -> None:
+    """A new revision is judged by two looks, and old pods leave meanwhile; who has long served so is asked no more often than others."""
+    assert await looks_at(90, (0.0, 6.0, 12.0, 95.0, 97.0), "output A is INT64, declared FP32") == [0.0, 6.0, 97.0]
 
 
 async def test_pods_of_the_revision_that_is_kept_are_asked_by_its_own_spec() -> None:
