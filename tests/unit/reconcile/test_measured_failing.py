@@ -63,7 +63,6 @@ def test_a_loader_or_an_inference_that_fails(strategy: str, verdict: str, why: s
     assert_barred(world, first, taken, why)
 
 
-@pytest.mark.parametrize("strategy", ["Surge", "Auto"])
 def first_ready(world: Tuning, taken: str) -> None:
     """Until a pod of that revision is ready, and nobody has looked at it yet."""
     for _ in range(20):
@@ -119,6 +118,7 @@ def test_processes_that_die_in_each_new_pod_are_the_paddings() -> None:
     assert_barred(world, first, taken, "a process is gone")
 
 
+@pytest.mark.parametrize("strategy", ["Surge", "Auto"])
 def test_half_way_through_a_surge(strategy: str) -> None:
     world, first, taken = proven(replicas=3, rollout={"strategy": strategy})
     for _ in range(20):
