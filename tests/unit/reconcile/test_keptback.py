@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support import builders
-from tests.support.worlds import World, status_validator
+from tests.support.worldchecks import status_validator
+from tests.support.worlds import World
 from triton_pipelines.cluster.errors import Forbidden
 from triton_pipelines.reconcile.keptback import kept_back
 from triton_pipelines.reconcile.observed import Object
@@ -16,7 +17,7 @@ from triton_pipelines.reconcile.scaling import CONDITION_TYPES
 
 RENDERED: dict[str, Any] = {}
 WORDS = 'deployments.apps "sentiment" is forbidden: exceeded quota: team'
-COUNTS = {"tokenizer": {"instances": {"initial": 1, "min": 1, "max": 4}}}
+COUNTS: dict[str, Any] = {"tokenizer": {"instances": {"initial": 1, "min": 1, "max": 4}}}
 
 
 def scaled() -> World:
