@@ -86,9 +86,9 @@ TIERS = {
         ),
         3,
     ),
-    # Measured on two cores: 5 600 tests in 223 s.
-    "unit": Tier((_pytest("tests/unit", "-q", "-n", WORKERS),), 4),
-    # Measured on two cores: 962 s, the closed loops on a real Triton and Prometheus in it.
+    # Measured on two cores: 6 000 tests in 224 s.
+    "unit": Tier((_pytest("tests/unit", "-q", "-n", WORKERS),), 5),
+    # Measured on two cores: 916 s, the closed loops on a real Triton and Prometheus in it.
     # Cold builds take minutes and show their progress; inside a test they would only run into its time limit.
     "integration": Tier(
         (
@@ -99,8 +99,8 @@ TIERS = {
         _real_parts,
     ),
     # Most of it is waiting: drains that have to outlast clients, pods that come and go one after the other. The tests share one operator, which
-    # some of them kill and one watches for silence, so they run in turn. Measured on two cores: 1 204 s.
-    "e2e": Tier((_pytest("e2e/suite", "-q", "--maxfail=5", "--timeout=900"),), 22, _cluster),
+    # some of them kill and one watches for silence, so they run in turn. Measured on two cores: 1 267 s.
+    "e2e": Tier((_pytest("e2e/suite", "-q", "--maxfail=5", "--timeout=900"),), 23, _cluster),
     "gpu": Tier((_pytest("tests/gpu", "-q", "--timeout=600"),), 10, _gpu),
 }
 
