@@ -72,3 +72,15 @@ def broken(world: Tuning, old: str) -> None:
     """The revision that is deployed breaks the promise which ``old`` kept."""
     world.latencies = Latencies({old: KEPT_FIGURE, world.deployed: BROKEN_FIGURE})
     world.pass_time(15).step()
+
+
+def taken_and_broken(world: Tuning) -> tuple[str, str]:
+    """A run proves a padding, whose revision breaks the promise that the one before kept, and then nobody's latency is known any more: both."""
+    first = world.deployed
+    world.latencies = Latencies({first: KEPT_FIGURE})
+    run(world, PADDING).settle()
+    taken = world.deployed
+    broken(world, first)
+    world.latencies = None
+    world.settle()
+    return first, taken

@@ -26,6 +26,7 @@ from tests.support.measuredworld import (
     padding,
     result,
     run,
+    taken_and_broken,
     world_of,
 )
 from tests.support.tuningworld import Tuning
@@ -205,13 +206,7 @@ def test_a_patch_that_breaks_the_promise_stays_taken_back_until_the_spec_changes
 
 def test_another_run_may_prove_what_was_taken_back() -> None:
     world = world_of()
-    first = world.deployed
-    world.latencies = Latencies({first: KEPT_FIGURE})
-    run(world, PADDING).settle()
-    taken = world.deployed
-    broken(world, first)
-    world.latencies = None
-    world.settle()
+    _, taken = taken_and_broken(world)
     run(world, PADDING, "tuesday").settle()
     assert world.deployed == taken
     assert "'tuesday'" in padding(world)[1]

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.measuredworld import BOTH, KEPT_FIGURE, PADDING, broken, choices, padding, run, world_of
+from tests.support.measuredworld import BOTH, PADDING, choices, padding, run, taken_and_broken, world_of
 from tests.support.tuningworld import Tuning
 from tests.support.worlds import BAD, DUMB, GONE
 from triton_pipelines.api import names
-from triton_pipelines.reconcile.watch import Latencies
 
 STRATEGIES = ("Surge", "Auto", "NoSurge", "Recreate")
 
@@ -144,13 +143,7 @@ def test_a_surge_that_finds_no_room_until_its_deadline() -> None:
 
 def test_a_promise_that_is_broken_by_a_surge() -> None:
     world = world_of(rollout={"strategy": "Surge"})
-    first = world.deployed
-    world.latencies = Latencies({first: KEPT_FIGURE})
-    run(world, PADDING).settle()
-    taken = world.deployed
-    broken(world, first)
-    world.latencies = None
-    world.settle()
+    first, taken = taken_and_broken(world)
     assert_barred(world, first, taken, "its p99 in the server is 90.0 ms")
 
 
