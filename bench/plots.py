@@ -18,7 +18,7 @@ _VERDICTS = {
     "StepBound": "#fdae6b",
     "CPUContended": "#fcbba1",
     "NoProgress": "#cb181d",
-    "BatchingDefeated": "#dadaeb",
+    "BatchingIneffective": "#dadaeb",
     "GPUBound": "#9e9ac8",
     "Overprovisioned": "#9ecae1",
     "Idle": "#f0f0f0",

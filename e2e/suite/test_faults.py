@@ -147,7 +147,7 @@ def test_a_dead_tokenizer_is_noticed_and_healed_though_its_server_says_that_it_i
     wait_left(tiny, {name})
     tiny.wait_ready()
     assert tiny.condition("Available")["status"] == "True"
-    (event,) = [event for event in tiny.events() if event["reason"] == "ProcessDied"]
+    (event,) = [event for event in tiny.events() if event["reason"] == "BackendProcessDied"]
     assert f"pod {name} is deleted" in event["note"]
 
 

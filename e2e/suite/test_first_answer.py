@@ -89,8 +89,8 @@ def test_events_tell_the_story(serving: dict[str, tuple[Pipeline, Endpoint]]) ->
     assert told["Succeeded"]["type"] == "Normal"
     assert revision in told["Succeeded"]["note"]
     # The samples follow a branch and a bucket's newest object: short to write, and said to be doubtful.
-    assert {reason for reason, event in told.items() if event["type"] != "Normal"} == {"DoubtfulSpec"}
-    assert "is not pinned" in told["DoubtfulSpec"]["note"]
+    assert {reason for reason, event in told.items() if event["type"] != "Normal"} == {"SpecWarning"}
+    assert "is not pinned" in told["SpecWarning"]["note"]
 
 
 def test_kubectl_shows_columns_for_people(kube: Kube, serving: dict[str, tuple[Pipeline, Endpoint]]) -> None:

@@ -175,7 +175,7 @@ class World:
         if pod.phase == "Failing":
             finding = Finding(step="model", reason=Reason.MODEL_MISMATCH, message="output logits is FP16, the spec says FP32", field="spec.model")
             if self.verdicts.get(pod.revision) == STIFF:
-                finding = Finding(step="model", reason=Reason.NOT_RAGGED, message="axis 1 of input_ids is 128", field="spec.tokenizer.padding")
+                finding = Finding(step="model", reason=Reason.RAGGED_UNSUPPORTED, message="axis 1 of input_ids is 128", field="spec.tokenizer.padding")
             failed = LoadReport(ok=False, revision=pod.revision, findings=(finding,))
             ended = {"exitCode": 2, "reason": "Error", "message": failed.to_json()}
             loader |= {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": ended}}

@@ -53,7 +53,7 @@ class Reason(StrEnum):
     GPU_BOUND = "GPUBound"
     CPU_CONTENDED = "CPUContended"
     NO_PROGRESS = "NoProgress"
-    BATCHING_DEFEATED = "BatchingDefeated"
+    BATCHING_INEFFECTIVE = "BatchingIneffective"
     REPLICAS_OWNER_CONFLICT = "ReplicasOwnerConflict"
     CPU_OWNER_CONFLICT = "CPUOwnerConflict"
     # waiting
@@ -75,13 +75,13 @@ class Reason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     ROLLOUT_FAILED = "RolloutFailed"
     ROLLED_BACK = "RolledBack"
-    SLO_BROKEN = "SLOBroken"
+    SLO_VIOLATED = "SLOViolated"
     TUNING_STALE = "TuningStale"
     MODEL_MISMATCH = "ModelMismatch"
     SOURCE_CHANGED = "SourceChanged"
     CHECKSUM_MISMATCH = "ChecksumMismatch"
     INVALID_TOKENIZER = "InvalidTokenizer"
-    NOT_RAGGED = "NotRagged"
+    RAGGED_UNSUPPORTED = "RaggedUnsupported"
     MODEL_FAILED = "ModelFailed"
     NAME_CONFLICT = "NameConflict"
     # transient
@@ -105,7 +105,7 @@ KIND_OF: Mapping[Reason, Kind] = {
     Reason.GPU_BOUND: Kind.FINE,
     Reason.CPU_CONTENDED: Kind.FINE,
     Reason.NO_PROGRESS: Kind.FINE,
-    Reason.BATCHING_DEFEATED: Kind.FINE,
+    Reason.BATCHING_INEFFECTIVE: Kind.FINE,
     Reason.REPLICAS_OWNER_CONFLICT: Kind.WAITING,
     Reason.CPU_OWNER_CONFLICT: Kind.WAITING,
     Reason.METRICS_MISSING: Kind.WAITING,
@@ -126,13 +126,13 @@ KIND_OF: Mapping[Reason, Kind] = {
     Reason.INVALID_SPEC: Kind.STALLED,
     Reason.ROLLOUT_FAILED: Kind.STALLED,
     Reason.ROLLED_BACK: Kind.STALLED,
-    Reason.SLO_BROKEN: Kind.STALLED,
+    Reason.SLO_VIOLATED: Kind.STALLED,
     Reason.TUNING_STALE: Kind.STALLED,
     Reason.MODEL_MISMATCH: Kind.STALLED,
     Reason.SOURCE_CHANGED: Kind.STALLED,
     Reason.CHECKSUM_MISMATCH: Kind.STALLED,
     Reason.INVALID_TOKENIZER: Kind.STALLED,
-    Reason.NOT_RAGGED: Kind.STALLED,
+    Reason.RAGGED_UNSUPPORTED: Kind.STALLED,
     Reason.MODEL_FAILED: Kind.STALLED,
     Reason.NAME_CONFLICT: Kind.STALLED,
     Reason.INFERENCE_FAILED: Kind.TRANSIENT,

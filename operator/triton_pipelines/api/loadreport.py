@@ -39,7 +39,7 @@ class Reason(StrEnum):
     CHECKSUM_MISMATCH = "ChecksumMismatch"
     MODEL_MISMATCH = "ModelMismatch"
     INVALID_TOKENIZER = "InvalidTokenizer"
-    NOT_RAGGED = "NotRagged"
+    RAGGED_UNSUPPORTED = "RaggedUnsupported"
     NO_SPACE = "NoSpace"
     INTERNAL_ERROR = "InternalError"
     TOKENIZER_SETTINGS_IGNORED = "TokenizerSettingsIgnored"
@@ -47,6 +47,11 @@ class Reason(StrEnum):
     INSECURE_SOURCE = "InsecureSource"
     CACHE_UNUSED = "CacheUnused"
     ANSWERS_NOT_COMPARED = "AnswersNotCompared"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Reason | None:
+        """Read the name that loaders before 0.1.0 report; their image stays pinned by old revisions."""
+        return cls.RAGGED_UNSUPPORTED if value == "NotRagged" else None
 
 
 INFORMATIVE: Final = frozenset(

@@ -105,7 +105,7 @@ class Inspection:
             done = Refusal((Obstacle(f"the graph is built in a way that is not understood ({_named(error)})", FIXED),))
         if isinstance(done, Refusal):
             message = f"{uri} cannot take requests of different length in one batch: {done}"
-            self._errors.append(LoadError(Reason.NOT_RAGGED, message, step=item.step, field=item.field))
+            self._errors.append(LoadError(Reason.RAGGED_UNSUPPORTED, message, step=item.step, field=item.field))
             return
         self._log.info("%s: %s %s", item.field, uri, done)
         if not done.proven:

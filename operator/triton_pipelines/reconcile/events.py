@@ -66,7 +66,7 @@ def _scaled(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
         if new["status"] == "False":
             told.append(Event(True, str(new["reason"]), "ReadMetrics", str(new.get("message", ""))))
         elif old and old.get("reason") != Reason.NO_PODS:
-            told.append(Event(False, "MetricsBack", "ReadMetrics", str(new.get("message", ""))))
+            told.append(Event(False, "MetricsRecovered", "ReadMetrics", str(new.get("message", ""))))
     return told
 
 
@@ -78,7 +78,7 @@ def _doubts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
         return []
     listed = "; ".join(f"({index}) {text}" for index, text in enumerate(fresh, 1))
     note = fresh[0] if len(fresh) == 1 else f"{len(fresh)} warnings, which stand in status.warnings: {listed}"
-    return [Event(True, "DoubtfulSpec", "Lint", note)]
+    return [Event(True, "SpecWarning", "Lint", note)]
 
 
 def _doubt(item: Mapping[str, Any]) -> str:

@@ -53,7 +53,7 @@ def heal(observed: Observed, resolved: Resolved, memory: Memory, now: dt.datetim
             going.append(dead)
             memory = replace(memory, healed=rfc3339(now))
             said = observed.probes[dead.uid].inference_error
-            events.append(Event(True, "ProcessDied", "DeletePod", f"pod {dead.name} is deleted, since a process of a model in it is gone: {said}"))
+            events.append(Event(True, "BackendProcessDied", "DeletePod", f"pod {dead.name} is deleted, since a process of a model in it is gone: {said}"))
     return Healing(tuple(going), tuple(events), memory, dict(changed.values()))
 
 

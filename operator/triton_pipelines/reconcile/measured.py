@@ -160,7 +160,7 @@ def events_of(barred: Sequence[Choice]) -> tuple[Event, ...]:
     """That a choice is no longer taken, and why."""
     said = "{0}, which tuning run {1!r} measured, is taken back for this spec until another run proves it: {2}"
     notes = (said.format(one.padded, short(one.request, REQUEST_MAX), one.barred) for one in barred)
-    return tuple(Event(True, "PaddingTakenBack", "Rollout", note) for note in notes)
+    return tuple(Event(True, "PaddingReverted", "Rollout", note) for note in notes)
 
 
 def retold(run: Run, barred: Sequence[Choice]) -> Run:

@@ -38,13 +38,13 @@ def recorded(observed: Observed) -> dict[str, str]:
     return {key: reason for key, reason in known.items() if isinstance(reason, str)}
 
 
-def not_ragged(observed: Observed) -> Reports:
+def ragged_unsupported(observed: Observed) -> Reports:
     """Of each pod whose file the loader could not adapt, where nothing else is wrong with what was loaded: its revision, and the findings."""
     told = []
     for pod in observed.pods:
         report = pod.load_report()
         failures = tuple(item for item in report.findings if item.reason not in INFORMATIVE) if report is not None and not report.ok else ()
-        if failures and all(item.reason is Reason.NOT_RAGGED for item in failures):
+        if failures and all(item.reason is Reason.RAGGED_UNSUPPORTED for item in failures):
             told.append((pod.revision, failures))
     return tuple(told)
 

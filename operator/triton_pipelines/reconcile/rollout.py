@@ -87,7 +87,7 @@ def decide(
     if strategy is RolloutStrategy.AUTO:
         memory = memory if whole else _way_taken(target, observed, memory)
         mode, memory, recheck = _auto(target, observed, memory, now)
-    if target != wanted and memory.failed_reason != Reason.SLO_BROKEN:
+    if target != wanted and memory.failed_reason != Reason.SLO_VIOLATED:
         mode = _restoring(strategy)
     gap = _gap(target, mode, replicas, observed, coming=recheck is not None)
     failure = _failure(target, observed, problems)
@@ -103,7 +103,7 @@ def decide(
         # Both serve, so the way back is that of any rollout. What is gone back to counts as the last one that is known to be good.
         back = watched.watch.predecessor
         memory = replace(
-            _taken_back(memory, wanted, observed.spec_hash, Reason.SLO_BROKEN, watched.broken, back),
+            _taken_back(memory, wanted, observed.spec_hash, Reason.SLO_VIOLATED, watched.broken, back),
             proven=back,
             watch={},
             mode_revision="",

@@ -161,7 +161,7 @@ def conditions_of(
             f"revision {wanted} failed and revision {rollout.target} was taken back ({why.value}): {rollout.memory.failed_message};"
             " it is tried again when the spec changes"
         )
-        if why is Reason.SLO_BROKEN:
+        if why is Reason.SLO_VIOLATED:
             text = (
                 f"revision {wanted} serves, but breaks the SLO that revision {rollout.target} kept, which is taken back:"
                 f" {rollout.memory.failed_message}; it is tried again when the spec changes"
@@ -259,7 +259,7 @@ def _models(observed: Observed, wanted: str, updated: Sequence[Pod], problems: S
         return Condition(ConditionType.MODELS_READY, True, Reason.SUCCEEDED, f"all models are ready in {len(pods)} of {len(pods)} pods")
     told = (
         Reason.MODEL_MISMATCH, Reason.MODEL_FAILED, Reason.SOURCE_UNAVAILABLE, Reason.SOURCE_CHANGED, Reason.CHECKSUM_MISMATCH,
-        Reason.INVALID_TOKENIZER, Reason.NOT_RAGGED, Reason.NO_SPACE, Reason.SERVER_CRASHED, Reason.INTERNAL_ERROR,
+        Reason.INVALID_TOKENIZER, Reason.RAGGED_UNSUPPORTED, Reason.NO_SPACE, Reason.SERVER_CRASHED, Reason.INTERNAL_ERROR,
     )  # fmt: skip
     if leading is not None and leading.reason in told:
         return Condition(ConditionType.MODELS_READY, False, leading.reason, f"{len(updated)} of {len(pods)} pods; {leading.message}")

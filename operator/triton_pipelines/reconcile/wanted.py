@@ -75,7 +75,7 @@ class Known:
             image=record["serverImage"] if record is not None else None,
             choices=measured.recorded(observed),
             refused=padding.recorded(observed),
-            reports=padding.not_ragged(observed),
+            reports=padding.ragged_unsupported(observed),
             failed=memory.failed_revision if memory.failed_revision and memory.failed_spec == observed.spec_hash else "",
             restored=memory.restored,
         )

@@ -62,7 +62,7 @@ ADVICE: Final[Mapping[Verdict, Advice]] = {
             "Code that waits for ever (a lock, a service without a time limit) looks the same.",
         ),
     ),
-    Verdict.BATCHING_DEFEATED: Advice(
+    Verdict.BATCHING_INEFFECTIVE: Advice(
         "The GPU step runs requests one by one although several wait: Triton cannot put them into one batch.",
         (
             "Use padding that gives equal shapes: spec.tokenizer.padding Bucketed or Fixed, or Ragged with a model that takes it.",

@@ -24,7 +24,7 @@ GPU_AIM: Final = 0.75
 
 SATURATED: Final = frozenset({Verdict.TOKENIZER_BOUND, Verdict.STEP_BOUND, Verdict.CPU_BOUND})
 # Where requests wait and none completes, or the GPU step runs them one by one, nobody can tell what pods would bring.
-_UNTELLING: Final = frozenset({Verdict.UNKNOWN, Verdict.NO_PROGRESS, Verdict.BATCHING_DEFEATED})
+_UNTELLING: Final = frozenset({Verdict.UNKNOWN, Verdict.NO_PROGRESS, Verdict.BATCHING_INEFFECTIVE})
 
 
 @dataclass(frozen=True, slots=True)

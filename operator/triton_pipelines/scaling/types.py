@@ -25,7 +25,7 @@ class Verdict(StrEnum):
     OVERPROVISIONED = "Overprovisioned"
     IDLE = "Idle"
     NO_PROGRESS = "NoProgress"
-    BATCHING_DEFEATED = "BatchingDefeated"
+    BATCHING_INEFFECTIVE = "BatchingIneffective"
     UNKNOWN = "Unknown"
 
 

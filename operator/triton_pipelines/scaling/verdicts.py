@@ -15,7 +15,7 @@ _ORDER = (
     Verdict.UNKNOWN,
     Verdict.NO_PROGRESS,
     Verdict.GPU_BOUND,
-    Verdict.BATCHING_DEFEATED,
+    Verdict.BATCHING_INEFFECTIVE,
     Verdict.CPU_BOUND,
     Verdict.TOKENIZER_BOUND,
     Verdict.STEP_BOUND,
@@ -65,7 +65,7 @@ def verdict(state: State, gpu: GpuSignal, cpu: Cpu, slow: float) -> Verdict:
     if gpu_bound(gpu, state.pending):
         return Verdict.STEP_BOUND if gpu.on_cpu else Verdict.GPU_BOUND
     if defeated(gpu, state.pending):
-        return Verdict.BATCHING_DEFEATED
+        return Verdict.BATCHING_INEFFECTIVE
     if state.need.saturated:
         if cpu.short(state.step.name) or (state.cap.by.startswith("CPU") and state.cap.count <= state.count):
             return Verdict.CPU_BOUND
@@ -98,7 +98,7 @@ def words(state: State, found: Verdict, gpu: GpuSignal, cpu: Cpu, law: Law) -> s
                 f"{state.pending:.0f} requests wait before {state.step.name} and none has completed for {state.stalled_seconds:.0f} s: "
                 "its instances may have died, which only a new pod or a full reload heals"
             )
-        case Verdict.BATCHING_DEFEATED:
+        case Verdict.BATCHING_INEFFECTIVE:
             return (
                 f"{gpu.unbatched} runs {gpu.batch:.2f} requests per execution while {gpu.pending:.0f} wait: unequal shapes, or no dynamic batching; "
                 "see spec.tokenizer.padding and the step's dynamicBatching"
@@ -127,7 +127,7 @@ def limitation(state: State, found: Verdict, gpu: GpuSignal) -> str:
         return ""
     if state.frozen:
         return f"{state.step.name}: the load asks for {state.need.wanted}; growth beyond {state.count} did not raise throughput"
-    if gpu_bound(gpu, state.pending) or found in (Verdict.BATCHING_DEFEATED, Verdict.NO_PROGRESS):
+    if gpu_bound(gpu, state.pending) or found in (Verdict.BATCHING_INEFFECTIVE, Verdict.NO_PROGRESS):
         return f"{state.step.name}: the load asks for {state.need.wanted}; {found} holds it at {state.count}"
     if state.need.wanted > state.cap.count:
         return f"{state.step.name}: the load asks for {state.need.wanted}, bounded to {max(state.count, state.cap.count)} by {state.cap.by}"

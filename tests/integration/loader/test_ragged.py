@@ -86,7 +86,7 @@ def test_what_cannot_be_adapted_is_a_finding_of_its_own(pod: Pod, claim: Path) -
     pod.plan(FILE, checks=[check()], adapt=[ENCODER.plan(field="spec.tokenizer.padding")])
     code, report = pod.load()
     (finding,) = report.findings
-    assert (code, report.ok, finding.reason, finding.step, finding.field) == (2, False, Reason.NOT_RAGGED, "model", "spec.tokenizer.padding")
+    assert (code, report.ok, finding.reason, finding.step, finding.field) == (2, False, Reason.RAGGED_UNSUPPORTED, "model", "spec.tokenizer.padding")
     assert finding.message.startswith(
         "pvc://models/encoder.onnx cannot take requests of different length in one batch: operator DynamicQuantizeLinear"
     )

@@ -116,6 +116,6 @@ async def test_a_pod_with_a_dead_process_is_replaced_and_the_other_stays(admin: 
                 return pods if pods and broken not in {pod["metadata"]["name"] for pod in pods} else None
 
             after = {pod["metadata"]["name"] for pod in await eventually("the broken pod is replaced", healed, 60)}
-        (note,) = await events(admin, namespace, "ProcessDied")
+        (note,) = await events(admin, namespace, "BackendProcessDied")
     assert before & after == before - {broken}
     assert note.startswith(f"pod {broken} is deleted")

@@ -130,7 +130,7 @@ def test_requests_of_other_shapes_defeat_batching_which_is_told_instead_of_scale
     law.keep = True
     Run(world, [300.0] * 300, law, 1).result()
     named = [decision.verdict for at, decision in law.decisions if at - 1.7e9 > 100]
-    assert Verdict.BATCHING_DEFEATED in named or Verdict.GPU_BOUND in named
+    assert Verdict.BATCHING_INEFFECTIVE in named or Verdict.GPU_BOUND in named
     assert Verdict.TOKENIZER_BOUND not in named
 
 

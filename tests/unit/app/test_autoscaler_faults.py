@@ -47,7 +47,7 @@ async def test_without_metrics_counts_stay_and_the_cause_is_told(loop: Loop, tro
     assert (event.warning, event.reason) == (True, trouble.value)
     loop.flow(50.0 * before["tokenizer"], service=0.010)
     await loop.tick()
-    assert [event.reason for event in loop.plans[-1].events if event.action == "ReadMetrics"] == ["MetricsBack"]
+    assert [event.reason for event in loop.plans[-1].events if event.action == "ReadMetrics"] == ["MetricsRecovered"]
 
 
 async def test_a_collector_that_fails_is_the_trouble_of_its_pipelines_alone(loop: Loop) -> None:

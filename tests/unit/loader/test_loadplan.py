@@ -281,3 +281,10 @@ def test_a_plan_without_adapted_files_keeps_the_bytes_it_had_before_there_were_a
 def test_what_an_adapted_file_needs(changes: dict[str, object], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         plan(adapt=[{**ADAPT, **changes}])
+
+
+def test_reports_of_loaders_pinned_by_old_revisions_are_still_read() -> None:
+    report = LoadReport(ok=False, revision="a1", findings=(Finding(step="model", reason=Reason.RAGGED_UNSUPPORTED, message="axis 1 is 128"),))
+    old = report.to_json().replace("RaggedUnsupported", "NotRagged")
+    assert "NotRagged" in old
+    assert LoadReport.model_validate_json(old) == report

@@ -340,7 +340,7 @@ def test_every_reason_has_a_meaning() -> None:
         Reason.GPU_BOUND,
         Reason.CPU_CONTENDED,
         Reason.NO_PROGRESS,
-        Reason.BATCHING_DEFEATED,
+        Reason.BATCHING_INEFFECTIVE,
     }
 
 

@@ -153,7 +153,7 @@ def test_one_pod_at_a_time_and_no_more_often_than_the_interval() -> None:
     first = decide(pod("a"), pod("b"), probes={"a": broken, "b": broken})
     assert [one.name for one in first.pods] == ["a"]
     (event,) = first.events
-    assert (event.warning, event.reason) == (True, "ProcessDied")
+    assert (event.warning, event.reason) == (True, "BackendProcessDied")
     assert GONE in event.note
     memory = Memory.parse(first.memory.to_json())
     assert healed(pod("b"), probes={"b": broken}, memory=memory) == []

@@ -27,7 +27,7 @@ def proven(patch: dict[str, Any] = PADDING, **spec: Any) -> tuple[Tuning, str, s
 
 def taken_back(world: Tuning) -> list[str]:
     """Notes of the events that tell of a choice which was taken back."""
-    return [event.note for done in world.log for event in done.notes if event.reason == "PaddingTakenBack"]
+    return [event.note for done in world.log for event in done.notes if event.reason == "PaddingReverted"]
 
 
 def assert_barred(world: Tuning, first: str, taken: str, why: str) -> None:

@@ -48,7 +48,7 @@ def test_what_was_refused_is_remembered_over_unrelated_changes_and_restarts() ->
     # Nothing of the first try is left but the record: its pods are gone, and no pod of the next revision tries again.
     world.change(tokenizer={"instances": {"max": 3}}, server={"priorityClassName": "high"}).settle()
     assert world.status["padding"]["chosen"] == "Fixed"
-    assert all("NotRagged" not in str(plan.status) for plan in world.log[before:] if plan.status)
+    assert all("RaggedUnsupported" not in str(plan.status) for plan in world.log[before:] if plan.status)
 
 
 def test_another_file_is_tried_anew() -> None:

@@ -50,7 +50,7 @@ def test_first_pass_applies_everything_in_an_order_that_may_end_anywhere() -> No
         (owner,) = item["metadata"]["ownerReferences"]
         assert owner["uid"] == world.document["metadata"]["uid"]
         assert owner["controller"] is True
-    assert [event.reason for event in decided.events if event.reason != "DoubtfulSpec"] == ["RolloutStarted"]
+    assert [event.reason for event in decided.events if event.reason != "SpecWarning"] == ["RolloutStarted"]
     assert world.step().quiet
 
 

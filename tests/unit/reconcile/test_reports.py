@@ -36,7 +36,7 @@ def test_it_is_told_once_whatever_the_number_of_pods() -> None:
     other = NOTE.model_copy(update={"message": "5.1 GiB are not run here"})
     decided = seen(world, (NOTE,), (other,))
     assert warnings(world) == [WARNED]
-    assert [event.note for event in decided.events if event.reason == "DoubtfulSpec"] == [f"{WARNED['path']}: {WARNED['message']}"]
+    assert [event.note for event in decided.events if event.reason == "SpecWarning"] == [f"{WARNED['path']}: {WARNED['message']}"]
     assert seen(world, (NOTE,), (other,)).quiet, "it stands, and nothing is written again"
     assert seen(world, (), ()).status is not None
     assert warnings(world) == []

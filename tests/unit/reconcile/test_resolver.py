@@ -111,7 +111,7 @@ def _refusals() -> list[str]:
 
 def _pods(revision: str) -> tuple[Pod, ...]:
     """A pod whose file takes no ragged batches."""
-    message = json.dumps({"ok": False, "revision": revision, "findings": [{"step": "model", "reason": "NotRagged", "message": "axis 1 is 128"}]})
+    message = json.dumps({"ok": False, "revision": revision, "findings": [{"step": "model", "reason": "RaggedUnsupported", "message": "axis 1 is 128"}]})
     loader = {"name": names.CONTAINER_LOADER, "state": {"terminated": {"exitCode": 2, "message": message}}}
     metadata = {"name": "p", "uid": "u", "labels": {names.LABEL_REVISION: revision}}
     return (Pod.of({"metadata": metadata, "status": {"initContainerStatuses": [loader]}}),)

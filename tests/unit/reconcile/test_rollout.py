@@ -411,7 +411,7 @@ def test_kubectl_rollout_restart_survives() -> None:
 
 def test_events_tell_the_story_once() -> None:
     world = World().settle()
-    assert [reason for reason in events(world.log) if reason != "DoubtfulSpec"] == ["RolloutStarted", "Succeeded", "Serving"]
+    assert [reason for reason in events(world.log) if reason != "SpecWarning"] == ["RolloutStarted", "Succeeded", "Serving"]
     world.log.clear()
     failing(world)
     world.settle()

@@ -118,7 +118,7 @@ def test_what_a_release_does_not_know_names_the_release() -> None:
 
 def doubts(world: World) -> list[str]:
     """Notes of the events that told of warnings so far."""
-    return [event.note for decided in world.log for event in decided.events if event.reason == "DoubtfulSpec"]
+    return [event.note for decided in world.log for event in decided.events if event.reason == "SpecWarning"]
 
 
 def test_each_warning_is_told_once_however_many_passes_and_generations() -> None:
@@ -128,7 +128,7 @@ def test_each_warning_is_told_once_however_many_passes_and_generations() -> None
     assert len(told) > 1
     listed = "; ".join(f"({index}) {text}" for index, text in enumerate(told, 1))
     assert first == f"{len(told)} warnings, which stand in status.warnings: {listed}"
-    assert all(event.warning for decided in world.log for event in decided.events if event.reason == "DoubtfulSpec")
+    assert all(event.warning for decided in world.log for event in decided.events if event.reason == "SpecWarning")
     world.settle()
     world.change(replicas=2).settle()
     assert doubts(world) == [first]

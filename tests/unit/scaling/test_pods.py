@@ -98,7 +98,7 @@ def test_pressure_that_pauses_begins_anew() -> None:
         (decision(Verdict.BALANCED, offered=2.7), "nothing waits"),
         (decision(Verdict.CPU_CONTENDED, offered=2.7), "others use the CPU"),
         (decision(Verdict.NO_PROGRESS, offered=9.0, gpu=0.99), "nothing completes"),
-        (decision(Verdict.BATCHING_DEFEATED, offered=9.0, gpu=0.99), "the GPU runs them one by one"),
+        (decision(Verdict.BATCHING_INEFFECTIVE, offered=9.0, gpu=0.99), "the GPU runs them one by one"),
         (decision(Verdict.UNKNOWN, offered=9.0), "nothing is known"),
     ],
 )

@@ -202,7 +202,7 @@ def _less(one: Counters, other: Counters) -> Counters:
 @given(ends, ends, usages, counted, st.one_of(st.none(), st.floats(1, 20)))
 def test_bound_by_the_gpu_or_the_cpu_never_grows(flow: Flow, gpu: Flow, usage: Usage | None, count: int, cpu: float | None) -> None:
     done = whole(sample(flow, gpu, usage=usage), count, limits(cpu_limit=cpu))
-    if done.verdict in (Verdict.GPU_BOUND, Verdict.CPU_BOUND, Verdict.BATCHING_DEFEATED, Verdict.CPU_CONTENDED):
+    if done.verdict in (Verdict.GPU_BOUND, Verdict.CPU_BOUND, Verdict.BATCHING_INEFFECTIVE, Verdict.CPU_CONTENDED):
         assert done.steps[0].count <= count
 
 

@@ -210,7 +210,7 @@ def test_a_gpu_says_nothing_of_a_model_on_the_cpu_beside_it() -> None:
 def test_a_gpu_step_that_runs_requests_one_by_one_is_told() -> None:
     alone = Flow(rate=300, service=0.8 / 300, pending=200, batch=1.02)
     done = decided(sample(Flow(rate=300, pending=40, growth=2), alone), 2)
-    assert (done.steps[0].count, done.verdict) == (2, Verdict.BATCHING_DEFEATED)
+    assert (done.steps[0].count, done.verdict) == (2, Verdict.BATCHING_INEFFECTIVE)
     assert "1.02 requests per execution" in done.message
     assert decided(sample(Flow(rate=300), alone), 5, bounds=replace(limits(), gpu_batches={MODEL: 0})).verdict is Verdict.BALANCED
 

@@ -27,7 +27,7 @@ from triton_pipelines.loader.ragged.limits import positions, table_size
 
 ENCODER = Encoder(types=True, heads=(Head.LOGITS, Head.HIDDEN))
 URI = "pvc://models/model.onnx"
-DECLARED = {Reason.MODEL_MISMATCH, Reason.NOT_RAGGED}
+DECLARED = {Reason.MODEL_MISMATCH, Reason.RAGGED_UNSUPPORTED}
 NOT_FORESEEN = "not understood"
 
 
@@ -206,7 +206,7 @@ def test_what_nobody_foresaw_is_refused_with_its_name(load: Loads, monkeypatch: 
     monkeypatch.setattr("triton_pipelines.loader.inspection.adapt_file", adapt_file)
     code, report, _ = load(make(ENCODER))
     (finding,) = report.findings
-    assert (code, finding.reason) == (2, Reason.NOT_RAGGED)
+    assert (code, finding.reason) == (2, Reason.RAGGED_UNSUPPORTED)
     assert finding.message == (
         f"{URI} cannot take requests of different length in one batch: the graph is built in a way that is not understood "
         "(IndexError: list index out of range): set spec.tokenizer.padding to Fixed"
