@@ -23,7 +23,9 @@ from bench import (
 
 BENCHMARKS = {
     "O5": first_answer.run,
-    **dict.fromkeys(("S1", "S1-packed", "S1-cpu", "S2-fixed", "S2-longest", "S2-bucketed"), padding.run),
+    **dict.fromkeys(
+        ("S1", "S1-packed", "S1-cpu", "S2-fixed", "S2-longest", "S2-bucketed"), padding.run
+    ),
     "S3": rivals.run,
     "PA": perf_analyzer.run,
     "S4": stages.run,
@@ -52,7 +54,9 @@ def main(wanted: list[str]) -> int:
     names = list(BENCHMARKS) if wanted in ([], ["all"]) else wanted
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
-        print(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
+        print(
+            f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}", file=sys.stderr
+        )
         return 2
     for run in dict.fromkeys(BENCHMARKS[name] for name in names):
         run()  # one run may make several results

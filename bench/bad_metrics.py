@@ -11,11 +11,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from bench.results import thresholds, write
-from triton_pipelines.metrics.samples import Counters, Failure, PodHistory, Sample, Scrape, Trouble
-from triton_pipelines.tuning.simulator import traces
-from triton_pipelines.tuning.simulator.engine import Run, View
-from triton_pipelines.tuning.simulator.managed import Managed
-from triton_pipelines.tuning.simulator.scenarios import WORLD
+from bench.simulator import traces
+from bench.simulator.engine import Run, View
+from bench.simulator.managed import Managed
+from bench.simulator.scenarios import WORLD
+from triton_pipelines.autoscaling.metrics.samples import (
+    Counters,
+    Failure,
+    PodHistory,
+    Sample,
+    Scrape,
+    Trouble,
+)
 
 SEEDS = (1, 2, 3)
 SECONDS = 1000
@@ -42,7 +49,12 @@ def _fails(trouble: Trouble) -> Spoil:
 def _stale(sample: Sample, bad: float) -> Sample:
     """The scrapes end where the fault began."""
     newest = max(history.scrapes[-1].at for history in sample.pods.values())
-    cut = {name: replace(history, scrapes=tuple(one for one in history.scrapes if one.at <= newest - bad)) for name, history in sample.pods.items()}
+    cut = {
+        name: replace(
+            history, scrapes=tuple(one for one in history.scrapes if one.at <= newest - bad)
+        )
+        for name, history in sample.pods.items()
+    }
     return replace(sample, pods=cut)
 
 
@@ -61,20 +73,33 @@ def _no_pods(sample: Sample, bad: float) -> Sample:
 
 def _one_model_missing(sample: Sample, bad: float) -> Sample:
     def without(scrape: Scrape) -> Scrape:
-        return replace(scrape, models={name: counters for name, counters in scrape.models.items() if name != "tokenizer"})
+        return replace(
+            scrape,
+            models={
+                name: counters for name, counters in scrape.models.items() if name != "tokenizer"
+            },
+        )
 
     return _changed(sample, without)
 
 
 def _values(change: Callable[[Counters], Counters]) -> Spoil:
     def spoil(sample: Sample, bad: float) -> Sample:
-        return _changed(sample, lambda scrape: replace(scrape, models={name: change(counters) for name, counters in scrape.models.items()}))
+        return _changed(
+            sample,
+            lambda scrape: replace(
+                scrape, models={name: change(counters) for name, counters in scrape.models.items()}
+            ),
+        )
 
     return spoil
 
 
 def _changed(sample: Sample, change: Callable[[Scrape], Scrape]) -> Sample:
-    pods: dict[str, PodHistory] = {name: replace(history, scrapes=tuple(map(change, history.scrapes))) for name, history in sample.pods.items()}
+    pods: dict[str, PodHistory] = {
+        name: replace(history, scrapes=tuple(map(change, history.scrapes)))
+        for name, history in sample.pods.items()
+    }
     return replace(sample, pods=pods)
 
 
@@ -82,13 +107,26 @@ def _backwards(sample: Sample, bad: float) -> Sample:
     """Every scrape's counters are lower than those of the scrape before."""
     newest = max(history.scrapes[-1].at for history in sample.pods.values())
     return _changed(
-        sample, lambda scrape: replace(scrape, models={name: replace(one, success=newest - scrape.at) for name, one in scrape.models.items()})
+        sample,
+        lambda scrape: replace(
+            scrape,
+            models={
+                name: replace(one, success=newest - scrape.at)
+                for name, one in scrape.models.items()
+            },
+        ),
     )
 
 
 def _frozen(sample: Sample, bad: float) -> Sample:
     """No counter moves, and requests wait."""
-    return _changed(sample, lambda scrape: replace(scrape, models={name: Counters(success=1e6, execs=1e6, pending=20.0) for name in scrape.models}))
+    return _changed(
+        sample,
+        lambda scrape: replace(
+            scrape,
+            models={name: Counters(success=1e6, execs=1e6, pending=20.0) for name in scrape.models},
+        ),
+    )
 
 
 def _ahead(sample: Sample, bad: float) -> Sample:
@@ -105,9 +143,17 @@ FAULTS = (
     Fault("one of two pods is missing", "partial", _one_pod_missing),
     Fault("one of two pods without samples", "partial", _one_pod_empty),
     Fault("samples said to be partial", "partial", _fails(Trouble.PARTIAL)),
-    Fault("counters are NaN", "absurd", _values(lambda one: replace(one, success=math.nan, pending=math.nan))),
+    Fault(
+        "counters are NaN",
+        "absurd",
+        _values(lambda one: replace(one, success=math.nan, pending=math.nan)),
+    ),
     Fault("counters are infinite", "absurd", _values(lambda one: replace(one, success=math.inf))),
-    Fault("counters are negative", "absurd", _values(lambda one: replace(one, success=-one.success, pending=-1.0))),
+    Fault(
+        "counters are negative",
+        "absurd",
+        _values(lambda one: replace(one, success=-one.success, pending=-1.0)),
+    ),
     Fault("counters run backwards", "absurd", _backwards),
     Fault("counters stand still while requests wait", "absurd", _frozen),
     Fault("times an hour ahead", "absurd", _ahead),
@@ -168,7 +214,15 @@ def run() -> None:
         goal=thresholds()["C6"]["goal"],
         met=met,
         workload=f"simulated: {PODS} pods, load falling from 700 to 100 requests/s, metrics bad for {BAD[1] - BAD[0]:.0f} s meanwhile, {len(SEEDS)} seeds",
-        stand_ins=["Triton, its pods, load and scrapes: discrete events (triton_pipelines.tuning.simulator)"],
-        detail={"goodMetrics": good, "faults": {fault.name: {"kind": fault.kind, "downwardSteps": found[fault.name]} for fault in FAULTS}},
+        stand_ins=["Triton, its pods, load and scrapes: discrete events (bench.simulator)"],
+        detail={
+            "goodMetrics": good,
+            "faults": {
+                fault.name: {"kind": fault.kind, "downwardSteps": found[fault.name]}
+                for fault in FAULTS
+            },
+        },
     )
-    print(f"C6: {sum(steps):.0f} downward steps ({'met' if met else 'missed'}); {path.name} written")
+    print(
+        f"C6: {sum(steps):.0f} downward steps ({'met' if met else 'missed'}); {path.name} written"
+    )

@@ -32,30 +32,30 @@ from tests.support.operators import ready_status
 from tests.support.prometheus import PrometheusServer
 from tests.support.prometheus import Target as Scraped
 from triton_pipelines.api import names
-from triton_pipelines.app.autoscaler import Autoscaler, Collector
-from triton_pipelines.app.podcontrol import TritonPod
-from triton_pipelines.app.prober import ask
-from triton_pipelines.app.scaled import config_with
-from triton_pipelines.app.scalingmetrics import ScalingMetrics
+from triton_pipelines.autoscaling.metrics.collector import PrometheusCollector
+from triton_pipelines.autoscaling.metrics.connection import Connection
+from triton_pipelines.autoscaling.metrics.direct_reader import DirectReader
+from triton_pipelines.autoscaling.metrics.metrics_page import parse
+from triton_pipelines.autoscaling.metrics.samples import Expected, Failure, Sample, Scrape
 from triton_pipelines.cli.documents import only
 from triton_pipelines.cli.serve import SUBSTITUTED, _lay_out, _on_cpu
 from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
+from triton_pipelines.compile.graph import Graph, Options
+from triton_pipelines.compile.graph.example_request import ExampleRequest, example_of
+from triton_pipelines.compile.render import render
+from triton_pipelines.controllers.autoscaler.actuator import Target, actuate
+from triton_pipelines.controllers.autoscaler.controller import Autoscaler, Collector
+from triton_pipelines.controllers.autoscaler.pipeline_state import config_with
+from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
+from triton_pipelines.controllers.autoscaler.triton_pod import TritonPod
+from triton_pipelines.controllers.pipeline.effective_spec import Going
+from triton_pipelines.controllers.pipeline.prober import ask
+from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget
+from triton_pipelines.controllers.pipeline.snapshot import Pod
 from triton_pipelines.loader.uris import SourceMap
-from triton_pipelines.metrics.collector import PrometheusCollector
-from triton_pipelines.metrics.connection import Connection
-from triton_pipelines.metrics.direct import DirectReader
-from triton_pipelines.metrics.exposition import parse
-from triton_pipelines.metrics.samples import Expected, Failure, Sample, Scrape
-from triton_pipelines.pipeline import Graph, Options
-from triton_pipelines.pipeline.example import ExampleRequest, example_of
-from triton_pipelines.reconcile.observed import Pod
-from triton_pipelines.reconcile.reconciler import ProbeTarget
-from triton_pipelines.reconcile.resolver import Going
-from triton_pipelines.render import render
-from triton_pipelines.scaling.actuator import Target, actuate
 from triton_pipelines.triton.client import TritonClient
-from triton_pipelines.triton.local import LocalTriton
+from triton_pipelines.triton.local_server import LocalTriton
 
 SPACE, POD, KEY = "bench", "pod-0", "key of the benchmark"
 UID = "00000000-0000-0000-0000-000000000001"
@@ -64,7 +64,10 @@ SOURCES = (PROMETHEUS, DIRECT)
 SCRAPE_SECONDS = 5.0
 STABILIZATION_SECONDS = 30
 """Of the benchmarks, so that a run with its way down takes minutes and not a quarter of an hour; the product's default is 180."""
-STAND_INS = ("a tritonserver on loopback instead of a pod", "the operator's caches filled by hand instead of an API server")
+STAND_INS = (
+    "a tritonserver on loopback instead of a pod",
+    "the operator's caches filled by hand instead of an API server",
+)
 DRAIN_SECONDS = 30.0
 QUIET_SECONDS = 2.0
 """Without an answer for so long, nothing is under way any more."""
@@ -110,11 +113,17 @@ class Place:
 
     async def change(self, count: int) -> None:
         """Change the count in place by the operator's actuator, proof included, past the loop."""
-        control = TritonPod(ProbeTarget(Pod.of(self.pod), self.graph, KEY, self.example), ask, lambda: dt.datetime.now(dt.UTC))
+        control = TritonPod(
+            ProbeTarget(Pod.of(self.pod), self.graph, KEY, self.example),
+            ask,
+            lambda: dt.datetime.now(dt.UTC),
+        )
         target = Target(POD, control, config_with(self.config), await self.count())
         outcome = await actuate(self.workload.step, self.graph.model_name, count, [target])
         if not outcome.proven:
-            raise RuntimeError(f"{self.workload.step} did not get {count} instances: {outcome.reason}")
+            raise RuntimeError(
+                f"{self.workload.step} did not get {count} instances: {outcome.reason}"
+            )
 
     @property
     def client(self) -> TritonClient:
@@ -148,9 +157,13 @@ class Place:
         """What the loop's source knows of the pod now."""
         assert self.scaler is not None
         models = frozenset(step.model_name for step in self.graph.steps)
-        expected = Expected(SPACE, {POD: f"{self.triton.address}:{self.triton.metrics_port}"}, models, 60.0)
+        expected = Expected(
+            SPACE, {POD: f"{self.triton.address}:{self.triton.metrics_port}"}, models, 60.0
+        )
         collector = self.scaler.collectors.get("default") or self.scaler.collectors[""]
-        return (await collector.collect({(SPACE, self.workload.model): expected}))[SPACE, self.workload.model]
+        return (await collector.collect({(SPACE, self.workload.model): expected}))[
+            SPACE, self.workload.model
+        ]
 
     async def _look(self, client: httpx.AsyncClient) -> Scrape:
         text = (await client.get(self.triton.metrics_url)).raise_for_status().text
@@ -158,7 +171,14 @@ class Place:
 
     async def _second(self, before: Scrape, after: Scrape) -> Second:
         gpu = next(step for step in self.graph.steps if step.name == "model")
-        found = second(before, after, step=self.workload.step, gpu=gpu.model_name, count=await self.count(), gpu_instances=gpu.instances.count)
+        found = second(
+            before,
+            after,
+            step=self.workload.step,
+            gpu=gpu.model_name,
+            count=await self.count(),
+            gpu_instances=gpu.instances.count,
+        )
         answers = self.load.since(self._taken)
         self._taken += len(answers)
         view = self.scaler.view((SPACE, self.workload.model)) if self.scaler is not None else None
@@ -168,7 +188,11 @@ class Place:
 
 @contextlib.asynccontextmanager
 async def place(
-    workload: Workload, source: str | None, *, seed: int = 1, rival: Callable[[Place], Coroutine[Any, Any, None]] | None = None
+    workload: Workload,
+    source: str | None,
+    *,
+    seed: int = 1,
+    rival: Callable[[Place], Coroutine[Any, Any, None]] | None = None,
 ) -> AsyncIterator[Place]:
     """A workload, served.
 
@@ -180,11 +204,19 @@ async def place(
     """
     with tempfile.TemporaryDirectory(prefix="tritonpipe-bench-") as scratch:
         folder = Path(scratch)
-        quick = {"spec": {"scaling": {"scaleDown": {"stabilizationSeconds": STABILIZATION_SECONDS}}}}
+        quick = {
+            "spec": {"scaling": {"scaleDown": {"stabilizationSeconds": STABILIZATION_SECONDS}}}
+        }
         identity = {"metadata": {"namespace": SPACE, "uid": UID, "generation": 1}}
         document = merged(merged(workload.document, quick), identity)
-        mapped = SourceMap.parse(rule.removeprefix("--source-map=") for rule in source_map(tree.build()))
-        options = Options(models_path=str(folder / "models"), engines_path=str(folder / "engines"), substitute_runner=frozenset(SUBSTITUTED))
+        mapped = SourceMap.parse(
+            rule.removeprefix("--source-map=") for rule in source_map(tree.build())
+        )
+        options = Options(
+            models_path=str(folder / "models"),
+            engines_path=str(folder / "engines"),
+            substitute_runner=frozenset(SUBSTITUTED),
+        )
         pipeline, graph = only(write(document, folder / "pipeline.yaml"), options)
         revision = render(pipeline, _on_cpu(graph), options)
         models = _lay_out(pipeline, _on_cpu(graph), options, folder, folder, mapped)
@@ -205,22 +237,34 @@ async def place(
             client = await stack.enter_async_context(TritonClient(triton.grpc_address, KEY))
             store, pod = _caches(document, revision.name, dict(revision.data), triton.address)
             config = (models / workload.step / "config.pbtxt").read_text(encoding="utf-8")
-            made = Place(workload, triton, graph, pod, config, example_of(pipeline, graph), _client=client)
+            made = Place(
+                workload, triton, graph, pod, config, example_of(pipeline, graph), _client=client
+            )
             if source is not None:
-                made.scaler = await _scaler(stack, store, Going(UID, pipeline, graph), triton, source)
+                made.scaler = await _scaler(
+                    stack, store, Going(UID, pipeline, graph), triton, source
+                )
                 running = asyncio.create_task(made.scaler.run() if rival is None else rival(made))
                 stack.push_async_callback(_ended, running)
             requests = await asyncio.to_thread(workload.requests)
-            made._load = stack.enter_context(prepared_load(triton.grpc_address, requests, seed=seed))
+            made._load = stack.enter_context(
+                prepared_load(triton.grpc_address, requests, seed=seed)
+            )
             yield made
 
 
-async def _scaler(stack: contextlib.AsyncExitStack, store: Store, going: Going, triton: LocalTriton, source: str) -> Autoscaler:
+async def _scaler(
+    stack: contextlib.AsyncExitStack, store: Store, going: Going, triton: LocalTriton, source: str
+) -> Autoscaler:
     collectors: dict[str, Collector] = {"": await stack.enter_async_context(DirectReader())}
     if source == PROMETHEUS:
-        target = Scraped(f"{triton.address}:{triton.metrics_port}", {"namespace": SPACE, "pod": POD})
+        target = Scraped(
+            f"{triton.address}:{triton.metrics_port}", {"namespace": SPACE, "pod": POD}
+        )
         server = stack.enter_context(PrometheusServer([target], interval=SCRAPE_SECONDS))
-        collectors["default"] = await stack.enter_async_context(PrometheusCollector(Connection(name="default", url=server.url)))
+        collectors["default"] = await stack.enter_async_context(
+            PrometheusCollector(Connection(name="default", url=server.url))
+        )
 
     def record(key: tuple[str, str]) -> None:
         """The reconcile pass's part: what is intended is recorded."""
@@ -228,7 +272,14 @@ async def _scaler(stack: contextlib.AsyncExitStack, store: Store, going: Going, 
         if intent is not None:
             store.put(
                 CONFIG_MAPS,
-                _config_map(names.live_name(name), name, {names.KEY_COUNTS: json.dumps(dict(intent.counts)), names.KEY_SCALING: intent.memory}),
+                _config_map(
+                    names.live_name(name),
+                    name,
+                    {
+                        names.KEY_COUNTS: json.dumps(dict(intent.counts)),
+                        names.KEY_SCALING: intent.memory,
+                    },
+                ),
             )
 
     scaler = Autoscaler(
@@ -249,19 +300,38 @@ _versions = itertools.count(1)
 
 def _config_map(name: str, pipeline: str, data: Mapping[str, str]) -> dict[str, Any]:
     labels = {names.LABEL_PIPELINE: pipeline}
-    metadata = {"name": name, "namespace": SPACE, "uid": name, "resourceVersion": str(next(_versions)), "labels": labels}
+    metadata = {
+        "name": name,
+        "namespace": SPACE,
+        "uid": name,
+        "resourceVersion": str(next(_versions)),
+        "labels": labels,
+    }
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": dict(data)}
 
 
-def _caches(document: Mapping[str, Any], revision: str, data: dict[str, str], address: str) -> tuple[Store, dict[str, Any]]:
+def _caches(
+    document: Mapping[str, Any], revision: str, data: dict[str, str], address: str
+) -> tuple[Store, dict[str, Any]]:
     """What the watches would have told, the pipeline, its ConfigMaps and its pod; and the pod."""
     name = document["metadata"]["name"]
     store = Store()
-    store.put(INFERENCE_PIPELINES, {**document, "metadata": {**document["metadata"], "resourceVersion": str(next(_versions))}})
+    store.put(
+        INFERENCE_PIPELINES,
+        {**document, "metadata": {**document["metadata"], "resourceVersion": str(next(_versions))}},
+    )
     store.put(CONFIG_MAPS, _config_map(names.revision_name(name, revision), name, data))
     store.put(CONFIG_MAPS, _config_map(names.live_name(name), name, {}))
     labels = {names.LABEL_PIPELINE: name, names.LABEL_REVISION: revision}
-    pod: dict[str, Any] = {"metadata": {"name": POD, "namespace": SPACE, "uid": POD, "resourceVersion": str(next(_versions)), "labels": labels}}
+    pod: dict[str, Any] = {
+        "metadata": {
+            "name": POD,
+            "namespace": SPACE,
+            "uid": POD,
+            "resourceVersion": str(next(_versions)),
+            "labels": labels,
+        }
+    }
     status = ready_status(pod) | {"podIP": address, "podIPs": [{"ip": address}]}
     pod["status"] = status
     store.put(PODS, pod)

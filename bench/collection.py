@@ -15,11 +15,11 @@ from multiprocessing.connection import Connection as Pipe
 from bench.results import thresholds, write
 from tests.support.prometheus import PrometheusServer, Target, page
 from tests.support.web import LoopbackServer, Request, Response
-from triton_pipelines.metrics.collector import PrometheusCollector
-from triton_pipelines.metrics.connection import Connection
-from triton_pipelines.metrics.samples import Expected, Sample
-from triton_pipelines.scaling.decide import decide
-from triton_pipelines.scaling.types import Memory, PipelineLimits, StepLimits
+from triton_pipelines.autoscaling.decide import decide
+from triton_pipelines.autoscaling.metrics.collector import PrometheusCollector
+from triton_pipelines.autoscaling.metrics.connection import Connection
+from triton_pipelines.autoscaling.metrics.samples import Expected, Sample
+from triton_pipelines.autoscaling.types import Memory, PipelineLimits, StepLimits
 
 PIPELINES = 1000
 NAMESPACES = 100
@@ -40,7 +40,9 @@ def run() -> None:
     pages.start()
     try:
         address = ours.recv()
-        with PrometheusServer([_target(address, key) for key in _keys()], interval=INTERVAL) as prometheus:
+        with PrometheusServer(
+            [_target(address, key) for key in _keys()], interval=INTERVAL
+        ) as prometheus:
             asyncio.run(_measure(prometheus))
     finally:
         pages.terminate()
@@ -68,14 +70,22 @@ def _pod(key: Key) -> str:
 
 
 def _target(address: str, key: Key) -> Target:
-    labels = {"namespace": key[0], "pod": _pod(key), "container": "triton", "endpoint": "metrics", "__metrics_path__": f"/{key[1]}"}
+    labels = {
+        "namespace": key[0],
+        "pod": _pod(key),
+        "container": "triton",
+        "endpoint": "metrics",
+        "__metrics_path__": f"/{key[1]}",
+    }
     return Target(address, labels, "triton-pipelines/pipelines")
 
 
 async def _measure(prometheus: PrometheusServer) -> None:
     wanted = {key: Expected(key[0], {_pod(key): ""}, frozenset(STEPS), 60.0) for key in _keys()}
     limits = PipelineLimits(
-        steps=(StepLimits(name="tokenizer", model_name="tokenizer", low=1, high=8, initial=2),), gpu_steps=("model",), cpu_limit=8.0
+        steps=(StepLimits(name="tokenizer", model_name="tokenizer", low=1, high=8, initial=2),),
+        gpu_steps=("model",),
+        cpu_limit=8.0,
     )
     memories = dict.fromkeys(wanted, Memory())
     collecting: list[float] = []
@@ -91,9 +101,15 @@ async def _measure(prometheus: PrometheusServer) -> None:
             now = time.time()
             for key, sample in found.items():
                 pod = _pod(key)
-                memories[key] = decide(limits, memories[key], sample, {"tokenizer": {pod: 2}}, (pod,), now).memory
+                memories[key] = decide(
+                    limits, memories[key], sample, {"tokenizer": {pod: 2}}, (pod,), now
+                ).memory
             after = time.process_time()
-            failed |= {sample.message for sample in found.values() if not isinstance(sample, Sample)} if number >= WARM else set()
+            failed |= (
+                {sample.message for sample in found.values() if not isinstance(sample, Sample)}
+                if number >= WARM
+                else set()
+            )
             usable = sum(isinstance(sample, Sample) for sample in found.values())
             counted = number >= WARM and usable == PIPELINES
             print(
@@ -103,7 +119,9 @@ async def _measure(prometheus: PrometheusServer) -> None:
                 collecting.append(between - before)
                 deciding.append(after - between)
     if len(collecting) < RUNS - 2:
-        raise SystemExit(f"only {len(collecting)} of {RUNS} collections brought all samples: {sorted(failed)[:3]}")
+        raise SystemExit(
+            f"only {len(collecting)} of {RUNS} collections brought all samples: {sorted(failed)[:3]}"
+        )
     both = [first + second for first, second in zip(collecting, deciding, strict=True)]
     goal = thresholds()["C7"]["goal"]
     path = write(
@@ -114,6 +132,11 @@ async def _measure(prometheus: PrometheusServer) -> None:
         met=max(both) <= GOAL_SECONDS,
         workload=f"{PIPELINES} pipelines of one pod and three steps in {NAMESPACES} namespaces, 5 s between scrapes, histories of a minute",
         stand_ins=["pages in Triton's form instead of 1 000 Tritons; Prometheus is a real one"],
-        detail={"collectionSeconds": [round(x, 3) for x in collecting], "decisionSeconds": [round(x, 3) for x in deciding]},
+        detail={
+            "collectionSeconds": [round(x, 3) for x in collecting],
+            "decisionSeconds": [round(x, 3) for x in deciding],
+        },
     )
-    print(f"C7: {statistics.median(both):.2f} s of CPU per interval (goal {goal}); {path.name} written")
+    print(
+        f"C7: {statistics.median(both):.2f} s of CPU per interval (goal {goal}); {path.name} written"
+    )

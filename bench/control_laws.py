@@ -13,14 +13,18 @@ from typing import Any
 from bench import kept
 from bench.plots import Curves, write_bars, write_plot
 from bench.results import FOLDER, thresholds, write
-from triton_pipelines.tuning.simulator.engine import Record
-from triton_pipelines.tuning.simulator.measures import Measures, p99
-from triton_pipelines.tuning.simulator.scenarios import CHOSEN, HELD_OUT, play
+from bench.simulator.engine import Record
+from bench.simulator.measures import Measures, p99
+from bench.simulator.scenarios import CHOSEN, HELD_OUT, play
 
 SEEDS = (1, 2, 3, 4, 5, 6)
 FEW = SEEDS[:3]
 REACTIVE = ("CPU-HPA", "queue:compute", "busy HPA", "KPA-like")
-UNTOUCHED = ("pareto", "double", "shifted")  # held-out traces of load alone; the others are things that go wrong
+UNTOUCHED = (
+    "pareto",
+    "double",
+    "shifted",
+)  # held-out traces of load alone; the others are things that go wrong
 BARRED = ("KPA-like", "busy HPA", "queue:compute")
 PLOTTED = ("managed", "KPA-like", "busy HPA")
 CAP = 12
@@ -28,7 +32,10 @@ WORKLOAD = (
     "simulated: one pod, 10 cores, Poisson arrivals for 1500 s; tokenizer 10 ms per request; GPU step 4 ms + 0.8 ms per request, "
     "batches up to 64; SLO 100 ms; scrapes every 5 s, growth in force after 4 s (direct: 2 s and 0.2 s); start at 2 of at most 12"
 )
-STAND_INS = ["Triton, its pods and load: discrete events (triton_pipelines.tuning.simulator)", "rival laws re-implemented from their sources"]
+STAND_INS = [
+    "Triton, its pods and load: discrete events (bench.simulator)",
+    "rival laws re-implemented from their sources",
+]
 Results = Mapping[tuple[str, str], Sequence[Measures]]
 
 
@@ -80,7 +87,17 @@ def _cost(results: Results, name: str, law: str) -> float:
 
 
 def _table(results: Results) -> str:
-    laws = ("managed", "managed direct", "KPA-like", "KPA-like direct", "busy HPA", "queue:compute", "CPU-HPA", "fixed 7", "fixed cap")
+    laws = (
+        "managed",
+        "managed direct",
+        "KPA-like",
+        "KPA-like direct",
+        "busy HPA",
+        "queue:compute",
+        "CPU-HPA",
+        "fixed 7",
+        "fixed cap",
+    )
     lines = [
         "Violations of the SLO in percent, instance-seconds against foresight, changes of direction, starved GPU time in percent; simulated, means over",
         "six seeds (three for queue:compute, CPU-HPA and fixed counts, two for what goes wrong). Made by `make bench ID=C5`.",
@@ -94,20 +111,28 @@ def _table(results: Results) -> str:
             if (name, law) not in results:
                 cells.append("")
                 continue
-            turns, starved = (_of(results, name, law, what) for what in (lambda m: m.reversals, lambda m: 100 * m.starved))
-            cells.append(f"{_late(results, name, law)}, {_cost(results, name, law):.2f}, {turns:.1f}, {starved:.1f}")
+            turns, starved = (
+                _of(results, name, law, what)
+                for what in (lambda m: m.reversals, lambda m: 100 * m.starved)
+            )
+            cells.append(
+                f"{_late(results, name, law)}, {_cost(results, name, law):.2f}, {turns:.1f}, {starved:.1f}"
+            )
         held = "" if name in CHOSEN else " (held out)"
         lines.append(f"| {name}{held} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _against(results: Results, names: Iterable[str], ours: str, rivals: Sequence[str], points: float) -> dict[str, dict[str, Any]]:
+def _against(
+    results: Results, names: Iterable[str], ours: str, rivals: Sequence[str], points: float
+) -> dict[str, dict[str, Any]]:
     """Per trace: whether ours is late less often than every rival, runs no more than the best of them, and compares with the fixed cap."""
     found = {}
     for name in names:
         late = _late(results, name, ours)
         best = min(
-            (rival for rival in rivals if (name, rival) in results), key=lambda rival: (_late(results, name, rival), _cost(results, name, rival))
+            (rival for rival in rivals if (name, rival) in results),
+            key=lambda rival: (_late(results, name, rival), _cost(results, name, rival)),
         )
         fewest = _late(results, name, best)
         share = _of(results, name, ours, lambda m: m.mean) / CAP
@@ -126,12 +151,18 @@ def _against(results: Results, names: Iterable[str], ours: str, rivals: Sequence
 
 
 def _holds(found: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
-    return {key: sum(bool(item[key]) for item in found.values()) for key in ("fewerViolations", "noMoreInstances", "withinFixedCap")}
+    return {
+        key: sum(bool(item[key]) for item in found.values())
+        for key in ("fewerViolations", "noMoreInstances", "withinFixedCap")
+    }
 
 
 def _write_c5(results: Results) -> None:
     direct = ("CPU-HPA", "queue:compute", "busy HPA", "KPA-like direct")
-    scraped = {"chosen": _against(results, CHOSEN, "managed", REACTIVE, 4.0), "heldOut": _against(results, UNTOUCHED, "managed", REACTIVE, 4.0)}
+    scraped = {
+        "chosen": _against(results, CHOSEN, "managed", REACTIVE, 4.0),
+        "heldOut": _against(results, UNTOUCHED, "managed", REACTIVE, 4.0),
+    }
     read = {
         "chosen": _against(results, CHOSEN, "managed direct", direct, 1.0),
         "heldOut": _against(results, UNTOUCHED, "managed direct", direct, 1.0),
@@ -139,7 +170,11 @@ def _write_c5(results: Results) -> None:
     met = {}
     for name, found in (("scraped", scraped), ("direct", read)):
         chosen, held = _holds(found["chosen"]), _holds(found["heldOut"])
-        met[f"{name}, five traces"] = chosen["fewerViolations"] >= 4 and chosen["noMoreInstances"] >= 3 and chosen["withinFixedCap"] == 5
+        met[f"{name}, five traces"] = (
+            chosen["fewerViolations"] >= 4
+            and chosen["noMoreInstances"] >= 3
+            and chosen["withinFixedCap"] == 5
+        )
         met[f"{name}, held out"] = held["fewerViolations"] >= 2 and held["withinFixedCap"] >= 2
         print(f"C5 {name}: of 5 {chosen}; of {len(UNTOUCHED)} held out {held}")
     write(
@@ -156,13 +191,23 @@ def _write_c5(results: Results) -> None:
 
 def _write_c8(results: Results) -> None:
     laws = ("managed", "managed direct", "KPA-like direct", *REACTIVE)
-    starved = {law: 100 * mean(_of(results, name, law, lambda m: m.starved) for name in CHOSEN) for law in laws}
+    starved = {
+        law: 100 * mean(_of(results, name, law, lambda m: m.starved) for name in CHOSEN)
+        for law in laws
+    }
     best = min(REACTIVE, key=lambda law: starved[law])
     met = starved["managed"] <= 5 and starved["managed"] <= starved[best] / 2
-    shown = {name: {law: 100 * _of(results, name, law, lambda m: m.starved) for law in (*laws[:2], *BARRED)} for name in CHOSEN}
+    shown = {
+        name: {
+            law: 100 * _of(results, name, law, lambda m: m.starved) for law in (*laws[:2], *BARRED)
+        }
+        for name in CHOSEN
+    }
     title = f"Starved GPU time by trace; simulated; CPU-HPA, beyond the picture: {starved['CPU-HPA']:.0f} %"
     write_bars(FOLDER / "results" / "plots" / "C8-starved.svg", title, shown, "%", 8.0)
-    print(f"C8: managed {starved['managed']:.2f} %, read directly {starved['managed direct']:.2f} %; best rival {best} {starved[best]:.2f} %")
+    print(
+        f"C8: managed {starved['managed']:.2f} %, read directly {starved['managed direct']:.2f} %; best rival {best} {starved[best]:.2f} %"
+    )
     write(
         "C8",
         [100 * _of(results, name, "managed", lambda m: m.starved) for name in CHOSEN],
@@ -174,7 +219,10 @@ def _write_c8(results: Results) -> None:
         detail={
             "definition": "a second in which the GPU step idles more than 1 % while requests wait longer before it than one takes",
             "meanPercent": {law: round(value, 3) for law, value in starved.items()},
-            "percentByTrace": {name: {law: round(value, 3) for law, value in bars.items()} for name, bars in shown.items()},
+            "percentByTrace": {
+                name: {law: round(value, 3) for law, value in bars.items()}
+                for name, bars in shown.items()
+            },
             "bestRival": best,
         },
     )
@@ -188,9 +236,15 @@ def _write_step(results: Results) -> None:
         ("C3-simulated", "changes of direction", lambda m: float(m.reversals), (1.0, 1.0)),
     )
     for identity, unit, what, within in measures:
-        ours, direct = ([what(item) for item in results[("step", law)]] for law in ("managed", "managed direct"))
+        ours, direct = (
+            [what(item) for item in results[("step", law)]] for law in ("managed", "managed direct")
+        )
         cost = _cost(results, "step", "managed")
-        met = mean(ours) <= within[0] and mean(direct) <= within[1] and (identity != "C2-simulated" or cost <= 1.5)
+        met = (
+            mean(ours) <= within[0]
+            and mean(direct) <= within[1]
+            and (identity != "C2-simulated" or cost <= 1.5)
+        )
         write(
             identity,
             ours,
@@ -199,9 +253,16 @@ def _write_step(results: Results) -> None:
             met=met,
             workload=f"step 120 to 620 requests/s; {WORKLOAD}",
             stand_ins=STAND_INS,
-            detail={"scraped": ours, "direct": direct, "cost": cost, "costDirect": _cost(results, "step", "managed direct")},
+            detail={
+                "scraped": ours,
+                "direct": direct,
+                "cost": cost,
+                "costDirect": _cost(results, "step", "managed direct"),
+            },
         )
-        print(f"{identity}: {mean(ours):.2f}, read directly {mean(direct):.2f} {unit} (goal {thresholds()[identity]['goal']})")
+        print(
+            f"{identity}: {mean(ours):.2f}, read directly {mean(direct):.2f} {unit} (goal {thresholds()[identity]['goal']})"
+        )
 
 
 def _plot(name: str) -> None:
@@ -209,8 +270,11 @@ def _plot(name: str) -> None:
     curves = Curves(
         title=f"{name}: simulated, tokenizer 10 ms, GPU step 4 ms + 0.8 ms per request, SLO 100 ms, scrapes every 5 s",
         load=[float(count) for count in next(iter(runs.values())).arrived],
-        counts={law: record.instances for law, record in runs.items()} | {"foresight": [float(n) for n in CHOSEN[name].oracle(SEEDS[0])]},
-        p99={law: [p99(latencies) for latencies in record.latencies] for law, record in runs.items()},
+        counts={law: record.instances for law, record in runs.items()}
+        | {"foresight": [float(n) for n in CHOSEN[name].oracle(SEEDS[0])]},
+        p99={
+            law: [p99(latencies) for latencies in record.latencies] for law, record in runs.items()
+        },
         verdicts=runs["managed"].verdicts,
         slo=CHOSEN[name].world.slo,
     )

@@ -14,7 +14,7 @@ import numpy as np
 from bench.padding import PADS
 from bench.results import thresholds, write
 from bench.variants import LENGTHS, Variant, described, served
-from triton_pipelines.load.texts import texts
+from triton_pipelines.tools.loadgen.texts import texts
 from triton_pipelines.triton.client import TritonClient
 
 ROWS = int(os.environ.get("ROWS", "192"))
@@ -28,7 +28,9 @@ VARIANTS = (
     Variant("longest", padding="Longest", mode="Runner"),
     Variant("bucketed", padding="Bucketed", mode="Runner"),
     Variant("auto", mode="Runner", ragged=True, parameters=PADS),
-    Variant("together", mode="Runner", ragged=True, parameters={**PADS, "run_cost_tokens": "10000"}),
+    Variant(
+        "together", mode="Runner", ragged=True, parameters={**PADS, "run_cost_tokens": "10000"}
+    ),
     Variant("fixed", padding="Fixed", mode="Runner"),
 )
 
@@ -47,7 +49,10 @@ def run() -> None:
         met=worst <= MOST,
         workload=f"{len(rows)} {described()}; client batches of {', '.join(map(str, SIZES))} rows, all at once; the sample's real model",
         stand_ins=["the ONNX runner in the place of Triton's ONNX Runtime backend"],
-        detail={"differences": {name: float(f"{value:.3g}") for name, value in differences.items()}, "exact": float(f"{worst:.3g}")},
+        detail={
+            "differences": {name: float(f"{value:.3g}") for name, value in differences.items()},
+            "exact": float(f"{worst:.3g}"),
+        },
     )
     print(f"S6: {worst:.2g} (goal {MOST:g}): {differences}")
 
@@ -56,7 +61,9 @@ async def _differences(address: str, rows: Sequence[str]) -> dict[str, float]:
     async with TritonClient(address, deadline_s=DEADLINE_SECONDS) as client:
 
         async def logits(name: str, batch: Sequence[str]) -> np.ndarray:  # type: ignore[type-arg]
-            answer = await client.infer(name, {"TEXT": np.array([[row.encode()] for row in batch], dtype=np.object_)})
+            answer = await client.infer(
+                name, {"TEXT": np.array([[row.encode()] for row in batch], dtype=np.object_)}
+            )
             return np.asarray(answer["logits"])
 
         truth = np.concatenate([await logits(VARIANTS[0].name, [row]) for row in rows])
@@ -68,6 +75,13 @@ async def _differences(address: str, rows: Sequence[str]) -> dict[str, float]:
                 batches.append(some[start : start + SIZES[number % len(SIZES)]])
                 start, number = start + len(batches[-1]), number + 1
             answers = await asyncio.gather(*(logits(variant.name, batch) for batch in batches))
-            found[variant.name] = float(np.abs(np.concatenate(answers) - truth[:: SLOW if variant.padding == "Fixed" else 1]).max())
-            print(f"{variant.name:10} {found[variant.name]:.2g} in {len(batches)} requests", flush=True)
+            found[variant.name] = float(
+                np.abs(
+                    np.concatenate(answers) - truth[:: SLOW if variant.padding == "Fixed" else 1]
+                ).max()
+            )
+            print(
+                f"{variant.name:10} {found[variant.name]:.2g} in {len(batches)} requests",
+                flush=True,
+            )
     return found

@@ -26,9 +26,9 @@ from e2e.suite.kube import Kube, Object
 from e2e.suite.pipelines import small
 from e2e.suite.reach import Reach
 from triton_pipelines.api import parse
-from triton_pipelines.pipeline import Options, build
-from triton_pipelines.reconcile.plan import first_objects
-from triton_pipelines.render import render
+from triton_pipelines.compile.graph import Options, build
+from triton_pipelines.compile.render import render
+from triton_pipelines.controllers.pipeline.plan import first_objects
 
 RUNS = 7
 SPACE = "bench"
@@ -70,7 +70,10 @@ def _measure(kube: Kube) -> None:
             document["metadata"] = {"name": name, "namespace": SPACE}
             objects = [document] if kind == "operator" else _objects(document, options)
             taken = _time(kube, reach, name, objects)
-            print(f"{name:12} {taken:6.2f} s{' (warm-up, not counted)' if number == 0 else ''}", flush=True)
+            print(
+                f"{name:12} {taken:6.2f} s{' (warm-up, not counted)' if number == 0 else ''}",
+                flush=True,
+            )
             if number:
                 seconds.append(taken)
     differences = [a - b for a, b in zip(operator, by_hand, strict=True)]
@@ -82,10 +85,18 @@ def _measure(kube: Kube) -> None:
         goal=goal,
         met=statistics.median(differences) <= 3.0,
         workload="sentiment, one replica, image and model at hand",
-        stand_ins=["ONNX step on the CPU runner instead of a GPU", "samples served from inside the cluster instead of a hub and a bucket"],
-        detail={"operatorSeconds": [round(x, 3) for x in operator], "byHandSeconds": [round(x, 3) for x in by_hand]},
+        stand_ins=[
+            "ONNX step on the CPU runner instead of a GPU",
+            "samples served from inside the cluster instead of a hub and a bucket",
+        ],
+        detail={
+            "operatorSeconds": [round(x, 3) for x in operator],
+            "byHandSeconds": [round(x, 3) for x in by_hand],
+        },
     )
-    print(f"O5: {statistics.median(differences):+.2f} s against the same objects by hand (goal {goal} s); {path.name} written")
+    print(
+        f"O5: {statistics.median(differences):+.2f} s against the same objects by hand (goal {goal} s); {path.name} written"
+    )
 
 
 def _objects(document: Object, options: Options) -> list[Object]:
@@ -118,10 +129,14 @@ def _answers(kube: Kube, reach: Reach, name: str) -> bool:
     body = {"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1, 1], "data": [TEXT]}]}
     with reach.service(SPACE, name) as endpoint:
         try:
-            answer = httpx.post(f"{endpoint.http}/v2/models/{name}/infer", json=body, timeout=5, trust_env=False)
+            answer = httpx.post(
+                f"{endpoint.http}/v2/models/{name}/infer", json=body, timeout=5, trust_env=False
+            )
         except httpx.HTTPError:
             return False
-    return answer.status_code == httpx.codes.OK and any(item["data"] == [LABEL] for item in answer.json()["outputs"])
+    return answer.status_code == httpx.codes.OK and any(
+        item["data"] == [LABEL] for item in answer.json()["outputs"]
+    )
 
 
 def _until(holds: Callable[[], bool], began: float) -> float:

@@ -65,7 +65,9 @@ class Found:
 
 def run() -> None:
     """Measure, print and write C4; five minutes. With `WORKLOADS=documents` in the environment: those alone, and nothing is written."""
-    chosen = [name for name in os.environ.get("WORKLOADS", "").split(",") if name] or list(WORKLOADS)
+    chosen = [name for name in os.environ.get("WORKLOADS", "").split(",") if name] or list(
+        WORKLOADS
+    )
     found = []
     for name in chosen:
         found.append(asyncio.run(_measure(WORKLOADS[name]())))
@@ -80,8 +82,18 @@ def run() -> None:
         unit="ms beyond the longest steady request, per change",
         goal=thresholds()["C4"]["goal"],
         met=met,
-        workload="; ".join(f"{item.workload.name} at {item.workload.alone:g} requests/s, 1 → 2 → 3 → 1 instances, {ROUNDS} times" for item in found),
-        stand_ins=[*STAND_INS, *(f"{item.workload.name}: {what}" for item in found for what in item.workload.stand_ins)],
+        workload="; ".join(
+            f"{item.workload.name} at {item.workload.alone:g} requests/s, 1 → 2 → 3 → 1 instances, {ROUNDS} times"
+            for item in found
+        ),
+        stand_ins=[
+            *STAND_INS,
+            *(
+                f"{item.workload.name}: {what}"
+                for item in found
+                for what in item.workload.stand_ins
+            ),
+        ],
         detail={"workloads": [item.detail() for item in found]},
     )
     print(
@@ -102,7 +114,9 @@ async def _measure(workload: Workload) -> Found:
             await made.change(target)
             changes.append(Change(count, target, begin, time.monotonic()))
             count = await made.count()
-            assert count == target, f"{workload.step} has {count} instances after a change to {target}"
+            assert count == target, (
+                f"{workload.step} has {count} instances after a change to {target}"
+            )
             await asyncio.sleep(REST_SECONDS)
         answers = await made.answers()
     steady = [one for one in answers if steady_begin <= one.due < steady_end and not one.error]
@@ -120,5 +134,9 @@ async def _measure(workload: Workload) -> Found:
 
 def beyond(answers: Sequence[Answer], change: Change, steady: float) -> float:
     """Seconds by which the longest request that was under way in a change, or began soon after it, exceeded `steady`; 0: none did."""
-    met = [one.seconds for one in answers if one.end > change.begin and one.due < change.end + AFTER_SECONDS and not one.error]
+    met = [
+        one.seconds
+        for one in answers
+        if one.end > change.begin and one.due < change.end + AFTER_SECONDS and not one.error
+    ]
     return max(0.0, max(met, default=0.0) - steady)

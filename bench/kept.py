@@ -17,14 +17,18 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.simulator.measures import Measures
+from bench.simulator.scenarios import SCENARIOS, play
 from e2e.local.cache import cache_root, digest
-from triton_pipelines.tuning.simulator.measures import Measures
-from triton_pipelines.tuning.simulator.scenarios import SCENARIOS, play
 
 Job = tuple[str, str, int]
 """Scenario, law, seed."""
 
-_DECIDING = ("triton_pipelines.metrics.", "triton_pipelines.scaling.", "triton_pipelines.tuning.simulator.")
+_DECIDING = (
+    "triton_pipelines.autoscaling.metrics.",
+    "triton_pipelines.autoscaling.",
+    "bench.simulator.",
+)
 _SHOWN_EVERY = 25
 
 
@@ -39,10 +43,18 @@ def measures(jobs: Sequence[Job], file: Path | None = None) -> Iterator[tuple[Jo
     known = _read(file)
     missing = [job for job in jobs if job not in known]
     if missing:
-        print(f"{len(jobs) - len(missing)} of {len(jobs)} runs are known, {len(missing)} to make, some 2 s each", flush=True)
+        print(
+            f"{len(jobs) - len(missing)} of {len(jobs)} runs are known, {len(missing)} to make, some 2 s each",
+            flush=True,
+        )
         file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a", encoding="utf-8") as kept, ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            for number, (job, found) in enumerate(zip(missing, pool.map(_one, missing), strict=True), 1):
+        with (
+            file.open("a", encoding="utf-8") as kept,
+            ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool,
+        ):
+            for number, (job, found) in enumerate(
+                zip(missing, pool.map(_one, missing), strict=True), 1
+            ):
                 known[job] = found
                 kept.write(json.dumps({"job": job, "measures": asdict(found)}) + "\n")
                 kept.flush()
@@ -70,4 +82,9 @@ def _read(file: Path) -> dict[Job, Measures]:
 def _inputs() -> str:
     """Hash of the modules that decide a run, and of numpy's version: its generators make the traces."""
     modules = sorted(name for name in sys.modules if name.startswith(_DECIDING))
-    return digest([np.__version__, *(part for name in modules for part in (name, inspect.getsource(sys.modules[name])))])
+    return digest(
+        [
+            np.__version__,
+            *(part for name in modules for part in (name, inspect.getsource(sys.modules[name]))),
+        ]
+    )

@@ -15,8 +15,8 @@ import numpy as np
 
 from bench.results import FOLDER, thresholds, write
 from bench.variants import Variant, described, measured, served, workload
-from triton_pipelines.load import LoadResult, LoadSpec, summarise
-from triton_pipelines.load.plots import Point, Series, curve
+from triton_pipelines.tools.loadgen import LoadResult, LoadSpec, summarise
+from triton_pipelines.tools.loadgen.plots import Point, Series, curve
 
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
 SECONDS = float(os.environ.get("SECONDS", "10"))
@@ -32,8 +32,13 @@ BATCH = 8
 CAPACITY = "capacity"
 TIME = "timeout_action: REJECT default_timeout_microseconds: 400000"
 LIMITS = {
-    "time": dict.fromkeys(("tokenizer", "model"), f"default_queue_policy {{ max_queue_size: 256 {TIME} }}"),
-    "length": {"tokenizer": "default_queue_policy { max_queue_size: 256 }", "model": "default_queue_policy { max_queue_size: 16 }"},
+    "time": dict.fromkeys(
+        ("tokenizer", "model"), f"default_queue_policy {{ max_queue_size: 256 {TIME} }}"
+    ),
+    "length": {
+        "tokenizer": "default_queue_policy { max_queue_size: 256 }",
+        "model": "default_queue_policy { max_queue_size: 16 }",
+    },
     "none": {},
 }
 MEANINGS = {
@@ -46,10 +51,19 @@ MEANINGS = {
 def run() -> None:
     """Measure, print and write the result; 5 minutes."""
     texts = workload()
-    variants = [Variant(name, parameters=STEP, ragged=True, max_batch=BATCH) for name in (CAPACITY, *LIMITS)]
+    variants = [
+        Variant(name, parameters=STEP, ragged=True, max_batch=BATCH) for name in (CAPACITY, *LIMITS)
+    ]
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in LIMITS}
     capacities = []
-    with served(variants, batching={f"{name}-{step}": policy for name, limits in LIMITS.items() for step, policy in limits.items()}) as server:
+    with served(
+        variants,
+        batching={
+            f"{name}-{step}": policy
+            for name, limits in LIMITS.items()
+            for step, policy in limits.items()
+        },
+    ) as server:
         for number in range(ROUNDS):
             spec = LoadSpec(concurrency=CLIENTS, duration_s=SECONDS, warmup_s=WARM_SECONDS)
             capacities.append(summarise(measured(server, CAPACITY, spec, texts)).requests_per_s)
@@ -64,7 +78,10 @@ def run() -> None:
                 )
                 one = figures(measured(server, name, over, texts), capacities[-1], f"{name}-model")
                 found[name].append(one)
-                print(f"round {number + 1} capacity {capacities[-1]:.0f}/s, limit {name}: {one}", flush=True)
+                print(
+                    f"round {number + 1} capacity {capacities[-1]:.0f}/s, limit {name}: {one}",
+                    flush=True,
+                )
     _write(found, capacities)
     _plot(found)
 
@@ -82,7 +99,9 @@ def figures(result: LoadResult, capacity: float, model: str) -> dict[str, Any]:
         "p99Milliseconds": round(summary.p99_s * 1000, 1) if len(late) else None,
         "modelBusy": round(result.steps[model].busy, 2) if model in result.steps else None,
         "refused": int(np.count_nonzero(refused)),
-        "refusedAfterMilliseconds": round(float(np.median(waited)) * 1000, 1) if len(waited) else None,
+        "refusedAfterMilliseconds": round(float(np.median(waited)) * 1000, 1)
+        if len(waited)
+        else None,
         "errors": dict(list(summary.errors.items())[:3]),
     }
 
@@ -99,7 +118,10 @@ def _write(found: Mapping[str, Sequence[Mapping[str, Any]]], capacities: Sequenc
         stand_ins=["the model step waits 200 ms for a batch of up to 8"],
         detail={
             "capacityPerSecond": [round(value, 1) for value in capacities],
-            "limits": {name: {"meaning": MEANINGS[name], "rounds": list(rounds)} for name, rounds in found.items()},
+            "limits": {
+                name: {"meaning": MEANINGS[name], "rounds": list(rounds)}
+                for name, rounds in found.items()
+            },
         },
     )
     print(f"overload: {statistics.median(shares):.1f} % of the capacity (goal {LEAST:g} %)")
@@ -107,13 +129,21 @@ def _write(found: Mapping[str, Sequence[Mapping[str, Any]]], capacities: Sequenc
 
 def _plot(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     series = [
-        Series(f"{name}: {MEANINGS[name]}", [Point(one["goodPerSecond"], one["p99Milliseconds"] or float("nan")) for one in rounds], marks_only=True)
+        Series(
+            f"{name}: {MEANINGS[name]}",
+            [Point(one["goodPerSecond"], one["p99Milliseconds"] or float("nan")) for one in rounds],
+            marks_only=True,
+        )
         for name, rounds in found.items()
     ]
     path = FOLDER / "results" / "plots" / "overload.svg"
     path.parent.mkdir(exist_ok=True)
     note = f"stand-in: the model step waits 200 ms for a batch of up to 8; deadline {DEADLINE_SECONDS * 1000:g} ms"
     page = curve(
-        f"{FACTOR:g} times the capacity: p99 of the answered over goodput", series, unit="good answers/s", note=note, wall_ms=DEADLINE_SECONDS * 1000
+        f"{FACTOR:g} times the capacity: p99 of the answered over goodput",
+        series,
+        unit="good answers/s",
+        note=note,
+        wall_ms=DEADLINE_SECONDS * 1000,
     )
     path.write_text(page, encoding="utf-8")

@@ -14,8 +14,8 @@ from typing import Any
 
 from bench.results import FOLDER, thresholds, write
 from bench.variants import STAND_IN, Variant, described, load, served, workload
-from triton_pipelines.load import LoadSpec, Summary
-from triton_pipelines.load.plots import Point, Series, curve
+from triton_pipelines.tools.loadgen import LoadSpec, Summary
+from triton_pipelines.tools.loadgen.plots import Point, Series, curve
 
 CLIENTS = 64
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
@@ -63,28 +63,42 @@ def run() -> None:
                 if one.failed:
                     raise SystemExit(f"{variant.name}: {one.errors}")
                 found[variant.name].append(one)
-                print(f"round {number + 1} {variant.name:10} {one.requests_per_s:7.0f}/s p99 {one.p99_s * 1000:6.1f} ms", flush=True)
+                print(
+                    f"round {number + 1} {variant.name:10} {one.requests_per_s:7.0f}/s p99 {one.p99_s * 1000:6.1f} ms",
+                    flush=True,
+                )
     _write(found)
     _plot(found)
 
 
 def ratios(found: Rounds, one: str, other: str) -> list[float]:
     """Requests/s of the one against the other's, by round."""
-    return [mine.requests_per_s / theirs.requests_per_s for mine, theirs in zip(found[one], found[other], strict=True)]
+    return [
+        mine.requests_per_s / theirs.requests_per_s
+        for mine, theirs in zip(found[one], found[other], strict=True)
+    ]
 
 
 def tails(found: Rounds, one: str, other: str) -> list[float]:
     """p99 of the one against the other's, by round."""
-    return [mine.p99_s / theirs.p99_s for mine, theirs in zip(found[one], found[other], strict=True)]
+    return [
+        mine.p99_s / theirs.p99_s for mine, theirs in zip(found[one], found[other], strict=True)
+    ]
 
 
 def _write(found: Rounds) -> None:
     rows = {name: _row(name, summaries) for name, summaries in found.items()}
 
-    def result(identity: str, one: str, other: str, least: float, most_tail: float | None = None) -> None:
-        clients, seconds = (CPU_CLIENTS, SECONDS * CPU_FACTOR) if one == CPU_AUTO else (CLIENTS, SECONDS)
+    def result(
+        identity: str, one: str, other: str, least: float, most_tail: float | None = None
+    ) -> None:
+        clients, seconds = (
+            (CPU_CLIENTS, SECONDS * CPU_FACTOR) if one == CPU_AUTO else (CLIENTS, SECONDS)
+        )
         gains, late = ratios(found, one, other), tails(found, one, other)
-        met = statistics.median(gains) >= least and (most_tail is None or statistics.median(late) <= most_tail)
+        met = statistics.median(gains) >= least and (
+            most_tail is None or statistics.median(late) <= most_tail
+        )
         goal = thresholds()[identity]["goal"]
         write(
             identity,
@@ -96,7 +110,9 @@ def _write(found: Rounds) -> None:
             stand_ins=[] if one == CPU_AUTO else [STAND_IN],
             detail={"p99Ratios": [round(value, 3) for value in late], "variants": rows},
         )
-        print(f"{identity}: {statistics.median(gains):.2f} times, p99 {statistics.median(late):.3f} of it; goal {goal}: {'met' if met else 'missed'}")
+        print(
+            f"{identity}: {statistics.median(gains):.2f} times, p99 {statistics.median(late):.3f} of it; goal {goal}: {'met' if met else 'missed'}"
+        )
 
     result("S1", SORTED, PLAIN, 7.5, 1 / 5)
     result("S1-packed", PACKED, PLAIN, 9.0, 1 / 6)
@@ -128,8 +144,16 @@ def _plot(found: Rounds) -> None:
     for name, summaries in found.items():
         late = sorted(one.p99_s * 1000 for one in summaries)
         rate = statistics.median(one.requests_per_s for one in summaries)
-        series.append(Series(f"{name}: {MEANINGS[name]}", [Point(rate, statistics.median(late), name, late[0], late[-1])], marks_only=True))
+        series.append(
+            Series(
+                f"{name}: {MEANINGS[name]}",
+                [Point(rate, statistics.median(late), name, late[0], late[-1])],
+                marks_only=True,
+            )
+        )
     note = f"{CLIENTS} clients ({CPU_CLIENTS} for cpu-*, the real model), {described()}; stand-in: {STAND_IN}"
     path = FOLDER / "results" / "plots" / "S1.svg"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(curve("Ways of padding: p99 over requests/s", series, note=note), encoding="utf-8")
+    path.write_text(
+        curve("Ways of padding: p99 over requests/s", series, note=note), encoding="utf-8"
+    )

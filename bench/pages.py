@@ -55,7 +55,15 @@ def results(identities: Sequence[str]) -> str:
             continue
         low, high = found["spread"]
         spread = "" if low == high else f" ({_number(low)} to {_number(high)})"
-        rows.append((identity, what, goal, f"{_number(found['value'])}{spread} {found['unit']}", "met" if found["met"] else "**missed**"))
+        rows.append(
+            (
+                identity,
+                what,
+                goal,
+                f"{_number(found['value'])}{spread} {found['unit']}",
+                "met" if found["met"] else "**missed**",
+            )
+        )
         if not found["met"]:
             missed.append(f"- {identity}: {remarks.get(identity, 'no reason is known yet.')}")
     text = table(("", "what", "goal", "found: median (least to most)", ""), rows)
@@ -65,7 +73,10 @@ def results(identities: Sequence[str]) -> str:
 def plots(names: Sequence[str]) -> str:
     """Plots by name, as far as they have been made."""
     made = [name for name in names if (RESULTS / "plots" / f"{name}.svg").exists()]
-    return "\n".join(f"![{name}](../../bench/results/plots/{name}.svg)" for name in made) or "No plots have been made yet."
+    return (
+        "\n".join(f"![{name}](../../bench/results/plots/{name}.svg)" for name in made)
+        or "No plots have been made yet."
+    )
 
 
 def _number(value: float) -> str:
@@ -109,7 +120,15 @@ def laws(found: Result) -> str:
 
 def changes(found: Result) -> str:
     """Counts changed in place."""
-    head = ("workload", "requests/s", "requests", "failed", "longest steady", "longest beyond it, by change", "a change took")
+    head = (
+        "workload",
+        "requests/s",
+        "requests",
+        "failed",
+        "longest steady",
+        "longest beyond it, by change",
+        "a change took",
+    )
     rows = [
         (
             one["workload"],
@@ -128,14 +147,25 @@ def changes(found: Result) -> str:
 def faults(found: Result) -> str:
     """Bad metrics and downward steps, by seed."""
     head = ("kind", "fault", "downward steps by seed")
-    shown = [(one["kind"], name, ", ".join(str(count) for count in one["downwardSteps"])) for name, one in found["detail"]["faults"].items()]
+    shown = [
+        (one["kind"], name, ", ".join(str(count) for count in one["downwardSteps"]))
+        for name, one in found["detail"]["faults"].items()
+    ]
     good = ", ".join(str(count) for count in found["detail"]["goodMetrics"])
     return table(head, [*shown, ("none", "good metrics, for comparison", good)])
 
 
 def traces(found: Result) -> str:
     """Laws on traces of a real Triton."""
-    head = ("trace", "law", "violations", "instances against foresight", "counts", "GPU starved", "failed")
+    head = (
+        "trace",
+        "law",
+        "violations",
+        "instances against foresight",
+        "counts",
+        "GPU starved",
+        "failed",
+    )
     rows = [
         (
             trace,
@@ -165,14 +195,28 @@ def ways(found: Result) -> str:
         )
         for name in detail["requestsPerSecond"]
     ]
-    return table(("way", "requests/s: median (least to most)", "p99, ms", "CPU of all servers a request, µs"), rows)
+    return table(
+        (
+            "way",
+            "requests/s: median (least to most)",
+            "p99, ms",
+            "CPU of all servers a request, µs",
+        ),
+        rows,
+    )
 
 
 def ratios(found: Result) -> str:
     """Ours over perf_analyzer's, by protocol and number of clients."""
     head = ("load", "requests/s", "p50", "p99")
     rows = [
-        (load, *("{:.2f} ({:.2f} to {:.2f})".format(*line[name]) for name in ("requests_per_s", "p50_s", "p99_s")))
+        (
+            load,
+            *(
+                "{:.2f} ({:.2f} to {:.2f})".format(*line[name])
+                for name in ("requests_per_s", "p50_s", "p99_s")
+            ),
+        )
         for load, line in found["detail"].items()
     ]
     return table(head, rows)
@@ -186,7 +230,15 @@ def stand_ins(found: Result) -> str:
 
 def paddings(found: Result) -> str:
     """Ways of padding, side by side."""
-    head = ("", "computed", "requests/s (least to most)", "p50", "p99 (least to most)", "rows per execution", "model step busy")
+    head = (
+        "",
+        "computed",
+        "requests/s (least to most)",
+        "p50",
+        "p99 (least to most)",
+        "rows per execution",
+        "model step busy",
+    )
     rows = [
         (
             name,
@@ -205,13 +257,29 @@ def paddings(found: Result) -> str:
 def stage(found: Result) -> str:
     """The tokenizer stage against the library."""
     rows = [
-        ("tokenizer stage: Triton's compute time", _spread(found["detail"]["stageMicroseconds"], " us")),
+        (
+            "tokenizer stage: Triton's compute time",
+            _spread(found["detail"]["stageMicroseconds"], " us"),
+        ),
         ("the library alone, one thread", _spread(found["detail"]["libraryMicroseconds"], " us")),
-        ("the library beside a busy core", _spread(found["detail"]["libraryBesideABusyCoreMicroseconds"], " us")),
-        ("stage against the library beside a busy core", _spread(found["detail"]["ratioBesideABusyCore"], " times")),
+        (
+            "the library beside a busy core",
+            _spread(found["detail"]["libraryBesideABusyCoreMicroseconds"], " us"),
+        ),
+        (
+            "stage against the library beside a busy core",
+            _spread(found["detail"]["ratioBesideABusyCore"], " times"),
+        ),
         *(
-            (f"texts in which no word comes twice: {name}", _spread(found["detail"]["newWords"][key], unit))
-            for name, key, unit in (("stage", "stageMicroseconds", " us"), ("library", "libraryMicroseconds", " us"), ("ratio", "ratio", " times"))
+            (
+                f"texts in which no word comes twice: {name}",
+                _spread(found["detail"]["newWords"][key], unit),
+            )
+            for name, key, unit in (
+                ("stage", "stageMicroseconds", " us"),
+                ("library", "libraryMicroseconds", " us"),
+                ("ratio", "ratio", " times"),
+            )
             if "newWords" in found["detail"]
         ),
         ("rows per execution", _spread(found["detail"]["rowsPerExecution"], "")),
@@ -222,14 +290,32 @@ def stage(found: Result) -> str:
 
 def limits(found: Result) -> str:
     """Overload by limit of the queues, round by round."""
-    head = ("queues", "goodput, of the capacity", "model step busy", "p99 of the answered", "refused after")
+    head = (
+        "queues",
+        "goodput, of the capacity",
+        "model step busy",
+        "p99 of the answered",
+        "refused after",
+    )
     rows = [
         (
             one["meaning"],
             ", ".join(f"{each['goodputPercent']:.0f} %" for each in one["rounds"]),
-            ", ".join("-" if each["modelBusy"] is None else f"{each['modelBusy']:.0%}" for each in one["rounds"]),
-            ", ".join("-" if each["p99Milliseconds"] is None else f"{each['p99Milliseconds']:.0f}" for each in one["rounds"]) + " ms",
-            ", ".join("-" if each["refusedAfterMilliseconds"] is None else f"{each['refusedAfterMilliseconds']:.0f}" for each in one["rounds"])
+            ", ".join(
+                "-" if each["modelBusy"] is None else f"{each['modelBusy']:.0%}"
+                for each in one["rounds"]
+            ),
+            ", ".join(
+                "-" if each["p99Milliseconds"] is None else f"{each['p99Milliseconds']:.0f}"
+                for each in one["rounds"]
+            )
+            + " ms",
+            ", ".join(
+                "-"
+                if each["refusedAfterMilliseconds"] is None
+                else f"{each['refusedAfterMilliseconds']:.0f}"
+                for each in one["rounds"]
+            )
             + " ms",
         )
         for one in found["detail"]["limits"].values()
@@ -269,14 +355,22 @@ def block(kind: str, names: Sequence[str]) -> str:
     if kind == "plots":
         return plots(names)
     if kind not in _OF_ONE or len(names) != 1:
-        raise PageError(f"no block {kind}: {' '.join(names)}; there are results, plots and, of one result, {', '.join(_OF_ONE)}")
+        raise PageError(
+            f"no block {kind}: {' '.join(names)}; there are results, plots and, of one result, {', '.join(_OF_ONE)}"
+        )
     found = result(names[0])
-    return _OF_ONE[kind](found) if found is not None else f"Not measured yet: `make bench ID={names[0]}`."
+    return (
+        _OF_ONE[kind](found)
+        if found is not None
+        else f"Not measured yet: `make bench ID={names[0]}`."
+    )
 
 
 def page(text: str) -> str:
     """A page with its blocks renewed."""
-    return _BLOCK.sub(lambda match: f"{match[1]}\n{block(match[2], match[3].split())}\n\n{match[4]}", text)
+    return _BLOCK.sub(
+        lambda match: f"{match[1]}\n{block(match[2], match[3].split())}\n\n{match[4]}", text
+    )
 
 
 def main(arguments: list[str]) -> int:
@@ -290,7 +384,10 @@ def main(arguments: list[str]) -> int:
         if "--write" in arguments:
             path.write_text(after, encoding="utf-8")
             continue
-        print(f"{path.relative_to(ROOT)} differs from bench/results: python -m bench.pages --write", file=sys.stderr)
+        print(
+            f"{path.relative_to(ROOT)} differs from bench/results: python -m bench.pages --write",
+            file=sys.stderr,
+        )
         differing += 1
     return 1 if differing else 0
 

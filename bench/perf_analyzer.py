@@ -27,8 +27,8 @@ from bench.results import thresholds, write
 from e2e.local.cache import cache_root, digest, locked
 from tests.support import pipelines
 from tests.support.triton import triton_server
-from triton_pipelines.load import LoadSpec, Protocol, Summary, Target, blocking, summarise
-from triton_pipelines.load.texts import Lengths, texts
+from triton_pipelines.tools.loadgen import LoadSpec, Protocol, Summary, Target, blocking, summarise
+from triton_pipelines.tools.loadgen.texts import Lengths, texts
 
 VERSION = "2.60.0"
 WHEEL_SHA256 = "23ef56b107ae9233e5cf09fbdf508dd9b936a52f1bae2f63f53c8117087b3f25"
@@ -62,10 +62,15 @@ def obtain() -> Tool:
     if platform.machine() != "x86_64" or sys.platform != "linux":
         raise ToolError("perf_analyzer is built for Linux on x86-64")
     old = tuple(int(part) for part in platform.libc_ver()[1].split(".")[:2]) < NEEDED_GLIBC
-    folder = cache_root() / f"perf-analyzer-{digest([VERSION, WHEEL_SHA256, RELEASE, *LIBRARIES, str(old)])}"
+    folder = (
+        cache_root()
+        / f"perf-analyzer-{digest([VERSION, WHEEL_SHA256, RELEASE, *LIBRARIES, str(old)])}"
+    )
     with locked(folder.with_suffix(".lock")):
         if not folder.is_dir():
-            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".perf-analyzer-") as temporary:
+            with tempfile.TemporaryDirectory(
+                dir=folder.parent, prefix=".perf-analyzer-"
+            ) as temporary:
                 made = Path(temporary) / "made"
                 made.mkdir()
                 _program(made)
@@ -76,11 +81,19 @@ def obtain() -> Tool:
     if not old:
         return Tool((str(program),))
     libraries = folder / "root" / "usr" / "lib" / "x86_64-linux-gnu"
-    return Tool((str(libraries / "ld-linux-x86-64.so.2"), "--library-path", str(libraries), str(program)))
+    return Tool(
+        (str(libraries / "ld-linux-x86-64.so.2"), "--library-path", str(libraries), str(program))
+    )
 
 
 def _program(folder: Path) -> None:
-    wanted = ["--no-deps", "--only-binary=:all:", "--platform=manylinux_2_38_x86_64", "--python-version=3.12", f"perf-analyzer=={VERSION}"]
+    wanted = [
+        "--no-deps",
+        "--only-binary=:all:",
+        "--platform=manylinux_2_38_x86_64",
+        "--python-version=3.12",
+        f"perf-analyzer=={VERSION}",
+    ]
     _done([sys.executable, "-m", "pip", "download", "--quiet", f"--dest={folder}", *wanted], folder)
     (wheel,) = folder.glob("*.whl")
     if (found := hashlib.sha256(wheel.read_bytes()).hexdigest()) != WHEEL_SHA256:
@@ -95,11 +108,15 @@ def _libraries(folder: Path) -> None:
     """Debian's packages of a newer release, with apt's own checks of signatures, in folders of their own."""
     for program in ("apt-get", "dpkg-deb"):
         if shutil.which(program) is None:
-            raise ToolError(f"glibc is older than {NEEDED_GLIBC[0]}.{NEEDED_GLIBC[1]}, and there is no {program} to fetch a newer one")
+            raise ToolError(
+                f"glibc is older than {NEEDED_GLIBC[0]}.{NEEDED_GLIBC[1]}, and there is no {program} to fetch a newer one"
+            )
     apt = folder / "apt"
     for name in ("lists/partial", "archives/partial", "etc"):
         (apt / name).mkdir(parents=True)
-    (apt / "etc" / "sources.list").write_text(f"deb [signed-by={KEYRING}] http://deb.debian.org/debian {RELEASE} main\n", encoding="utf-8")
+    (apt / "etc" / "sources.list").write_text(
+        f"deb [signed-by={KEYRING}] http://deb.debian.org/debian {RELEASE} main\n", encoding="utf-8"
+    )
     (apt / "status").touch()
     options = {
         "Dir::Etc::sourcelist": apt / "etc" / "sources.list",
@@ -122,9 +139,19 @@ def _libraries(folder: Path) -> None:
 
 
 def _done(command: Sequence[str], folder: Path, seconds: float = DOWNLOAD_SECONDS) -> str:
-    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds, check=False)
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
     if done.returncode:
-        raise ToolError(f"{' '.join(command[:3])} …: {' | '.join(done.stdout.strip().splitlines()[-3:])}")
+        raise ToolError(
+            f"{' '.join(command[:3])} …: {' | '.join(done.stdout.strip().splitlines()[-3:])}"
+        )
     return done.stdout
 
 
@@ -142,18 +169,51 @@ class Figures:
         return cls(summary.requests_per_s, summary.p50_s, summary.p99_s)
 
 
-def asked(tool: Tool, address: str, protocol: Protocol, model: str, data: Path, clients: int, seconds: float) -> Figures:
+def asked(
+    tool: Tool,
+    address: str,
+    protocol: Protocol,
+    model: str,
+    data: Path,
+    clients: int,
+    seconds: float,
+) -> Figures:
     """One run of perf_analyzer: the windows that ours has, whether they agree or not."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.csv"
-        windows = [f"--measurement-interval={seconds / 3 * 1000:.0f}", "--max-trials=3", "--stability-percentage=999", "--percentile=99"]
-        what = ["-m", model, "-i", str(protocol), "-u", address, "--input-data", str(data), f"--concurrency-range={clients}:{clients}"]
-        _done([*tool.command, *what, *windows, "-f", str(out)], Path(folder), seconds * 10 + _SLACK_SECONDS)
+        windows = [
+            f"--measurement-interval={seconds / 3 * 1000:.0f}",
+            "--max-trials=3",
+            "--stability-percentage=999",
+            "--percentile=99",
+        ]
+        what = [
+            "-m",
+            model,
+            "-i",
+            str(protocol),
+            "-u",
+            address,
+            "--input-data",
+            str(data),
+            f"--concurrency-range={clients}:{clients}",
+        ]
+        _done(
+            [*tool.command, *what, *windows, "-f", str(out)],
+            Path(folder),
+            seconds * 10 + _SLACK_SECONDS,
+        )
         (row,) = csv.DictReader(out.open(encoding="utf-8"))
-    return Figures(float(row["Inferences/Second"]), float(row["p50 latency"]) / 1e6, float(row["p99 latency"]) / 1e6)
+    return Figures(
+        float(row["Inferences/Second"]),
+        float(row["p50 latency"]) / 1e6,
+        float(row["p99 latency"]) / 1e6,
+    )
 
 
-def compared(tool: Tool, clients: Sequence[int], rounds: int, seconds: float) -> list[tuple[Protocol, int, Figures, Figures]]:
+def compared(
+    tool: Tool, clients: Sequence[int], rounds: int, seconds: float
+) -> list[tuple[Protocol, int, Figures, Figures]]:
     """Pairs of ours and perf_analyzer's: rounds over both protocols and all numbers of clients; who begins alternates."""
     result = []
     with tempfile.TemporaryDirectory() as temporary:
@@ -161,7 +221,9 @@ def compared(tool: Tool, clients: Sequence[int], rounds: int, seconds: float) ->
         pipelines.write_pipeline(folder / "models")
         words = texts(Lengths(16, 0.5, 32).sample(256))
         data = folder / "data.json"
-        data.write_text(json.dumps({"data": [{"TEXT": [text]} for text in words]}), encoding="utf-8")
+        data.write_text(
+            json.dumps({"data": [{"TEXT": [text]} for text in words]}), encoding="utf-8"
+        )
         requests = [{"TEXT": np.array([[text.encode()]], dtype=np.object_)} for text in words]
         with triton_server(folder / "models", [pipelines.ENSEMBLE]) as server:
             for number in range(rounds):
@@ -172,10 +234,14 @@ def compared(tool: Tool, clients: Sequence[int], rounds: int, seconds: float) ->
                         spec = LoadSpec(concurrency=count, duration_s=seconds)
                         plain = url.removeprefix("http://")
                         if number % 2:
-                            theirs = asked(tool, plain, protocol, pipelines.ENSEMBLE, data, count, seconds)
+                            theirs = asked(
+                                tool, plain, protocol, pipelines.ENSEMBLE, data, count, seconds
+                            )
                         ours = Figures.of(summarise(blocking(target, spec)))
                         if not number % 2:
-                            theirs = asked(tool, plain, protocol, pipelines.ENSEMBLE, data, count, seconds)
+                            theirs = asked(
+                                tool, plain, protocol, pipelines.ENSEMBLE, data, count, seconds
+                            )
                         result.append((protocol, count, ours, theirs))
     return result
 
@@ -186,11 +252,18 @@ def run() -> None:
     detail = {}
     for protocol in Protocol:
         for count in CLIENTS:
-            rows = [(ours, theirs) for kind, clients, ours, theirs in pairs if (kind, clients) == (protocol, count)]
+            rows = [
+                (ours, theirs)
+                for kind, clients, ours, theirs in pairs
+                if (kind, clients) == (protocol, count)
+            ]
             line = {}
             for name in ("requests_per_s", "p50_s", "p99_s"):
                 ratios = [getattr(ours, name) / getattr(theirs, name) for ours, theirs in rows]
-                line[name] = [round(value, 3) for value in (statistics.median(ratios), min(ratios), max(ratios))]
+                line[name] = [
+                    round(value, 3)
+                    for value in (statistics.median(ratios), min(ratios), max(ratios))
+                ]
             detail[f"{protocol}, {count} clients"] = line
             print(f"{protocol}, {count} clients: ours / perf_analyzer's: {line}")
     rates = [ours.requests_per_s / theirs.requests_per_s for _, _, ours, theirs in pairs]

@@ -25,7 +25,12 @@ class Played:
     p99: Sequence[float | None]
 
 
-async def play(workload: Workload, phases: Sequence[Phase], source: str, rival: Callable[[Place], Coroutine[Any, Any, None]] | None = None) -> Played:
+async def play(
+    workload: Workload,
+    phases: Sequence[Phase],
+    source: str,
+    rival: Callable[[Place], Coroutine[Any, Any, None]] | None = None,
+) -> Played:
     """Serve the workload, warm it up at the first rate, put the phases on it. ``source`` and ``rival`` as for :func:`bench.closedloop.place`."""
     async with place(workload, source, rival=rival) as made:
         await made.during(WARM_SECONDS, phases[0].rate)
@@ -34,5 +39,11 @@ async def play(workload: Workload, phases: Sequence[Phase], source: str, rival: 
             await made.during(phase.seconds, phase.rate)
         answers = [answer for answer in await made.answers() if answer.due >= began]
         seconds = made.seconds[first:]
-    response = responded(seconds, answers, phases, began=began, slo=workload.slo, service=workload.service)
-    return Played(seconds, response, p99_by_second(answers, began, int(sum(phase.seconds for phase in phases))))
+    response = responded(
+        seconds, answers, phases, began=began, slo=workload.slo, service=workload.service
+    )
+    return Played(
+        seconds,
+        response,
+        p99_by_second(answers, began, int(sum(phase.seconds for phase in phases))),
+    )

@@ -11,16 +11,23 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from bench.closedloop import POD, PROMETHEUS, SCRAPE_SECONDS, STABILIZATION_SECONDS, STAND_INS, Place
+from bench.closedloop import (
+    POD,
+    PROMETHEUS,
+    SCRAPE_SECONDS,
+    STABILIZATION_SECONDS,
+    STAND_INS,
+    Place,
+)
 from bench.phases import play
 from bench.plots import Curves, write_plot
 from bench.responses import Phase, Response
 from bench.results import FOLDER, thresholds, write
+from bench.simulator.engine import View, World
+from bench.simulator.rivals import Kpa
+from bench.simulator.station import StationSpec
 from e2e.load.bins import Second
 from e2e.load.workloads import Workload, cleaner
-from triton_pipelines.tuning.simulator.engine import View, World
-from triton_pipelines.tuning.simulator.rivals import Kpa
-from triton_pipelines.tuning.simulator.station import StationSpec
 
 MANAGED, RIVAL = "managed", "KPA-like"
 CORES = 8.0
@@ -28,7 +35,18 @@ MOST = 8
 TRACES: dict[str, Sequence[Phase]] = {
     "step": (Phase(20, 1.0), Phase(70, 5.0), Phase(50, 1.0)),
     # Two bursts of other heights with a gap that is shorter than the stabilization, then one after a longer gap.
-    "burst": tuple(Phase(seconds, rate) for seconds, rate in ((20, 1.6), (25, 5.0), (20, 1.6), (25, 4.0), (45, 1.6), (25, 5.0), (20, 1.6))),
+    "burst": tuple(
+        Phase(seconds, rate)
+        for seconds, rate in (
+            (20, 1.6),
+            (25, 5.0),
+            (20, 1.6),
+            (25, 4.0),
+            (45, 1.6),
+            (25, 5.0),
+            (20, 1.6),
+        )
+    ),
 }
 """Rates against the workload's low one."""
 
@@ -36,11 +54,19 @@ TRACES: dict[str, Sequence[Phase]] = {
 async def rival(made: Place) -> None:
     """The rival in place of the operator's loop."""
     step = made.workload.step
-    law = Kpa(World((StationSpec(step, alpha=made.workload.service, scaled=True),), scrape=SCRAPE_SECONDS, high=MOST))
+    law = Kpa(
+        World(
+            (StationSpec(step, alpha=made.workload.service, scaled=True),),
+            scrape=SCRAPE_SECONDS,
+            high=MOST,
+        )
+    )
     while True:
         due = time.monotonic() + SCRAPE_SECONDS
         count = await made.count()
-        wanted, _ = law.wanted(View(time.time(), await made.sample(), {step: {POD: count}}, [POD], CORES))
+        wanted, _ = law.wanted(
+            View(time.time(), await made.sample(), {step: {POD: count}}, [POD], CORES)
+        )
         aim = min(max(wanted.get(step, count), 1), MOST)
         if aim != count:
             await made.change(aim)
@@ -55,11 +81,15 @@ def run() -> None:
         phases = [Phase(phase.seconds, phase.rate * workload.low) for phase in TRACES[trace]]
         curves: dict[str, tuple[Sequence[Second], Sequence[float | None]]] = {}
         for law in (MANAGED, RIVAL):
-            played = asyncio.run(play(workload, phases, PROMETHEUS, None if law == MANAGED else rival))
+            played = asyncio.run(
+                play(workload, phases, PROMETHEUS, None if law == MANAGED else rival)
+            )
             found[trace, law], curves[law] = played.response, (played.seconds, played.p99)
             print(f"{trace}, {law}: {_detail(found[trace, law])}", flush=True)
         _plot(workload, trace, phases, curves)
-    better = {trace: found[trace, MANAGED].violations < found[trace, RIVAL].violations for trace in TRACES}
+    better = {
+        trace: found[trace, MANAGED].violations < found[trace, RIVAL].violations for trace in TRACES
+    }
     path = write(
         "C5-real",
         [100 * found[trace, MANAGED].violations for trace in TRACES],
@@ -67,8 +97,14 @@ def run() -> None:
         goal=thresholds()["C5-real"]["goal"],
         met=all(better.values()),
         workload=f"{workload.name}: {workload.low:g} to {workload.high:g} requests/s, traces of {', '.join(_length(name) for name in TRACES)}; stabilization {STABILIZATION_SECONDS} s",
-        stand_ins=[*STAND_INS, *workload.stand_ins, "the rival law re-implemented from its sources"],
-        detail={trace: {law: _detail(found[trace, law]) for law in (MANAGED, RIVAL)} for trace in TRACES},
+        stand_ins=[
+            *STAND_INS,
+            *workload.stand_ins,
+            "the rival law re-implemented from its sources",
+        ],
+        detail={
+            trace: {law: _detail(found[trace, law]) for law in (MANAGED, RIVAL)} for trace in TRACES
+        },
     )
     print(f"C5-real: {'met' if all(better.values()) else 'missed'}; {path.name} written")
 
@@ -88,13 +124,20 @@ def _detail(found: Response) -> dict[str, Any]:
     }
 
 
-def _plot(workload: Workload, trace: str, phases: Sequence[Phase], curves: dict[str, tuple[Sequence[Second], Sequence[float | None]]]) -> None:
+def _plot(
+    workload: Workload,
+    trace: str,
+    phases: Sequence[Phase],
+    curves: dict[str, tuple[Sequence[Second], Sequence[float | None]]],
+) -> None:
     write_plot(
         FOLDER / "results" / "plots" / f"C5-real-{trace}.svg",
         Curves(
             title=f"{workload.name}, {trace}; real Triton, Prometheus every 5 s; {'; '.join(workload.stand_ins)}",
             load=[phase.rate for phase in phases for _ in range(int(phase.seconds))],
-            counts={law: [float(one.count) for one in seconds] for law, (seconds, _) in curves.items()},
+            counts={
+                law: [float(one.count) for one in seconds] for law, (seconds, _) in curves.items()
+            },
             p99={law: p99 for law, (_, p99) in curves.items()},
             verdicts=[one.verdict for one in curves[MANAGED][0]],
             slo=workload.slo,

@@ -65,7 +65,15 @@ class Response:
         return min(1.0, self.late_until / total + self.steady)
 
 
-def responded(seconds: Sequence[Second], answers: Sequence[Answer], phases: Sequence[Phase], *, began: float, slo: float, service: float) -> Response:
+def responded(
+    seconds: Sequence[Second],
+    answers: Sequence[Answer],
+    phases: Sequence[Phase],
+    *,
+    began: float,
+    slo: float,
+    service: float,
+) -> Response:
     """Measures of a run of three phases (low, high, low).
 
     Args:
@@ -89,7 +97,10 @@ def responded(seconds: Sequence[Second], answers: Sequence[Answer], phases: Sequ
         late_until=late_until,
         violations=len(late) / max(1, len(answers)),
         steady=(len(late) - late_until) / max(1, others),
-        cost=sum(one.count for one in seconds) / len(seconds) * sum(phase.seconds for phase in phases) / foresight(phases, service),
+        cost=sum(one.count for one in seconds)
+        / len(seconds)
+        * sum(phase.seconds for phase in phases)
+        / foresight(phases, service),
         reversals=sum(before != after for before, after in pairwise(signs)),
         failed=sum(bool(answer.error) for answer in answers),
         counts=tuple(runs),
@@ -125,7 +136,10 @@ def turns(counts: Iterable[int]) -> list[int]:
 
 def foresight(phases: Sequence[Phase], service: float) -> float:
     """Instance-seconds of somebody who knows the load."""
-    return sum(phase.seconds * max(1, math.ceil(phase.rate * service / FORESIGHT_LOAD - 1e-9)) for phase in phases)
+    return sum(
+        phase.seconds * max(1, math.ceil(phase.rate * service / FORESIGHT_LOAD - 1e-9))
+        for phase in phases
+    )
 
 
 def p99_by_second(answers: Sequence[Answer], began: float, seconds: int) -> list[float | None]:

@@ -57,5 +57,11 @@ def thresholds() -> dict[str, dict[str, str]]:
 
 
 def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=FOLDER, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=FOLDER,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return done.stdout.strip()

@@ -63,7 +63,9 @@ class Batched:
         text = json.loads(await request.read())["text"]
         future: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
         self._waiting.put_nowait((text, future))
-        return web.Response(body=json.dumps({"logits": await future}).encode(), content_type="application/json")
+        return web.Response(
+            body=json.dumps({"logits": await future}).encode(), content_type="application/json"
+        )
 
     async def _work(self) -> None:
         while True:
@@ -74,7 +76,9 @@ class Batched:
                 ids = await asyncio.to_thread(self._encode, [text for text, _ in batch])
                 tensor = tritonclient.grpc.aio.InferInput("input_ids", ids.shape, "INT64")
                 tensor.set_data_from_numpy(ids)
-                logits = (await self._client.infer(self._model, [tensor])).as_numpy("logits").tolist()
+                logits = (
+                    (await self._client.infer(self._model, [tensor])).as_numpy("logits").tolist()
+                )
             except Exception as error:
                 for _, future in batch:
                     future.set_exception(error)
@@ -106,7 +110,16 @@ def plain(http: str, model: str, file: str) -> ThreadingHTTPServer:
             if not hasattr(own, "session"):
                 own.session = requests.Session()
                 own.session.trust_env = False
-            asked = {"inputs": [{"name": "input_ids", "shape": [1, len(ids)], "datatype": "INT64", "data": [ids]}]}
+            asked = {
+                "inputs": [
+                    {
+                        "name": "input_ids",
+                        "shape": [1, len(ids)],
+                        "datatype": "INT64",
+                        "data": [ids],
+                    }
+                ]
+            }
             answer = own.session.post(f"{http}/v2/models/{model}/infer", json=asked, timeout=60)
             answer.raise_for_status()
             body = json.dumps({"logits": answer.json()["outputs"][0]["data"]}).encode()

@@ -29,11 +29,11 @@ from e2e.models.__main__ import source_map
 from e2e.suite.pipelines import merged, sample
 from tests.support.nullbackend import NAME, distribution
 from tests.support.standins import on_stand_ins
-from triton_pipelines.load import LoadSpec, Summary, Target, blocking, summarise
-from triton_pipelines.load.plots import Point, Series, curve
-from triton_pipelines.load.sweep import Measured
-from triton_pipelines.load.texts import Lengths, texts
 from triton_pipelines.loader.uris import SourceMap
+from triton_pipelines.tools.loadgen import LoadSpec, Summary, Target, blocking, summarise
+from triton_pipelines.tools.loadgen.plots import Point, Series, curve
+from triton_pipelines.tools.loadgen.sweep import Measured
+from triton_pipelines.tools.loadgen.texts import Lengths, texts
 
 RUNS, SECONDS = int(os.environ.get("RUNS", "5")), float(os.environ.get("SECONDS_EACH", "6"))
 CLIENTS = 64
@@ -68,7 +68,11 @@ def document() -> dict[str, Any]:
         "maxBatchSize": CLIENTS,
     }
     # As the service gathers what comes while its batches are under way, the tokenizer waits a moment for company.
-    tokenizer = {"padding": "Ragged", "maxLength": LENGTHS.cap, "dynamicBatching": {"maxQueueDelayMicroseconds": DELAY_US}}
+    tokenizer = {
+        "padding": "Ragged",
+        "maxLength": LENGTHS.cap,
+        "dynamicBatching": {"maxQueueDelayMicroseconds": DELAY_US},
+    }
     spec = {"tokenizer": tokenizer, "model": model, "postprocess": None}
     return merged(sample("sentiment"), {"metadata": {"name": MODEL}, "spec": spec})
 
@@ -82,11 +86,25 @@ def targets(wanted: list[str]) -> Iterator[dict[str, Target]]:
         file = folder / "rivals.yaml"
         file.write_text(yaml.safe_dump(document(), sort_keys=False), encoding="utf-8")
         rules = SourceMap.parse(rule.removeprefix("--source-map=") for rule in source_map(files))
-        server, _ = stack.enter_context(on_stand_ins(file, distribution(folder / "backends"), rules, folder / "served"))
+        server, _ = stack.enter_context(
+            on_stand_ins(file, distribution(folder / "backends"), rules, folder / "served")
+        )
         sent = [text.encode() for text in texts(LENGTHS.sample(TEXTS))]
-        found = {OURS: Target(server.http_url, MODEL, [{"TEXT": np.array([[text]], dtype=np.object_)} for text in sent])}
+        found = {
+            OURS: Target(
+                server.http_url,
+                MODEL,
+                [{"TEXT": np.array([[text]], dtype=np.object_)} for text in sent],
+            )
+        }
         for rival in wanted:
-            words = (KINDS[rival], server.grpc_address, server.http_url, INNER, str(files / TOKENIZER))
+            words = (
+                KINDS[rival],
+                server.grpc_address,
+                server.http_url,
+                INNER,
+                str(files / TOKENIZER),
+            )
             port = stack.enter_context(service(*words))
             bodies = [json.dumps({"text": text.decode()}).encode() for text in sent]
             found[rival] = Target(f"http://127.0.0.1:{port}", rival, (), path="/", bodies=bodies)
@@ -103,7 +121,9 @@ def service(*words: str) -> Iterator[int]:
         "PYTHONPATH": os.pathsep.join((str(FOLDER.parent), str(FOLDER.parent / "operator"))),
     }
     command = [sys.executable, "-m", "bench.rival_service", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=FOLDER.parent, env=environment) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=FOLDER.parent, env=environment
+    ) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
@@ -119,14 +139,29 @@ def refuse_different(found: Mapping[str, Target], words: list[str]) -> None:
     """Compare answers before anything is timed."""
     with httpx.Client(trust_env=False, timeout=60) as client:
         ours = found[OURS]
-        asked = {"inputs": [{"name": "TEXT", "shape": [len(words), 1], "datatype": "BYTES", "data": words}]}
-        answer = client.post(f"{ours.url}/v2/models/{ours.model}/infer", json=asked).raise_for_status().json()
+        asked = {
+            "inputs": [
+                {"name": "TEXT", "shape": [len(words), 1], "datatype": "BYTES", "data": words}
+            ]
+        }
+        answer = (
+            client.post(f"{ours.url}/v2/models/{ours.model}/infer", json=asked)
+            .raise_for_status()
+            .json()
+        )
         expected = np.array(answer["outputs"][0]["data"]).reshape(len(words), 2)
         for name, target in found.items():
             if target is ours:
                 continue
-            rows = [client.post(f"{target.url}/", json={"text": text}).raise_for_status().json()["logits"] for text in words]
-            np.testing.assert_array_equal(np.array(rows).reshape(len(words), 2), expected, err_msg=name)
+            rows = [
+                client.post(f"{target.url}/", json={"text": text})
+                .raise_for_status()
+                .json()["logits"]
+                for text in words
+            ]
+            np.testing.assert_array_equal(
+                np.array(rows).reshape(len(words), 2), expected, err_msg=name
+            )
 
 
 @dataclass(frozen=True)
@@ -137,9 +172,13 @@ class Found:
     costs: tuple[float, ...]
 
 
-def measured(found: Mapping[str, Target], clients: int, runs: int, seconds: float) -> dict[str, Found]:
+def measured(
+    found: Mapping[str, Target], clients: int, runs: int, seconds: float
+) -> dict[str, Found]:
     """All ways at a number of clients, in rounds."""
-    spec = LoadSpec(concurrency=clients, duration_s=seconds, warmup_s=min(1.0, seconds / 2), timeout_s=60)
+    spec = LoadSpec(
+        concurrency=clients, duration_s=seconds, warmup_s=min(1.0, seconds / 2), timeout_s=60
+    )
     summaries: dict[str, list[Summary]] = {name: [] for name in found}
     costs: dict[str, list[float]] = {name: [] for name in found}
     for _ in range(runs):
@@ -148,7 +187,9 @@ def measured(found: Mapping[str, Target], clients: int, runs: int, seconds: floa
             result = blocking(target, spec)
             costs[name].append((cpu_seconds() - before) / max(1, len(result.due)))
             summaries[name].append(summarise(result))
-    return {name: Found(Measured(spec, tuple(summaries[name])), tuple(costs[name])) for name in found}
+    return {
+        name: Found(Measured(spec, tuple(summaries[name])), tuple(costs[name])) for name in found
+    }
 
 
 def cpu_seconds() -> float:
@@ -176,7 +217,9 @@ def run() -> None:
     """Measure, print, write results and plot."""
     with targets([WELL, PLAINLY]) as found:
         results = measured(found, CLIENTS, RUNS, SECONDS)
-        curves = {clients: measured(found, clients, 1, SECONDS) for clients in CURVE} | {CLIENTS: results}
+        curves = {clients: measured(found, clients, 1, SECONDS) for clients in CURVE} | {
+            CLIENTS: results
+        }
     loads = {name: item.load for name, item in results.items()}
     for name, item in loads.items():
         if item.errors:
@@ -186,10 +229,19 @@ def run() -> None:
             f"{name:32} {item.median('requests_per_s'):7.0f} requests/s ({low:.0f} to {high:.0f}), p99 {item.median('p99_s') * 1000:.1f} ms,"
             f" {statistics.median(results[name].costs) * 1e6:.0f} µs of CPU a request"
         )
-    ratios = {rival: [a.requests_per_s / b.requests_per_s for a, b in zip(loads[OURS].runs, loads[rival].runs, strict=True)] for rival in KINDS}
+    ratios = {
+        rival: [
+            a.requests_per_s / b.requests_per_s
+            for a, b in zip(loads[OURS].runs, loads[rival].runs, strict=True)
+        ]
+        for rival in KINDS
+    }
     p99 = {name: item.median("p99_s") for name, item in loads.items()}
     wanted = {WELL: 1.5, PLAINLY: 3.0}
-    met = all(statistics.median(ratios[rival]) >= least and p99[OURS] <= p99[rival] for rival, least in wanted.items())
+    met = all(
+        statistics.median(ratios[rival]) >= least and p99[OURS] <= p99[rival]
+        for rival, least in wanted.items()
+    )
     path = write(
         "S3",
         ratios[WELL],
@@ -200,12 +252,22 @@ def run() -> None:
         stand_ins=[STAND_IN],
         detail={
             "ratioToPlain": _spread(ratios[PLAINLY]),
-            "requestsPerSecond": {name: _spread([run.requests_per_s for run in item.runs]) for name, item in loads.items()},
-            "p99Milliseconds": {name: _spread([run.p99_s * 1000 for run in item.runs]) for name, item in loads.items()},
-            "cpuMicrosecondsPerRequest": {name: _spread([cost * 1e6 for cost in item.costs]) for name, item in results.items()},
+            "requestsPerSecond": {
+                name: _spread([run.requests_per_s for run in item.runs])
+                for name, item in loads.items()
+            },
+            "p99Milliseconds": {
+                name: _spread([run.p99_s * 1000 for run in item.runs])
+                for name, item in loads.items()
+            },
+            "cpuMicrosecondsPerRequest": {
+                name: _spread([cost * 1e6 for cost in item.costs]) for name, item in results.items()
+            },
             "tokenizerQueueDelayMicroseconds": DELAY_US,
             "rowsPerExecution": round(loads[OURS].typical.steps["tokenizer"].rows_per_execution, 2),
-            "generatorMicrosecondsPerRequest": round(loads[OURS].typical.cpu_per_request_s * 1e6, 1),
+            "generatorMicrosecondsPerRequest": round(
+                loads[OURS].typical.cpu_per_request_s * 1e6, 1
+            ),
         },
     )
     plot = FOLDER / "results" / "plots" / "S3.svg"
@@ -221,9 +283,16 @@ def drawn(curves: Mapping[int, Mapping[str, Found]]) -> str:
     series = []
     for name in (OURS, WELL, PLAINLY):
         items = [(clients, curves[clients][name].load) for clients in sorted(curves)]
-        points = [Point(item.median("requests_per_s"), item.median("p99_s") * 1000, str(clients)) for clients, item in items]
+        points = [
+            Point(item.median("requests_per_s"), item.median("p99_s") * 1000, str(clients))
+            for clients, item in items
+        ]
         series.append(Series(name, points))
-    return curve("S3: a text to the model's answer, three ways", series, note=f"p99 by number of clients; {LENGTHS}; stand-in: {STAND_IN}")
+    return curve(
+        "S3: a text to the model's answer, three ways",
+        series,
+        note=f"p99 by number of clients; {LENGTHS}; stand-in: {STAND_IN}",
+    )
 
 
 def _spread(values: list[float]) -> list[float]:

@@ -22,7 +22,7 @@ import numpy as np
 from bench.results import thresholds, write
 from bench.variants import Variant, described, load, served, workload
 from e2e.models import tree
-from triton_pipelines.load import LoadSpec
+from triton_pipelines.tools.loadgen import LoadSpec
 
 CLIENTS = 32
 ROUNDS = int(os.environ.get("ROUNDS", "7"))
@@ -40,10 +40,18 @@ NEW_TEXTS = 8192
 def new_words(texts: Sequence[str], count: int = NEW_TEXTS, seed: int = 1) -> list[str]:
     """As many texts of about the same lengths in which no word comes twice: words of `texts` in threes, joined by hyphens, in ever new combinations."""
     drawn = random.Random(seed)
-    triples = list(itertools.product(sorted({word for text in texts for word in text.split()}), repeat=3))
+    triples = list(
+        itertools.product(sorted({word for text in texts for word in text.split()}), repeat=3)
+    )
     drawn.shuffle(triples)
-    left, lengths = iter(triples), itertools.cycle(max(1, round(len(text.split()) / 5)) for text in texts)
-    return [" ".join("-".join(triple) for triple in itertools.islice(left, length)) for length in itertools.islice(lengths, count)]
+    left, lengths = (
+        iter(triples),
+        itertools.cycle(max(1, round(len(text.split()) / 5)) for text in texts),
+    )
+    return [
+        " ".join("-".join(triple) for triple in itertools.islice(left, length))
+        for length in itertools.islice(lengths, count)
+    ]
 
 
 def run() -> None:
@@ -63,7 +71,9 @@ def run() -> None:
             busy.append(_raw(file, texts, batch, 2))
             step = load(server, f"{NAME}-tokenizer", spec, unseen).steps[f"{NAME}-tokenizer"]
             new.append(step.execution_s / step.rows_per_execution * 1e6)
-            new_alone.append(_raw(file, unseen[: len(texts)], max(1, round(step.rows_per_execution)), 1))
+            new_alone.append(
+                _raw(file, unseen[: len(texts)], max(1, round(step.rows_per_execution)), 1)
+            )
             rates.append(tokenizer.requests_per_s)
             whole.append(load(server, NAME, spec, texts).requests_per_s)
             print(
@@ -72,7 +82,9 @@ def run() -> None:
                 flush=True,
             )
     ratios = [mine / theirs for mine, theirs in zip(stage, alone, strict=True)]
-    common = {"workload": f"{described()}; {CLIENTS} clients over HTTP, {ROUNDS} rounds of {SECONDS:g} s, interleaved"}
+    common = {
+        "workload": f"{described()}; {CLIENTS} clients over HTTP, {ROUNDS} rounds of {SECONDS:g} s, interleaved"
+    }
     write(
         "S4",
         ratios,
@@ -84,11 +96,15 @@ def run() -> None:
             "stageMicroseconds": _figures(stage),
             "libraryMicroseconds": _figures(alone),
             "libraryBesideABusyCoreMicroseconds": _figures(busy),
-            "ratioBesideABusyCore": _figures([mine / theirs for mine, theirs in zip(stage, busy, strict=True)]),
+            "ratioBesideABusyCore": _figures(
+                [mine / theirs for mine, theirs in zip(stage, busy, strict=True)]
+            ),
             "newWords": {
                 "stageMicroseconds": _figures(new),
                 "libraryMicroseconds": _figures(new_alone),
-                "ratio": _figures([mine / theirs for mine, theirs in zip(new, new_alone, strict=True)]),
+                "ratio": _figures(
+                    [mine / theirs for mine, theirs in zip(new, new_alone, strict=True)]
+                ),
             },
             "rowsPerExecution": _figures(batches),
             "requestsPerSecond": _figures(rates),
@@ -103,10 +119,15 @@ def run() -> None:
         goal=thresholds()["S5"]["goal"],
         met=True,
         stand_ins=["a python step that does nothing for a model"],
-        detail={"tokenizerRequestsPerSecond": _figures(rates), "ensembleRequestsPerSecond": _figures(whole)},
+        detail={
+            "tokenizerRequestsPerSecond": _figures(rates),
+            "ensembleRequestsPerSecond": _figures(whole),
+        },
         **common,
     )
-    print(f"S4: {statistics.median(ratios):.2f} times (goal {MOST}); S5: {statistics.median(shares):.2f} times")
+    print(
+        f"S4: {statistics.median(ratios):.2f} times (goal {MOST}); S5: {statistics.median(shares):.2f} times"
+    )
 
 
 def _figures(values: Sequence[float]) -> list[float]:
@@ -121,7 +142,9 @@ def _raw(file: str, texts: Sequence[str], batch: int, processes: int) -> float:
     pipes, children = [], []
     for _ in range(processes):
         ours, theirs = context.Pipe()
-        child = context.Process(target=_encode, args=(theirs, file, list(texts), batch, SECONDS / 2), daemon=True)
+        child = context.Process(
+            target=_encode, args=(theirs, file, list(texts), batch, SECONDS / 2), daemon=True
+        )
         child.start()
         theirs.close()
         pipes.append(ours)
@@ -148,7 +171,9 @@ def _encode(pipe: Connection, file: str, texts: list[str], batch: int, seconds: 
     begin, done = time.perf_counter(), 0
     while time.perf_counter() - begin < seconds:
         for start in range(0, len(texts), batch):
-            for encoding in tokenizer.encode_batch_fast(texts[start : start + batch], add_special_tokens=True):
+            for encoding in tokenizer.encode_batch_fast(
+                texts[start : start + batch], add_special_tokens=True
+            ):
                 np.array([encoding.ids], np.int64)
                 np.array([encoding.attention_mask], np.int64)
         done += len(texts)

@@ -20,7 +20,10 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Read the parameters."""
-        parameters = {key: value["string_value"] for key, value in json.loads(args["model_config"])["parameters"].items()}
+        parameters = {
+            key: value["string_value"]
+            for key, value in json.loads(args["model_config"])["parameters"].items()
+        }
         self._mode = parameters["mode"]
         self._launch = float(parameters["launch_us"]) * 1e-6
         self._token = float(parameters["token_us"]) * 1e-6
@@ -28,11 +31,19 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> list[Any]:
         """Waits; every row is answered with a zero."""
         begin = time.perf_counter()
-        shapes = [pb_utils.get_input_tensor_by_name(request, "input_ids").as_numpy().shape for request in requests]
+        shapes = [
+            pb_utils.get_input_tensor_by_name(request, "input_ids").as_numpy().shape
+            for request in requests
+        ]
         wait = self._seconds(shapes) - (time.perf_counter() - begin)
         if wait > 0:
             time.sleep(wait)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("scores", np.zeros((shape[0], 1), np.float32))]) for shape in shapes]
+        return [
+            pb_utils.InferenceResponse(
+                [pb_utils.Tensor("scores", np.zeros((shape[0], 1), np.float32))]
+            )
+            for shape in shapes
+        ]
 
     def _seconds(self, shapes: list[tuple[int, int]]) -> float:
         if self._mode == "Packed":
@@ -40,5 +51,12 @@ class TritonPythonModel:
         rows_by_length: dict[int, int] = {}
         for rows, length in shapes:
             rows_by_length[length] = rows_by_length.get(length, 0) + rows
-        runs = [list(rows_by_length)] if self._mode == "Together" else cheapest_runs(rows_by_length, round(self._launch / self._token))
-        return sum(self._launch + self._token * max(run) * sum(rows_by_length[length] for length in run) for run in runs)
+        runs = (
+            [list(rows_by_length)]
+            if self._mode == "Together"
+            else cheapest_runs(rows_by_length, round(self._launch / self._token))
+        )
+        return sum(
+            self._launch + self._token * max(run) * sum(rows_by_length[length] for length in run)
+            for run in runs
+        )

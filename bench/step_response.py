@@ -13,7 +13,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.closedloop import DIRECT, PROMETHEUS, SCRAPE_SECONDS, SOURCES, STABILIZATION_SECONDS, STAND_INS
+from bench.closedloop import (
+    DIRECT,
+    PROMETHEUS,
+    SCRAPE_SECONDS,
+    SOURCES,
+    STABILIZATION_SECONDS,
+    STAND_INS,
+)
 from bench.phases import play
 from bench.plots import Curves, write_plot
 from bench.responses import Phase, Response
@@ -51,7 +58,9 @@ class Run:
     @property
     def violations(self) -> float:
         """Share of late requests in a run with the lengths of the simulated step."""
-        return self.response.over([Phase(phase.seconds, phase.rate * self.workload.low) for phase in LIKE])
+        return self.response.over(
+            [Phase(phase.seconds, phase.rate * self.workload.low) for phase in LIKE]
+        )
 
     def detail(self) -> dict[str, Any]:
         """For the result file."""
@@ -74,7 +83,9 @@ class Run:
 
 def run() -> None:
     """Measure all workloads, print and write C1, C2, C3; 17 minutes. With `WORKLOADS=documents` in the environment: those alone, and nothing is written."""
-    chosen = [name for name in os.environ.get("WORKLOADS", "").split(",") if name] or list(WORKLOADS)
+    chosen = [name for name in os.environ.get("WORKLOADS", "").split(",") if name] or list(
+        WORKLOADS
+    )
     runs = []
     for name in chosen:
         for source in SOURCES:
@@ -86,21 +97,52 @@ def run() -> None:
 
 
 async def _run(workload: Workload, source: str) -> Run:
-    phases = [Phase(seconds, rate) for seconds, rate in zip(SECONDS, (workload.low, workload.high, workload.low), strict=True)]
+    phases = [
+        Phase(seconds, rate)
+        for seconds, rate in zip(SECONDS, (workload.low, workload.high, workload.low), strict=True)
+    ]
     played = await play(workload, phases, source)
     return Run(workload, source, played.seconds, played.response, played.p99)
 
 
 def _write_all(runs: Sequence[Run]) -> None:
-    _write("C1", runs, [one.recovery for one in runs if one.source == PROMETHEUS], all(one.recovery <= MOST_SECONDS[one.source] for one in runs), "s")
-    thrifty = all(one.violations <= MOST_VIOLATIONS[one.source] and one.response.cost <= MOST_COST for one in runs)
-    _write("C2", runs, [100 * one.violations for one in runs if one.source == PROMETHEUS], thrifty, "percent")
+    _write(
+        "C1",
+        runs,
+        [one.recovery for one in runs if one.source == PROMETHEUS],
+        all(one.recovery <= MOST_SECONDS[one.source] for one in runs),
+        "s",
+    )
+    thrifty = all(
+        one.violations <= MOST_VIOLATIONS[one.source] and one.response.cost <= MOST_COST
+        for one in runs
+    )
+    _write(
+        "C2",
+        runs,
+        [100 * one.violations for one in runs if one.source == PROMETHEUS],
+        thrifty,
+        "percent",
+    )
     calm = all(one.response.reversals <= LOADS_OWN_TURNS for one in runs)
-    _write("C3", runs, [float(one.response.reversals) for one in runs], calm, "changes of direction")
+    _write(
+        "C3", runs, [float(one.response.reversals) for one in runs], calm, "changes of direction"
+    )
 
 
-def _write(identity: str, runs: Sequence[Run], samples: Sequence[float], met: bool, unit: str) -> None:
-    stand_ins = dict.fromkeys((*STAND_INS, *(each for one in runs for each in (f"{one.workload.name}: {what}" for what in one.workload.stand_ins))))
+def _write(
+    identity: str, runs: Sequence[Run], samples: Sequence[float], met: bool, unit: str
+) -> None:
+    stand_ins = dict.fromkeys(
+        (
+            *STAND_INS,
+            *(
+                each
+                for one in runs
+                for each in (f"{one.workload.name}: {what}" for what in one.workload.stand_ins)
+            ),
+        )
+    )
     notes = {
         "read": f"Prometheus scrapes every {SCRAPE_SECONDS:g} s; directly: every 2 s",
         "run": f"{'/'.join(f'{seconds:g}' for seconds in SECONDS)} s low/high/low, stabilization {STABILIZATION_SECONDS} s",
@@ -116,7 +158,9 @@ def _write(identity: str, runs: Sequence[Run], samples: Sequence[float], met: bo
         stand_ins=list(stand_ins),
         detail={"notes": notes, "runs": [one.detail() for one in runs]},
     )
-    print(f"{identity}: {'met' if met else 'missed'} ({thresholds()[identity]['goal']}); {path.name} written")
+    print(
+        f"{identity}: {'met' if met else 'missed'} ({thresholds()[identity]['goal']}); {path.name} written"
+    )
 
 
 def _plot(runs: Sequence[Run]) -> None:
@@ -124,7 +168,11 @@ def _plot(runs: Sequence[Run]) -> None:
     rates: Iterable[float] = (workload.low, workload.high, workload.low)
     curves = Curves(
         title=f"{workload.text}; real Triton; {'; '.join(workload.stand_ins)}",
-        load=[rate for seconds, rate in zip(SECONDS, rates, strict=True) for _ in range(math.ceil(seconds))],
+        load=[
+            rate
+            for seconds, rate in zip(SECONDS, rates, strict=True)
+            for _ in range(math.ceil(seconds))
+        ],
         counts={one.source: [float(second.count) for second in one.seconds] for one in runs},
         p99={one.source: one.p99 for one in runs},
         verdicts=[second.verdict for second in runs[0].seconds],

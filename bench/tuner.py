@@ -25,20 +25,20 @@ from bench.results import thresholds, write
 from e2e.models import tree
 from e2e.models.__main__ import source_map
 from triton_pipelines.cli.serve import Local, local
-from triton_pipelines.load import LoadSpec
-from triton_pipelines.load.arrivals import due_times
-from triton_pipelines.load.engine import precise_loop
-from triton_pipelines.load.texts import Lengths
-from triton_pipelines.tuning.accept import CARRIED_SHARE
-from triton_pipelines.tuning.calibrate import Executed, calibrated
-from triton_pipelines.tuning.choose import planned
-from triton_pipelines.tuning.contract import Array, Knobs, Load, Settings, TuneTarget
-from triton_pipelines.tuning.plot import svg
-from triton_pipelines.tuning.predict import MOST_BUSY, Pipe, simulate
-from triton_pipelines.tuning.profile import executed, profile
-from triton_pipelines.tuning.run import CALIBRATION_SHARE, tune
-from triton_pipelines.tuning.server import Server, load_of
-from triton_pipelines.tuning.workload import Workload, workload
+from triton_pipelines.tools.loadgen import LoadSpec
+from triton_pipelines.tools.loadgen.arrivals import due_times
+from triton_pipelines.tools.loadgen.engine import precise_loop
+from triton_pipelines.tools.loadgen.texts import Lengths
+from triton_pipelines.tools.tuner.acceptance import CARRIED_SHARE
+from triton_pipelines.tools.tuner.calibration import Executed, calibrated
+from triton_pipelines.tools.tuner.contract import Array, Knobs, Load, Settings, TuneTarget
+from triton_pipelines.tools.tuner.measured_server import Server, load_of
+from triton_pipelines.tools.tuner.plot import svg
+from triton_pipelines.tools.tuner.prediction import MOST_BUSY, Pipe, simulate
+from triton_pipelines.tools.tuner.profiling import executed, profile
+from triton_pipelines.tools.tuner.run import CALIBRATION_SHARE, tune
+from triton_pipelines.tools.tuner.selection import planned
+from triton_pipelines.tools.tuner.workload import Workload, workload
 
 PIPELINE = Path(__file__).with_name("gpu-step.yaml")
 PLOT = Path(__file__).parent / "results" / "plots" / "U2.svg"
@@ -67,7 +67,9 @@ GRID = (
     Knobs(32, 0, 2, 2),
 )
 # Settings and shares of what each is predicted to carry within the wall.
-PREDICTED = tuple((knobs, share) for knobs in (GRID[0], GRID[1], GRID[5], GRID[7]) for share in (0.5, 0.8, 1.0))
+PREDICTED = tuple(
+    (knobs, share) for knobs in (GRID[0], GRID[1], GRID[5], GRID[7]) for share in (0.5, 0.8, 1.0)
+)
 STEP = 1.1  # between the rates of a search
 _MOST_STEPS = 6
 
@@ -101,7 +103,11 @@ def carried(load: Load, spec: LoadSpec) -> bool:
 
 def arrivals(spec: LoadSpec) -> Array:
     """Seconds at which the requests of a load are due."""
-    return np.array(list(itertools.takewhile(lambda due: due < spec.warmup_s + spec.duration_s, due_times(spec))))
+    return np.array(
+        list(
+            itertools.takewhile(lambda due: due < spec.warmup_s + spec.duration_s, due_times(spec))
+        )
+    )
 
 
 def _target(running: Local) -> TuneTarget:
@@ -115,15 +121,25 @@ async def _ready(running: Local, server: Server, seconds: float) -> Ready:
     current = planned(found.pipe, server.current, WALL)
     rate = CALIBRATION_SHARE * (current.rate or current.capacity)
     await server.put(server.current, work.requests)
-    result = await server.run(work.requests, LoadSpec(rate=rate, duration_s=seconds, warmup_s=WARM_SECONDS))
+    result = await server.run(
+        work.requests, LoadSpec(rate=rate, duration_s=seconds, warmup_s=WARM_SECONDS)
+    )
     load = load_of(result)
-    pipe = calibrated(found.pipe.with_knobs(server.current), executed(result, running.graph), load.arrivals, load.latencies)
+    pipe = calibrated(
+        found.pipe.with_knobs(server.current),
+        executed(result, running.graph),
+        load.arrivals,
+        load.latencies,
+    )
     return Ready(server, work, running, pipe)
 
 
 def predictions() -> None:
     """U1: measure, print and write the result."""
-    with local(PIPELINE, _sources()) as running, asyncio.Runner(loop_factory=precise_loop) as runner:
+    with (
+        local(PIPELINE, _sources()) as running,
+        asyncio.Runner(loop_factory=precise_loop) as runner,
+    ):
         points = runner.run(_predictions(running))
     errors = [100 * abs(predicted / measured - 1) for _, _, predicted, measured in points]
     _write(
@@ -133,11 +149,19 @@ def predictions() -> None:
         met=max(errors) <= 15,
         detail={
             "points": [
-                {"setting": str(k), "rate": round(r, 1), "predictedMs": round(p * 1e3, 2), "measuredMs": round(m * 1e3, 2)} for k, r, p, m in points
+                {
+                    "setting": str(k),
+                    "rate": round(r, 1),
+                    "predictedMs": round(p * 1e3, 2),
+                    "measuredMs": round(m * 1e3, 2),
+                }
+                for k, r, p, m in points
             ]
         },
     )
-    print(f"U1: predicted p99 off by {statistics.median(errors):.0f} % (median), {max(errors):.0f} % (worst) over {len(errors)} points")
+    print(
+        f"U1: predicted p99 off by {statistics.median(errors):.0f} % (median), {max(errors):.0f} % (worst) over {len(errors)} points"
+    )
 
 
 async def _predictions(running: Local) -> list[tuple[Knobs, float, float, float]]:
@@ -153,14 +177,25 @@ async def _predictions(running: Local) -> list[tuple[Knobs, float, float, float]
             predicted = simulate(pipe.with_knobs(knobs), arrivals(spec), 77).p99
             load, seen = await ready.measure(knobs, spec)
             points.append((knobs, rate, predicted, load.p99))
-            print(f"{knobs} at {rate:.0f}/s: predicted {predicted * 1e3:.1f} ms, measured {load.p99 * 1e3:.1f} ms", flush=True)
-            pipe = calibrated(pipe.with_knobs(knobs), seen, load.arrivals, load.latencies if carried(load, spec) else None)
+            print(
+                f"{knobs} at {rate:.0f}/s: predicted {predicted * 1e3:.1f} ms, measured {load.p99 * 1e3:.1f} ms",
+                flush=True,
+            )
+            pipe = calibrated(
+                pipe.with_knobs(knobs),
+                seen,
+                load.arrivals,
+                load.latencies if carried(load, spec) else None,
+            )
         return points
 
 
 def choice() -> None:
     """U2: measure, print and write the result and the plot."""
-    with local(PIPELINE, _sources()) as running, asyncio.Runner(loop_factory=precise_loop) as runner:
+    with (
+        local(PIPELINE, _sources()) as running,
+        asyncio.Runner(loop_factory=precise_loop) as runner,
+    ):
         runner.run(_choice(running))
 
 
@@ -172,14 +207,19 @@ async def _choice(running: Local) -> None:
         _target(running),
         running.pipeline,
         running.graph,
-        Settings(lengths=LENGTHS, cores=float(os.cpu_count() or 1), seconds=SECONDS if TRIAL else None),
+        Settings(
+            lengths=LENGTHS, cores=float(os.cpu_count() or 1), seconds=SECONDS if TRIAL else None
+        ),
         lambda done, text: print(f"{done:4.0%} {text}", flush=True) if done in (0.0, 1.0) else None,
     )
     async with Server(_target(running), running.pipeline, running.graph) as server:
         ready.server = server
         best = max(brute, key=lambda knobs: brute[knobs])
         # Both again, one after the other: what was measured minutes apart differs by the machine's mood.
-        again = {knobs: [await _highest(ready, knobs) for _ in range(2)] for knobs in dict.fromkeys((made.recommended, best))}
+        again = {
+            knobs: [await _highest(ready, knobs) for _ in range(2)]
+            for knobs in dict.fromkeys((made.recommended, best))
+        }
     most = statistics.mean(again[best])
     regrets = [100 * (1 - rate / most) for rate in again[made.recommended]]
     measured = len(made.points)
@@ -201,7 +241,9 @@ async def _choice(running: Local) -> None:
             "seconds": round(made.seconds),
             "message": made.message,
             "grid": {str(knobs): round(rate) for knobs, rate in brute.items()},
-            "again": {str(knobs): [round(rate) for rate in rates] for knobs, rates in again.items()},
+            "again": {
+                str(knobs): [round(rate) for rate in rates] for knobs, rates in again.items()
+            },
         },
     )
     print(made.message)
@@ -211,12 +253,23 @@ async def _choice(running: Local) -> None:
     )
 
 
-def _write(identity: str, samples: Sequence[float], *, unit: str, met: bool, detail: dict[str, Any]) -> None:
+def _write(
+    identity: str, samples: Sequence[float], *, unit: str, met: bool, detail: dict[str, Any]
+) -> None:
     if TRIAL:
         print(f"{identity}: a trial of {SECONDS:g} s a point, not written")
         return
     goal = thresholds()[identity]["goal"]
-    write(identity, samples, unit=unit, goal=goal, met=met, workload=WORKLOAD, stand_ins=STAND_INS, detail=detail)
+    write(
+        identity,
+        samples,
+        unit=unit,
+        goal=goal,
+        met=met,
+        workload=WORKLOAD,
+        stand_ins=STAND_INS,
+        detail=detail,
+    )
 
 
 async def _highest(ready: Ready, knobs: Knobs) -> float:

@@ -15,9 +15,16 @@ from e2e.models import tree
 from tests.support.pipelines import ENSEMBLE, config, ensemble, tensor
 from tests.support.triton import triton_server, write_model
 from triton_pipelines import runtime
-from triton_pipelines.load import LoadResult, LoadSpec, Summary, Target, blocking, summarise
-from triton_pipelines.load.texts import Lengths, texts
-from triton_pipelines.triton.local import LocalTriton
+from triton_pipelines.tools.loadgen import (
+    LoadResult,
+    LoadSpec,
+    Summary,
+    Target,
+    blocking,
+    summarise,
+)
+from triton_pipelines.tools.loadgen.texts import Lengths, texts
+from triton_pipelines.triton.local_server import LocalTriton
 
 LAUNCH_US, TOKEN_US = 2000.0, 1.5
 """The stand-in GPU step: 2 ms a run and 1.5 us for each token computed."""
@@ -63,14 +70,18 @@ def described() -> str:
 
 
 @contextmanager
-def served(variants: Sequence[Variant], *, batching: Mapping[str, str] | None = None) -> Iterator[LocalTriton]:
+def served(
+    variants: Sequence[Variant], *, batching: Mapping[str, str] | None = None
+) -> Iterator[LocalTriton]:
     """A real Triton with all of them; ``batching``: model → its ``dynamic_batching`` block, where it is not an empty one."""
     with TemporaryDirectory(prefix="tritonpipe-bench-") as folder:
         repository = Path(folder)
         models = tree.build()
         for variant in variants:
             _write(repository, variant, models, batching or {})
-        with triton_server(repository, [variant.name for variant in variants], deadline_s=180) as server:
+        with triton_server(
+            repository, [variant.name for variant in variants], deadline_s=180
+        ) as server:
             yield server
 
 
@@ -79,7 +90,14 @@ def _write(repository: Path, variant: Variant, models: Path, batching: Mapping[s
     tokenizer, model = f"{variant.name}-tokenizer", f"{variant.name}-model"
 
     def put(name: str, text: str, files: dict[str, str | bytes]) -> None:
-        write_model(repository, name, text.replace("dynamic_batching { }", f"dynamic_batching {{ {batching.get(name, '')} }}"), files)
+        write_model(
+            repository,
+            name,
+            text.replace(
+                "dynamic_batching { }", f"dynamic_batching {{ {batching.get(name, '')} }}"
+            ),
+            files,
+        )
 
     parameters = {
         "max_length": str(MAX_LENGTH),
@@ -97,18 +115,48 @@ def _write(repository: Path, variant: Variant, models: Path, batching: Mapping[s
     runner = runtime.source("onnx_runner")
     if variant.mode == "Runner":
         outputs = [tensor("logits", "TYPE_FP32", "2")]
-        text = config(model, ids, outputs, dict(variant.parameters), max_batch_size=variant.max_batch, ragged=variant.ragged)
+        text = config(
+            model,
+            ids,
+            outputs,
+            dict(variant.parameters),
+            max_batch_size=variant.max_batch,
+            ragged=variant.ragged,
+        )
         put(model, text, {"model.py": runner, "model.onnx": (models / MODEL_FILE).read_bytes()})
     else:
         outputs = [tensor("scores", "TYPE_FP32", "1")]
-        text = config(model, ids, outputs, {}, max_batch_size=variant.max_batch, ragged=variant.ragged)
-        own = {"mode": variant.mode, "launch_us": f"{LAUNCH_US}", "token_us": f"{TOKEN_US}", **variant.parameters}
-        text += "".join(f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}\n' for key, value in own.items())
-        put(model, text, {"model.py": (Path(__file__).parent / "standin_gpu.py").read_text(), "runner.py": runner})
+        text = config(
+            model, ids, outputs, {}, max_batch_size=variant.max_batch, ragged=variant.ragged
+        )
+        own = {
+            "mode": variant.mode,
+            "launch_us": f"{LAUNCH_US}",
+            "token_us": f"{TOKEN_US}",
+            **variant.parameters,
+        }
+        text += "".join(
+            f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}\n'
+            for key, value in own.items()
+        )
+        put(
+            model,
+            text,
+            {
+                "model.py": (Path(__file__).parent / "standin_gpu.py").read_text(),
+                "runner.py": runner,
+            },
+        )
     output = "logits" if variant.mode == "Runner" else "scores"
     steps = [(tokenizer, {"TEXT": "TEXT"}, BOTH), (model, BOTH, {output: output})]
-    whole = ensemble("TEXT", outputs, steps).replace(f'name: "{ENSEMBLE}"', f'name: "{variant.name}"')
-    write_model(repository, variant.name, whole.replace("max_batch_size: 64", f"max_batch_size: {variant.max_batch}"))
+    whole = ensemble("TEXT", outputs, steps).replace(
+        f'name: "{ENSEMBLE}"', f'name: "{variant.name}"'
+    )
+    write_model(
+        repository,
+        variant.name,
+        whole.replace("max_batch_size: 64", f"max_batch_size: {variant.max_batch}"),
+    )
 
 
 def measured(server: LocalTriton, model: str, spec: LoadSpec, rows: Sequence[str]) -> LoadResult:

@@ -41,7 +41,11 @@ OUT = ROOT / "out" / "demo"
 TOOL = Path(sys.executable).with_name("tritonpipe")
 SAMPLE = ROOT / "manifests" / "samples" / "sentiment.yaml"
 CLUSTER = "demo"
-TEXTS = ("What a wonderful evening, I enjoyed every minute.", "The food was cold and nobody cared.", "I would gladly come again.")
+TEXTS = (
+    "What a wonderful evening, I enjoyed every minute.",
+    "The food was cold and nobody cared.",
+    "I would gladly come again.",
+)
 EXPECTED = ("positive", "negative", "positive")
 SERVE_SECONDS = 90.0
 CLUSTER_SECONDS = 30 * 60.0
@@ -70,7 +74,10 @@ def main() -> int:
     finally:
         if not obstacle and os.environ.get("KEEP") != "1":
             _remove_cluster()
-    console.print(f"\n[bold green]done in {time.monotonic() - began:.0f} s:[/bold green] {' · '.join(figures)}", soft_wrap=True)
+    console.print(
+        f"\n[bold green]done in {time.monotonic() - began:.0f} s:[/bold green] {' · '.join(figures)}",
+        soft_wrap=True,
+    )
     return 0
 
 
@@ -91,7 +98,10 @@ def _serve(began: float) -> str:
     log = OUT / "serve.log"
     ports = ["--port=0", "--grpc-port=0", "--metrics-port=0"]
     command = [str(TOOL), "serve", str(SAMPLE), *ports, *source_map(tree.build())]
-    with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as server:
+    with (
+        log.open("w") as output,
+        subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as server,
+    ):
         try:
             url = _served_url(server, log)
             _ask(url)
@@ -113,7 +123,9 @@ def _served_url(server: subprocess.Popen[bytes], log: Path) -> str:
         if server.poll() is not None:
             raise DemoError(f"tritonpipe serve ended:\n{log.read_text()[-2000:]}")
         tick.wait(0.2)
-    raise DemoError(f"tritonpipe serve was not ready within {SERVE_SECONDS:.0f} s:\n{log.read_text()[-2000:]}")
+    raise DemoError(
+        f"tritonpipe serve was not ready within {SERVE_SECONDS:.0f} s:\n{log.read_text()[-2000:]}"
+    )
 
 
 def _ask(url: str) -> None:
@@ -124,7 +136,11 @@ def _ask(url: str) -> None:
 
 def _check(url: str) -> None:
     """The answer has to be right, or the demo shows nothing."""
-    body = {"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [len(TEXTS), 1], "data": list(TEXTS)}]}
+    body = {
+        "inputs": [
+            {"name": "TEXT", "datatype": "BYTES", "shape": [len(TEXTS), 1], "data": list(TEXTS)}
+        ]
+    }
     answer = httpx.post(f"{url}/infer", json=body, timeout=30, trust_env=False).json()
     labels = tuple(next(item["data"] for item in answer["outputs"] if item["name"] == "LABEL"))
     if labels != EXPECTED:
@@ -139,7 +155,11 @@ def _cluster_build() -> Iterator[subprocess.Popen[bytes]]:
     """The cluster, built beside the first part at low priority."""
     with (OUT / "cluster.log").open("w") as output:
         building = subprocess.Popen(
-            ["nice", sys.executable, "-m", "e2e.demo", "--cluster"], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            ["nice", sys.executable, "-m", "e2e.demo", "--cluster"],
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     try:
         yield building
@@ -161,7 +181,9 @@ def _remove_cluster() -> None:
 
 
 def _wait_for(building: subprocess.Popen[bytes]) -> None:
-    say("2. A real one-node Kubernetes cluster (built once, some 10 minutes; from then on under a minute)")
+    say(
+        "2. A real one-node Kubernetes cluster (built once, some 10 minutes; from then on under a minute)"
+    )
     log, shown = OUT / "cluster.log", 0
     tick, end = threading.Event(), time.monotonic() + CLUSTER_SECONDS
     while True:
@@ -201,7 +223,12 @@ def _shown(kube: Kube, made: Installation, cluster: Cluster, scraping: Scraper) 
     pipeline = Pipeline(kube, "demo", "sentiment")
     began = time.monotonic()
     kube.kubectl("apply", "--namespace=demo", f"--filename={SAMPLE}")
-    console.print(kube.kubectl("wait", "--namespace=demo", "--for=condition=Ready", "ipl/sentiment", "--timeout=180s"), markup=False)
+    console.print(
+        kube.kubectl(
+            "wait", "--namespace=demo", "--for=condition=Ready", "ipl/sentiment", "--timeout=180s"
+        ),
+        markup=False,
+    )
     scraping.watch(kube, "demo")
     reach = Reach(kube)
     with reach.service("demo", "sentiment") as endpoint:
@@ -220,7 +247,10 @@ def _shown(kube: Kube, made: Installation, cluster: Cluster, scraping: Scraper) 
                     "model": {"outputs": [{"name": "logits", "dataType": "FP32", "dims": [3]}]},
                     "postprocess": {"labels": ["negative", "neutral", "positive"]},
                     # So small that a second pod fits beside the first, also on two cores.
-                    "server": {"resources": {"requests": {"cpu": "100m", "memory": "256Mi"}}, "gpu": {"count": 1}},
+                    "server": {
+                        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
+                        "gpu": {"count": 1},
+                    },
                 },
             },
         )
@@ -230,16 +260,28 @@ def _shown(kube: Kube, made: Installation, cluster: Cluster, scraping: Scraper) 
         console.print(status, markup=False)
         console.print(kube.kubectl("get", "ipl", "--namespace=demo"), markup=False)
         if asked.failed:
-            raise DemoError(f"{asked.failed} of {asked.sent} requests failed while the wrong change was tried: {asked.error}")
-        console.print(f"the old revision keeps serving: {asked.sent} requests meanwhile, none failed")
-        figures.append(f"wrong change named, {asked.sent} requests meanwhile, {asked.failed} failed")
+            raise DemoError(
+                f"{asked.failed} of {asked.sent} requests failed while the wrong change was tried: {asked.error}"
+            )
+        console.print(
+            f"the old revision keeps serving: {asked.sent} requests meanwhile, none failed"
+        )
+        figures.append(
+            f"wrong change named, {asked.sent} requests meanwhile, {asked.failed} failed"
+        )
         _check(url)
-        kube.apply({**sample("sentiment"), "metadata": {"name": "sentiment", "namespace": "demo"}}, manager="kubectl")
+        kube.apply(
+            {**sample("sentiment"), "metadata": {"name": "sentiment", "namespace": "demo"}},
+            manager="kubectl",
+        )
         pipeline.wait_ready()
         console.print("the file as it was, applied again: Ready", markup=False)
     figures.append(scaling_demo.show(kube, reach, scraping, "demo"))
     if os.environ.get("KEEP") == "1":
-        console.print(f"kept: export KUBECONFIG={cluster.kubeconfig} (its Prometheus is gone; without one, counts stay as they are)", markup=False)
+        console.print(
+            f"kept: export KUBECONFIG={cluster.kubeconfig} (its Prometheus is gone; without one, counts stay as they are)",
+            markup=False,
+        )
     return figures
 
 
@@ -248,7 +290,14 @@ def _named(pipeline: Pipeline) -> str:
 
     def stalled(item: Object | None) -> Object | None:
         conditions = ((item or {}).get("status") or {}).get("conditions") or ()
-        return next((found for found in conditions if found["type"] == "Stalled" and found["status"] == "True"), None)
+        return next(
+            (
+                found
+                for found in conditions
+                if found["type"] == "Stalled" and found["status"] == "True"
+            ),
+            None,
+        )
 
     def observe() -> Object | None:
         return stalled(pipeline.kube.find("InferencePipeline", pipeline.namespace, pipeline.name))

@@ -24,8 +24,8 @@ from e2e.suite.kube import Kube
 from e2e.suite.pipelines import Pipeline, merged
 from e2e.suite.reach import Endpoint, Reach
 from e2e.suite.scraping import Scraper
-from triton_pipelines.metrics.exposition import parse
-from triton_pipelines.metrics.samples import Scrape
+from triton_pipelines.autoscaling.metrics.metrics_page import parse
+from triton_pipelines.autoscaling.metrics.samples import Scrape
 
 CLIENTS = 16
 SCRAPE_SECONDS = 2.0
@@ -72,31 +72,46 @@ def show(kube: Kube, reach: Reach, scraping: Scraper, namespace: str) -> str:
     say(
         f"6. Long documents: {workload.rows} texts of ~{workload.tokens} tokens per request, one tokenizer ({workload.tokenizer}), its count fixed (scaling.mode: Disabled)"
     )
-    console.print("tokenizing is real work for the CPU; stand-in: " + "; ".join(workload.stand_ins), markup=False, soft_wrap=True)
     console.print(
-        f"{CLIENTS} clients with requests made beforehand; they, the cluster and the pods share {os.cpu_count()} cores", markup=False, soft_wrap=True
+        "tokenizing is real work for the CPU; stand-in: " + "; ".join(workload.stand_ins),
+        markup=False,
+        soft_wrap=True,
+    )
+    console.print(
+        f"{CLIENTS} clients with requests made beforehand; they, the cluster and the pods share {os.cpu_count()} cores",
+        markup=False,
+        soft_wrap=True,
     )
     pipeline = Pipeline(kube, namespace, workload.model)
     pipeline.apply(merged(workload.document, _changes(most)))
     pipeline.wait_ready()
     scraping.watch(kube, namespace)
-    with reach.service(namespace, workload.model) as endpoint, prepared_load(endpoint.grpc, workload.requests(), clients=CLIENTS) as load:
+    with (
+        reach.service(namespace, workload.model) as endpoint,
+        prepared_load(endpoint.grpc, workload.requests(), clients=CLIENTS) as load,
+    ):
         watch = _Watch(pipeline, endpoint, load, workload.step)
         load.rate(math.inf)
         carried = figures(watch.measure(PROBE_SECONDS)[1:]).rate
         load.rate(carried * BEYOND * most)
         console.print(
-            f"one tokenizer carries {carried:.0f} requests/s; {carried * BEYOND * most:.0f} requests/s are asked for", markup=False, soft_wrap=True
+            f"one tokenizer carries {carried:.0f} requests/s; {carried * BEYOND * most:.0f} requests/s are asked for",
+            markup=False,
+            soft_wrap=True,
         )
         with live_line() as live:
             fixed = figures(watch.measure(FIXED_SECONDS, live))
 
-        say("7. The same load, managed: kubectl patch … scaling.mode: Active (the operator asks Prometheus)")
+        say(
+            "7. The same load, managed: kubectl patch … scaling.mode: Active (the operator asks Prometheus)"
+        )
         pipeline.patch({"spec": {"scaling": {"mode": "Active"}}})
         with live_line() as live:
             growing = watch.measure(GROWN_SECONDS, live, until=lambda one: one.count > 1)
             if growing[-1].count <= 1:
-                raise DemoError(f"the count did not grow within {GROWN_SECONDS} s: {pipeline.status().get('scaling')}")
+                raise DemoError(
+                    f"the count did not grow within {GROWN_SECONDS} s: {pipeline.status().get('scaling')}"
+                )
             watch.measure(4, live)  # what had queued up
             managed = watch.measure(STEADY_SECONDS, live)
         console.print(_last_change(pipeline), markup=False, soft_wrap=True)
@@ -107,14 +122,20 @@ def show(kube: Kube, reach: Reach, scraping: Scraper, namespace: str) -> str:
             dark = watch.measure(DARK_SECONDS, live)
         fallen = min(one.count for one in dark) < managed[-1].count
         told = pipeline.wait_condition("MetricsAvailable", "False")
-        console.print(f"MetricsAvailable: {told['reason']}: {told['message'].partition(' Look:')[0]}", markup=False, soft_wrap=True)
+        console.print(
+            f"MetricsAvailable: {told['reason']}: {told['message'].partition(' Look:')[0]}",
+            markup=False,
+            soft_wrap=True,
+        )
         load.rate(0)
         if fallen:
             raise DemoError(f"a count fell without Prometheus: {[one.count for one in dark]}")
     failed = [answer.error for answer in load.answers if answer.error]
     if failed:
         raise DemoError(f"{len(failed)} of {len(load.answers)} requests failed: {failed[0]}")
-    shown = Shown(fixed, figures(managed), len(growing), 1, managed[-1].count, len(load.answers), len(failed))
+    shown = Shown(
+        fixed, figures(managed), len(growing), 1, managed[-1].count, len(load.answers), len(failed)
+    )
     return shown.closing()
 
 
@@ -126,14 +147,23 @@ def _changes(most: int) -> dict[str, Any]:
             "tokenizer": {"instances": {"initial": 1, "min": 1, "max": most}},
             # The stand-in for the GPU step waits on the CPU.
             "model": {"instances": {"kind": "CPU"}},
-            "server": {"resources": {"requests": {"cpu": "100m", "memory": "512Mi"}}, "gpu": {"count": 0}},
+            "server": {
+                "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}},
+                "gpu": {"count": 0},
+            },
         }
     }
 
 
 def _last_change(pipeline: Pipeline) -> str:
-    history: Sequence[dict[str, Any]] = (pipeline.status().get("scaling") or {}).get("history") or [{}]
-    return "{time}: {step} from {from} to {to}: {reason}".format_map(history[0]) if history[0] else "its status tells of no change yet"
+    history: Sequence[dict[str, Any]] = (pipeline.status().get("scaling") or {}).get("history") or [
+        {}
+    ]
+    return (
+        "{time}: {step} from {from} to {to}: {reason}".format_map(history[0])
+        if history[0]
+        else "its status tells of no change yet"
+    )
 
 
 @dataclass
@@ -145,9 +175,16 @@ class _Watch:
     load: PreparedLoad
     step: str
     _taken: int = 0
-    _client: httpx.Client = field(default_factory=lambda: httpx.Client(trust_env=False, timeout=10.0))
+    _client: httpx.Client = field(
+        default_factory=lambda: httpx.Client(trust_env=False, timeout=10.0)
+    )
 
-    def measure(self, seconds: int, live: LiveLine | None = None, until: Callable[[Second], bool] = lambda _: False) -> list[Second]:
+    def measure(
+        self,
+        seconds: int,
+        live: LiveLine | None = None,
+        until: Callable[[Second], bool] = lambda _: False,
+    ) -> list[Second]:
         """So many seconds, or until one is as wanted."""
         found: list[Second] = []
         tick, began = threading.Event(), time.monotonic()
@@ -157,8 +194,17 @@ class _Watch:
             after = self._look()
             answers = self.load.since(self._taken)
             self._taken += len(answers)
-            one = with_answers(second(before, after, step=self.step, gpu="model", count=self._count()), answers)
-            found.append(replace(one, verdict=str((self.pipeline.status().get("scaling") or {}).get("bottleneck", ""))))
+            one = with_answers(
+                second(before, after, step=self.step, gpu="model", count=self._count()), answers
+            )
+            found.append(
+                replace(
+                    one,
+                    verdict=str(
+                        (self.pipeline.status().get("scaling") or {}).get("bottleneck", "")
+                    ),
+                )
+            )
             before = after
             if live is not None:
                 live.add(found[-1])
@@ -167,8 +213,15 @@ class _Watch:
         return found
 
     def _look(self) -> Scrape:
-        return parse(self._client.get(f"http://{self.endpoint.metrics}/metrics").raise_for_status().text, time.monotonic())[0]
+        return parse(
+            self._client.get(f"http://{self.endpoint.metrics}/metrics").raise_for_status().text,
+            time.monotonic(),
+        )[0]
 
     def _count(self) -> int:
-        config = self._client.get(f"{self.endpoint.http}/v2/models/{self.step}/config").raise_for_status().json()
+        config = (
+            self._client.get(f"{self.endpoint.http}/v2/models/{self.step}/config")
+            .raise_for_status()
+            .json()
+        )
         return sum(int(group.get("count", 1)) for group in config["instance_group"])

@@ -44,7 +44,9 @@ class LiveLine:
         if self._live is not None:
             self._live.update(table(cells(self._number, list(self._last))))
         elif self._number % PLAIN_EVERY == 0:
-            self._out.print(line(cells(self._number, list(self._last))), markup=False, soft_wrap=True)
+            self._out.print(
+                line(cells(self._number, list(self._last))), markup=False, soft_wrap=True
+            )
 
 
 @contextmanager

@@ -72,23 +72,52 @@ def crd_template(text: str, source: str) -> str:
     document = yaml.safe_load(text)
     if not isinstance(document, dict) or document.get("kind") != "CustomResourceDefinition":
         raise ChartError(f"{source}: holds no single CustomResourceDefinition")
-    body = "".join(f"{line}\n" for line in text.splitlines() if not line.startswith("#") and line != "---")
-    body, found = re.subn(r"^metadata:\n(?: +.*\n)+", "METADATA\n", body, count=1, flags=re.MULTILINE)
+    body = "".join(
+        f"{line}\n" for line in text.splitlines() if not line.startswith("#") and line != "---"
+    )
+    body, found = re.subn(
+        r"^metadata:\n(?: +.*\n)+", "METADATA\n", body, count=1, flags=re.MULTILINE
+    )
     if not found:
         raise ChartError(f"{source}: no metadata in block style found")
-    header = "{{- /* " + GENERATED.format(source=source).strip("# \n") + " */}}\n{{- if .Values.crds.enabled }}\n"
-    return header + escape_braces(body).replace("METADATA\n", _crd_metadata(document["metadata"]), 1) + "{{- end }}\n"
+    header = (
+        "{{- /* "
+        + GENERATED.format(source=source).strip("# \n")
+        + " */}}\n{{- if .Values.crds.enabled }}\n"
+    )
+    return (
+        header
+        + escape_braces(body).replace("METADATA\n", _crd_metadata(document["metadata"]), 1)
+        + "{{- end }}\n"
+    )
 
 
 def _crd_metadata(metadata: Mapping[str, Any]) -> str:
     """The template's metadata: own labels and annotations beside the chart's."""
-    labels = {key: value for key, value in metadata.get("labels", {}).items() if not key.startswith("app.kubernetes.io/")}
-    lines = [f"  name: {metadata['name']}", "  labels:", *(f"    {key}: {json.dumps(value)}" for key, value in labels.items())]
+    labels = {
+        key: value
+        for key, value in metadata.get("labels", {}).items()
+        if not key.startswith("app.kubernetes.io/")
+    }
+    lines = [
+        f"  name: {metadata['name']}",
+        "  labels:",
+        *(f"    {key}: {json.dumps(value)}" for key, value in labels.items()),
+    ]
     lines += ['    {{- include "triton-pipelines.labels" . | nindent 4 }}']
-    annotations = [f"    {key}: {escape_braces(json.dumps(value))}" for key, value in metadata.get("annotations", {}).items()]
+    annotations = [
+        f"    {key}: {escape_braces(json.dumps(value))}"
+        for key, value in metadata.get("annotations", {}).items()
+    ]
     keep = "    helm.sh/resource-policy: keep"
     if annotations:
-        lines += ["  annotations:", *annotations, "    {{- if .Values.crds.keep }}", keep, "    {{- end }}"]
+        lines += [
+            "  annotations:",
+            *annotations,
+            "    {{- if .Values.crds.keep }}",
+            keep,
+            "    {{- end }}",
+        ]
     else:
         lines += ["  {{- if .Values.crds.keep }}", "  annotations:", keep, "  {{- end }}"]
     return "metadata:\n" + "\n".join(lines) + "\n"
@@ -148,7 +177,9 @@ def described_schema(schema: Mapping[str, Any], values: Sequence[Value]) -> dict
             try:
                 node = node["properties"][key]
             except KeyError:
-                raise ChartError(f"values.schema.json: no property for {'.'.join(value.path)} of values.yaml; add it") from None
+                raise ChartError(
+                    f"values.schema.json: no property for {'.'.join(value.path)} of values.yaml; add it"
+                ) from None
         node["description"] = value.description
     return result
 
@@ -158,7 +189,9 @@ def values_table(values: Sequence[Value]) -> str:
     rows = ["| Value | Default | Meaning |", "| --- | --- | --- |"]
     for value in values:
         default = json.dumps(value.default)
-        rows.append(f"| `{'.'.join(value.path)}` | `{default}` | {value.description.replace('|', chr(92) + '|')} |")
+        rows.append(
+            f"| `{'.'.join(value.path)}` | `{default}` | {value.description.replace('|', chr(92) + '|')} |"
+        )
     return "\n".join(rows) + "\n"
 
 
@@ -171,14 +204,20 @@ def with_table(readme: str, table: str) -> str:
     before, start, rest = readme.partition(TABLE_START)
     _, end, after = rest.partition(TABLE_END)
     if not start or not end:
-        raise ChartError(f"charts/triton-pipelines/README.md: the marks {TABLE_START} and {TABLE_END} are missing")
+        raise ChartError(
+            f"charts/triton-pipelines/README.md: the marks {TABLE_START} and {TABLE_END} are missing"
+        )
     return f"{before}{start}\n{table}{end}{after}"
 
 
 def argocd_config(script: str) -> str:
     """The sample ConfigMap of Argo CD with the health check."""
     labels = {"app.kubernetes.io/name": "argocd-cm", "app.kubernetes.io/part-of": "argocd"}
-    head = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "argocd-cm", "namespace": "argocd", "labels": labels}}
+    head = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "argocd-cm", "namespace": "argocd", "labels": labels},
+    }
     note = "# Merge this key into the ConfigMap argocd-cm of your Argo CD: its health check for pipelines.\n"
     key = f"  resource.customizations.health.{names.GROUP}_{names.KIND}: |\n"
     text = yaml.safe_dump(head, sort_keys=False) + "data:\n" + key + textwrap.indent(script, "    ")
@@ -188,13 +227,23 @@ def argocd_config(script: str) -> str:
 # --- kustomize from the chart ------------------------------------------------------------------------------------------
 
 
-def render(*arguments: str, release: str = "triton-pipelines", namespace: str = NAMESPACE) -> list[dict[str, Any]]:
+def render(
+    *arguments: str, release: str = "triton-pipelines", namespace: str = NAMESPACE
+) -> list[dict[str, Any]]:
     """Objects of the chart as `helm template` makes them, in its order.
 
     Raises:
         ChartError: helm refused, with its message.
     """
-    command = [str(binaries.path_of("helm")), "template", release, str(CHART), "--namespace", namespace, *arguments]
+    command = [
+        str(binaries.path_of("helm")),
+        "template",
+        release,
+        str(CHART),
+        "--namespace",
+        namespace,
+        *arguments,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ChartError(done.stderr.strip())
@@ -204,7 +253,11 @@ def render(*arguments: str, release: str = "triton-pipelines", namespace: str = 
 def without_helm_labels(node: Any) -> Any:
     """The object without the labels that only say that Helm installed it."""
     if isinstance(node, dict):
-        return {key: without_helm_labels(item) for key, item in node.items() if key not in HELM_ONLY_LABELS}
+        return {
+            key: without_helm_labels(item)
+            for key, item in node.items()
+            if key not in HELM_ONLY_LABELS
+        }
     if isinstance(node, list):
         return [without_helm_labels(item) for item in node]
     return node
@@ -213,15 +266,26 @@ def without_helm_labels(node: Any) -> Any:
 def manifest(objects: Sequence[Mapping[str, Any]]) -> str:
     """Objects as one YAML stream without Helm's labels."""
     header = GENERATED.format(source="charts/triton-pipelines")
-    return header + yaml.safe_dump_all([without_helm_labels(item) for item in objects], sort_keys=False, width=150, explicit_start=True)
+    return header + yaml.safe_dump_all(
+        [without_helm_labels(item) for item in objects],
+        sort_keys=False,
+        width=150,
+        explicit_start=True,
+    )
 
 
 def scoped(objects: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The objects that a namespaced installation has instead of the cluster-wide ones."""
-    return [item for item in objects if item["kind"] in {"Role", "RoleBinding"} and not item["metadata"]["name"].endswith("-key")]
+    return [
+        item
+        for item in objects
+        if item["kind"] in {"Role", "RoleBinding"} and not item["metadata"]["name"].endswith("-key")
+    ]
 
 
-def added(objects: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def added(
+    objects: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
     """The objects that are not among ``before``, by kind and name."""
     known = {(item["kind"], item["metadata"]["name"]) for item in before}
     return [item for item in objects if (item["kind"], item["metadata"]["name"]) not in known]
@@ -238,7 +302,9 @@ def written_from_files() -> dict[Path, str]:
     for path in sorted(CRDS.glob("*.yaml")):
         if path.name != "kustomization.yaml":
             files[CRD_TEMPLATES / path.name] = crd_template(path.read_text(), f"crds/{path.name}")
-    files[schema_path] = json.dumps(described_schema(json.loads(schema_path.read_text()), values), indent=2) + "\n"
+    files[schema_path] = (
+        json.dumps(described_schema(json.loads(schema_path.read_text()), values), indent=2) + "\n"
+    )
     files[readme_path] = with_table(readme_path.read_text(), values_table(values))
     gitops = MANIFESTS / "gitops"
     files[gitops / "argocd-cm.yaml"] = argocd_config((gitops / "argocd-health.lua").read_text())
@@ -249,17 +315,24 @@ def rendered_from_chart() -> dict[Path, str]:
     """The kustomize manifests with the content they should have."""
     everything = render("--set", "crds.enabled=false")
     namespaced = render("--set", "crds.enabled=false", "--set", f"watch.namespaces={{{NAMESPACE}}}")
-    watched = [f"--set={value}.enabled=true" for value in ("metrics.podMonitor", *(f"monitoring.{one}" for one in MONITORING))]
+    watched = [
+        f"--set={value}.enabled=true"
+        for value in ("metrics.podMonitor", *(f"monitoring.{one}" for one in MONITORING))
+    ]
     return {
         MANIFESTS / "base" / "operator.yaml": manifest(everything),
         MANIFESTS / "overlays" / "namespaced" / "roles.yaml": manifest(scoped(namespaced)),
-        MANIFESTS / "monitoring" / "monitoring.yaml": manifest(added(render("--set", "crds.enabled=false", *watched), everything)),
+        MANIFESTS / "monitoring" / "monitoring.yaml": manifest(
+            added(render("--set", "crds.enabled=false", *watched), everything)
+        ),
     }
 
 
 def differences(files: Mapping[Path, str]) -> list[Path]:
     """The files whose content on disk is another one."""
-    return sorted(path for path, content in files.items() if not path.exists() or path.read_text() != content)
+    return sorted(
+        path for path, content in files.items() if not path.exists() or path.read_text() != content
+    )
 
 
 def orphans(files: Mapping[Path, str]) -> list[Path]:
@@ -275,8 +348,13 @@ def _at(node: Any, path: Sequence[str]) -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m hack.chart", description="Generate what follows from other files in chart and manifests.")
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a file would change")
+    parser = argparse.ArgumentParser(
+        prog="python -m hack.chart",
+        description="Generate what follows from other files in chart and manifests.",
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing; exit 1 if a file would change"
+    )
     check = parser.parse_args(arguments).check
     try:
         files = written_from_files()

@@ -17,14 +17,21 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "docs" / "user" / "measured" / "rollout.json"
 PAGE = ROOT / "docs" / "user" / "rollouts.md"
-CLIENTS = {"grpc": "gRPC", "http-new-connection": "HTTP, new connections", "http-keep-alive": "HTTP, keep-alive"}
+CLIENTS = {
+    "grpc": "gRPC",
+    "http-new-connection": "HTTP, new connections",
+    "http-keep-alive": "HTTP, keep-alive",
+}
 _MARKS = re.compile(r"(<!-- measured: start -->\n).*?(<!-- measured: end -->)", re.DOTALL)
 
 
 def table(cases: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     """Case → client → figures, as a table: failed of all requests, and the longest time without an answer."""
     lines = [f"| Rollout | {' | '.join(CLIENTS.values())} |", f"| --- |{' --- |' * len(CLIENTS)}"]
-    lines += [f"| {case} | {' | '.join(_cell(clients.get(client)) for client in CLIENTS)} |" for case, clients in sorted(cases.items())]
+    lines += [
+        f"| {case} | {' | '.join(_cell(clients.get(client)) for client in CLIENTS)} |"
+        for case, clients in sorted(cases.items())
+    ]
     return "\n".join(lines)
 
 
@@ -47,7 +54,9 @@ def page(text: str) -> str:
     """A page with its block renewed."""
     changed, count = _MARKS.subn(lambda match: f"{match[1]}{block()}\n{match[2]}", text)
     if count != 1:
-        raise SystemExit(f"{PAGE.relative_to(ROOT)}: the marks 'measured: start' and 'measured: end' are needed once, in this order")
+        raise SystemExit(
+            f"{PAGE.relative_to(ROOT)}: the marks 'measured: start' and 'measured: end' are needed once, in this order"
+        )
     return changed
 
 
@@ -60,7 +69,10 @@ def main(arguments: list[str]) -> int:
     if "--write" in arguments:
         PAGE.write_text(after, encoding="utf-8")
         return 0
-    print(f"{PAGE.relative_to(ROOT)} differs from its figures: python -m hack.measured --write", file=sys.stderr)
+    print(
+        f"{PAGE.relative_to(ROOT)} differs from its figures: python -m hack.measured --write",
+        file=sys.stderr,
+    )
     return 1
 
 

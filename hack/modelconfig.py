@@ -39,7 +39,9 @@ def _inner(field: FieldDescriptor) -> Descriptor | None:
     return message
 
 
-def proto_fields(message: Descriptor = model_config_pb2.ModelConfig.DESCRIPTOR, path: str = "") -> Iterator[str]:
+def proto_fields(
+    message: Descriptor = model_config_pb2.ModelConfig.DESCRIPTOR, path: str = ""
+) -> Iterator[str]:
     """Paths of all fields that hold a value, in the proto's order; a message without fields counts as a value."""
     for field in message.fields:
         here = f"{path}{field.name}"
@@ -55,7 +57,15 @@ def written(message: Message, path: str = "") -> Iterator[str]:
     for field, value in message.ListFields():
         here, inner = f"{path}{field.name}", _inner(field)
         is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
-        items = list(value.values()) if is_map else [value] if isinstance(value, Message) else list(value) if inner is not None else []
+        items = (
+            list(value.values())
+            if is_map
+            else [value]
+            if isinstance(value, Message)
+            else list(value)
+            if inner is not None
+            else []
+        )
         if inner is None or not inner.fields:
             yield here
         else:
@@ -70,7 +80,9 @@ def entries(file: Path = TABLE) -> list[Entry]:
         if not isinstance(entry, dict) or len(entry) != 1 or next(iter(entry)) not in KINDS:
             raise ValueError(f"{path}: exactly one of {', '.join(KINDS)} is needed")
         ((kind, value),) = entry.items()
-        found.append(Entry(path, kind, tuple(value)) if kind == "fields" else Entry(path, kind, text=value))
+        found.append(
+            Entry(path, kind, tuple(value)) if kind == "fields" else Entry(path, kind, text=value)
+        )
     return found
 
 
@@ -80,14 +92,23 @@ def by_field(table: list[Entry]) -> tuple[dict[str, Entry], list[str]]:
     ours = set(fields())
     known = list(proto_fields())
     for path in known:
-        fitting = [entry for entry in table if path == entry.path or path.startswith(f"{entry.path}.")]
+        fitting = [
+            entry for entry in table if path == entry.path or path.startswith(f"{entry.path}.")
+        ]
         if len(fitting) != 1:
             wrong.append(f"{path}: {len(fitting)} entries in {TABLE.name}, exactly one is needed")
         else:
             covered[path] = fitting[0]
     used = {entry.path for entry in covered.values()}
-    wrong += [f"{entry.path}: is no field of ModelConfig" for entry in table if entry.path not in used]
-    wrong += [f"{entry.path}: {field} is no field of the resource" for entry in table for field in entry.fields if field not in ours]
+    wrong += [
+        f"{entry.path}: is no field of ModelConfig" for entry in table if entry.path not in used
+    ]
+    wrong += [
+        f"{entry.path}: {field} is no field of the resource"
+        for entry in table
+        for field in entry.fields
+        if field not in ours
+    ]
     return covered, wrong
 
 
@@ -111,10 +132,17 @@ def render(covered: Mapping[str, Entry]) -> str:
         "| Fields of ModelConfig | |",
         "| --- | ---: |",
     ]
-    lines += [f"| {meaning} | {sum(entry.kind == kind for entry in covered.values())} |" for kind, meaning in _MEANING.items()]
+    lines += [
+        f"| {meaning} | {sum(entry.kind == kind for entry in covered.values())} |"
+        for kind, meaning in _MEANING.items()
+    ]
     lines += ["", "| ModelConfig | Resource |", "| --- | --- |"]
     for path, entry in covered.items():
-        said = ", ".join(f"`{field}`" for field in entry.fields) if entry.kind == "fields" else f"{_MEANING[entry.kind]}: {entry.text}"
+        said = (
+            ", ".join(f"`{field}`" for field in entry.fields)
+            if entry.kind == "fields"
+            else f"{_MEANING[entry.kind]}: {entry.text}"
+        )
         lines.append(f"| `{path}` | {said} |")
     return "\n".join(lines) + "\n"
 

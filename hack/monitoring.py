@@ -16,7 +16,12 @@ from typing import Any, Final
 
 import yaml
 
-from triton_pipelines.render.rules import RUNBOOKS, alerts, groups, recording_rules
+from triton_pipelines.compile.render.prometheus_rules import (
+    RUNBOOKS,
+    alerts,
+    groups,
+    recording_rules,
+)
 
 __all__ = ["RUNBOOKS", "alerts", "dashboard", "files", "groups", "recording_rules"]
 
@@ -118,11 +123,23 @@ def dashboard() -> dict[str, Any]:
     y = 0
     for row, members in PANELS:
         panels.append(
-            {"id": len(panels) + 1, "type": "row", "title": row, "collapsed": False, "gridPos": {"x": 0, "y": y, "w": 24, "h": 1}, "panels": []}
+            {
+                "id": len(panels) + 1,
+                "type": "row",
+                "title": row,
+                "collapsed": False,
+                "gridPos": {"x": 0, "y": y, "w": 24, "h": 1},
+                "panels": [],
+            }
         )
         y += 1
         for index, (title, unit, description, queries) in enumerate(members):
-            place = {"x": index % 3 * _WIDTH, "y": y + index // 3 * _HEIGHT, "w": _WIDTH, "h": _HEIGHT}
+            place = {
+                "x": index % 3 * _WIDTH,
+                "y": y + index // 3 * _HEIGHT,
+                "w": _WIDTH,
+                "h": _HEIGHT,
+            }
             panels.append(_panel(len(panels) + 1, title, unit, description, queries, place))
         y += (len(members) + 2) // 3 * _HEIGHT
     return {
@@ -135,16 +152,33 @@ def dashboard() -> dict[str, Any]:
         "time": {"from": "now-1h", "to": "now"},
         "templating": {
             "list": [
-                {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus"},
-                _variable("namespace", "label_values(tritonpipe_step_instances_desired, namespace)"),
-                _variable("pipeline", 'label_values(tritonpipe_step_instances_desired{namespace="$namespace"}, pipeline)'),
+                {
+                    "name": "datasource",
+                    "type": "datasource",
+                    "query": "prometheus",
+                    "label": "Prometheus",
+                },
+                _variable(
+                    "namespace", "label_values(tritonpipe_step_instances_desired, namespace)"
+                ),
+                _variable(
+                    "pipeline",
+                    'label_values(tritonpipe_step_instances_desired{namespace="$namespace"}, pipeline)',
+                ),
             ]
         },
         "panels": panels,
     }
 
 
-def _panel(number: int, title: str, unit: str, description: str, queries: Sequence[tuple[str, str]], place: dict[str, int]) -> dict[str, Any]:
+def _panel(
+    number: int,
+    title: str,
+    unit: str,
+    description: str,
+    queries: Sequence[tuple[str, str]],
+    place: dict[str, int],
+) -> dict[str, Any]:
     source = {"type": "prometheus", "uid": "${datasource}"}
     return {
         "id": number,
@@ -153,9 +187,21 @@ def _panel(number: int, title: str, unit: str, description: str, queries: Sequen
         "description": description,
         "datasource": source,
         "gridPos": place,
-        "fieldConfig": {"defaults": {"unit": unit, "min": 0, "custom": {"drawStyle": "line", "lineInterpolation": "stepAfter"}}, "overrides": []},
+        "fieldConfig": {
+            "defaults": {
+                "unit": unit,
+                "min": 0,
+                "custom": {"drawStyle": "line", "lineInterpolation": "stepAfter"},
+            },
+            "overrides": [],
+        },
         "targets": [
-            {"refId": chr(ord("A") + index), "datasource": source, "expr": expression, "legendFormat": legend}
+            {
+                "refId": chr(ord("A") + index),
+                "datasource": source,
+                "expr": expression,
+                "legendFormat": legend,
+            }
             for index, (expression, legend) in enumerate(queries)
         ],
     }
@@ -190,7 +236,11 @@ def files() -> dict[Path, str]:
 
 def main(arguments: Sequence[str]) -> int:
     """Command line."""
-    stale = [path for path, content in files().items() if not path.exists() or path.read_text(encoding="utf-8") != content]
+    stale = [
+        path
+        for path, content in files().items()
+        if not path.exists() or path.read_text(encoding="utf-8") != content
+    ]
     check = "--check" in arguments
     for path in stale:
         if not check:

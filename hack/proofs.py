@@ -35,7 +35,13 @@ ELSEWHERE = ("accepted", "applied", "behaviour")
 ENOUGH = 1
 """Index of the level from which on a field needs no reason."""
 
-STEPS = ("spec.tokenizer.", "spec.model.", "spec.postprocess.", "spec.steps[].", "spec.auxiliaryModels[].")
+STEPS = (
+    "spec.tokenizer.",
+    "spec.model.",
+    "spec.postprocess.",
+    "spec.steps[].",
+    "spec.auxiliaryModels[].",
+)
 NOT_IN_CONFIG = (
     "source.",
     "files[].",
@@ -90,15 +96,29 @@ def ladder(path: str) -> tuple[str, ...]:
     step = next((prefix for prefix in STEPS if path.startswith(prefix)), None)
     if step is not None:
         rest = path.removeprefix(step)
-        return ELSEWHERE if rest.startswith(NOT_IN_CONFIG[:-1]) or rest == NOT_IN_CONFIG[-1] else IN_TRITON
-    return IN_TRITON if path.startswith("spec.ensemble.") and path != "spec.ensemble.entryPoint" else ELSEWHERE
+        return (
+            ELSEWHERE
+            if rest.startswith(NOT_IN_CONFIG[:-1]) or rest == NOT_IN_CONFIG[-1]
+            else IN_TRITON
+        )
+    return (
+        IN_TRITON
+        if path.startswith("spec.ensemble.") and path != "spec.ensemble.entryPoint"
+        else ELSEWHERE
+    )
 
 
 def claims_of(file: Path, root: Path = ROOT) -> Iterator[Claim]:
     """The marks of one test file. Raises :class:`ValueError` for a mark whose arguments are not plain text."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     place = file.relative_to(root).as_posix()
-    tables = {target.id: node.value for node in tree.body if isinstance(node, ast.Assign) for target in node.targets if isinstance(target, ast.Name)}
+    tables = {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
     if "pytestmark" in tables:
         yield from _marks(tables["pytestmark"], place, tables)
     for node in tree.body:
@@ -119,12 +139,27 @@ def _marks(tree: ast.expr, test: str, tables: Mapping[str, ast.expr]) -> Iterato
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id in tables and tables[node.id] is not tree:
             yield from _marks(tables[node.id], test, {})
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("proves", "proves_files")):
+        if not (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("proves", "proves_files")
+        ):
             continue
-        values = [value.value for value in node.args if isinstance(value, ast.Constant) and isinstance(value.value, str)]
+        values = [
+            value.value
+            for value in node.args
+            if isinstance(value, ast.Constant) and isinstance(value.value, str)
+        ]
         files = node.func.attr == "proves_files"
-        if len(values) != len(node.args) or node.keywords or len(values) < 2 or (len(values) > 2 and not files):
-            raise ValueError(f"{test}, line {node.lineno}: {node.func.attr} takes two plain texts{' and patterns' if files else ''}")
+        if (
+            len(values) != len(node.args)
+            or node.keywords
+            or len(values) < 2
+            or (len(values) > 2 and not files)
+        ):
+            raise ValueError(
+                f"{test}, line {node.lineno}: {node.func.attr} takes two plain texts{' and patterns' if files else ''}"
+            )
         yield Claim(test, values[0], values[1], files, tuple(values[2:]))
 
 
@@ -134,7 +169,9 @@ def all_claims(root: Path = ROOT) -> list[Claim]:
     return [claim for file in files for claim in claims_of(file, root)]
 
 
-def prove(names: Mapping[str, str], claims: Sequence[Claim], reasons: Mapping[str, str], root: Path = ROOT) -> tuple[list[Proof], list[str]]:
+def prove(
+    names: Mapping[str, str], claims: Sequence[Claim], reasons: Mapping[str, str], root: Path = ROOT
+) -> tuple[list[Proof], list[str]]:
     """What is proven of each field, and what is wrong with the claims and reasons (empty where all is well).
 
     ``names``: path → class and field (:func:`tests.support.fields.owners`), for the fields alone.
@@ -142,15 +179,33 @@ def prove(names: Mapping[str, str], claims: Sequence[Claim], reasons: Mapping[st
     reached: dict[str, dict[str, list[str]]] = {path: {} for path in names}
     wrong = []
     for claim in claims:
-        meant = _written(root / claim.target) if claim.files else {path for path in names if _below(path, claim.target)}
+        meant = (
+            _written(root / claim.target)
+            if claim.files
+            else {path for path in names if _below(path, claim.target)}
+        )
         if claim.level not in IN_TRITON + ELSEWHERE:
             wrong.append(f"{claim.test}: there is no level {claim.level}")
         elif not meant:
-            wrong.append(f"{claim.test}: no resource in {claim.target}" if claim.files else f"{claim.test}: there is no field {claim.target}")
+            wrong.append(
+                f"{claim.test}: no resource in {claim.target}"
+                if claim.files
+                else f"{claim.test}: there is no field {claim.target}"
+            )
         elif not claim.files and not any(claim.level in ladder(path) for path in meant):
-            wrong.append(f"{claim.test}: {claim.target} has the levels {', '.join(ladder(min(meant)))}, not {claim.level}")
-        wrong += [f"{claim.test}: {pattern} excepts nothing" for pattern in claim.but if not any(_fits(path, pattern) for path in meant)]
-        for path in {path for path in meant & set(names) if not any(_fits(path, pattern) for pattern in claim.but)}:
+            wrong.append(
+                f"{claim.test}: {claim.target} has the levels {', '.join(ladder(min(meant)))}, not {claim.level}"
+            )
+        wrong += [
+            f"{claim.test}: {pattern} excepts nothing"
+            for pattern in claim.but
+            if not any(_fits(path, pattern) for path in meant)
+        ]
+        for path in {
+            path
+            for path in meant & set(names)
+            if not any(_fits(path, pattern) for pattern in claim.but)
+        }:
             if claim.level in ladder(path):
                 reached[path].setdefault(claim.level, []).append(claim.test)
     groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
@@ -158,19 +213,39 @@ def prove(names: Mapping[str, str], claims: Sequence[Claim], reasons: Mapping[st
         groups.setdefault((name, ladder(path)), []).append(path)
     proofs, used = [], set()
     for (name, levels), places in groups.items():
-        level = next((level for level in reversed(levels) if any(level in reached[path] for path in places)), None)
-        tests = {test: None for path in places for test in reached[path].get(level, [])} if level else {}
+        level = next(
+            (level for level in reversed(levels) if any(level in reached[path] for path in places)),
+            None,
+        )
+        tests = (
+            {test: None for path in places for test in reached[path].get(level, [])}
+            if level
+            else {}
+        )
         unseen = [path for path in places if not reached[path]]
-        pattern = next((pattern for pattern in reasons if any(_fits(path, pattern) for path in unseen or places)), None)
+        pattern = next(
+            (
+                pattern
+                for pattern in reasons
+                if any(_fits(path, pattern) for path in unseen or places)
+            ),
+            None,
+        )
         if not unseen and level is not None and levels.index(level) >= ENOUGH:
             proofs.append(Proof(name, tuple(places), level, tuple(tests)))
             continue
         if pattern is None:
             missing = f"{levels[0]} at {', '.join(unseen)}" if unseen else levels[ENOUGH]
-            wrong.append(f"{name}: no test shows it {missing}; mark one (see hack/proofs.py), or say why not in {REASONS.name}")
+            wrong.append(
+                f"{name}: no test shows it {missing}; mark one (see hack/proofs.py), or say why not in {REASONS.name}"
+            )
         used.add(pattern)
         proofs.append(Proof(name, tuple(places), level, tuple(tests), reasons.get(pattern or "")))
-    wrong += [f"{REASONS.name}: nothing needs the reason for {pattern} any more" for pattern in reasons if pattern not in used]
+    wrong += [
+        f"{REASONS.name}: nothing needs the reason for {pattern} any more"
+        for pattern in reasons
+        if pattern not in used
+    ]
     return proofs, wrong
 
 
@@ -184,7 +259,11 @@ def _fits(path: str, pattern: str) -> bool:
 
 
 def _written(place: Path) -> set[str]:
-    return {path for _, document in resources_in(place) for path in fields_of(document)} if place.exists() else set()
+    return (
+        {path for _, document in resources_in(place) for path in fields_of(document)}
+        if place.exists()
+        else set()
+    )
 
 
 def reasons_of(file: Path = REASONS) -> dict[str, str]:
@@ -238,13 +317,23 @@ def render(proofs: Sequence[Proof]) -> str:
     for name, levels in (("in Triton's configuration", IN_TRITON), ("elsewhere", ELSEWHERE)):
         group = [proof for proof in proofs if proof.levels == levels]
         counts = [sum(proof.level == level for proof in group) for level in (*levels, None)]
-        lines.append(f"| {name}: {len(group)} ({', '.join(levels)}) | {' | '.join(map(str, counts))} |")
+        lines.append(
+            f"| {name}: {len(group)} ({', '.join(levels)}) | {' | '.join(map(str, counts))} |"
+        )
     section = ""
     for proof in sorted(proofs, key=_section):  # a stable sort: the reference's order stays
         if _section(proof) != section:
             section = _section(proof)
-            lines += ["", f"## {section}", "", "| Field | Stands at | Level | Shown by |", "| --- | --- | --- | --- |"]
-        lines.append(f"| `{proof.name.partition('.')[2]}` | {_places(proof)} | {proof.level or 'none'} | {_shown(proof)} |")
+            lines += [
+                "",
+                f"## {section}",
+                "",
+                "| Field | Stands at | Level | Shown by |",
+                "| --- | --- | --- | --- |",
+            ]
+        lines.append(
+            f"| `{proof.name.partition('.')[2]}` | {_places(proof)} | {proof.level or 'none'} | {_shown(proof)} |"
+        )
     return "\n".join(lines) + "\n"
 
 

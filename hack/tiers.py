@@ -93,7 +93,15 @@ TIERS = {
     "integration": Tier(
         (
             _python("-m", "e2e.local.binaries", *BUILT),
-            _pytest("tests/integration", "-q", "-n", WORKERS, "--dist=loadfile", "--no-loadscope-reorder", "--timeout=600"),
+            _pytest(
+                "tests/integration",
+                "-q",
+                "-n",
+                WORKERS,
+                "--dist=loadfile",
+                "--no-loadscope-reorder",
+                "--timeout=600",
+            ),
         ),
         18,
         _real_parts,
@@ -119,15 +127,22 @@ def main(wanted: list[str]) -> int:
             continue
         print(f"\n=== {name} (budget {TIERS[name].minutes} min)", flush=True)
         began = time.monotonic()
-        failed = next((" ".join(command) for command in TIERS[name].commands if _run(command)), None)
-        results.append((name, f"FAILED: {failed}" if failed else "passed", time.monotonic() - began))
+        failed = next(
+            (" ".join(command) for command in TIERS[name].commands if _run(command)), None
+        )
+        results.append(
+            (name, f"FAILED: {failed}" if failed else "passed", time.monotonic() - began)
+        )
     print("\n=== tiers")
     for name, outcome, seconds in results:
         over = " (over budget)" if seconds > TIERS[name].minutes * 60 else ""
         print(f"{name:12} {seconds:7.0f} s of {TIERS[name].minutes * 60} s{over}  {outcome}")
     passed = sum(outcome == "passed" for _, outcome, _ in results)
     broken = sum(outcome.startswith("FAILED") for _, outcome, _ in results)
-    print(f"tiers: {passed} passed, {broken} failed, {len(results) - passed - broken} left out", flush=True)
+    print(
+        f"tiers: {passed} passed, {broken} failed, {len(results) - passed - broken} left out",
+        flush=True,
+    )
     return 1 if broken or not passed else 0
 
 

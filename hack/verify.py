@@ -20,7 +20,9 @@ def _module(*arguments: str) -> tuple[str, ...]:
 
 def _text(module: str, target: str) -> Callable[[bool], str]:
     def run(write: bool) -> str:
-        made = subprocess.run(_module(module), cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        made = subprocess.run(
+            _module(module), cwd=ROOT, check=True, capture_output=True, text=True
+        ).stdout
         path = ROOT / target
         if path.exists() and path.read_text(encoding="utf-8") == made:
             return ""
@@ -34,7 +36,9 @@ def _text(module: str, target: str) -> Callable[[bool], str]:
 
 def _command(check: tuple[str, ...], write: tuple[str, ...], what: str) -> Callable[[bool], str]:
     def run(keep: bool) -> str:
-        done = subprocess.run(write if keep else check, cwd=ROOT, check=False, capture_output=True, text=True)
+        done = subprocess.run(
+            write if keep else check, cwd=ROOT, check=False, capture_output=True, text=True
+        )
         return f"{what}: {(done.stdout + done.stderr).strip()[-2000:]}" if done.returncode else ""
 
     return run
@@ -42,15 +46,29 @@ def _command(check: tuple[str, ...], write: tuple[str, ...], what: str) -> Calla
 
 CHECKS: dict[str, Callable[[bool], str]] = {
     "CRD": _text("triton_pipelines.api.crd", "crds/inferencepipelines.tritonpipelines.io.yaml"),
-    "API reference": _text("triton_pipelines.api.docs", "docs/reference/api.md"),
+    "API reference": _text("triton_pipelines.api.reference", "docs/reference/api.md"),
     "proof per field": _text("hack.proofs", "docs/reference/proofs.md"),
-    "Triton's ModelConfig, field by field": _text("hack.modelconfig", "docs/reference/modelconfig.md"),
-    "shape of a pod template": _text("hack.podschema", "operator/triton_pipelines/render/podschema.yaml"),
-    "rules, alerts and dashboard": _command(_module("hack.monitoring", "--check"), _module("hack.monitoring"), "monitoring"),
-    "chart and kustomize base": _command(_module("hack.chart", "--check"), _module("hack.chart"), "chart"),
-    "measured figures in the guide": _command(_module("hack.measured"), _module("hack.measured", "--write"), "measured figures"),
-    "results in the benchmarks' pages": _command(_module("bench.pages"), _module("bench.pages", "--write"), "pages of benchmarks"),
-    "sample head and golden answers": _command(_module("e2e.models", "verify"), _module("e2e.models", "golden"), "sample models"),
+    "Triton's ModelConfig, field by field": _text(
+        "hack.modelconfig", "docs/reference/modelconfig.md"
+    ),
+    "shape of a pod template": _text(
+        "hack.podschema", "operator/triton_pipelines/compile/render/podschema.yaml"
+    ),
+    "rules, alerts and dashboard": _command(
+        _module("hack.monitoring", "--check"), _module("hack.monitoring"), "monitoring"
+    ),
+    "chart and kustomize base": _command(
+        _module("hack.chart", "--check"), _module("hack.chart"), "chart"
+    ),
+    "measured figures in the guide": _command(
+        _module("hack.measured"), _module("hack.measured", "--write"), "measured figures"
+    ),
+    "results in the benchmarks' pages": _command(
+        _module("bench.pages"), _module("bench.pages", "--write"), "pages of benchmarks"
+    ),
+    "sample head and golden answers": _command(
+        _module("e2e.models", "verify"), _module("e2e.models", "golden"), "sample models"
+    ),
 }
 
 
@@ -59,10 +77,18 @@ def main(arguments: list[str]) -> int:
     write = "--write" in arguments
     failed = 0
     if write:  # the unit tier compares these
-        subprocess.run(_module("tests.golden"), cwd=ROOT, check=True, env={**os.environ, "PYTHONPATH": "operator"})
+        subprocess.run(
+            _module("tests.golden"),
+            cwd=ROOT,
+            check=True,
+            env={**os.environ, "PYTHONPATH": "operator"},
+        )
     for name, run in CHECKS.items():
         message = run(write)
-        print(f"{'FAILED' if message else 'ok':7} {name}{f': {message}' if message else ''}", flush=True)
+        print(
+            f"{'FAILED' if message else 'ok':7} {name}{f': {message}' if message else ''}",
+            flush=True,
+        )
         failed += bool(message)
     if failed:
         print("run `make golden` and look at the difference", file=sys.stderr)

@@ -19,21 +19,45 @@ EXIT_FAILED = 1
 
 
 def run(
-    host: Annotated[str, typer.Argument(help="Address of the pipeline's Service, with Triton's usual ports.")],
-    model: Annotated[str, typer.Option(help="Model to call, with one text input TEXT.")] = "sentiment",
-    client: Annotated[list[str] | None, typer.Option(help=f"Kind of client, repeatable: {', '.join(CLIENTS)}. Default: all.")] = None,
+    host: Annotated[
+        str, typer.Argument(help="Address of the pipeline's Service, with Triton's usual ports.")
+    ],
+    model: Annotated[
+        str, typer.Option(help="Model to call, with one text input TEXT.")
+    ] = "sentiment",
+    client: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Kind of client, repeatable: {', '.join(CLIENTS)}. Default: all."),
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Clients of each kind.")] = WORKERS,
-    interval: Annotated[float, typer.Option(min=0.001, help="Seconds between two requests of one client.")] = INTERVAL_SECONDS,
+    interval: Annotated[
+        float, typer.Option(min=0.001, help="Seconds between two requests of one client.")
+    ] = INTERVAL_SECONDS,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long.")] = 10.0,
-    text: Annotated[list[str] | None, typer.Option(help="A text to send; repeatable, sent in turn.")] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(help="A text to send; repeatable, sent in turn.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="File for all outcomes, as JSON.")] = None,
 ) -> None:
     """Put load on a pipeline and say what became of every request; exit code 1 when one failed."""
     unknown = sorted(set(client or ()) - CLIENTS.keys())
     if unknown:
-        raise typer.BadParameter(f"unknown kind of client {', '.join(unknown)}; known are {', '.join(CLIENTS)}", param_hint="--client")
-    endpoint = Endpoint.of(host, {port: port for port in (names.PORT_HTTP, names.PORT_GRPC, names.PORT_METRICS)})
-    load = Load(endpoint, model, tuple(text or ("A short text.",)), _outputs, tuple(client or CLIENTS), workers, interval)
+        raise typer.BadParameter(
+            f"unknown kind of client {', '.join(unknown)}; known are {', '.join(CLIENTS)}",
+            param_hint="--client",
+        )
+    endpoint = Endpoint.of(
+        host, {port: port for port in (names.PORT_HTTP, names.PORT_GRPC, names.PORT_METRICS)}
+    )
+    load = Load(
+        endpoint,
+        model,
+        tuple(text or ("A short text.",)),
+        _outputs,
+        tuple(client or CLIENTS),
+        workers,
+        interval,
+    )
     with under_load(load):
         threading.Event().wait(seconds)
     console = Console(highlight=False, soft_wrap=True)

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from triton_pipelines.metrics.samples import PodHistory, Scrape
-from triton_pipelines.metrics.windows import rates
+from triton_pipelines.autoscaling.metrics.rates import rates
+from triton_pipelines.autoscaling.metrics.samples import PodHistory, Scrape
 
 GPU_IDLE = 0.05
 """Idle share of a second from which the GPU step counts as idling in it. Counters move when an execution ends, so a second that is full to its last
@@ -60,7 +60,9 @@ class Second:
     verdict: str = ""
 
 
-def second(before: Scrape, after: Scrape, *, step: str, gpu: str, count: int, gpu_instances: int = 1) -> Second:
+def second(
+    before: Scrape, after: Scrape, *, step: str, gpu: str, count: int, gpu_instances: int = 1
+) -> Second:
     """What lies between two looks at a pod. `step`: model name of the scaled step; `gpu`: that of the GPU step.
 
     Raises:

@@ -45,7 +45,9 @@ async def grpc(endpoint: Endpoint, model: str) -> AsyncIterator[Ask]:
             answer = await client.infer(model, [tensor], client_timeout=SECONDS)
         except InferenceServerException as error:
             raise RequestError(_plain(f"{error.status()}: {error.message()}", endpoint)) from error
-        return {output.name: answer.as_numpy(output.name) for output in answer.get_response().outputs}
+        return {
+            output.name: answer.as_numpy(output.name) for output in answer.get_response().outputs
+        }
 
     try:
         yield ask
@@ -67,33 +69,58 @@ async def http_keep_alive(endpoint: Endpoint, model: str) -> AsyncIterator[Ask]:
         yield ask
 
 
-CLIENTS: dict[str, Client] = {"grpc": grpc, "http-new-connection": http_new_connection, "http-keep-alive": http_keep_alive}
+CLIENTS: dict[str, Client] = {
+    "grpc": grpc,
+    "http-new-connection": http_new_connection,
+    "http-keep-alive": http_keep_alive,
+}
 
 
 @contextlib.asynccontextmanager
-async def _http(endpoint: Endpoint, model: str, connector: aiohttp.TCPConnector) -> AsyncIterator[Ask]:
+async def _http(
+    endpoint: Endpoint, model: str, connector: aiohttp.TCPConnector
+) -> AsyncIterator[Ask]:
     url = f"{endpoint.http}/v2/models/{model}/infer"
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=SECONDS)) as session:
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=aiohttp.ClientTimeout(total=SECONDS)
+    ) as session:
 
         async def ask(text: str) -> Answer:
-            body = {"inputs": [{"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": [text]}]}
+            body = {
+                "inputs": [{"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": [text]}]
+            }
             try:
                 async with session.post(url, json=body) as response:
                     if response.status != 200:
-                        raise RequestError(_plain(f"HTTP {response.status}: {await response.text()}", endpoint))
+                        raise RequestError(
+                            _plain(f"HTTP {response.status}: {await response.text()}", endpoint)
+                        )
                     document = await response.json()
             except TimeoutError as error:
                 raise RequestError(f"no answer within {SECONDS:.0f} s") from error
             except (aiohttp.ClientError, OSError) as error:
-                cause = error.os_error if isinstance(error, aiohttp.ClientOSError) and hasattr(error, "os_error") else error
-                raise RequestError(_plain(f"{type(error).__name__}: {getattr(cause, 'strerror', None) or cause}", endpoint)) from error
+                cause = (
+                    error.os_error
+                    if isinstance(error, aiohttp.ClientOSError) and hasattr(error, "os_error")
+                    else error
+                )
+                raise RequestError(
+                    _plain(
+                        f"{type(error).__name__}: {getattr(cause, 'strerror', None) or cause}",
+                        endpoint,
+                    )
+                ) from error
             return {output["name"]: _array(output) for output in document["outputs"]}
 
         yield ask
 
 
 def _array(output: dict[str, Any]) -> np.ndarray[Any, Any]:
-    data = [item.encode() for item in output["data"]] if output["datatype"] == "BYTES" else output["data"]
+    data = (
+        [item.encode() for item in output["data"]]
+        if output["datatype"] == "BYTES"
+        else output["data"]
+    )
     return np.array(data, dtype=_TYPES[output["datatype"]]).reshape(output["shape"])
 
 

@@ -65,7 +65,9 @@ class Load:
         """Kind of client → what became of its requests so far."""
         return summarize(self.outcomes)
 
-    def wait_requests(self, count: int = 3, deadline: float = 60.0, *, answered: bool = False) -> None:
+    def wait_requests(
+        self, count: int = 3, deadline: float = 60.0, *, answered: bool = False
+    ) -> None:
         """Wait until every client has finished `count` more requests that began after this call.
 
         Args:
@@ -74,7 +76,10 @@ class Load:
         Raises:
             AssertionError: the deadline (seconds) passed, or the load itself broke.
         """
-        since, left = self.now(), {(client, worker): count for client in self.clients for worker in range(self.workers)}
+        since, left = (
+            self.now(),
+            {(client, worker): count for client in self.clients for worker in range(self.workers)},
+        )
 
         def done() -> bool:
             if self._failure is not None:
@@ -113,12 +118,18 @@ class Load:
         async with asyncio.TaskGroup() as group:
             total = len(self.clients) * self.workers
             for number in range(total):
-                client, worker = self.clients[number % len(self.clients)], number // len(self.clients)
+                client, worker = (
+                    self.clients[number % len(self.clients)],
+                    number // len(self.clients),
+                )
                 group.create_task(self._work(client, worker, self.interval * number / total))
 
     async def _work(self, client: str, worker: int, offset: float) -> None:
         due = self.now() + offset
-        async with CLIENTS[client](self.endpoint, self.model) as ask, asyncio.TaskGroup() as under_way:
+        async with (
+            CLIENTS[client](self.endpoint, self.model) as ask,
+            asyncio.TaskGroup() as under_way,
+        ):
             turn = worker
             while not self._stop.is_set():
                 await asyncio.sleep(max(0.0, due - self.now()))
@@ -128,7 +139,9 @@ class Load:
                 else:
                     await one
                 turn += 1
-                due = due + self.interval if self.open_loop else max(due + self.interval, self.now())
+                due = (
+                    due + self.interval if self.open_loop else max(due + self.interval, self.now())
+                )
 
     async def _one(self, ask: Ask, client: str, worker: int, text: str) -> None:
         start = self.now()

@@ -21,14 +21,18 @@ import grpc  # type: ignore[import-untyped]
 import numpy as np
 
 from e2e.load.bins import Answer
-from triton_pipelines.load.grpc import METHOD
-from triton_pipelines.load.payloads import payloads
-from triton_pipelines.load.spec import Protocol, Target
+from triton_pipelines.tools.loadgen.grpc_client import METHOD
+from triton_pipelines.tools.loadgen.load_spec import Protocol, Target
+from triton_pipelines.tools.loadgen.payloads import payloads
 
 DEADLINE_SECONDS = 60.0
 READY_SECONDS = 30.0
 TELL_SECONDS = 0.1
-_CHANNEL_OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0))
+_CHANNEL_OPTIONS = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+)
 
 
 def request_of(model: str, name: str, texts: Sequence[str]) -> bytes:
@@ -70,11 +74,15 @@ class PreparedLoad:
 
 
 @contextlib.contextmanager
-def prepared_load(address: str, requests: Sequence[bytes], *, clients: int = 0, seed: int = 1) -> Iterator[PreparedLoad]:
+def prepared_load(
+    address: str, requests: Sequence[bytes], *, clients: int = 0, seed: int = 1
+) -> Iterator[PreparedLoad]:
     """Load on a gRPC address (`host:port`), at rest at first; what is under way at the end is waited for."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_main, args=(theirs, address, list(requests), clients, seed), daemon=True)
+    process = context.Process(
+        target=_main, args=(theirs, address, list(requests), clients, seed), daemon=True
+    )
     process.start()
     theirs.close()
     load = PreparedLoad(clients, _pipe=ours)
@@ -132,7 +140,10 @@ class _Sender:
 
     async def run(self, address: str) -> None:
         asyncio.get_running_loop().add_reader(self._pipe.fileno(), self._command)
-        async with grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS) as channel, asyncio.TaskGroup() as group:
+        async with (
+            grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS) as channel,
+            asyncio.TaskGroup() as group,
+        ):
             self._call = channel.unary_unary(METHOD)
             telling = group.create_task(self._tell())
             self._pipe.send("ready")

@@ -88,7 +88,13 @@ def summarize(outcomes: Iterable[Outcome]) -> dict[str, Summary]:
 def _summary(client: str, outcomes: Sequence[Outcome]) -> Summary:
     answered = [outcome for outcome in outcomes if not outcome.error]
     durations = sorted(outcome.seconds for outcome in answered)
-    ends = sorted([min(outcome.start for outcome in outcomes), *(item.end for item in answered), max(outcome.end for outcome in outcomes)])
+    ends = sorted(
+        [
+            min(outcome.start for outcome in outcomes),
+            *(item.end for item in answered),
+            max(outcome.end for outcome in outcomes),
+        ]
+    )
     return Summary(
         client=client,
         requests=len(outcomes),

@@ -106,7 +106,14 @@ class Workload:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         known = sentences()
-        return [request_of(self.model, "TEXT", [_text(rng, tokenizer, known, self.tokens) for _ in range(self.rows)]) for _ in range(REQUESTS)]
+        return [
+            request_of(
+                self.model,
+                "TEXT",
+                [_text(rng, tokenizer, known, self.tokens) for _ in range(self.rows)],
+            )
+            for _ in range(REQUESTS)
+        ]
 
 
 def _text(rng: random.Random, tokenizer: Tokenizer, sentences: list[str], tokens: int) -> str:
@@ -122,14 +129,18 @@ def _gpu_step(per_token: float, classes: int) -> dict[str, Any]:
     return {
         "platform": "python",
         "source": None,
-        "python": {"code": {"inline": GPU_CODE.format(per_token=f"{per_token:.7f}", classes=classes)}},
+        "python": {
+            "code": {"inline": GPU_CODE.format(per_token=f"{per_token:.7f}", classes=classes)}
+        },
         "inputs": [{"name": "input_ids", "dataType": "INT64", "dims": [-1]}],
         "outputs": [{"name": "logits", "dataType": "FP32", "dims": [classes]}],
     }
 
 
 def _stand_in(microseconds: float) -> str:
-    return f"GPU step: a python step that waits 2 ms + {microseconds:g} µs per token, padding included"
+    return (
+        f"GPU step: a python step that waits 2 ms + {microseconds:g} µs per token, padding included"
+    )
 
 
 def documents() -> Workload:
@@ -159,8 +170,16 @@ def documents() -> Workload:
 
 def cleaner() -> Workload:
     """Own Python before the tokenizer, scaled like one."""
-    clean = {**sample("cleaner")["spec"]["steps"][0], "instances": {"initial": 1, "min": 1, "max": 8}, "python": {"code": {"inline": CLEAN_CODE}}}
-    changes = {"steps": [clean], "tokenizer": {"instances": {"count": 1}}, "model": _gpu_step(1.5e-6, 2)}
+    clean = {
+        **sample("cleaner")["spec"]["steps"][0],
+        "instances": {"initial": 1, "min": 1, "max": 8},
+        "python": {"code": {"inline": CLEAN_CODE}},
+    }
+    changes = {
+        "steps": [clean],
+        "tokenizer": {"instances": {"count": 1}},
+        "model": _gpu_step(1.5e-6, 2),
+    }
     return Workload(
         name="cleaner",
         document=merged(sample("cleaner"), {"spec": changes}),
@@ -178,7 +197,10 @@ def cleaner() -> Workload:
 
 def short() -> Workload:
     """Short sentences: one tokenizer carries them all."""
-    changes = {"tokenizer": {"instances": {"initial": 1, "min": 1, "max": 4}}, "model": _gpu_step(1.5e-6, 2)}
+    changes = {
+        "tokenizer": {"instances": {"initial": 1, "min": 1, "max": 4}},
+        "model": _gpu_step(1.5e-6, 2),
+    }
     return Workload(
         name="short",
         document=merged(sample("sentiment"), {"metadata": {"name": "short"}, "spec": changes}),

@@ -17,7 +17,11 @@ from e2e.local.packages import MachineError
 from e2e.local.progress import console
 from e2e.local.supervision import ClusterError
 
-app = typer.Typer(help="A real one-node Kubernetes cluster on this machine, without Docker.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="A real one-node Kubernetes cluster on this machine, without Docker.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 Name = Annotated[str, typer.Option("--name", help="Name of the cluster; several run side by side.")]
 
 
@@ -25,8 +29,13 @@ Name = Annotated[str, typer.Option("--name", help="Name of the cluster; several 
 def up(
     name: Name = DEFAULT_NAME,
     gpus: Annotated[int, typer.Option(help="How many (fake) GPUs the node offers.")] = DEFAULT_GPUS,
-    gpu_taint: Annotated[bool, typer.Option("--gpu-taint", help="Taint the node with nvidia.com/gpu=present:NoSchedule.")] = False,
-    images: Annotated[bool, typer.Option(help="Build and load the operator's and the test Triton's image.")] = True,
+    gpu_taint: Annotated[
+        bool,
+        typer.Option("--gpu-taint", help="Taint the node with nvidia.com/gpu=present:NoSchedule."),
+    ] = False,
+    images: Annotated[
+        bool, typer.Option(help="Build and load the operator's and the test Triton's image.")
+    ] = True,
 ) -> None:
     """Bring a cluster up, or bring a running one up to date."""
     cluster = Cluster(name)
@@ -48,7 +57,9 @@ def down(
 
 @app.command()
 def status(
-    name: Annotated[str | None, typer.Option("--name", help="Only this cluster; fails when it is not ready.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Only this cluster; fails when it is not ready.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="As JSON documents.")] = False,
 ) -> None:
     """Show clusters and their components."""
@@ -59,9 +70,19 @@ def status(
     else:
         table = Table("cluster", "running", "node", "GPUs", "server", "components (restarts)")
         for entry in found:
-            parts = ", ".join(part if not ended else f"{part} ({ended})" for part, ended in sorted(entry.components.items()))
+            parts = ", ".join(
+                part if not ended else f"{part} ({ended})"
+                for part, ended in sorted(entry.components.items())
+            )
             node = "Ready" if entry.node_ready else "not ready"
-            table.add_row(entry.name, "yes" if entry.running else "no", node, str(entry.gpus), entry.server, parts)
+            table.add_row(
+                entry.name,
+                "yes" if entry.running else "no",
+                node,
+                str(entry.gpus),
+                entry.server,
+                parts,
+            )
         console.print(table)
     if name and not all(entry.node_ready for entry in found):
         raise typer.Exit(1)
@@ -83,7 +104,12 @@ def gpus(count: int, name: Name = DEFAULT_NAME) -> None:
 
 @app.command("load-image")
 def load_image(
-    image: Annotated[str, typer.Argument(help=f"Archive file (docker save, OCI), or {OPERATOR_IMAGE} or {TRITON_IMAGE}.")],
+    image: Annotated[
+        str,
+        typer.Argument(
+            help=f"Archive file (docker save, OCI), or {OPERATOR_IMAGE} or {TRITON_IMAGE}."
+        ),
+    ],
     name: Name = DEFAULT_NAME,
 ) -> None:
     """Load an image into the node; the project's own are built first when their sources changed."""
@@ -94,7 +120,14 @@ def main() -> int:
     """Run the command line; a known failure is one message and exit code 1."""
     try:
         app()
-    except (BinaryError, ClusterError, ImageError, MachineError, NetworkError, NotReadyError) as error:
+    except (
+        BinaryError,
+        ClusterError,
+        ImageError,
+        MachineError,
+        NetworkError,
+        NotReadyError,
+    ) as error:
         console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         return 1
     return 0

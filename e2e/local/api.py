@@ -24,12 +24,21 @@ def client(kubeconfig: Path, timeout: float = 10.0) -> httpx.Client:
     """
     document = yaml.safe_load(kubeconfig.read_text())
     cluster, user = document["clusters"][0]["cluster"], document["users"][0]["user"]
-    context = ssl.create_default_context(cadata=base64.b64decode(cluster["certificate-authority-data"]).decode())
-    with tempfile.NamedTemporaryFile() as pair:  # the ssl module reads client keys from files only; mode 0600
-        pair.write(base64.b64decode(user["client-certificate-data"]) + base64.b64decode(user["client-key-data"]))
+    context = ssl.create_default_context(
+        cadata=base64.b64decode(cluster["certificate-authority-data"]).decode()
+    )
+    with (
+        tempfile.NamedTemporaryFile() as pair
+    ):  # the ssl module reads client keys from files only; mode 0600
+        pair.write(
+            base64.b64decode(user["client-certificate-data"])
+            + base64.b64decode(user["client-key-data"])
+        )
         pair.flush()
         context.load_cert_chain(pair.name)
-    return httpx.Client(base_url=cluster["server"], verify=context, timeout=timeout, trust_env=False)
+    return httpx.Client(
+        base_url=cluster["server"], verify=context, timeout=timeout, trust_env=False
+    )
 
 
 def apply(connection: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +58,12 @@ def apply(connection: httpx.Client, path: str, body: dict[str, Any]) -> dict[str
     return result
 
 
-def wait_for(what: str, check: Callable[[], bool], deadline: float, alive: Callable[[], object] = lambda: None) -> None:
+def wait_for(
+    what: str,
+    check: Callable[[], bool],
+    deadline: float,
+    alive: Callable[[], object] = lambda: None,
+) -> None:
     """Ask `check` until it says yes. `deadline` in seconds from now; `alive` raises when waiting has become pointless.
 
     A refused connection or a 5xx answer counts as "not yet".
@@ -68,7 +82,9 @@ def wait_for(what: str, check: Callable[[], bool], deadline: float, alive: Calla
         else:
             last = None
         if time.monotonic() > end:
-            raise NotReadyError(f"{what}: not within {deadline:.0f} s" + (f" (last: {last})" if last else ""))
+            raise NotReadyError(
+                f"{what}: not within {deadline:.0f} s" + (f" (last: {last})" if last else "")
+            )
         time.sleep(0.1)
 
 

@@ -78,21 +78,46 @@ def _kubernetes_ldflags(version: str) -> tuple[str, ...]:
         "buildDate": "2026-01-01T00:00:00Z",
     }
     packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
-    return ("-s", "-w", *(f"-X {package}.{key}={value}" for package in packages for key, value in values.items()))
+    return (
+        "-s",
+        "-w",
+        *(f"-X {package}.{key}={value}" for package in packages for key, value in values.items()),
+    )
 
 
 def _kubernetes(name: str, *version_command: str) -> Binary:
     minor = re.escape(KUBERNETES_VERSION.rsplit(".", 1)[0])
-    return Binary(name, KUBERNETES, f"k8s.io/kubernetes/cmd/{name}", version_command or ("--version",), rf"v{minor}\.\d+\b(?!-)")
+    return Binary(
+        name,
+        KUBERNETES,
+        f"k8s.io/kubernetes/cmd/{name}",
+        version_command or ("--version",),
+        rf"v{minor}\.\d+\b(?!-)",
+    )
 
 
 KUBERNETES = Module("kubernetes", _kubernetes_ldflags(KUBERNETES_VERSION))
 BINARIES: dict[str, Binary] = {
     binary.name: binary
     for binary in (
-        *(_kubernetes(name) for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy")),
+        *(
+            _kubernetes(name)
+            for name in (
+                "kube-apiserver",
+                "kube-controller-manager",
+                "kube-scheduler",
+                "kubelet",
+                "kube-proxy",
+            )
+        ),
         _kubernetes("kubectl", "version", "--client"),
-        Binary("etcd", Module("etcd"), "go.etcd.io/etcd/server/v3", ("--version",), r"etcd Version: 3\.6\."),
+        Binary(
+            "etcd",
+            Module("etcd"),
+            "go.etcd.io/etcd/server/v3",
+            ("--version",),
+            r"etcd Version: 3\.6\.",
+        ),
         Binary("helm", Module("helm"), "helm.sh/helm/v4/cmd/helm", ("version", "--short"), r"v4\."),
         Binary("gpu-device-plugin", Module("gpu-device-plugin"), "."),
         Binary("pause", Module("pause"), "."),
@@ -100,7 +125,9 @@ BINARIES: dict[str, Binary] = {
         # Servers of source protocols, for the loader's tests.
         Binary("versitygw", Module("versitygw"), "github.com/versity/versitygw/cmd/versitygw"),
         Binary("fake-gcs-server", Module("fake-gcs-server"), "github.com/fsouza/fake-gcs-server"),
-        Binary("registry", Module("registry"), "github.com/distribution/distribution/v3/cmd/registry"),
+        Binary(
+            "registry", Module("registry"), "github.com/distribution/distribution/v3/cmd/registry"
+        ),
         # The rules by which GitOps tools judge and compare objects, from their own code (tests of the resource's status and defaults).
         Binary("kstatus", Module("kstatus"), "."),
         Binary("argodiff", Module("argodiff"), "."),
@@ -116,9 +143,13 @@ def folder(names: Sequence[str] = API_SERVER) -> Path:
     """
     unknown = sorted(set(names) - BINARIES.keys())
     if unknown:
-        raise BinaryError(f"unknown binaries {', '.join(unknown)}; known are {', '.join(sorted(BINARIES))}")
+        raise BinaryError(
+            f"unknown binaries {', '.join(unknown)}; known are {', '.join(sorted(BINARIES))}"
+        )
     modules = {binary.module.name: binary.module for binary in BINARIES.values()}
-    view = cache.cache_root() / f"bin-{cache.digest(modules[name].key() for name in sorted(modules))}"
+    view = (
+        cache.cache_root() / f"bin-{cache.digest(modules[name].key() for name in sorted(modules))}"
+    )
     view.mkdir(parents=True, exist_ok=True)
     for name in names:
         link = view / name
@@ -136,13 +167,22 @@ def find_installed(binary: Binary, exclude: Path | None = None) -> Path | None:
     """A binary of a fitting version in `$KUBEBUILDER_ASSETS` or on `PATH`, if there is one outside `exclude`."""
     if not binary.version_command:
         return None
-    places = [os.environ.get("KUBEBUILDER_ASSETS", ""), *os.environ.get("PATH", "").split(os.pathsep)]
+    places = [
+        os.environ.get("KUBEBUILDER_ASSETS", ""),
+        *os.environ.get("PATH", "").split(os.pathsep),
+    ]
     for place in dict.fromkeys(places):
         candidate = Path(place) / binary.name
         if not place or not os.access(candidate, os.X_OK) or candidate.parent == exclude:
             continue
         try:
-            done = subprocess.run([candidate, *binary.version_command], capture_output=True, text=True, timeout=20, check=False)
+            done = subprocess.run(
+                [candidate, *binary.version_command],
+                capture_output=True,
+                text=True,
+                timeout=20,
+                check=False,
+            )
         except (OSError, subprocess.TimeoutExpired):
             continue
         if binary.fits(done.stdout + done.stderr):
@@ -160,7 +200,10 @@ def build(binary: Binary) -> Path:
             return target
         go = find_go()
         target.parent.mkdir(parents=True, exist_ok=True)
-        with step(f"building {binary.name}"), tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        with (
+            step(f"building {binary.name}"),
+            tempfile.TemporaryDirectory(dir=target.parent) as scratch,
+        ):
             made = Path(scratch) / binary.name
             command = [
                 "nice",
@@ -184,7 +227,9 @@ def build(binary: Binary) -> Path:
             )
             if done.returncode != 0:
                 tail = "\n".join(done.stdout.splitlines()[-20:])
-                raise BinaryError(f"building {binary.name} in {binary.module.folder} failed:\n{tail}")
+                raise BinaryError(
+                    f"building {binary.name} in {binary.module.folder} failed:\n{tail}"
+                )
             made.replace(target)
     return target
 
@@ -200,7 +245,9 @@ def find_go() -> str:
     go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     if go is None:
         raise BinaryError(f"no Go toolchain found: {advice}")
-    output = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        [go, "env", "GOVERSION"], capture_output=True, text=True, check=True
+    ).stdout
     match = re.match(r"go(\d+)\.(\d+)", output)
     if match is None or (int(match[1]), int(match[2])) < MINIMUM_GO:
         raise BinaryError(f"{go} is {output.strip()}: {advice}")

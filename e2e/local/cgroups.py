@@ -13,7 +13,11 @@ def hierarchies(root: Path = ROOT) -> list[Path]:
     """Mount points that can hold pods' groups: the one of v2, or one per controller of v1."""
     if (root / "cgroup.controllers").exists():
         return [root]
-    return [path for path in sorted(root.iterdir()) if path.is_dir() and not path.is_symlink() and (path / "tasks").exists()]
+    return [
+        path
+        for path in sorted(root.iterdir())
+        if path.is_dir() and not path.is_symlink() and (path / "tasks").exists()
+    ]
 
 
 def create(name: str, root: Path = ROOT) -> None:

@@ -38,8 +38,14 @@ KUBELET_API_ROLE = {
     "apiVersion": "rbac.authorization.k8s.io/v1",
     "kind": "ClusterRoleBinding",
     "metadata": {"name": "kube-apiserver-kubelet-api-admin"},
-    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:kubelet-api-admin"},
-    "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "kube-apiserver"}],
+    "roleRef": {
+        "apiGroup": "rbac.authorization.k8s.io",
+        "kind": "ClusterRole",
+        "name": "system:kubelet-api-admin",
+    },
+    "subjects": [
+        {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "kube-apiserver"}
+    ],
 }
 
 
@@ -78,7 +84,9 @@ class Cluster:
 
     def __init__(self, name: str = DEFAULT_NAME) -> None:
         if not NAME_PATTERN.fullmatch(name):
-            raise ClusterError(f"bad cluster name {name!r}: use up to 31 lower-case letters, digits and dashes, a letter first")
+            raise ClusterError(
+                f"bad cluster name {name!r}: use up to 31 lower-case letters, digits and dashes, a letter first"
+            )
         self.name = name
         self.state = state_root() / name
 
@@ -122,7 +130,9 @@ class Cluster:
         try:
             return network.Subnets(json.loads((self.state / "cluster.json").read_text())["index"])
         except FileNotFoundError:
-            raise ClusterError(f"no cluster {self.name}: bring it up with `python -m e2e.local up --name {self.name}`") from None
+            raise ClusterError(
+                f"no cluster {self.name}: bring it up with `python -m e2e.local up --name {self.name}`"
+            ) from None
 
     @property
     def node(self) -> node.NodeSpec:
@@ -139,7 +149,13 @@ class Cluster:
             gpu_taint=document["gpu_taint"],
         )
 
-    def up(self, *, gpus: int = DEFAULT_GPUS, gpu_taint: bool = False, images: Sequence[str] = PRODUCT_IMAGES) -> None:
+    def up(
+        self,
+        *,
+        gpus: int = DEFAULT_GPUS,
+        gpu_taint: bool = False,
+        images: Sequence[str] = PRODUCT_IMAGES,
+    ) -> None:
         """Bring the cluster up, or bring a running one in line with `gpus` and `images`; builds what the cache lacks.
 
         Returns when the node is Ready and offers its GPUs and the images are loaded. A failed start is removed.
@@ -169,7 +185,9 @@ class Cluster:
                 report = self.supervisor.failure_report()
                 self._remove()
                 if isinstance(error, api.NotReadyError | subprocess.CalledProcessError):
-                    raise ClusterError(f"cluster {self.name} did not start: {error}\n{report}") from error
+                    raise ClusterError(
+                        f"cluster {self.name} did not start: {error}\n{report}"
+                    ) from error
                 raise
 
     def down(self) -> None:
@@ -183,9 +201,16 @@ class Cluster:
         running = self.supervisor.init_pid() is not None
         item: dict[str, Any] = {}
         if running:
-            with contextlib.suppress(Exception), api.client(self.kubeconfig, timeout=3) as connection:
+            with (
+                contextlib.suppress(Exception),
+                api.client(self.kubeconfig, timeout=3) as connection,
+            ):
                 item = self._get_node(connection)
-        ended = {name: entry["ended"] for name, entry in self.supervisor.components().items()} if running else {}
+        ended = (
+            {name: entry["ended"] for name, entry in self.supervisor.components().items()}
+            if running
+            else {}
+        )
         return Status(
             name=self.name,
             running=running,
@@ -253,20 +278,46 @@ class Cluster:
         with ThreadPoolExecutor() as pool:
             loading = pool.submit(self._load, archives)
             with api.client(self.kubeconfig) as connection:
-                api.wait_for("API server", lambda: api.ready(connection), API_SECONDS, self.supervisor.require_running)
+                api.wait_for(
+                    "API server",
+                    lambda: api.ready(connection),
+                    API_SECONDS,
+                    self.supervisor.require_running,
+                )
                 role = KUBELET_API_ROLE["metadata"]["name"]  # type: ignore[index]
-                api.apply(connection, f"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/{role}", KUBELET_API_ROLE)
-                supervisor.add("kube-controller-manager", control.controller_manager_command(control_spec))
+                api.apply(
+                    connection,
+                    f"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/{role}",
+                    KUBELET_API_ROLE,
+                )
+                supervisor.add(
+                    "kube-controller-manager", control.controller_manager_command(control_spec)
+                )
                 supervisor.add("kube-scheduler", control.scheduler_command(control_spec))
                 supervisor.add("kube-proxy", node.kube_proxy_command(spec))
-                api.wait_for("containerd", self._containerd_ready, API_SECONDS, self.supervisor.require_running)
+                api.wait_for(
+                    "containerd",
+                    self._containerd_ready,
+                    API_SECONDS,
+                    self.supervisor.require_running,
+                )
                 supervisor.add("kubelet", node.kubelet_command(spec))
                 supervisor.add("gpu-device-plugin", node.device_plugin_command(spec))
                 supervisor.rescan()
                 ready = partial(self._get_node, connection)
-                api.wait_for(f"node {self.node_name}", lambda: _node_ready(ready()), NODE_SECONDS, self.supervisor.require_running)
+                api.wait_for(
+                    f"node {self.node_name}",
+                    lambda: _node_ready(ready()),
+                    NODE_SECONDS,
+                    self.supervisor.require_running,
+                )
                 account = "/api/v1/namespaces/default/serviceaccounts/default"
-                api.wait_for("default service account", lambda: connection.get(account).is_success, API_SECONDS, self.supervisor.require_running)
+                api.wait_for(
+                    "default service account",
+                    lambda: connection.get(account).is_success,
+                    API_SECONDS,
+                    self.supervisor.require_running,
+                )
             loading.result()
 
     def _control_spec(self, folder: Path) -> control.ControlSpec:
@@ -292,10 +343,19 @@ class Cluster:
                     taken.append(Cluster(name).subnets.index)
             chosen = network.allocate(network.host_routes(), taken)
             self.state.mkdir(parents=True)
-            replace_file(self.state / "cluster.json", json.dumps({"index": chosen.index, **settings}))
+            replace_file(
+                self.state / "cluster.json", json.dumps({"index": chosen.index, **settings})
+            )
 
     def _ctr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = ["ctr", "--address", str(self.node.containerd_socket), "--namespace", "k8s.io", *arguments]
+        command = [
+            "ctr",
+            "--address",
+            str(self.node.containerd_socket),
+            "--namespace",
+            "k8s.io",
+            *arguments,
+        ]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     def _containerd_ready(self) -> bool:
@@ -303,9 +363,15 @@ class Cluster:
 
     def _load(self, archives: Sequence[Path]) -> None:
         """Import archives that this node has not got yet; a marker per archive remembers them."""
-        api.wait_for("containerd", self._containerd_ready, API_SECONDS, self.supervisor.require_running)
+        api.wait_for(
+            "containerd", self._containerd_ready, API_SECONDS, self.supervisor.require_running
+        )
         for archive in archives:
-            marker = self.state / "images" / cache.digest([str(archive), str(archive.stat().st_mtime_ns)])
+            marker = (
+                self.state
+                / "images"
+                / cache.digest([str(archive), str(archive.stat().st_mtime_ns)])
+            )
             if not marker.exists():
                 done = self._ctr("images", "import", str(archive))
                 if done.returncode != 0:
@@ -330,7 +396,9 @@ class Cluster:
         left += wait_gone(network.processes(self.namespace), END_SECONDS)
         if left:
             raise ClusterError(f"processes of cluster {self.name} do not end: {left}")
-        with contextlib.suppress(ClusterError):  # nothing written down: no addresses were given out either
+        with contextlib.suppress(
+            ClusterError
+        ):  # nothing written down: no addresses were given out either
             network.delete_link(self.subnets)
         network.delete_namespace(self.namespace)
         cgroups.remove(node.cgroup_of(self.name))
@@ -343,7 +411,10 @@ class Cluster:
 
 def _node_ready(item: dict[str, Any]) -> bool:
     """Whether the node is Ready and open for pods."""
-    conditions = {condition["type"]: condition["status"] for condition in item.get("status", {}).get("conditions", [])}
+    conditions = {
+        condition["type"]: condition["status"]
+        for condition in item.get("status", {}).get("conditions", [])
+    }
     taints = {taint["key"] for taint in item.get("spec", {}).get("taints", [])}
     return conditions.get("Ready") == "True" and "node.kubernetes.io/not-ready" not in taints
 

@@ -100,7 +100,9 @@ def files(spec: ControlSpec, now: datetime.datetime) -> Mapping[str, bytes]:
         result |= {f"{name}.key": identity.key, f"{name}.crt": identity.certificate}
     for name, identity in clients.items():
         context = spec.name if name == "admin" else name
-        result[f"{name}.kubeconfig"] = pki.kubeconfig(context, spec.server, authority.identity.certificate, identity).encode()
+        result[f"{name}.kubeconfig"] = pki.kubeconfig(
+            context, spec.server, authority.identity.certificate, identity
+        ).encode()
     result["scheduler.yaml"] = yaml.safe_dump(
         {
             "apiVersion": "kubescheduler.config.k8s.io/v1",
@@ -168,7 +170,11 @@ def api_server_command(spec: ControlSpec) -> list[str]:
             "--audit-log-mode=blocking",
         ]
     if not spec.flow_control:
-        command += ["--enable-priority-and-fairness=false", "--max-requests-inflight=0", "--max-mutating-requests-inflight=0"]
+        command += [
+            "--enable-priority-and-fairness=false",
+            "--max-requests-inflight=0",
+            "--max-mutating-requests-inflight=0",
+        ]
     return [*command, *spec.extra_api_server_flags]
 
 
@@ -207,4 +213,7 @@ def scheduler_command(spec: ControlSpec) -> list[str]:
 
 
 def _kubeconfig_flags(path: Path, *more: str) -> list[str]:
-    return [f"{flag}={path}" for flag in ("--authentication-kubeconfig", "--authorization-kubeconfig", *more)]
+    return [
+        f"{flag}={path}"
+        for flag in ("--authentication-kubeconfig", "--authorization-kubeconfig", *more)
+    ]

@@ -72,7 +72,9 @@ def allocate(routes: Iterable[IPv4Network], taken: Iterable[int]) -> Subnets:
     used = set(taken)
     for index in range(MAX_CLUSTERS):
         candidate = Subnets(index)
-        if index not in used and not any(route.overlaps(network) for route in narrow for network in candidate.all):
+        if index not in used and not any(
+            route.overlaps(network) for route in narrow for network in candidate.all
+        ):
             return candidate
     raise NetworkError(
         f"no free addresses for another cluster: all {MAX_CLUSTERS} sets in 10.96.0.0/16, 10.99.0.0/16 and 10.244.0.0/16 are taken or routed on "
@@ -85,7 +87,9 @@ def parse_routes(document: str) -> list[IPv4Network]:
     found = []
     for route in json.loads(document or "[]"):
         destination = route["dst"]
-        found.append(IPv4Network("0.0.0.0/0" if destination == "default" else destination, strict=False))
+        found.append(
+            IPv4Network("0.0.0.0/0" if destination == "default" else destination, strict=False)
+        )
     return found
 
 

@@ -56,7 +56,9 @@ def files(spec: NodeSpec) -> Mapping[str, str]:
     return {
         "etc/containerd.toml": containerd_config(spec),
         "etc/cni/10-pods.conflist": json.dumps(cni_config(spec), indent=2),
-        "etc/cni/99-loopback.conf": json.dumps({"cniVersion": "0.4.0", "name": "lo", "type": "loopback"}),
+        "etc/cni/99-loopback.conf": json.dumps(
+            {"cniVersion": "0.4.0", "name": "lo", "type": "loopback"}
+        ),
         "etc/kubelet.yaml": yaml.safe_dump(kubelet_config(spec)),
         "etc/kube-proxy.yaml": yaml.safe_dump(kube_proxy_config(spec)),
         # No name server: nothing outside is needed, and a look-up fails at once instead of hanging.
@@ -141,7 +143,11 @@ def kubelet_config(spec: NodeSpec) -> dict[str, Any]:
         "readOnlyPort": 0,
         "healthzBindAddress": "127.0.0.1",
         # The disk belongs to the machine, not to the node: how full it is must not evict pods.
-        "evictionHard": {"imagefs.available": "0%", "nodefs.available": "0%", "nodefs.inodesFree": "0%"},
+        "evictionHard": {
+            "imagefs.available": "0%",
+            "nodefs.available": "0%",
+            "nodefs.inodesFree": "0%",
+        },
         "imageGCHighThresholdPercent": 100,
         "localStorageCapacityIsolation": False,
         "serializeImagePulls": False,

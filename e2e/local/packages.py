@@ -41,12 +41,18 @@ class MachineError(RuntimeError):
 
 def search_path() -> str:
     """`PATH` with the folders of system programs, which root's own may lack (`su` without a dash)."""
-    return os.pathsep.join(dict.fromkeys([*os.environ.get("PATH", os.defpath).split(os.pathsep), *SBIN]))
+    return os.pathsep.join(
+        dict.fromkeys([*os.environ.get("PATH", os.defpath).split(os.pathsep), *SBIN])
+    )
 
 
 def missing(programs: Mapping[str, str] = PROGRAMS) -> list[str]:
     """Debian packages that are needed and not installed, sorted."""
-    wanted = {package for program, package in programs.items() if shutil.which(program, path=search_path()) is None}
+    wanted = {
+        package
+        for program, package in programs.items()
+        if shutil.which(program, path=search_path()) is None
+    }
     if programs is PROGRAMS and not (CNI_PLUGINS / "ptp").exists():
         wanted.add(CNI_PACKAGE)
     return sorted(wanted)
@@ -55,13 +61,20 @@ def missing(programs: Mapping[str, str] = PROGRAMS) -> list[str]:
 def require_root() -> None:
     """Raise `MachineError` unless this process is root on Linux with the right to make mounts and network namespaces."""
     if os.uname().sysname != "Linux" or os.uname().machine != "x86_64":
-        raise MachineError("the local cluster needs Linux on x86-64; elsewhere use any cluster: make e2e KUBECONFIG=FILE (see e2e/kind for kind)")
+        raise MachineError(
+            "the local cluster needs Linux on x86-64; elsewhere use any cluster: make e2e KUBECONFIG=FILE (see e2e/kind for kind)"
+        )
     if os.geteuid() != 0:
         raise MachineError(
             "the local cluster needs root (network and mount namespaces, containerd, kubelet): run it with sudo, or use any other "
             "cluster: make e2e KUBECONFIG=FILE (see e2e/kind for one made by kind)"
         )
-    done = subprocess.run(["unshare", "--mount", "--net", "--pid", "--fork", "true"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["unshare", "--mount", "--net", "--pid", "--fork", "true"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode != 0:
         raise MachineError(
             f"this machine does not let root make namespaces ({done.stderr.strip()}): the local cluster needs CAP_SYS_ADMIN and "
@@ -79,18 +92,24 @@ def install(programs: Mapping[str, str] = PROGRAMS) -> None:
     if not wanted:
         return
     if shutil.which("apt-get") is None:
-        raise MachineError(f"missing programs, and no apt-get to install them: please install {', '.join(wanted)} (names of Debian's packages)")
+        raise MachineError(
+            f"missing programs, and no apt-get to install them: please install {', '.join(wanted)} (names of Debian's packages)"
+        )
     with step(f"installing {' '.join(wanted)}"), _no_services():
         _apt("update")
         _apt("install", "--yes", "--no-install-recommends", *wanted)
     if still := missing(programs):
-        raise MachineError(f"apt-get succeeded, but these packages still lack their programs: {', '.join(still)}")
+        raise MachineError(
+            f"apt-get succeeded, but these packages still lack their programs: {', '.join(still)}"
+        )
 
 
 def _apt(*arguments: str) -> None:
     command = ["apt-get", "--quiet", "--option", "DPkg::Lock::Timeout=300", *arguments]
     env = {**os.environ, "PATH": search_path(), "DEBIAN_FRONTEND": "noninteractive"}
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     if done.returncode != 0:
         tail = "\n".join(done.stdout.splitlines()[-10:])
         raise MachineError(f"{' '.join(command)} failed:\n{tail}")

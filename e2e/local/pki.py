@@ -50,7 +50,9 @@ class Authority:
     @property
     def identity(self) -> Identity:
         """Key and certificate of the authority itself."""
-        return Identity(_key_pem(self._key), self._certificate.public_bytes(serialization.Encoding.PEM))
+        return Identity(
+            _key_pem(self._key), self._certificate.public_bytes(serialization.Encoding.PEM)
+        )
 
     def client(self, common_name: str, organizations: Sequence[str] = ()) -> Identity:
         """A client certificate; Kubernetes reads the common name as user and the organizations as groups."""
@@ -60,7 +62,9 @@ class Authority:
         """A serving certificate for host names and IP addresses."""
         return self._issue(common_name, (), ExtendedKeyUsageOID.SERVER_AUTH, names)
 
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey
+    ) -> x509.CertificateBuilder:
         return (
             x509.CertificateBuilder()
             .subject_name(subject)
@@ -71,7 +75,13 @@ class Authority:
             .not_valid_after(self._now + VALID)
         )
 
-    def _issue(self, common_name: str, organizations: Sequence[str], purpose: x509.ObjectIdentifier, names: Sequence[str]) -> Identity:
+    def _issue(
+        self,
+        common_name: str,
+        organizations: Sequence[str],
+        purpose: x509.ObjectIdentifier,
+        names: Sequence[str],
+    ) -> Identity:
         key = ec.generate_private_key(ec.SECP256R1())
         builder = (
             self._builder(_name(common_name, organizations), key)
@@ -80,7 +90,9 @@ class Authority:
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
         )
         if names:
-            builder = builder.add_extension(x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False)
+            builder = builder.add_extension(
+                x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False
+            )
         certificate = builder.sign(self._key, hashes.SHA256())
         return Identity(_key_pem(key), certificate.public_bytes(serialization.Encoding.PEM))
 
@@ -88,7 +100,9 @@ class Authority:
 def service_account_pair() -> tuple[bytes, bytes]:
     """Private and public key (PEM) that sign and verify service-account tokens."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    public = key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
     return _key_pem(key), public
 
 
@@ -101,8 +115,21 @@ def kubeconfig(name: str, server: str, authority: bytes, identity: Identity) -> 
     document = {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [{"name": name, "cluster": {"server": server, "certificate-authority-data": encoded(authority)}}],
-        "users": [{"name": name, "user": {"client-certificate-data": encoded(identity.certificate), "client-key-data": encoded(identity.key)}}],
+        "clusters": [
+            {
+                "name": name,
+                "cluster": {"server": server, "certificate-authority-data": encoded(authority)},
+            }
+        ],
+        "users": [
+            {
+                "name": name,
+                "user": {
+                    "client-certificate-data": encoded(identity.certificate),
+                    "client-key-data": encoded(identity.key),
+                },
+            }
+        ],
         "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
         "current-context": name,
     }
@@ -120,7 +147,10 @@ def write_private(path: Path, data: bytes | str) -> Path:
 
 
 def _name(common_name: str, organizations: Sequence[str]) -> x509.Name:
-    attributes = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, organization) for organization in organizations]
+    attributes = [
+        x509.NameAttribute(NameOID.ORGANIZATION_NAME, organization)
+        for organization in organizations
+    ]
     return x509.Name([*attributes, x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
 
 
@@ -146,4 +176,8 @@ def _usage(*, digital_signature: bool = False, key_cert_sign: bool = False) -> x
 
 
 def _key_pem(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
-    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption())
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.TraditionalOpenSSL,
+        serialization.NoEncryption(),
+    )

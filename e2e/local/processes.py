@@ -28,7 +28,9 @@ class Process:
     behind: start it from a thread that outlives it, normally the main one.
     """
 
-    def __init__(self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +55,9 @@ class Process:
         """Raise `ProcessDiedError` if the process has ended."""
         code = self._child.poll()
         if code is not None:
-            raise ProcessDiedError(f"{self.name} ended with exit code {code}; {self.log} ends with:\n{tail(self.log)}")
+            raise ProcessDiedError(
+                f"{self.name} ended with exit code {code}; {self.log} ends with:\n{tail(self.log)}"
+            )
 
     def kill(self) -> None:
         """SIGKILL, and wait for the end."""

@@ -25,6 +25,16 @@ def step(title: str) -> Iterator[None]:
             console.print(f"… {title}", markup=False, soft_wrap=True)
             yield
     except BaseException:
-        console.print(f"✗ {title} ({time.monotonic() - started:.1f} s)", style="red", markup=False, soft_wrap=True)
+        console.print(
+            f"✗ {title} ({time.monotonic() - started:.1f} s)",
+            style="red",
+            markup=False,
+            soft_wrap=True,
+        )
         raise
-    console.print(f"✓ {title} ({time.monotonic() - started:.1f} s)", style="green", markup=False, soft_wrap=True)
+    console.print(
+        f"✓ {title} ({time.monotonic() - started:.1f} s)",
+        style="green",
+        markup=False,
+        soft_wrap=True,
+    )

@@ -35,7 +35,9 @@ class Supervisor:
         for pid in network.processes(self.namespace):
             with contextlib.suppress(OSError):
                 status = (Path("/proc") / str(pid) / "status").read_text()
-                ids = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[1:]
+                ids = next(
+                    line for line in status.splitlines() if line.startswith("NSpid:")
+                ).split()[1:]
                 if ids[-1] == "1" and len(ids) > 1:
                     return pid
         return None
@@ -44,7 +46,9 @@ class Supervisor:
         """Like `init_pid`, but raises `ClusterError` when the cluster is not running."""
         pid = self.init_pid()
         if pid is None:
-            raise ClusterError(f"cluster {self.name} is not running: bring it up with `python -m e2e.local up --name {self.name}`")
+            raise ClusterError(
+                f"cluster {self.name} is not running: bring it up with `python -m e2e.local up --name {self.name}`"
+            )
         return pid
 
     def launch(self) -> None:
@@ -55,20 +59,33 @@ class Supervisor:
             child = subprocess.Popen(
                 [
                     *("nsenter", f"--net={network.namespace_path(self.namespace)}"),
-                    *("unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child"),
+                    *(
+                        "unshare",
+                        "--mount",
+                        "--propagation=private",
+                        "--pid",
+                        "--fork",
+                        "--kill-child",
+                    ),
                     *(sys.executable, "-I", str(PROGRAM), str(self.state)),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 cwd="/",
-                env={"PATH": packages.search_path(), "TMPDIR": str(self.state / "tmp"), "LANG": "C.UTF-8"},
+                env={
+                    "PATH": packages.search_path(),
+                    "TMPDIR": str(self.state / "tmp"),
+                    "LANG": "C.UTF-8",
+                },
                 start_new_session=True,
             )
 
         def alive() -> None:
             if child.poll() is not None:
-                raise ClusterError(f"the supervisor of cluster {self.name} ended:\n{processes.tail(self.logs / 'supervisor.log')}")
+                raise ClusterError(
+                    f"the supervisor of cluster {self.name} ended:\n{processes.tail(self.logs / 'supervisor.log')}"
+                )
 
         api.wait_for("supervisor", lambda: (self.state / "run.json").exists(), END_SECONDS, alive)
 
@@ -96,7 +113,9 @@ class Supervisor:
         """
         definition = self.state / "components" / f"{name}.json"
         if not definition.exists():
-            raise ClusterError(f"no running component {name}; components are {', '.join(sorted(self.components()))}")
+            raise ClusterError(
+                f"no running component {name}; components are {', '.join(sorted(self.components()))}"
+            )
         definition.rename(definition.with_suffix(".stopped"))
         self.rescan()
         api.wait_for(f"end of {name}", lambda: name not in self.components(), END_SECONDS)
@@ -109,7 +128,9 @@ class Supervisor:
         """
         stopped = self.state / "components" / f"{name}.stopped"
         if not stopped.exists():
-            raise ClusterError(f"component {name} is not stopped; running are {', '.join(sorted(self.components()))}")
+            raise ClusterError(
+                f"component {name} is not stopped; running are {', '.join(sorted(self.components()))}"
+            )
         stopped.rename(stopped.with_suffix(".json"))
         self.rescan()
 
@@ -117,7 +138,9 @@ class Supervisor:
         """Kill a component at once (SIGKILL), as a crash would; it is started again after a second."""
         pid = self.components().get(name, {}).get("pid", 0)
         if not pid:
-            raise ClusterError(f"component {name} is not running; components are {', '.join(sorted(self.components()))}")
+            raise ClusterError(
+                f"component {name} is not running; components are {', '.join(sorted(self.components()))}"
+            )
         self.run(["kill", "-KILL", str(pid)])
 
     def run(self, command: Sequence[str]) -> str:
@@ -127,10 +150,26 @@ class Supervisor:
             ClusterError: the cluster is not running.
             CalledProcessError: the command failed.
         """
-        enter = ["nsenter", "--target", str(self.require_running()), "--mount", "--net", "--pid", "--"]
-        return subprocess.run([*enter, *command], check=True, stdout=subprocess.PIPE, text=True).stdout
+        enter = [
+            "nsenter",
+            "--target",
+            str(self.require_running()),
+            "--mount",
+            "--net",
+            "--pid",
+            "--",
+        ]
+        return subprocess.run(
+            [*enter, *command], check=True, stdout=subprocess.PIPE, text=True
+        ).stdout
 
     def failure_report(self) -> str:
         """Last log lines of the components that ended, else of supervisor and kubelet."""
-        failed = [name for name, entry in self.components().items() if entry["ended"]] or ["supervisor", "kubelet"]
-        return "\n".join(f"--- {name}.log ends with:\n{processes.tail(self.logs / f'{name}.log')}" for name in failed)
+        failed = [name for name, entry in self.components().items() if entry["ended"]] or [
+            "supervisor",
+            "kubelet",
+        ]
+        return "\n".join(
+            f"--- {name}.log ends with:\n{processes.tail(self.logs / f'{name}.log')}"
+            for name in failed
+        )

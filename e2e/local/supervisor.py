@@ -165,21 +165,33 @@ def reap(components: dict[str, Component]) -> None:
                 component.pid = 0
                 component.ended += 1
                 component.start_at = time.monotonic() + RESTART_SECONDS
-                print(f"{component.name} ended with status {os.waitstatus_to_exitcode(status)}", flush=True)
-    for name in [name for name, component in components.items() if component.kill_at and not component.pid]:
+                print(
+                    f"{component.name} ended with status {os.waitstatus_to_exitcode(status)}",
+                    flush=True,
+                )
+    for name in [
+        name for name, component in components.items() if component.kill_at and not component.pid
+    ]:
         del components[name]
 
 
 def pause(components: dict[str, Component], now: float) -> float:
     """Seconds until something is due; an hour when nothing is."""
     due = [component.kill_at for component in components.values() if component.kill_at]
-    due += [component.start_at for component in components.values() if not component.kill_at and not component.pid]
+    due += [
+        component.start_at
+        for component in components.values()
+        if not component.kill_at and not component.pid
+    ]
     return max(0.01, min(due, default=now + 3600) - now)
 
 
 def publish(state: Path, components: dict[str, Component]) -> None:
     """Write `run.json`."""
-    document = {component.name: {"pid": component.pid, "ended": component.ended} for component in components.values()}
+    document = {
+        component.name: {"pid": component.pid, "ended": component.ended}
+        for component in components.values()
+    }
     scratch = state / ".run.json.new"
     scratch.write_text(json.dumps(document))
     scratch.replace(state / "run.json")

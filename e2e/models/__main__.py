@@ -11,11 +11,19 @@ import typer
 
 from e2e.models import golden, sentiment, tree, verify
 
-app = typer.Typer(help="Models of the samples, their training and their golden answers.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="Models of the samples, their training and their golden answers.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 
 
 @app.command()
-def build(out: Annotated[Path | None, typer.Option(help="Folder to write; the cache when left out.")] = None) -> None:
+def build(
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write; the cache when left out.")
+    ] = None,
+) -> None:
     """Write ONNX files and tokenizer as a tree that --source-map can point at, and print its folder."""
     typer.echo(tree.build(out.resolve() if out else None))
 
@@ -50,7 +58,12 @@ def check() -> None:
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def serve(context: typer.Context, file: Annotated[Path, typer.Argument(help="A sample, such as manifests/samples/sentiment.yaml.")]) -> None:
+def serve(
+    context: typer.Context,
+    file: Annotated[
+        Path, typer.Argument(help="A sample, such as manifests/samples/sentiment.yaml.")
+    ],
+) -> None:
     """Serve a sample here with ``tritonpipe serve``, its sources mapped to the built tree; further options are passed on."""
     command = Path(sys.executable).with_name("tritonpipe")
     os.execv(command, [str(command), "serve", str(file), *source_map(tree.build()), *context.args])
@@ -58,7 +71,10 @@ def serve(context: typer.Context, file: Annotated[Path, typer.Argument(help="A s
 
 def source_map(folder: Path) -> list[str]:
     """Options that map the samples' sources to a built tree."""
-    return [f"--source-map=hf://={(folder / 'hub').as_uri()}/", f"--source-map=s3://={(folder / 's3').as_uri()}/"]
+    return [
+        f"--source-map=hf://={(folder / 'hub').as_uri()}/",
+        f"--source-map=s3://={(folder / 's3').as_uri()}/",
+    ]
 
 
 def main() -> None:

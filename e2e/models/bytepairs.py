@@ -24,14 +24,23 @@ VOCABULARY: Final = 2000
 
 def sentences() -> list[str]:
     """The training sentences of the sample `sentiment`, without their labels."""
-    return [line.split("\t")[1] for line in SENTENCES.read_text(encoding="utf-8").splitlines() if "\t" in line]
+    return [
+        line.split("\t")[1]
+        for line in SENTENCES.read_text(encoding="utf-8").splitlines()
+        if "\t" in line
+    ]
 
 
 def train() -> Tokenizer:
     """The tokenizer; the same each time."""
     made = Tokenizer(BPE())
     made.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    trainer = BpeTrainer(vocab_size=VOCABULARY, special_tokens=list(SPECIAL), initial_alphabet=ByteLevel.alphabet(), show_progress=False)
+    trainer = BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=ByteLevel.alphabet(),
+        show_progress=False,
+    )
     made.train_from_iterator(sentences(), trainer)
     ends = [(token, SPECIAL.index(token)) for token in ("<s>", "</s>")]
     made.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=ends)

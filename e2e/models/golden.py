@@ -23,7 +23,9 @@ DECIMALS: Final = 8
 # `maxLength` of manifests/samples/embedding.yaml: what the model was trained with (its sentence_bert_config.json).
 EMBEDDING_MAX_LENGTH: Final = 256
 
-LONG_TEXT: Final = " ".join(f"Part {number} of the report was clear, useful and well written." for number in range(1, 81))
+LONG_TEXT: Final = " ".join(
+    f"Part {number} of the report was clear, useful and well written." for number in range(1, 81)
+)
 SHARED_TEXTS: Final = (
     "I love this product, it works perfectly!",
     "This is the worst purchase I have ever made.",
@@ -67,7 +69,9 @@ def compute_sentiment(encoder: ReferenceEncoder, tokenizer: WordPiece) -> dict[s
     """Answers of the classifier: token ids, logits, probabilities in model order, and the best label with its score."""
     head = json.loads(HEAD_FILE.read_text(encoding="utf-8"))
     # The file that is served holds FP32: round the head likewise before computing in FP64.
-    weight, bias = (np.array(head[key], np.float32).astype(np.float64) for key in ("weight", "bias"))
+    weight, bias = (
+        np.array(head[key], np.float32).astype(np.float64) for key in ("weight", "bias")
+    )
     cases = []
     for text in SENTIMENT_TEXTS:
         ids = tokenizer.encode(text, MAX_LENGTH)
@@ -84,7 +88,12 @@ def compute_sentiment(encoder: ReferenceEncoder, tokenizer: WordPiece) -> dict[s
                 "score": _rounded(probabilities[best : best + 1])[0],
             }
         )
-    return {"sample": "sentiment", "maxLength": MAX_LENGTH, "labels": head["labels"], "cases": cases}
+    return {
+        "sample": "sentiment",
+        "maxLength": MAX_LENGTH,
+        "labels": head["labels"],
+        "cases": cases,
+    }
 
 
 def compute_embedding(encoder: ReferenceEncoder, tokenizer: WordPiece) -> dict[str, Any]:
@@ -115,14 +124,27 @@ def compute(folder: Path | None = None) -> dict[str, dict[str, Any]]:
     small = golden_words.compute(vectors, where / "vocab.txt")
     for content in small.values():
         for case in content["cases"]:
-            case |= {key: _rounded(value) for key, value in case.items() if isinstance(value, np.ndarray)}
-    return {"sentiment.json": compute_sentiment(encoder, tokenizer), "embedding.json": compute_embedding(encoder, tokenizer), **small}
+            case |= {
+                key: _rounded(value) for key, value in case.items() if isinstance(value, np.ndarray)
+            }
+    return {
+        "sentiment.json": compute_sentiment(encoder, tokenizer),
+        "embedding.json": compute_embedding(encoder, tokenizer),
+        **small,
+    }
 
 
 def dump(content: dict[str, Any]) -> str:
     """JSON with one case a line, so that a change shows which answer changed."""
-    cases = ",\n".join(f"    {json.dumps(case, ensure_ascii=True, separators=(',', ':'))}" for case in content["cases"])
-    rest = "".join(f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in content.items() if key != "cases")
+    cases = ",\n".join(
+        f"    {json.dumps(case, ensure_ascii=True, separators=(',', ':'))}"
+        for case in content["cases"]
+    )
+    rest = "".join(
+        f"  {json.dumps(key)}: {json.dumps(value)},\n"
+        for key, value in content.items()
+        if key != "cases"
+    )
     return f'{{\n{rest}  "cases": [\n{cases}\n  ]\n}}\n'
 
 

@@ -71,25 +71,42 @@ REPORTS: Final = {
 
 
 def _ids(vocabulary: Path) -> dict[str, int]:
-    return {token: number for number, token in enumerate(vocabulary.read_text(encoding="utf-8").split("\n")) if token}
+    return {
+        token: number
+        for number, token in enumerate(vocabulary.read_text(encoding="utf-8").split("\n"))
+        if token
+    }
 
 
 def words_logits(vectors: Matrix, token_ids: list[int]) -> Matrix:
     """Logits of the classifier by words."""
     head = json.loads(WORDS_HEAD_FILE.read_text(encoding="utf-8"))
-    result: Matrix = vectors[token_ids].mean(axis=0) @ np.array(head["weight"]) + np.array(head["bias"])
+    result: Matrix = vectors[token_ids].mean(axis=0) @ np.array(head["weight"]) + np.array(
+        head["bias"]
+    )
     return result
 
 
 def topic_logits(tokens: list[str]) -> Matrix:
     """Logits of the topics classifier: the share of a topic's words among the tokens."""
-    return np.array([TOPIC_SCORE * sum(token in words for token in tokens) / len(tokens) for words in TOPICS.values()])
+    return np.array(
+        [
+            TOPIC_SCORE * sum(token in words for token in tokens) / len(tokens)
+            for words in TOPICS.values()
+        ]
+    )
 
 
 def _tag_score(token: str, tag: str) -> float:
     if tag == "O":
         return CONTINUED if token.startswith("##") else ORDINARY
-    return LISTED if token in TAGGED[tag] else HALF[token][1] if HALF.get(token, ("", 0.0))[0] == tag else 0.0
+    return (
+        LISTED
+        if token in TAGGED[tag]
+        else HALF[token][1]
+        if HALF.get(token, ("", 0.0))[0] == tag
+        else 0.0
+    )
 
 
 def tag_logits(tokens: list[str]) -> Matrix:
@@ -97,7 +114,13 @@ def tag_logits(tokens: list[str]) -> Matrix:
     rows = []
     for place, token in enumerate(tokens):
         beside = [tokens[other] for other in (place - 1, place + 1) if 0 <= other < len(tokens)]
-        rows.append([_tag_score(token, tag) + (0 if tag == "O" else NEIGHBOUR * sum(_tag_score(other, tag) for other in beside)) for tag in TAGS])
+        rows.append(
+            [
+                _tag_score(token, tag)
+                + (0 if tag == "O" else NEIGHBOUR * sum(_tag_score(other, tag) for other in beside))
+                for tag in TAGS
+            ]
+        )
     return np.array(rows)
 
 
@@ -119,12 +142,26 @@ def entities(text: str, tokens: list[str], logits: Matrix) -> list[dict[str, Any
         if match is not None:
             begin, position = match.span()
         if TAGS[best] != "O":
-            assert match is not None, f"{token!r} of {text!r} cannot be found again; give the text no accents there"
+            assert match is not None, (
+                f"{token!r} of {text!r} cannot be found again; give the text no accents there"
+            )
             score = float(softmax(logits[place : place + 1])[0, best])
             if TAGS[best] == previous:
-                found[-1].update(end=position, text=text[found[-1]["start"] : position], score=min(found[-1]["score"], score))
+                found[-1].update(
+                    end=position,
+                    text=text[found[-1]["start"] : position],
+                    score=min(found[-1]["score"], score),
+                )
             else:
-                found.append({"label": TAGS[best], "start": begin, "end": position, "text": text[begin:position], "score": score})
+                found.append(
+                    {
+                        "label": TAGS[best],
+                        "start": begin,
+                        "end": position,
+                        "text": text[begin:position],
+                        "score": score,
+                    }
+                )
         previous = TAGS[best]
     return [{**entity, "score": round(entity["score"], 8)} for entity in found]
 
@@ -144,7 +181,16 @@ class PairScorer:
             if word in self._special:
                 continue
             weight = math.log1p(max(word - FIRST_WORD, 0) / 100.0)
-            covered += weight * max([0.0, *(self._similar(word, other) for other in passage if other not in self._special)])
+            covered += weight * max(
+                [
+                    0.0,
+                    *(
+                        self._similar(word, other)
+                        for other in passage
+                        if other not in self._special
+                    ),
+                ]
+            )
             every += weight
         return PAIR_SCALE * (covered / max(every, 1e-6) - PAIR_MIDDLE)
 
@@ -156,7 +202,10 @@ class PairScorer:
 def report(topic: str, other: str, sentences: int) -> str:
     """A long document: mostly about the one topic, with every fifth sentence about the other, and words of no topic between."""
     between = "Afterwards they drank coffee in the garden and talked about the weather until the evening. "
-    return " ".join((REPORTS[other] if number % 5 == 4 else REPORTS[topic]) + " " + between * (number % 3) for number in range(sentences))
+    return " ".join(
+        (REPORTS[other] if number % 5 == 4 else REPORTS[topic]) + " " + between * (number % 3)
+        for number in range(sentences)
+    )
 
 
 def compute(vectors: Matrix, vocabulary: Path, max_length: int = 512) -> dict[str, dict[str, Any]]:
@@ -167,19 +216,43 @@ def compute(vectors: Matrix, vocabulary: Path, max_length: int = 512) -> dict[st
     for text in WORDS_TEXTS:
         token_ids = tokenizer.encode(text, max_length)
         logits = words_logits(vectors, token_ids)
-        by_words.append({"text": text, "inputIds": token_ids, "logits": logits, "probabilities": softmax(logits)})
+        by_words.append(
+            {
+                "text": text,
+                "inputIds": token_ids,
+                "logits": logits,
+                "probabilities": softmax(logits),
+            }
+        )
     scorer = PairScorer(vectors, ids)
     pairs = []
     for query, passage in PASSAGES:
-        first, second = tokenizer.encode(query, max_length), tokenizer.encode(passage, max_length)[1:]
+        first, second = (
+            tokenizer.encode(query, max_length),
+            tokenizer.encode(passage, max_length)[1:],
+        )
         logit = scorer.logit(first, second)
         score = np.array([1.0 / (1.0 + math.exp(-logit))])
-        pairs.append({"query": query, "passage": passage, "inputIds": first + second, "logits": np.array([logit]), "probabilities": score})
+        pairs.append(
+            {
+                "query": query,
+                "passage": passage,
+                "inputIds": first + second,
+                "logits": np.array([logit]),
+                "probabilities": score,
+            }
+        )
     tagged = []
     for text in NER_TEXTS:
         token_ids = tokenizer.encode(text, max_length)
         tokens = [names[number] for number in token_ids]
-        tagged.append({"text": text, "inputIds": token_ids, "entities": entities(text, tokens, tag_logits(tokens))})
+        tagged.append(
+            {
+                "text": text,
+                "inputIds": token_ids,
+                "entities": entities(text, tokens, tag_logits(tokens)),
+            }
+        )
     documents = []
     topics = list(TOPICS)
     for number, topic in enumerate(topics):
@@ -187,7 +260,14 @@ def compute(vectors: Matrix, vocabulary: Path, max_length: int = 512) -> dict[st
             text = report(topic, topics[(number + 1) % len(topics)], sentences)
             token_ids = tokenizer.encode(text, max_length)
             probabilities = softmax(topic_logits([names[one] for one in token_ids]))
-            documents.append({"text": text, "inputIds": token_ids, "probabilities": probabilities, "label": topics[int(np.argmax(probabilities))]})
+            documents.append(
+                {
+                    "text": text,
+                    "inputIds": token_ids,
+                    "probabilities": probabilities,
+                    "label": topics[int(np.argmax(probabilities))],
+                }
+            )
     return {
         "words.json": {"sample": "article", "maxLength": max_length, "cases": by_words},
         "reranker.json": {"sample": "reranker", "maxLength": max_length, "cases": pairs},

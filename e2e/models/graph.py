@@ -35,7 +35,9 @@ class Graph:
 
     def ints(self, *values: int) -> str:
         """An INT64 vector, named by its values."""
-        return self.constant("int64_" + "_".join(str(value) for value in values), np.array(values, np.int64))
+        return self.constant(
+            "int64_" + "_".join(str(value) for value in values), np.array(values, np.int64)
+        )
 
     def node(self, operator: str, inputs: list[str], name: str, **attributes: Any) -> str:
         """A node with one output of the same name."""
@@ -46,7 +48,11 @@ class Graph:
         """The checked ``onnx.ModelProto`` with these inputs and outputs (``onnx.ValueInfoProto``)."""
         made = helper.make_graph(self.nodes, name, inputs, outputs, self.initializers)
         model = helper.make_model(
-            made, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="triton-pipelines", producer_version="1"
+            made,
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            ir_version=IR_VERSION,
+            producer_name="triton-pipelines",
+            producer_version="1",
         )
         onnx.checker.check_model(model)
         return model

@@ -23,9 +23,23 @@ STRIDE: Final = 7
 def build_colours() -> Any:
     """Convolution (3 x 3, the same weight everywhere, every seventh pixel), rectifier, mean over the image."""
     graph = Graph()
-    kernel = graph.constant("kernel", np.repeat(OPPONENTS / 9.0, 9).reshape(3, 3, 3, 3).astype(np.float32))
-    mapped = graph.node("Relu", [graph.node("Conv", [PIXELS, kernel], "convolved", kernel_shape=[3, 3], strides=[STRIDE, STRIDE])], "rectified")
+    kernel = graph.constant(
+        "kernel", np.repeat(OPPONENTS / 9.0, 9).reshape(3, 3, 3, 3).astype(np.float32)
+    )
+    mapped = graph.node(
+        "Relu",
+        [
+            graph.node(
+                "Conv", [PIXELS, kernel], "convolved", kernel_shape=[3, 3], strides=[STRIDE, STRIDE]
+            )
+        ],
+        "rectified",
+    )
     pooled = graph.node("Flatten", [graph.node("GlobalAveragePool", [mapped], "pooled")], "flat")
     graph.node("Mul", [pooled, graph.scalar("scale", SCALE)], LOGITS)
     inputs = [helper.make_tensor_value_info(PIXELS, TensorProto.FLOAT, ["batch", 3, SIZE, SIZE])]
-    return graph.model("colours", inputs, [helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ["batch", len(COLOURS)])])
+    return graph.model(
+        "colours",
+        inputs,
+        [helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ["batch", len(COLOURS)])],
+    )

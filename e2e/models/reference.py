@@ -49,7 +49,9 @@ def unit(vector: Matrix) -> Matrix:
 
 def _erf(values: Matrix) -> Matrix:
     """The C library's erf for every element (NumPy has none)."""
-    return np.fromiter(map(math.erf, values.ravel().tolist()), np.float64, values.size).reshape(values.shape)
+    return np.fromiter(map(math.erf, values.ravel().tolist()), np.float64, values.size).reshape(
+        values.shape
+    )
 
 
 class ReferenceEncoder:
@@ -57,7 +59,9 @@ class ReferenceEncoder:
 
     def __init__(self, folder: Path) -> None:
         self._tensors = read_safetensors(folder / "model.safetensors")
-        self._config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        self._config: dict[str, Any] = json.loads(
+            (folder / "config.json").read_text(encoding="utf-8")
+        )
 
     def _linear(self, name: str, values: Matrix) -> Matrix:
         product: Matrix = values @ self._tensors[name + ".weight"].T
@@ -65,17 +69,23 @@ class ReferenceEncoder:
 
     def _norm(self, name: str, values: Matrix) -> Matrix:
         centred = values - values.mean(axis=1, keepdims=True)
-        deviation = np.sqrt((centred**2).mean(axis=1, keepdims=True) + float(self._config["layer_norm_eps"]))
+        deviation = np.sqrt(
+            (centred**2).mean(axis=1, keepdims=True) + float(self._config["layer_norm_eps"])
+        )
         scaled: Matrix = centred / deviation * self._tensors[name + ".weight"]
         return scaled + self._tensors[name + ".bias"]
 
     def _attend(self, name: str, values: Matrix) -> Matrix:
-        query, key, content = (self._linear(f"{name}.self.{part}", values) for part in ("query", "key", "value"))
+        query, key, content = (
+            self._linear(f"{name}.self.{part}", values) for part in ("query", "key", "value")
+        )
         width = values.shape[1] // int(self._config["num_attention_heads"])
         parts = []
         for first in range(0, values.shape[1], width):
             head = slice(first, first + width)
-            parts.append(softmax(query[:, head] @ key[:, head].T / math.sqrt(width)) @ content[:, head])
+            parts.append(
+                softmax(query[:, head] @ key[:, head].T / math.sqrt(width)) @ content[:, head]
+            )
         return self._linear(f"{name}.output.dense", np.concatenate(parts, axis=1))
 
     def hidden_state(self, token_ids: list[int]) -> Matrix:
@@ -89,10 +99,15 @@ class ReferenceEncoder:
         values = self._norm("embeddings.LayerNorm", values)
         for layer in range(int(self._config["num_hidden_layers"])):
             name = f"encoder.layer.{layer}"
-            values = self._norm(f"{name}.attention.output.LayerNorm", values + self._attend(f"{name}.attention", values))
+            values = self._norm(
+                f"{name}.attention.output.LayerNorm",
+                values + self._attend(f"{name}.attention", values),
+            )
             inner = self._linear(f"{name}.intermediate.dense", values)
             inner = 0.5 * inner * (1.0 + _erf(inner / math.sqrt(2.0)))
-            values = self._norm(f"{name}.output.LayerNorm", values + self._linear(f"{name}.output.dense", inner))
+            values = self._norm(
+                f"{name}.output.LayerNorm", values + self._linear(f"{name}.output.dense", inner)
+            )
         return values
 
     def pooled(self, token_ids: list[int]) -> Matrix:

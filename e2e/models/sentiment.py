@@ -56,7 +56,9 @@ def read_sentences(path: Path) -> Sentences:
             continue
         label, _, text = line.partition("\t")
         if label not in LABELS or not text.strip():
-            raise ValueError(f"{path}:{number}: expected <{'|'.join(LABELS)}><TAB><sentence>, got {line[:60]!r}")
+            raise ValueError(
+                f"{path}:{number}: expected <{'|'.join(LABELS)}><TAB><sentence>, got {line[:60]!r}"
+            )
         texts.append(text)
         targets.append(LABELS.index(label))
     return Sentences(texts, np.array(targets, np.int64))
@@ -94,7 +96,9 @@ def fit_logistic(values: Matrix, targets: Targets, penalty: float) -> Matrix:
         solution = solution - step
         if np.abs(step).max() < NEWTON_TOLERANCE:
             return solution
-    raise ArithmeticError(f"logistic regression with penalty {penalty} did not converge in {NEWTON_STEPS} steps")
+    raise ArithmeticError(
+        f"logistic regression with penalty {penalty} did not converge in {NEWTON_STEPS} steps"
+    )
 
 
 def accuracy(scores: Matrix, targets: Targets) -> float:
@@ -123,7 +127,9 @@ def choose_penalty(values: Matrix, targets: Targets) -> float:
     return PENALTIES[int(np.argmin(losses))]
 
 
-def train(folder: Path | None = None, described: Callable[[list[str], Path | None], Matrix] = features) -> dict[str, Any]:
+def train(
+    folder: Path | None = None, described: Callable[[list[str], Path | None], Matrix] = features
+) -> dict[str, Any]:
     """Train on ``train.tsv`` and score ``heldout.tsv``; returns the content of the head's file. ``described``: texts as rows of numbers."""
     known, unknown = read_sentences(DATA / "train.tsv"), read_sentences(DATA / "heldout.tsv")
     raw = described(known.texts, folder)
@@ -156,15 +162,26 @@ def train(folder: Path | None = None, described: Callable[[list[str], Path | Non
 def load_head(path: Path = HEAD_FILE) -> LinearHead:
     """The trained head from its file."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    return LinearHead(np.array(content["weight"], np.float32), np.array(content["bias"], np.float32))
+    return LinearHead(
+        np.array(content["weight"], np.float32), np.array(content["bias"], np.float32)
+    )
 
 
 def write_head(content: dict[str, Any], path: Path = HEAD_FILE) -> None:
     """Write what ``train`` returned, one class pair a line."""
-    lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items() if key != "weight"]
+    lines = [
+        f"  {json.dumps(key)}: {json.dumps(value)}"
+        for key, value in content.items()
+        if key != "weight"
+    ]
     rows = ",\n".join(f"    {json.dumps(row)}" for row in content["weight"])
-    path.write_text("{\n" + ",\n".join(lines) + f',\n  "weight": [\n{rows}\n  ]\n}}\n', encoding="utf-8")
+    path.write_text(
+        "{\n" + ",\n".join(lines) + f',\n  "weight": [\n{rows}\n  ]\n}}\n', encoding="utf-8"
+    )
 
 
 # Each head's file, and what it was trained on.
-HEADS: Final[dict[Path, Callable[[list[str], Path | None], Matrix]]] = {HEAD_FILE: features, WORDS_HEAD_FILE: word_features}
+HEADS: Final[dict[Path, Callable[[list[str], Path | None], Matrix]]] = {
+    HEAD_FILE: features,
+    WORDS_HEAD_FILE: word_features,
+}

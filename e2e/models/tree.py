@@ -55,8 +55,18 @@ def _sha256(path: Path) -> str:
 
 def inputs_key(folder: Path) -> str:
     """Key of everything that the tree is made from: checkpoint, tokenizer, head, the code that builds, the versions of ``onnx`` and ``tokenizers``."""
-    files = [folder / "model.safetensors", *(folder / name for name in weights.TOKENIZER_FILES), *SOURCES]
-    return digest([*(f"{path.name}:{_sha256(path)}" for path in files), f"onnx:{onnx.__version__}", f"tokenizers:{tokenizers.__version__}"])
+    files = [
+        folder / "model.safetensors",
+        *(folder / name for name in weights.TOKENIZER_FILES),
+        *SOURCES,
+    ]
+    return digest(
+        [
+            *(f"{path.name}:{_sha256(path)}" for path in files),
+            f"onnx:{onnx.__version__}",
+            f"tokenizers:{tokenizers.__version__}",
+        ]
+    )
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -77,7 +87,10 @@ def is_current(out: Path, key: str) -> bool:
     """Whether ``out`` holds the whole tree for this key: manifest and, by size, every file it lists."""
     try:
         manifest: dict[str, Any] = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
-        return manifest["key"] == key and all((out / name).stat().st_size == entry["size"] for name, entry in manifest["files"].items())
+        return manifest["key"] == key and all(
+            (out / name).stat().st_size == entry["size"]
+            for name, entry in manifest["files"].items()
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -90,8 +103,12 @@ def small_models(tensors: Weights, vocabulary: Mapping[str, int]) -> dict[str, A
     special = [vocabulary[token] for token in words.SPECIAL]
     return {
         "words": words.build_classifier(by_words, head.bias),
-        "article": words.build_classifier(by_words, head.bias, "INPUT_IDS", "ATTENTION_MASK", "LOGITS"),
-        "documents": words.build_classifier(words.topic_table(vocabulary), np.zeros(len(words.TOPICS), np.float32)),
+        "article": words.build_classifier(
+            by_words, head.bias, "INPUT_IDS", "ATTENTION_MASK", "LOGITS"
+        ),
+        "documents": words.build_classifier(
+            words.topic_table(vocabulary), np.zeros(len(words.TOPICS), np.float32)
+        ),
         "ner": words.build_tagger(words.tag_table(vocabulary)),
         "reranker": words.build_pair_scorer(*words.pair_tables(vectors, special)),
         "image": image.build_colours(),
@@ -109,7 +126,10 @@ def build(out: Path | None = None, folder: Path | None = None) -> Path:
     target = out or cache_root() / f"sample-models-{key}"
     if is_current(target, key):
         return target
-    config, tensors = weights.EncoderConfig.read(source / "config.json"), weights.load_weights(source)
+    config, tensors = (
+        weights.EncoderConfig.read(source / "config.json"),
+        weights.load_weights(source),
+    )
     files: dict[str, dict[str, str | int]] = {}
 
     def put(name: str, data: bytes) -> None:

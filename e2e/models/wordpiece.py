@@ -22,7 +22,10 @@ CJK_RANGES: Final = (
 def _is_punctuation(character: str) -> bool:
     """ASCII that is neither letter, digit nor blank counts as punctuation, also ``$``, ``+`` or ``^``."""
     return unicodedata.category(character).startswith("P") or (
-        character.isascii() and character.isprintable() and not character.isalnum() and character != " "
+        character.isascii()
+        and character.isprintable()
+        and not character.isalnum()
+        and character != " "
     )
 
 
@@ -44,7 +47,9 @@ def words(text: str) -> list[str]:
     """Lowercased words without accents; every punctuation mark is a word of its own."""
     lowered = unicodedata.normalize("NFD", _clean(text).lower())
     plain = "".join(character for character in lowered if unicodedata.category(character) != "Mn")
-    spaced = "".join(f" {character} " if _is_punctuation(character) else character for character in plain)
+    spaced = "".join(
+        f" {character} " if _is_punctuation(character) else character for character in plain
+    )
     return spaced.split()
 
 

@@ -22,19 +22,96 @@ SPECIAL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 # Classes of the topics classifier, and words that speak for each; every one is a single token of the vocabulary.
 TOPICS: Mapping[str, tuple[str, ...]] = {
-    "business": ("market", "shares", "profit", "company", "bank", "investors", "trade", "prices", "economy", "revenue"),
-    "politics": ("election", "parliament", "minister", "vote", "government", "president", "senate", "law", "party", "campaign"),
-    "science": ("research", "scientists", "laboratory", "experiment", "physics", "cells", "species", "theory", "telescope", "energy"),
-    "sports": ("match", "goal", "team", "coach", "season", "league", "player", "championship", "stadium", "victory"),
+    "business": (
+        "market",
+        "shares",
+        "profit",
+        "company",
+        "bank",
+        "investors",
+        "trade",
+        "prices",
+        "economy",
+        "revenue",
+    ),
+    "politics": (
+        "election",
+        "parliament",
+        "minister",
+        "vote",
+        "government",
+        "president",
+        "senate",
+        "law",
+        "party",
+        "campaign",
+    ),
+    "science": (
+        "research",
+        "scientists",
+        "laboratory",
+        "experiment",
+        "physics",
+        "cells",
+        "species",
+        "theory",
+        "telescope",
+        "energy",
+    ),
+    "sports": (
+        "match",
+        "goal",
+        "team",
+        "coach",
+        "season",
+        "league",
+        "player",
+        "championship",
+        "stadium",
+        "victory",
+    ),
 }
 TOPIC_SCORE: Final = 40.0
 
 # Classes of the tagger: class 0 is everything else.
 TAGS: Final = ("O", "PERSON", "PLACE", "ORGANIZATION")
 TAGGED: Mapping[str, tuple[str, ...]] = {
-    "PERSON": ("john", "mary", "anna", "peter", "maria", "david", "smith", "johnson", "emma", "thomas"),
-    "PLACE": ("london", "paris", "berlin", "tokyo", "york", "france", "germany", "japan", "england", "rome"),
-    "ORGANIZATION": ("microsoft", "google", "toyota", "siemens", "nasa", "bbc", "ibm", "unesco", "intel", "nokia"),
+    "PERSON": (
+        "john",
+        "mary",
+        "anna",
+        "peter",
+        "maria",
+        "david",
+        "smith",
+        "johnson",
+        "emma",
+        "thomas",
+    ),
+    "PLACE": (
+        "london",
+        "paris",
+        "berlin",
+        "tokyo",
+        "york",
+        "france",
+        "germany",
+        "japan",
+        "england",
+        "rome",
+    ),
+    "ORGANIZATION": (
+        "microsoft",
+        "google",
+        "toyota",
+        "siemens",
+        "nasa",
+        "bbc",
+        "ibm",
+        "unesco",
+        "intel",
+        "nokia",
+    ),
 }
 # Scores of the tagger: of class O for a whole word and for the rest of one (##), of a listed word for its class, and the share of that which
 # its neighbours get. "new" half belongs to a place: beside "york" it is one.
@@ -52,7 +129,11 @@ FIRST_WORD: Final = 1996
 
 def read_vocabulary(path: Path) -> dict[str, int]:
     """Token → id of a ``vocab.txt``."""
-    return {token: number for number, token in enumerate(path.read_text(encoding="utf-8").split("\n")) if token}
+    return {
+        token: number
+        for number, token in enumerate(path.read_text(encoding="utf-8").split("\n"))
+        if token
+    }
 
 
 def topic_table(vocabulary: Mapping[str, int]) -> Array:
@@ -93,20 +174,40 @@ def pair_tables(vectors: Array, special: Sequence[int]) -> tuple[Array, Array]:
 
 
 def _tokens(*names: str) -> list[Any]:
-    return [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "sequence"]) for name in names]
+    return [
+        helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "sequence"])
+        for name in names
+    ]
 
 
-def build_classifier(table: Array, bias: Array, ids: str = INPUT_IDS, mask: str = ATTENTION_MASK, logits: str = LOGITS) -> Any:
+def build_classifier(
+    table: Array,
+    bias: Array,
+    ids: str = INPUT_IDS,
+    mask: str = ATTENTION_MASK,
+    logits: str = LOGITS,
+) -> Any:
     """``logits`` ``[batch, classes]``: the mean of the tokens' rows of ``table``, plus ``bias``; tensor names as given."""
     graph = Graph()
     shown = graph.node("Cast", [mask], "mask/float", to=TensorProto.FLOAT)
     column = graph.node("Unsqueeze", [shown, graph.ints(2)], "mask/column")
     scores = graph.node("Gather", [graph.constant("table", table), ids], "scores", axis=0)
-    total = graph.node("ReduceSum", [graph.node("Mul", [scores, column], "kept"), graph.ints(1)], "total", keepdims=0)
+    total = graph.node(
+        "ReduceSum",
+        [graph.node("Mul", [scores, column], "kept"), graph.ints(1)],
+        "total",
+        keepdims=0,
+    )
     count = graph.node("ReduceSum", [shown, graph.ints(1)], "count", keepdims=1)
-    mean = graph.node("Div", [total, graph.node("Max", [count, graph.scalar("one", 1.0)], "tokens")], "mean")
+    mean = graph.node(
+        "Div", [total, graph.node("Max", [count, graph.scalar("one", 1.0)], "tokens")], "mean"
+    )
     graph.node("Add", [mean, graph.constant("bias", bias)], logits)
-    return graph.model("words", _tokens(ids, mask), [helper.make_tensor_value_info(logits, TensorProto.FLOAT, ["batch", table.shape[1]])])
+    return graph.model(
+        "words",
+        _tokens(ids, mask),
+        [helper.make_tensor_value_info(logits, TensorProto.FLOAT, ["batch", table.shape[1]])],
+    )
 
 
 def build_tagger(table: Array) -> Any:
@@ -117,12 +218,18 @@ def build_tagger(table: Array) -> Any:
     own = graph.node("Gather", [graph.constant("table", table), INPUT_IDS], "own", axis=0)
     share = np.full(table.shape[1], NEIGHBOUR, np.float32)
     share[0] = 0.0
-    given = graph.node("Mul", [graph.node("Mul", [own, graph.constant("share", share)], "shared"), column], "given")
+    given = graph.node(
+        "Mul", [graph.node("Mul", [own, graph.constant("share", share)], "shared"), column], "given"
+    )
     framed = graph.node("Pad", [given, graph.ints(0, 1, 0, 0, 1, 0)], "framed")
     before = graph.node("Slice", [framed, graph.ints(0), graph.ints(-2), graph.ints(1)], "before")
-    after = graph.node("Slice", [framed, graph.ints(2), graph.ints(2**31 - 1), graph.ints(1)], "after")
+    after = graph.node(
+        "Slice", [framed, graph.ints(2), graph.ints(2**31 - 1), graph.ints(1)], "after"
+    )
     graph.node("Add", [graph.node("Add", [own, before], "with_before"), after], LOGITS)
-    output = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ["batch", "sequence", table.shape[1]])
+    output = helper.make_tensor_value_info(
+        LOGITS, TensorProto.FLOAT, ["batch", "sequence", table.shape[1]]
+    )
     return graph.model("tagger", _tokens(INPUT_IDS, ATTENTION_MASK), [output])
 
 
@@ -130,19 +237,41 @@ def build_pair_scorer(vectors: Array, weights: Array) -> Any:
     """``logits`` ``[batch, 1]``: how well the second text (token type 1) covers the words of the first."""
     graph = Graph()
     mask = graph.node("Cast", [ATTENTION_MASK], "mask/float", to=TensorProto.FLOAT)
-    second = graph.node("Mul", [graph.node("Cast", [TOKEN_TYPE_IDS], "types", to=TensorProto.FLOAT), mask], "second")
+    second = graph.node(
+        "Mul", [graph.node("Cast", [TOKEN_TYPE_IDS], "types", to=TensorProto.FLOAT), mask], "second"
+    )
     first = graph.node("Sub", [mask, second], "first")
-    meanings = graph.node("Gather", [graph.constant("vectors", vectors), INPUT_IDS], "meanings", axis=0)
+    meanings = graph.node(
+        "Gather", [graph.constant("vectors", vectors), INPUT_IDS], "meanings", axis=0
+    )
     across = graph.node("Transpose", [meanings], "across", perm=[0, 2, 1])
     similar = graph.node("MatMul", [meanings, across], "similar")
     # Words of the first text count 0 here: so no word is less covered than not at all.
-    readable = graph.node("Mul", [similar, graph.node("Unsqueeze", [second, graph.ints(1)], "second/row")], "readable")
+    readable = graph.node(
+        "Mul", [similar, graph.node("Unsqueeze", [second, graph.ints(1)], "second/row")], "readable"
+    )
     best = graph.node("ReduceMax", [readable], "best", axes=[2], keepdims=0)
-    weight = graph.node("Mul", [graph.node("Gather", [graph.constant("weights", weights), INPUT_IDS], "weight", axis=0), first], "weighing")
-    total = graph.node("ReduceSum", [graph.node("Mul", [best, weight], "covered"), graph.ints(1)], "total", keepdims=1)
+    weight = graph.node(
+        "Mul",
+        [
+            graph.node("Gather", [graph.constant("weights", weights), INPUT_IDS], "weight", axis=0),
+            first,
+        ],
+        "weighing",
+    )
+    total = graph.node(
+        "ReduceSum",
+        [graph.node("Mul", [best, weight], "covered"), graph.ints(1)],
+        "total",
+        keepdims=1,
+    )
     every = graph.node("ReduceSum", [weight, graph.ints(1)], "every", keepdims=1)
-    share = graph.node("Div", [total, graph.node("Max", [every, graph.scalar("tiny", 1e-6)], "some")], "share")
+    share = graph.node(
+        "Div", [total, graph.node("Max", [every, graph.scalar("tiny", 1e-6)], "some")], "share"
+    )
     moved = graph.node("Sub", [share, graph.scalar("middle", PAIR_MIDDLE)], "moved")
     graph.node("Mul", [moved, graph.scalar("scale", PAIR_SCALE)], LOGITS)
     inputs = _tokens(INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS)
-    return graph.model("pairs", inputs, [helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ["batch", 1])])
+    return graph.model(
+        "pairs", inputs, [helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ["batch", 1])]
+    )

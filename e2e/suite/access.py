@@ -48,7 +48,9 @@ def choose(environment: Mapping[str, str]) -> Access | None:
         document = yaml.safe_load(kubeconfig.read_text())
         context = str(document["current-context"])
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-        raise AccessError(f"KUBECONFIG={given}: cannot read a current context from it ({type(error).__name__}); name one file with one") from error
+        raise AccessError(
+            f"KUBECONFIG={given}: cannot read a current context from it ({type(error).__name__}); name one file with one"
+        ) from error
     allowed = contexts(environment)
     if not any(fnmatch.fnmatchcase(context, pattern) for pattern in allowed):
         raise AccessError(
@@ -56,13 +58,19 @@ def choose(environment: Mapping[str, str]) -> Access | None:
             f" the operator, its CRD and namespaces there; if that is meant, set {ENV_CONTEXTS}={context}"
         )
     name = context.removeprefix("tritonpipe-")
-    local = Cluster(name) if name != context and Cluster(name).kubeconfig == kubeconfig.resolve() else None
+    local = (
+        Cluster(name)
+        if name != context and Cluster(name).kubeconfig == kubeconfig.resolve()
+        else None
+    )
     return Access(kubeconfig, context, local)
 
 
 def contexts(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Shell-style patterns of the contexts that may be used, from `E2E_CONTEXTS` (separated by commas)."""
-    given = tuple(item.strip() for item in environment.get(ENV_CONTEXTS, "").split(",") if item.strip())
+    given = tuple(
+        item.strip() for item in environment.get(ENV_CONTEXTS, "").split(",") if item.strip()
+    )
     return given or DEFAULT_CONTEXTS
 
 

@@ -36,7 +36,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Collect diagnostics while the objects are still there."""
     report = yield
     if report.failed and call.when in ("setup", "call"):
@@ -44,7 +46,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         kept = item.session.stash.get(INSTALLATION, None)
         if kept is not None:
             known = item.session.stash.setdefault(SPACES, [])
-            spaces = sorted({value.namespace for value in fixtures.values() if isinstance(value, Pipeline)} | set(known))
+            spaces = sorted(
+                {value.namespace for value in fixtures.values() if isinstance(value, Pipeline)}
+                | set(known)
+            )
             folder = diagnostics.collect(f"{item.path.stem}-{item.name}", kept, spaces)
             report.sections.append(("diagnostics", f"collected in {folder}"))
     return report
@@ -91,10 +96,16 @@ def kube(access: Access) -> Iterator[Kube]:
 
 
 @pytest.fixture(scope="session")
-def installation(access: Access, kube: Kube, request: pytest.FixtureRequest) -> Iterator[Installation]:
+def installation(
+    access: Access, kube: Kube, request: pytest.FixtureRequest
+) -> Iterator[Installation]:
     """The operator from the chart and the samples' server; taken out at the end unless `KEEP=1`."""
     images = Images.of(os.environ)
-    built = request.getfixturevalue("archives").get(images.operator) if access.local is not None else None
+    built = (
+        request.getfixturevalue("archives").get(images.operator)
+        if access.local is not None
+        else None
+    )
     made = Installation(kube, images, build=built.stem if built else "")
     request.session.stash[INSTALLATION] = made
     remove_namespaces(kube)
@@ -116,7 +127,11 @@ def _spaces(kube: Kube, request: pytest.FixtureRequest, title: str) -> Iterator[
     failed = request.session.testsfailed
 
     def new() -> str:
-        short = re.sub(r"[^a-z0-9]+", "-", title.lower().removeprefix("test_")).strip("-")[:40].strip("-")
+        short = (
+            re.sub(r"[^a-z0-9]+", "-", title.lower().removeprefix("test_"))
+            .strip("-")[:40]
+            .strip("-")
+        )
         name = f"e2e-{short}-{uuid.uuid4().hex[:5]}"
         kube.apply(namespace(name))
         made.append(name)
@@ -131,13 +146,17 @@ def _spaces(kube: Kube, request: pytest.FixtureRequest, title: str) -> Iterator[
 
 
 @pytest.fixture
-def new_namespace(kube: Kube, installation: Installation, request: pytest.FixtureRequest) -> Iterator[NewNamespace]:
+def new_namespace(
+    kube: Kube, installation: Installation, request: pytest.FixtureRequest
+) -> Iterator[NewNamespace]:
     """Makes namespaces for one test; they are deleted after it (without waiting)."""
     yield from _spaces(kube, request, request.node.name)
 
 
 @pytest.fixture(scope="module")
-def module_namespace(kube: Kube, installation: Installation, request: pytest.FixtureRequest) -> Iterator[str]:
+def module_namespace(
+    kube: Kube, installation: Installation, request: pytest.FixtureRequest
+) -> Iterator[str]:
     """A namespace that a module's tests share, for pipelines that they only look at."""
     for new in _spaces(kube, request, request.node.path.stem):
         yield new()
@@ -166,7 +185,9 @@ def open_endpoint(reach: Reach) -> Iterator[Callable[[Pipeline], Endpoint]]:
 def tiny(kube: Kube, test_namespace: str, reach: Reach) -> TinyPipeline:
     """A handle on a pipeline that starts in seconds, in this test's namespace; only its sources are applied."""
     if not reach.routed:
-        pytest.skip("the cluster's service range is not routed here: a forwarded port ends at one pod")
+        pytest.skip(
+            "the cluster's service range is not routed here: a forwarded port ends at one pod"
+        )
     return TinyPipeline(kube, test_namespace, reach)
 
 

@@ -19,7 +19,10 @@ def collect(test: str, installation: Installation, namespaces: list[str]) -> Pat
     folder = FOLDER / re.sub(r"[^A-Za-z0-9_.-]+", "-", test).strip("-")
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "operator.log", installation.operator_log)
-    _write(folder / "operator-pods.txt", lambda: kube.kubectl("describe", "pods", f"--namespace={NAMESPACE}", check=False))
+    _write(
+        folder / "operator-pods.txt",
+        lambda: kube.kubectl("describe", "pods", f"--namespace={NAMESPACE}", check=False),
+    )
     _write(folder / "nodes.txt", lambda: kube.kubectl("describe", "nodes", check=False))
     kinds = f"{names.PLURAL},deployments,replicasets,pods,services,configmaps,networkpolicies,poddisruptionbudgets"
     questions = {
@@ -30,7 +33,10 @@ def collect(test: str, installation: Installation, namespaces: list[str]) -> Pat
     }
     for namespace in namespaces:
         for name, arguments in questions.items():
-            _write(folder / f"{namespace}-{name}", partial(kube.kubectl, *arguments, f"--namespace={namespace}", check=False))
+            _write(
+                folder / f"{namespace}-{name}",
+                partial(kube.kubectl, *arguments, f"--namespace={namespace}", check=False),
+            )
         _logs(kube, namespace, folder)
     return folder
 
@@ -42,7 +48,14 @@ def _logs(kube: Kube, namespace: str, folder: Path) -> None:
         (folder / f"{namespace}-logs.txt").write_text(f"{type(error).__name__}: {error}\n")
         return
     for pod in pods:
-        arguments = ("logs", f"--namespace={namespace}", pod, "--all-containers", "--prefix", f"--tail={LOG_LINES}")
+        arguments = (
+            "logs",
+            f"--namespace={namespace}",
+            pod,
+            "--all-containers",
+            "--prefix",
+            f"--tail={LOG_LINES}",
+        )
         _write(folder / f"{namespace}-{pod}.log", partial(kube.kubectl, *arguments, check=False))
 
 

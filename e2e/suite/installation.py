@@ -31,7 +31,11 @@ GONE_SECONDS = 120.0
 def namespace(name: str) -> Object:
     """A namespace that enforces the restricted Pod Security Standard and is known as the suite's."""
     security = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": {LABEL: "true", **security}}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": name, "labels": {LABEL: "true", **security}},
+    }
 
 
 class Installation:
@@ -61,12 +65,22 @@ class Installation:
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / "values.yaml"
             file.write_text(yaml.safe_dump(_merged(self.values(), changes or {})))
-            self.helm("upgrade", "--install", RELEASE, str(CHART), f"--values={file}", "--wait", f"--timeout={HELM_SECONDS}s")
+            self.helm(
+                "upgrade",
+                "--install",
+                RELEASE,
+                str(CHART),
+                f"--values={file}",
+                "--wait",
+                f"--timeout={HELM_SECONDS}s",
+            )
 
     def uninstall(self) -> None:
         """Take everything out: pipelines and their namespaces first, then release, CRD and samples."""
         remove_namespaces(self.kube)
-        self.helm("uninstall", RELEASE, "--wait", f"--timeout={HELM_SECONDS}s", "--ignore-not-found")
+        self.helm(
+            "uninstall", RELEASE, "--wait", f"--timeout={HELM_SECONDS}s", "--ignore-not-found"
+        )
         for name in (NAMESPACE, SAMPLES_NAMESPACE):
             self.kube.delete("Namespace", None, name)
         for name in (NAMESPACE, SAMPLES_NAMESPACE):
@@ -77,7 +91,10 @@ class Installation:
         """The chart's values for the run."""
         repository, _, tag = self.images.operator.rpartition(":")
         mapped = [f"hf://={self.samples_url}", f"s3://models/={self.samples_url}/s3/models/"]
-        mapped += [f"s3://{name}/={self.samples_url}/{name}/{'10/' if name == 'slow' else ''}" for name in BAD_SERVERS]
+        mapped += [
+            f"s3://{name}/={self.samples_url}/{name}/{'10/' if name == 'slow' else ''}"
+            for name in BAD_SERVERS
+        ]
         # The same name may stand for another build than in an earlier run whose installation was kept.
         built = {f"{LABEL}-build": self.build} if self.build else {}
         return {
@@ -85,8 +102,15 @@ class Installation:
             "image": {"repository": repository, "tag": tag},
             "server": {"image": self.images.triton},
             # Test servers without a GPU lack Triton's ONNX Runtime backend.
-            "operator": {"substituteRunner": ["onnxruntime_onnx"], "sourceMap": mapped, "logLevel": "debug"},
-            "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+            "operator": {
+                "substituteRunner": ["onnxruntime_onnx"],
+                "sourceMap": mapped,
+                "logLevel": "debug",
+            },
+            "resources": {
+                "requests": {"cpu": "50m", "memory": "128Mi"},
+                "limits": {"memory": "512Mi"},
+            },
             "crds": {"keep": False},
         }
 
@@ -96,11 +120,19 @@ class Installation:
         Raises:
             AssertionError: it failed; with its message.
         """
-        command = [str(binaries.path_of("helm")), f"--kubeconfig={self.kube.kubeconfig}", f"--kube-context={self.kube.context}"]
+        command = [
+            str(binaries.path_of("helm")),
+            f"--kubeconfig={self.kube.kubeconfig}",
+            f"--kube-context={self.kube.context}",
+        ]
         command += [f"--namespace={NAMESPACE}", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=HELM_SECONDS + 60, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=HELM_SECONDS + 60, check=False
+        )
         if done.returncode != 0:
-            raise AssertionError(f"helm {' '.join(arguments[:2])} ended with {done.returncode}: {done.stderr.strip()}")
+            raise AssertionError(
+                f"helm {' '.join(arguments[:2])} ended with {done.returncode}: {done.stderr.strip()}"
+            )
         return done.stdout
 
     def operator_pods(self) -> list[Object]:
@@ -110,14 +142,20 @@ class Installation:
     def operator_log(self, lines: int = 2000) -> str:
         """The end of the operator's log."""
         return self.kube.kubectl(
-            "logs", f"--namespace={NAMESPACE}", "--selector=app.kubernetes.io/component=operator", f"--tail={lines}", check=False
+            "logs",
+            f"--namespace={NAMESPACE}",
+            "--selector=app.kubernetes.io/component=operator",
+            f"--tail={lines}",
+            check=False,
         )
 
     def _serve_samples(self) -> str:
         """Deploy the samples' server; its URL, by address, since a local cluster has no DNS."""
         for document in _samples(self.images.samples):
             self.kube.apply(document, namespace=SAMPLES_NAMESPACE)
-        self.kube.wait("Deployment", SAMPLES_NAMESPACE, SAMPLES, _rolled_out, "rolled out", READY_SECONDS)
+        self.kube.wait(
+            "Deployment", SAMPLES_NAMESPACE, SAMPLES, _rolled_out, "rolled out", READY_SECONDS
+        )
         address = self.kube.get("Service", SAMPLES_NAMESPACE, SAMPLES)["spec"]["clusterIP"]
         return f"http://{address}:{SAMPLES_PORT}"
 
@@ -126,7 +164,9 @@ def remove_namespaces(kube: Kube, deadline: float = GONE_SECONDS) -> None:
     """Delete the namespaces of tests, of this run or one that was cut off, and wait until they are gone."""
 
     def left() -> list[str]:
-        found = (item["metadata"]["name"] for item in kube.objects("Namespace", selector=f"{LABEL}=true"))
+        found = (
+            item["metadata"]["name"] for item in kube.objects("Namespace", selector=f"{LABEL}=true")
+        )
         return [name for name in found if name not in (NAMESPACE, SAMPLES_NAMESPACE)]
 
     for name in left():
@@ -139,13 +179,23 @@ def _rolled_out(deployment: Object | None) -> bool:
         return False
     status = deployment.get("status") or {}
     current = status.get("observedGeneration", 0) >= deployment["metadata"]["generation"]
-    return bool(current and status.get("updatedReplicas") == status.get("availableReplicas") == status.get("replicas") == 1)
+    return bool(
+        current
+        and status.get("updatedReplicas")
+        == status.get("availableReplicas")
+        == status.get("replicas")
+        == 1
+    )
 
 
 def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in changes.items():
-        result[key] = _merged(result[key], value) if isinstance(value, Mapping) and isinstance(result.get(key), Mapping) else value
+        result[key] = (
+            _merged(result[key], value)
+            if isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+            else value
+        )
     return result
 
 
@@ -158,7 +208,11 @@ def _samples(image: str) -> list[Object]:
         "ports": [{"name": "http", "containerPort": SAMPLES_PORT}],
         "readinessProbe": {"httpGet": {"path": "/healthz", "port": "http"}, "periodSeconds": 1},
         "resources": {"requests": {"cpu": "20m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
-        "securityContext": {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
     }
     pod = {
         "automountServiceAccountToken": False,
@@ -178,6 +232,11 @@ def _samples(image: str) -> list[Object]:
             "apiVersion": "v1",
             "kind": "Service",
             "metadata": {"name": SAMPLES},
-            "spec": {"selector": labels, "ports": [{"name": "http", "port": SAMPLES_PORT, "targetPort": "http", "protocol": "TCP"}]},
+            "spec": {
+                "selector": labels,
+                "ports": [
+                    {"name": "http", "port": SAMPLES_PORT, "targetPort": "http", "protocol": "TCP"}
+                ],
+            },
         },
     ]

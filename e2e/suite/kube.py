@@ -23,8 +23,17 @@ POLL_SECONDS = 0.2
 KUBECTL_SECONDS = 180
 REQUEST_SECONDS = 30
 NAMESPACES = Resource("", "v1", "Namespace", "namespaces", namespaced=False)
-CRDS = Resource("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
-KINDS: dict[str, Resource] = {resource.kind: resource for resource in (*resources.ALL, resources.SECRETS, resources.EVENTS, NAMESPACES, CRDS)}
+CRDS = Resource(
+    "apiextensions.k8s.io",
+    "v1",
+    "CustomResourceDefinition",
+    "customresourcedefinitions",
+    namespaced=False,
+)
+KINDS: dict[str, Resource] = {
+    resource.kind: resource
+    for resource in (*resources.ALL, resources.SECRETS, resources.EVENTS, NAMESPACES, CRDS)
+}
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -37,7 +46,13 @@ class NotYetError(AssertionError):
     """What was waited for did not come in time; the message has what was seen last."""
 
 
-def wait_for(what: str, observe: Callable[[], T], holds: Callable[[T], object], deadline: float, show: Callable[[T], str] = str) -> T:
+def wait_for(
+    what: str,
+    observe: Callable[[], T],
+    holds: Callable[[T], object],
+    deadline: float,
+    show: Callable[[T], str] = str,
+) -> T:
     """Observe until `holds` says yes to what is observed; returns that.
 
     Args:
@@ -83,7 +98,15 @@ class Kube:
         """Close connections."""
         self._api.close()
 
-    def request(self, method: str, path: str, body: Any = None, *, content_type: str = "application/json", **query: str) -> Any:
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        content_type: str = "application/json",
+        **query: str,
+    ) -> Any:
         """One request to the API server; the answer's JSON document.
 
         Raises:
@@ -100,16 +123,29 @@ class Kube:
         answer = self._api.call_api(*prepared, _request_timeout=REQUEST_SECONDS)
         text = answer.read()
         if not 200 <= answer.status < 300:
-            raise ApiException(status=answer.status, reason=answer.reason, body=text.decode(errors="replace"))
+            raise ApiException(
+                status=answer.status, reason=answer.reason, body=text.decode(errors="replace")
+            )
         return json.loads(text) if text else None
 
     # --- objects -------------------------------------------------------------------------------------------------------
-    def apply(self, document: Mapping[str, Any], *, namespace: str | None = None, manager: str = MANAGER) -> Object:
+    def apply(
+        self, document: Mapping[str, Any], *, namespace: str | None = None, manager: str = MANAGER
+    ) -> Object:
         """Server-side apply of one object, taking fields over; returns it as stored."""
         resource = KINDS[document["kind"]]
-        place = (namespace or document["metadata"].get("namespace")) if resource.namespaced else None
+        place = (
+            (namespace or document["metadata"].get("namespace")) if resource.namespaced else None
+        )
         path = resource.path(place, document["metadata"]["name"])
-        result: Object = self.request("PATCH", path, document, content_type="application/apply-patch+yaml", fieldManager=manager, force="true")
+        result: Object = self.request(
+            "PATCH",
+            path,
+            document,
+            content_type="application/apply-patch+yaml",
+            fieldManager=manager,
+            force="true",
+        )
         return result
 
     def find(self, kind: str, namespace: str | None, name: str) -> Object | None:
@@ -129,40 +165,76 @@ class Kube:
             raise AssertionError(f"there is no {kind} {namespace}/{name}")
         return found
 
-    def objects(self, kind: str, namespace: str | None = None, selector: str = "") -> Sequence[Object]:
+    def objects(
+        self, kind: str, namespace: str | None = None, selector: str = ""
+    ) -> Sequence[Object]:
         """Objects of a kind, in one namespace or in all."""
         query = {"labelSelector": selector} if selector else {}
         items: Sequence[Object] = self.request("GET", KINDS[kind].path(namespace), **query)["items"]
         return items
 
-    def patch(self, kind: str, namespace: str | None, name: str, change: Mapping[str, Any], subresource: str | None = None) -> Object:
+    def patch(
+        self,
+        kind: str,
+        namespace: str | None,
+        name: str,
+        change: Mapping[str, Any],
+        subresource: str | None = None,
+    ) -> Object:
         """JSON merge patch, as somebody editing by hand."""
         path = KINDS[kind].path(namespace, name, subresource)
-        result: Object = self.request("PATCH", path, change, content_type="application/merge-patch+json", fieldManager="by-hand")
+        result: Object = self.request(
+            "PATCH",
+            path,
+            change,
+            content_type="application/merge-patch+json",
+            fieldManager="by-hand",
+        )
         return result
 
     def delete(self, kind: str, namespace: str | None, name: str) -> None:
         """Delete an object, in the background; one that is gone already is fine."""
         try:
-            self.request("DELETE", KINDS[kind].path(namespace, name), {"propagationPolicy": "Background"})
+            self.request(
+                "DELETE", KINDS[kind].path(namespace, name), {"propagationPolicy": "Background"}
+            )
         except ApiException as error:
             if error.status != 404:
                 raise
 
     def wait(
-        self, kind: str, namespace: str | None, name: str, holds: Callable[[Object | None], object], what: str, deadline: float = 60.0
+        self,
+        kind: str,
+        namespace: str | None,
+        name: str,
+        holds: Callable[[Object | None], object],
+        what: str,
+        deadline: float = 60.0,
     ) -> Object | None:
         """Wait for an object to be as `holds` wants it (`None`: it is not there); returns it."""
-        return wait_for(f"{kind} {name}: {what}", lambda: self.find(kind, namespace, name), holds, deadline, _summary)
+        return wait_for(
+            f"{kind} {name}: {what}",
+            lambda: self.find(kind, namespace, name),
+            holds,
+            deadline,
+            _summary,
+        )
 
-    def wait_gone(self, kind: str, namespace: str | None, name: str, deadline: float = 60.0) -> None:
+    def wait_gone(
+        self, kind: str, namespace: str | None, name: str, deadline: float = 60.0
+    ) -> None:
         """Wait until an object is not there any more."""
         self.wait(kind, namespace, name, lambda item: item is None, "gone", deadline)
 
     # --- kubectl -------------------------------------------------------------------------------------------------------
     def kubectl_command(self, *arguments: str) -> list[str]:
         """The command line of kubectl on this cluster."""
-        return [str(binaries.path_of("kubectl")), f"--kubeconfig={self.kubeconfig}", f"--context={self.context}", *arguments]
+        return [
+            str(binaries.path_of("kubectl")),
+            f"--kubeconfig={self.kubeconfig}",
+            f"--context={self.context}",
+            *arguments,
+        ]
 
     def kubectl(self, *arguments: str, input: str | None = None, check: bool = True) -> str:
         """What kubectl prints; with `check=False` errors are part of it.
@@ -180,13 +252,19 @@ class Kube:
             env=_plain_environment(),
         )
         if check and done.returncode != 0:
-            raise AssertionError(f"kubectl {' '.join(arguments)} ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")
+            raise AssertionError(
+                f"kubectl {' '.join(arguments)} ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}"
+            )
         return done.stdout if check else done.stdout + done.stderr
 
 
 def _plain_environment() -> dict[str, str]:
     """The environment without what would make kubectl and helm go elsewhere."""
-    return {key: value for key, value in os.environ.items() if key not in ("KUBECONFIG", "KUBECTL_EXTERNAL_DIFF", "KUBERC")}
+    return {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("KUBECONFIG", "KUBECTL_EXTERNAL_DIFF", "KUBERC")
+    }
 
 
 def _summary(item: Object | None) -> str:

@@ -20,7 +20,13 @@ READY_SECONDS = 120.0
 DRAIN_SECONDS = 2
 SMALL: Mapping[str, Any] = {
     # A test cluster's node is small and shared; a GPU is asked for only where a test is about it.
-    "server": {"resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"cpu": "2", "memory": "3Gi"}}, "gpu": {"count": 0}},
+    "server": {
+        "resources": {
+            "requests": {"cpu": "100m", "memory": "512Mi"},
+            "limits": {"cpu": "2", "memory": "3Gi"},
+        },
+        "gpu": {"count": 0},
+    },
     "rollout": {"drainSeconds": DRAIN_SECONDS},
 }
 
@@ -59,16 +65,26 @@ def check_answer(name: str, rows: Sequence[Mapping[str, Any]], answer: Mapping[s
         AssertionError: a row differs by more than `TOLERANCE`.
     """
     if name == "embedding":
-        np.testing.assert_allclose(answer["EMBEDDING"], [row["embedding"] for row in rows], atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(
+            answer["EMBEDDING"], [row["embedding"] for row in rows], atol=TOLERANCE, rtol=0
+        )
         return
-    np.testing.assert_allclose(answer["PROBABILITIES"], [row["probabilities"] for row in rows], atol=TOLERANCE, rtol=0)
-    np.testing.assert_allclose(answer["SCORE"], [[row["score"]] for row in rows], atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(
+        answer["PROBABILITIES"], [row["probabilities"] for row in rows], atol=TOLERANCE, rtol=0
+    )
+    np.testing.assert_allclose(
+        answer["SCORE"], [[row["score"]] for row in rows], atol=TOLERANCE, rtol=0
+    )
     assert answer["LABEL"].tolist() == [[row["label"].encode()] for row in rows]
 
 
 def golden(name: str, rows: int, *, longest: int = 10**9) -> list[Mapping[str, Any]]:
     """`rows` golden cases of a sample, the longest texts first, then over again; `longest` leaves out those of more tokens."""
-    cases = [case for case in json.loads((GOLDEN / f"{name}.json").read_text())["cases"] if len(case["inputIds"]) <= longest]
+    cases = [
+        case
+        for case in json.loads((GOLDEN / f"{name}.json").read_text())["cases"]
+        if len(case["inputIds"]) <= longest
+    ]
     cases.sort(key=lambda case: -len(case["inputIds"]))
     return [cases[index % len(cases)] for index in range(rows)]
 
@@ -83,7 +99,10 @@ class Pipeline:
 
     def apply(self, document: Mapping[str, Any]) -> Object:
         """Apply the resource under this pipeline's name; returns it as stored."""
-        return self.kube.apply({**document, "metadata": {**document["metadata"], "name": self.name}}, namespace=self.namespace)
+        return self.kube.apply(
+            {**document, "metadata": {**document["metadata"], "name": self.name}},
+            namespace=self.namespace,
+        )
 
     def patch(self, change: Mapping[str, Any]) -> Object:
         """Change the resource by JSON merge patch; returns it as stored."""
@@ -102,17 +121,25 @@ class Pipeline:
         """A condition, or an empty one."""
         return condition(self.status(), kind)
 
-    def wait(self, what: str, holds: Callable[[Object], object], deadline: float = READY_SECONDS) -> Object:
+    def wait(
+        self, what: str, holds: Callable[[Object], object], deadline: float = READY_SECONDS
+    ) -> Object:
         """Wait until the resource is as `holds` wants it; returns it."""
-        return wait_for(f"pipeline {self.namespace}/{self.name}: {what}", self.get, holds, deadline, _shown)
+        return wait_for(
+            f"pipeline {self.namespace}/{self.name}: {what}", self.get, holds, deadline, _shown
+        )
 
-    def wait_condition(self, kind: str, status: str, reason: str | None = None, deadline: float = READY_SECONDS) -> dict[str, Any]:
+    def wait_condition(
+        self, kind: str, status: str, reason: str | None = None, deadline: float = READY_SECONDS
+    ) -> dict[str, Any]:
         """Wait for a condition that speaks of the spec as it is now; returns it."""
 
         def holds(item: Object) -> bool:
             found = condition(item.get("status") or {}, kind)
             current = found.get("observedGeneration") == item["metadata"]["generation"]
-            return current and found.get("status") == status and reason in (None, found.get("reason"))
+            return (
+                current and found.get("status") == status and reason in (None, found.get("reason"))
+            )
 
         item = self.wait(f"{kind}={status}{f' ({reason})' if reason else ''}", holds, deadline)
         return condition(item["status"], kind)
@@ -132,8 +159,14 @@ class Pipeline:
 
     def events(self) -> list[Object]:
         """Events about it, oldest first."""
-        found = [item for item in self.kube.objects("Event", self.namespace) if item["regarding"].get("name") == self.name]
-        return sorted(found, key=lambda item: item.get("eventTime") or item["metadata"]["creationTimestamp"])
+        found = [
+            item
+            for item in self.kube.objects("Event", self.namespace)
+            if item["regarding"].get("name") == self.name
+        ]
+        return sorted(
+            found, key=lambda item: item.get("eventTime") or item["metadata"]["creationTimestamp"]
+        )
 
     def wait_event(self, reason: str, deadline: float = 60.0) -> Object:
         """Wait for an event about it with this reason."""
@@ -150,17 +183,32 @@ class Pipeline:
         """The control key of the revision that serves, as only an administrator can read it."""
         secret = names.revision_name(self.name, self.status()["servingRevision"])
         return self.kube.kubectl(
-            "get", "secret", secret, f"--namespace={self.namespace}", f'--output=go-template={{{{index .data "{names.KEY_CONTROL}" | base64decode}}}}'
+            "get",
+            "secret",
+            secret,
+            f"--namespace={self.namespace}",
+            f'--output=go-template={{{{index .data "{names.KEY_CONTROL}" | base64decode}}}}',
         )
 
 
 def condition(status: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """A condition of a status, or an empty one."""
-    return next((dict(item) for item in status.get("conditions") or () if item.get("type") == kind), {})
+    return next(
+        (dict(item) for item in status.get("conditions") or () if item.get("type") == kind), {}
+    )
 
 
 def _shown(item: Object) -> str:
     status = item.get("status") or {}
-    lines = [f"{entry['type']}={entry['status']} {entry['reason']}: {entry['message']}" for entry in status.get("conditions") or ()]
-    kept = {key: value for key, value in status.items() if key in ("observedGeneration", "revision", "servingRevision", "replicas", "readyReplicas")}
-    return f"generation {item['metadata'].get('generation')}, {kept}, " + ("; ".join(lines) or "no conditions")
+    lines = [
+        f"{entry['type']}={entry['status']} {entry['reason']}: {entry['message']}"
+        for entry in status.get("conditions") or ()
+    ]
+    kept = {
+        key: value
+        for key, value in status.items()
+        if key in ("observedGeneration", "revision", "servingRevision", "replicas", "readyReplicas")
+    }
+    return f"generation {item['metadata'].get('generation')}, {kept}, " + (
+        "; ".join(lines) or "no conditions"
+    )

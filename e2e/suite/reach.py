@@ -30,7 +30,11 @@ class Endpoint:
     @classmethod
     def of(cls, host: str, ports: Mapping[int, int]) -> "Endpoint":
         """From a host and the local port of each of Triton's ports."""
-        return cls(f"http://{host}:{ports[names.PORT_HTTP]}", f"{host}:{ports[names.PORT_GRPC]}", f"{host}:{ports[names.PORT_METRICS]}")
+        return cls(
+            f"http://{host}:{ports[names.PORT_HTTP]}",
+            f"{host}:{ports[names.PORT_GRPC]}",
+            f"{host}:{ports[names.PORT_METRICS]}",
+        )
 
 
 class Reach:
@@ -53,9 +57,16 @@ class Reach:
             address = self._kube.get("Service", namespace, name)["spec"]["clusterIP"]
             yield Endpoint.of(address, {port: port for port in ports})
             return
-        command = self._kube.kubectl_command("port-forward", f"--namespace={namespace}", f"service/{name}", *(f":{port}" for port in ports))
+        command = self._kube.kubectl_command(
+            "port-forward",
+            f"--namespace={namespace}",
+            f"service/{name}",
+            *(f":{port}" for port in ports),
+        )
         with tempfile.TemporaryFile("w+") as output:
-            forward = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+            forward = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+            )
 
             def forwarded() -> dict[int, int]:
                 output.seek(0)
@@ -65,7 +76,12 @@ class Reach:
                 return {int(there): int(here) for here, there in _FORWARDING.findall(text)}
 
             try:
-                found = wait_for(f"ports of service {name} forwarded", forwarded, lambda seen: seen.keys() >= set(ports), FORWARD_SECONDS)
+                found = wait_for(
+                    f"ports of service {name} forwarded",
+                    forwarded,
+                    lambda seen: seen.keys() >= set(ports),
+                    FORWARD_SECONDS,
+                )
                 yield Endpoint.of("127.0.0.1", found)
             finally:
                 forward.terminate()

@@ -38,11 +38,19 @@ class Scraper:
 
     def watch(self, kube: Kube, namespace: str) -> None:
         """Scrape the namespace's Triton pods as they are now, with the labels that a PodMonitor's series have."""
-        pods = [pod for pod in kube.objects("Pod", namespace, names.LABEL_PIPELINE) if (pod.get("status") or {}).get("podIP")]
+        pods = [
+            pod
+            for pod in kube.objects("Pod", namespace, names.LABEL_PIPELINE)
+            if (pod.get("status") or {}).get("podIP")
+        ]
         targets = [
             {
                 "targets": [f"{pod['status']['podIP']}:{names.PORT_METRICS}"],
-                "labels": {"namespace": namespace, "pod": pod["metadata"]["name"], "pipeline": pod["metadata"]["labels"][names.LABEL_PIPELINE]},
+                "labels": {
+                    "namespace": namespace,
+                    "pod": pod["metadata"]["name"],
+                    "pipeline": pod["metadata"]["labels"][names.LABEL_PIPELINE],
+                },
             }
             for pod in pods
         ]
@@ -70,14 +78,20 @@ def scraper(cluster: Cluster, interval: float, kubelet_token: str = "") -> Itera
         file = Path(folder) / "pods.json"
         file.write_text("[]")
         discovery: list[dict[str, Any]] = [
-            {"job_name": "pods", "honor_labels": True, "file_sd_configs": [{"files": [str(file)], "refresh_interval": "1s"}]}
+            {
+                "job_name": "pods",
+                "honor_labels": True,
+                "file_sd_configs": [{"files": [str(file)], "refresh_interval": "1s"}],
+            }
         ]
         if kubelet_token:
             token = Path(folder) / "token"
             token.touch(0o600)
             token.write_text(kubelet_token)
             discovery.append(_cadvisor(cluster, token))
-        with PrometheusServer(discovery=discovery, interval=interval, address=cluster.subnets.host_address) as server:
+        with PrometheusServer(
+            discovery=discovery, interval=interval, address=cluster.subnets.host_address
+        ) as server:
             yield Scraper(server, file)
 
 
@@ -98,18 +112,33 @@ def _cadvisor(cluster: Cluster, token: Path) -> dict[str, Any]:
 def kubelet_reader(kube: Kube) -> Iterator[str]:
     """A token that may read the kubelet's metrics, and nothing else."""
     rules = [{"apiGroups": [""], "resources": ["nodes/metrics"], "verbs": ["get"]}]
-    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": ACCOUNT}, "rules": rules}
+    role = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": ACCOUNT},
+        "rules": rules,
+    }
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRoleBinding",
         "metadata": {"name": ACCOUNT},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": ACCOUNT},
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": "ClusterRole",
+            "name": ACCOUNT,
+        },
         "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": NAMESPACE}],
     }
-    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, "namespace": NAMESPACE}}
+    account = {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": {"name": ACCOUNT, "namespace": NAMESPACE},
+    }
     made = yaml.safe_dump_all([account, role, binding])
     kube.kubectl("apply", "--filename=-", input=made)
     try:
-        yield kube.kubectl("create", "token", ACCOUNT, f"--namespace={NAMESPACE}", f"--duration={TOKEN_SECONDS}s").strip()
+        yield kube.kubectl(
+            "create", "token", ACCOUNT, f"--namespace={NAMESPACE}", f"--duration={TOKEN_SECONDS}s"
+        ).strip()
     finally:
         kube.kubectl("delete", "--filename=-", "--ignore-not-found", "--wait=false", input=made)

@@ -61,13 +61,28 @@ def version(state: Object) -> int:
 @contextlib.contextmanager
 def watched(kube: Kube, namespace: str, kind: str, selector: str = "") -> Iterator[Story]:
     """Watch a kind in a namespace for the time of the context. Some object of it has to be there."""
-    arguments = ["get", kind, f"--namespace={namespace}", "--watch", "--output-watch-events", "--output=json"]
+    arguments = [
+        "get",
+        kind,
+        f"--namespace={namespace}",
+        "--watch",
+        "--output-watch-events",
+        "--output=json",
+    ]
     arguments += [f"--selector={selector}"] if selector else []
     with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(kube.kubectl_command(*arguments), stdout=output, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            kube.kubectl_command(*arguments), stdout=output, stdin=subprocess.DEVNULL
+        )
         story = Story(output)
         try:
-            wait_for(f"first state of {kind} in {namespace}", story.states, lambda states: bool(states), END_SECONDS, _count)
+            wait_for(
+                f"first state of {kind} in {namespace}",
+                story.states,
+                lambda states: bool(states),
+                END_SECONDS,
+                _count,
+            )
             yield story
         finally:
             process.terminate()

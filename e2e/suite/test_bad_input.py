@@ -13,14 +13,20 @@ HUB = "hf://sentence-transformers/all-MiniLM-L6-v2"
 def serves(pipeline: Pipeline, reach: Reach) -> None:
     cases = golden("sentiment", 2, longest=32)
     with reach.service(pipeline.namespace, pipeline.name) as endpoint:
-        check_answer("sentiment", cases, clients.grpc(endpoint, "sentiment", [case["text"] for case in cases]))
+        check_answer(
+            "sentiment",
+            cases,
+            clients.grpc(endpoint, "sentiment", [case["text"] for case in cases]),
+        )
 
 
 def uids(pipeline: Pipeline) -> set[str]:
     return {item["metadata"]["uid"] for item in pipeline.pods()}
 
 
-def test_all_semantic_findings_at_once_and_the_running_version_untouched(pipeline: Pipeline, reach: Reach) -> None:
+def test_all_semantic_findings_at_once_and_the_running_version_untouched(
+    pipeline: Pipeline, reach: Reach
+) -> None:
     pipeline.apply(small("sentiment"))
     good = pipeline.wait_ready()
     before = uids(pipeline)
@@ -30,13 +36,20 @@ def test_all_semantic_findings_at_once_and_the_running_version_untouched(pipelin
         {
             "spec": {
                 "model": {"batching": {"preferredBatchSizes": [4, 4000]}, "maxBatchSize": 8},
-                "server": {"args": ["--model-repository=/elsewhere", "--exit-on-error=true"], "env": [{"name": "TRITONPIPE_SITE", "value": "/x"}]},
+                "server": {
+                    "args": ["--model-repository=/elsewhere", "--exit-on-error=true"],
+                    "env": [{"name": "TRITONPIPE_SITE", "value": "/x"}],
+                },
             }
         }
     )
     stalled = pipeline.wait_condition("Stalled", "True", "InvalidSpec")
     ready = pipeline.condition("Ready")
-    assert (ready["status"], ready["reason"], ready["message"]) == ("False", "InvalidSpec", stalled["message"])
+    assert (ready["status"], ready["reason"], ready["message"]) == (
+        "False",
+        "InvalidSpec",
+        stalled["message"],
+    )
     for named in ("--model-repository", "--exit-on-error", "TRITONPIPE_SITE"):
         assert named in stalled["message"]
     assert "findings: (1) spec." in stalled["message"]
@@ -49,7 +62,14 @@ def test_all_semantic_findings_at_once_and_the_running_version_untouched(pipelin
     serves(pipeline, reach)
 
     pipeline.apply(small("sentiment"))
-    pipeline.patch({"spec": {"server": {"args": None, "env": None}, "model": {"batching": None, "maxBatchSize": None}}})
+    pipeline.patch(
+        {
+            "spec": {
+                "server": {"args": None, "env": None},
+                "model": {"batching": None, "maxBatchSize": None},
+            }
+        }
+    )
     pipeline.wait_ready()
     assert pipeline.condition("Stalled") == {}
     assert uids(pipeline) == before
@@ -57,7 +77,10 @@ def test_all_semantic_findings_at_once_and_the_running_version_untouched(pipelin
 
 @pytest.mark.parametrize(
     ("uri", "words"),
-    [("hf://nobody/nothing", "nobody/nothing"), ("s3://missing/models/sentiment/model.onnx", "404")],
+    [
+        ("hf://nobody/nothing", "nobody/nothing"),
+        ("s3://missing/models/sentiment/model.onnx", "404"),
+    ],
     ids=["no-repository", "no-file"],
 )
 def test_a_missing_source_is_named(pipeline: Pipeline, uri: str, words: str) -> None:
@@ -70,22 +93,33 @@ def test_a_missing_source_is_named(pipeline: Pipeline, uri: str, words: str) -> 
     assert pipeline.wait_event("SourceUnavailable")["type"] == "Warning"
 
 
-def test_a_source_that_appears_later_is_fetched(pipeline: Pipeline, kube: Kube, reach: Reach) -> None:
+def test_a_source_that_appears_later_is_fetched(
+    pipeline: Pipeline, kube: Kube, reach: Reach
+) -> None:
     from e2e.models import tree
 
     # The tokenizer from a ConfigMap that is not there yet: nothing but the cluster itself decides when it comes.
-    pipeline.apply(small("sentiment", tokenizer={"source": {"uri": "configmap://words/tokenizer.json"}}))
+    pipeline.apply(
+        small("sentiment", tokenizer={"source": {"uri": "configmap://words/tokenizer.json"}})
+    )
     told = pipeline.wait_condition("Ready", "False", "SourceUnavailable")
     assert "words" in told["message"]
     text = (tree.build() / tree.TOKENIZER_FOLDER / "tokenizer.json").read_text()
-    document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "words"}, "data": {"tokenizer.json": text}}
+    document = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "words"},
+        "data": {"tokenizer.json": text},
+    }
     kube.apply(document, namespace=pipeline.namespace)
     pipeline.wait_ready()
     serves(pipeline, reach)
 
 
 @pytest.mark.parametrize("how", ["wrong-sum", "corrupt-file"])
-def test_a_wrong_checksum_stalls_the_rollout_and_the_old_revision_serves(pipeline: Pipeline, reach: Reach, how: str) -> None:
+def test_a_wrong_checksum_stalls_the_rollout_and_the_old_revision_serves(
+    pipeline: Pipeline, reach: Reach, how: str
+) -> None:
     pipeline.apply(small("sentiment"))
     good = pipeline.wait_ready()["status"]
     right = next(item["sha256"] for item in good["sources"] if item["step"] == "model")
@@ -108,7 +142,14 @@ def test_a_model_that_does_not_fit_shows_both_sides(pipeline: Pipeline, reach: R
     pipeline.apply(small("sentiment"))
     good = pipeline.wait_ready()["status"]
     outputs = [{"name": "scores", "dataType": "FP32", "dims": [3]}]
-    pipeline.patch({"spec": {"model": {"outputs": outputs}, "postprocess": {"labels": ["bad", "so-so", "good"]}}})
+    pipeline.patch(
+        {
+            "spec": {
+                "model": {"outputs": outputs},
+                "postprocess": {"labels": ["bad", "so-so", "good"]},
+            }
+        }
+    )
     told = pipeline.wait_condition("Stalled", "True", "ModelMismatch")
     for side in ("spec.model", "scores", "logits"):
         assert side in told["message"]
@@ -130,8 +171,12 @@ def test_an_image_that_cannot_be_pulled_is_named(pipeline: Pipeline, reach: Reac
     serves(pipeline, reach)
 
 
-def test_waiting_for_a_gpu_names_what_is_asked_and_what_is_offered(pipeline: Pipeline, kube: Kube) -> None:
-    pipeline.apply(small("sentiment", server={"gpu": {"count": 1, "products": ["NVIDIA-Nonesuch"]}}))
+def test_waiting_for_a_gpu_names_what_is_asked_and_what_is_offered(
+    pipeline: Pipeline, kube: Kube
+) -> None:
+    pipeline.apply(
+        small("sentiment", server={"gpu": {"count": 1, "products": ["NVIDIA-Nonesuch"]}})
+    )
     told = pipeline.wait_condition("Ready", "False", "WaitingForGPU")
     assert "asks for 1 nvidia.com/gpu" in told["message"]
     offers = []
@@ -156,16 +201,27 @@ def test_more_gpus_than_there_are(pipeline: Pipeline) -> None:
 
 
 def test_a_truncated_source_is_not_taken_for_a_model(pipeline: Pipeline) -> None:
-    pipeline.apply(small("sentiment", model={"source": {"uri": "s3://truncated/models/sentiment/model.onnx"}}))
+    pipeline.apply(
+        small("sentiment", model={"source": {"uri": "s3://truncated/models/sentiment/model.onnx"}})
+    )
     told = pipeline.wait_condition("Ready", "False", "SourceUnavailable")
     assert "spec.model.source" in told["message"]
-    wait_for("no pod serves", lambda: pipeline.status().get("readyReplicas", 0), lambda count: count == 0, 60)
+    wait_for(
+        "no pod serves",
+        lambda: pipeline.status().get("readyReplicas", 0),
+        lambda count: count == 0,
+        60,
+    )
 
 
 def test_slow_and_flaky_sources_are_waited_for(pipeline: Pipeline, reach: Reach) -> None:
-    pipeline.apply(small("sentiment", model={"source": {"uri": "s3://flaky/models/sentiment/model.onnx"}}))
+    pipeline.apply(
+        small("sentiment", model={"source": {"uri": "s3://flaky/models/sentiment/model.onnx"}})
+    )
     pipeline.wait_ready()
-    pipeline.patch({"spec": {"model": {"source": {"uri": "s3://slow/models/sentiment/model.onnx"}}}})
+    pipeline.patch(
+        {"spec": {"model": {"source": {"uri": "s3://slow/models/sentiment/model.onnx"}}}}
+    )
     pipeline.wait_condition("Ready", "False", "Loading")
     pipeline.wait_ready()
     serves(pipeline, reach)

@@ -14,7 +14,11 @@ REPLACED_SECONDS = 90.0
 
 def evict(kube: Kube, namespace: str, pod: str) -> HTTPStatus:
     """Ask for a pod's eviction once; CREATED, or TOO_MANY_REQUESTS where the disruption budget forbids it now."""
-    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace}}
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": pod, "namespace": namespace},
+    }
     try:
         kube.request("POST", f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction", body)
     except ApiException as error:
@@ -29,7 +33,9 @@ def test_fewer_replicas_cost_no_request(kube: Kube, tiny: TinyPipeline, measured
     assert kube.find("PodDisruptionBudget", tiny.namespace, tiny.name) is not None
     before = tiny.pod_names()
     with tiny.load() as load:
-        kube.kubectl("scale", f"{names.PLURAL}/{tiny.name}", f"--namespace={tiny.namespace}", "--replicas=1")
+        kube.kubectl(
+            "scale", f"{names.PLURAL}/{tiny.name}", f"--namespace={tiny.namespace}", "--replicas=1"
+        )
         wait_for("one pod left", tiny.pod_names, lambda pods: len(pods) == 1, REPLACED_SECONDS)
         load.wait_requests()
     measured("scaled from 2 replicas to 1", load.summary())
@@ -41,7 +47,9 @@ def test_fewer_replicas_cost_no_request(kube: Kube, tiny: TinyPipeline, measured
     kube.wait_gone("PodDisruptionBudget", tiny.namespace, tiny.name)
 
 
-def test_a_drain_takes_pod_after_pod_and_costs_no_request(kube: Kube, tiny: TinyPipeline, measured: Record) -> None:
+def test_a_drain_takes_pod_after_pod_and_costs_no_request(
+    kube: Kube, tiny: TinyPipeline, measured: Record
+) -> None:
     tiny.serve("old", replicas=2)
     kube.wait(
         "PodDisruptionBudget",
@@ -53,12 +61,25 @@ def test_a_drain_takes_pod_after_pod_and_costs_no_request(kube: Kube, tiny: Tiny
     before = sorted(tiny.pod_names())
     with tiny.load() as load:
         assert evict(kube, tiny.namespace, before[0]) is HTTPStatus.CREATED
-        assert evict(kube, tiny.namespace, before[1]) is HTTPStatus.TOO_MANY_REQUESTS, "both pods at once"
+        assert evict(kube, tiny.namespace, before[1]) is HTTPStatus.TOO_MANY_REQUESTS, (
+            "both pods at once"
+        )
         # As `kubectl drain` does it: ask again until the budget has room, which it has when the first pod's replacement is ready.
-        wait_for("second eviction", lambda: evict(kube, tiny.namespace, before[1]), lambda status: status is HTTPStatus.CREATED, REPLACED_SECONDS)
+        wait_for(
+            "second eviction",
+            lambda: evict(kube, tiny.namespace, before[1]),
+            lambda status: status is HTTPStatus.CREATED,
+            REPLACED_SECONDS,
+        )
         assert len(tiny.serving_pods()) >= 1
         wait_left(tiny, set(before))
-        wait_for("two pods ready", tiny.serving_pods, lambda pods: len(pods) == 2, REPLACED_SECONDS, lambda pods: f"{len(pods)} pods")
+        wait_for(
+            "two pods ready",
+            tiny.serving_pods,
+            lambda pods: len(pods) == 2,
+            REPLACED_SECONDS,
+            lambda pods: f"{len(pods)} pods",
+        )
         load.wait_requests()
     measured("drained pod by pod, replicas 2", load.summary())
     assert_none_lost(load, {"old"})

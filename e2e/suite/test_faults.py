@@ -34,8 +34,16 @@ for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):
 def writes(installation: Installation) -> dict[tuple[str, str], float]:
     """What the operator's process has written since it began, by its own count: (verb, resource) → requests."""
     (pod,) = [pod for pod in installation.operator_pods() if is_ready(pod)]
-    port = next(port["containerPort"] for port in pod["spec"]["containers"][0]["ports"] if port["name"] == "metrics")
-    text = installation.kube.kubectl("get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}:{port}/proxy/metrics")
+    port = next(
+        port["containerPort"]
+        for port in pod["spec"]["containers"][0]["ports"]
+        if port["name"] == "metrics"
+    )
+    text = installation.kube.kubectl(
+        "get",
+        "--raw",
+        f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}:{port}/proxy/metrics",
+    )
     found: dict[tuple[str, str], float] = {}
     seen = False
     for family in text_string_to_metric_families(text):
@@ -55,7 +63,13 @@ def wait_operator(installation: Installation, gone: Collection[str] = ()) -> Non
     def holds(pods: Sequence[Object]) -> bool:
         return len(pods) == 1 and is_ready(pods[0]) and pods[0]["metadata"]["name"] not in gone
 
-    wait_for("the operator is back", installation.operator_pods, holds, BACK_SECONDS, lambda pods: f"{len(pods)} pods")
+    wait_for(
+        "the operator is back",
+        installation.operator_pods,
+        holds,
+        BACK_SECONDS,
+        lambda pods: f"{len(pods)} pods",
+    )
 
 
 def wait_surge_pod(tiny: TinyPipeline, before: set[str]) -> None:
@@ -63,14 +77,23 @@ def wait_surge_pod(tiny: TinyPipeline, before: set[str]) -> None:
     wait_for("a pod of the new revision", tiny.pod_names, lambda pods: pods - before, BACK_SECONDS)
 
 
-def test_an_operator_killed_in_mid_rollout_goes_on(kube: Kube, installation: Installation, tiny: TinyPipeline) -> None:
+def test_an_operator_killed_in_mid_rollout_goes_on(
+    kube: Kube, installation: Installation, tiny: TinyPipeline
+) -> None:
     tiny.serve("old")
     before = tiny.pod_names()
     operator = {pod["metadata"]["name"] for pod in installation.operator_pods()}
     with tiny.load(clients=SAFE_CLIENTS) as load:
         tiny.change("new")
-        wait_for("the new revision", lambda: tiny.deployed_revision(), lambda deployed: deployed != tiny.status()["servingRevision"], BACK_SECONDS)
-        kube.kubectl("delete", "pod", f"--namespace={NAMESPACE}", "--force", "--grace-period=0", *operator)
+        wait_for(
+            "the new revision",
+            lambda: tiny.deployed_revision(),
+            lambda deployed: deployed != tiny.status()["servingRevision"],
+            BACK_SECONDS,
+        )
+        kube.kubectl(
+            "delete", "pod", f"--namespace={NAMESPACE}", "--force", "--grace-period=0", *operator
+        )
         wait_operator(installation, operator)
         tiny.wait_ready()
         wait_left(tiny, before)
@@ -85,7 +108,13 @@ def test_without_operator_the_deployment_heals_and_the_operator_comes_back_to_no
     before = tiny.pod_names()
     kube.kubectl("scale", f"deployment/{RELEASE}", f"--namespace={NAMESPACE}", "--replicas=0")
     try:
-        wait_for("no operator", installation.operator_pods, lambda pods: not pods, BACK_SECONDS, lambda pods: f"{len(pods)} pods")
+        wait_for(
+            "no operator",
+            installation.operator_pods,
+            lambda pods: not pods,
+            BACK_SECONDS,
+            lambda pods: f"{len(pods)} pods",
+        )
         for pod in before:
             kube.delete("Pod", tiny.namespace, pod)
         wait_left(tiny, before)
@@ -99,7 +128,9 @@ def test_without_operator_the_deployment_heals_and_the_operator_comes_back_to_no
         kube.kubectl("scale", f"deployment/{RELEASE}", f"--namespace={NAMESPACE}", "--replicas=1")
         wait_operator(installation)
     # It has looked at the pipeline, for it has asked the pod and nobody else does.
-    wait_for("an inference of the operator", tiny.inferences, lambda count: count > asked, BACK_SECONDS)
+    wait_for(
+        "an inference of the operator", tiny.inferences, lambda count: count > asked, BACK_SECONDS
+    )
     tiny.wait_ready()
     assert tiny.applied() == applied
     assert set(writes(installation)) <= {("apply status", names.PLURAL), ("create", "events")}
@@ -130,7 +161,9 @@ def test_an_api_server_that_is_away_disturbs_nobody(access: Access, tiny: TinyPi
     assert_none_lost(load, {"old", "new"})
 
 
-def test_a_dead_tokenizer_is_noticed_and_healed_though_its_server_says_that_it_is_ready(kube: Kube, tiny: TinyPipeline) -> None:
+def test_a_dead_tokenizer_is_noticed_and_healed_though_its_server_says_that_it_is_ready(
+    kube: Kube, tiny: TinyPipeline
+) -> None:
     tiny.serve("old")
     (pod,) = tiny.serving_pods()
     name = pod["metadata"]["name"]
@@ -158,25 +191,44 @@ def test_of_ten_changes_in_a_row_the_last_one_serves(kube: Kube, tiny: TinyPipel
         for number in range(10):
             earlier = tiny.status()["revision"]
             tiny.change(f"r{number}")
-            wait_for("its revision", lambda: tiny.status()["revision"], earlier.__ne__, BACK_SECONDS)
+            wait_for(
+                "its revision", lambda: tiny.status()["revision"], earlier.__ne__, BACK_SECONDS
+            )
         ready = tiny.wait_ready()
         wait_for("one pod", tiny.pod_names, lambda pods: len(pods) == 1, BACK_SECONDS)
         load.wait_requests(1)
         since = load.now()
         load.wait_requests()
     for client in SAFE_CLIENTS:
-        assert load.summary()[client].failed == 0, [outcome for outcome in load.outcomes if outcome.error]
+        assert load.summary()[client].failed == 0, [
+            outcome for outcome in load.outcomes if outcome.error
+        ]
     assert {outcome.answer for outcome in load.outcomes if outcome.start >= since} == {"r9"}
 
     def revisions(kind: str) -> set[str]:
         return {
-            item["metadata"]["labels"][names.LABEL_REVISION] for item in tiny.children(kind) if names.LABEL_REVISION in item["metadata"]["labels"]
+            item["metadata"]["labels"][names.LABEL_REVISION]
+            for item in tiny.children(kind)
+            if names.LABEL_REVISION in item["metadata"]["labels"]
         }
 
-    kept = wait_for("old revisions pruned", lambda: revisions("ConfigMap"), lambda found: len(found) <= 1 + limit, BACK_SECONDS)
+    kept = wait_for(
+        "old revisions pruned",
+        lambda: revisions("ConfigMap"),
+        lambda found: len(found) <= 1 + limit,
+        BACK_SECONDS,
+    )
     assert ready["status"]["revision"] in kept
-    secrets = kube.kubectl("get", "secrets", f"--namespace={tiny.namespace}", f"--selector={names.LABEL_PIPELINE}={tiny.name}", "--output=name")
-    assert {line.partition("/")[2] for line in secrets.split()} == {names.revision_name(tiny.name, revision) for revision in kept}
+    secrets = kube.kubectl(
+        "get",
+        "secrets",
+        f"--namespace={tiny.namespace}",
+        f"--selector={names.LABEL_PIPELINE}={tiny.name}",
+        "--output=name",
+    )
+    assert {line.partition("/")[2] for line in secrets.split()} == {
+        names.revision_name(tiny.name, revision) for revision in kept
+    }
 
 
 def test_deleted_in_mid_rollout_nothing_is_left(kube: Kube, tiny: TinyPipeline) -> None:
@@ -186,8 +238,19 @@ def test_deleted_in_mid_rollout_nothing_is_left(kube: Kube, tiny: TinyPipeline) 
     wait_surge_pod(tiny, before)
     kube.delete(names.KIND, tiny.namespace, tiny.name)
     kinds = "deployments,replicasets,pods,configmaps,secrets,services,networkpolicies,poddisruptionbudgets"
-    arguments = ("get", kinds, f"--namespace={tiny.namespace}", f"--selector={names.LABEL_PIPELINE}={tiny.name}", "--output=name")
-    wait_for("everything of it gone", lambda: kube.kubectl(*arguments).split(), lambda left: not left, BACK_SECONDS)
+    arguments = (
+        "get",
+        kinds,
+        f"--namespace={tiny.namespace}",
+        f"--selector={names.LABEL_PIPELINE}={tiny.name}",
+        "--output=name",
+    )
+    wait_for(
+        "everything of it gone",
+        lambda: kube.kubectl(*arguments).split(),
+        lambda left: not left,
+        BACK_SECONDS,
+    )
     assert kube.find(names.KIND, tiny.namespace, tiny.name) is None
 
 
@@ -199,9 +262,14 @@ def test_nothing_is_written_while_nothing_changes_nor_by_an_operator_that_starts
     template = "{range .items[*]}{.kind}/{.metadata.name} {.metadata.resourceVersion}{'\\n'}{end}"
 
     def versions() -> set[str]:
-        objects = kube.kubectl("get", kinds, f"--namespace={tiny.namespace}", f"--output=jsonpath={template}").splitlines()
+        objects = kube.kubectl(
+            "get", kinds, f"--namespace={tiny.namespace}", f"--output=jsonpath={template}"
+        ).splitlines()
         # Of events only those about the pipeline: the kubelet repeats some of its own about pods.
-        events = (f"Event/{item['metadata']['name']} {item['metadata']['resourceVersion']}" for item in tiny.events())
+        events = (
+            f"Event/{item['metadata']['name']} {item['metadata']['resourceVersion']}"
+            for item in tiny.events()
+        )
         return {*objects, *events}
 
     def quiet() -> tuple[dict[tuple[str, str], float], set[str]]:
@@ -218,12 +286,24 @@ def test_nothing_is_written_while_nothing_changes_nor_by_an_operator_that_starts
     )
     # Ready comes with the first answers; what the next look at both pods tells (states of the models) may still be written.
     asked = tiny.inferences()
-    wait_for("a second look at both pods", tiny.inferences, lambda count: count >= asked + 4, 12.0 * HEALTH_SECONDS)
+    wait_for(
+        "a second look at both pods",
+        tiny.inferences,
+        lambda count: count >= asked + 4,
+        12.0 * HEALTH_SECONDS,
+    )
     # Of a whole window scaling knows that nobody but the operator asks.
-    tiny.wait("Idle", lambda item: (item["status"].get("scaling") or {}).get("bottleneck") == "Idle")
+    tiny.wait(
+        "Idle", lambda item: (item["status"].get("scaling") or {}).get("bottleneck") == "Idle"
+    )
     began, asked = quiet(), tiny.inferences()
     # Two pods are asked every five seconds each: more than three periods of both.
-    wait_for("inferences of the operator", tiny.inferences, lambda count: count >= asked + 8, 12.0 * HEALTH_SECONDS)
+    wait_for(
+        "inferences of the operator",
+        tiny.inferences,
+        lambda count: count >= asked + 8,
+        12.0 * HEALTH_SECONDS,
+    )
     ended = quiet()
     assert ended[0] == began[0]
     assert ended[1] == began[1]
@@ -232,6 +312,11 @@ def test_nothing_is_written_while_nothing_changes_nor_by_an_operator_that_starts
     kube.kubectl("delete", "pod", f"--namespace={NAMESPACE}", *operator)
     wait_operator(installation, operator)
     asked = tiny.inferences()
-    wait_for("inferences of the new operator", tiny.inferences, lambda count: count >= asked + 8, 12.0 * HEALTH_SECONDS)
+    wait_for(
+        "inferences of the new operator",
+        tiny.inferences,
+        lambda count: count >= asked + 8,
+        12.0 * HEALTH_SECONDS,
+    )
     assert writes(installation) == {}
     assert versions() == began[1]

@@ -18,10 +18,16 @@ def manifest(name: str, namespace: str) -> Object:
 
 
 @pytest.fixture(scope="module", params=["client-side", "server-side"])
-def worked_on(request: pytest.FixtureRequest, kube: Kube, module_namespace: str) -> Iterator[list[Object]]:
+def worked_on(
+    request: pytest.FixtureRequest, kube: Kube, module_namespace: str
+) -> Iterator[list[Object]]:
     """Both samples, applied the one or the other way, ready, with a status."""
     manifests = [manifest(name, module_namespace) for name in SAMPLES]
-    flags = ("--server-side", f"--field-manager={dryrun.ARGO_MANAGER}") if request.param == "server-side" else ()
+    flags = (
+        ("--server-side", f"--field-manager={dryrun.ARGO_MANAGER}")
+        if request.param == "server-side"
+        else ()
+    )
     for document in manifests:
         kube.kubectl("apply", *flags, "--filename=-", input=_yaml(document))
     for name in SAMPLES:
@@ -51,13 +57,22 @@ def test_every_tool_sees_a_change(kube: Kube, worked_on: list[Object]) -> None:
 
 def test_the_operator_writes_no_field_of_the_spec(kube: Kube, worked_on: list[Object]) -> None:
     for document in worked_on:
-        item = kube.get("InferencePipeline", document["metadata"]["namespace"], document["metadata"]["name"])
-        owners = {entry["manager"] for entry in item["metadata"]["managedFields"] if "f:spec" in entry.get("fieldsV1", {})}
+        item = kube.get(
+            "InferencePipeline", document["metadata"]["namespace"], document["metadata"]["name"]
+        )
+        owners = {
+            entry["manager"]
+            for entry in item["metadata"]["managedFields"]
+            if "f:spec" in entry.get("fieldsV1", {})
+        }
         assert not [owner for owner in owners if owner.startswith("triton-pipelines")]
 
 
 def test_kstatus_calls_it_current(kube: Kube, worked_on: list[Object]) -> None:
-    live = [kube.get("InferencePipeline", item["metadata"]["namespace"], item["metadata"]["name"]) for item in worked_on]
+    live = [
+        kube.get("InferencePipeline", item["metadata"]["namespace"], item["metadata"]["name"])
+        for item in worked_on
+    ]
     assert [verdict.status for verdict in kstatus.verdicts(live)] == ["Current", "Current"]
 
 
@@ -76,6 +91,8 @@ def test_kstatus_follows_a_rollout_and_a_failure(kube: Kube, pipeline: Pipeline)
 
     seen.clear()
     wrong = sample("sentiment")["spec"]["model"]["outputs"][0] | {"dims": [3]}
-    pipeline.patch({"spec": {"model": {"outputs": [wrong]}, "postprocess": {"labels": ["a", "b", "c"]}}})
+    pipeline.patch(
+        {"spec": {"model": {"outputs": [wrong]}, "postprocess": {"labels": ["a", "b", "c"]}}}
+    )
     pipeline.wait("Failed for kstatus", lambda item: verdict(item) == "Failed")
     assert set(seen) <= {"InProgress", "Failed"}

@@ -13,50 +13,84 @@ from e2e.suite.reach import Endpoint, Reach
 from triton_pipelines.api import names
 
 Open = Callable[[Pipeline], Endpoint]
-OWNED = ("Deployment", "ReplicaSet", "Pod", "Service", "ConfigMap", "Secret", "NetworkPolicy", "PodDisruptionBudget")
+OWNED = (
+    "Deployment",
+    "ReplicaSet",
+    "Pod",
+    "Service",
+    "ConfigMap",
+    "Secret",
+    "NetworkPolicy",
+    "PodDisruptionBudget",
+)
 
 
 def answers(endpoint: Endpoint) -> None:
     cases = golden("sentiment", 2, longest=32)
-    check_answer("sentiment", cases, clients.grpc(endpoint, "sentiment", [case["text"] for case in cases]))
+    check_answer(
+        "sentiment", cases, clients.grpc(endpoint, "sentiment", [case["text"] for case in cases])
+    )
 
 
 @pytest.mark.proves("spec.suspend", "behaviour")
 def test_suspend_takes_the_pods_and_keeps_the_rest(pipeline: Pipeline, open_endpoint: Open) -> None:
     pipeline.apply(small("sentiment"))
     pipeline.wait_ready()
-    kept = {kind: {item["metadata"]["uid"] for item in pipeline.children(kind)} for kind in ("Service", "ConfigMap", "Secret", "Deployment")}
+    kept = {
+        kind: {item["metadata"]["uid"] for item in pipeline.children(kind)}
+        for kind in ("Service", "ConfigMap", "Secret", "Deployment")
+    }
 
     pipeline.patch({"spec": {"suspend": "Enabled"}})
     told = pipeline.wait_condition("Ready", "True", "Suspended")
     assert "suspend" in told["message"]
     pipeline.wait("no pods", lambda _: not pipeline.pods())
     pipeline.wait_condition("Available", "False", "Suspended")
-    assert {kind: {item["metadata"]["uid"] for item in pipeline.children(kind)} for kind in kept} == kept
+    assert {
+        kind: {item["metadata"]["uid"] for item in pipeline.children(kind)} for kind in kept
+    } == kept
 
     pipeline.patch({"spec": {"suspend": "Disabled"}})
     pipeline.wait_condition("Ready", "True", "Succeeded")
     answers(open_endpoint(pipeline))
 
 
-def test_a_paused_pipeline_is_left_alone_until_it_is_resumed(kube: Kube, pipeline: Pipeline) -> None:
+def test_a_paused_pipeline_is_left_alone_until_it_is_resumed(
+    kube: Kube, pipeline: Pipeline
+) -> None:
     pipeline.apply(small("sentiment"))
     before = pipeline.wait_ready()["status"]
     pipeline.patch({"metadata": {"annotations": {names.ANNOTATION_PAUSED: "true"}}})
     pipeline.patch({"spec": {"replicas": 2}})
-    kube.patch("Service", pipeline.namespace, pipeline.name, {"metadata": {"labels": {names.LABEL_INSTANCE: "edited"}}})
+    kube.patch(
+        "Service",
+        pipeline.namespace,
+        pipeline.name,
+        {"metadata": {"labels": {names.LABEL_INSTANCE: "edited"}}},
+    )
 
     # Another pipeline, asked for later, is worked on to the end: the paused one has been passed over, not just not reached yet.
     witness = Pipeline(kube, pipeline.namespace, "witness")
     witness.apply(small("sentiment", suspend="Enabled"))
     witness.wait_condition("Ready", "True", "Suspended")
     assert kube.get("Deployment", pipeline.namespace, pipeline.name)["spec"]["replicas"] == 1
-    assert kube.get("Service", pipeline.namespace, pipeline.name)["metadata"]["labels"][names.LABEL_INSTANCE] == "edited"
+    assert (
+        kube.get("Service", pipeline.namespace, pipeline.name)["metadata"]["labels"][
+            names.LABEL_INSTANCE
+        ]
+        == "edited"
+    )
     assert pipeline.status()["revision"] == before["revision"]
 
     pipeline.patch({"metadata": {"annotations": {names.ANNOTATION_PAUSED: None}}})
     pipeline.wait("two pods", lambda item: item["status"]["readyReplicas"] == 2)
-    kube.wait("Service", pipeline.namespace, pipeline.name, lambda item: _label(item) == pipeline.name, "label repaired")
+    kube.wait(
+        "Service",
+        pipeline.namespace,
+        pipeline.name,
+        lambda item: _label(item) == pipeline.name,
+        "label repaired",
+    )
 
 
 def _label(item: Object | None) -> str:
@@ -69,15 +103,21 @@ def test_everything_goes_with_the_pipeline(kube: Kube, pipeline: Pipeline) -> No
     present = {kind for kind in OWNED if pipeline.children(kind)}
     assert present == set(OWNED)
 
-    kube.kubectl("delete", "ipl", pipeline.name, f"--namespace={pipeline.namespace}", "--wait=false")
+    kube.kubectl(
+        "delete", "ipl", pipeline.name, f"--namespace={pipeline.namespace}", "--wait=false"
+    )
     kube.wait_gone(names.KIND, pipeline.namespace, pipeline.name)
     wait_for(
         "children of the pipeline gone",
-        lambda: {kind: [item["metadata"]["name"] for item in pipeline.children(kind)] for kind in OWNED},
+        lambda: {
+            kind: [item["metadata"]["name"] for item in pipeline.children(kind)] for kind in OWNED
+        },
         lambda left: not any(left.values()),
         60,
     )
-    slices = kube.kubectl("get", "endpointslices", f"--namespace={pipeline.namespace}", "--output=name")
+    slices = kube.kubectl(
+        "get", "endpointslices", f"--namespace={pipeline.namespace}", "--output=name"
+    )
     assert slices == ""
 
 
@@ -93,18 +133,28 @@ def served(kube: Kube, module_namespace: str, reach: Reach) -> Iterator[tuple[Pi
 
 EDITS: dict[str, dict[str, Any]] = {
     "Service": {"spec": {"selector": {names.LABEL_PIPELINE: "nobody"}}},
-    "Deployment": {"spec": {"replicas": 3, "template": {"spec": {"terminationGracePeriodSeconds": 600}}}},
+    "Deployment": {
+        "spec": {"replicas": 3, "template": {"spec": {"terminationGracePeriodSeconds": 600}}}
+    },
     "NetworkPolicy": {"spec": {"ingress": []}},
 }
 
 
 @pytest.mark.parametrize("kind", EDITS)
-def test_an_edit_by_hand_is_taken_back(kube: Kube, served: tuple[Pipeline, Endpoint], kind: str) -> None:
+def test_an_edit_by_hand_is_taken_back(
+    kube: Kube, served: tuple[Pipeline, Endpoint], kind: str
+) -> None:
     pipeline, endpoint = served
     before = kube.get(kind, pipeline.namespace, pipeline.name)["spec"]
     edited = kube.patch(kind, pipeline.namespace, pipeline.name, EDITS[kind])
     assert edited["spec"] != before
-    kube.wait(kind, pipeline.namespace, pipeline.name, lambda item: item is not None and item["spec"] == before, "as it was")
+    kube.wait(
+        kind,
+        pipeline.namespace,
+        pipeline.name,
+        lambda item: item is not None and item["spec"] == before,
+        "as it was",
+    )
     pipeline.wait_ready()
     pipeline.wait("one pod", lambda _: len(pipeline.pods()) == 1)
     answers(endpoint)
@@ -114,31 +164,70 @@ def test_an_edited_revision_is_taken_back(kube: Kube, served: tuple[Pipeline, En
     pipeline, _ = served
     name = names.revision_name(pipeline.name, pipeline.status()["revision"])
     # Its content is immutable to everyone; what it is found by is not.
-    kube.patch("ConfigMap", pipeline.namespace, name, {"metadata": {"labels": {names.LABEL_INSTANCE: "edited"}}})
-    kube.wait("ConfigMap", pipeline.namespace, name, lambda item: _label(item) == pipeline.name, "label repaired")
+    kube.patch(
+        "ConfigMap",
+        pipeline.namespace,
+        name,
+        {"metadata": {"labels": {names.LABEL_INSTANCE: "edited"}}},
+    )
+    kube.wait(
+        "ConfigMap",
+        pipeline.namespace,
+        name,
+        lambda item: _label(item) == pipeline.name,
+        "label repaired",
+    )
 
 
-def test_edited_state_is_brought_back_within_bounds(kube: Kube, served: tuple[Pipeline, Endpoint]) -> None:
+def test_edited_state_is_brought_back_within_bounds(
+    kube: Kube, served: tuple[Pipeline, Endpoint]
+) -> None:
     pipeline, _ = served
     name = names.live_name(pipeline.name)
     before = kube.get("ConfigMap", pipeline.namespace, name)["data"]
     most = int(pipeline.status()["tokenizer"]["summary"].partition("/")[2])
-    kube.patch("ConfigMap", pipeline.namespace, name, {"data": {names.KEY_COUNTS: '{"tokenizer": 4000}', names.KEY_RESOLVED: None}})
+    kube.patch(
+        "ConfigMap",
+        pipeline.namespace,
+        name,
+        {"data": {names.KEY_COUNTS: '{"tokenizer": 4000}', names.KEY_RESOLVED: None}},
+    )
 
     def repaired(item: Object | None) -> bool:
         data: dict[str, str] = (item or {}).get("data") or {}
         counts = json.loads(data.get(names.KEY_COUNTS, "{}"))
-        return counts.keys() == {"tokenizer"} and 1 <= counts["tokenizer"] <= most and data.get(names.KEY_RESOLVED) == before[names.KEY_RESOLVED]
+        return (
+            counts.keys() == {"tokenizer"}
+            and 1 <= counts["tokenizer"] <= most
+            and data.get(names.KEY_RESOLVED) == before[names.KEY_RESOLVED]
+        )
 
     # What the sources resolved to is known from the running pods; a count is what scaling has decided, and where it has not yet, the edited one as far
     # as the spec allows it.
-    kube.wait("ConfigMap", pipeline.namespace, name, repaired, f"a count of 1 to {most}, sources as before")
-    kube.patch("ConfigMap", pipeline.namespace, name, {"data": {names.KEY_COUNTS: before[names.KEY_COUNTS]}})
-    pipeline.wait("count as before", lambda item: item["status"]["tokenizer"]["desiredInstances"] == 1)
+    kube.wait(
+        "ConfigMap",
+        pipeline.namespace,
+        name,
+        repaired,
+        f"a count of 1 to {most}, sources as before",
+    )
+    kube.patch(
+        "ConfigMap",
+        pipeline.namespace,
+        name,
+        {"data": {names.KEY_COUNTS: before[names.KEY_COUNTS]}},
+    )
+    pipeline.wait(
+        "count as before", lambda item: item["status"]["tokenizer"]["desiredInstances"] == 1
+    )
 
 
-@pytest.mark.parametrize("kind", ["Service", "Deployment", "NetworkPolicy", "ConfigMap", "live ConfigMap"])
-def test_a_deleted_child_comes_back(kube: Kube, served: tuple[Pipeline, Endpoint], reach: Reach, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["Service", "Deployment", "NetworkPolicy", "ConfigMap", "live ConfigMap"]
+)
+def test_a_deleted_child_comes_back(
+    kube: Kube, served: tuple[Pipeline, Endpoint], reach: Reach, kind: str
+) -> None:
     pipeline, _ = served
     name = pipeline.name
     if kind == "ConfigMap":
@@ -148,12 +237,20 @@ def test_a_deleted_child_comes_back(kube: Kube, served: tuple[Pipeline, Endpoint
     before = kube.get(kind, pipeline.namespace, name)
     kube.delete(kind, pipeline.namespace, name)
     uid = before["metadata"]["uid"]
-    found = kube.wait(kind, pipeline.namespace, name, lambda item: item is not None and item["metadata"]["uid"] != uid, "made anew")
+    found = kube.wait(
+        kind,
+        pipeline.namespace,
+        name,
+        lambda item: item is not None and item["metadata"]["uid"] != uid,
+        "made anew",
+    )
     assert found is not None
     if kind == "ConfigMap":
         assert found["data"].keys() == before["data"].keys()
     pipeline.wait_ready()
-    with reach.service(pipeline.namespace, pipeline.name) as way:  # the Service may have a new address
+    with reach.service(
+        pipeline.namespace, pipeline.name
+    ) as way:  # the Service may have a new address
         wait_for("an answer", lambda: _answered(way), bool, 60)
 
 
@@ -167,7 +264,9 @@ def _answered(endpoint: Endpoint) -> bool:
     return True
 
 
-def test_a_deleted_secret_comes_back_when_a_pod_needs_it(kube: Kube, served: tuple[Pipeline, Endpoint]) -> None:
+def test_a_deleted_secret_comes_back_when_a_pod_needs_it(
+    kube: Kube, served: tuple[Pipeline, Endpoint]
+) -> None:
     pipeline, _ = served
     name = names.revision_name(pipeline.name, pipeline.status()["revision"])
     key = pipeline.control_key()
@@ -176,7 +275,12 @@ def test_a_deleted_secret_comes_back_when_a_pod_needs_it(kube: Kube, served: tup
     (pod,) = pipeline.pods()
     kube.delete("Pod", pipeline.namespace, pod["metadata"]["name"])
     kube.wait("Secret", pipeline.namespace, name, lambda item: item is not None, "made anew")
-    pipeline.wait("a new pod serves", lambda item: item["status"]["readyReplicas"] == 1 and _uids(pipeline) != {pod["metadata"]["uid"]})
+    pipeline.wait(
+        "a new pod serves",
+        lambda item: (
+            item["status"]["readyReplicas"] == 1 and _uids(pipeline) != {pod["metadata"]["uid"]}
+        ),
+    )
     pipeline.wait_ready()
     assert pipeline.control_key() == key
 
@@ -189,15 +293,26 @@ def test_scale_through_its_subresource(kube: Kube, pipeline: Pipeline, open_endp
     pipeline.apply(small("sentiment"))
     first = pipeline.wait_ready()["status"]["revision"]
     where = f"--namespace={pipeline.namespace}"
-    assert kube.find("PodDisruptionBudget", pipeline.namespace, pipeline.name) is None  # it would block drains of a single pod
+    assert (
+        kube.find("PodDisruptionBudget", pipeline.namespace, pipeline.name) is None
+    )  # it would block drains of a single pod
 
     kube.kubectl("scale", "ipl", pipeline.name, where, "--replicas=2")
     item = pipeline.wait("two pods", lambda item: item["status"]["readyReplicas"] == 2)
     assert item["status"]["revision"] == first  # more of the same, no rollout
-    budget = kube.wait("PodDisruptionBudget", pipeline.namespace, pipeline.name, lambda found: _allowed(found) == 1, "one pod may go")
+    budget = kube.wait(
+        "PodDisruptionBudget",
+        pipeline.namespace,
+        pipeline.name,
+        lambda found: _allowed(found) == 1,
+        "one pod may go",
+    )
     assert budget is not None
     assert budget["spec"]["maxUnavailable"] == 1
-    scale = kube.request("GET", f"/apis/{names.API_VERSION}/namespaces/{pipeline.namespace}/{names.PLURAL}/{pipeline.name}/scale")
+    scale = kube.request(
+        "GET",
+        f"/apis/{names.API_VERSION}/namespaces/{pipeline.namespace}/{names.PLURAL}/{pipeline.name}/scale",
+    )
     assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (2, 2)
     selected = kube.objects("Pod", pipeline.namespace, scale["status"]["selector"])
     assert {pod["metadata"]["uid"] for pod in selected} == _uids(pipeline)

@@ -47,9 +47,13 @@ class TritonPythonModel:
 def prometheus(access: Access, kube: Kube, installation: Installation) -> Iterator[Scraper]:
     """The operator asks this one, for as long as the module's tests run."""
     if access.local is None:
-        pytest.skip("left out: a Prometheus of the suite's own reaches neither pods nor the kubelet of a cluster that is not on this machine")
+        pytest.skip(
+            "left out: a Prometheus of the suite's own reaches neither pods nor the kubelet of a cluster that is not on this machine"
+        )
     with kubelet_reader(kube) as token, scraper(access.local, SCRAPE_SECONDS, token) as made:
-        installation.helm_install({"prometheus": {"connections": [{"name": CONNECTION, "url": made.url}]}})
+        installation.helm_install(
+            {"prometheus": {"connections": [{"name": CONNECTION, "url": made.url}]}}
+        )
         yield made
         installation.helm_install()
 
@@ -60,23 +64,39 @@ def scaled_by_it(**changes: Any) -> dict[str, Any]:
     return wanted
 
 
-def told(pipeline: TinyPipeline, kind: str, status: str, reason: str, words: str = "", deadline: float = TOLD_SECONDS) -> str:
+def told(
+    pipeline: TinyPipeline,
+    kind: str,
+    status: str,
+    reason: str,
+    words: str = "",
+    deadline: float = TOLD_SECONDS,
+) -> str:
     """A condition's message, once it has these words."""
 
     def holds(item: dict[str, Any]) -> bool:
         found = condition(item.get("status") or {}, kind)
-        return (found.get("status"), found.get("reason")) == (status, reason) and words in found["message"]
+        return (found.get("status"), found.get("reason")) == (status, reason) and words in found[
+            "message"
+        ]
 
-    found = condition(pipeline.wait(f"{kind} {status} {reason} {words}", holds, deadline)["status"], kind)
+    found = condition(
+        pipeline.wait(f"{kind} {status} {reason} {words}", holds, deadline)["status"], kind
+    )
     return str(found["message"])
 
 
-def test_prometheus_decides_and_its_death_costs_neither_counts_nor_requests(prometheus: Scraper, kube: Kube, tiny: TinyPipeline) -> None:
+def test_prometheus_decides_and_its_death_costs_neither_counts_nor_requests(
+    prometheus: Scraper, kube: Kube, tiny: TinyPipeline
+) -> None:
     tiny.serve("old", **scaled_by_it())
     prometheus.watch(kube, tiny.namespace)
     scaled, pods = Scaled(tiny), starts(tiny)
     told(tiny, "MetricsAvailable", "True", "Succeeded", f'Prometheus connection "{CONNECTION}"')
-    with tiny.load(**LOAD) as load, watched(kube, tiny.namespace, "configmaps", names.LABEL_PIPELINE):
+    with (
+        tiny.load(**LOAD) as load,
+        watched(kube, tiny.namespace, "configmaps", names.LABEL_PIPELINE),
+    ):
         grown = scaled.wait_running(lambda count: count > 1, "more", GROWN_SECONDS)
         prometheus.kill()
         message = told(tiny, "MetricsAvailable", "False", "PrometheusError")
@@ -85,7 +105,13 @@ def test_prometheus_decides_and_its_death_costs_neither_counts_nor_requests(prom
         assert scaled.recorded() >= grown
     # The load has ended: with metrics the count would fall after the stabilization. It is dark for longer than metrics may be stale.
     pause = tiny.kube.kubectl(
-        "wait", "ipl", tiny.name, f"--namespace={tiny.namespace}", "--for=condition=MetricsAvailable", "--timeout=30s", check=False
+        "wait",
+        "ipl",
+        tiny.name,
+        f"--namespace={tiny.namespace}",
+        "--for=condition=MetricsAvailable",
+        "--timeout=30s",
+        check=False,
     )
     assert "condition met" not in pause
     assert scaled.recorded() >= grown
@@ -97,20 +123,37 @@ def test_prometheus_decides_and_its_death_costs_neither_counts_nor_requests(prom
     assert_none_lost(load, {"old"})
 
 
-def test_cpu_and_throttling_of_the_node_reach_the_decision(prometheus: Scraper, kube: Kube, tiny: TinyPipeline) -> None:
+def test_cpu_and_throttling_of_the_node_reach_the_decision(
+    prometheus: Scraper, kube: Kube, tiny: TinyPipeline
+) -> None:
     """A step that uses CPU in bursts which its container may not: the kernel throttles it, and no instance is added for that. Its
     answers are late; whether any is too late is a matter of the limit."""
     wanted = scaled_by_it()
     wanted["steps"][0]["python"] = {"code": {"inline": BURNING}}
-    wanted["server"] = {"resources": {"requests": {"cpu": "200m"}, "limits": {"cpu": "250m", "memory": "2Gi"}}}
+    wanted["server"] = {
+        "resources": {"requests": {"cpu": "200m"}, "limits": {"cpu": "250m", "memory": "2Gi"}}
+    }
     tiny.serve("old", **wanted)
     prometheus.watch(kube, tiny.namespace)
     (pod,) = tiny.serving_pods()
     series = f'container="{names.CONTAINER_SERVER}",namespace="{tiny.namespace}",pod="{pod["metadata"]["name"]}"'
     with tiny.load(**{**LOAD, "workers": 1, "interval": 1.0}) as load:
-        for metric in ("container_cpu_usage_seconds_total", "container_cpu_cfs_throttled_periods_total", "container_cpu_cfs_periods_total"):
-            wait_for(f"{metric} of the pod", partial(prometheus.query, f"{metric}{{{series}}}"), bool, USED_SECONDS)
-        tiny.wait("CPU is what limits it", lambda item: _bottleneck(item) in ("CPUBound", "CPUContended"), USED_SECONDS)
+        for metric in (
+            "container_cpu_usage_seconds_total",
+            "container_cpu_cfs_throttled_periods_total",
+            "container_cpu_cfs_periods_total",
+        ):
+            wait_for(
+                f"{metric} of the pod",
+                partial(prometheus.query, f"{metric}{{{series}}}"),
+                bool,
+                USED_SECONDS,
+            )
+        tiny.wait(
+            "CPU is what limits it",
+            lambda item: _bottleneck(item) in ("CPUBound", "CPUContended"),
+            USED_SECONDS,
+        )
         message = told(tiny, "ScalingActive", "True", "Succeeded", "throttled", USED_SECONDS)
         before = Scaled(tiny).recorded()
         load.wait_requests(answered=True)

@@ -17,7 +17,9 @@ MISSING_MODEL = {"source": {"uri": "s3://missing/models/sentiment/model.onnx"}}
 
 
 @pytest.mark.parametrize(("strategy", "replicas"), [("Surge", 1), ("Surge", 2), ("NoSurge", 2)])
-def test_no_request_is_lost(tiny: TinyPipeline, measured: Record, strategy: str, replicas: int) -> None:
+def test_no_request_is_lost(
+    tiny: TinyPipeline, measured: Record, strategy: str, replicas: int
+) -> None:
     tiny.serve("old", replicas=replicas, rollout={"strategy": strategy})
     before = tiny.pod_names()
     with tiny.load() as load, watched(tiny.kube, tiny.namespace, names.PLURAL) as story:
@@ -32,14 +34,19 @@ def test_no_request_is_lost(tiny: TinyPipeline, measured: Record, strategy: str,
     assert {outcome.answer for outcome in load.outcomes[-3:]} == {"new"}
 
 
-def test_recreate_announces_the_gap_and_answers_after_it(tiny: TinyPipeline, measured: Record) -> None:
+def test_recreate_announces_the_gap_and_answers_after_it(
+    tiny: TinyPipeline, measured: Record
+) -> None:
     tiny.serve("old", rollout={"strategy": "Recreate", "drainSeconds": 1})
     with tiny.load() as load, watched(tiny.kube, tiny.namespace, names.PLURAL) as story:
         tiny.change("new")
         tiny.wait_ready()
         load.wait_requests(answered=True)
     measured("Recreate, replicas 1", load.summary())
-    assert any("strategy Recreate: the old pod goes first" in message for _, _, message in story.conditions("Ready"))
+    assert any(
+        "strategy Recreate: the old pod goes first" in message
+        for _, _, message in story.conditions("Ready")
+    )
     assert [status for status, _, _ in story.conditions("Available")] == ["True", "False", "True"]
     assert_in_turn(load)
     assert load.summary()["http-new-connection"].failed > 0
@@ -49,11 +56,17 @@ def test_recreate_announces_the_gap_and_answers_after_it(tiny: TinyPipeline, mea
     ("model", "reason", "words"),
     [
         (OTHER_MODEL, "ModelMismatch", ("spec.model", "logits", "hidden", "other.onnx")),
-        (MISSING_MODEL, "SourceUnavailable", ("spec.model.source", "s3://missing/models/sentiment/model.onnx", "404")),
+        (
+            MISSING_MODEL,
+            "SourceUnavailable",
+            ("spec.model.source", "s3://missing/models/sentiment/model.onnx", "404"),
+        ),
     ],
     ids=["mismatch", "missing"],
 )
-def test_a_failed_surge_costs_nothing(tiny: TinyPipeline, model: Mapping[str, Any], reason: str, words: tuple[str, ...]) -> None:
+def test_a_failed_surge_costs_nothing(
+    tiny: TinyPipeline, model: Mapping[str, Any], reason: str, words: tuple[str, ...]
+) -> None:
     old = tiny.serve("old")["status"]["revision"]
     before = tiny.pod_names()
     with tiny.load() as load:
@@ -72,7 +85,9 @@ def test_a_failed_surge_costs_nothing(tiny: TinyPipeline, model: Mapping[str, An
     assert {answer for summary in load.summary().values() for answer in summary.answers} == {"old"}
 
 
-def test_on_one_gpu_the_old_pod_goes_first_and_comes_back_when_the_new_one_fails(kube: Kube, tiny: TinyPipeline, measured: Record) -> None:
+def test_on_one_gpu_the_old_pod_goes_first_and_comes_back_when_the_new_one_fails(
+    kube: Kube, tiny: TinyPipeline, measured: Record
+) -> None:
     gpus = gpu_node(kube)
     tiny.serve("old", server=gpus, rollout={"drainSeconds": 1})
     count, resource = gpus["gpu"]["count"], "nvidia.com/gpu"
@@ -88,13 +103,25 @@ def test_on_one_gpu_the_old_pod_goes_first_and_comes_back_when_the_new_one_fails
         load.wait_requests(answered=True)
     measured("Auto on one GPU, replicas 1", load.summary())
     assert_in_turn(load)
-    waiting = [message for _, reason, message in story.conditions("Ready") if reason == "WaitingForGPU"]
+    waiting = [
+        message for _, reason, message in story.conditions("Ready") if reason == "WaitingForGPU"
+    ]
     assert waiting
-    assert f"asks for {count} {resource}; nodes offer {gpus['nodeSelector']['kubernetes.io/hostname']}: {count}" in waiting[0]
+    assert (
+        f"asks for {count} {resource}; nodes offer {gpus['nodeSelector']['kubernetes.io/hostname']}: {count}"
+        in waiting[0]
+    )
     assert f"Insufficient {resource}" in waiting[0]
-    announced = min(version(state) for state in story.states() if "no pod serves until the new one is ready" in json_of(state, "Ready"))
+    announced = min(
+        version(state)
+        for state in story.states()
+        if "no pod serves until the new one is ready" in json_of(state, "Ready")
+    )
     left = min(
-        version(state) for state in pods.states() if state["metadata"]["uid"] == old["metadata"]["uid"] and state["metadata"].get("deletionTimestamp")
+        version(state)
+        for state in pods.states()
+        if state["metadata"]["uid"] == old["metadata"]["uid"]
+        and state["metadata"].get("deletionTimestamp")
     )
     assert announced < left, "the old pod left before status announced it"
 
@@ -105,7 +132,12 @@ def test_on_one_gpu_the_old_pod_goes_first_and_comes_back_when_the_new_one_fails
         told = tiny.wait_condition("Ready", "False", "RolledBack")
         tiny.wait_condition("Available", "True")
     failed = tiny.status()["revision"]
-    for words in (f"revision {failed} failed", f"revision {serving} was taken back", "ModelMismatch", "other.onnx"):
+    for words in (
+        f"revision {failed} failed",
+        f"revision {serving} was taken back",
+        "ModelMismatch",
+        "other.onnx",
+    ):
         assert words in told["message"]
     assert tiny.condition("Stalled")["status"] == "True"
     assert tiny.status()["servingRevision"] == serving
@@ -125,7 +157,11 @@ def test_on_one_gpu_the_old_pod_goes_first_and_comes_back_when_the_new_one_fails
 
 def assert_in_turn(load: Load) -> None:
     """First the old revision answers, then the new one, never the old one again."""
-    answers = [outcome.answer for outcome in sorted(load.outcomes, key=lambda item: item.end) if not outcome.error]
+    answers = [
+        outcome.answer
+        for outcome in sorted(load.outcomes, key=lambda item: item.end)
+        if not outcome.error
+    ]
     assert answers == sorted(answers, key=("old", "new").index)
     assert set(answers) == {"old", "new"}
 
@@ -135,10 +171,22 @@ def gpu_node(kube: Kube) -> dict[str, Any]:
     for node in kube.objects("Node"):
         count = int((node["status"].get("allocatable") or {}).get("nvidia.com/gpu", 0))
         if count:
-            return {"gpu": {"count": count}, "nodeSelector": {"kubernetes.io/hostname": node["metadata"]["labels"]["kubernetes.io/hostname"]}}
+            return {
+                "gpu": {"count": count},
+                "nodeSelector": {
+                    "kubernetes.io/hostname": node["metadata"]["labels"]["kubernetes.io/hostname"]
+                },
+            }
     pytest.skip("no node of the cluster offers nvidia.com/gpu")
 
 
 def json_of(state: Object, kind: str) -> str:
     """The message of a condition in a state of the resource."""
-    return next((item["message"] for item in (state.get("status") or {}).get("conditions") or () if item["type"] == kind), "")
+    return next(
+        (
+            item["message"]
+            for item in (state.get("status") or {}).get("conditions") or ()
+            if item["type"] == kind
+        ),
+        "",
+    )

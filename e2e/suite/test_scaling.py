@@ -20,7 +20,12 @@ from triton_pipelines.api import names
 STEP = "slow"
 SERVICE_SECONDS = 0.1
 # Six clients, two requests/s each: 1.2 instances' worth of work. One falls behind slowly enough for all to be answered in time.
-LOAD: Mapping[str, Any] = {"clients": SAFE_CLIENTS, "workers": 3, "interval": 0.5, "open_loop": True}
+LOAD: Mapping[str, Any] = {
+    "clients": SAFE_CLIENTS,
+    "workers": 3,
+    "interval": 0.5,
+    "open_loop": True,
+}
 MOST = 4
 GROWN_SECONDS = 120.0
 STABLE_SECONDS = 10
@@ -76,7 +81,9 @@ class Scaled:
 
     def recorded(self) -> int:
         """The count that new pods start from."""
-        data = self._pipeline.kube.get("ConfigMap", self._pipeline.namespace, names.live_name(self._pipeline.name))["data"]
+        data = self._pipeline.kube.get(
+            "ConfigMap", self._pipeline.namespace, names.live_name(self._pipeline.name)
+        )["data"]
         return int(json.loads(data[names.KEY_COUNTS])[STEP])
 
     def running(self) -> list[int]:
@@ -110,14 +117,21 @@ class Scaled:
 
 def starts(pipeline: TinyPipeline) -> dict[str, int]:
     """uid of each pod → restarts of all its containers."""
-    return {pod["metadata"]["uid"]: sum(one["restartCount"] for one in pod["status"].get("containerStatuses") or ()) for pod in pipeline.pods()}
+    return {
+        pod["metadata"]["uid"]: sum(
+            one["restartCount"] for one in pod["status"].get("containerStatuses") or ()
+        )
+        for pod in pipeline.pods()
+    }
 
 
 def events(pipeline: TinyPipeline, reason: str) -> list[str]:
     return [event["note"] for event in pipeline.events() if event["reason"] == reason]
 
 
-def test_counts_follow_the_load_in_place(kube: Kube, installation: Installation, tiny: TinyPipeline) -> None:
+def test_counts_follow_the_load_in_place(
+    kube: Kube, installation: Installation, tiny: TinyPipeline
+) -> None:
     before = tiny.serve("old", **spec())["status"]["revision"]
     scaled = Scaled(tiny)
     assert scaled.wait_running(lambda count: count == 1, "1", RECORDED_SECONDS) == 1
@@ -125,25 +139,43 @@ def test_counts_follow_the_load_in_place(kube: Kube, installation: Installation,
     operator = {pod["metadata"]["name"] for pod in installation.operator_pods()}
     with tiny.load(**LOAD) as load, watched(kube, tiny.namespace, names.PLURAL) as story:
         # Killed right after its intent is recorded: whoever comes next goes on from that.
-        wanted = wait_for("a higher count recorded", scaled.recorded, lambda count: count > 1, GROWN_SECONDS)
-        kube.kubectl("delete", "pod", f"--namespace={NAMESPACE}", "--force", "--grace-period=0", *operator)
+        wanted = wait_for(
+            "a higher count recorded", scaled.recorded, lambda count: count > 1, GROWN_SECONDS
+        )
+        kube.kubectl(
+            "delete", "pod", f"--namespace={NAMESPACE}", "--force", "--grace-period=0", *operator
+        )
         wait_operator(installation, operator)
-        grown = scaled.wait_running(lambda count: count >= wanted, f"at least {wanted}", GROWN_SECONDS)
+        grown = scaled.wait_running(
+            lambda count: count >= wanted, f"at least {wanted}", GROWN_SECONDS
+        )
         load.wait_requests()
-        tiny.wait("its status tells", lambda item: _told(item)["instances"] == _told(item)["desiredInstances"] == scaled.recorded(), RECORDED_SECONDS)
+        tiny.wait(
+            "its status tells",
+            lambda item: (
+                _told(item)["instances"] == _told(item)["desiredInstances"] == scaled.recorded()
+            ),
+            RECORDED_SECONDS,
+        )
         tiny.wait_condition("ScalingActive", "True", "Succeeded")
         tiny.wait_condition("MetricsAvailable", "True", "Succeeded")
-        title, row = kube.kubectl("get", "ipl", tiny.name, f"--namespace={tiny.namespace}").splitlines()
+        title, row = kube.kubectl(
+            "get", "ipl", tiny.name, f"--namespace={tiny.namespace}"
+        ).splitlines()
         assert "BOTTLENECK" in title
         assert str(scaled.scaling()["bottleneck"]) in row
     assert starts(tiny) == pods, "no pod was made anew or restarted"
     assert_none_lost(load, {"old"})
-    (change, *_) = [item for item in reversed(scaled.scaling()["history"]) if item["to"] > item["from"]]
+    (change, *_) = [
+        item for item in reversed(scaled.scaling()["history"]) if item["to"] > item["from"]
+    ]
     assert (change["step"], change["from"]) == (STEP, 1)
     assert "requests/s" in change["reason"]
     noted = wait_for("events of it", lambda: events(tiny, "Scaled"), bool, RECORDED_SECONDS)
     assert any(note.startswith(f"{STEP} from 1 to {wanted}: StepBound") for note in noted), noted
-    assert f"{STEP} from 1 to {wanted}" in kube.kubectl("describe", "ipl", tiny.name, f"--namespace={tiny.namespace}")
+    assert f"{STEP} from 1 to {wanted}" in kube.kubectl(
+        "describe", "ipl", tiny.name, f"--namespace={tiny.namespace}"
+    )
 
     # The load has ended: down again, in place, once the stabilization is over.
     assert grown > 1
@@ -151,14 +183,17 @@ def test_counts_follow_the_load_in_place(kube: Kube, installation: Installation,
     tiny.wait("its status tells", lambda item: _told(item)["instances"] == 1, RECORDED_SECONDS)
     assert starts(tiny) == pods
     assert tiny.status()["revision"] == before
-    assert {(state["spec"]["scaling"]["mode"], state["metadata"]["generation"]) for state in story.states()} == {("Active", 1)}, (
-        "nobody wrote the spec"
-    )
+    assert {
+        (state["spec"]["scaling"]["mode"], state["metadata"]["generation"])
+        for state in story.states()
+    } == {("Active", 1)}, "nobody wrote the spec"
     assert {status for status, _, _ in story.conditions("Ready")} == {"True"}
 
     # A new bound binds at once: what it is recorded for does not wait for the rollout of pods that are sized for it.
     tiny.patch({"spec": {"steps": [slow_step(min=2, max=3)]}})
-    wait_for("the new minimum recorded", scaled.recorded, lambda count: count == 2, RECORDED_SECONDS)
+    wait_for(
+        "the new minimum recorded", scaled.recorded, lambda count: count == 2, RECORDED_SECONDS
+    )
     tiny.wait_ready()
     scaled.wait_running(lambda count: count == 2, "2", RECORDED_SECONDS)
 
@@ -171,14 +206,20 @@ def _told(item: Object) -> Mapping[str, Any]:
 def bystanders(kube: Kube, test_namespace: str, reach: Reach) -> tuple[TinyPipeline, TinyPipeline]:
     """One pipeline that scaling advises on, and one that it does not look at."""
     if not reach.routed:
-        pytest.skip("the cluster's service range is not routed here: a forwarded port ends at one pod")
-    advised, disabled = (TinyPipeline(kube, test_namespace, reach, name) for name in ("advised", "disabled"))
+        pytest.skip(
+            "the cluster's service range is not routed here: a forwarded port ends at one pod"
+        )
+    advised, disabled = (
+        TinyPipeline(kube, test_namespace, reach, name) for name in ("advised", "disabled")
+    )
     advised.apply(document("old", **spec("Advisory")))
     disabled.apply(document("old", **spec("Disabled")))
     return advised, disabled
 
 
-def test_advice_changes_nothing_and_disabled_does_not_look(bystanders: tuple[TinyPipeline, TinyPipeline]) -> None:
+def test_advice_changes_nothing_and_disabled_does_not_look(
+    bystanders: tuple[TinyPipeline, TinyPipeline],
+) -> None:
     advised, disabled = bystanders
     for pipeline in bystanders:
         pipeline.wait_ready()
@@ -196,7 +237,11 @@ def test_advice_changes_nothing_and_disabled_does_not_look(bystanders: tuple[Tin
     assert [Scaled(pipeline).recorded() for pipeline in bystanders] == [1, 1]
     status = disabled.status()
     assert "scaling" not in status
-    assert not {entry["type"] for entry in status["conditions"]} & {"ScalingActive", "MetricsAvailable", "ScalingLimited"}
+    assert not {entry["type"] for entry in status["conditions"]} & {
+        "ScalingActive",
+        "MetricsAvailable",
+        "ScalingLimited",
+    }
     assert not [event for pipeline in bystanders for event in events(pipeline, "Scaled")]
     assert [starts(pipeline) for pipeline in bystanders] == pods
 
@@ -212,8 +257,14 @@ CORES = "500m"
 
 def _cpu(pod: Object, part: str = "status") -> str:
     """The server's CPU limit: in force (`status`), or asked for (`spec`)."""
-    containers = pod["status"].get("containerStatuses") or () if part == "status" else pod["spec"]["containers"]
-    found: Mapping[str, Any] = next((item for item in containers if item["name"] == names.CONTAINER_SERVER), {})
+    containers = (
+        pod["status"].get("containerStatuses") or ()
+        if part == "status"
+        else pod["spec"]["containers"]
+    )
+    found: Mapping[str, Any] = next(
+        (item for item in containers if item["name"] == names.CONTAINER_SERVER), {}
+    )
     return str(((found.get("resources") or {}).get("limits") or {}).get("cpu", ""))
 
 
@@ -231,20 +282,33 @@ def test_a_pods_cpu_grows_in_place_before_its_count(tiny: TinyPipeline) -> None:
     assert start == _cpu(pod, "spec") != ""
     with tiny.load(**LOAD) as load:
         given = wait_for(
-            "more CPU in force", lambda: {_cpu(one) for one in tiny.serving_pods()}, lambda found: found not in ({start}, {""}), GROWN_SECONDS
+            "more CPU in force",
+            lambda: {_cpu(one) for one in tiny.serving_pods()},
+            lambda found: found not in ({start}, {""}),
+            GROWN_SECONDS,
         )
         grown = scaled.wait_running(lambda count: count == 2, "2", GROWN_SECONDS)
         load.wait_requests()
     assert grown == 2
     assert starts(tiny) == pods, "no pod was made anew or restarted"
     assert_none_lost(load, {"old"})
-    steps = [item["step"] for item in reversed(scaled.scaling()["history"]) if item["to"] > item["from"]]
+    steps = [
+        item["step"] for item in reversed(scaled.scaling()["history"]) if item["to"] > item["from"]
+    ]
     assert steps == ["millicores", STEP], "CPU first, and the count when it was there"
-    assert any(note.startswith("millicores from ") and "CPUBound" in note for note in events(tiny, "Scaled"))
+    assert any(
+        note.startswith("millicores from ") and "CPUBound" in note
+        for note in events(tiny, "Scaled")
+    )
 
     # The next revision starts with what the first started with, fits beside it, and gets as much.
     tiny.patch({"spec": {"tokenizer": {"maxLength": 16}}})
     tiny.wait_ready()
-    fresh = wait_for("the new pod has it, too", lambda: {_cpu(one) for one in tiny.serving_pods()}, lambda found: found == given, RECORDED_SECONDS)
+    fresh = wait_for(
+        "the new pod has it, too",
+        lambda: {_cpu(one) for one in tiny.serving_pods()},
+        lambda found: found == given,
+        RECORDED_SECONDS,
+    )
     assert fresh == given
     assert not set(starts(tiny)) & set(pods)

@@ -14,7 +14,11 @@ KINDS = ("Deployment", "Job", "ConfigMap", "NetworkPolicy", "Pod")
 def of_run(kube: Kube, namespace: str) -> list[tuple[str, str]]:
     """What a run has made and has not gone yet."""
     found = [(kind, item["metadata"]) for kind in KINDS for item in kube.objects(kind, namespace)]
-    return [(kind, metadata["name"]) for kind, metadata in found if names.LABEL_RUN in (metadata.get("labels") or {})]
+    return [
+        (kind, metadata["name"])
+        for kind, metadata in found
+        if names.LABEL_RUN in (metadata.get("labels") or {})
+    ]
 
 
 @pytest.mark.timeout(900, func_only=True)
@@ -26,18 +30,33 @@ def test_a_run_costs_no_live_request_and_leaves_nothing(kube: Kube, tiny: TinyPi
     served = {pod["metadata"]["name"]: pod for pod in tiny.serving_pods()}
     with tiny.load() as load:
         tiny.patch({"spec": {"tuning": {"request": "once"}}})
-        told = wait_for("the run's end", lambda: tuning(tiny), lambda state: state.get("state") in ("Succeeded", "Failed"), RUN_SECONDS)
+        told = wait_for(
+            "the run's end",
+            lambda: tuning(tiny),
+            lambda state: state.get("state") in ("Succeeded", "Failed"),
+            RUN_SECONDS,
+        )
         load.wait_requests()
     assert_none_lost(load, {"old"})
     assert told["request"] == "once"
-    wait_for("nothing is left of the run", lambda: of_run(kube, tiny.namespace), lambda left: not left, 120)
+    wait_for(
+        "nothing is left of the run",
+        lambda: of_run(kube, tiny.namespace),
+        lambda left: not left,
+        120,
+    )
     assert tiny.pod_names() == before
     for pod in tiny.serving_pods():
         counts = [item["restartCount"] for item in pod["status"]["containerStatuses"]]
-        assert counts == [item["restartCount"] for item in served[pod["metadata"]["name"]]["status"]["containerStatuses"]]
+        assert counts == [
+            item["restartCount"]
+            for item in served[pod["metadata"]["name"]]["status"]["containerStatuses"]
+        ]
     after = tiny.get()["spec"]
     after.pop("tuning")
-    assert after == {key: value for key, value in spec.items() if key != "tuning"}, "the spec is the user's"
+    assert after == {key: value for key, value in spec.items() if key != "tuning"}, (
+        "the spec is the user's"
+    )
     assert told["state"] == "Succeeded", told
     assert len([point for point in told["points"] if point["outcome"] != "Predicted"]) >= 3
 

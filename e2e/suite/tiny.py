@@ -30,7 +30,13 @@ LEFT_SECONDS = 60.0
 SERVICE_SECONDS = 60.0
 SAFE_CLIENTS = ("grpc", "http-new-connection")
 """No rollout and no drain may cost these a request; HTTP clients that keep connections cannot be told to move: what they lose is measured."""
-TEXTS = ("the quick fox jumps", "a red bird sings over the river", "old stone", "happy dog runs and the sad cat sleeps", "blue cloud far")
+TEXTS = (
+    "the quick fox jumps",
+    "a red bird sings over the river",
+    "old stone",
+    "happy dog runs and the sad cat sleeps",
+    "blue cloud far",
+)
 
 
 def sources() -> list[Object]:
@@ -38,14 +44,19 @@ def sources() -> list[Object]:
     bad = tinymodel.graph()
     bad.graph.output[1].type.tensor_type.shape.dim[1].dim_value = tinymodel.CLASSES
     del bad.graph.output[1]
-    files = {"model.onnx": tinymodel.graph().SerializeToString(), "other.onnx": bad.SerializeToString()}
+    files = {
+        "model.onnx": tinymodel.graph().SerializeToString(),
+        "other.onnx": bad.SerializeToString(),
+    }
     return [
         {
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {"name": SOURCES},
             "data": {"tokenizer.json": tinymodel.tokenizer().to_str()},
-            "binaryData": {key: base64.b64encode(content).decode() for key, content in files.items()},
+            "binaryData": {
+                key: base64.b64encode(content).decode() for key, content in files.items()
+            },
         }
     ]
 
@@ -59,12 +70,26 @@ def document(revision: str = "old", **spec: Any) -> Object:
             "source": {"uri": f"configmap://{SOURCES}/model.onnx"},
             "outputs": [{"name": "logits", "dataType": "FP32", "dims": [tinymodel.CLASSES]}],
         },
-        "postprocess": {"type": "Softmax", "labels": [f"{revision}-{index}" for index in range(tinymodel.CLASSES)]},
-        "server": {"resources": {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"cpu": "2", "memory": "2Gi"}}, "gpu": {"count": 0}},
+        "postprocess": {
+            "type": "Softmax",
+            "labels": [f"{revision}-{index}" for index in range(tinymodel.CLASSES)],
+        },
+        "server": {
+            "resources": {
+                "requests": {"cpu": "50m", "memory": "256Mi"},
+                "limits": {"cpu": "2", "memory": "2Gi"},
+            },
+            "gpu": {"count": 0},
+        },
         "health": {"periodSeconds": 5},
         "rollout": {"drainSeconds": DRAIN_SECONDS},
     }
-    return {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": NAME}, "spec": merged(base, spec)}
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "metadata": {"name": NAME},
+        "spec": merged(base, spec),
+    }
 
 
 def judge(text: str, answer: Answer) -> str:
@@ -78,7 +103,9 @@ def judge(text: str, answer: Answer) -> str:
     expected = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
     np.testing.assert_allclose(answer["PROBABILITIES"], [expected], atol=TOLERANCE, rtol=0)
     revision, _, best = answer["LABEL"][0, 0].decode().rpartition("-")
-    assert best == str(int(expected.argmax())), f"label {answer['LABEL'][0, 0]!r} for probabilities {expected}"
+    assert best == str(int(expected.argmax())), (
+        f"label {answer['LABEL'][0, 0]!r} for probabilities {expected}"
+    )
     return str(revision)
 
 
@@ -98,7 +125,18 @@ class TinyPipeline(Pipeline):
 
     def change(self, revision: str, **spec: Any) -> Object:
         """Change labels to those of another revision, and `spec` with them; returns the resource as stored."""
-        return self.patch({"spec": merged({"postprocess": {"labels": document(revision)["spec"]["postprocess"]["labels"]}}, spec)})
+        return self.patch(
+            {
+                "spec": merged(
+                    {
+                        "postprocess": {
+                            "labels": document(revision)["spec"]["postprocess"]["labels"]
+                        }
+                    },
+                    spec,
+                )
+            }
+        )
 
     @contextlib.contextmanager
     def load(self, **options: Any) -> Iterator[Load]:
@@ -116,11 +154,17 @@ class TinyPipeline(Pipeline):
 
     def serving_pods(self) -> list[Object]:
         """Pods that are ready and stay."""
-        return [pod for pod in self.pods() if is_ready(pod) and not pod["metadata"].get("deletionTimestamp")]
+        return [
+            pod
+            for pod in self.pods()
+            if is_ready(pod) and not pod["metadata"].get("deletionTimestamp")
+        ]
 
     def deployed_revision(self) -> str:
         """The revision of the Deployment's template."""
-        labels = self.kube.get("Deployment", self.namespace, self.name)["spec"]["template"]["metadata"]["labels"]
+        labels = self.kube.get("Deployment", self.namespace, self.name)["spec"]["template"][
+            "metadata"
+        ]["labels"]
         return str(labels[names.LABEL_REVISION])
 
     def applied(self) -> dict[str, list[Any]]:
@@ -129,7 +173,11 @@ class TinyPipeline(Pipeline):
         for kind in ("Deployment", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget"):
             for item in self.children(kind):
                 managed = item["metadata"].get("managedFields") or []
-                found[f"{kind}/{item['metadata']['name']}"] = [entry for entry in managed if entry["manager"].startswith(names.MANAGER_CHILDREN)]
+                found[f"{kind}/{item['metadata']['name']}"] = [
+                    entry
+                    for entry in managed
+                    if entry["manager"].startswith(names.MANAGER_CHILDREN)
+                ]
         return found
 
     def inferences(self) -> int:
@@ -137,13 +185,18 @@ class TinyPipeline(Pipeline):
         total = 0
         for pod in self.serving_pods():
             path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}:{names.PORT_HTTP}/proxy/v2/models/{self.name}/stats"
-            total += sum(int(item.get("inference_count", 0)) for item in self.kube.request("GET", path)["model_stats"])
+            total += sum(
+                int(item.get("inference_count", 0))
+                for item in self.kube.request("GET", path)["model_stats"]
+            )
         return total
 
 
 def _answers(endpoint: Endpoint) -> bool:
     try:
-        return httpx.get(f"{endpoint.http}/v2/health/ready", timeout=1.0, trust_env=False).is_success
+        return httpx.get(
+            f"{endpoint.http}/v2/health/ready", timeout=1.0, trust_env=False
+        ).is_success
     except httpx.HTTPError:
         return False
 
@@ -153,8 +206,20 @@ def wait_left(tiny: TinyPipeline, pods: set[str]) -> None:
 
     A pod with clients that keep their connections takes its drain and Triton's whole time to end: nearly all of its grace period.
     """
-    grace = max((pod["spec"]["terminationGracePeriodSeconds"] for pod in tiny.pods() if pod["metadata"]["name"] in pods), default=0)
-    wait_for(f"pods {sorted(pods)} gone", lambda: tiny.pod_names() & pods, lambda left: not left, grace + LEFT_SECONDS)
+    grace = max(
+        (
+            pod["spec"]["terminationGracePeriodSeconds"]
+            for pod in tiny.pods()
+            if pod["metadata"]["name"] in pods
+        ),
+        default=0,
+    )
+    wait_for(
+        f"pods {sorted(pods)} gone",
+        lambda: tiny.pod_names() & pods,
+        lambda left: not left,
+        grace + LEFT_SECONDS,
+    )
 
 
 def assert_none_lost(load: Load, answers: set[str]) -> None:
@@ -169,4 +234,7 @@ def assert_none_lost(load: Load, answers: set[str]) -> None:
 
 def is_ready(pod: Mapping[str, Any]) -> bool:
     """Whether a pod's condition Ready is true."""
-    return any(item["type"] == "Ready" and item["status"] == "True" for item in (pod.get("status") or {}).get("conditions") or ())
+    return any(
+        item["type"] == "Ready" and item["status"] == "True"
+        for item in (pod.get("status") or {}).get("conditions") or ()
+    )

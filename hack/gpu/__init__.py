@@ -12,10 +12,15 @@ MODULES = ("torch", "pynvml")
 
 def devices(folder: Path = Path("/dev")) -> list[Path]:
     """Device files of NVIDIA GPUs: ``nvidia0``, ``nvidia1``, ...; ``nvidiactl`` alone is no GPU."""
-    return sorted(path for path in folder.glob("nvidia*") if path.name.removeprefix("nvidia").isdigit())
+    return sorted(
+        path for path in folder.glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()
+    )
 
 
-def obstacle(found: Sequence[Path] | None = None, installed: Callable[[str], object] = importlib.util.find_spec) -> str:
+def obstacle(
+    found: Sequence[Path] | None = None,
+    installed: Callable[[str], object] = importlib.util.find_spec,
+) -> str:
     """Why the tier cannot run here; empty when it can. A GPU whose driver does not answer is no obstacle but a failure of the tier.
 
     Args:

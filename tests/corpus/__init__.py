@@ -49,7 +49,14 @@ def _read(file: Path) -> Sample:
     text = file.read_text(encoding="utf-8")
     header = {match[1]: match[2] for line in text.splitlines() if (match := _HEADER.match(line))}
     path, message = header.get("path", ""), header.get("message", "")
-    return Sample(file, libyaml.load(text), path, message, header.get("server path", path), header.get("server", message))
+    return Sample(
+        file,
+        libyaml.load(text),
+        path,
+        message,
+        header.get("server path", path),
+        header.get("server", message),
+    )
 
 
 def good() -> list[Sample]:
@@ -65,7 +72,8 @@ def bad() -> list[Sample]:
 def versions() -> list[str]:
     """The older versions of the contract that are kept, oldest first."""
     return sorted(
-        (folder.name for folder in GROWN.iterdir() if (folder / "crd.yaml").exists()), key=lambda name: [int(part) for part in name.split(".")]
+        (folder.name for folder in GROWN.iterdir() if (folder / "crd.yaml").exists()),
+        key=lambda name: [int(part) for part in name.split(".")],
     )
 
 

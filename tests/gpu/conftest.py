@@ -14,7 +14,7 @@ import pytest
 from hack.gpu import obstacle
 from tests.gpu import encoder, figures, nvml, serving
 from tests.support.triton import triton_server
-from triton_pipelines.triton.local import LocalTriton
+from triton_pipelines.triton.local_server import LocalTriton
 
 REHEARSAL = "--gpu-rehearsal"
 OUT = Path(__file__).resolve().parents[2] / "out"
@@ -52,7 +52,11 @@ class Served:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(REHEARSAL, action="store_true", help="run the GPU tier's parts that need no GPU on the CPU; proves nothing about a GPU")
+    parser.addoption(
+        REHEARSAL,
+        action="store_true",
+        help="run the GPU tier's parts that need no GPU on the CPU; proves nothing about a GPU",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -79,13 +83,17 @@ def gpu(plan: Plan) -> nvml.Gpu:
 
 
 @pytest.fixture(scope="session")
-def served(plan: Plan, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(
+    plan: Plan, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
     checkpoint = tmp_path_factory.mktemp("checkpoint")
     encoder.write(checkpoint, plan.shape)
     repository = serving.lay_out(tmp_path_factory.mktemp("pod"), checkpoint, plan.shape, plan.kind)
     environment = {"CUDA_VISIBLE_DEVICES": plan.gpu.uuid} if plan.gpu else {}
     before = nvml.used_mib(plan.gpu.handle) if plan.gpu else 0
-    with triton_server(repository, [serving.PIPELINE], environment=environment, deadline_s=300) as triton:
+    with triton_server(
+        repository, [serving.PIPELINE], environment=environment, deadline_s=300
+    ) as triton:
         running = Served(triton, plan, encoder.Reference(checkpoint), before)
         request.config.stash[MEASURED] = running.measured
         yield running
@@ -101,7 +109,9 @@ def served(plan: Plan, request: pytest.FixtureRequest, tmp_path_factory: pytest.
         running.measured["file"] = text
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     text = config.stash.get(MEASURED, {}).get("file")
     if text:
         terminalreporter.section("figures of the GPU tier")

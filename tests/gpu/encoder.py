@@ -54,7 +54,11 @@ def weights(shape: Shape) -> dict[str, np.ndarray]:
         normal(f"{name}.bias", width, scale=0.1)
 
     width = shape.hidden_size
-    for name, rows in (("word", len(VOCABULARY)), ("position", shape.max_position_embeddings), ("token_type", 1)):
+    for name, rows in (
+        ("word", len(VOCABULARY)),
+        ("position", shape.max_position_embeddings),
+        ("token_type", 1),
+    ):
         normal(f"embeddings.{name}_embeddings.weight", rows, width)
     norm("embeddings.LayerNorm")
     for layer in range(shape.num_hidden_layers):
@@ -80,7 +84,10 @@ def write(folder: Path, shape: Shape) -> None:
 def sentences(count: int, longest: int = 120) -> list[str]:
     """Distinct texts of 1 to ``longest`` words."""
     random = np.random.default_rng(SEED)
-    return [" ".join(random.choice(tinymodel.WORDS, size=1 + number * longest // count)) for number in range(count)]
+    return [
+        " ".join(random.choice(tinymodel.WORDS, size=1 + number * longest // count))
+        for number in range(count)
+    ]
 
 
 class Reference:

@@ -56,7 +56,9 @@ class Load:
         }
 
 
-async def closed_loop(address: str, requests: Sequence[Sequence[str]], clients: int, windows: int, seconds: float) -> Load:
+async def closed_loop(
+    address: str, requests: Sequence[Sequence[str]], clients: int, windows: int, seconds: float
+) -> Load:
     """``clients`` clients, each with a connection of its own and always one request under way, for ``windows`` windows of ``seconds``.
 
     A window of warm-up comes first and is not counted. A failed request raises.
@@ -81,11 +83,15 @@ async def closed_loop(address: str, requests: Sequence[Sequence[str]], clients: 
         (before,) = await control.statistics(MODEL)
         await asyncio.gather(*(client(number) for number in range(clients)))
         (after,) = await control.statistics(MODEL)
-    load.mean_rows = (after.inference_count - before.inference_count) / (after.execution_count - before.execution_count)
+    load.mean_rows = (after.inference_count - before.inference_count) / (
+        after.execution_count - before.execution_count
+    )
     return load
 
 
-async def step_times(address: str, rows: Sequence[int], tokens: Sequence[int], blocks: int = 5, repeats: int = 5) -> list[dict[str, Any]]:
+async def step_times(
+    address: str, rows: Sequence[int], tokens: Sequence[int], blocks: int = 5, repeats: int = 5
+) -> list[dict[str, Any]]:
     """Time of one execution of the model step by batch and length, from Triton's own statistics (copies to and from the GPU are part of it).
 
     Each point is the median over ``blocks`` means of ``repeats`` requests sent one after the other, in milliseconds, with the extremes.
@@ -99,7 +105,10 @@ async def step_times(address: str, rows: Sequence[int], tokens: Sequence[int], b
 
         for count in rows:
             for length in tokens:
-                request = {"input_ids": np.full((count, length), 5, np.int64), "attention_mask": np.ones((count, length), np.int64)}
+                request = {
+                    "input_ids": np.full((count, length), 5, np.int64),
+                    "attention_mask": np.ones((count, length), np.int64),
+                }
                 for _ in range(WARM_UP):
                     await client.infer(MODEL, request)
                 means = []
@@ -109,7 +118,12 @@ async def step_times(address: str, rows: Sequence[int], tokens: Sequence[int], b
                         await client.infer(MODEL, request)
                     ended, later = await spent()
                     means.append((ended - begun) / (later - earlier) / 1e6)
-                point = {"rows": count, "tokens": length, "ms": statistics.median(means), "spread": [min(means), max(means)]}
+                point = {
+                    "rows": count,
+                    "tokens": length,
+                    "ms": statistics.median(means),
+                    "spread": [min(means), max(means)],
+                }
                 points.append({key: np.round(value, 3).tolist() for key, value in point.items()})
     return points
 
@@ -150,7 +164,13 @@ def record(measured: dict[str, Any], gpu: Gpu | None, workload: dict[str, Any]) 
         "commit": _commit(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "machine": {
-            "gpu": gpu and {"name": gpu.name, "memory_mib": gpu.memory_mib, "driver": gpu.driver, "cuda": gpu.cuda},
+            "gpu": gpu
+            and {
+                "name": gpu.name,
+                "memory_mib": gpu.memory_mib,
+                "driver": gpu.driver,
+                "cuda": gpu.cuda,
+            },
             "cpu": _cpu(),
             "cores": os.cpu_count(),
         },
@@ -162,7 +182,9 @@ def record(measured: dict[str, Any], gpu: Gpu | None, workload: dict[str, Any]) 
 def _commit() -> str:
     """The checkout's commit; empty where there is no git."""
     try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+        )
     except FileNotFoundError:
         return ""
     return done.stdout.strip()
@@ -170,4 +192,7 @@ def _commit() -> str:
 
 def _cpu() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )

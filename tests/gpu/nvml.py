@@ -45,7 +45,11 @@ def gpu(visible: str | None, nvml: Any = None) -> Gpu:
     nvml = _nvml() if nvml is None else nvml
     nvml.nvmlInit()
     first = (visible or "0").split(",")[0].strip()
-    handle = nvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit() else nvml.nvmlDeviceGetHandleByUUID(first)
+    handle = (
+        nvml.nvmlDeviceGetHandleByIndex(int(first))
+        if first.isdigit()
+        else nvml.nvmlDeviceGetHandleByUUID(first)
+    )
     version = nvml.nvmlSystemGetCudaDriverVersion_v2()
     return Gpu(
         uuid=nvml.nvmlDeviceGetUUID(handle),
@@ -84,7 +88,12 @@ class Sampler:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._end.set()
         self._thread.join()
         if self._error is not None and error is None:
@@ -93,7 +102,10 @@ class Sampler:
     def collect(self, samples: int) -> None:
         """Block until so many samples are there, or sampling has ended with an error."""
         with self._sampled:
-            self._sampled.wait_for(lambda: len(self.memory_mib) >= samples or self._error is not None, timeout=samples * PERIOD_S + _SLOW_S)
+            self._sampled.wait_for(
+                lambda: len(self.memory_mib) >= samples or self._error is not None,
+                timeout=samples * PERIOD_S + _SLOW_S,
+            )
 
     def _run(self) -> None:
         try:

@@ -10,11 +10,11 @@ import yaml
 
 from tests.gpu.encoder import CLASSES, WEIGHTS, Shape
 from triton_pipelines.cli.documents import only
+from triton_pipelines.compile.graph import Options
+from triton_pipelines.compile.render import render
 from triton_pipelines.loader.main import LoadOptions
 from triton_pipelines.loader.main import run as load
 from triton_pipelines.loader.uris import SourceMap
-from triton_pipelines.pipeline import Options
-from triton_pipelines.render import render
 
 PIPELINE, MODEL = "torch-encoder", "model"
 CODE = Path(__file__).with_name("torch_encoder.py")
@@ -30,7 +30,10 @@ def document(shape: Shape, kind: str) -> dict[str, Any]:
         "kind": "InferencePipeline",
         "metadata": {"name": PIPELINE},
         "spec": {
-            "tokenizer": {"source": {"uri": f"{SOURCE}/tokenizer.json"}, "instances": {"initial": 2}},
+            "tokenizer": {
+                "source": {"uri": f"{SOURCE}/tokenizer.json"},
+                "instances": {"initial": 2},
+            },
             "model": {
                 "platform": "python",
                 "source": {"uri": f"{SOURCE}/{WEIGHTS}"},

@@ -22,7 +22,9 @@ TEXTS = encoder.sentences(64)
 
 async def check(client: TritonClient, served: Served, rows: list[str]) -> None:
     answer = await client.infer(PIPELINE, {"TEXT": texts(*rows)})
-    np.testing.assert_allclose(answer["logits"], served.reference.logits(rows), rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(
+        answer["logits"], served.reference.logits(rows), rtol=0, atol=TOLERANCE
+    )
 
 
 def test_the_texts_have_answers_that_differ(served: Served) -> None:
@@ -54,7 +56,11 @@ async def test_32_clients_with_mixed_lengths_and_batches(served: Served) -> None
         random = np.random.default_rng(number)
         async with TritonClient(served.triton.grpc_address, deadline_s=60) as client:
             for _ in range(8):
-                await check(client, served, list(random.choice(TEXTS, size=int(random.choice([1, 1, 2, 3, 8])))))
+                await check(
+                    client,
+                    served,
+                    list(random.choice(TEXTS, size=int(random.choice([1, 1, 2, 3, 8])))),
+                )
 
     async with TritonClient(served.triton.grpc_address) as client:
         (before,) = await client.statistics(MODEL)
@@ -83,7 +89,11 @@ def loaded(served: Served) -> Loaded:
     requests = [[TEXTS[index] for index in request] for request in order]
 
     def drive() -> figures.Load:
-        load = asyncio.run(figures.closed_loop(served.triton.grpc_address, requests, plan.clients, plan.windows, plan.window_s))
+        load = asyncio.run(
+            figures.closed_loop(
+                served.triton.grpc_address, requests, plan.clients, plan.windows, plan.window_s
+            )
+        )
         served.measured["load"] = load.summary()
         return load
 
@@ -94,7 +104,10 @@ def loaded(served: Served) -> Loaded:
     with nvml.Sampler(gpu.handle) as busy:
         load = drive()
         metrics = figures.gpu_metrics(figures.scrape(served.triton.metrics_url), gpu.uuid)
-    served.measured |= {"nvml": {"idle": idle.summary(), "load": busy.summary()}, "triton_gpu_metrics": metrics}
+    served.measured |= {
+        "nvml": {"idle": idle.summary(), "load": busy.summary()},
+        "triton_gpu_metrics": metrics,
+    }
     return Loaded(load, idle, busy, metrics)
 
 
@@ -103,23 +116,33 @@ def test_load_is_answered_in_every_window(loaded: Loaded) -> None:
     assert loaded.load.mean_rows > 0
 
 
-def test_nvml_shows_real_utilisation_under_load(served: Served, loaded: Loaded, gpu: nvml.Gpu) -> None:
+def test_nvml_shows_real_utilisation_under_load(
+    served: Served, loaded: Loaded, gpu: nvml.Gpu
+) -> None:
     assert loaded.idle is not None
     assert loaded.busy is not None
     idle, busy = loaded.idle.summary(), loaded.busy.summary()
-    assert busy["mean_percent"] > idle["mean_percent"], f"{gpu.name}: is something else at work on it?"
+    assert busy["mean_percent"] > idle["mean_percent"], (
+        f"{gpu.name}: is something else at work on it?"
+    )
     # At least the weights came into the GPU's memory with the server.
     size = sum(array.nbytes for array in encoder.weights(served.plan.shape).values()) >> 20
     assert busy["memory_mib"] - served.memory_before_mib > size
 
 
-def test_tritons_gpu_metrics_tell_the_truth_or_are_unavailable(served: Served, loaded: Loaded, gpu: nvml.Gpu) -> None:
+def test_tritons_gpu_metrics_tell_the_truth_or_are_unavailable(
+    served: Served, loaded: Loaded, gpu: nvml.Gpu
+) -> None:
     if loaded.metrics == figures.GPU_METRICS_UNAVAILABLE:
-        assert re.search("DCGM|GPU metrics", served.triton.log()), "no GPU metrics, and Triton's log does not say why"
+        assert re.search("DCGM|GPU metrics", served.triton.log()), (
+            "no GPU metrics, and Triton's log does not say why"
+        )
         return
     assert isinstance(loaded.metrics, dict)
     assert 0 < loaded.metrics["nv_gpu_utilization"] <= 1
-    assert loaded.metrics["nv_gpu_memory_total_bytes"] == pytest.approx(gpu.memory_mib << 20, rel=0.05)
+    assert loaded.metrics["nv_gpu_memory_total_bytes"] == pytest.approx(
+        gpu.memory_mib << 20, rel=0.05
+    )
 
 
 async def test_step_times(served: Served) -> None:

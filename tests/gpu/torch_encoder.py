@@ -22,20 +22,36 @@ EPSILON = 1e-12
 
 class TritonPythonModel:
     def initialize(self, args):
-        parameters = {key: entry["string_value"] for key, entry in json.loads(args["model_config"])["parameters"].items()}
+        parameters = {
+            key: entry["string_value"]
+            for key, entry in json.loads(args["model_config"])["parameters"].items()
+        }
         on_gpu = args["model_instance_kind"] == "GPU"
-        self.device = torch.device("cuda", int(args["model_instance_device_id"])) if on_gpu else torch.device("cpu")
+        self.device = (
+            torch.device("cuda", int(args["model_instance_device_id"]))
+            if on_gpu
+            else torch.device("cpu")
+        )
         # TF32 keeps 10 bits of the mantissa: answers would differ from FP32 in the third digit.
         torch.backends.cuda.matmul.allow_tf32 = False
         self.heads = int(parameters["heads"])
         folder = Path(args["model_repository"]) / args["model_version"]
         self.weights = load_file(str(folder / parameters["weights"]), device=str(self.device))
-        self.layers = sum(name.endswith("output.dense.weight") and ".attention." not in name for name in self.weights)
+        self.layers = sum(
+            name.endswith("output.dense.weight") and ".attention." not in name
+            for name in self.weights
+        )
         where = torch.cuda.get_device_name(self.device) if on_gpu else "CPU"
         pb_utils.Logger.log_info(f"torch {torch.__version__} on {self.device}: {where}")
 
     def execute(self, requests):
-        pairs = [[pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in ("input_ids", "attention_mask")] for request in requests]
+        pairs = [
+            [
+                pb_utils.get_input_tensor_by_name(request, name).as_numpy()
+                for name in ("input_ids", "attention_mask")
+            ]
+            for request in requests
+        ]
         rows = [len(ids) for ids, _ in pairs]
         batch = np.zeros((2, sum(rows), max(ids.shape[1] for ids, _ in pairs)), dtype=np.int64)
         first = 0
@@ -47,28 +63,49 @@ class TritonPythonModel:
             ids, mask = torch.from_numpy(batch).to(self.device)
             logits = self.classify(ids, mask).cpu().numpy()
         answers = np.split(logits, np.cumsum(rows)[:-1])
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("logits", np.ascontiguousarray(answer))]) for answer in answers]
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("logits", np.ascontiguousarray(answer))])
+            for answer in answers
+        ]
 
     def linear(self, name, x):
         return functional.linear(x, self.weights[f"{name}.weight"], self.weights[f"{name}.bias"])
 
     def norm(self, name, x):
-        return functional.layer_norm(x, x.shape[-1:], self.weights[f"{name}.weight"], self.weights[f"{name}.bias"], EPSILON)
+        return functional.layer_norm(
+            x, x.shape[-1:], self.weights[f"{name}.weight"], self.weights[f"{name}.bias"], EPSILON
+        )
 
     def classify(self, ids, mask):
         length = ids.shape[1]
         x = functional.embedding(ids, self.weights["embeddings.word_embeddings.weight"])
-        x = x + self.weights["embeddings.position_embeddings.weight"][:length] + self.weights["embeddings.token_type_embeddings.weight"][0]
+        x = (
+            x
+            + self.weights["embeddings.position_embeddings.weight"][:length]
+            + self.weights["embeddings.token_type_embeddings.weight"][0]
+        )
         x = self.norm("embeddings.LayerNorm", x)
         seen = mask.bool()[:, None, None, :]
         for layer in range(self.layers):
             name = f"encoder.layer.{layer}"
             query, key, value = (
-                self.linear(f"{name}.attention.self.{part}", x).unflatten(2, (self.heads, -1)).transpose(1, 2) for part in ("query", "key", "value")
+                self.linear(f"{name}.attention.self.{part}", x)
+                .unflatten(2, (self.heads, -1))
+                .transpose(1, 2)
+                for part in ("query", "key", "value")
             )
-            mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen).transpose(1, 2).flatten(2)
-            x = self.norm(f"{name}.attention.output.LayerNorm", x + self.linear(f"{name}.attention.output.dense", mixed))
+            mixed = (
+                functional.scaled_dot_product_attention(query, key, value, attn_mask=seen)
+                .transpose(1, 2)
+                .flatten(2)
+            )
+            x = self.norm(
+                f"{name}.attention.output.LayerNorm",
+                x + self.linear(f"{name}.attention.output.dense", mixed),
+            )
             inner = functional.gelu(self.linear(f"{name}.intermediate.dense", x))
-            x = self.norm(f"{name}.output.LayerNorm", x + self.linear(f"{name}.output.dense", inner))
+            x = self.norm(
+                f"{name}.output.LayerNorm", x + self.linear(f"{name}.output.dense", inner)
+            )
         weight = mask[:, :, None].to(x.dtype)
         return self.linear("classifier", (x * weight).sum(1) / weight.sum(1))

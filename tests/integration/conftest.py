@@ -32,7 +32,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long files first, all else in its order."""
 
     def rank(item: pytest.Item) -> int:
-        return next((index for index, name in enumerate(LONG) if name in (item.path.name, item.path.parent.name)), len(LONG))
+        return next(
+            (
+                index
+                for index, name in enumerate(LONG)
+                if name in (item.path.name, item.path.parent.name)
+            ),
+            len(LONG),
+        )
 
     items.sort(key=rank)
 
@@ -50,5 +57,11 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
     looked at every second, not every 15."""
     audit_log: Path = tmp_path_factory.mktemp("audit") / "audit.log"
     flags = ("--horizontal-pod-autoscaler-sync-period=1s",)
-    with ControlPlane(controllers=True, scheduler=True, audit_log=audit_log, extra_controller_manager_flags=flags, crds=(CRD_FILE,)) as plane:
+    with ControlPlane(
+        controllers=True,
+        scheduler=True,
+        audit_log=audit_log,
+        extra_controller_manager_flags=flags,
+        crds=(CRD_FILE,),
+    ) as plane:
         yield plane

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from triton_pipelines.api import Finding, InferencePipeline, parse
-from triton_pipelines.pipeline import Graph, Options, build, check, lint
-from triton_pipelines.render import Revision, render
+from triton_pipelines.compile.graph import Graph, Options, build, check, lint
+from triton_pipelines.compile.render import Revision, render
 
 SERVER_IMAGE = "registry.example/tritonserver:24.10-py3"
 LOADER_IMAGE = "registry.example/triton-pipelines:1.2.3"
@@ -22,7 +22,11 @@ SHA256 = "0123456789abcdef" * 4
 SENTIMENT: Mapping[str, Any] = {
     "apiVersion": "tritonpipelines.io/v1alpha1",
     "kind": "InferencePipeline",
-    "metadata": {"name": "sentiment", "namespace": "nlp", "uid": "11111111-2222-3333-4444-555555555555"},
+    "metadata": {
+        "name": "sentiment",
+        "namespace": "nlp",
+        "uid": "11111111-2222-3333-4444-555555555555",
+    },
     "spec": {
         "tokenizer": {"source": {"uri": "hf://org/sentiment"}},
         "model": {
@@ -50,7 +54,9 @@ def merge(base: Any, changes: Any) -> Any:
 
 def document(*, name: str = "sentiment", namespace: str = "nlp", **spec: Any) -> dict[str, Any]:
     """The sentiment resource with changes to its spec, as a user would write it."""
-    changed: dict[str, Any] = merge(SENTIMENT, {"metadata": {"name": name, "namespace": namespace}, "spec": spec})
+    changed: dict[str, Any] = merge(
+        SENTIMENT, {"metadata": {"name": name, "namespace": namespace}, "spec": spec}
+    )
     return changed
 
 

@@ -36,7 +36,9 @@ def _inside(path: str, node: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]
     return (f"{path}[]", node["items"]) if isinstance(node.get("items"), Mapping) else None
 
 
-def _follow(chain: str, bound: Mapping[str, list[tuple[str, Mapping[str, Any]]]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _follow(
+    chain: str, bound: Mapping[str, list[tuple[str, Mapping[str, Any]]]]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Where ``a.b.c`` leads; the last parts may be methods, so it ends where the schema does."""
     first, *rest = chain.split(".")
     for start, found in bound.get(first, []):

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_TOKEN = re.compile(r"\s*('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[A-Za-z_]\w*|\d+(?:\.\d+)?|\|\||&&|[=!<>]=|.)")
+_TOKEN = re.compile(
+    r"\s*('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[A-Za-z_]\w*|\d+(?:\.\d+)?|\|\||&&|[=!<>]=|.)"
+)
 _RELATIONS = ("==", "!=", "<", "<=", ">", ">=", "in", "+", "-", "*", "/", "%")
 
 
@@ -87,8 +89,17 @@ class _Reader:
         if sign in ("==", "!=") and left.truth is not None and right.truth is not None:
             equal = left.truth == right.truth
         choices = right.items if sign == "in" else (right.text,)
-        if left.path in self._before and "enum" in self._before[left.path] and None not in choices and sign in ("==", "!=", "in"):
-            equal = False if choices and not set(choices) & set(self._before[left.path]["enum"]) else equal
+        if (
+            left.path in self._before
+            and "enum" in self._before[left.path]
+            and None not in choices
+            and sign in ("==", "!=", "in")
+        ):
+            equal = (
+                False
+                if choices and not set(choices) & set(self._before[left.path]["enum"])
+                else equal
+            )
         return _Value(_not(equal) if sign == "!=" else equal if sign in ("==", "in") else None)
 
     def _unary(self) -> _Value:
@@ -105,7 +116,9 @@ class _Reader:
             name = self._take()
             if name == "all" and self._peek() == "(":
                 return self._for_all(value)
-            return _Value(path=None if value.path is None else f"{value.path}.{name}" if value.path else name)
+            return _Value(
+                path=None if value.path is None else f"{value.path}.{name}" if value.path else name
+            )
         self._list("]" if sign == "[" else ")")
         return _Value()
 
@@ -150,7 +163,13 @@ class _Reader:
         if path is None:
             return None
         parent, _, name = path.rpartition(".")
-        return False if path not in self._before else True if name in self._before[parent].get("required", []) else None
+        return (
+            False
+            if path not in self._before
+            else True
+            if name in self._before[parent].get("required", [])
+            else None
+        )
 
     def _list(self, end: str) -> list[_Value]:
         """What stands up to ``end``: arguments of a call, or a list; a macro's variable is read as an unknown name."""

@@ -16,7 +16,9 @@ def operator_container(objects: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return dict(found)
 
 
-def environment(objects: Sequence[Mapping[str, Any]], *, namespace: str, pod: str) -> dict[str, str]:
+def environment(
+    objects: Sequence[Mapping[str, Any]], *, namespace: str, pod: str
+) -> dict[str, str]:
     """The operator's environment as the kubelet would set it in a pod of that name."""
     fields = {"metadata.namespace": namespace, "metadata.name": pod}
     found: dict[str, str] = {}
@@ -26,10 +28,16 @@ def environment(objects: Sequence[Mapping[str, Any]], *, namespace: str, pod: st
     return found
 
 
-def account_kubeconfig(connection: httpx.Client, admin: Path, target: Path, namespace: str, account: str) -> Path:
+def account_kubeconfig(
+    connection: httpx.Client, admin: Path, target: Path, namespace: str, account: str
+) -> Path:
     """Write a kubeconfig with a token of a service account, an hour long, for the cluster of the administrator's one."""
     path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
-    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
+    request = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"expirationSeconds": 3600},
+    }
     answer = connection.post(path, json=request)
     answer.raise_for_status()
     config = yaml.safe_load(admin.read_text())

@@ -27,9 +27,16 @@ class ConnectProxy(Listener):
             head += data
         lines = head.decode("latin-1").split("\r\n")
         method, target, _ = lines[0].split(" ", 2)
-        presented = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}.get("proxy-authorization")
-        if method != "CONNECT" or (self._authorization is not None and presented != self._authorization):
-            client.sendall(b"HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Authenticate: Basic realm=p\r\nContent-Length: 0\r\n\r\n")
+        presented = {
+            name.lower(): value.strip()
+            for name, _, value in (line.partition(":") for line in lines[1:])
+        }.get("proxy-authorization")
+        if method != "CONNECT" or (
+            self._authorization is not None and presented != self._authorization
+        ):
+            client.sendall(
+                b"HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Authenticate: Basic realm=p\r\nContent-Length: 0\r\n\r\n"
+            )
             client.close()
             return
         self.targets.append(target)

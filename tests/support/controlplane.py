@@ -66,14 +66,21 @@ class ControlPlane:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
     @property
     def spec(self) -> control.ControlSpec:
         """Ports, folders and options of the running control plane."""
         if self._spec is None:
-            raise RuntimeError("the control plane is not running: call start() or use it as a context manager")
+            raise RuntimeError(
+                "the control plane is not running: call start() or use it as a context manager"
+            )
         return self._spec
 
     @property
@@ -103,7 +110,9 @@ class ControlPlane:
             NotReadyError: not ready within `READY_SECONDS`.
             ProcessDiedError: a component ended early; the message has the end of its log.
         """
-        names = binaries.CONTROL_PLANE if self.controllers or self.scheduler else binaries.API_SERVER
+        names = (
+            binaries.CONTROL_PLANE if self.controllers or self.scheduler else binaries.API_SERVER
+        )
         folder = binaries.folder(names)
         self._folder = Path(tempfile.mkdtemp(prefix="tritonpipe-control-"))
         try:
@@ -141,7 +150,9 @@ class ControlPlane:
             "kube-controller-manager": control.controller_manager_command,
             "kube-scheduler": control.scheduler_command,
         }
-        self._processes[name] = Process(name, commands[name](self.spec), self.folder / f"{name}.log")
+        self._processes[name] = Process(
+            name, commands[name](self.spec), self.folder / f"{name}.log"
+        )
 
     def kill_component(self, name: str) -> None:
         """Kill one component at once (SIGKILL), as a crash would; bring it back with `start_component`."""
@@ -195,21 +206,46 @@ class ControlPlane:
         documents = [libyaml.load(file.read_text()) for file in self.crds]
         with api.client(self.kubeconfig) as connection:
             for document in documents:
-                api.apply(connection, f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{document['metadata']['name']}", document)
+                api.apply(
+                    connection,
+                    f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{document['metadata']['name']}",
+                    document,
+                )
             for spec in (document["spec"] for document in documents):
-                for version in (version["name"] for version in spec["versions"] if version["served"]):
+                for version in (
+                    version["name"] for version in spec["versions"] if version["served"]
+                ):
                     kind = f"{spec['group']}/{version}/{spec['names']['plural']}"
-                    api.wait_for(kind, partial(_discovered, connection, *kind.split("/")), READY_SECONDS, self._check)
+                    api.wait_for(
+                        kind,
+                        partial(_discovered, connection, *kind.split("/")),
+                        READY_SECONDS,
+                        self._check,
+                    )
 
     def _wait_default_account(self) -> None:
-        path = "/api/v1/namespaces/default" + ("/serviceaccounts/default" if self.controllers else "")
+        path = "/api/v1/namespaces/default" + (
+            "/serviceaccounts/default" if self.controllers else ""
+        )
         with api.client(self.kubeconfig) as connection:
-            api.wait_for(path, lambda: connection.get(path).status_code == httpx.codes.OK, READY_SECONDS, self._check)
+            api.wait_for(
+                path,
+                lambda: connection.get(path).status_code == httpx.codes.OK,
+                READY_SECONDS,
+                self._check,
+            )
 
 
 def _discovered(connection: httpx.Client, group: str, version: str, plural: str) -> bool:
     """Whether a kind is served, and clients that look for kinds find it: that comes a moment later."""
     groups = connection.get("/apis").raise_for_status().json()["groups"]
-    if group not in {item["name"] for item in groups} or not api.ready(connection, f"/apis/{group}/{version}/{plural}"):
+    if group not in {item["name"] for item in groups} or not api.ready(
+        connection, f"/apis/{group}/{version}/{plural}"
+    ):
         return False
-    return plural in {item["name"] for item in connection.get(f"/apis/{group}/{version}").raise_for_status().json()["resources"]}
+    return plural in {
+        item["name"]
+        for item in connection.get(f"/apis/{group}/{version}")
+        .raise_for_status()
+        .json()["resources"]
+    }

@@ -20,16 +20,46 @@ Definition = Mapping[str, Any]
 Finding = tuple[str, str]
 Check = Callable[[Definition], Iterator[Finding]]
 
-CLIENT_SIDE_APPLY_LIMIT = 262_144  # bytes of all annotations (apimachinery, TotalAnnotationSizeLimitB)
+CLIENT_SIDE_APPLY_LIMIT = (
+    262_144  # bytes of all annotations (apimachinery, TotalAnnotationSizeLimitB)
+)
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
 INT_OR_STRING = "x-kubernetes-int-or-string"
 RULES = "x-kubernetes-validations"
 # What apiextensions v1 takes in a structural schema, as far as a good CRD needs it; `nullable` and `uniqueItems` are left out on purpose.
 STRUCTURAL = {
-    *("type", "description", "properties", "items", "additionalProperties", "required", "enum", "format", "pattern", "default", "anyOf"),
-    *("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
-    *("x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-map-type", RULES, INT_OR_STRING, PRESERVE),
+    *(
+        "type",
+        "description",
+        "properties",
+        "items",
+        "additionalProperties",
+        "required",
+        "enum",
+        "format",
+        "pattern",
+        "default",
+        "anyOf",
+    ),
+    *(
+        "minimum",
+        "maximum",
+        "minLength",
+        "maxLength",
+        "minItems",
+        "maxItems",
+        "minProperties",
+        "maxProperties",
+    ),
+    *(
+        "x-kubernetes-list-type",
+        "x-kubernetes-list-map-keys",
+        "x-kubernetes-map-type",
+        RULES,
+        INT_OR_STRING,
+        PRESERVE,
+    ),
 }
 UNITS = ("Seconds", "Milliseconds", "Microseconds", "Percent")
 ABBREVIATIONS = {
@@ -55,11 +85,72 @@ ABBREVIATIONS = {
         "mgr",
         "mins",
     ),
-    *("misc", "ms", "msg", "ns", "num", "obj", "opt", "opts", "param", "params", "pct", "perf", "pkg", "pol", "pos", "pref", "prev", "prio", "proc"),
-    *("pwd", "qty", "req", "res", "resp", "sa", "sec", "secs", "seq", "spec", "src", "str", "svc", "sync", "temp", "tmp", "tok", "us", "usec", "val"),
+    *(
+        "misc",
+        "ms",
+        "msg",
+        "ns",
+        "num",
+        "obj",
+        "opt",
+        "opts",
+        "param",
+        "params",
+        "pct",
+        "perf",
+        "pkg",
+        "pol",
+        "pos",
+        "pref",
+        "prev",
+        "prio",
+        "proc",
+    ),
+    *(
+        "pwd",
+        "qty",
+        "req",
+        "res",
+        "resp",
+        "sa",
+        "sec",
+        "secs",
+        "seq",
+        "spec",
+        "src",
+        "str",
+        "svc",
+        "sync",
+        "temp",
+        "tmp",
+        "tok",
+        "us",
+        "usec",
+        "val",
+    ),
     *("var", "ver", "vol"),
 }
-FILLER = {"a", "an", "the", "of", "this", "that", "its", "it", "is", "for", "to", "in", "and", "or", "value", "field", "object", "list", "optional"}
+FILLER = {
+    "a",
+    "an",
+    "the",
+    "of",
+    "this",
+    "that",
+    "its",
+    "it",
+    "is",
+    "for",
+    "to",
+    "in",
+    "and",
+    "or",
+    "value",
+    "field",
+    "object",
+    "list",
+    "optional",
+}
 ADVICE = re.compile(
     r"\b(must|needs?|need|goes? with|only|remove|use|set|write|written|takes?|cannot|at most|at least|exactly|distinct|differ|give|needed|forbidden|choose|excludes?|is for|are for|never)\b",
     re.IGNORECASE,
@@ -76,7 +167,11 @@ def schema_of(definition: Definition) -> Mapping[str, Any]:
 
 def nodes(definition: Definition) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """All nodes of spec and status, with their paths."""
-    return ((path, node) for path, node in crd.walk(schema_of(definition)) if path.split(".")[0] in ("spec", "status"))
+    return (
+        (path, node)
+        for path, node in crd.walk(schema_of(definition))
+        if path.split(".")[0] in ("spec", "status")
+    )
 
 
 def _named(definition: Definition) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
@@ -100,7 +195,11 @@ def _description(definition: Definition) -> Iterator[Finding]:
         if not text.strip():
             yield path, "has no description"
             continue
-        told = {word.rstrip("s") for word in re.findall(r"[a-z]+", text.lower())} - FILLER - {word.rstrip("s") for word in _words(name)}
+        told = (
+            {word.rstrip("s") for word in re.findall(r"[a-z]+", text.lower())}
+            - FILLER
+            - {word.rstrip("s") for word in _words(name)}
+        )
         if not told:
             yield path, f"its description says nothing that the name does not say: {text!r}"
         if text != text.strip() or not text.endswith((".", ")")):
@@ -114,7 +213,10 @@ def _names(definition: Definition) -> Iterator[Finding]:
         if short := ABBREVIATIONS & set(_words(name)) - ({"spec"} if path == "spec" else set()):
             yield path, f"is abbreviated: {', '.join(sorted(short))}"
         if re.match(r"(is|has|enable|enabled|disable|no|use|should|allow[A-Z]?)(?=[A-Z]|$)", name):
-            yield path, "is named like a boolean: name the thing, and let an enum say what becomes of it"
+            yield (
+                path,
+                "is named like a boolean: name the thing, and let an enum say what becomes of it",
+            )
         if name == "phase":
             yield path, "phase is not used any more: conditions say more"
 
@@ -122,9 +224,15 @@ def _names(definition: Definition) -> Iterator[Finding]:
 def _types(definition: Definition) -> Iterator[Finding]:
     for path, node in nodes(definition):
         if unknown := set(node) - STRUCTURAL:
-            yield path, f"has keywords that are not wanted in a structural schema: {', '.join(sorted(unknown))}"
+            yield (
+                path,
+                f"has keywords that are not wanted in a structural schema: {', '.join(sorted(unknown))}",
+            )
         if node.get("type") in ("boolean", "number", "null"):
-            yield path, f"is a {node['type']}: use an enum, an integer with its unit, or leave the field out"
+            yield (
+                path,
+                f"is a {node['type']}: use an enum, an integer with its unit, or leave the field out",
+            )
         if "type" not in node and not node.get(INT_OR_STRING):
             yield path, "has no type"
         if isinstance(node.get("additionalProperties"), bool):
@@ -144,7 +252,10 @@ def _integers(definition: Definition) -> Iterator[Finding]:
 
 def _strings(definition: Definition) -> Iterator[Finding]:
     for path, node in nodes(definition):
-        if (node.get("type") == "string" or node.get(INT_OR_STRING)) and not {"maxLength", "enum"} & set(node):
+        if (node.get("type") == "string" or node.get(INT_OR_STRING)) and not {
+            "maxLength",
+            "enum",
+        } & set(node):
             yield path, "has neither maxLength nor enum"
 
 
@@ -190,7 +301,9 @@ def _map_bounds(definition: Definition) -> Iterator[Finding]:
 
 def _open_objects(definition: Definition) -> Iterator[Finding]:
     for path, node in nodes(definition):
-        if PRESERVE in node or (node.get("type") == "object" and not {"properties", "additionalProperties"} & set(node)):
+        if PRESERVE in node or (
+            node.get("type") == "object" and not {"properties", "additionalProperties"} & set(node)
+        ):
             yield path, "takes anything"
 
 
@@ -199,11 +312,19 @@ def _units(definition: Definition) -> Iterator[Finding]:
         if node.get("type") != "integer":
             continue
         wanted = re.search(
-            r"delay|timeout|deadline|drain|period|idle|cooldown|interval|stabili[sz]ation|backlog|stale|age$|percent|utili[sz]ation", name, re.I
+            r"delay|timeout|deadline|drain|period|idle|cooldown|interval|stabili[sz]ation|backlog|stale|age$|percent|utili[sz]ation",
+            name,
+            re.I,
         )
-        told = re.search(r"\b(milliseconds|microseconds|seconds|minutes|percent)\b|%", node.get("description", ""))
+        told = re.search(
+            r"\b(milliseconds|microseconds|seconds|minutes|percent)\b|%",
+            node.get("description", ""),
+        )
         if (wanted or told) and not name.endswith(UNITS):
-            yield path, f"is a number with a unit that its name does not end with ({', '.join(UNITS)})"
+            yield (
+                path,
+                f"is a number with a unit that its name does not end with ({', '.join(UNITS)})",
+            )
         if told and name.endswith(UNITS):
             unit = "Percent" if told[0] in ("percent", "%") else told[0].capitalize()
             if not name.endswith(unit):
@@ -220,7 +341,18 @@ def _enums(definition: Definition) -> Iterator[Finding]:
 def _yaml_traps(definition: Definition) -> Iterator[Finding]:
     for path, node in nodes(definition):
         for value in node.get("enum", []):
-            if str(value).lower() in ("y", "n", "yes", "no", "on", "off", "true", "false", "null", "~"):
+            if str(value).lower() in (
+                "y",
+                "n",
+                "yes",
+                "no",
+                "on",
+                "off",
+                "true",
+                "false",
+                "null",
+                "~",
+            ):
                 yield path, f"its choice {value!r} is no text to YAML unless it is quoted"
 
 
@@ -231,7 +363,10 @@ def _defaults(definition: Definition) -> Iterator[Finding]:
         if not path.startswith("spec."):
             yield path, "has a default outside spec: the operator writes what stands there"
         if "[]" in path or "{}" in path:
-            yield path, "has a default below a list: GitOps tools would show its items as changed for ever"
+            yield (
+                path,
+                "has a default below a list: GitOps tools would show its items as changed for ever",
+            )
         if not isinstance(node["default"], (str, int)) or isinstance(node["default"], bool):
             yield path, "has a default that is neither text nor number"
         if node["default"] not in node.get("enum", [node["default"]]):
@@ -246,7 +381,10 @@ def _tested_defaults(definition: Definition) -> Iterator[Finding]:
             tested |= cel.tested(rule["rule"], node, path)
     for path in sorted(tested):
         if "default" in found.get(path, {}):
-            yield path, "has a default and is tested by a rule: the API server judges with the default filled in"
+            yield (
+                path,
+                "has a default and is tested by a rule: the API server judges with the default filled in",
+            )
 
 
 def _required(definition: Definition) -> Iterator[Finding]:
@@ -262,7 +400,8 @@ def _required(definition: Definition) -> Iterator[Finding]:
 def _times(definition: Definition) -> Iterator[Finding]:
     for path, name, node in _named(definition):
         if path.startswith("spec") and (
-            str(node.get("format", "")).startswith("date") or re.search(r"(Duration|Time|Timestamp|Minutes|Hours)$", name)
+            str(node.get("format", "")).startswith("date")
+            or re.search(r"(Duration|Time|Timestamp|Minutes|Hours)$", name)
         ):
             yield path, "is a time or a duration: write whole seconds, milliseconds or microseconds"
 
@@ -275,7 +414,11 @@ def _secrets(definition: Definition) -> Iterator[Finding]:
 
 def _references(definition: Definition) -> Iterator[Finding]:
     for path, name, node in _named(definition):
-        if name.endswith("Ref") and node.get("type") == "object" and "name" not in node.get("required", []):
+        if (
+            name.endswith("Ref")
+            and node.get("type") == "object"
+            and "name" not in node.get("required", [])
+        ):
             yield path, "is a reference without a required name"
 
 
@@ -285,11 +428,20 @@ def _conditions(definition: Definition) -> Iterator[Finding]:
         yield "status", "conditions do not come first"
     node = status["properties"].get("conditions", {})
     item = node.get("items", {})
-    if node.get("x-kubernetes-list-type") != "map" or node.get("x-kubernetes-list-map-keys") != ["type"]:
+    if node.get("x-kubernetes-list-type") != "map" or node.get("x-kubernetes-list-map-keys") != [
+        "type"
+    ]:
         yield "status.conditions", "do not merge by type"
     if missing := set(CONDITION_FIELDS) - set(item.get("required", [])):
-        yield "status.conditions[]", f"lacks required fields of a condition: {', '.join(sorted(missing))}"
-    if set(item.get("properties", {}).get("status", {}).get("enum", [])) != {"True", "False", "Unknown"}:
+        yield (
+            "status.conditions[]",
+            f"lacks required fields of a condition: {', '.join(sorted(missing))}",
+        )
+    if set(item.get("properties", {}).get("status", {}).get("enum", [])) != {
+        "True",
+        "False",
+        "Unknown",
+    }:
         yield "status.conditions[].status", "is not True, False or Unknown"
     if "observedGeneration" not in item.get("properties", {}):
         yield "status.conditions[]", "has no observedGeneration"
@@ -303,7 +455,9 @@ def _status(definition: Definition) -> Iterator[Finding]:
         yield "status", "is required"
     known = {path for path, _ in nodes(definition)}
     scale = version.get("subresources", {}).get("scale", {})
-    columns = {column["name"]: column["jsonPath"] for column in version.get("additionalPrinterColumns", [])}
+    columns = {
+        column["name"]: column["jsonPath"] for column in version.get("additionalPrinterColumns", [])
+    }
     for what, path in {**scale, **columns}.items():
         plain = re.sub(r"\[\?\(.*?\)\]", "[]", path.removeprefix("."))
         if not plain.startswith("metadata.") and plain not in known:
@@ -314,17 +468,32 @@ def _messages(definition: Definition) -> Iterator[Finding]:
     known = dict(crd.walk(schema_of(definition)))
     for path, node in known.items():
         for rule in node.get(RULES, []):
-            text, target = rule.get("message", ""), f"{path}{rule.get('fieldPath', '')}".removeprefix("." if not path else "")
-            read = {where.rsplit(".", 1)[-1] for where in cel.tested(rule["rule"], node, path)} | set(
-                re.findall(r"self\.metadata\.(\w+)", rule["rule"])
+            text, target = (
+                rule.get("message", ""),
+                f"{path}{rule.get('fieldPath', '')}".removeprefix("." if not path else ""),
             )
+            read = {
+                where.rsplit(".", 1)[-1] for where in cel.tested(rule["rule"], node, path)
+            } | set(re.findall(r"self\.metadata\.(\w+)", rule["rule"]))
             if target not in known and target != "metadata.name":
                 yield path, f"a rule points at {rule['fieldPath']}, which is no field"
             if not text or text != text.strip() or text.endswith(".") or "\n" in text:
-                yield path, f"a rule's message is empty, or is no single clause without a full stop: {text!r}"
-            told = "fieldPath" in rule or "size(key)" in rule["rule"]  # the API server puts the path before the message
-            if not told and read and not any(re.search(rf"\b{re.escape(name)}\b", text) for name in read):
-                yield path, f"a rule's message names none of the fields it reads ({', '.join(sorted(read))}): {text!r}"
+                yield (
+                    path,
+                    f"a rule's message is empty, or is no single clause without a full stop: {text!r}",
+                )
+            told = (
+                "fieldPath" in rule or "size(key)" in rule["rule"]
+            )  # the API server puts the path before the message
+            if (
+                not told
+                and read
+                and not any(re.search(rf"\b{re.escape(name)}\b", text) for name in read)
+            ):
+                yield (
+                    path,
+                    f"a rule's message names none of the fields it reads ({', '.join(sorted(read))}): {text!r}",
+                )
             if not ADVICE.search(text):
                 yield path, f"a rule's message does not say what to write: {text!r}"
 
@@ -380,7 +549,10 @@ def findings(definition: Definition, exceptions: Mapping[str, Mapping[str, str]]
             used |= patterns
             if not patterns:
                 lines.append(f"{rule}: {path or '(all)'} {wrong}")
-        lines += [f"{rule}: the exception {pattern} is no longer needed" for pattern in set(allowed) - used]
+        lines += [
+            f"{rule}: the exception {pattern} is no longer needed"
+            for pattern in set(allowed) - used
+        ]
     return sorted(lines)
 
 

@@ -37,10 +37,23 @@ class Differences:
     def found(self) -> dict[str, str]:
         """The ways that show a difference, with what they show."""
         ways = {"client-side": self.client_side, "server-side": self.server_side}
-        return {way: text for way, text in {**ways, **{f"argo {name}": text for name, text in self.argo.items()}}.items() if text}
+        return {
+            way: text
+            for way, text in {
+                **ways,
+                **{f"argo {name}": text for name, text in self.argo.items()},
+            }.items()
+            if text
+        }
 
 
-def differences(kubeconfig: Path, objects: Sequence[Mapping[str, Any]], *, kubectl: Path | None = None, context: str | None = None) -> Differences:
+def differences(
+    kubeconfig: Path,
+    objects: Sequence[Mapping[str, Any]],
+    *,
+    kubectl: Path | None = None,
+    context: str | None = None,
+) -> Differences:
     """Compare manifests as written with the cluster.
 
     Args:
@@ -60,7 +73,15 @@ def differences(kubeconfig: Path, objects: Sequence[Mapping[str, Any]], *, kubec
         command = [str(tool), *access, "diff", *flags, "--filename=-"]
         # A plain recursive diff, whatever the user's own KUBECTL_EXTERNAL_DIFF says.
         environment = {**os.environ, "KUBECTL_EXTERNAL_DIFF": "diff -u -N"}
-        done = subprocess.run(command, input=manifest, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+        done = subprocess.run(
+            command,
+            input=manifest,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
+        )
         if done.returncode > _DIFF_FOUND or (done.returncode == _DIFF_FOUND and not done.stdout):
             raise RuntimeError(f"kubectl diff {' '.join(flags)} failed: {done.stderr.strip()}")
         return done.stdout
@@ -72,15 +93,30 @@ def differences(kubeconfig: Path, objects: Sequence[Mapping[str, Any]], *, kubec
     )
 
 
-def _argo(kubeconfig: Path, objects: Sequence[Mapping[str, Any]], context: str | None) -> dict[str, str]:
+def _argo(
+    kubeconfig: Path, objects: Sequence[Mapping[str, Any]], context: str | None
+) -> dict[str, str]:
     """What Argo CD would show, by strategy."""
-    command = [str(binaries.path_of("argodiff")), f"--kubeconfig={kubeconfig}", *([f"--context={context}"] if context else [])]
-    done = subprocess.run(command, input=json.dumps(list(objects)), capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+    command = [
+        str(binaries.path_of("argodiff")),
+        f"--kubeconfig={kubeconfig}",
+        *([f"--context={context}"] if context else []),
+    ]
+    done = subprocess.run(
+        command,
+        input=json.dumps(list(objects)),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
     if done.returncode != 0:
         raise RuntimeError(f"argodiff failed: {done.stderr.strip()}")
     shown: dict[str, list[str]] = {"threeWay": [], "structured": [], "serverSide": []}
     for item, patches in zip(objects, json.loads(done.stdout), strict=True):
         for strategy, patch in patches.items():
             if patch:
-                shown[strategy].append(f"{item['kind']}/{item['metadata']['name']}: {json.dumps(patch, sort_keys=True)}")
+                shown[strategy].append(
+                    f"{item['kind']}/{item['metadata']['name']}: {json.dumps(patch, sort_keys=True)}"
+                )
     return {strategy: "\n".join(lines) for strategy, lines in shown.items()}

@@ -24,7 +24,19 @@ from triton_pipelines.cluster.login import load_configuration
 
 MUTATING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _POLL_SECONDS = 0.02
-_HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "host", "content-length", "content-encoding"})
+_HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "transfer-encoding",
+        "te",
+        "trailer",
+        "upgrade",
+        "host",
+        "content-length",
+        "content-encoding",
+    }
+)
 
 
 @dataclass(slots=True)
@@ -106,7 +118,9 @@ class FaultProxy:
     _thread: threading.Thread | None = None
 
     async def __aenter__(self) -> Self:
-        self._thread = threading.Thread(target=self._loop.run_forever, name="fault proxy", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="fault proxy", daemon=True
+        )
         self._thread.start()
         try:
             await self._there(self._start())
@@ -134,12 +148,16 @@ class FaultProxy:
 
     async def _start(self) -> None:
         configuration = await load_configuration(str(self.upstream))
-        context = ApiClient(configuration).rest_client.ssl_context  # made of the kubeconfig, client certificate included
+        context = ApiClient(
+            configuration
+        ).rest_client.ssl_context  # made of the kubeconfig, client certificate included
         token = await configuration.get_api_key_with_prefix("BearerToken")
         self._headers = {"Authorization": token} if token else {}
         self._server = configuration.host
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=context, limit=0), timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False
+            connector=aiohttp.TCPConnector(ssl=context, limit=0),
+            timeout=aiohttp.ClientTimeout(total=None),
+            auto_decompress=False,
         )
         app = web.Application(client_max_size=16 * 2**20)
         app.router.add_route("*", "/{path:.*}", self._handle)
@@ -176,11 +194,19 @@ class FaultProxy:
     @property
     def mutating(self) -> list[Seen]:
         """Requests that could have changed something, events excepted."""
-        return [seen for seen in self.requests if seen.method in MUTATING and "/events.k8s.io/" not in seen.target]
+        return [
+            seen
+            for seen in self.requests
+            if seen.method in MUTATING and "/events.k8s.io/" not in seen.target
+        ]
 
     def count(self, method: str, path: str) -> int:
         """Requests seen whose method and path match."""
-        return sum(1 for seen in self.requests if re.fullmatch(method, seen.method) and re.search(path, seen.target))
+        return sum(
+            1
+            for seen in self.requests
+            if re.fullmatch(method, seen.method) and re.search(path, seen.target)
+        )
 
     def write_kubeconfig(self, path: Path) -> Path:
         """Writes a kubeconfig that leads to the proxy."""
@@ -190,7 +216,9 @@ class FaultProxy:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         target = request.path_qs
         self.requests.append(Seen(request.method, target, request.headers.get("User-Agent", "")))
-        fault = next((fault for fault in self.faults if fault.takes(request.method, target)), Fault())
+        fault = next(
+            (fault for fault in self.faults if fault.takes(request.method, target)), Fault()
+        )
         body = await request.read()
         if fault.delay:
             await asyncio.sleep(fault.delay)
@@ -202,10 +230,20 @@ class FaultProxy:
         if fault.drop:
             return _dropped(request)
         assert self._session is not None
-        headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
+        headers = {
+            name: value
+            for name, value in request.headers.items()
+            if name.lower() not in _HOP_BY_HOP
+        }
         if fault.rewrite is not None:
             headers["Accept-Encoding"] = "identity"
-        sent = self._session.request(request.method, self._server + target, data=body or None, headers=headers | self._headers, allow_redirects=False)
+        sent = self._session.request(
+            request.method,
+            self._server + target,
+            data=body or None,
+            headers=headers | self._headers,
+            allow_redirects=False,
+        )
         try:
             answer = await sent
         except aiohttp.ClientConnectorError:
@@ -215,18 +253,35 @@ class FaultProxy:
                 await answer.read()
                 return _dropped(request)
             if fault.rewrite is not None:
-                return web.Response(status=answer.status, body=fault.rewrite(await answer.read()), content_type="application/json")
+                return web.Response(
+                    status=answer.status,
+                    body=fault.rewrite(await answer.read()),
+                    content_type="application/json",
+                )
             return await self._pass_on(request, answer, fault)
 
-    async def _pass_on(self, request: web.Request, answer: aiohttp.ClientResponse, fault: Fault) -> web.StreamResponse:
-        kept = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP_BY_HOP - {"content-encoding"}}
+    async def _pass_on(
+        self, request: web.Request, answer: aiohttp.ClientResponse, fault: Fault
+    ) -> web.StreamResponse:
+        kept = {
+            name: value
+            for name, value in answer.headers.items()
+            if name.lower() not in _HOP_BY_HOP - {"content-encoding"}
+        }
         response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=kept)
         self._streams.append(request)
         try:
             await response.prepare(request)
             if fault.expire_watch:
-                expired = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
-                await response.write(json.dumps({"type": "ERROR", "object": expired}).encode() + b"\n")
+                expired = {
+                    "kind": "Status",
+                    "code": 410,
+                    "reason": "Expired",
+                    "message": "too old resource version",
+                }
+                await response.write(
+                    json.dumps({"type": "ERROR", "object": expired}).encode() + b"\n"
+                )
                 await response.write_eof()
                 return response
             left = fault.cut_after
@@ -263,7 +318,14 @@ def _kubeconfig(name: str, url: str) -> str:
 
 def _status(fault: Fault) -> web.Response:
     headers = {"Retry-After": str(fault.retry_after)} if fault.retry_after is not None else None
-    content = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": fault.status, "reason": fault.reason, "message": "injected"}
+    content = {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "code": fault.status,
+        "reason": fault.reason,
+        "message": "injected",
+    }
     return web.json_response(content, status=fault.status or 500, headers=headers)
 
 

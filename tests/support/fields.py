@@ -37,13 +37,21 @@ def _properties(model: type[ApiModel]) -> Mapping[str, Any]:
     return properties
 
 
-def fields(schema: Mapping[str, Any] | None = None, root: str = "spec") -> dict[str, Mapping[str, Any]]:
+def fields(
+    schema: Mapping[str, Any] | None = None, root: str = "spec"
+) -> dict[str, Mapping[str, Any]]:
     """Every field below ``root`` with its schema, in the schema's order. Default: the CRD as the models make it."""
     nodes = crd.walk(schema if schema is not None else _whole())
-    return {path: node for path, node in nodes if path.startswith(f"{root}.") and not path.endswith(("[]", "{}")) and not _is_way(node)}
+    return {
+        path: node
+        for path, node in nodes
+        if path.startswith(f"{root}.") and not path.endswith(("[]", "{}")) and not _is_way(node)
+    }
 
 
-def fields_of(document: Mapping[str, Any], schema: Mapping[str, Any] | None = None, root: str = "spec") -> set[str]:
+def fields_of(
+    document: Mapping[str, Any], schema: Mapping[str, Any] | None = None, root: str = "spec"
+) -> set[str]:
     """Paths of the fields that a resource writes; ``null`` counts as left out, and so does what is no field."""
     whole = schema if schema is not None else _whole()
     return set(_written(document.get(root), whole["properties"][root], root))
@@ -71,7 +79,11 @@ def owners(model: type[ApiModel] = Spec, root: str = "spec") -> dict[str, str]:
     properties = _properties(model)
     for name, info in model.model_fields.items():
         key = info.alias or name
-        owner = next(base for base in reversed(model.__mro__) if issubclass(base, ApiModel) and name in base.model_fields)
+        owner = next(
+            base
+            for base in reversed(model.__mro__)
+            if issubclass(base, ApiModel) and name in base.model_fields
+        )
         path, child = f"{root}.{key}", _child(info.annotation)
         found[path] = f"{owner.__name__}.{key}"
         if child is not None:
@@ -83,7 +95,9 @@ def _child(annotation: Any) -> type[ApiModel] | None:
     """The model that a field's type holds, at any depth (``Optional``, ``tuple``, ``Annotated``)."""
     if isinstance(annotation, type) and issubclass(annotation, ApiModel):
         return annotation
-    return next((child for part in get_args(annotation) if (child := _child(part)) is not None), None)
+    return next(
+        (child for part in get_args(annotation) if (child := _child(part)) is not None), None
+    )
 
 
 def resources_in(place: Path) -> Iterator[tuple[Path, dict[str, Any]]]:

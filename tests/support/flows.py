@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from triton_pipelines.metrics.samples import Counters, PodHistory, Sample, Scrape, Usage
-from triton_pipelines.scaling.types import Law, Memory, PipelineLimits, StepLimits
+from triton_pipelines.autoscaling.metrics.samples import Counters, PodHistory, Sample, Scrape, Usage
+from triton_pipelines.autoscaling.types import Law, Memory, PipelineLimits, StepLimits
 
 NOW = 1_700_000_000.0
 INTERVAL = 5.0
@@ -42,11 +42,22 @@ QUIET = Flow(rate=0.0)
 
 
 def history(
-    flows: Mapping[str, Flow], *, seconds: float = 75.0, interval: float = INTERVAL, now: float = NOW, usage: Usage | None = None
+    flows: Mapping[str, Flow],
+    *,
+    seconds: float = 75.0,
+    interval: float = INTERVAL,
+    now: float = NOW,
+    usage: Usage | None = None,
 ) -> PodHistory:
     """Scrapes of a pod up to ``now``, oldest first."""
     ages = [interval * number for number in range(int(seconds / interval), -1, -1)]
-    return PodHistory(tuple(Scrape(now - age, {model: flow.at(age) for model, flow in flows.items()}) for age in ages), usage)
+    return PodHistory(
+        tuple(
+            Scrape(now - age, {model: flow.at(age) for model, flow in flows.items()})
+            for age in ages
+        ),
+        usage,
+    )
 
 
 def sample(
@@ -60,9 +71,20 @@ def sample(
     now: float = NOW,
 ) -> Sample:
     """The same flow in each of ``pods`` pods; the GPU step is fed what the tokenizer completes, and has time to spare."""
-    fed = gpu if gpu is not None else Flow(tokenizer.rate, service=min(0.0005, 0.5 / max(1.0, tokenizer.rate)))
+    fed = (
+        gpu
+        if gpu is not None
+        else Flow(tokenizer.rate, service=min(0.0005, 0.5 / max(1.0, tokenizer.rate)))
+    )
     flows = {TOKENIZER: tokenizer, MODEL: fed}
-    return Sample({name: history(flows, seconds=seconds, interval=interval, now=now, usage=usage) for name in names(pods)}, interval, "test")
+    return Sample(
+        {
+            name: history(flows, seconds=seconds, interval=interval, now=now, usage=usage)
+            for name in names(pods)
+        },
+        interval,
+        "test",
+    )
 
 
 def names(pods: int) -> list[str]:
@@ -70,7 +92,9 @@ def names(pods: int) -> list[str]:
     return [f"pod-{number}" for number in range(pods)]
 
 
-def limits(*, low: int = 1, high: int = 12, cpu_limit: float | None = None, law: Law | None = None) -> PipelineLimits:
+def limits(
+    *, low: int = 1, high: int = 12, cpu_limit: float | None = None, law: Law | None = None
+) -> PipelineLimits:
     """A tokenizer before one GPU step."""
     return PipelineLimits(
         steps=(StepLimits(TOKENIZER, TOKENIZER, low, high, 2),),
@@ -90,4 +114,9 @@ def rested(memory: Memory, wants: int, *, now: float = NOW, law: Law | None = No
     """``memory`` of a step that wanted ``wants`` over the whole stabilization window, with nothing else in its way."""
     seconds = (law if law is not None else Law()).stabilization
     ticks = tuple((now - age, wants) for age in range(int(seconds), 0, -5))
-    return replace(memory, steps={name: replace(step, wants=ticks, last_up=None) for name, step in memory.steps.items()})
+    return replace(
+        memory,
+        steps={
+            name: replace(step, wants=ticks, last_up=None) for name, step in memory.steps.items()
+        },
+    )

@@ -16,10 +16,11 @@ from tests.support.builders import LOADER_IMAGE, SERVER_IMAGE
 from triton_pipelines.api import parse
 from triton_pipelines.api.server import RolloutStrategy
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.pipeline import Options, build, check, lint
-from triton_pipelines.pipeline.graph import Implementation
-from triton_pipelines.render import Revision, render
-from triton_pipelines.render.objects import (
+from triton_pipelines.compile.graph import Options, build, check, lint
+from triton_pipelines.compile.graph.graph import Implementation
+from triton_pipelines.compile.render import Revision, render
+from triton_pipelines.compile.render.model_repository import runtime_file
+from triton_pipelines.compile.render.objects import (
     control_secret,
     deployment,
     disruption_budget,
@@ -27,8 +28,7 @@ from triton_pipelines.render.objects import (
     network_policy,
     service,
 )
-from triton_pipelines.render.render import config_map
-from triton_pipelines.render.repository import runtime_file
+from triton_pipelines.compile.render.render import config_map
 
 FOLDER = Path(__file__).parent.parent / "golden" / "render"
 CASES = tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
@@ -42,11 +42,17 @@ def path_of(name: str) -> Path:
 
 def deployment_of(pipeline: InferencePipeline, revision: Revision) -> dict[str, Any]:
     """The Deployment, as if the rollout had not to ask for room."""
-    mode = RolloutStrategy.SURGE if pipeline.spec.rollout.strategy is RolloutStrategy.AUTO else pipeline.spec.rollout.strategy
+    mode = (
+        RolloutStrategy.SURGE
+        if pipeline.spec.rollout.strategy is RolloutStrategy.AUTO
+        else pipeline.spec.rollout.strategy
+    )
     return deployment(pipeline, revision.template, mode, pipeline.spec.replicas)
 
 
-def objects_of(pipeline: InferencePipeline, revision: Revision, options: Options) -> list[dict[str, Any]]:
+def objects_of(
+    pipeline: InferencePipeline, revision: Revision, options: Options
+) -> list[dict[str, Any]]:
     """All other objects of a pipeline; the revision's ConfigMap comes first."""
     made = [
         config_map(pipeline, revision),
@@ -78,16 +84,36 @@ def text_of(name: str) -> str:
     graph = build(pipeline, options)
     assert not (wrong := check(pipeline, graph, options)), wrong
     revision = render(pipeline, graph, options)
-    ours = [step.implementation for step in graph.models if step.implementation not in (Implementation.BACKEND, Implementation.CODE)]
+    ours = [
+        step.implementation
+        for step in graph.models
+        if step.implementation not in (Implementation.BACKEND, Implementation.CODE)
+    ]
     runtime = {runtime_file(implementation): implementation.value for implementation in ours}
-    parts = [("padding", f"{graph.padding.chosen.value}: {graph.padding.reason}\n" if graph.padding else "none\n")]
-    parts.append(("warnings", "".join(f"{item}\n" for item in lint(pipeline, graph, options)) or "none\n"))
+    parts = [
+        (
+            "padding",
+            f"{graph.padding.chosen.value}: {graph.padding.reason}\n"
+            if graph.padding
+            else "none\n",
+        )
+    ]
+    parts.append(
+        ("warnings", "".join(f"{item}\n" for item in lint(pipeline, graph, options)) or "none\n")
+    )
     for path, text in revision.files.items():
-        parts.append((f"models/{path}", f"(runtime file {runtime[text]})\n" if text in runtime else text))
+        parts.append(
+            (f"models/{path}", f"(runtime file {runtime[text]})\n" if text in runtime else text)
+        )
     parts.append(("plan.json", revision.data["plan.json"]))
     stored, *objects = objects_of(pipeline, revision, options)
     stored["data"] = dict.fromkeys(stored["data"], "…")
     for item in (deployment_of(pipeline, revision), stored, *objects):
-        parts.append((f"{item['kind']} {item['metadata']['name']}", yaml.safe_dump(item, sort_keys=True, allow_unicode=True, width=150)))
+        parts.append(
+            (
+                f"{item['kind']} {item['metadata']['name']}",
+                yaml.safe_dump(item, sort_keys=True, allow_unicode=True, width=150),
+            )
+        )
     text = "\n".join(f"===== {title}\n{body}" for title, body in parts)
     return text.replace(revision.name, REVISION)

@@ -26,7 +26,14 @@ Change = tuple[str, str]
 _LOWER = ("minimum", "minLength", "minItems", "minProperties")
 _UPPER = ("maximum", "maxLength", "maxItems", "maxProperties")
 _SAME = (
-    *("type", "format", "default", "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-map-type"),
+    *(
+        "type",
+        "format",
+        "default",
+        "x-kubernetes-list-type",
+        "x-kubernetes-list-map-keys",
+        "x-kubernetes-map-type",
+    ),
     *("x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields", "anyOf"),
 )
 _PATTERN_EXAMPLES = 100
@@ -51,9 +58,20 @@ def _names(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
         if now != value and not (isinstance(value, list) and set(value) <= set(now or [])):
             yield f"names.{key}", f"was {value}, is {now}"
     served = {version["name"] for version in new["versions"] if version["served"]}
-    yield from ((f"versions.{one['name']}", "is no longer served") for one in old["versions"] if one["served"] and one["name"] not in served)
-    before, after = old["versions"][0].get("subresources", {}), new["versions"][0].get("subresources", {})
-    yield from ((f"subresources.{key}", f"was {value}, is {after.get(key)}") for key, value in before.items() if after.get(key) != value)
+    yield from (
+        (f"versions.{one['name']}", "is no longer served")
+        for one in old["versions"]
+        if one["served"] and one["name"] not in served
+    )
+    before, after = (
+        old["versions"][0].get("subresources", {}),
+        new["versions"][0].get("subresources", {}),
+    )
+    yield from (
+        (f"subresources.{key}", f"was {value}, is {after.get(key)}")
+        for key, value in before.items()
+        if after.get(key) != value
+    )
 
 
 def _schemas(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
@@ -79,11 +97,17 @@ def _node(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     for key in _UPPER:
         if key in now and now[key] < was.get(key, float("inf")):
             yield f"{key} fell from {was.get(key)} to {now[key]}"
-    if "enum" in now and (lost := [value for value in was.get("enum", ["any text"]) if value not in now["enum"]]):
+    if "enum" in now and (
+        lost := [value for value in was.get("enum", ["any text"]) if value not in now["enum"]]
+    ):
         yield f"choices are gone: {lost}"
     if added := sorted(set(now.get("required", [])) - set(was.get("required", []))):
         yield f"became required: {', '.join(added)}"
-    if "pattern" in now and now["pattern"] != was.get("pattern") and (text := _no_longer_matched(was.get("pattern"), now["pattern"])) is not None:
+    if (
+        "pattern" in now
+        and now["pattern"] != was.get("pattern")
+        and (text := _no_longer_matched(was.get("pattern"), now["pattern"])) is not None
+    ):
         yield f"pattern {now['pattern']} refuses {text!r}, which {was.get('pattern')} took"
 
 
@@ -91,7 +115,9 @@ def _no_longer_matched(was: str | None, now: str) -> str | None:
     """A text that the old pattern takes and the new one does not, if drawing at random finds one."""
     lost: list[str] = []
 
-    @hypothesis.settings(max_examples=_PATTERN_EXAMPLES, derandomize=True, database=None, deadline=None)
+    @hypothesis.settings(
+        max_examples=_PATTERN_EXAMPLES, derandomize=True, database=None, deadline=None
+    )
     @hypothesis.given(st.from_regex(was) if was else st.text())
     def draw(text: str) -> None:
         text = text.removesuffix("\n")  # Python's $ takes one more line end than the API server's
@@ -102,9 +128,16 @@ def _no_longer_matched(was: str | None, now: str) -> str | None:
     return lost[0] if lost else None
 
 
-def _rules(path: str, was: Mapping[str, Any], now: Mapping[str, Any], before: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _rules(
+    path: str,
+    was: Mapping[str, Any],
+    now: Mapping[str, Any],
+    before: Mapping[str, Mapping[str, Any]],
+) -> Iterator[str]:
     known = [rule["rule"] for rule in was.get("x-kubernetes-validations", [])]
     for rule in now.get("x-kubernetes-validations", []):
-        looser = any(set(cel.alternatives(old)) <= set(cel.alternatives(rule["rule"])) for old in known)
+        looser = any(
+            set(cel.alternatives(old)) <= set(cel.alternatives(rule["rule"])) for old in known
+        )
         if not looser and not celnew.holds_for_older(rule["rule"], path, before):
             yield f"has a new rule: {rule['message']}"

@@ -33,7 +33,14 @@ class HubServer:
         cdn: send clients on to another port for file content, as the real hub does for large files.
     """
 
-    def __init__(self, root: Path | None = None, *, token: str | None = None, cdn: bool = False, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        root: Path | None = None,
+        *,
+        token: str | None = None,
+        cdn: bool = False,
+        host: str = "127.0.0.1",
+    ) -> None:
         self._token = token
         self._commits: dict[str, dict[str, dict[str, bytes]]] = {}
         self._branches: dict[tuple[str, str], str] = {}
@@ -58,7 +65,11 @@ class HubServer:
     def publish(self, repo: str, files: Path | Mapping[str, bytes], branch: str = "main") -> str:
         """Commit ``files`` to a branch, replacing its content; the commit's 40 hexadecimal digits."""
         if isinstance(files, Path):
-            files = {str(path.relative_to(files)): path.read_bytes() for path in sorted(files.rglob("*")) if path.is_file()}
+            files = {
+                str(path.relative_to(files)): path.read_bytes()
+                for path in sorted(files.rglob("*"))
+                if path.is_file()
+            }
         state = hashlib.sha1(repo.encode())
         for name, data in sorted(files.items()):
             state.update(f"{name}\0{hashlib.sha1(data).hexdigest()}\n".encode())
@@ -78,7 +89,12 @@ class HubServer:
             self._stack.enter_context(self.cdn)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._stack.close()
 
     def answer(self, request: Request) -> Response:
@@ -92,23 +108,48 @@ class HubServer:
         return _refusal(404, "", "no such route")
 
     def _commit(self, request: Request, repo: str, revision: str) -> str | Response:
-        if self._token is not None and request.headers.get("authorization") != f"Bearer {self._token}":
+        if (
+            self._token is not None
+            and request.headers.get("authorization") != f"Bearer {self._token}"
+        ):
             return _refusal(401, "RepoNotFound", "Invalid username or password.")
         if repo in self.gated:
             return _refusal(403, "GatedRepo", "Access to this model is restricted.")
         if repo not in self._commits:
-            return _refusal(401 if self._token is None else 404, "RepoNotFound", "Repository not found")
+            return _refusal(
+                401 if self._token is None else 404, "RepoNotFound", "Repository not found"
+            )
         commit = self._branches.get((repo, revision), revision)
-        return commit if commit in self._commits[repo] else _refusal(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        return (
+            commit
+            if commit in self._commits[repo]
+            else _refusal(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        )
 
     def _info(self, request: Request, repo: str, revision: str) -> Response:
         commit = self._commit(request, repo, revision)
         if isinstance(commit, Response):
             return commit
         sized = "blobs=true" in urlsplit(request.path).query.lower()
-        siblings = [{"rfilename": name, **({"size": len(data)} if sized else {})} for name, data in self._commits[repo][commit].items()]
-        body = {"_id": commit[:24], "id": repo, "modelId": repo, "sha": commit, "private": False, "tags": [], "downloads": 0, "likes": 0}
-        return Response(200, {"Content-Type": "application/json"}, json.dumps({**body, "siblings": siblings}).encode())
+        siblings = [
+            {"rfilename": name, **({"size": len(data)} if sized else {})}
+            for name, data in self._commits[repo][commit].items()
+        ]
+        body = {
+            "_id": commit[:24],
+            "id": repo,
+            "modelId": repo,
+            "sha": commit,
+            "private": False,
+            "tags": [],
+            "downloads": 0,
+            "likes": 0,
+        }
+        return Response(
+            200,
+            {"Content-Type": "application/json"},
+            json.dumps({**body, "siblings": siblings}).encode(),
+        )
 
     def _file(self, request: Request, repo: str, revision: str, path: str) -> Response:
         commit = self._commit(request, repo, revision)
@@ -122,7 +163,11 @@ class HubServer:
             response = file_response(request, data, f'"{digest}"')
         else:
             self._blobs[digest] = data
-            linked = {"Location": f"{self.cdn.url}/{digest}?Signature=cdn-signature", "X-Linked-Etag": f'"{digest}"', "X-Linked-Size": str(len(data))}
+            linked = {
+                "Location": f"{self.cdn.url}/{digest}?Signature=cdn-signature",
+                "X-Linked-Etag": f'"{digest}"',
+                "X-Linked-Size": str(len(data)),
+            }
             response = Response(302, linked)
         response.headers["X-Repo-Commit"] = commit
         return response
@@ -130,7 +175,11 @@ class HubServer:
     def _content(self, request: Request) -> Response:
         digest = urlsplit(request.path).path.strip("/")
         data = self._blobs.get(digest)
-        return _refusal(404, "", "no such blob") if data is None else file_response(request, data, f'"{digest}"')
+        return (
+            _refusal(404, "", "no such blob")
+            if data is None
+            else file_response(request, data, f'"{digest}"')
+        )
 
 
 def _refusal(status: int, code: str, message: str) -> Response:
@@ -142,7 +191,9 @@ def _refusal(status: int, code: str, message: str) -> Response:
 
 def main(arguments: list[str]) -> int:
     """Serve a folder until interrupted."""
-    with HubServer(Path(arguments[0]), host=arguments[1] if len(arguments) > 1 else "127.0.0.1") as hub:
+    with HubServer(
+        Path(arguments[0]), host=arguments[1] if len(arguments) > 1 else "127.0.0.1"
+    ) as hub:
         print(hub.url, flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             threading.Event().wait()

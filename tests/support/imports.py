@@ -11,18 +11,22 @@ import yaml
 from google.protobuf import text_format
 
 from triton_pipelines.api import parse
-from triton_pipelines.importing.assemble import import_models
-from triton_pipelines.importing.notes import Note
-from triton_pipelines.importing.repository import read_repository
-from triton_pipelines.pipeline import Graph, Options, build
-from triton_pipelines.render.modelconfig import ensemble_config, step_config
-from triton_pipelines.render.modelconfig import parse as parse_config
-from triton_pipelines.render.patch import patch
+from triton_pipelines.compile.graph import Graph, Options, build
+from triton_pipelines.compile.render.config_patch import patch
+from triton_pipelines.compile.render.model_config import ensemble_config, step_config
+from triton_pipelines.compile.render.model_config import parse as parse_config
+from triton_pipelines.tools.importer.assemble import import_models
+from triton_pipelines.tools.importer.import_notes import Note
+from triton_pipelines.tools.importer.repository import read_repository
 
 PREFIX = "s3://bucket/models"
 REPOSITORIES = Path(__file__).parents[1] / "corpus" / "repositories"
 # Options that a repository of the corpus asks for.
-FILLED = {"triton_max_batch_size": "8", "preprocessing_instance_count": "2", "decoupled_mode": "true"}
+FILLED = {
+    "triton_max_batch_size": "8",
+    "preprocessing_instance_count": "2",
+    "decoupled_mode": "true",
+}
 NAMED = {"configs": "a100"}
 
 
@@ -48,7 +52,10 @@ def configs_of(graph: Graph) -> dict[str, Any]:
     made = {}
     for step in graph.models:
         made[step.model_name] = parse_config(step_config(step))
-        assert not step.config_patch or patch(made[step.model_name], step.config_patch, step.path) == []
+        assert (
+            not step.config_patch
+            or patch(made[step.model_name], step.config_patch, step.path) == []
+        )
     if graph.entry is None:
         made[graph.model_name] = parse_config(ensemble_config(graph))
     return made
@@ -58,16 +65,28 @@ def write_repository(graph: Graph, folder: Path) -> None:
     """The rendered part of a repository: configs, code that stands in the resource, engine files. Sources are not fetched."""
     for name, config in configs_of(graph).items():
         (folder / name / "1").mkdir(parents=True)
-        (folder / name / "config.pbtxt").write_text(text_format.MessageToString(config, as_utf8=True), encoding="utf-8")
+        (folder / name / "config.pbtxt").write_text(
+            text_format.MessageToString(config, as_utf8=True), encoding="utf-8"
+        )
     for step in graph.models:
         files = {**step.files, **({"model.py": step.code} if step.code is not None else {})}
         for name, text in files.items():
             (folder / step.model_name / "1" / name).write_text(text, encoding="utf-8")
 
 
-def imported(folder: Path, ensemble: str | None = None, values: Mapping[str, str] | None = None, config_name: str | None = None) -> Imported:
+def imported(
+    folder: Path,
+    ensemble: str | None = None,
+    values: Mapping[str, str] | None = None,
+    config_name: str | None = None,
+) -> Imported:
     """`tritonpipe import` without the command line."""
-    draft, report = import_models(read_repository(folder, values, config_name), ensemble, PREFIX, lambda _, __: lambda ___: None)
+    draft, report = import_models(
+        read_repository(folder, values, config_name),
+        ensemble,
+        PREFIX,
+        lambda _, __: lambda ___: None,
+    )
     text = draft.text()
     document = yaml.safe_load(text)
     assert document == draft.document
@@ -90,7 +109,9 @@ def golden_text(name: str) -> str:
     return "\n".join([*map(str, made.notes), "-----", made.text])
 
 
-if __name__ == "__main__":  # python -m tests.support.imports: writes the expected imports anew; read the difference
+if (
+    __name__ == "__main__"
+):  # python -m tests.support.imports: writes the expected imports anew; read the difference
     for repository in sorted(path.name for path in REPOSITORIES.iterdir()):
         golden_of(repository).write_text(golden_text(repository), encoding="utf-8")
         print(f"wrote {golden_of(repository).name}")

@@ -26,13 +26,18 @@ class Stand:
 
 
 @contextlib.asynccontextmanager
-async def kserve(behave: Behaviour = lambda _: (0.0, 200, b"{}"), *, chunked: bool = False) -> AsyncIterator[Stand]:
+async def kserve(
+    behave: Behaviour = lambda _: (0.0, 200, b"{}"), *, chunked: bool = False
+) -> AsyncIterator[Stand]:
     """Serve on a free port of loopback."""
     stand = Stand()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         stand.connections += 1
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
+        with (
+            contextlib.suppress(asyncio.IncompleteReadError, ConnectionError),
+            contextlib.closing(writer),
+        ):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 found = _LENGTH.search(head)
@@ -51,7 +56,11 @@ async def kserve(behave: Behaviour = lambda _: (0.0, 200, b"{}"), *, chunked: bo
                 if status == 0:
                     return
                 framed = b"%x\r\n%s\r\n0\r\n\r\n" % (len(answer), answer) if chunked else answer
-                how = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % len(answer)
+                how = (
+                    b"Transfer-Encoding: chunked"
+                    if chunked
+                    else b"Content-Length: %d" % len(answer)
+                )
                 writer.write(b"HTTP/1.1 %d Reason\r\n%s\r\n\r\n%s" % (status, how, framed))
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)

@@ -26,7 +26,12 @@ def verdicts(objects: Sequence[Mapping[str, Any]]) -> list[Verdict]:
         RuntimeError: kstatus could not read an object; its own message.
     """
     done = subprocess.run(
-        [binaries.path_of("kstatus")], input=json.dumps(list(objects)), capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
+        [binaries.path_of("kstatus")],
+        input=json.dumps(list(objects)),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
     )
     if done.returncode != 0:
         raise RuntimeError(done.stderr.strip())

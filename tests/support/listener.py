@@ -21,7 +21,12 @@ class Listener:
         threading.Thread(target=self._accept, daemon=True).start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for end in (self._socket, *self._open):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

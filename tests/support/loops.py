@@ -20,18 +20,18 @@ from tests.support.flows import Flow, history
 from tests.support.worlds import START, World
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding
-from triton_pipelines.app import autoscaler as module
-from triton_pipelines.app.autoscaler import Autoscaler, Key
-from triton_pipelines.app.scalingmetrics import ScalingMetrics
+from triton_pipelines.autoscaling.metrics.samples import Expected, Failure, Sample
 from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
-from triton_pipelines.metrics.samples import Expected, Failure, Sample
-from triton_pipelines.reconcile.observed import Observed, Pod, Probe
-from triton_pipelines.reconcile.plan import Context, Plan, plan
-from triton_pipelines.reconcile.reconciler import ProbeTarget
-from triton_pipelines.reconcile.resolver import Resolver
-from triton_pipelines.reconcile.wanted import Wanted
-from triton_pipelines.scaling.actuator import Pace
+from triton_pipelines.controllers.autoscaler import controller as module
+from triton_pipelines.controllers.autoscaler.actuator import Pace
+from triton_pipelines.controllers.autoscaler.controller import Autoscaler, Key
+from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
+from triton_pipelines.controllers.pipeline.compiled_pipeline import Wanted
+from triton_pipelines.controllers.pipeline.effective_spec import Resolver
+from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
+from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget
+from triton_pipelines.controllers.pipeline.snapshot import Observed, Pod, Probe
 
 MODELS = ("tokenizer", "model")
 PACE = Pace(load=5.0, settle=0.05, settle_poll=0.01, verify=0.05, verify_poll=0.01)
@@ -95,7 +95,9 @@ class Told:
         self.asked.append(wanted)
         if isinstance(self.says, Exception):
             raise self.says
-        made: dict[Key, Sample | Failure] = {key: self.says(one) if callable(self.says) else self.says for key, one in wanted.items()}
+        made: dict[Key, Sample | Failure] = {
+            key: self.says(one) if callable(self.says) else self.says for key, one in wanted.items()
+        }
         return made
 
 
@@ -180,7 +182,11 @@ class Loop:
 
     def reconcile(self) -> Plan:
         """One pass of the real plan, with what scaling hands over."""
-        observed = replace(self.world.observed(), intent=self.scaler.intent(self.key), view=self.scaler.view(self.key))
+        observed = replace(
+            self.world.observed(),
+            intent=self.scaler.intent(self.key),
+            view=self.scaler.view(self.key),
+        )
         context = Context(self.world.options, control_key, remembering=self.resolver.resolve)
         decided = plan(observed, context, self.world.now, self.resolve(observed))
         if self.writes:
@@ -241,7 +247,15 @@ def loop_of(monkeypatch: pytest.MonkeyPatch, world: World) -> Loop:
         intent_seconds=0.2,
         pace=PACE,
     )
-    loop = Loop(world, scaler, collector, tritons, Store(), dues, passed=world.document["metadata"]["generation"])
+    loop = Loop(
+        world,
+        scaler,
+        collector,
+        tritons,
+        Store(),
+        dues,
+        passed=world.document["metadata"]["generation"],
+    )
     scaler.going = loop.resolver.going
     loop.resolve(world.observed())
     return loop

@@ -19,16 +19,18 @@ from tests.support.builders import LOADER_IMAGE, SERVER_IMAGE
 from triton_pipelines.api import names, parse
 from triton_pipelines.api.base import Finding
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.pipeline import Options, build, check
-from triton_pipelines.pipeline.graph import Graph
-from triton_pipelines.render import Revision, render
-from triton_pipelines.render.errors import RefusedError
-from triton_pipelines.render.repository import runtime_file
+from triton_pipelines.compile.graph import Options, build, check
+from triton_pipelines.compile.graph.graph import Graph
+from triton_pipelines.compile.render import Revision, render
+from triton_pipelines.compile.render.errors import RefusedError
+from triton_pipelines.compile.render.model_repository import runtime_file
 
 OPTIONS = Options(server_image=SERVER_IMAGE, loader_image=LOADER_IMAGE)
 
 
-def judged(document: Mapping[str, Any]) -> tuple[InferencePipeline, Graph, Revision | None, list[Finding]]:
+def judged(
+    document: Mapping[str, Any],
+) -> tuple[InferencePipeline, Graph, Revision | None, list[Finding]]:
     """What the operator makes of a resource that the schema takes, or finds: by its own rules, then by those of Triton.
 
     Raises :class:`ValueError` where the schema refuses it already.
@@ -55,14 +57,23 @@ def rendered(document: Mapping[str, Any]) -> tuple[InferencePipeline, Graph, Rev
 
 def refusals() -> str:
     """The golden list: what the operator says to each resource of the corpus that it refuses."""
-    files = ("\n".join([sample.file.name, *(f"  {finding}" for finding in judged(sample.document)[3]), ""]) for sample in refused())
+    files = (
+        "\n".join(
+            [sample.file.name, *(f"  {finding}" for finding in judged(sample.document)[3]), ""]
+        )
+        for sample in refused()
+    )
     return "\n".join(files)
 
 
 def models_of(document: Mapping[str, Any]) -> dict[str, model_config_pb2.ModelConfig]:
     """The model configs that a resource is rendered to, by the model's name."""
     files = rendered(document)[2].files
-    configs = [text_format.Parse(text, model_config_pb2.ModelConfig()) for path, text in files.items() if path.endswith(".pbtxt")]
+    configs = [
+        text_format.Parse(text, model_config_pb2.ModelConfig())
+        for path, text in files.items()
+        if path.endswith(".pbtxt")
+    ]
     return {config.name: config for config in configs}
 
 
@@ -72,9 +83,17 @@ def meaning(document: Mapping[str, Any]) -> dict[str, Any]:
     Raises :class:`ValueError` with all findings where the resource is refused.
     """
     _, graph, revision = rendered(document)
-    runtime = {runtime_file(step.implementation): step.implementation.value for step in graph.steps if step.python and step.code is None}
+    runtime = {
+        runtime_file(step.implementation): step.implementation.value
+        for step in graph.steps
+        if step.python and step.code is None
+    }
     models = {path: _model(path, text, runtime) for path, text in revision.files.items()}
-    whole = {"models": models, "plan": libyaml.load(revision.data[names.KEY_PLAN]), "template": revision.template}
+    whole = {
+        "models": models,
+        "plan": libyaml.load(revision.data[names.KEY_PLAN]),
+        "template": revision.template,
+    }
     # through YAML, so that what was stored and what is made now are of the same types
     plain: dict[str, Any] = libyaml.load(dump(whole).replace(revision.name, "REVISION"))
     return plain

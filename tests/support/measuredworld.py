@@ -11,7 +11,7 @@ from tests.support import builders
 from tests.support.tuningworld import RESULT, Tuning
 from triton_pipelines.api import names
 from triton_pipelines.api.status import PaddingStatus
-from triton_pipelines.reconcile.watch import Figure, Latencies
+from triton_pipelines.controllers.pipeline.slo_guard import Figure, Latencies
 
 SLO = {"p99Milliseconds": 85, "networkAndQueueBudgetMilliseconds": 5}
 PLAN = {"platform": "tensorrt_plan"}
@@ -25,7 +25,12 @@ KEPT_FIGURE, BROKEN_FIGURE = Figure(30.0, 40.0, 50.0), Figure(90.0, 120.0, 55.0)
 
 def result(patch: dict[str, Any], gain: int = 31) -> dict[str, Any]:
     """What a Job tells of a patch that it has proven."""
-    return RESULT | {"message": "it is better", "patch": yaml.safe_dump(patch), "gainPercent": gain, "padding": FIGURES}
+    return RESULT | {
+        "message": "it is better",
+        "patch": yaml.safe_dump(patch),
+        "gainPercent": gain,
+        "padding": FIGURES,
+    }
 
 
 def world_of(**spec: Any) -> Tuning:
@@ -65,7 +70,11 @@ def choices(world: Tuning) -> dict[str, Any]:
 
 def config(world: Tuning) -> str:
     """The tokenizer's configuration in the revision that is deployed."""
-    return str(world.children["ConfigMap", names.revision_name(world.name, world.deployed)]["data"]["tokenizer.config.pbtxt"])
+    return str(
+        world.children["ConfigMap", names.revision_name(world.name, world.deployed)]["data"][
+            "tokenizer.config.pbtxt"
+        ]
+    )
 
 
 def broken(world: Tuning, old: str) -> None:

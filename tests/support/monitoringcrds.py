@@ -16,16 +16,27 @@ from triton_pipelines.cluster.resources import POD_MONITORS, PROMETHEUS_RULES, R
 TEXT: dict[str, Any] = {"type": "string"}
 TEXTS: dict[str, Any] = {"type": "array", "items": TEXT}
 NAMED: dict[str, Any] = {"type": "object", "additionalProperties": TEXT}
-DURATION: dict[str, Any] = {**TEXT, "pattern": "^(0|(([0-9]+)y)?(([0-9]+)w)?(([0-9]+)d)?(([0-9]+)h)?(([0-9]+)m)?(([0-9]+)s)?(([0-9]+)ms)?)$"}
+DURATION: dict[str, Any] = {
+    **TEXT,
+    "pattern": "^(0|(([0-9]+)y)?(([0-9]+)w)?(([0-9]+)d)?(([0-9]+)h)?(([0-9]+)m)?(([0-9]+)s)?(([0-9]+)ms)?)$",
+}
 
 
 def _fields(required: tuple[str, ...] = (), **fields: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": fields, **({"required": list(required)} if required else {})}
+    return {
+        "type": "object",
+        "properties": fields,
+        **({"required": list(required)} if required else {}),
+    }
 
 
 def _list(of: dict[str, Any], *keys: str) -> dict[str, Any]:
     listed = {"type": "array", "items": of}
-    return {**listed, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)} if keys else listed
+    return (
+        {**listed, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
+        if keys
+        else listed
+    )
 
 
 POD_MONITOR = _fields(
@@ -39,18 +50,31 @@ POD_MONITOR = _fields(
             interval=DURATION,
             scrapeTimeout=DURATION,
             honorLabels={"type": "boolean"},
-            relabelings=_list(_fields(sourceLabels=TEXTS, targetLabel=TEXT, action={**TEXT, "default": "replace"})),
+            relabelings=_list(
+                _fields(sourceLabels=TEXTS, targetLabel=TEXT, action={**TEXT, "default": "replace"})
+            ),
         )
     ),
 )
 RULE = _fields(("expr",), record=TEXT, alert=TEXT, expr={"anyOf": [{"type": "integer"}, TEXT], "x-kubernetes-int-or-string": True},
                **{"for": DURATION, "labels": NAMED, "annotations": NAMED})  # fmt: skip
-PROMETHEUS_RULE = _fields(groups=_list(_fields(("name",), name={**TEXT, "minLength": 1}, rules=_list(RULE)), "name"))
+PROMETHEUS_RULE = _fields(
+    groups=_list(_fields(("name",), name={**TEXT, "minLength": 1}, rules=_list(RULE)), "name")
+)
 
 
 def definition(resource: Resource, spec: dict[str, Any]) -> dict[str, Any]:
     """The CustomResourceDefinition of a kind."""
-    schema = {"type": "object", "required": ["spec"], "properties": {"apiVersion": TEXT, "kind": TEXT, "metadata": {"type": "object"}, "spec": spec}}
+    schema = {
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": TEXT,
+            "kind": TEXT,
+            "metadata": {"type": "object"},
+            "spec": spec,
+        },
+    }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -60,8 +84,20 @@ def definition(resource: Resource, spec: dict[str, Any]) -> dict[str, Any]:
         "spec": {
             "group": resource.group,
             "scope": "Namespaced",
-            "names": {"kind": resource.kind, "plural": resource.plural, "singular": resource.kind.lower(), "listKind": f"{resource.kind}List"},
-            "versions": [{"name": resource.version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}],
+            "names": {
+                "kind": resource.kind,
+                "plural": resource.plural,
+                "singular": resource.kind.lower(),
+                "listKind": f"{resource.kind}List",
+            },
+            "versions": [
+                {
+                    "name": resource.version,
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": schema},
+                }
+            ],
         },
     }
 

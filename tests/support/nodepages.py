@@ -35,12 +35,18 @@ class NodePages(Pages):
     @property
     def targets(self) -> list[Target]:
         """Both pages, whose series name their pods themselves."""
-        return [Target(self.address, {"__metrics_path__": f"/{name}"}, name) for name in (CADVISOR, DCGM)]
+        return [
+            Target(self.address, {"__metrics_path__": f"/{name}"}, name)
+            for name in (CADVISOR, DCGM)
+        ]
 
     @property
     def discovery(self) -> dict[str, Any]:
         """A scrape configuration that finds the world's pods, with the labels that a PodMonitor's series have."""
-        return {"job_name": "pods", "http_sd_configs": [{"url": f"http://{self.address}/{PODS}", "refresh_interval": "1s"}]}
+        return {
+            "job_name": "pods",
+            "http_sd_configs": [{"url": f"http://{self.address}/{PODS}", "refresh_interval": "1s"}],
+        }
 
     def _answer(self, request: Request) -> Response:
         if request.path.strip("/") != PODS:
@@ -71,12 +77,19 @@ class NodePages(Pages):
     def _dcgm(self) -> str:
         if self.gpu is None:
             return ""
-        return "".join(f'DCGM_FI_DEV_GPU_UTIL{{gpu="0",{where}}} {100 * self.gpu:.0f}\n' for where, _ in self._pods)
+        return "".join(
+            f'DCGM_FI_DEV_GPU_UTIL{{gpu="0",{where}}} {100 * self.gpu:.0f}\n'
+            for where, _ in self._pods
+        )
 
     @property
     def _pods(self) -> list[tuple[str, Pod]]:
         """Each pod with the labels that name it."""
-        return [(f'namespace="{world.namespace}",pod="{name}"', pod) for world in self._worlds for name, pod in list(world.pods.items())]
+        return [
+            (f'namespace="{world.namespace}",pod="{name}"', pod)
+            for world in self._worlds
+            for name, pod in list(world.pods.items())
+        ]
 
 
 def spent(pod: Pod) -> tuple[float, int]:

@@ -19,7 +19,9 @@ FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 
 def _fresh(model: Any, name: str) -> str:
     """A name that the graph does not have."""
-    taken = {value for node in model.graph.node for value in (*node.input, *node.output)} | {tensor.name for tensor in model.graph.initializer}
+    taken = {value for node in model.graph.node for value in (*node.input, *node.output)} | {
+        tensor.name for tensor in model.graph.initializer
+    }
     return next(made for number in range(1000) if (made := f"{name}_{number}") not in taken)
 
 
@@ -69,7 +71,10 @@ def node_without_inputs(model: Any) -> None:
 def left_out_inputs(model: Any) -> None:
     """Clip without its lower bound, Slice without axes."""
     value, put = _hook(model)
-    high, starts, ends, steps = (_constant(model, item) for item in (np.float32(1e9), np.array([0]), np.array([1 << 40]), np.array([1])))
+    high, starts, ends, steps = (
+        _constant(model, item)
+        for item in (np.float32(1e9), np.array([0]), np.array([1 << 40]), np.array([1]))
+    )
     cut = _node(model, _embedded(model), "Slice", [value, starts, ends, "", steps])
     place = 1 + next(number for number, node in enumerate(model.graph.node) if cut in node.output)
     put(_node(model, place, "Clip", [cut, "", high]))
@@ -77,13 +82,21 @@ def left_out_inputs(model: Any) -> None:
 
 def _if(model: Any, then: Any, otherwise: Any) -> str:
     condition = _constant(model, np.array(True))
-    return _node(model, _embedded(model), "If", [condition], then_branch=then, else_branch=otherwise)
+    return _node(
+        model, _embedded(model), "If", [condition], then_branch=then, else_branch=otherwise
+    )
 
 
 def branch(value: str, constant: Any, operator: str = "Add", named: str = "shared") -> Any:
     """A branch whose constant and result have the names of those in the other branch."""
     node = helper.make_node(operator, [value, named], ["result"])
-    return helper.make_graph([node], "branch", [], [_value("result")], [numpy_helper.from_array(np.asarray(constant), named)])
+    return helper.make_graph(
+        [node],
+        "branch",
+        [],
+        [_value("result")],
+        [numpy_helper.from_array(np.asarray(constant), named)],
+    )
 
 
 def branches_with_equal_names(model: Any) -> None:
@@ -94,14 +107,20 @@ def branches_with_equal_names(model: Any) -> None:
 def _lookup(table: Any) -> Any:
     gather = helper.make_node("Gather", ["table", "index"], ["result"])
     index = helper.make_node("Identity", ["input_ids"], ["index"])
-    return helper.make_graph([index, gather], "lookup", [], [_value("result")], [numpy_helper.from_array(table, "table")])
+    return helper.make_graph(
+        [index, gather], "lookup", [], [_value("result")], [numpy_helper.from_array(table, "table")]
+    )
 
 
 def branches_with_tables(model: Any) -> None:
     """The ids are looked up in a branch, and the table of the other branch, which has its name and fewer rows, is not for ids."""
     place = _embedded(model)
     lookup = model.graph.node[place - 1]
-    table = next(numpy_helper.to_array(tensor) for tensor in model.graph.initializer if tensor.name == lookup.input[0])
+    table = next(
+        numpy_helper.to_array(tensor)
+        for tensor in model.graph.initializer
+        if tensor.name == lookup.input[0]
+    )
     other = helper.make_graph(
         [
             helper.make_node("Gather", ["table", "index"], ["result"]),
@@ -109,20 +128,39 @@ def branches_with_tables(model: Any) -> None:
         "other",
         [],
         [_value("result")],
-        [numpy_helper.from_array(np.zeros((3, WIDTH), table.dtype), "table"), numpy_helper.from_array(np.zeros((1, 1), np.int64), "index")],
+        [
+            numpy_helper.from_array(np.zeros((3, WIDTH), table.dtype), "table"),
+            numpy_helper.from_array(np.zeros((1, 1), np.int64), "index"),
+        ],
     )
-    new = helper.make_node("If", [_constant(model, np.array(True))], [lookup.output[0]], then_branch=_lookup(table), else_branch=other)
+    new = helper.make_node(
+        "If",
+        [_constant(model, np.array(True))],
+        [lookup.output[0]],
+        then_branch=_lookup(table),
+        else_branch=other,
+    )
     model.graph.node[place - 1].CopyFrom(new)
 
 
 def nested_branches(model: Any) -> None:
     value, put = _hook(model)
     inner = helper.make_node(
-        "If", ["inside"], ["result"], then_branch=branch(value, np.float32(0), named="deep"), else_branch=branch(value, np.float32(1), named="deep")
+        "If",
+        ["inside"],
+        ["result"],
+        then_branch=branch(value, np.float32(0), named="deep"),
+        else_branch=branch(value, np.float32(1), named="deep"),
     )
     inner.attribute[0].g.output[0].name = inner.attribute[0].g.node[0].output[0] = "deep_result"
     inner.attribute[1].g.output[0].name = inner.attribute[1].g.node[0].output[0] = "deep_result"
-    outer = helper.make_graph([inner], "outer", [], [_value("result")], [numpy_helper.from_array(np.array(True), "inside")])
+    outer = helper.make_graph(
+        [inner],
+        "outer",
+        [],
+        [_value("result")],
+        [numpy_helper.from_array(np.array(True), "inside")],
+    )
     put(_if(model, outer, branch(value, np.float32(0))))
 
 
@@ -130,45 +168,82 @@ def loop(model: Any) -> None:
     """Three times nothing is added to the embedded tokens, which a Loop carries."""
     value, put = _hook(model)
     body = helper.make_graph(
-        [helper.make_node("Identity", ["going"], ["on"]), helper.make_node("Add", ["carried", "nothing"], ["next"])],
+        [
+            helper.make_node("Identity", ["going"], ["on"]),
+            helper.make_node("Add", ["carried", "nothing"], ["next"]),
+        ],
         "body",
         [_value("turn", INT64, []), _value("going", TensorProto.BOOL, []), _value("carried")],
         [_value("on", TensorProto.BOOL, []), _value("next")],
         [numpy_helper.from_array(np.array(0, np.float32), "nothing")],
     )
-    put(_node(model, _embedded(model), "Loop", [_constant(model, np.array(3)), "", value], body=body))
+    put(
+        _node(
+            model, _embedded(model), "Loop", [_constant(model, np.array(3)), "", value], body=body
+        )
+    )
 
 
 def loop_that_indexes(model: Any) -> None:
     """The ids go into a Loop, and what comes out indexes the table: how many it has does not show."""
     place = _embedded(model)
     body = helper.make_graph(
-        [helper.make_node("Identity", ["going"], ["on"]), helper.make_node("Identity", ["carried"], ["next"])],
+        [
+            helper.make_node("Identity", ["going"], ["on"]),
+            helper.make_node("Identity", ["carried"], ["next"]),
+        ],
         "body",
-        [_value("turn", INT64, []), _value("going", TensorProto.BOOL, []), _value("carried", INT64)],
+        [
+            _value("turn", INT64, []),
+            _value("going", TensorProto.BOOL, []),
+            _value("carried", INT64),
+        ],
         [_value("on", TensorProto.BOOL, []), _value("next", INT64)],
     )
-    ids = _node(model, place - 1, "Loop", [_constant(model, np.array(1)), "", "input_ids"], body=body)
+    ids = _node(
+        model, place - 1, "Loop", [_constant(model, np.array(1)), "", "input_ids"], body=body
+    )
     model.graph.node[place].input[1] = ids
 
 
 def scan(model: Any) -> None:
     """Each token's embedding goes through the body of a Scan."""
     value, put = _hook(model)
-    body = helper.make_graph([helper.make_node("Identity", ["one"], ["same"])], "body", [_value("one")], [_value("same")])
-    put(_node(model, _embedded(model), "Scan", [value], body=body, num_scan_inputs=1, scan_input_axes=[1], scan_output_axes=[1]))
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["one"], ["same"])], "body", [_value("one")], [_value("same")]
+    )
+    put(
+        _node(
+            model,
+            _embedded(model),
+            "Scan",
+            [value],
+            body=body,
+            num_scan_inputs=1,
+            scan_input_axes=[1],
+            scan_output_axes=[1],
+        )
+    )
 
 
 def hidden_names(model: Any) -> None:
     """A branch has a constant of its own under the name of a constant of the graph."""
     value, put = _hook(model)
     name = next(tensor.name for tensor in model.graph.initializer if len(tensor.dims) == 2)
-    put(_if(model, branch(value, np.float32(0), named=name), branch(value, np.float32(0), named=name)))
+    put(
+        _if(
+            model,
+            branch(value, np.float32(0), named=name),
+            branch(value, np.float32(0), named=name),
+        )
+    )
 
 
 def initializer_as_output(model: Any) -> None:
     """An output that hangs on nothing."""
-    model.graph.initializer.append(numpy_helper.from_array(np.ones((1, 2), np.float32), "given_away"))
+    model.graph.initializer.append(
+        numpy_helper.from_array(np.ones((1, 2), np.float32), "given_away")
+    )
     model.graph.output.append(_value("given_away", FLOAT, ["batch", 2]))
 
 
@@ -180,7 +255,10 @@ def default_as_output(model: Any) -> None:
 
 def overridable(model: Any) -> None:
     """Weights that callers may give, as all were before IR version 4."""
-    model.graph.input.extend(_value(tensor.name, tensor.data_type, list(tensor.dims)) for tensor in model.graph.initializer)
+    model.graph.input.extend(
+        _value(tensor.name, tensor.data_type, list(tensor.dims))
+        for tensor in model.graph.initializer
+    )
 
 
 def sparse(model: Any) -> None:
@@ -198,7 +276,9 @@ def no_elements(model: Any) -> None:
     flat = _node(model, _embedded(model), "Reshape", [value, _constant(model, np.array([-1]))])
     at = 1 + next(number for number, node in enumerate(model.graph.node) if flat in node.output)
     joined = _node(model, at, "Concat", [flat, _constant(model, np.zeros(0, np.float32))], axis=0)
-    at = 1 + max(number for number, node in enumerate(model.graph.node) if {joined, whole} & set(node.output))
+    at = 1 + max(
+        number for number, node in enumerate(model.graph.node) if {joined, whole} & set(node.output)
+    )
     put(_node(model, at, "Reshape", [joined, whole]))
 
 
@@ -218,14 +298,23 @@ def other_name_of_the_domain(model: Any) -> None:
 def more_domains(model: Any) -> None:
     """An operator of ONNX Runtime, and a domain that nothing is of."""
     value, put = _hook(model)
-    model.opset_import.extend([helper.make_opsetid("com.microsoft", 1), helper.make_opsetid("ai.onnx.ml", 3)])
+    model.opset_import.extend(
+        [helper.make_opsetid("com.microsoft", 1), helper.make_opsetid("ai.onnx.ml", 3)]
+    )
     one = _constant(model, np.eye(WIDTH, dtype=np.float32))
-    put(_node(model, _embedded(model), "FusedMatMul", [value, one], domain="com.microsoft", alpha=1.0))
+    put(
+        _node(
+            model, _embedded(model), "FusedMatMul", [value, one], domain="com.microsoft", alpha=1.0
+        )
+    )
 
 
 def names_like_the_adapters(model: Any) -> None:
     value, put = _hook(model)
-    model.graph.node.insert(_embedded(model), helper.make_node("Identity", [value], ["ragged/constant_0"], name="ragged/Concat_1"))
+    model.graph.node.insert(
+        _embedded(model),
+        helper.make_node("Identity", [value], ["ragged/constant_0"], name="ragged/Concat_1"),
+    )
     put("ragged/constant_0")
 
 
@@ -259,7 +348,12 @@ def notes(model: Any) -> None:
     annotation.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="nowhere")
 
 
-LOOKUPS: tuple[Oddity, ...] = (as_calls, branches_with_tables, loop_that_indexes, counted_from_the_end)
+LOOKUPS: tuple[Oddity, ...] = (
+    as_calls,
+    branches_with_tables,
+    loop_that_indexes,
+    counted_from_the_end,
+)
 """Those that put another lookup of the token ids in the place of the encoder's: one of them, and before all others."""
 ALIKE: tuple[Oddity, ...] = (
     node_without_inputs,

@@ -27,7 +27,9 @@ class OpenLoad:
     address: str
     model: str
     rate: float = 0.0
-    answered: list[tuple[float, float]] = field(default_factory=list)  # when (monotonic), and latency in seconds
+    answered: list[tuple[float, float]] = field(
+        default_factory=list
+    )  # when (monotonic), and latency in seconds
     errors: list[str] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event, repr=False)
 

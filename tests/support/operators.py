@@ -17,30 +17,42 @@ import httpx
 from tests.support.faultproxy import FaultProxy
 from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import LoadReport, ReportSource
-from triton_pipelines.app import wire
-from triton_pipelines.app.autoscaler import Autoscaler
+from triton_pipelines.app import composition
 from triton_pipelines.app.config import OperatorConfig
-from triton_pipelines.app.latency import LatencyWatch
 from triton_pipelines.app.main import run_operator
-from triton_pipelines.app.metrics import Metrics
+from triton_pipelines.app.operator_metrics import Metrics
 from triton_pipelines.app.services import Reconcile, Services
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import ClusterError, Conflict, NotFound
 from triton_pipelines.cluster.resources import DEPLOYMENTS, PODS, Resource
 from triton_pipelines.cluster.store import Store
-from triton_pipelines.reconcile.observed import ModelState, Probe
-from triton_pipelines.reconcile.reconciler import Prober, ProbeTarget
+from triton_pipelines.controllers.autoscaler.controller import Autoscaler
+from triton_pipelines.controllers.pipeline.reconciler import Prober, ProbeTarget
+from triton_pipelines.controllers.pipeline.snapshot import ModelState, Probe
+from triton_pipelines.controllers.slo_latency import LatencyWatch
 
 DEADLINE_SECONDS = 60.0
 """For what takes a second or two, on a machine that is busy with other things."""
-CRDS = Resource("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
+CRDS = Resource(
+    "apiextensions.k8s.io",
+    "v1",
+    "CustomResourceDefinition",
+    "customresourcedefinitions",
+    namespaced=False,
+)
 CRD_FILE = Path(__file__).parents[2] / "crds" / f"{names.PLURAL}.{names.GROUP}.yaml"
 NAMESPACES = Resource("", "v1", "Namespace", "namespaces", namespaced=False)
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 
 
-async def eventually(what: str, condition: Callable[[], Any], deadline: float = DEADLINE_SECONDS, *, every: float = 0.05) -> Any:
+async def eventually(
+    what: str,
+    condition: Callable[[], Any],
+    deadline: float = DEADLINE_SECONDS,
+    *,
+    every: float = 0.05,
+) -> Any:
     """Waits until a condition (a function, awaited if need be) says something true, and returns that. ``every``: looked at, seconds."""
     loop = asyncio.get_running_loop()
     end = loop.time() + deadline
@@ -63,22 +75,44 @@ def free_port() -> int:
         return port
 
 
-async def apply_any(client: Client, resource: Resource, item: Object, manager: str = "test") -> Object:
+async def apply_any(
+    client: Client, resource: Resource, item: Object, manager: str = "test"
+) -> Object:
     """Server-side apply of a kind that the operator itself never writes."""
     path = resource.path(item["metadata"].get("namespace"), item["metadata"]["name"])
     query = {"fieldManager": manager, "force": "true"}
-    return await client._call("apply", "PATCH", resource, path, query=query, body=item, content_type=APPLY, repeatable=True)
+    return await client._call(
+        "apply",
+        "PATCH",
+        resource,
+        path,
+        query=query,
+        body=item,
+        content_type=APPLY,
+        repeatable=True,
+    )
 
 
-async def patch(client: Client, resource: Resource, namespace: str, name: str, body: Mapping[str, Any], subresource: str | None = None) -> Object:
+async def patch(
+    client: Client,
+    resource: Resource,
+    namespace: str,
+    name: str,
+    body: Mapping[str, Any],
+    subresource: str | None = None,
+) -> Object:
     """JSON merge patch, as by hand."""
     path = resource.path(namespace, name, subresource)
-    return await client._call("patch", "PATCH", resource, path, body=dict(body), content_type=MERGE, repeatable=True)
+    return await client._call(
+        "patch", "PATCH", resource, path, body=dict(body), content_type=MERGE, repeatable=True
+    )
 
 
 async def make_namespace(client: Client, name: str) -> str:
     """A namespace."""
-    await apply_any(client, NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    await apply_any(
+        client, NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+    )
     return name
 
 
@@ -113,7 +147,7 @@ class Running:
     def build(self, services: Services) -> Reconcile:
         """The product's own wiring but for the prober, since no Triton runs here."""
         self.services = services
-        reconcile = wire.build_reconcile(services)
+        reconcile = composition.build_reconcile(services)
         reconciler: Any = reconcile.__self__  # type: ignore[attr-defined]
         reconciler.prober = self.prober
         self.scaler = reconciler.intent.__self__
@@ -135,7 +169,9 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def operator(proxy: FaultProxy, folder: Path, *namespaces: str, prober: Prober = healthy, **options: Any) -> AsyncIterator[Running]:
+async def operator(
+    proxy: FaultProxy, folder: Path, *namespaces: str, prober: Prober = healthy, **options: Any
+) -> AsyncIterator[Running]:
     """The operator behind a proxy, up and with its caches filled; ended gracefully.
 
     Args:
@@ -159,11 +195,20 @@ async def operator(proxy: FaultProxy, folder: Path, *namespaces: str, prober: Pr
     }
     running = Running(OperatorConfig(**(defaults | options)), prober=prober)
     task = asyncio.create_task(
-        run_operator(running.config, running.build, classify=wire.classify, stop=running.stop, ready=running.ready, metrics=running.metrics)
+        run_operator(
+            running.config,
+            running.build,
+            classify=composition.classify,
+            stop=running.stop,
+            ready=running.ready,
+            metrics=running.metrics,
+        )
     )
     waiting = asyncio.create_task(running.ready.wait())
     try:
-        await asyncio.wait({task, waiting}, timeout=DEADLINE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {task, waiting}, timeout=DEADLINE_SECONDS, return_when=asyncio.FIRST_COMPLETED
+        )
         assert running.ready.is_set(), "the operator did not get ready"
         yield running
     finally:
@@ -178,7 +223,9 @@ async def operator(proxy: FaultProxy, folder: Path, *namespaces: str, prober: Pr
 def ready_status(pod: Object) -> Object:
     """Status of a pod whose loader is done and whose Triton serves."""
     revision = pod["metadata"]["labels"][names.LABEL_REVISION]
-    source = ReportSource(step="model", uri="s3://models/sentiment/model.onnx", resolved_revision="etag")
+    source = ReportSource(
+        step="model", uri="s3://models/sentiment/model.onnx", resolved_revision="etag"
+    )
     message = LoadReport(ok=True, revision=revision, sources=(source,)).to_json()
     ended = {"exitCode": 0, "reason": "Completed", "message": message}
     common: Object = {"restartCount": 0, "imageID": "image", "containerID": "containerd://c"}
@@ -188,9 +235,23 @@ def ready_status(pod: Object) -> Object:
         "podIP": "10.0.0.1",
         "podIPs": [{"ip": "10.0.0.1"}],
         "conditions": [{"type": kind, "status": "True"} for kind in conditions],
-        "initContainerStatuses": [{**common, "name": names.CONTAINER_LOADER, "image": "i", "ready": True, "state": {"terminated": ended}}],
+        "initContainerStatuses": [
+            {
+                **common,
+                "name": names.CONTAINER_LOADER,
+                "image": "i",
+                "ready": True,
+                "state": {"terminated": ended},
+            }
+        ],
         "containerStatuses": [
-            {**common, "name": names.CONTAINER_SERVER, "image": "i", "ready": True, "state": {"running": {"startedAt": "2026-01-01T12:00:00Z"}}}
+            {
+                **common,
+                "name": names.CONTAINER_SERVER,
+                "image": "i",
+                "ready": True,
+                "state": {"running": {"startedAt": "2026-01-01T12:00:00Z"}},
+            }
         ],
     }
 
@@ -200,14 +261,23 @@ async def serve_pods(client: Client, namespace: str) -> bool:
     pods = (await client.list(PODS, namespace, label_selector=names.MANAGED_SELECTOR)).items
     # A tuning run's Job has pods without Triton, and without a revision.
     ours = [pod for pod in pods if names.LABEL_REVISION in pod["metadata"]["labels"]]
-    waiting = [pod for pod in ours if not pod["metadata"].get("deletionTimestamp") and not is_ready(pod)]
+    waiting = [
+        pod for pod in ours if not pod["metadata"].get("deletionTimestamp") and not is_ready(pod)
+    ]
     await asyncio.gather(*(_serve(client, pod) for pod in waiting))
     return bool(waiting)
 
 
 async def _serve(client: Client, pod: Object) -> None:
     with contextlib.suppress(NotFound):
-        await patch(client, PODS, pod["metadata"]["namespace"], pod["metadata"]["name"], {"status": ready_status(pod)}, "status")
+        await patch(
+            client,
+            PODS,
+            pod["metadata"]["namespace"],
+            pod["metadata"]["name"],
+            {"status": ready_status(pod)},
+            "status",
+        )
 
 
 def server_of(containers: list[Object]) -> Object:
@@ -225,24 +295,33 @@ async def grant_cpu(client: Client, namespace: str) -> None:
         if server_of(list(known)).get("resources") != asked:
             status = ready_status(pod)
             server_of(status["containerStatuses"])["resources"] = asked
-            await patch(client, PODS, namespace, pod["metadata"]["name"], {"status": status}, "status")
+            await patch(
+                client, PODS, namespace, pod["metadata"]["name"], {"status": status}, "status"
+            )
 
 
 async def resize_by_hand(client: Client, pod: Object, cpu: str, manager: str) -> None:
     """Somebody else's resize in place, as a Vertical Pod Autoscaler does it."""
     resources = {"limits": {"cpu": cpu}, "requests": {"cpu": cpu}}
     body = {"spec": {"containers": [{"name": names.CONTAINER_SERVER, "resources": resources}]}}
-    await client.resize_pod(pod["metadata"]["namespace"], pod["metadata"]["name"], body, manager=manager)
+    await client.resize_pod(
+        pod["metadata"]["namespace"], pod["metadata"]["name"], body, manager=manager
+    )
 
 
 def is_ready(pod: Object) -> bool:
     """Whether the pod's Ready condition is True."""
-    return any(item["type"] == "Ready" and item["status"] == "True" for item in (pod.get("status") or {}).get("conditions") or ())
+    return any(
+        item["type"] == "Ready" and item["status"] == "True"
+        for item in (pod.get("status") or {}).get("conditions") or ()
+    )
 
 
 async def control_deployments(client: Client, namespace: str) -> None:
     """The Deployment controller's part, once, without its finesse: as many pods of the present template as wanted, and no others."""
-    deployments = (await client.list(DEPLOYMENTS, namespace, label_selector=names.MANAGED_SELECTOR)).items
+    deployments = (
+        await client.list(DEPLOYMENTS, namespace, label_selector=names.MANAGED_SELECTOR)
+    ).items
     pods = (await client.list(PODS, namespace, label_selector=names.MANAGED_SELECTOR)).items
     await asyncio.gather(*(_control(client, deployment, pods) for deployment in deployments))
 
@@ -252,21 +331,37 @@ async def _control(client: Client, deployment: Object, pods: list[Object]) -> No
     namespace, name, template = metadata["namespace"], metadata["name"], spec["template"]
     labels = template["metadata"]["labels"]
     wanted = {f"{name}-{labels[names.LABEL_REVISION]}-{index}" for index in range(spec["replicas"])}
-    mine = {pod["metadata"]["name"] for pod in pods if pod["metadata"]["labels"][names.LABEL_PIPELINE] == name}
+    mine = {
+        pod["metadata"]["name"]
+        for pod in pods
+        if pod["metadata"]["labels"][names.LABEL_PIPELINE] == name
+    }
     for missing in sorted(wanted - mine):
-        body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": missing, "namespace": namespace, "labels": labels}, "spec": template["spec"]}
+        body = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": missing, "namespace": namespace, "labels": labels},
+            "spec": template["spec"],
+        }
         with contextlib.suppress(Conflict):
             await client.create(body)
     for left in sorted(mine - wanted):
         await client.delete(PODS, namespace, left, grace_seconds=0)
     done = {"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}
-    status = {"observedGeneration": metadata["generation"], "replicas": len(wanted), "updatedReplicas": len(wanted), "conditions": [done]}
+    status = {
+        "observedGeneration": metadata["generation"],
+        "replicas": len(wanted),
+        "updatedReplicas": len(wanted),
+        "conditions": [done],
+    }
     if (deployment.get("status") or {}).get("observedGeneration") != metadata["generation"]:
         await patch(client, DEPLOYMENTS, namespace, name, {"status": status}, "status")
 
 
 @contextlib.asynccontextmanager
-async def repeated(*steps: Callable[[], Awaitable[object]], every: float = 0.1) -> AsyncIterator[None]:
+async def repeated(
+    *steps: Callable[[], Awaitable[object]], every: float = 0.1
+) -> AsyncIterator[None]:
     """Runs steps over and over beside the body, with pauses of ``every`` seconds; what goes wrong in them fails it."""
 
     async def loop() -> None:
@@ -298,8 +393,15 @@ def essence(items: list[Object], **replaced: str) -> dict[tuple[str, str], Objec
     found: dict[tuple[str, str], Object] = {}
     for item in items:
         metadata = item["metadata"]
-        kept = {key: metadata[key] for key in ("name", "labels", "annotations", "ownerReferences") if key in metadata}
-        text = json.dumps({**{key: value for key, value in item.items() if key != "status"}, "metadata": kept}, sort_keys=True)
+        kept = {
+            key: metadata[key]
+            for key in ("name", "labels", "annotations", "ownerReferences")
+            if key in metadata
+        }
+        text = json.dumps(
+            {**{key: value for key, value in item.items() if key != "status"}, "metadata": kept},
+            sort_keys=True,
+        )
         for placeholder, word in replaced.items():
             text = text.replace(word, placeholder)
         result = json.loads(text)
@@ -311,5 +413,8 @@ def essence(items: list[Object], **replaced: str) -> dict[tuple[str, str], Objec
 
 def without_clock(status: Mapping[str, Any]) -> Object:
     """A status without its times."""
-    conditions = [{key: value for key, value in item.items() if key != "lastTransitionTime"} for item in status.get("conditions", [])]
+    conditions = [
+        {key: value for key, value in item.items() if key != "lastTransitionTime"}
+        for item in status.get("conditions", [])
+    ]
     return {**status, "conditions": conditions}

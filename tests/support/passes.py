@@ -14,8 +14,12 @@ from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import ClusterError, NotFound
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS, Resource
 from triton_pipelines.cluster.store import Store
-from triton_pipelines.reconcile.observed import ModelState, Probe
-from triton_pipelines.reconcile.reconciler import RESOURCE_OF_KIND, ProbeTarget, Reconciler
+from triton_pipelines.controllers.pipeline.reconciler import (
+    RESOURCE_OF_KIND,
+    ProbeTarget,
+    Reconciler,
+)
+from triton_pipelines.controllers.pipeline.snapshot import ModelState, Probe
 
 
 class Recording(Client):
@@ -24,7 +28,12 @@ class Recording(Client):
     ``told``: what it was told of children and the status, in turn; ``posted``: reasons of events.
     """
 
-    def __init__(self, world: Tuning, error: ClusterError | None = None, status_error: ClusterError | None = None) -> None:
+    def __init__(
+        self,
+        world: Tuning,
+        error: ClusterError | None = None,
+        status_error: ClusterError | None = None,
+    ) -> None:
         self.world, self.error, self.status_error = world, error, status_error
         self.told: list[tuple[str, str]] = []
         self.posted: list[str] = []
@@ -67,7 +76,15 @@ class Recording(Client):
 
 async def passed(world: Tuning, client: Recording) -> list[tuple[str, str]]:
     """One pass of the operator over the world; what it told the API server."""
-    reconciler = Reconciler(client, cached(world), world.options, lambda uid, revision: f"key of {uid} {revision}", good, lambda: world.now, "test")
+    reconciler = Reconciler(
+        client,
+        cached(world),
+        world.options,
+        lambda uid, revision: f"key of {uid} {revision}",
+        good,
+        lambda: world.now,
+        "test",
+    )
     with contextlib.suppress(ClusterError):
         await reconciler.reconcile(("nlp", world.name))
     return client.told

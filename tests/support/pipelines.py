@@ -30,7 +30,9 @@ def config(
     ragged: bool = False,
 ) -> str:
     """config.pbtxt of a python model; ``ragged`` lets requests of different length share a batch."""
-    inputs = [text.replace(" }", " allow_ragged_batch: true }") for text in inputs] if ragged else inputs
+    inputs = (
+        [text.replace(" }", " allow_ragged_batch: true }") for text in inputs] if ragged else inputs
+    )
     lines = [
         f'name: "{name}"',
         'backend: "python"',
@@ -39,16 +41,23 @@ def config(
         f"output [ {', '.join(outputs)} ]",
         f"instance_group [ {{ count: {count} kind: KIND_CPU }} ]",
         "dynamic_batching { }",
-        *(f'parameters {{ key: "tritonpipe.{key}" value: {{ string_value: {json.dumps(value)} }} }}' for key, value in parameters.items()),
+        *(
+            f'parameters {{ key: "tritonpipe.{key}" value: {{ string_value: {json.dumps(value)} }} }}'
+            for key, value in parameters.items()
+        ),
     ]
     return "\n".join(lines) + "\n"
 
 
-def ensemble(text: str, outputs: list[str], steps: list[tuple[str, dict[str, str], dict[str, str]]]) -> str:
+def ensemble(
+    text: str, outputs: list[str], steps: list[tuple[str, dict[str, str], dict[str, str]]]
+) -> str:
     """config.pbtxt of the ensemble; a step is its model, input map and output map."""
 
     def maps(kind: str, pairs: dict[str, str]) -> str:
-        return " ".join(f'{kind} {{ key: "{key}" value: "{value}" }}' for key, value in pairs.items())
+        return " ".join(
+            f'{kind} {{ key: "{key}" value: "{value}" }}' for key, value in pairs.items()
+        )
 
     body = " ".join(
         f'step {{ model_name: "{model}" model_version: -1 {maps("input_map", reads)} {maps("output_map", writes)} }}'
@@ -71,7 +80,13 @@ def tokenizer_parameters(padding: str, truncation: str) -> dict[str, str]:
 
 
 def write_pipeline(
-    repository: Path, *, padding: str = "Ragged", truncation: str = "LongestFirst", pooling: bool = False, count: int = 1, delay_us: int = 0
+    repository: Path,
+    *,
+    padding: str = "Ragged",
+    truncation: str = "LongestFirst",
+    pooling: bool = False,
+    count: int = 1,
+    delay_us: int = 0,
 ) -> None:
     """A classifier (PROBABILITIES, LABEL, SCORE; top 2), or with ``pooling`` an embedding (normalized mean), with ``count`` tokenizers.
 
@@ -87,22 +102,46 @@ def write_pipeline(
     hidden = tensor("hidden", "TYPE_FP32", f"-1, {tinymodel.WIDTH}")
     logits = tensor("logits", "TYPE_FP32", str(tinymodel.CLASSES))
 
-    text = config(TOKENIZER, [tensor("TEXT", "TYPE_STRING", "1")], ids, tokenizer_parameters(padding, truncation), count=count)
+    text = config(
+        TOKENIZER,
+        [tensor("TEXT", "TYPE_STRING", "1")],
+        ids,
+        tokenizer_parameters(padding, truncation),
+        count=count,
+    )
     if delay_us:
-        text = text.replace("dynamic_batching { }", f"dynamic_batching {{ max_queue_delay_microseconds: {delay_us} }}")
+        text = text.replace(
+            "dynamic_batching { }",
+            f"dynamic_batching {{ max_queue_delay_microseconds: {delay_us} }}",
+        )
     version = write_model(repository, TOKENIZER, text, {"model.py": runtime.source("tokenizer")})
     tinymodel.tokenizer().save(str(version / "tokenizer.json"))
 
     pads = {"pad_inputs": json.dumps({"input_ids": 0, "attention_mask": 0})}
-    version = write_model(repository, MODEL, config(MODEL, ids, [hidden, logits], pads, ragged=True), {"model.py": runtime.source("onnx_runner")})
+    version = write_model(
+        repository,
+        MODEL,
+        config(MODEL, ids, [hidden, logits], pads, ragged=True),
+        {"model.py": runtime.source("onnx_runner")},
+    )
     (version / "model.onnx").write_bytes(tinymodel.graph().SerializeToString())
 
     if pooling:
-        parameters = {"type": "MeanPooling", "input": "hidden", "mask": "attention_mask", "normalize": "Enabled"}
+        parameters = {
+            "type": "MeanPooling",
+            "input": "hidden",
+            "mask": "attention_mask",
+            "normalize": "Enabled",
+        }
         reads = {"hidden": "hidden", "attention_mask": "attention_mask"}
         inputs = [hidden, ids[1]]
     else:
-        parameters = {"type": "Softmax", "input": "logits", "labels": json.dumps(LABELS), "top_k": "2"}
+        parameters = {
+            "type": "Softmax",
+            "input": "logits",
+            "labels": json.dumps(LABELS),
+            "top_k": "2",
+        }
         reads = {"logits": "logits"}
         inputs = [logits]
     write_model(

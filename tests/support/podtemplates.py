@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.support.builders import Built, document, options
 from triton_pipelines.api import parse
-from triton_pipelines.pipeline import Options, build
+from triton_pipelines.compile.graph import Options, build
 
 SIDECAR = {"name": "proxy", "image": "registry.example/proxy:1"}
 TRITON = {"name": "triton"}
@@ -33,16 +33,32 @@ WHOLE: dict[str, Any] = {
                 "env": [{"name": "A", "value": "2"}, {"name": "B", "value": "3"}],
                 "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
                 "resources": {"limits": {"ephemeral-storage": "10Gi"}},
-                "securityContext": {"readOnlyRootFilesystem": None, "capabilities": {"add": ["IPC_LOCK"]}},
+                "securityContext": {
+                    "readOnlyRootFilesystem": None,
+                    "capabilities": {"add": ["IPC_LOCK"]},
+                },
             },
-            {**SIDECAR, "volumeMounts": [{"name": "tritonpipe", "mountPath": "/m", "readOnly": True}]},
+            {
+                **SIDECAR,
+                "volumeMounts": [{"name": "tritonpipe", "mountPath": "/m", "readOnly": True}],
+            },
         ],
         "initContainers": [
-            {"name": "load", "env": [{"name": "HTTPS_PROXY", "value": "http://p:1"}], "resources": {"limits": {"memory": "8Gi"}}},
+            {
+                "name": "load",
+                "env": [{"name": "HTTPS_PROXY", "value": "http://p:1"}],
+                "resources": {"limits": {"memory": "8Gi"}},
+            },
             {"name": "after", "image": "x:1", "restartPolicy": "Always"},
         ],
-        "volumes": [{"name": "scratch", "emptyDir": {}}, {"name": "tmp", "emptyDir": {"sizeLimit": "9Gi"}}],
-        "tolerations": [{"key": "mine", "operator": "Exists"}, {"key": "nvidia.com/gpu", "operator": "Exists"}],
+        "volumes": [
+            {"name": "scratch", "emptyDir": {}},
+            {"name": "tmp", "emptyDir": {"sizeLimit": "9Gi"}},
+        ],
+        "tolerations": [
+            {"key": "mine", "operator": "Exists"},
+            {"key": "nvidia.com/gpu", "operator": "Exists"},
+        ],
         "topologySpreadConstraints": None,
         "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["hub"]}],
         "terminationGracePeriodSeconds": 300,
@@ -58,28 +74,79 @@ WRONG: list[tuple[Any, str, str]] = [
     ({"spec": {"containers": ["x"]}}, "spec.containers[1]", "must be a mapping"),
     ({"spec": {"containers": [{"image": "x"}]}}, "spec.containers[1].name", "is needed"),
     ({"spec": {"containers": [{"name": "x"}]}}, "spec.containers[x].image", "is needed"),
-    ({"spec": {"containers": [{"name": "X", "image": "x"}]}}, "spec.containers[X].name", "lower-case"),
-    ({"spec": {"containers": [SIDECAR], "initContainers": [SIDECAR]}}, "spec.containers[proxy]", "stands twice"),
-    ({"spec": {"containers": [{**SIDECAR, "imagePullPolcy": "x"}]}}, "spec.containers[proxy].imagePullPolcy", "imagePullPolicy is"),
-    ({"spec": {"containers": [{**SIDECAR, "env": [{"name": "A", "value": 1}]}]}}, "spec.containers[proxy].env[A].value", "put it in quotes"),
-    ({"spec": {"containers": [{**SIDECAR, "tty": "yes"}]}}, "spec.containers[proxy].tty", "true or false"),
-    ({"spec": {"containers": [{**SIDECAR, "args": "x"}]}}, "spec.containers[proxy].args", "must be a list"),
-    ({"spec": {"containers": [{**SIDECAR, "ports": [{"containerPort": "80"}]}]}}, "spec.containers[proxy].ports[0].containerPort", "whole number"),
-    ({"spec": {"containers": [{**SIDECAR, "ports": [{}]}]}}, "spec.containers[proxy].ports[0].containerPort", "is needed"),
+    (
+        {"spec": {"containers": [{"name": "X", "image": "x"}]}},
+        "spec.containers[X].name",
+        "lower-case",
+    ),
+    (
+        {"spec": {"containers": [SIDECAR], "initContainers": [SIDECAR]}},
+        "spec.containers[proxy]",
+        "stands twice",
+    ),
+    (
+        {"spec": {"containers": [{**SIDECAR, "imagePullPolcy": "x"}]}},
+        "spec.containers[proxy].imagePullPolcy",
+        "imagePullPolicy is",
+    ),
+    (
+        {"spec": {"containers": [{**SIDECAR, "env": [{"name": "A", "value": 1}]}]}},
+        "spec.containers[proxy].env[A].value",
+        "put it in quotes",
+    ),
+    (
+        {"spec": {"containers": [{**SIDECAR, "tty": "yes"}]}},
+        "spec.containers[proxy].tty",
+        "true or false",
+    ),
+    (
+        {"spec": {"containers": [{**SIDECAR, "args": "x"}]}},
+        "spec.containers[proxy].args",
+        "must be a list",
+    ),
+    (
+        {"spec": {"containers": [{**SIDECAR, "ports": [{"containerPort": "80"}]}]}},
+        "spec.containers[proxy].ports[0].containerPort",
+        "whole number",
+    ),
+    (
+        {"spec": {"containers": [{**SIDECAR, "ports": [{}]}]}},
+        "spec.containers[proxy].ports[0].containerPort",
+        "is needed",
+    ),
     ({"spec": {"hostNetwork": 1}}, "spec.hostNetwork", "true or false"),
     ({"spec": {"priority": True}}, "spec.priority", "whole number"),
     ({"spec": {"nodeSelector": {"a": 1}}}, "spec.nodeSelector[a]", "put it in quotes"),
     ({"spec": {"nodeSelector": []}}, "spec.nodeSelector", "must be a mapping"),
-    ({"spec": {"volumes": [{"name": "x", "emptyDir": {}, "hostPath": {"path": "/"}}]}}, "spec.volumes[x]", "has emptyDir and hostPath"),
     (
-        {"spec": {"containers": [{**SIDECAR, "volumeMounts": [{"name": "none", "mountPath": "/x"}]}]}},
+        {"spec": {"volumes": [{"name": "x", "emptyDir": {}, "hostPath": {"path": "/"}}]}},
+        "spec.volumes[x]",
+        "has emptyDir and hostPath",
+    ),
+    (
+        {
+            "spec": {
+                "containers": [{**SIDECAR, "volumeMounts": [{"name": "none", "mountPath": "/x"}]}]
+            }
+        },
         "spec.containers[proxy].volumeMounts[/x].name",
         "'none' is no volume of the pod; it has dshm, live",
     ),
     ({"metadata": {"labels": {"a": "not a value"}}}, "metadata.labels[a]", "is no label value"),
     ({"metadata": {"annotations": {"a": 1}}}, "metadata.annotations[a]", "put it in quotes"),
     (
-        {"spec": {"containers": [{**TRITON, "env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}]}},
+        {
+            "spec": {
+                "containers": [
+                    {
+                        **TRITON,
+                        "env": [
+                            {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+                        ],
+                    }
+                ]
+            }
+        },
         "spec.containers[triton].env[A]",
         "has both value and valueFrom",
     ),

@@ -72,10 +72,19 @@ class PrometheusServer:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         assert self._folder is not None
         if error is not None:
-            print("--- tail of Prometheus' log ---", *(self._folder / "log").read_text().splitlines()[-20:], sep="\n")
+            print(
+                "--- tail of Prometheus' log ---",
+                *(self._folder / "log").read_text().splitlines()[-20:],
+                sep="\n",
+            )
         self.stop()
         shutil.rmtree(self._folder)
 
@@ -117,7 +126,9 @@ class PrometheusServer:
 
     def query(self, text: str) -> list[dict[str, Any]]:
         """Result of an instant query, asked without the code under test."""
-        answer = httpx.get(f"{self.url}/api/v1/query", params={"query": text}, trust_env=False, **self.ready)
+        answer = httpx.get(
+            f"{self.url}/api/v1/query", params={"query": text}, trust_env=False, **self.ready
+        )
         result: list[dict[str, Any]] = answer.raise_for_status().json()["data"]["result"]
         return result
 
@@ -136,7 +147,9 @@ class PrometheusServer:
                 {
                     "job_name": job,
                     "honor_labels": True,
-                    "static_configs": [{"targets": [one.address], "labels": dict(one.labels)} for one in several],
+                    "static_configs": [
+                        {"targets": [one.address], "labels": dict(one.labels)} for one in several
+                    ],
                 }
                 for job, several in jobs.items()
             ]
@@ -151,7 +164,12 @@ class PrometheusServer:
             if self._process.poll() is not None:
                 break
             try:
-                if httpx.get(f"{self.url}/-/ready", timeout=2, trust_env=False, **self.ready).status_code == 200:
+                if (
+                    httpx.get(
+                        f"{self.url}/-/ready", timeout=2, trust_env=False, **self.ready
+                    ).status_code
+                    == 200
+                ):
                     return
             except httpx.HTTPError as error:
                 said = str(error)
@@ -184,9 +202,15 @@ class Pages:
     def __exit__(self, *arguments: Any) -> None:
         self._server.__exit__(*arguments)
 
-    def target(self, pod: str, namespace: str = "default", job: str = "triton", **labels: str) -> Target:
+    def target(
+        self, pod: str, namespace: str = "default", job: str = "triton", **labels: str
+    ) -> Target:
         """The pod's page as a target of Prometheus."""
-        return Target(self.address, {"__metrics_path__": f"/{pod}", "namespace": namespace, "pod": pod, **labels}, job)
+        return Target(
+            self.address,
+            {"__metrics_path__": f"/{pod}", "namespace": namespace, "pod": pod, **labels},
+            job,
+        )
 
     def _answer(self, request: Request) -> Response:
         text = self.text.get(request.path.strip("/"))
@@ -197,7 +221,13 @@ class Pages:
         return Response(200, {"Content-Type": "text/plain; version=0.0.4"}, text.encode())
 
 
-def page(success: float, models: Sequence[str] = ("tokenizer", "model"), *, pending: float = 0, gpu: float | None = 0.5) -> str:
+def page(
+    success: float,
+    models: Sequence[str] = ("tokenizer", "model"),
+    *,
+    pending: float = 0,
+    gpu: float | None = 0.5,
+) -> str:
     """A page in the form of Triton 2.51.0 after ``success`` requests of each model, two to a batch, 1 ms each."""
     lines: list[str] = []
     for model in models:

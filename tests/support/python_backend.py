@@ -51,7 +51,9 @@ class TritonError:
 
 
 class InferenceResponse:
-    def __init__(self, output_tensors: list[Tensor] | None = None, error: TritonError | None = None) -> None:
+    def __init__(
+        self, output_tensors: list[Tensor] | None = None, error: TritonError | None = None
+    ) -> None:
         self._tensors, self._error = output_tensors or [], error
 
     def error(self) -> TritonError | None:
@@ -92,11 +94,23 @@ def load_runtime(step: str) -> types.ModuleType:
     return importlib.import_module(f"triton_pipelines.runtime.{step}.model")
 
 
-def start_model(step: str, folder: Path, config: dict[str, Any], parameters: Mapping[str, str]) -> Any:
+def start_model(
+    step: str, folder: Path, config: dict[str, Any], parameters: Mapping[str, str]
+) -> Any:
     """An initialized ``TritonPythonModel``; ``folder`` is the model folder with version 1 in it."""
     model = load_runtime(step).TritonPythonModel()
-    config = {**config, "parameters": {key: {"string_value": value} for key, value in parameters.items()}}
-    model.initialize({"model_config": json.dumps(config), "model_repository": str(folder), "model_version": "1", "model_instance_kind": "CPU"})
+    config = {
+        **config,
+        "parameters": {key: {"string_value": value} for key, value in parameters.items()},
+    }
+    model.initialize(
+        {
+            "model_config": json.dumps(config),
+            "model_repository": str(folder),
+            "model_version": "1",
+            "model_instance_kind": "CPU",
+        }
+    )
     return model
 
 

@@ -17,8 +17,8 @@ import onnxruntime
 from numpy.typing import NDArray
 from tritonclient.grpc import model_config_pb2
 
-from triton_pipelines.pipeline.graph import Tensor
-from triton_pipelines.pipeline.ragged import ragged_config
+from triton_pipelines.compile.graph.graph import Tensor
+from triton_pipelines.compile.graph.ragged_config import ragged_config
 
 Array = NDArray[Any]
 Request = Mapping[str, Array]
@@ -38,14 +38,20 @@ class StandInBackend:
     def __init__(self, model: Any, config: Any) -> None:
         self._session, self._config = session(model), config
         self._ragged = {tensor.name for tensor in config.input if tensor.allow_ragged_batch}
-        named = [tensor.name for tensor in config.input] + [name for entry in config.batch_input for name in entry.target_name]
+        named = [tensor.name for tensor in config.input] + [
+            name for entry in config.batch_input for name in entry.target_name
+        ]
         held = {tensor.name: tensor for tensor in self._session.get_inputs()}
         if sorted(named) != sorted(held):
-            raise ValueError(f"configuration expects the inputs {sorted(named)}, model provides {sorted(held)}")
+            raise ValueError(
+                f"configuration expects the inputs {sorted(named)}, model provides {sorted(held)}"
+            )
         for tensor in config.input:
             rank = 1 if tensor.name in self._ragged else 1 + len(tensor.dims)
             if len(held[tensor.name].shape) != rank:
-                raise ValueError(f"input {tensor.name} has rank {len(held[tensor.name].shape)}, not {rank}")
+                raise ValueError(
+                    f"input {tensor.name} has rank {len(held[tensor.name].shape)}, not {rank}"
+                )
         scattered = {name for entry in config.batch_output for name in entry.target_name}
         made = {tensor.name: tensor for tensor in self._session.get_outputs()}
         for tensor in config.output:
@@ -59,20 +65,31 @@ class StandInBackend:
         fed = {tensor.name: self._input(tensor.name, requests) for tensor in self._config.input}
         for entry in self._config.batch_input:
             (source,) = entry.source_input
-            lines = [request[source].shape[1:] for request in requests for _ in range(len(request[source]))]
+            lines = [
+                request[source].shape[1:]
+                for request in requests
+                for _ in range(len(request[source]))
+            ]
             fed[entry.target_name[0]] = np.array(lines, np.int32)
         names = [tensor.name for tensor in self._config.output]
         made = dict(zip(names, self._session.run(names, fed), strict=True))
-        scattered = {entry.target_name[0]: entry.source_input[0] for entry in self._config.batch_output}
+        scattered = {
+            entry.target_name[0]: entry.source_input[0] for entry in self._config.batch_output
+        }
         answers: list[dict[str, Array]] = [{} for _ in requests]
         for tensor in self._config.output:
             place = 0
             for answer, request in zip(answers, requests, strict=True):
                 if tensor.name in scattered:
                     from_input = request[scattered[tensor.name]].shape
-                    shape = [from_input[axis] if dim == -1 else dim for axis, dim in enumerate([-1, *tensor.dims])]
+                    shape = [
+                        from_input[axis] if dim == -1 else dim
+                        for axis, dim in enumerate([-1, *tensor.dims])
+                    ]
                     size = int(np.prod(shape))
-                    answer[tensor.name] = made[tensor.name].reshape(-1)[place : place + size].reshape(shape)
+                    answer[tensor.name] = (
+                        made[tensor.name].reshape(-1)[place : place + size].reshape(shape)
+                    )
                     place += size
                 else:
                     rows = len(next(iter(request.values())))
@@ -86,23 +103,45 @@ class StandInBackend:
         parts = [request[name].reshape(-1) for request in requests]
         # What is behind the first empty input is whatever the memory held: here a value that no table has.
         empty = next((number for number, part in enumerate(parts) if part.size == 0), len(parts))
-        return np.concatenate([part if number <= empty else np.full_like(part, 7_654_321) for number, part in enumerate(parts)])
+        return np.concatenate(
+            [
+                part if number <= empty else np.full_like(part, 7_654_321)
+                for number, part in enumerate(parts)
+            ]
+        )
 
 
 def config_of(inputs: Sequence[Tensor], outputs: Sequence[Tensor], max_batch_size: int = 64) -> Any:
     """The ``ModelConfig`` of an adapted step with these declared tensors, as ``ragged_config`` says."""
     ragged = ragged_config(inputs, outputs)
-    made = model_config_pb2.ModelConfig(name="model", backend="onnxruntime", max_batch_size=max_batch_size)
+    made = model_config_pb2.ModelConfig(
+        name="model", backend="onnxruntime", max_batch_size=max_batch_size
+    )
     for tensor in inputs:
         kind = model_config_pb2.DataType.Value(f"TYPE_{tensor.data_type.value}")
-        made.input.add(name=tensor.name, data_type=kind, dims=tensor.dims, allow_ragged_batch=tensor.name in ragged.flat)
+        made.input.add(
+            name=tensor.name,
+            data_type=kind,
+            dims=tensor.dims,
+            allow_ragged_batch=tensor.name in ragged.flat,
+        )
     for tensor in outputs:
-        made.output.add(name=tensor.name, data_type=model_config_pb2.DataType.Value(f"TYPE_{tensor.data_type.value}"), dims=tensor.dims)
+        made.output.add(
+            name=tensor.name,
+            data_type=model_config_pb2.DataType.Value(f"TYPE_{tensor.data_type.value}"),
+            dims=tensor.dims,
+        )
     for entry in ragged.batch_inputs:
         kind = model_config_pb2.BatchInput.Kind.Value(entry.kind)
         data_type = model_config_pb2.DataType.Value(f"TYPE_{entry.data_type.value}")
-        made.batch_input.add(kind=kind, target_name=[entry.target], data_type=data_type, source_input=[entry.source])
+        made.batch_input.add(
+            kind=kind, target_name=[entry.target], data_type=data_type, source_input=[entry.source]
+        )
     for output in ragged.batch_outputs:
-        made.batch_output.add(kind=model_config_pb2.BatchOutput.Kind.Value(output.kind), target_name=[output.target], source_input=[output.source])
+        made.batch_output.add(
+            kind=model_config_pb2.BatchOutput.Kind.Value(output.kind),
+            target_name=[output.target],
+            source_input=[output.source],
+        )
     made.dynamic_batching.SetInParent()
     return made

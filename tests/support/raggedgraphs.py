@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from triton_pipelines.api.loadplan import PlanAdapt, PlanRaggedInput
 from triton_pipelines.api.tensors import DataType
-from triton_pipelines.pipeline.graph import Tensor
+from triton_pipelines.compile.graph.graph import Tensor
 
 VOCABULARY, TYPES, POSITIONS, WIDTH, CLASSES, TAGS = 50, 2, 40, 8, 3, 5
 
@@ -79,7 +79,10 @@ class Encoder:
     @property
     def declared(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Inputs and outputs as a resource declares them."""
-        kind, real = (DataType.INT32 if self.small_ids else DataType.INT64), (DataType.FP16 if self.half else DataType.FP32)
+        kind, real = (
+            (DataType.INT32 if self.small_ids else DataType.INT64),
+            (DataType.FP16 if self.half else DataType.FP32),
+        )
         shapes = {
             Head.LOGITS: (real, (CLASSES,)),
             Head.POOLED: (real, (WIDTH,)),
@@ -87,17 +90,28 @@ class Encoder:
             Head.TAGS: (DataType.INT64, (-1,)),
             Head.BEST: (DataType.INT64, ()),
         }
-        return tuple(Tensor(name, kind, (-1,)) for name in self.inputs), tuple(Tensor(head.value, *shapes[head]) for head in self.heads)
+        return tuple(Tensor(name, kind, (-1,)) for name in self.inputs), tuple(
+            Tensor(head.value, *shapes[head]) for head in self.heads
+        )
 
     def plan(self, **rest: Any) -> PlanAdapt:
         """What the loader is asked to do with it."""
         inputs = tuple(PlanRaggedInput(name=name) for name in self.inputs)
-        return PlanAdapt(step="model", path="model/1/model.onnx", inputs=inputs, token_outputs=self.per_token, **rest)
+        return PlanAdapt(
+            step="model",
+            path="model/1/model.onnx",
+            inputs=inputs,
+            token_outputs=self.per_token,
+            **rest,
+        )
 
     def row(self, random: np.random.Generator, length: int) -> dict[str, NDArray[Any]]:
         """A request of one row."""
         kind = np.int32 if self.small_ids else np.int64
-        made = {"input_ids": random.integers(0, VOCABULARY, (1, length)), "attention_mask": np.ones((1, length))}
+        made = {
+            "input_ids": random.integers(0, VOCABULARY, (1, length)),
+            "attention_mask": np.ones((1, length)),
+        }
         if self.types:
             made["token_type_ids"] = random.integers(0, TYPES, (1, length))
         return {name: value.astype(kind) for name, value in made.items()}
@@ -122,7 +136,11 @@ class _Graph:
 
     def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         output = output or f"v{len(self.nodes)}"
-        self.nodes.append(helper.make_node(operator, list(inputs), [output], name=f"node{len(self.nodes)}", **attributes))
+        self.nodes.append(
+            helper.make_node(
+                operator, list(inputs), [output], name=f"node{len(self.nodes)}", **attributes
+            )
+        )
         return output
 
     def unsqueeze(self, value: str, *axes: int) -> str:
@@ -136,29 +154,55 @@ class _Graph:
         return self.add("ReduceSum", value, self.constant(np.array([axis], np.int64)), keepdims=0)
 
     def cut(self, value: str, end: str, axis: int) -> str:
-        return self.add("Slice", value, self.constant(np.array([0], np.int64)), end, self.constant(np.array([axis], np.int64)))
+        return self.add(
+            "Slice",
+            value,
+            self.constant(np.array([0], np.int64)),
+            end,
+            self.constant(np.array([axis], np.int64)),
+        )
 
     def places(self, random: np.random.Generator) -> str:
         table = random.normal(size=(POSITIONS, WIDTH)).astype(self.real)
         shape = self.add("Shape", "input_ids")
         length = self.cut(
-            self.add("Slice", shape, *(self.constant(np.array([n], np.int64)) for n in (1, 2, 0))), self.constant(np.array([1], np.int64)), 0
+            self.add("Slice", shape, *(self.constant(np.array([n], np.int64)) for n in (1, 2, 0))),
+            self.constant(np.array([1], np.int64)),
+            0,
         )
         match self.encoder.places:
             case Places.SLICED_TABLE:
                 return self.unsqueeze(self.cut(self.constant(table), length, 0), 0)
             case Places.BUFFER:
-                index = self.cut(self.constant(np.arange(POSITIONS, dtype=np.int64)[None]), length, 1)
+                index = self.cut(
+                    self.constant(np.arange(POSITIONS, dtype=np.int64)[None]), length, 1
+                )
             case Places.RANGE:
                 one = self.add("Gather", shape, self.constant(np.array(1, np.int64)), axis=0)
-                index = self.unsqueeze(self.add("Range", self.constant(np.array(0, np.int64)), one, self.constant(np.array(1, np.int64))), 0)
+                index = self.unsqueeze(
+                    self.add(
+                        "Range",
+                        self.constant(np.array(0, np.int64)),
+                        one,
+                        self.constant(np.array(1, np.int64)),
+                    ),
+                    0,
+                )
                 index = self.add("Expand", index, shape)
             case Places.ONES:
-                ones = self.add("ConstantOfShape", shape, value=numpy_helper.from_array(np.array([1], np.int64)))
-                index = self.add("Sub", self.add("CumSum", ones, self.constant(np.array(1, np.int64))), self.constant(np.array(1, np.int64)))
+                ones = self.add(
+                    "ConstantOfShape", shape, value=numpy_helper.from_array(np.array([1], np.int64))
+                )
+                index = self.add(
+                    "Sub",
+                    self.add("CumSum", ones, self.constant(np.array(1, np.int64))),
+                    self.constant(np.array(1, np.int64)),
+                )
             case Places.MASK:
                 mask = self.add("Cast", "attention_mask", to=TensorProto.INT64)
-                index = self.add("Mul", self.add("CumSum", mask, self.constant(np.array(1, np.int64))), mask)
+                index = self.add(
+                    "Mul", self.add("CumSum", mask, self.constant(np.array(1, np.int64))), mask
+                )
                 return self.add("Gather", self.constant(np.concatenate([table, table[:2]])), index)
         return self.add("Gather", self.constant(table), index)
 
@@ -170,15 +214,24 @@ class _Graph:
                 bias = self.add("Mul", self.add("Sub", one, mask), low)
                 return self.add("Add", scores, self.unsqueeze(bias, 1))
             case Masking.EXPANDED:
-                wide = self.add("Expand", self.unsqueeze("attention_mask", 1), self.add("Shape", scores))
-                off = self.add("Equal", self.add("Cast", wide, to=TensorProto.INT64), self.constant(np.array(0, np.int64)))
+                wide = self.add(
+                    "Expand", self.unsqueeze("attention_mask", 1), self.add("Shape", scores)
+                )
+                off = self.add(
+                    "Equal",
+                    self.add("Cast", wide, to=TensorProto.INT64),
+                    self.constant(np.array(0, np.int64)),
+                )
                 return self.add("Where", off, self.constant(np.array(-np.inf, self.real)), scores)
             case Masking.BRANCH:
                 count = self.add("Size", "attention_mask")
                 inverse = self.add("Sub", one, mask)
                 branches = [self._branch("then", inverse, low), self._branch("else", inverse, low)]
                 bias = self.add(
-                    "If", self.add("Less", count, self.constant(np.array(20, np.int64))), then_branch=branches[0], else_branch=branches[1]
+                    "If",
+                    self.add("Less", count, self.constant(np.array(20, np.int64))),
+                    then_branch=branches[0],
+                    else_branch=branches[1],
                 )
                 return self.add("Add", scores, self.unsqueeze(bias, 1))
 
@@ -188,7 +241,12 @@ class _Graph:
         zero = helper.make_node("Mul", [f"{name}_mask", inverse], [f"{name}_zero"])
         bias = helper.make_node("Mul", [inverse, low], [f"{name}_bias"])
         out = helper.make_node("Add", [f"{name}_zero", f"{name}_bias"], [f"{name}_out"])
-        return helper.make_graph([cast, zero, bias, out], name, [], [helper.make_tensor_value_info(f"{name}_out", self.real_type, None)])
+        return helper.make_graph(
+            [cast, zero, bias, out],
+            name,
+            [],
+            [helper.make_tensor_value_info(f"{name}_out", self.real_type, None)],
+        )
 
     def head(self, head: Head, hidden: str, random: np.random.Generator) -> Any:
         real = self.real_type
@@ -197,17 +255,36 @@ class _Graph:
                 self.add("Identity", hidden, output=head.value)
                 return helper.make_tensor_value_info(head.value, real, ["batch", "sequence", WIDTH])
             case Head.TAGS:
-                self.add("ArgMax", self.add("MatMul", hidden, self.weight(random, WIDTH, TAGS)), output=head.value, axis=2, keepdims=0)
-                return helper.make_tensor_value_info(head.value, TensorProto.INT64, ["batch", "sequence"])
+                self.add(
+                    "ArgMax",
+                    self.add("MatMul", hidden, self.weight(random, WIDTH, TAGS)),
+                    output=head.value,
+                    axis=2,
+                    keepdims=0,
+                )
+                return helper.make_tensor_value_info(
+                    head.value, TensorProto.INT64, ["batch", "sequence"]
+                )
             case Head.POOLED:
                 mask = self.unsqueeze(self.add("Cast", "attention_mask", to=real), 2)
-                self.add("Div", self.total(self.add("Mul", hidden, mask), 1), self.total(mask, 1), output=head.value)
+                self.add(
+                    "Div",
+                    self.total(self.add("Mul", hidden, mask), 1),
+                    self.total(mask, 1),
+                    output=head.value,
+                )
                 return helper.make_tensor_value_info(head.value, real, ["batch", WIDTH])
         first = self.add("Gather", hidden, self.constant(np.array(0, np.int64)), axis=1)
         if head is Head.LOGITS:
             self.add("MatMul", first, self.weight(random, WIDTH, CLASSES), output=head.value)
             return helper.make_tensor_value_info(head.value, real, ["batch", CLASSES])
-        self.add("ArgMax", self.add("MatMul", first, self.weight(random, WIDTH, CLASSES)), output=head.value, axis=1, keepdims=0)
+        self.add(
+            "ArgMax",
+            self.add("MatMul", first, self.weight(random, WIDTH, CLASSES)),
+            output=head.value,
+            axis=1,
+            keepdims=0,
+        )
         return helper.make_tensor_value_info(head.value, TensorProto.INT64, ["batch"])
 
 
@@ -217,7 +294,9 @@ def make(encoder: Encoder) -> Any:
     x = graph.add("Gather", graph.weight(random, VOCABULARY, WIDTH), "input_ids")
     x = graph.add("Add", x, graph.places(random))
     if encoder.types:
-        x = graph.add("Add", x, graph.add("Gather", graph.weight(random, TYPES, WIDTH), "token_type_ids"))
+        x = graph.add(
+            "Add", x, graph.add("Gather", graph.weight(random, TYPES, WIDTH), "token_type_ids")
+        )
     query = graph.add("MatMul", x, graph.weight(random, WIDTH, WIDTH))
     scores = graph.add("MatMul", query, graph.add("Transpose", x, perm=[0, 2, 1]))
     scores = graph.add("Div", scores, graph.constant(np.array(WIDTH, graph.real)))
@@ -226,9 +305,18 @@ def make(encoder: Encoder) -> Any:
     outputs = [graph.head(head, hidden, random) for head in encoder.heads]
     kind = TensorProto.INT32 if encoder.small_ids else TensorProto.INT64
     made = helper.make_graph(
-        graph.nodes, "encoder", [helper.make_tensor_value_info(name, kind, ["batch", "sequence"]) for name in encoder.inputs], outputs, graph.tensors
+        graph.nodes,
+        "encoder",
+        [
+            helper.make_tensor_value_info(name, kind, ["batch", "sequence"])
+            for name in encoder.inputs
+        ],
+        outputs,
+        graph.tensors,
     )
-    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", encoder.opset)], ir_version=10)
+    model = helper.make_model(
+        made, opset_imports=[helper.make_opsetid("", encoder.opset)], ir_version=10
+    )
     onnx.checker.check_model(model)
     return model
 
@@ -236,7 +324,14 @@ def make(encoder: Encoder) -> Any:
 def as_calls(model: Any) -> None:
     """The lookup of the token ids is made to stand in a local function that calls another, as exporters write modules."""
     lookup = model.graph.node[0]
-    inner = helper.make_function("local", "Look", ["table", "ids"], ["x"], [helper.make_node("Gather", ["table", "ids"], ["x"])], model.opset_import)
+    inner = helper.make_function(
+        "local",
+        "Look",
+        ["table", "ids"],
+        ["x"],
+        [helper.make_node("Gather", ["table", "ids"], ["x"])],
+        model.opset_import,
+    )
     outer = helper.make_function(
         "local",
         "Embed",
@@ -245,6 +340,8 @@ def as_calls(model: Any) -> None:
         [helper.make_node("Look", ["table", "ids"], ["y"], domain="local")],
         [*model.opset_import, helper.make_opsetid("local", 1)],
     )
-    lookup.CopyFrom(helper.make_node("Embed", list(lookup.input), list(lookup.output), domain="local"))
+    lookup.CopyFrom(
+        helper.make_node("Embed", list(lookup.input), list(lookup.output), domain="local")
+    )
     model.functions.extend([inner, outer])
     model.opset_import.append(helper.make_opsetid("local", 1))

@@ -15,12 +15,15 @@ from tests.support import pipelines, tinymodel
 from tests.support.raggedbackend import config_of
 from triton_pipelines.api.loadplan import PlanAdapt, PlanRaggedInput
 from triton_pipelines.api.tensors import DataType
+from triton_pipelines.compile.graph.graph import Tensor
 from triton_pipelines.loader.ragged import Adapted, adapt_file
-from triton_pipelines.pipeline.graph import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
 INPUTS = tuple(Tensor(name, DataType.INT64, (-1,)) for name in ("input_ids", "attention_mask"))
-OUTPUTS = (Tensor("hidden", DataType.FP32, (-1, tinymodel.WIDTH)), Tensor("logits", DataType.FP32, (tinymodel.CLASSES,)))
+OUTPUTS = (
+    Tensor("hidden", DataType.FP32, (-1, tinymodel.WIDTH)),
+    Tensor("logits", DataType.FP32, (tinymodel.CLASSES,)),
+)
 MODEL = f"""
 import os, pathlib, sys
 sys.path += os.environ["TRITONPIPE_SITE"].split(os.pathsep) + [{str(ROOT)!r}, {str(ROOT / "operator")!r}]
@@ -53,7 +56,13 @@ def write_ragged_pipeline(repository: Path, delay_us: int) -> None:
     pipelines.write_pipeline(repository, padding="Ragged", truncation="Refuse", delay_us=delay_us)
     version = repository / pipelines.MODEL / "1"
     inputs = tuple(PlanRaggedInput(name=tensor.name) for tensor in INPUTS)
-    plan = PlanAdapt(step="model", path="model/1/model.onnx", inputs=inputs, token_outputs=("hidden",), max_length=pipelines.MAX_LENGTH)
+    plan = PlanAdapt(
+        step="model",
+        path="model/1/model.onnx",
+        inputs=inputs,
+        token_outputs=("hidden",),
+        max_length=pipelines.MAX_LENGTH,
+    )
     done = adapt_file(version / "model.onnx", plan)
     assert isinstance(done, Adapted), str(done)
     (version / "model.py").write_text(MODEL)

@@ -22,7 +22,7 @@ from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import np_to_triton_dtype
 
 from triton_pipelines.triton.client import TritonClient
-from triton_pipelines.triton.local import LocalTriton
+from triton_pipelines.triton.local_server import LocalTriton
 
 T = TypeVar("T")
 SECONDS = 30.0
@@ -91,7 +91,9 @@ class TritonPythonModel:
 """
 
 
-async def until(condition: Callable[[], T | Awaitable[T]], what: str, seconds: float = SECONDS) -> T:
+async def until(
+    condition: Callable[[], T | Awaitable[T]], what: str, seconds: float = SECONDS
+) -> T:
     """What ``condition`` gives as soon as it is true; an AssertionError that says ``what`` did not come about otherwise."""
     deadline = time.monotonic() + seconds
     while True:
@@ -106,7 +108,18 @@ async def until(condition: Callable[[], T | Awaitable[T]], what: str, seconds: f
 def compiled(source: Path, folder: Path, *flags: str) -> bytes:
     """The shared library that a C file makes."""
     file = folder / f"{source.stem}.so"
-    command = ["cc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", *flags, "-o", str(file), str(source)]
+    command = [
+        "cc",
+        "-shared",
+        "-fPIC",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        *flags,
+        "-o",
+        str(file),
+        str(source),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return file.read_bytes()
@@ -134,12 +147,17 @@ class Model:
     def events(self, event: str) -> list[dict[str, Any]]:
         """The record's entries of one kind: load, begin, end."""
         file = self.record / f"{self.name}.jsonl"
-        lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        lines = (
+            [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        )
         return [line for line in lines if line["event"] == event]
 
     def batches(self, event: str = "begin", tensor: str = "X") -> list[list[Any]]:
         """Values of one input of every execution so far, request by request, in order."""
-        return [[value for request in line["requests"] for value in request["inputs"].get(tensor, [])] for line in self.events(event)]
+        return [
+            [value for request in line["requests"] for value in request["inputs"].get(tensor, [])]
+            for line in self.events(event)
+        ]
 
     def order(self) -> list[Any]:
         """Values in the order of their executions."""
@@ -170,7 +188,9 @@ class Model:
 
     async def until_executing(self, value: Any) -> None:
         """Wait until an execution has this value."""
-        await until(lambda: value in self.order(), f"{value} reaches {self.name}; so far {self.order()}")
+        await until(
+            lambda: value in self.order(), f"{value} reaches {self.name}; so far {self.order()}"
+        )
 
 
 class Workbench:
@@ -205,7 +225,10 @@ class Workbench:
         ]
         if "ensemble" not in platform:
             lines.append(f"instance_group [ {{ {instances} }} ]")
-            lines += [f"parameters {{ key: {json.dumps(key)} value: {{ string_value: {json.dumps(value)} }} }}" for key, value in strings.items()]
+            lines += [
+                f"parameters {{ key: {json.dumps(key)} value: {{ string_value: {json.dumps(value)} }} }}"
+                for key, value in strings.items()
+            ]
         folder = self.repository / name
         for version in versions:
             (folder / str(version)).mkdir(parents=True)
@@ -237,11 +260,17 @@ class Asker:
         await self._client.close()
 
     def ask(
-        self, model: Model | str, value: Any = None, inputs: Mapping[str, np.ndarray] | None = None, **options: Any
+        self,
+        model: Model | str,
+        value: Any = None,
+        inputs: Mapping[str, np.ndarray] | None = None,
+        **options: Any,
     ) -> asyncio.Task[dict[str, Any]]:
         """A request on its way: ``value`` as X [1, 1], or ``inputs``; options as of tritonclient's ``infer``. Its result: lists by output name."""
         arrays = {"X": np.array([[value]], np.int32)} if inputs is None else inputs
-        task = asyncio.create_task(self._infer(model if isinstance(model, str) else model.name, arrays, options))
+        task = asyncio.create_task(
+            self._infer(model if isinstance(model, str) else model.name, arrays, options)
+        )
         self._tasks.append(task)
         return task
 
@@ -256,10 +285,17 @@ class Asker:
         async for result, error in self._client.stream_infer(requests(), stream_timeout=SECONDS):
             if error is not None:
                 raise error
-            answers.append({output.name: result.as_numpy(output.name).tolist() for output in result.get_response().outputs})
+            answers.append(
+                {
+                    output.name: result.as_numpy(output.name).tolist()
+                    for output in result.get_response().outputs
+                }
+            )
         return answers
 
-    async def line_up(self, model: Model, *values: Any, **options: Any) -> list[asyncio.Task[dict[str, Any]]]:
+    async def line_up(
+        self, model: Model, *values: Any, **options: Any
+    ) -> list[asyncio.Task[dict[str, Any]]]:
         """Requests that are pending in exactly this order."""
         tasks = []
         for value in values:
@@ -268,9 +304,14 @@ class Asker:
             await model.until_pending(before + 1)
         return tasks
 
-    async def _infer(self, name: str, arrays: Mapping[str, np.ndarray], options: dict[str, Any]) -> dict[str, Any]:
+    async def _infer(
+        self, name: str, arrays: Mapping[str, np.ndarray], options: dict[str, Any]
+    ) -> dict[str, Any]:
         answer = await self._client.infer(name, _inputs(arrays), client_timeout=SECONDS, **options)
-        return {output.name: answer.as_numpy(output.name).tolist() for output in answer.get_response().outputs}
+        return {
+            output.name: answer.as_numpy(output.name).tolist()
+            for output in answer.get_response().outputs
+        }
 
 
 def _inputs(arrays: Mapping[str, np.ndarray]) -> list[InferInput]:

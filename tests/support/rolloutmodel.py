@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-CREATED, UPDATED, AVAILABLE, LATE = "NewReplicaSetCreated", "ReplicaSetUpdated", "NewReplicaSetAvailable", "ProgressDeadlineExceeded"
+CREATED, UPDATED, AVAILABLE, LATE = (
+    "NewReplicaSetCreated",
+    "ReplicaSetUpdated",
+    "NewReplicaSetAvailable",
+    "ProgressDeadlineExceeded",
+)
 _FIELDS = ("replicas", "updatedReplicas", "availableReplicas")
 
 
@@ -26,7 +31,9 @@ class Counted(NamedTuple):
         return dict(zip(_FIELDS, self, strict=True))
 
 
-def progressing(status: Mapping[str, Any], seen: Counted, wanted: int, *, fresh: bool, late: bool) -> tuple[str, bool]:
+def progressing(
+    status: Mapping[str, Any], seen: Counted, wanted: int, *, fresh: bool, late: bool
+) -> tuple[str, bool]:
     """The reason of the condition Progressing, and whether it counts as progress.
 
     Args:
@@ -36,14 +43,24 @@ def progressing(status: Mapping[str, Any], seen: Counted, wanted: int, *, fresh:
         fresh: whether the template has had no ReplicaSet before.
         late: whether the last progress is longer ago than the deadline.
     """
-    before, told = Counted.of(status), next((str(item["reason"]) for item in status.get("conditions") or ()), "")
+    before, told = (
+        Counted.of(status),
+        next((str(item["reason"]) for item in status.get("conditions") or ()), ""),
+    )
     if fresh:
         return CREATED, True
     if told == AVAILABLE and seen.all == seen.new:
-        return AVAILABLE, False  # once complete it stays so, whatever becomes of its pods: no deadline holds for it
+        return (
+            AVAILABLE,
+            False,
+        )  # once complete it stays so, whatever becomes of its pods: no deadline holds for it
     if seen == Counted(wanted, wanted, wanted):
         return AVAILABLE, True
-    if seen.new > before.new or seen.all - seen.new < before.all - before.new or seen.available > before.available:
+    if (
+        seen.new > before.new
+        or seen.all - seen.new < before.all - before.new
+        or seen.available > before.available
+    ):
         return UPDATED, True
     # A complete one whose template goes back to one that is known says so until pods have moved.
     return (LATE if late and told != AVAILABLE else told), False

@@ -28,11 +28,15 @@ class Client:
         """Outputs by name, in the model's order; texts are arrays of bytes. Raises ``InferenceServerException`` for an error."""
         tensors = []
         for name, values in inputs.items():
-            tensor = tritonclient.http.InferInput(name, list(values.shape), tritonclient.utils.np_to_triton_dtype(values.dtype))
+            tensor = tritonclient.http.InferInput(
+                name, list(values.shape), tritonclient.utils.np_to_triton_dtype(values.dtype)
+            )
             tensor.set_data_from_numpy(values)
             tensors.append(tensor)
         answer = self._http.infer(self.served.model, tensors, **options)
-        return {output["name"]: answer.as_numpy(output["name"]) for output in self.metadata()["outputs"]}
+        return {
+            output["name"]: answer.as_numpy(output["name"]) for output in self.metadata()["outputs"]
+        }
 
     def metadata(self) -> dict[str, Any]:
         """The model's metadata."""
@@ -46,7 +50,9 @@ class Client:
 
 def column(*rows: str | bytes) -> Array:
     """Texts as clients send them: BYTES [n, 1]."""
-    return np.array([[row.encode() if isinstance(row, str) else row] for row in rows], dtype=np.object_)
+    return np.array(
+        [[row.encode() if isinstance(row, str) else row] for row in rows], dtype=np.object_
+    )
 
 
 def on(name: str) -> pytest.MarkDecorator:
@@ -56,5 +62,7 @@ def on(name: str) -> pytest.MarkDecorator:
 
 def cases(name: str) -> list[dict[str, Any]]:
     """The golden cases of a file in tests/golden/models."""
-    found: list[dict[str, Any]] = json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8"))["cases"]
+    found: list[dict[str, Any]] = json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8"))[
+        "cases"
+    ]
     return found

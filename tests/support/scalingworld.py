@@ -23,18 +23,34 @@ from google.protobuf import text_format
 from tests.support import builders
 from tests.support.faultproxy import FaultProxy
 from tests.support.openload import OpenLoad, open_load
-from tests.support.operators import DEADLINE_SECONDS, Running, apply_any, control_deployments, eventually, operator, patch, ready_status, repeated
+from tests.support.operators import (
+    DEADLINE_SECONDS,
+    Running,
+    apply_any,
+    control_deployments,
+    eventually,
+    operator,
+    patch,
+    ready_status,
+    repeated,
+)
 from tests.support.triton import runtime_source
 from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import LoadPlan
-from triton_pipelines.app.prober import ask
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import NotFound
-from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES, PODS, SECRETS, Resource
-from triton_pipelines.render.modelconfig import parse as parse_config
-from triton_pipelines.render.modelconfig import with_count
+from triton_pipelines.cluster.resources import (
+    CONFIG_MAPS,
+    INFERENCE_PIPELINES,
+    PODS,
+    SECRETS,
+    Resource,
+)
+from triton_pipelines.compile.render.model_config import parse as parse_config
+from triton_pipelines.compile.render.model_config import with_count
+from triton_pipelines.controllers.pipeline.prober import ask
 from triton_pipelines.triton.client import TritonClient
-from triton_pipelines.triton.local import LocalTriton
+from triton_pipelines.triton.local_server import LocalTriton
 
 EVENTS = Resource("events.k8s.io", "v1", "Event", "events")
 NAME = "sentiment"
@@ -94,7 +110,10 @@ class Pod:
         found = set()
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if os.getpgid(int(folder.name)) == self.triton.pid and f"/{model}/1/model.py".encode() in (folder / "cmdline").read_bytes():
+                if (
+                    os.getpgid(int(folder.name)) == self.triton.pid
+                    and f"/{model}/1/model.py".encode() in (folder / "cmdline").read_bytes()
+                ):
                     found.add(int(folder.name))
         return found
 
@@ -130,7 +149,14 @@ class World:
 
     async def condition(self, kind: str) -> Object:
         """A condition, or an empty one."""
-        return next((item for item in (await self.status()).get("conditions") or () if item["type"] == kind), {})
+        return next(
+            (
+                item
+                for item in (await self.status()).get("conditions") or ()
+                if item["type"] == kind
+            ),
+            {},
+        )
 
     async def bottleneck(self) -> str:
         """The verdict as the status has it."""
@@ -150,13 +176,18 @@ class World:
 
     async def apply(self, **spec: Any) -> None:
         """Make or change the pipeline."""
-        document = builders.document(namespace=self.namespace, name=NAME, **builders.merge(SPEC, spec))
+        document = builders.document(
+            namespace=self.namespace, name=NAME, **builders.merge(SPEC, spec)
+        )
         document["metadata"].pop("uid")
         await apply_any(self.client, INFERENCE_PIPELINES, document)
 
     async def kubelet(self) -> None:
         """Start what is to run and end what is not."""
-        listed = {item["metadata"]["name"]: item for item in (await self.client.list(PODS, self.namespace)).items}
+        listed = {
+            item["metadata"]["name"]: item
+            for item in (await self.client.list(PODS, self.namespace)).items
+        }
         for name in set(self.pods) - set(listed):
             await asyncio.to_thread(self.pods.pop(name).triton.stop)
         for name, item in listed.items():
@@ -166,14 +197,20 @@ class World:
     async def _start(self, name: str, item: Object) -> None:
         revision = item["metadata"]["labels"][names.LABEL_REVISION]
         try:
-            written = await self.client.get(CONFIG_MAPS, self.namespace, names.revision_name(NAME, revision))
+            written = await self.client.get(
+                CONFIG_MAPS, self.namespace, names.revision_name(NAME, revision)
+            )
             live = await self.client.get(CONFIG_MAPS, self.namespace, names.live_name(NAME))
-            secret = await self.client.get(SECRETS, self.namespace, names.revision_name(NAME, revision))
+            secret = await self.client.get(
+                SECRETS, self.namespace, names.revision_name(NAME, revision)
+            )
         except NotFound:
             return  # as the kubelet: once more later
         number = next(_addresses)
         place = self.folder / name
-        write_repository(place / "models", written["data"], json.loads(live["data"][names.KEY_COUNTS]))
+        write_repository(
+            place / "models", written["data"], json.loads(live["data"][names.KEY_COUNTS])
+        )
         costs = place / "costs.json"
         costs.write_text(json.dumps(self.costs))
         key = base64.b64decode(secret["data"][names.KEY_CONTROL]).decode()
@@ -205,14 +242,27 @@ class World:
     async def operator(self, *beside: World, **changes: Any) -> AsyncIterator[Running]:
         """The operator, with real probes and short pauses; for the worlds beside this one, too: Kopf is one in a process."""
         namespaces = [one.namespace for one in (self, *beside)]
-        async with operator(self.proxy, self.folder, *namespaces, prober=ask, substitute_runner=["onnxruntime_onnx"], **changes) as running:
+        async with operator(
+            self.proxy,
+            self.folder,
+            *namespaces,
+            prober=ask,
+            substitute_runner=["onnxruntime_onnx"],
+            **changes,
+        ) as running:
             assert running.scaler is not None
-            running.scaler.tick_seconds, running.scaler.retry_seconds, running.scaler.intent_seconds = TICK_SECONDS, 1.0, 4.0
+            (
+                running.scaler.tick_seconds,
+                running.scaler.retry_seconds,
+                running.scaler.intent_seconds,
+            ) = TICK_SECONDS, 1.0, 4.0
             yield running
 
 
 @contextlib.asynccontextmanager
-async def world(client: Client, proxy: FaultProxy, namespace: str, folder: Path, **costs: dict[str, float | str]) -> AsyncIterator[World]:
+async def world(
+    client: Client, proxy: FaultProxy, namespace: str, folder: Path, **costs: dict[str, float | str]
+) -> AsyncIterator[World]:
     """A namespace in which pods come to life; every Triton is ended with it."""
     folder.mkdir(parents=True, exist_ok=True)
     made = World(client, proxy, namespace, folder, costs)
@@ -224,7 +274,10 @@ async def world(client: Client, proxy: FaultProxy, namespace: str, folder: Path,
 
 
 SPEC: dict[str, Any] = {
-    "tokenizer": {"instances": {"initial": 1, "min": 1, "max": 6}, "dynamicBatching": {"preferredBatchSizes": None}},
+    "tokenizer": {
+        "instances": {"initial": 1, "min": 1, "max": 6},
+        "dynamicBatching": {"preferredBatchSizes": None},
+    },
     "model": {"maxBatchSize": 8},
     "scaling": {
         "windows": {"fastSeconds": 3, "slowSeconds": 10},
@@ -263,12 +316,18 @@ async def until_verdict(place: World, verdict: str, deadline: float = DEADLINE_S
     await eventually(f"the verdict {verdict}", said, deadline)
 
 
-async def until_condition(place: World, kind: str, reason: str, words: str = "", deadline: float = DEADLINE_SECONDS) -> str:
+async def until_condition(
+    place: World, kind: str, reason: str, words: str = "", deadline: float = DEADLINE_SECONDS
+) -> str:
     """A condition has a reason, and these words in its message; the message."""
 
     async def there() -> str:
         found = await place.condition(kind)
-        return str(found["message"]) if found.get("reason") == reason and words in found["message"] else ""
+        return (
+            str(found["message"])
+            if found.get("reason") == reason and words in found["message"]
+            else ""
+        )
 
     return str(await eventually(f"{kind} with {reason} {words}", there, deadline))
 
@@ -284,8 +343,16 @@ def write_repository(folder: Path, data: dict[str, str], counts: dict[str, int])
         (folder / empty).mkdir(parents=True, exist_ok=True)
     for counted in plan.counts:
         path = folder / counted.path
-        path.write_text(text_format.MessageToString(with_count(parse_config(path.read_text()), counts[counted.step])))
-    for model, code in (("tokenizer", STAND_IN), ("model", STAND_IN), ("postprocess", runtime_source("postprocess"))):
+        path.write_text(
+            text_format.MessageToString(
+                with_count(parse_config(path.read_text()), counts[counted.step])
+            )
+        )
+    for model, code in (
+        ("tokenizer", STAND_IN),
+        ("model", STAND_IN),
+        ("postprocess", runtime_source("postprocess")),
+    ):
         version = folder / model / "1"
         version.mkdir(parents=True, exist_ok=True)
         (version / "model.py").write_text(code)

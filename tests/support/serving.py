@@ -53,7 +53,9 @@ class Served:
     def endpoint(self) -> Endpoint:
         """Its addresses, as printed."""
         http = self.model_url.partition("/v2/")[0]
-        return Endpoint(http, self._printed(r"gRPC\s+(\S+)"), self._printed(r"metrics\s+http://(\S+)/metrics"))
+        return Endpoint(
+            http, self._printed(r"gRPC\s+(\S+)"), self._printed(r"metrics\s+http://(\S+)/metrics")
+        )
 
     def stop(self, number: int = signal.SIGINT) -> int:
         """Ask it to end; its exit code."""
@@ -75,7 +77,10 @@ def sample_sources() -> list[str]:
 def begun(file: Path, *options: str, log: Path) -> Iterator[subprocess.Popen[str]]:
     """`tritonpipe serve FILE` begun, standard error in `log`; killed at the end when it still runs."""
     command = [*TRITONPIPE, "serve", str(file), *options]
-    with log.open("w") as output, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output, text=True) as process:
+    with (
+        log.open("w") as output,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output, text=True) as process,
+    ):
         try:
             yield process
         finally:
@@ -87,7 +92,9 @@ def begun(file: Path, *options: str, log: Path) -> Iterator[subprocess.Popen[str
 
 
 @contextlib.contextmanager
-def served(file: Path, *options: str, log: Path, ports: Sequence[str] = FREE_PORTS) -> Iterator[Served]:
+def served(
+    file: Path, *options: str, log: Path, ports: Sequence[str] = FREE_PORTS
+) -> Iterator[Served]:
     """`tritonpipe serve FILE` on free ports, ready; ends with Ctrl-C where the test has not ended it."""
     with begun(file, *ports, *options, log=log) as process:
         deadline = threading.Timer(START_SECONDS, process.kill)
@@ -101,15 +108,26 @@ def served(file: Path, *options: str, log: Path, ports: Sequence[str] = FREE_POR
                     break
         finally:
             deadline.cancel()
-        assert LAST_LINE in said, f"`tritonpipe serve {file.name}` ended or took more than {START_SECONDS:.0f} s:\n{said}{log.read_text()}"
+        assert LAST_LINE in said, (
+            f"`tritonpipe serve {file.name}` ended or took more than {START_SECONDS:.0f} s:\n{said}{log.read_text()}"
+        )
         running = Served(process, said, log)
         yield running
         if process.poll() is None:
             assert running.stop() == 0, log.read_text()
 
 
-def run(*arguments: str, text: str | None = None, seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str, text: str | None = None, seconds: float = 60.0
+) -> subprocess.CompletedProcess[str]:
     """One command of `tritonpipe`, run to its end; it must not print a traceback."""
-    done = subprocess.run([*TRITONPIPE, *arguments], input=text, capture_output=True, text=True, timeout=seconds, check=False)
+    done = subprocess.run(
+        [*TRITONPIPE, *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
     assert "Traceback" not in done.stderr + done.stdout, done.stderr
     return done

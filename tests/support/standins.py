@@ -12,15 +12,17 @@ from tritonclient.http import InferenceServerClient
 from tests.support.triton import triton_server
 from triton_pipelines.cli.documents import only
 from triton_pipelines.cli.serve import _lay_out
+from triton_pipelines.compile.graph import Options
+from triton_pipelines.compile.graph.graph import Graph, Step
 from triton_pipelines.loader.uris import SourceMap
-from triton_pipelines.pipeline import Options
-from triton_pipelines.pipeline.graph import Graph, Step
 from triton_pipelines.triton.distribution import Distribution
-from triton_pipelines.triton.local import LocalTriton
+from triton_pipelines.triton.local_server import LocalTriton
 
 
 @contextlib.contextmanager
-def on_stand_ins(file: Path, distribution: Distribution, sources: SourceMap, folder: Path) -> Iterator[tuple[LocalTriton, InferenceServerClient]]:
+def on_stand_ins(
+    file: Path, distribution: Distribution, sources: SourceMap, folder: Path
+) -> Iterator[tuple[LocalTriton, InferenceServerClient]]:
     """The resource of a file, laid out below ``folder`` by the loader as in a pod, on that server. KIND_GPU is turned into KIND_CPU."""
     options = Options(models_path=str(folder / "models"), engines_path=str(folder / "engines"))
     pipeline, graph = only(file, options)

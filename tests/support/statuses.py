@@ -12,8 +12,8 @@ from typing import Any
 
 from tests.support import builders
 from triton_pipelines.api import names
-from triton_pipelines.reconcile.observed import Observed, Pod, Probe
-from triton_pipelines.reconcile.plan import Context, plan
+from triton_pipelines.controllers.pipeline.plan import Context, plan
+from triton_pipelines.controllers.pipeline.snapshot import Observed, Pod, Probe
 
 NOW = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
 
@@ -21,12 +21,21 @@ NOW = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
 def pod(revision: str, name: str = "pod", *, ready: bool = True) -> dict[str, Any]:
     """A pod of a revision; one that is not ready runs its server and loads."""
     return {
-        "metadata": {"name": f"{name}-{revision}", "uid": f"uid-{name}-{revision}", "labels": {names.LABEL_REVISION: revision}},
+        "metadata": {
+            "name": f"{name}-{revision}",
+            "uid": f"uid-{name}-{revision}",
+            "labels": {names.LABEL_REVISION: revision},
+        },
         "status": {
             "phase": "Running",
             "podIP": "10.0.0.1",
-            "conditions": [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": "True" if ready else "False"}],
-            "containerStatuses": [{"name": names.CONTAINER_SERVER, "ready": ready, "state": {"running": {}}}],
+            "conditions": [
+                {"type": "PodScheduled", "status": "True"},
+                {"type": "Ready", "status": "True" if ready else "False"},
+            ],
+            "containerStatuses": [
+                {"name": names.CONTAINER_SERVER, "ready": ready, "state": {"running": {}}}
+            ],
         },
     }
 
@@ -54,20 +63,36 @@ class Story:
         """The Deployment says that it made no progress in time."""
         self.children["Deployment", self.object["metadata"]["name"]]["status"] = {
             "observedGeneration": 1,
-            "conditions": [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "no progress"}],
+            "conditions": [
+                {
+                    "type": "Progressing",
+                    "status": "False",
+                    "reason": "ProgressDeadlineExceeded",
+                    "message": "no progress",
+                }
+            ],
         }
         return self
 
     def step(self, pods: Sequence[dict[str, Any]] = (), *, inference_error: str = "") -> Story:
         """One pass of the operator that sees these pods."""
         seen = tuple(Pod.of(item) for item in pods)
-        probes = {item.uid: Probe(at=NOW, ensemble_ready=True, inference_error=inference_error) for item in seen if item.ready}
+        probes = {
+            item.uid: Probe(at=NOW, ensemble_ready=True, inference_error=inference_error)
+            for item in seen
+            if item.ready
+        }
         observed = Observed(copy.deepcopy(self.object), self.children, seen, probes)
-        context = Context(options=builders.options(), control_key=lambda uid, revision: f"{uid}{revision}")
+        context = Context(
+            options=builders.options(), control_key=lambda uid, revision: f"{uid}{revision}"
+        )
         decided = plan(observed, context, NOW)
         for item in decided.apply:
             if item["kind"] != "Secret":
-                stored = {**item, "metadata": {**item["metadata"], "generation": 1, "uid": f"uid-{item['kind']}"}}
+                stored = {
+                    **item,
+                    "metadata": {**item["metadata"], "generation": 1, "uid": f"uid-{item['kind']}"},
+                }
                 self.children[item["kind"], item["metadata"]["name"]] = stored
         if decided.status is not None:
             self.object["status"] = decided.status
@@ -137,7 +162,9 @@ def suspended() -> dict[str, Any]:
 def not_answering() -> dict[str, Any]:
     """Pods are ready but fail the test inference."""
     story = Story().serving()
-    return story.step([pod(story.revision)], inference_error="model 'model': CUDA out of memory").object
+    return story.step(
+        [pod(story.revision)], inference_error="model 'model': CUDA out of memory"
+    ).object
 
 
 def deleted() -> dict[str, Any]:

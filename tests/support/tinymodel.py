@@ -57,10 +57,16 @@ WIDTH, CLASSES, POSITIONS, SEED = 8, 3, 64, 7
 
 def tokenizer(*, baked_in: bool = True) -> Tokenizer:
     """A word-level tokenizer with BERT's template; ``baked_in`` adds the padding and truncation many published files carry."""
-    made = Tokenizer(WordLevel({word: i for i, word in enumerate((*SPECIAL, *WORDS))}, unk_token="[UNK]"))
+    made = Tokenizer(
+        WordLevel({word: i for i, word in enumerate((*SPECIAL, *WORDS))}, unk_token="[UNK]")
+    )
     made.normalizer = Lowercase()
     made.pre_tokenizer = Whitespace()
-    made.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    made.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
     if baked_in:
         made.enable_padding(length=32, pad_id=0, pad_token="[PAD]")
         made.enable_truncation(16)
@@ -70,7 +76,12 @@ def tokenizer(*, baked_in: bool = True) -> Tokenizer:
 def weights() -> dict[str, np.ndarray]:
     """Seeded weights of the encoder."""
     random = np.random.default_rng(SEED)
-    shapes = {"words": (len(SPECIAL) + len(WORDS), WIDTH), "positions": (POSITIONS, WIDTH), "query": (WIDTH, WIDTH), "head": (WIDTH, CLASSES)}
+    shapes = {
+        "words": (len(SPECIAL) + len(WORDS), WIDTH),
+        "positions": (POSITIONS, WIDTH),
+        "query": (WIDTH, WIDTH),
+        "head": (WIDTH, CLASSES),
+    }
     return {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 
 
@@ -127,7 +138,10 @@ def graph(*, masked: bool = True) -> onnx.ModelProto:
     made = helper.make_graph(
         nodes,
         "tiny",
-        [helper.make_tensor_value_info(name, TensorProto.INT64, tokens) for name in ("input_ids", "attention_mask")],
+        [
+            helper.make_tensor_value_info(name, TensorProto.INT64, tokens)
+            for name in ("input_ids", "attention_mask")
+        ],
         [
             helper.make_tensor_value_info("hidden", TensorProto.FLOAT, [*tokens, WIDTH]),
             helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", CLASSES]),

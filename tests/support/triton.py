@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from triton_pipelines.triton.local import LocalTriton
+from triton_pipelines.triton.local_server import LocalTriton
 
 
 @contextlib.contextmanager
@@ -19,16 +19,24 @@ def triton_server(repository: Path, load: Sequence[str], **options: Any) -> Iter
         try:
             yield server
         except BaseException:
-            print("--- tail of the tritonserver log ---", *server.log().splitlines()[-40:], sep="\n")  # pytest shows it with the failure
+            print(
+                "--- tail of the tritonserver log ---", *server.log().splitlines()[-40:], sep="\n"
+            )  # pytest shows it with the failure
             raise
 
 
 def runtime_source(name: str) -> str:
     """Text of ``runtime/<name>/model.py``: the file that is copied into a model's version folder."""
-    return importlib.resources.files("triton_pipelines").joinpath("runtime", name, "model.py").read_text()
+    return (
+        importlib.resources.files("triton_pipelines")
+        .joinpath("runtime", name, "model.py")
+        .read_text()
+    )
 
 
-def write_model(repository: Path, name: str, config: str, files: dict[str, str | bytes] | None = None) -> Path:
+def write_model(
+    repository: Path, name: str, config: str, files: dict[str, str | bytes] | None = None
+) -> Path:
     """Write ``<repository>/<name>/config.pbtxt`` and the files of version 1; returns the version folder."""
     version = repository / name / "1"
     version.mkdir(parents=True)

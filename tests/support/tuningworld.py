@@ -11,7 +11,7 @@ from tests.support import builders
 from tests.support.operators import ready_status
 from tests.support.worlds import World, rfc3339
 from triton_pipelines.api import names
-from triton_pipelines.reconcile.observed import Object, Observed, Pod
+from triton_pipelines.controllers.pipeline.snapshot import Object, Observed, Pod
 
 RENDERED: dict[str, Any] = {}
 SLO = {"p99Milliseconds": 100}
@@ -21,7 +21,15 @@ RESULT = {
     "advice": "compute-bound",
     "patch": yaml.safe_dump(PATCH),
     "gainPercent": 12,
-    "points": [{"name": "current", "maxBatchSize": 64, "requestsPerSecond": 375, "p99Microseconds": 79000, "outcome": "WithinSLO"}],
+    "points": [
+        {
+            "name": "current",
+            "maxBatchSize": 64,
+            "requestsPerSecond": 375,
+            "p99Microseconds": 79000,
+            "outcome": "WithinSLO",
+        }
+    ],
 }
 
 
@@ -38,25 +46,41 @@ class Tuning(World):
 
     def ours(self, kind: str) -> list[Object]:
         """Objects of runs, of a kind."""
-        return [item for (known, _), item in sorted(self.children.items()) if known == kind and names.LABEL_RUN in item["metadata"]["labels"]]
+        return [
+            item
+            for (known, _), item in sorted(self.children.items())
+            if known == kind and names.LABEL_RUN in item["metadata"]["labels"]
+        ]
 
     @property
     def left(self) -> list[tuple[str, str]]:
         """Objects of runs, all kinds."""
-        return [key for key, item in self.children.items() if names.LABEL_RUN in item["metadata"]["labels"]]
+        return [
+            key
+            for key, item in self.children.items()
+            if names.LABEL_RUN in item["metadata"]["labels"]
+        ]
 
     def pod(self, kind: str, **status: Any) -> None:
         """A pod of the run's Deployment or Job, with its status."""
         (made,) = self.ours(kind)
         template = made["spec"]["template"]
         name = f"{made['metadata']['name']}-x"
-        raw = {"metadata": {"name": name, "uid": name, "labels": template["metadata"]["labels"]}, "spec": template["spec"], "status": status}
-        self.run_pods_raw = [item for item in self.run_pods_raw if item["metadata"]["name"] != name] + [raw]
+        raw = {
+            "metadata": {"name": name, "uid": name, "labels": template["metadata"]["labels"]},
+            "spec": template["spec"],
+            "status": status,
+        }
+        self.run_pods_raw = [
+            item for item in self.run_pods_raw if item["metadata"]["name"] != name
+        ] + [raw]
 
     @staticmethod
     def serving_status(made: Object) -> Object:
         """Status of a ready pod of a Deployment."""
-        return ready_status({"metadata": {"labels": made["spec"]["template"]["metadata"]["labels"]}})
+        return ready_status(
+            {"metadata": {"labels": made["spec"]["template"]["metadata"]["labels"]}}
+        )
 
     def canary_ready(self) -> Tuning:
         """The canary gets ready, and a pass sees it."""
@@ -68,7 +92,10 @@ class Tuning(World):
     def measuring(self) -> Tuning:
         """The canary is ready, and the Job's pod runs."""
         self.canary_ready()
-        running = {"name": names.CONTAINER_TUNER, "state": {"running": {"startedAt": rfc3339(self.now)}}}
+        running = {
+            "name": names.CONTAINER_TUNER,
+            "state": {"running": {"startedAt": rfc3339(self.now)}},
+        }
         self.pod("Job", phase="Running", containerStatuses=[running])
         self.step()
         return self
@@ -77,7 +104,13 @@ class Tuning(World):
         """The Job's container ends with this termination message, and a pass sees it."""
         ended = {
             "name": names.CONTAINER_TUNER,
-            "state": {"terminated": {"exitCode": code, "message": message, "reason": "Error" if code else "Completed"}},
+            "state": {
+                "terminated": {
+                    "exitCode": code,
+                    "message": message,
+                    "reason": "Error" if code else "Completed",
+                }
+            },
         }
         self.pod("Job", phase="Failed" if code else "Succeeded", containerStatuses=[ended])
         self.step()
@@ -86,7 +119,11 @@ class Tuning(World):
     @property
     def run(self) -> dict[str, str]:
         """What the status says of it, in short."""
-        return {key: value for key, value in self.status.get("tuning", {}).items() if key in ("state", "message", "request")}
+        return {
+            key: value
+            for key, value in self.status.get("tuning", {}).items()
+            if key in ("state", "message", "request")
+        }
 
 
 def asked(request: str | None = "2026-01-01", **spec: Any) -> Tuning:

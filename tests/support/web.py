@@ -46,7 +46,9 @@ def file_response(request: Request, data: bytes, etag: str, *, ranges: bool = Tr
     start = int(asked.removeprefix("bytes=").partition("-")[0])
     if start >= len(data):
         return Response(416, headers | {"Content-Range": f"bytes */{len(data)}"})
-    return Response(206, headers | {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"}, data[start:])
+    return Response(
+        206, headers | {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"}, data[start:]
+    )
 
 
 class LoopbackServer:
@@ -72,7 +74,12 @@ class LoopbackServer:
 
             def do_GET(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                request = Request(self.command, self.path, {key.lower(): value for key, value in self.headers.items()}, body)
+                request = Request(
+                    self.command,
+                    self.path,
+                    {key.lower(): value for key, value in self.headers.items()},
+                    body,
+                )
                 with outer.log:
                     outer.requests.append(request)
                     outer.log.notify_all()
@@ -121,7 +128,9 @@ class LoopbackServer:
         if tls is not None:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self.url = f"{'https' if tls else 'http'}://{'127.0.0.1' if address[0] == '0.0.0.0' else address[0]}:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        )
 
     @property
     def port(self) -> int:
@@ -132,13 +141,20 @@ class LoopbackServer:
         """Return when ``count`` requests have come; :class:`TimeoutError` after ``seconds``."""
         with self.log:
             if not self.log.wait_for(lambda: len(self.requests) >= count, seconds):
-                raise TimeoutError(f"{len(self.requests)} of {count} requests came within {seconds} s")
+                raise TimeoutError(
+                    f"{len(self.requests)} of {count} requests came within {seconds} s"
+                )
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(5)

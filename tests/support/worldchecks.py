@@ -12,7 +12,7 @@ import kubernetes_validate
 
 from tests.support import libyaml
 from triton_pipelines.api import names
-from triton_pipelines.reconcile.observed import Object
+from triton_pipelines.controllers.pipeline.snapshot import Object
 
 CRD_FILE = Path(__file__).parents[2] / "crds" / f"{names.PLURAL}.{names.GROUP}.yaml"
 KUBERNETES_VERSION = "1.35"
@@ -32,7 +32,11 @@ def status_validator() -> jsonschema.Draft202012Validator:
     def closed(schema: Any) -> Any:
         if isinstance(schema, dict):
             result = {key: closed(value) for key, value in schema.items()}
-            return {**result, "additionalProperties": False} if schema.get("type") == "object" and "properties" in schema else result
+            return (
+                {**result, "additionalProperties": False}
+                if schema.get("type") == "object" and "properties" in schema
+                else result
+            )
         return [closed(item) for item in schema] if isinstance(schema, list) else schema
 
     return jsonschema.Draft202012Validator(closed(_schema()["properties"]["status"]))

@@ -21,15 +21,22 @@ from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding as SpecFinding
 from triton_pipelines.api.crd import stored
 from triton_pipelines.api.loadplan import Finding, LoadReport, Reason, ReportSource
-from triton_pipelines.pipeline import Options
-from triton_pipelines.reconcile import measured
-from triton_pipelines.reconcile.keeping import remembered_of
-from triton_pipelines.reconcile.observed import Memory, ModelState, Object, Observed, Pod, Probe
-from triton_pipelines.reconcile.plan import Context, Plan, plan
-from triton_pipelines.reconcile.pruning import Deletion
-from triton_pipelines.reconcile.rollout import UNSCHEDULABLE_GRACE
-from triton_pipelines.reconcile.wanted import Wanted, resolve
-from triton_pipelines.reconcile.watch import Latencies
+from triton_pipelines.compile.graph import Options
+from triton_pipelines.controllers.pipeline import tuned_padding
+from triton_pipelines.controllers.pipeline.compiled_pipeline import Wanted, resolve
+from triton_pipelines.controllers.pipeline.last_good_spec import remembered_of
+from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
+from triton_pipelines.controllers.pipeline.retention import Deletion
+from triton_pipelines.controllers.pipeline.rollout import UNSCHEDULABLE_GRACE
+from triton_pipelines.controllers.pipeline.slo_guard import Latencies
+from triton_pipelines.controllers.pipeline.snapshot import (
+    Memory,
+    ModelState,
+    Object,
+    Observed,
+    Pod,
+    Probe,
+)
 
 START = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
 QUIET_SECONDS = 1.5 * UNSCHEDULABLE_GRACE.total_seconds()
@@ -94,8 +101,12 @@ class World:
     rendered: dict[str, Wanted | list[SpecFinding]] | None = None
     missing_sources: dict[str, str] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
-    kubelet: dict[str, str] = field(default_factory=dict)  # pod → Deferred or Infeasible: what its node says to a resize
-    managed: dict[str, list[Object]] = field(default_factory=dict)  # pod → managedFields that others left
+    kubelet: dict[str, str] = field(
+        default_factory=dict
+    )  # pod → Deferred or Infeasible: what its node says to a resize
+    managed: dict[str, list[Object]] = field(
+        default_factory=dict
+    )  # pod → managedFields that others left
     latencies: Latencies | None = None
     defaults: bool = False
     _accepted: str = ""
@@ -142,11 +153,16 @@ class World:
 
     def condition(self, kind: str) -> Object:
         """A condition of the pipeline, or an empty one."""
-        return next((item for item in self.status.get("conditions", []) if item["type"] == kind), {})
+        return next(
+            (item for item in self.status.get("conditions", []) if item["type"] == kind), {}
+        )
 
     def told(self) -> dict[str, str]:
         """Conditions in short: type → ``status reason``."""
-        return {item["type"]: f"{item['status']} {item['reason']}" for item in self.status.get("conditions", [])}
+        return {
+            item["type"]: f"{item['status']} {item['reason']}"
+            for item in self.status.get("conditions", [])
+        }
 
     def observed(self) -> Observed:
         """What the operator sees. Secrets are not among it."""
@@ -157,30 +173,72 @@ class World:
                 state = ModelState("model", "READY")
                 verdict = self.verdicts.get(pod.revision, GOOD)
                 error = {DUMB: "NaN in the answer", GONE: "a process is gone"}.get(verdict, "")
-                look = Probe(self.now, True, (state,), inference_error=error, dead=(self.now,) if verdict == GONE else ())
+                look = Probe(
+                    self.now,
+                    True,
+                    (state,),
+                    inference_error=error,
+                    dead=(self.now,) if verdict == GONE else (),
+                )
                 probes[f"uid-{pod.name}"] = look.after(self._looks.get(f"uid-{pod.name}"))
         document = copy.deepcopy(self.document)
         seen = (self.digests, self.missing_sources, self.nodes)
-        return Observed(document, self.children, pods, probes, *seen, latencies=self.latencies, remembered=self._accepted)
+        return Observed(
+            document,
+            self.children,
+            pods,
+            probes,
+            *seen,
+            latencies=self.latencies,
+            remembered=self._accepted,
+        )
 
     def _raw(self, pod: ModelPod) -> Object:
         ready, scheduled = pod.phase == "Ready", pod.phase not in ("Pending", "Unschedulable")
-        placed: Object = {"type": "PodScheduled", "status": "True" if scheduled else "False", "lastTransitionTime": rfc3339(pod.since)}
+        placed: Object = {
+            "type": "PodScheduled",
+            "status": "True" if scheduled else "False",
+            "lastTransitionTime": rfc3339(pod.since),
+        }
         if pod.phase == "Unschedulable":
             placed |= {"reason": "Unschedulable", "message": self.scheduler}
-        source = ReportSource(step="model", uri="s3://models/sentiment/model.onnx", resolved_revision=pod.loaded)
+        source = ReportSource(
+            step="model", uri="s3://models/sentiment/model.onnx", resolved_revision=pod.loaded
+        )
         report = LoadReport(ok=True, revision=pod.revision, sources=(source,))
-        loader: Object = {"name": names.CONTAINER_LOADER, "state": {"waiting": {"reason": "PodInitializing"}}}
-        server: Object = {"name": names.CONTAINER_SERVER, "ready": ready, "state": {"waiting": {"reason": "PodInitializing"}}}
+        loader: Object = {
+            "name": names.CONTAINER_LOADER,
+            "state": {"waiting": {"reason": "PodInitializing"}},
+        }
+        server: Object = {
+            "name": names.CONTAINER_SERVER,
+            "ready": ready,
+            "state": {"waiting": {"reason": "PodInitializing"}},
+        }
         if pod.phase == "Failing":
-            finding = Finding(step="model", reason=Reason.MODEL_MISMATCH, message="output logits is FP16, the spec says FP32", field="spec.model")
+            finding = Finding(
+                step="model",
+                reason=Reason.MODEL_MISMATCH,
+                message="output logits is FP16, the spec says FP32",
+                field="spec.model",
+            )
             if self.verdicts.get(pod.revision) == STIFF:
-                finding = Finding(step="model", reason=Reason.RAGGED_UNSUPPORTED, message="axis 1 of input_ids is 128", field="spec.tokenizer.padding")
+                finding = Finding(
+                    step="model",
+                    reason=Reason.RAGGED_UNSUPPORTED,
+                    message="axis 1 of input_ids is 128",
+                    field="spec.tokenizer.padding",
+                )
             failed = LoadReport(ok=False, revision=pod.revision, findings=(finding,))
             ended = {"exitCode": 2, "reason": "Error", "message": failed.to_json()}
-            loader |= {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": ended}}
+            loader |= {
+                "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+                "lastState": {"terminated": ended},
+            }
         elif scheduled:
-            loader["state"] = {"terminated": {"exitCode": 0, "reason": "Completed", "message": report.to_json()}}
+            loader["state"] = {
+                "terminated": {"exitCode": 0, "reason": "Completed", "message": report.to_json()}
+            }
             server["state"] = {"running": {"startedAt": rfc3339(pod.since)}}
         metadata: Object = {
             "name": pod.name,
@@ -210,7 +268,12 @@ class World:
         spec["containers"][0]["resources"] = builders.merge(resources, pod.asked or {})
         if pod.asked != pod.given and pod.name in self.kubelet:
             status["conditions"].append(
-                {"type": "PodResizePending", "status": "True", "reason": self.kubelet[pod.name], "message": "said the kubelet"}
+                {
+                    "type": "PodResizePending",
+                    "status": "True",
+                    "reason": self.kubelet[pod.name],
+                    "message": "said the kubelet",
+                }
             )
         return {"metadata": metadata, "spec": spec, "status": status}
 
@@ -241,7 +304,9 @@ class World:
         return self._planned(self.observed())
 
     def _planned(self, observed: Observed) -> Plan:
-        context = Context(self.options, lambda uid, revision: f"key of {uid} {revision}", self.may_roll)
+        context = Context(
+            self.options, lambda uid, revision: f"key of {uid} {revision}", self.may_roll
+        )
         return plan(observed, context, self.now, self.wanted(observed))
 
     def wanted(self, observed: Observed) -> Wanted | list[SpecFinding] | None:
@@ -249,10 +314,21 @@ class World:
         if self.rendered is None:
             return None
         memory = observed.memory()
-        image = (observed.revision_record(memory.wanted) or {}).get("serverImage") if memory.generation == observed.generation else None
+        image = (
+            (observed.revision_record(memory.wanted) or {}).get("serverImage")
+            if memory.generation == observed.generation
+            else None
+        )
         # What a measured padding comes to hangs on what is remembered of it, and of what was taken back.
-        known = [measured.data(measured.recorded(observed)), memory.failed_revision, memory.failed_spec, memory.restored]
-        key = json.dumps([self.document["spec"], repr(self.options), self.digests, image, known], sort_keys=True)
+        known = [
+            tuned_padding.data(tuned_padding.recorded(observed)),
+            memory.failed_revision,
+            memory.failed_spec,
+            memory.restored,
+        ]
+        key = json.dumps(
+            [self.document["spec"], repr(self.options), self.digests, image, known], sort_keys=True
+        )
         if key not in self.rendered:
             self.rendered[key] = resolve(observed, self.options)
         return self.rendered[key]
@@ -262,8 +338,20 @@ class World:
         decided = self._planned(observed := self.observed())
         self._looks = dict(observed.probes)
         self._accepted = remembered_of(observed, decided.apply)  # as the operator's process does
-        left = writes if writes is not None else len(decided.clear) + len(decided.apply) + len(decided.delete) + 1 + len(decided.beside)
-        turn: list[Object | Deletion] = [*decided.apply[: decided.first], *decided.clear, *decided.apply[decided.first :]]
+        left = (
+            writes
+            if writes is not None
+            else len(decided.clear)
+            + len(decided.apply)
+            + len(decided.delete)
+            + 1
+            + len(decided.beside)
+        )
+        turn: list[Object | Deletion] = [
+            *decided.apply[: decided.first],
+            *decided.clear,
+            *decided.apply[decided.first :],
+        ]
         for done in turn[: max(left, 0)]:
             if isinstance(done, Deletion):
                 assert done.uid == self.children.pop((done.kind, done.name))["metadata"]["uid"]
@@ -285,7 +373,9 @@ class World:
             self.resize(decided)
         if left > 0 and decided.status is not None:
             for error in status_validator().iter_errors(decided.status):
-                raise AssertionError(f"the status does not fit the CRD: {error.json_path}: {error.message}")
+                raise AssertionError(
+                    f"the status does not fit the CRD: {error.json_path}: {error.message}"
+                )
             self.document["status"] = copy.deepcopy(decided.status)
         for item in decided.beside[: max(left - 1, 0)]:
             self.take(item)
@@ -315,13 +405,22 @@ class World:
         before = self.children.get(key)
         if before is None:
             self._serial += 1
-            stored["metadata"] |= {"uid": f"uid-{self._serial}", "generation": 1, "creationTimestamp": rfc3339(self.now)}
+            stored["metadata"] |= {
+                "uid": f"uid-{self._serial}",
+                "generation": 1,
+                "creationTimestamp": rfc3339(self.now),
+            }
         else:
-            assert not (before.get("immutable") and before["data"] != item["data"]), "an immutable ConfigMap is changed"
+            assert not (before.get("immutable") and before["data"] != item["data"]), (
+                "an immutable ConfigMap is changed"
+            )
             kept = {"uid", "generation", "creationTimestamp"}
             stored["metadata"] |= {field: before["metadata"][field] for field in kept}
             # What others put beside our fields stays.
-            stored["metadata"]["annotations"] = {**before["metadata"].get("annotations", {}), **stored["metadata"].get("annotations", {})}
+            stored["metadata"]["annotations"] = {
+                **before["metadata"].get("annotations", {}),
+                **stored["metadata"].get("annotations", {}),
+            }
             if item["kind"] == "Deployment":
                 theirs = before["spec"]["template"]["metadata"].get("annotations", {})
                 if theirs:
@@ -363,7 +462,9 @@ class World:
         for _ in range(max(count, 0)):
             self._serial += 1
             revision = json.loads(template)["metadata"]["labels"][names.LABEL_REVISION]
-            self.pods.append(ModelPod(f"pod-{self._serial}", revision, template, self.now, since=self.now))
+            self.pods.append(
+                ModelPod(f"pod-{self._serial}", revision, template, self.now, since=self.now)
+            )
 
     def _scale_down_old(self, least: int, new: list[ModelPod], old: list[ModelPod]) -> None:
         """As in reconcileOldReplicaSets: unhealthy pods of old ReplicaSets first, then available ones above the least."""
@@ -378,12 +479,24 @@ class World:
     def _tell(self, wanted: int, template: str, seen: Counted) -> None:
         """Of the pods as they were ``seen``, before this sync made or took any: what ReplicaSets tell comes later."""
         status = self.deployment.get("status") or {}
-        deadline = self.now - self._progress > dt.timedelta(seconds=self.deployment["spec"]["progressDeadlineSeconds"])
-        reason, moved = progressing(status, seen, wanted, fresh=template not in self._templates, late=deadline)
+        deadline = self.now - self._progress > dt.timedelta(
+            seconds=self.deployment["spec"]["progressDeadlineSeconds"]
+        )
+        reason, moved = progressing(
+            status, seen, wanted, fresh=template not in self._templates, late=deadline
+        )
         self._templates.add(template)
         self._progress = self.now if moved else self._progress
-        condition = {"type": "Progressing", "status": "False" if "Deadline" in reason else "True", "reason": reason}
-        told = {"observedGeneration": self.deployment["metadata"]["generation"], **seen.status(), "conditions": [condition]}
+        condition = {
+            "type": "Progressing",
+            "status": "False" if "Deadline" in reason else "True",
+            "reason": reason,
+        }
+        told = {
+            "observedGeneration": self.deployment["metadata"]["generation"],
+            **seen.status(),
+            "conditions": [condition],
+        }
         self.children["Deployment", self.name] = {**self.deployment, "status": told}
 
     def run_pods(self) -> Self:
@@ -406,7 +519,9 @@ class World:
     def _fetch(self, pod: ModelPod) -> str:
         """The loader: what is recorded for the revision, else what the source is at this moment: something else for each pod."""
         live = self.children.get(("ConfigMap", names.live_name(self.name)), {}).get("data", {})
-        recorded = json.loads(live.get(names.KEY_RESOLVED, "{}")).get(pod.revision, {}).get("model", {})
+        recorded = (
+            json.loads(live.get(names.KEY_RESOLVED, "{}")).get(pod.revision, {}).get("model", {})
+        )
         return str(recorded.get("revision") or f"etag-of-{pod.name}")
 
     def pass_time(self, seconds: float) -> Self:
@@ -429,5 +544,11 @@ class World:
     def _essence(self) -> str:
         moved = [(pod.name, pod.phase, pod.away, pod.asked, pod.given) for pod in self.pods]
         return json.dumps(
-            [moved, sorted(map(list, self.children)), sorted(self.secrets), self.children.get(("Deployment", self.name))], sort_keys=True
+            [
+                moved,
+                sorted(map(list, self.children)),
+                sorted(self.secrets),
+                self.children.get(("Deployment", self.name)),
+            ],
+            sort_keys=True,
         )

@@ -16,8 +16,18 @@ SAYS = "import operator, sysconfig; print(operator.__file__); print(operator.ite
 
 @pytest.mark.parametrize("path", [None, ".", "operator", "operator:."])
 def test_the_standard_librarys_operator_wins(path: str | None) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | ({"PYTHONPATH": path} if path else {})
-    done = subprocess.run([sys.executable, "-c", SAYS], cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | (
+        {"PYTHONPATH": path} if path else {}
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", SAYS],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
     file, got = done.stdout.split()
     assert not Path(file).is_relative_to(ROOT / "operator")
     assert Path(file).name == "operator.py"
@@ -39,7 +49,14 @@ def test_the_package_is_found_and_typed() -> None:
 
 def test_imports_go_one_way() -> None:
     environment = dict(os.environ) | {"PYTHONPATH": str(ROOT / "operator")}
-    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()", "--no-cache"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    command = [
+        sys.executable,
+        "-c",
+        "from importlinter.cli import lint_imports_command; lint_imports_command()",
+        "--no-cache",
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 broken" in done.stdout

@@ -16,7 +16,12 @@ from e2e.local.progress import step
 ROOT = Path(__file__).resolve().parents[3]
 TRITON_FOLDER = Path(__file__).with_name("triton")
 SAMPLES_FOLDER = Path(__file__).with_name("samples")
-SAMPLES_SUPPORT = ("tests/__init__.py", "tests/support/__init__.py", "tests/support/hub.py", "tests/support/web.py")
+SAMPLES_SUPPORT = (
+    "tests/__init__.py",
+    "tests/support/__init__.py",
+    "tests/support/hub.py",
+    "tests/support/web.py",
+)
 """Files of the tests that the server of the samples runs on."""
 
 KEPT_ARCHIVES = 2
@@ -40,7 +45,12 @@ def ensure(reference: str) -> Path:
     Raises:
         ImageError: an unknown image, or the build failed.
     """
-    builders: Mapping[str, Callable[[], Path]] = {PAUSE_IMAGE: _pause, OPERATOR_IMAGE: _operator, TRITON_IMAGE: _triton, SAMPLES_IMAGE: _samples}
+    builders: Mapping[str, Callable[[], Path]] = {
+        PAUSE_IMAGE: _pause,
+        OPERATOR_IMAGE: _operator,
+        TRITON_IMAGE: _triton,
+        SAMPLES_IMAGE: _samples,
+    }
     if reference not in builders:
         raise ImageError(f"no recipe for image {reference}; known are {', '.join(builders)}")
     return builders[reference]()
@@ -48,9 +58,21 @@ def ensure(reference: str) -> Path:
 
 def operator_inputs(root: Path = ROOT) -> list[Path]:
     """Files that decide the operator image."""
-    sources = [path for path in (root / "operator").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    sources = [path for path in sources if not any(part.endswith(".egg-info") for part in path.parts)]
-    fixed = ("Dockerfile", ".dockerignore", "pyproject.toml", "requirements/operator.txt", "requirements/build.txt")
+    sources = [
+        path
+        for path in (root / "operator").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    ]
+    sources = [
+        path for path in sources if not any(part.endswith(".egg-info") for part in path.parts)
+    ]
+    fixed = (
+        "Dockerfile",
+        ".dockerignore",
+        "pyproject.toml",
+        "requirements/operator.txt",
+        "requirements/build.txt",
+    )
     return [*sources, *(root / name for name in fixed)]
 
 
@@ -72,7 +94,12 @@ def _pause() -> Path:
     binary = binaries.path_of("pause").resolve()
     files = {"pause": binary}
     recipe = 'FROM scratch\nCOPY pause /pause\nUSER 65535:65535\nENTRYPOINT ["/pause"]\n'
-    return _archive("pause", PAUSE_IMAGE, cache.digest([recipe, binary.read_bytes()]), lambda tag: _build_inline(recipe, files, tag))
+    return _archive(
+        "pause",
+        PAUSE_IMAGE,
+        cache.digest([recipe, binary.read_bytes()]),
+        lambda tag: _build_inline(recipe, files, tag),
+    )
 
 
 def _operator() -> Path:
@@ -83,8 +110,17 @@ def _operator() -> Path:
 
 def _triton() -> Path:
     base = _base()
-    key = cache.digest([base, cache.digest_tree(TRITON_FOLDER, (path for path in TRITON_FOLDER.iterdir() if path.is_file()))])
-    return _archive("tritonserver-cpu", TRITON_IMAGE, key, lambda tag: _build(TRITON_FOLDER, tag, base))
+    key = cache.digest(
+        [
+            base,
+            cache.digest_tree(
+                TRITON_FOLDER, (path for path in TRITON_FOLDER.iterdir() if path.is_file())
+            ),
+        ]
+    )
+    return _archive(
+        "tritonserver-cpu", TRITON_IMAGE, key, lambda tag: _build(TRITON_FOLDER, tag, base)
+    )
 
 
 def _samples() -> Path:
@@ -97,7 +133,14 @@ def _samples() -> Path:
         "Dockerfile": SAMPLES_FOLDER / "Dockerfile",
         **{name: ROOT / name for name in SAMPLES_SUPPORT},
     }
-    key = cache.digest([base, models.name, (models / tree.MANIFEST).read_bytes(), *(path.read_bytes() for path in inputs.values())])
+    key = cache.digest(
+        [
+            base,
+            models.name,
+            (models / tree.MANIFEST).read_bytes(),
+            *(path.read_bytes() for path in inputs.values()),
+        ]
+    )
 
     def make(tag: str) -> None:
         with tempfile.TemporaryDirectory(dir=cache.cache_root()) as scratch:
@@ -113,7 +156,11 @@ def _samples() -> Path:
 
 def _base() -> str:
     """Reference (in buildah's store) of the Debian base image, with Python as the Dockerfiles expect it."""
-    options = ["--variant=minbase", f"--include={','.join(BASE_PACKAGES)}", *(f"--dpkgopt=path-exclude={path}" for path in BASE_TRIMMED)]
+    options = [
+        "--variant=minbase",
+        f"--include={','.join(BASE_PACKAGES)}",
+        *(f"--dpkgopt=path-exclude={path}" for path in BASE_TRIMMED),
+    ]
     options.append(f"--customize-hook={BASE_FORGETS}")
     recipe = "FROM scratch\nADD base.tar /\n"
     key = cache.digest([*options, BASE_SUITE, recipe])
@@ -121,7 +168,10 @@ def _base() -> str:
     archive = cache.cache_root() / f"image-base-{key}.tar"
     with cache.locked(archive):
         if not archive.exists():
-            with step("making the base image from Debian packages"), tempfile.TemporaryDirectory(dir=archive.parent) as scratch:
+            with (
+                step("making the base image from Debian packages"),
+                tempfile.TemporaryDirectory(dir=archive.parent) as scratch,
+            ):
                 made = Path(scratch) / "base.tar"
                 _run(["nice", "mmdebstrap", "--quiet", *options, BASE_SUITE, str(made)])
                 made.replace(archive)
@@ -138,7 +188,10 @@ def _archive(name: str, reference: str, key: str, make: Callable[[str], None]) -
     with cache.locked(target.with_name(f"image-{name}")):
         if target.exists():
             return target
-        with step(f"building image {reference}"), tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        with (
+            step(f"building image {reference}"),
+            tempfile.TemporaryDirectory(dir=target.parent) as scratch,
+        ):
             tag = f"localhost/triton-pipelines/{name}:{key}"
             make(tag)
             made = Path(scratch) / "image.tar"
@@ -146,10 +199,14 @@ def _archive(name: str, reference: str, key: str, make: Callable[[str], None]) -
             _buildah("push", "--quiet", tag, f"docker-archive:{made}:{reference}")
             made.replace(target)
         others = [path for path in target.parent.glob(f"image-{name}-*.tar") if path != target]
-        for old in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT_ARCHIVES - 1 :]:
+        for old in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True)[
+            KEPT_ARCHIVES - 1 :
+        ]:
             old.unlink(missing_ok=True)
             # Its layers too, but for those that newer images share.
-            if _known(old_tag := f"localhost/triton-pipelines/{name}:{old.stem.rpartition('-')[2]}"):
+            if _known(
+                old_tag := f"localhost/triton-pipelines/{name}:{old.stem.rpartition('-')[2]}"
+            ):
                 _run([*_buildah_command(), "rmi", old_tag])
     return target
 
@@ -184,13 +241,19 @@ def _build(context: Path, tag: str, base: str) -> None:
 
 
 def _pip_listing() -> str:
-    done = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+    )
     return done.stdout if done.returncode == 0 else ""
 
 
 def _ca_bundle() -> str:
     """The machine's trusted certificates, which pip inside a build is to trust as well."""
-    for candidate in (os.environ.get("PIP_CERT"), os.environ.get("SSL_CERT_FILE"), ssl.get_default_verify_paths().cafile):
+    for candidate in (
+        os.environ.get("PIP_CERT"),
+        os.environ.get("SSL_CERT_FILE"),
+        ssl.get_default_verify_paths().cafile,
+    ):
         if candidate and Path(candidate).is_file():
             return Path(candidate).read_text()
     system = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -198,14 +261,25 @@ def _ca_bundle() -> str:
 
 
 def _known(tag: str) -> bool:
-    done = subprocess.run([*_buildah_command(), "inspect", "--type=image", tag], capture_output=True, check=False)
+    done = subprocess.run(
+        [*_buildah_command(), "inspect", "--type=image", tag], capture_output=True, check=False
+    )
     return done.returncode == 0
 
 
 def _buildah_command() -> list[str]:
     """buildah with a store of its own inside the cache."""
     store = cache.cache_root() / "buildah"
-    return ["nice", "buildah", "--root", str(store / "root"), "--runroot", str(store / "run"), "--storage-driver", "overlay"]
+    return [
+        "nice",
+        "buildah",
+        "--root",
+        str(store / "root"),
+        "--runroot",
+        str(store / "run"),
+        "--storage-driver",
+        "overlay",
+    ]
 
 
 def _buildah(command: str, *arguments: str) -> None:
@@ -219,7 +293,17 @@ def _buildah(command: str, *arguments: str) -> None:
 
 def _run(command: Sequence[str]) -> None:
     env = {**os.environ, "PATH": packages.search_path()}
-    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
     if done.returncode != 0:
         tail = "\n".join(done.stdout.splitlines()[-25:])
-        raise ImageError(f"`{' '.join(command[:6])} …` ended with exit code {done.returncode}:\n{tail}")
+        raise ImageError(
+            f"`{' '.join(command[:6])} …` ended with exit code {done.returncode}:\n{tail}"
+        )

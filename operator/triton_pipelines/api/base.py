@@ -52,7 +52,13 @@ class Rule:
 class ApiModel(BaseModel):
     """Base of all models: camelCase on the wire, unknown fields refused, immutable once parsed."""
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, use_enum_values=False)
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="forbid",
+        frozen=True,
+        use_enum_values=False,
+    )
 
     rules: ClassVar[tuple[Rule, ...]] = ()
 
@@ -84,14 +90,22 @@ def _duplicates(items: tuple[Any, ...], info: FieldInfo, path: str) -> Iterator[
     for index, item in enumerate(items):
         identity = tuple(_at_key(item, name) for name in names) if names else item
         if identity in seen:
-            shown = ", ".join(f"{name} {value!r}" for name, value in zip(names, identity, strict=True)) if names else repr(item)
+            shown = (
+                ", ".join(f"{name} {value!r}" for name, value in zip(names, identity, strict=True))
+                if names
+                else repr(item)
+            )
             yield Finding(f"{path}[{index}]", f"{shown} stands there twice; remove one")
         seen.add(identity)
 
 
 def _at_key(item: ApiModel, key: str) -> Any:
     """The value of a field by its name on the wire."""
-    return next(getattr(item, name) for name, info in type(item).model_fields.items() if (info.alias or name) == key)
+    return next(
+        getattr(item, name)
+        for name, info in type(item).model_fields.items()
+        if (info.alias or name) == key
+    )
 
 
 class Switch(StrEnum):
@@ -109,7 +123,9 @@ TENSOR_NAME_PATTERN = r"^[^\x00-\x1f\x7f]+$"
 TensorName = Annotated[str, Field(min_length=1, max_length=256, pattern=TENSOR_NAME_PATTERN)]
 # STEP.OUTPUT or pipeline.INPUT, split at the first dot.
 TENSOR_REFERENCE_PATTERN = r"^[a-z][a-z0-9-]*\.[^\x00-\x1f\x7f]+$"
-TensorReference = Annotated[str, Field(min_length=3, max_length=320, pattern=TENSOR_REFERENCE_PATTERN)]
+TensorReference = Annotated[
+    str, Field(min_length=3, max_length=320, pattern=TENSOR_REFERENCE_PATTERN)
+]
 Dimension = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 Text = Annotated[str, Field(max_length=1024)]
 # The pattern of Kubernetes' own Quantity (apimachinery), without exponents.
@@ -117,8 +133,16 @@ QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]{1,9})?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"
 # Users write `cpu: 2` as readily as `cpu: "2"`: the API server takes both, the models hold text.
 Quantity = Annotated[
     str,
-    Field(max_length=32, pattern=QUANTITY_PATTERN, json_schema_extra={"x-kubernetes-int-or-string": True}),
-    BeforeValidator(lambda value: str(value) if isinstance(value, int) and not isinstance(value, bool) else value),
+    Field(
+        max_length=32,
+        pattern=QUANTITY_PATTERN,
+        json_schema_extra={"x-kubernetes-int-or-string": True},
+    ),
+    BeforeValidator(
+        lambda value: (
+            str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+        )
+    ),
 ]
 # A DNS subdomain: the name of a Secret, a ConfigMap, a service account, a class.
 OBJECT_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"

@@ -29,26 +29,46 @@ class QueuePolicy(ApiModel):
     """Bounds of a step's queue. Without them Triton's queue is unbounded."""
 
     max_queue_size: Annotated[
-        int | None, Field(ge=0, le=2**31 - 1, description="Requests that may wait; more are refused with 503. 0: no limit.")
+        int | None,
+        Field(
+            ge=0,
+            le=2**31 - 1,
+            description="Requests that may wait; more are refused with 503. 0: no limit.",
+        ),
     ] = None
     timeout_action: Annotated[
-        TimeoutAction | None, Field(description="REJECT (the default) a request that waited too long, or DELAY it behind all others.")
+        TimeoutAction | None,
+        Field(
+            description="REJECT (the default) a request that waited too long, or DELAY it behind all others."
+        ),
     ] = None
     default_timeout_microseconds: Annotated[
-        int | None, Field(ge=0, le=2**31 - 1, description="Longest wait in the queue, in microseconds. 0: no limit.")
+        int | None,
+        Field(
+            ge=0,
+            le=2**31 - 1,
+            description="Longest wait in the queue, in microseconds. 0: no limit.",
+        ),
     ] = None
-    allow_timeout_override: Annotated[Switch | None, Field(description="Enabled: a request may ask for a shorter timeout.")] = None
+    allow_timeout_override: Annotated[
+        Switch | None, Field(description="Enabled: a request may ask for a shorter timeout.")
+    ] = None
 
     @property
     def delays(self) -> bool:
         """Whether a request that waited too long is put behind all others."""
-        return self.timeout_action is TimeoutAction.DELAY and (self.default_timeout_microseconds or 0) > 0
+        return (
+            self.timeout_action is TimeoutAction.DELAY
+            and (self.default_timeout_microseconds or 0) > 0
+        )
 
 
 class PriorityQueuePolicy(QueuePolicy):
     """Bounds of the queue of one priority level; what is left out is unlimited, whatever queuePolicy says."""
 
-    priority: Annotated[int, Field(ge=1, le=MAX_PRIORITY_LEVELS, description="The level, 1 being the most urgent.")]
+    priority: Annotated[
+        int, Field(ge=1, le=MAX_PRIORITY_LEVELS, description="The level, 1 being the most urgent.")
+    ]
 
 
 _DELAYS = "has({0}.timeoutAction) && {0}.timeoutAction == 'DELAY' && has({0}.defaultTimeoutMicroseconds) && {0}.defaultTimeoutMicroseconds > 0"
@@ -57,15 +77,29 @@ _DELAYS = "has({0}.timeoutAction) && {0}.timeoutAction == 'DELAY' && has({0}.def
 class DynamicBatching(ApiModel):
     """Triton's dynamic batcher of one step. Left out, it is on with Triton's defaults (unless sequenceBatching is set)."""
 
-    mode: Annotated[Switch, Field(description="Disabled: the step runs request by request.")] = Switch.ENABLED
+    mode: Annotated[Switch, Field(description="Disabled: the step runs request by request.")] = (
+        Switch.ENABLED
+    )
     preferred_batch_sizes: Annotated[
         tuple[Annotated[int, Field(ge=1, le=MAX_BATCH)], ...],
-        Field(max_length=16, description="Sizes at which a batch is sent at once.", json_schema_extra={"x-kubernetes-list-type": "set"}),
+        Field(
+            max_length=16,
+            description="Sizes at which a batch is sent at once.",
+            json_schema_extra={"x-kubernetes-list-type": "set"},
+        ),
     ] = ()
     max_queue_delay_microseconds: Annotated[
-        int | None, Field(ge=0, le=MAX_DELAY_MICROSECONDS, description="Longest time that a request waits for company, in microseconds.")
+        int | None,
+        Field(
+            ge=0,
+            le=MAX_DELAY_MICROSECONDS,
+            description="Longest time that a request waits for company, in microseconds.",
+        ),
     ] = None
-    preserve_ordering: Annotated[Switch | None, Field(description="Enabled: answers leave in the order in which requests came.")] = None
+    preserve_ordering: Annotated[
+        Switch | None,
+        Field(description="Enabled: answers leave in the order in which requests came."),
+    ] = None
     priority_levels: Annotated[
         int | None,
         Field(
@@ -76,15 +110,25 @@ class DynamicBatching(ApiModel):
     ] = None
     default_priority_level: Annotated[
         int | None,
-        Field(ge=1, le=MAX_PRIORITY_LEVELS, description="Priority of a request that names none. Needed with priorityLevels."),
+        Field(
+            ge=1,
+            le=MAX_PRIORITY_LEVELS,
+            description="Priority of a request that names none. Needed with priorityLevels.",
+        ),
     ] = None
-    queue_policy: Annotated[QueuePolicy | None, Field(description="Bounds of the queue, and of each priority's without an own policy.")] = None
+    queue_policy: Annotated[
+        QueuePolicy | None,
+        Field(description="Bounds of the queue, and of each priority's without an own policy."),
+    ] = None
     priority_queue_policies: Annotated[
         tuple[PriorityQueuePolicy, ...],
         Field(
             max_length=16,
             description="Bounds of single priorities' queues.",
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["priority"]},
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["priority"],
+            },
         ),
     ] = ()
 
@@ -110,13 +154,21 @@ class DynamicBatching(ApiModel):
         Rule(
             cel=f"!(has(self.preserveOrdering) && self.preserveOrdering == 'Enabled' && has(self.queuePolicy) && {_DELAYS.format('self.queuePolicy')})",
             message="preserveOrdering cannot go with timeoutAction DELAY and a timeout: a delayed request would break the order; use REJECT",
-            holds=lambda b: not (b.preserve_ordering is Switch.ENABLED and b.queue_policy is not None and b.queue_policy.delays),
+            holds=lambda b: (
+                not (
+                    b.preserve_ordering is Switch.ENABLED
+                    and b.queue_policy is not None
+                    and b.queue_policy.delays
+                )
+            ),
             field="preserveOrdering",
         ),
         Rule(
             cel="!(has(self.preserveOrdering) && self.preserveOrdering == 'Enabled' && has(self.priorityLevels) && self.priorityLevels > 1)",
             message="preserveOrdering cannot go with more than one priority level: an urgent request would overtake; remove one of them",
-            holds=lambda b: not (b.preserve_ordering is Switch.ENABLED and (b.priority_levels or 0) > 1),
+            holds=lambda b: (
+                not (b.preserve_ordering is Switch.ENABLED and (b.priority_levels or 0) > 1)
+            ),
             field="preserveOrdering",
         ),
         Rule(
@@ -128,14 +180,20 @@ class DynamicBatching(ApiModel):
         Rule(
             cel="!has(self.priorityLevels) || !has(self.defaultPriorityLevel) || self.defaultPriorityLevel <= self.priorityLevels",
             message="defaultPriorityLevel must be at most priorityLevels",
-            holds=lambda b: b.priority_levels is None or b.default_priority_level is None or b.default_priority_level <= b.priority_levels,
+            holds=lambda b: (
+                b.priority_levels is None
+                or b.default_priority_level is None
+                or b.default_priority_level <= b.priority_levels
+            ),
             field="defaultPriorityLevel",
         ),
         Rule(
             cel="!has(self.priorityQueuePolicies) || size(self.priorityQueuePolicies) == 0"
             " || has(self.priorityLevels) && self.priorityQueuePolicies.all(p, p.priority <= self.priorityLevels)",
             message="each priority in priorityQueuePolicies must be at most priorityLevels, which it needs",
-            holds=lambda b: all(policy.priority <= (b.priority_levels or 0) for policy in b.priority_queue_policies),
+            holds=lambda b: all(
+                policy.priority <= (b.priority_levels or 0) for policy in b.priority_queue_policies
+            ),
             field="priorityQueuePolicies",
         ),
     )
@@ -158,27 +216,43 @@ class ControlKind(StrEnum):
 
 
 FLAG_TYPES = (DataType.INT32, DataType.FP32, DataType.BOOL)
-CORRELATION_TYPES = (DataType.UINT64, DataType.INT64, DataType.UINT32, DataType.INT32, DataType.STRING)
+CORRELATION_TYPES = (
+    DataType.UINT64,
+    DataType.INT64,
+    DataType.UINT32,
+    DataType.INT32,
+    DataType.STRING,
+)
 
 
 class SequenceControl(ApiModel):
     """An input of the model that the sequence batcher fills."""
 
-    name: Annotated[TensorName, Field(description="Name of the input; it is not listed under inputs.")]
+    name: Annotated[
+        TensorName, Field(description="Name of the input; it is not listed under inputs.")
+    ]
     kind: Annotated[
         ControlKind,
-        Field(description="START, END: first and last request of a sequence; READY: the slot holds a request; CORRID: id of the sequence."),
+        Field(
+            description="START, END: first and last request of a sequence; READY: the slot holds a request; CORRID: id of the sequence."
+        ),
     ]
     data_type: Annotated[
         DataType | None,
-        Field(description="START, READY, END: INT32 (the default), FP32 or BOOL. CORRID: UINT64 (the default), INT64, UINT32, INT32 or STRING."),
+        Field(
+            description="START, READY, END: INT32 (the default), FP32 or BOOL. CORRID: UINT64 (the default), INT64, UINT32, INT32 or STRING."
+        ),
     ] = None
 
     rules = (
         Rule(
             cel="!has(self.dataType) || (self.kind == 'CORRID' ? self.dataType in ['UINT64', 'INT64', 'UINT32', 'INT32', 'STRING'] : self.dataType in ['INT32', 'FP32', 'BOOL'])",
             message="dataType of START, READY and END is INT32, FP32 or BOOL; of CORRID UINT64, INT64, UINT32, INT32 or STRING",
-            holds=lambda c: c.data_type is None or c.data_type in (CORRELATION_TYPES if c.kind is ControlKind.CORRID else FLAG_TYPES),
+            holds=lambda c: (
+                c.data_type is None
+                or c.data_type
+                in (CORRELATION_TYPES if c.kind is ControlKind.CORRID else FLAG_TYPES)
+            ),
             field="dataType",
         ),
     )
@@ -195,15 +269,24 @@ class SequenceState(ApiModel):
     """A tensor that Triton keeps from one request of a sequence to the next."""
 
     input_name: Annotated[TensorName, Field(description="Input of the model that gets the state.")]
-    output_name: Annotated[TensorName, Field(description="Output of the model that is the next state.")]
+    output_name: Annotated[
+        TensorName, Field(description="Output of the model that is the next state.")
+    ]
     data_type: Annotated[DataType, Field(description="Element type.")]
     dims: Annotated[
         tuple[Dimension, ...],
-        Field(min_length=1, max_length=MAX_DIMS, description="Shape without the batch axis; -1: any length.", json_schema_extra=ATOMIC),
+        Field(
+            min_length=1,
+            max_length=MAX_DIMS,
+            description="Shape without the batch axis; -1: any length.",
+            json_schema_extra=ATOMIC,
+        ),
     ]
     initial: Annotated[
         InitialState | None,
-        Field(description="Zero: a sequence starts with zeros (the default where every dim is fixed); Undefined: the model starts it itself."),
+        Field(
+            description="Zero: a sequence starts with zeros (the default where every dim is fixed); Undefined: the model starts it itself."
+        ),
     ] = None
 
 
@@ -211,18 +294,28 @@ class SequenceBatching(ApiModel):
     """Triton's sequence batcher: all requests of a sequence go to the same instance. A step with it is never scaled live."""
 
     strategy: Annotated[
-        SequenceStrategy, Field(description="Direct: a sequence holds a fixed slot of a batch; Oldest: batches are formed from the oldest requests.")
+        SequenceStrategy,
+        Field(
+            description="Direct: a sequence holds a fixed slot of a batch; Oldest: batches are formed from the oldest requests."
+        ),
     ]
     max_sequence_idle_microseconds: Annotated[
         int | None,
-        Field(ge=1, le=86_400_000_000, description="A sequence without a request for so long is given up, in microseconds. Default: Triton's, 1 s."),
+        Field(
+            ge=1,
+            le=86_400_000_000,
+            description="A sequence without a request for so long is given up, in microseconds. Default: Triton's, 1 s.",
+        ),
     ] = None
     controls: Annotated[
         tuple[SequenceControl, ...],
         Field(
             max_length=8,
             description="Inputs that the batcher fills.",
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["name"],
+            },
         ),
     ] = ()
     states: Annotated[
@@ -230,41 +323,73 @@ class SequenceBatching(ApiModel):
         Field(
             max_length=32,
             description="Tensors kept from one request of a sequence to the next.",
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["inputName"]},
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["inputName"],
+            },
         ),
     ] = ()
     max_candidate_sequences: Annotated[
-        int | None, Field(ge=1, le=1_000_000, description="Oldest: most sequences that one instance keeps at once. Needed with it.")
+        int | None,
+        Field(
+            ge=1,
+            le=1_000_000,
+            description="Oldest: most sequences that one instance keeps at once. Needed with it.",
+        ),
     ] = None
     preferred_batch_sizes: Annotated[
         tuple[Annotated[int, Field(ge=1, le=MAX_BATCH)], ...],
-        Field(max_length=16, description="Oldest: sizes at which a batch is sent at once.", json_schema_extra={"x-kubernetes-list-type": "set"}),
+        Field(
+            max_length=16,
+            description="Oldest: sizes at which a batch is sent at once.",
+            json_schema_extra={"x-kubernetes-list-type": "set"},
+        ),
     ] = ()
     max_queue_delay_microseconds: Annotated[
-        int | None, Field(ge=0, le=MAX_DELAY_MICROSECONDS, description="Longest time that a request waits for company, in microseconds.")
+        int | None,
+        Field(
+            ge=0,
+            le=MAX_DELAY_MICROSECONDS,
+            description="Longest time that a request waits for company, in microseconds.",
+        ),
     ] = None
     minimum_slot_utilization_percent: Annotated[
-        int | None, Field(ge=0, le=100, description="Direct: share of the slots that must be filled before the delay is cut short.")
+        int | None,
+        Field(
+            ge=0,
+            le=100,
+            description="Direct: share of the slots that must be filled before the delay is cut short.",
+        ),
     ] = None
-    preserve_ordering: Annotated[Switch | None, Field(description="Oldest. Enabled: answers leave in the order in which requests came.")] = None
+    preserve_ordering: Annotated[
+        Switch | None,
+        Field(description="Oldest. Enabled: answers leave in the order in which requests came."),
+    ] = None
 
     rules = (
         Rule(
             cel="(self.strategy == 'Oldest') == has(self.maxCandidateSequences)",
             message="maxCandidateSequences is needed for strategy Oldest and forbidden for Direct",
-            holds=lambda s: (s.strategy is SequenceStrategy.OLDEST) == (s.max_candidate_sequences is not None),
+            holds=lambda s: (
+                (s.strategy is SequenceStrategy.OLDEST) == (s.max_candidate_sequences is not None)
+            ),
             field="maxCandidateSequences",
         ),
         Rule(
             cel="self.strategy == 'Oldest' || !(has(self.preferredBatchSizes) || has(self.preserveOrdering))",
             message="preferredBatchSizes and preserveOrdering go with strategy Oldest only",
-            holds=lambda s: s.strategy is SequenceStrategy.OLDEST or not (s.preferred_batch_sizes or s.preserve_ordering),
+            holds=lambda s: (
+                s.strategy is SequenceStrategy.OLDEST
+                or not (s.preferred_batch_sizes or s.preserve_ordering)
+            ),
             field="strategy",
         ),
         Rule(
             cel="self.strategy == 'Direct' || !has(self.minimumSlotUtilizationPercent)",
             message="minimumSlotUtilizationPercent goes with strategy Direct only",
-            holds=lambda s: s.strategy is SequenceStrategy.DIRECT or s.minimum_slot_utilization_percent is None,
+            holds=lambda s: (
+                s.strategy is SequenceStrategy.DIRECT or s.minimum_slot_utilization_percent is None
+            ),
             field="minimumSlotUtilizationPercent",
         ),
     )
@@ -274,7 +399,10 @@ class BatchStrategy(ApiModel):
     """A custom batching library: C functions that decide which requests join a batch, on top of the dynamic batcher."""
 
     source: Annotated[
-        Source | None, Field(description="The shared library; it becomes batchstrategy.so in the model's folder, where Triton looks for it.")
+        Source | None,
+        Field(
+            description="The shared library; it becomes batchstrategy.so in the model's folder, where Triton looks for it."
+        ),
     ] = None
     path: Annotated[
         str | None,

@@ -26,7 +26,9 @@ class ConditionType(StrEnum):
 
 
 # Abnormal-true conditions exist only while they are true.
-ABNORMAL = frozenset({ConditionType.RECONCILING, ConditionType.STALLED, ConditionType.SCALING_LIMITED})
+ABNORMAL = frozenset(
+    {ConditionType.RECONCILING, ConditionType.STALLED, ConditionType.SCALING_LIMITED}
+)
 
 
 class Kind(StrEnum):
@@ -155,7 +157,9 @@ class Condition:
     message: str
 
 
-def merge(previous: Iterable[Mapping[str, Any]], decided: Iterable[Condition], generation: int, now: str) -> list[dict[str, Any]]:
+def merge(
+    previous: Iterable[Mapping[str, Any]], decided: Iterable[Condition], generation: int, now: str
+) -> list[dict[str, Any]]:
     """The conditions to write: ``lastTransitionTime`` moves only with the status value.
 
     ``previous`` is ``status.conditions`` as observed, ``now`` an RFC 3339 time. Abnormal-true conditions that are not true are left out.
@@ -174,7 +178,9 @@ def merge(previous: Iterable[Mapping[str, Any]], decided: Iterable[Condition], g
                 "reason": condition.reason.value,
                 "message": condition.message[:MESSAGE_MAX],
                 "observedGeneration": generation,
-                "lastTransitionTime": old.get("lastTransitionTime", now) if old.get("status") == status else now,
+                "lastTransitionTime": old.get("lastTransitionTime", now)
+                if old.get("status") == status
+                else now,
             }
         )
     return result

@@ -109,7 +109,9 @@ class _Structural:
             self._map(schema, result, below_list=below_list)
         return result
 
-    def _resolve(self, schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], type[ApiModel] | None]:
+    def _resolve(
+        self, schema: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], type[ApiModel] | None]:
         """Follow ``$ref`` and drop ``null`` alternatives; what stands beside a reference (description, default) wins."""
         model = None
         while "$ref" in schema or "anyOf" in schema:
@@ -121,12 +123,16 @@ class _Structural:
             else:
                 alternatives = [one for one in schema["anyOf"] if one.get("type") != "null"]
                 if len(alternatives) != 1:
-                    raise ValueError(f"a union cannot be said in a structural schema: {schema['anyOf']}")
+                    raise ValueError(
+                        f"a union cannot be said in a structural schema: {schema['anyOf']}"
+                    )
                 target = alternatives[0]
             schema = {**target, **beside}
         return schema, model
 
-    def _object(self, schema: Mapping[str, Any], model: type[ApiModel], *, below_list: bool) -> dict[str, Any]:
+    def _object(
+        self, schema: Mapping[str, Any], model: type[ApiModel], *, below_list: bool
+    ) -> dict[str, Any]:
         result: dict[str, Any] = {"type": "object", "description": schema["description"]}
         properties = {}
         for key, value in schema.get("properties", {}).items():
@@ -148,7 +154,9 @@ class _Structural:
         return self._node(schema["items"], below_list=True)
 
     def _map(self, schema: Mapping[str, Any], result: dict[str, Any], *, below_list: bool) -> None:
-        result["additionalProperties"] = self._node(schema["additionalProperties"], below_list=below_list)
+        result["additionalProperties"] = self._node(
+            schema["additionalProperties"], below_list=below_list
+        )
         longest = schema.get("propertyNames", {}).get("maxLength")
         if longest is not None:  # structural schemas know no propertyNames
             result[VALIDATIONS] = [
@@ -163,7 +171,12 @@ class _Structural:
     def _int_or_string(schema: Mapping[str, Any], result: dict[str, Any]) -> dict[str, Any]:
         result.pop("type", None)
         # pattern and maxLength judge only strings, minimum only numbers
-        return {**result, INT_OR_STRING: True, "anyOf": [{"type": "integer"}, {"type": "string"}], "minimum": schema.get("minimum", 0)}
+        return {
+            **result,
+            INT_OR_STRING: True,
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "minimum": schema.get("minimum", 0),
+        }
 
 
 def _bound(schema: Mapping[str, Any], result: dict[str, Any]) -> None:
@@ -174,7 +187,10 @@ def _bound(schema: Mapping[str, Any], result: dict[str, Any]) -> None:
         result["maximum"] = schema["exclusiveMaximum"] - 1
     if "minimum" not in result or "maximum" not in result:
         raise ValueError(f"an integer needs both bounds: {schema}")
-    result.setdefault("format", "int32" if max(abs(result["minimum"]), abs(result["maximum"])) <= INT32_MAX else "int64")
+    result.setdefault(
+        "format",
+        "int32" if max(abs(result["minimum"]), abs(result["maximum"])) <= INT32_MAX else "int64",
+    )
 
 
 # Descriptions from this length on (characters) are written out once: the whole definition has to fit the annotation in which a
@@ -200,8 +216,16 @@ def structural(model: type[ApiModel], *, defaults: bool = True) -> dict[str, Any
     return _Structural(model, defaults=defaults).convert()
 
 
-def _column(name: str, path: str, description: str, kind: str = "string", priority: int = 0) -> dict[str, Any]:
-    return {"name": name, "type": kind, "description": description, "jsonPath": path, **({"priority": priority} if priority else {})}
+def _column(
+    name: str, path: str, description: str, kind: str = "string", priority: int = 0
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "type": kind,
+        "description": description,
+        "jsonPath": path,
+        **({"priority": priority} if priority else {}),
+    }
 
 
 def _condition(kind: str, field: str) -> str:
@@ -211,8 +235,14 @@ def _condition(kind: str, field: str) -> str:
 PRINTER_COLUMNS = (
     _column("Ready", _condition("Ready", "status"), "Whether every pod serves the latest spec."),
     _column("Replicas", ".status.readyReplicas", "Pods whose ensemble is ready.", "integer"),
-    _column("Tokenizers", ".status.tokenizer.summary", "Tokenizer instances in a pod, of the most that are allowed."),
-    _column("Bottleneck", ".status.scaling.bottleneck", "What limits the pipeline, as scaling sees it."),
+    _column(
+        "Tokenizers",
+        ".status.tokenizer.summary",
+        "Tokenizer instances in a pod, of the most that are allowed.",
+    ),
+    _column(
+        "Bottleneck", ".status.scaling.bottleneck", "What limits the pipeline, as scaling sees it."
+    ),
     # Without it, `kubectl get -w` would not tell why a rollout waits or failed.
     _column("Reason", _condition("Ready", "reason"), "Why Ready has its value."),
     _column("Age", ".metadata.creationTimestamp", "Time since creation.", "date"),
@@ -231,12 +261,18 @@ def root_schema() -> dict[str, Any]:
         "type": "object",
         "description": f"{names.KIND}: {(InferencePipeline.__doc__ or '').strip()}",
         "properties": {
-            "apiVersion": {"type": "string", "description": "Version of the schema of this object."},
+            "apiVersion": {
+                "type": "string",
+                "description": "Version of the schema of this object.",
+            },
             "kind": {"type": "string", "description": "Kind of this object."},
             "metadata": {"type": "object"},
             "spec": write_once(structural(Spec), "spec"),
             # Until the operator has looked, the observed generation is none: otherwise kstatus (Flux, Helm) takes a new object for current.
-            "status": {**structural(Status, defaults=False), "default": {"observedGeneration": NOT_OBSERVED}},
+            "status": {
+                **structural(Status, defaults=False),
+                "default": {"observedGeneration": NOT_OBSERVED},
+            },
         },
         "required": ["spec"],
         VALIDATIONS: [dict(rule) for rule in ROOT_RULES],
@@ -248,7 +284,10 @@ def definition() -> dict[str, Any]:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{names.PLURAL}.{names.GROUP}", "labels": {names.LABEL_NAME: names.APP}},
+        "metadata": {
+            "name": f"{names.PLURAL}.{names.GROUP}",
+            "labels": {names.LABEL_NAME: names.APP},
+        },
         "spec": {
             "group": names.GROUP,
             "scope": "Namespaced",
@@ -291,8 +330,13 @@ def stored(document: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             return value
         known = schema.get("properties", {})
-        value = {key: copy.deepcopy(part["default"]) for key, part in known.items() if "default" in part} | dict(value)
-        return {key: filled(item, known.get(key) or schema.get("additionalProperties", {})) for key, item in value.items()}
+        value = {
+            key: copy.deepcopy(part["default"]) for key, part in known.items() if "default" in part
+        } | dict(value)
+        return {
+            key: filled(item, known.get(key) or schema.get("additionalProperties", {}))
+            for key, item in value.items()
+        }
 
     result: dict[str, Any] = filled(document, _root_schema())
     return result
@@ -326,8 +370,13 @@ class _Dumper(yaml.SafeDumper):
 
 def render() -> str:
     """The CustomResourceDefinition as YAML; the same bytes on every call."""
-    text: str = yaml.dump(definition(), Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True)
-    return "# Generated by `python -m triton_pipelines.api.crd` from the models in operator/triton_pipelines/api. Do not edit.\n" + text
+    text: str = yaml.dump(
+        definition(), Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True
+    )
+    return (
+        "# Generated by `python -m triton_pipelines.api.crd` from the models in operator/triton_pipelines/api. Do not edit.\n"
+        + text
+    )
 
 
 if __name__ == "__main__":

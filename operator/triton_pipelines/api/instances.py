@@ -40,16 +40,30 @@ class Copies(ApiModel):
     """Copies of a step in one pod: a fixed count, or bounds within which a CPU step may be scaled."""
 
     count: Annotated[
-        int | None, Field(ge=1, le=MAX_INSTANCES, description="A fixed count: per GPU for kind GPU, else in all. Excludes initial, min and max.")
+        int | None,
+        Field(
+            ge=1,
+            le=MAX_INSTANCES,
+            description="A fixed count: per GPU for kind GPU, else in all. Excludes initial, min and max.",
+        ),
     ] = None
     initial: Annotated[
-        int | None, Field(ge=1, le=MAX_INSTANCES, description="Count that a new pipeline starts with. Default 1, or min where that is higher.")
+        int | None,
+        Field(
+            ge=1,
+            le=MAX_INSTANCES,
+            description="Count that a new pipeline starts with. Default 1, or min where that is higher.",
+        ),
     ] = None
-    min: Annotated[int | None, Field(ge=1, le=MAX_INSTANCES, description="Lowest count. Default 1.")] = None
+    min: Annotated[
+        int | None, Field(ge=1, le=MAX_INSTANCES, description="Lowest count. Default 1.")
+    ] = None
     max: Annotated[
         int | None,
         Field(
-            ge=1, le=MAX_INSTANCES, description="Highest count; CPU and memory limits are sized for it. Default 4, or initial where that is higher."
+            ge=1,
+            le=MAX_INSTANCES,
+            description="Highest count; CPU and memory limits are sized for it. Default 4, or initial where that is higher.",
         ),
     ] = None
     kind: Annotated[
@@ -90,7 +104,10 @@ class Copies(ApiModel):
         Rule(
             cel="!(has(self.initial) || has(self.min) || has(self.max)) || !has(self.kind) || self.kind == 'CPU'",
             message="initial, min and max are for steps that are scaled live, which run on CPU; for other kinds write count",
-            holds=lambda i: (i.initial, i.min, i.max) == (None, None, None) or i.kind in (None, InstanceKind.CPU),
+            holds=lambda i: (
+                (i.initial, i.min, i.max) == (None, None, None)
+                or i.kind in (None, InstanceKind.CPU)
+            ),
             field="kind",
         ),
     )
@@ -138,7 +155,11 @@ class Instances(PlacedCopies):
 
     profiles: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=8, pattern=PROFILE_PATTERN)], ...],
-        Field(max_length=16, description="TensorRT: optimization profiles, by index, as text.", json_schema_extra=ATOMIC),
+        Field(
+            max_length=16,
+            description="TensorRT: optimization profiles, by index, as text.",
+            json_schema_extra=ATOMIC,
+        ),
     ] = ()
 
 

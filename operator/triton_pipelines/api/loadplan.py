@@ -28,7 +28,16 @@ from triton_pipelines.api.loadreport import (
     same_source,
     strayed,
 )
-from triton_pipelines.api.loadtypes import Key, LoadModel, Name, RelativePath, Sha256, Slot, Version, source_key
+from triton_pipelines.api.loadtypes import (
+    Key,
+    LoadModel,
+    Name,
+    RelativePath,
+    Sha256,
+    Slot,
+    Version,
+    source_key,
+)
 
 __all__ = [
     "INFORMATIVE",
@@ -81,7 +90,9 @@ class PlanCount(LoadModel):
     @model_validator(mode="after")
     def _ordered(self) -> PlanCount:
         if not self.min <= self.initial <= self.max:
-            raise ValueError(f"step {self.step}: min {self.min} <= initial {self.initial} <= max {self.max} does not hold")
+            raise ValueError(
+                f"step {self.step}: min {self.min} <= initial {self.initial} <= max {self.max} does not hold"
+            )
         return self
 
     def clamp(self, wanted: int | None) -> int:
@@ -121,7 +132,9 @@ class PlanVersions(LoadModel):
         ordered = sorted(set(held))
         if self.latest is not None:
             return tuple(ordered[-self.latest :])
-        return tuple(version for version in ordered if self.specific is None or version in self.specific)
+        return tuple(
+            version for version in ordered if self.specific is None or version in self.specific
+        )
 
 
 class PlanFetch(LoadModel):
@@ -166,16 +179,34 @@ class PlanFetch(LoadModel):
 
     @model_validator(mode="after")
     def _fitting(self) -> PlanFetch:
-        model = {"file": self.file, "sourceFile": self.source_file, "versions": self.versions, "pinned": self.pinned, "whole": self.whole or None}
+        model = {
+            "file": self.file,
+            "sourceFile": self.source_file,
+            "versions": self.versions,
+            "pinned": self.pinned,
+            "whole": self.whole or None,
+        }
         given = sorted(name for name, value in model.items() if value is not None)
         if self.kind is not FetchKind.MODEL and given:
-            raise ValueError(f"step {self.step}: {', '.join(given)} belong to kind model, not {self.kind}")
+            raise ValueError(
+                f"step {self.step}: {', '.join(given)} belong to kind model, not {self.kind}"
+            )
         if self.cuts_pairs and self.kind is not FetchKind.TOKENIZER:
-            raise ValueError(f"step {self.step}: cutsPairs belongs to kind tokenizer, not {self.kind}")
+            raise ValueError(
+                f"step {self.step}: cutsPairs belongs to kind tokenizer, not {self.kind}"
+            )
         if self.kind is FetchKind.MODEL and "/" in self.target:
-            raise ValueError(f"step {self.step}: the target of a model is its folder in the repository, not {self.target}")
-        if self.kind is FetchKind.MODEL and self.file is None and (self.source_file is not None or not self.whole):
-            raise ValueError(f"step {self.step}: a model needs the name of its file unless whole folders are taken")
+            raise ValueError(
+                f"step {self.step}: the target of a model is its folder in the repository, not {self.target}"
+            )
+        if (
+            self.kind is FetchKind.MODEL
+            and self.file is None
+            and (self.source_file is not None or not self.whole)
+        ):
+            raise ValueError(
+                f"step {self.step}: a model needs the name of its file unless whole folders are taken"
+            )
         return self
 
     @property
@@ -214,7 +245,9 @@ class PlanPlace(LoadModel):
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
-        if (self.path is None) == (self.model is None) or (self.model is None) != (self.file is None):
+        if (self.path is None) == (self.model is None) or (self.model is None) != (
+            self.file is None
+        ):
             raise ValueError(f"step {self.step}: name either path, or model and file")
         return self
 
@@ -281,7 +314,10 @@ class PlanAdapt(PlanPlace):
 
     @model_validator(mode="after")
     def _named_once(self) -> Self:
-        for what, names in (("input", [item.name for item in self.inputs]), ("token output", list(self.token_outputs))):
+        for what, names in (
+            ("input", [item.name for item in self.inputs]),
+            ("token output", list(self.token_outputs)),
+        ):
             if twice := sorted({name for name in names if names.count(name) > 1}):
                 raise ValueError(f"step {self.step}: {what} named twice: {', '.join(twice)}")
         return self
@@ -305,7 +341,9 @@ class LoadPlan(LoadModel):
     @model_validator(mode="after")
     def _consistent(self) -> LoadPlan:
         # What folders hold is known when they are fetched: the loader looks for collisions of their files.
-        files = [item.target for item in self.fetch if item.kind in (FetchKind.FILE, FetchKind.TOKENIZER)]
+        files = [
+            item.target for item in self.fetch if item.kind in (FetchKind.FILE, FetchKind.TOKENIZER)
+        ]
         targets = [item.path for item in self.files] + files
         twice = sorted({path for path in targets if targets.count(path) > 1})
         if twice:
@@ -317,7 +355,9 @@ class LoadPlan(LoadModel):
                 raise ValueError(f"{what} twice: {', '.join(twice)}")
         missing = sorted({item.path for item in self.counts} - {item.path for item in self.files})
         if missing:
-            raise ValueError(f"counts name files that the plan does not write: {', '.join(missing)}")
+            raise ValueError(
+                f"counts name files that the plan does not write: {', '.join(missing)}"
+            )
         return self
 
     def to_json(self) -> str:
@@ -335,7 +375,9 @@ class LoadPlan(LoadModel):
                     if not item[name]:
                         del item[name]
                 if isinstance(item.get("versions"), dict):
-                    item["versions"] = {name: value for name, value in item["versions"].items() if value is not None}
+                    item["versions"] = {
+                        name: value for name, value in item["versions"].items() if value is not None
+                    }
         return json.dumps(plan, sort_keys=True, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -111,9 +111,18 @@ class LoadReport(LoadModel):
         for length in (2048, 1024, 512, 256, 128, 64):
             if _size(report) <= limit:
                 return _compact(report)
-            report = report.model_copy(update={"findings": tuple(_cut(item, length) for item in self.findings)})
+            report = report.model_copy(
+                update={"findings": tuple(_cut(item, length) for item in self.findings)}
+            )
         if _size(report) > limit:
-            report = report.model_copy(update={"sources": tuple(item.model_copy(update={"uri": item.uri[:_SHORT_URI]}) for item in self.sources)})
+            report = report.model_copy(
+                update={
+                    "sources": tuple(
+                        item.model_copy(update={"uri": item.uri[:_SHORT_URI]})
+                        for item in self.sources
+                    )
+                }
+            )
         # Failures before information, so that what is dropped from the end matters least.
         findings = sorted(report.findings, key=lambda item: item.reason in INFORMATIVE)
         sources = list(report.sources)
@@ -125,7 +134,13 @@ class LoadReport(LoadModel):
             else:
                 findings.pop()
             left_out = len(self.sources) - len(sources)
-            report = report.model_copy(update={"findings": tuple(findings), "sources": tuple(sources), "sources_left_out": left_out})
+            report = report.model_copy(
+                update={
+                    "findings": tuple(findings),
+                    "sources": tuple(sources),
+                    "sources_left_out": left_out,
+                }
+            )
         return _compact(report)
 
 
@@ -151,7 +166,10 @@ def _size(report: LoadReport) -> int:
 
 def resolution(report: LoadReport) -> dict[str, ResolvedSource]:
     """What ``resolved.json`` records of the first successful load of a revision."""
-    return {item.key: ResolvedSource(revision=item.resolved_revision, sha256=item.sha256) for item in report.sources}
+    return {
+        item.key: ResolvedSource(revision=item.resolved_revision, sha256=item.sha256)
+        for item in report.sources
+    }
 
 
 def strayed(recorded: Mapping[str, ResolvedSource], report: LoadReport) -> tuple[Finding, ...]:

@@ -12,7 +12,15 @@ from pydantic.alias_generators import to_camel
 def _below(path: str) -> str:
     """``path`` when it is relative, normal and stays below its root; :class:`ValueError` otherwise."""
     pure = PurePosixPath(path)
-    if not path or pure.is_absolute() or ".." in pure.parts or str(pure) != path or path == "." or "\x00" in path or "\\" in path:
+    if (
+        not path
+        or pure.is_absolute()
+        or ".." in pure.parts
+        or str(pure) != path
+        or path == "."
+        or "\x00" in path
+        or "\\" in path
+    ):
         raise ValueError(f"{path!r} is not a normal relative path below the model repository")
     return path
 
@@ -45,4 +53,6 @@ def source_key(step: str, slot: str) -> str:
 class LoadModel(BaseModel):
     """Frozen and strict; camelCase in JSON; refuses what it does not know."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", alias_generator=to_camel, populate_by_name=True
+    )

@@ -18,15 +18,22 @@ from .base import (
     Switch,
 )
 from .batching import LIBRARY_PATTERN
+from .field_paths import field_at, fields_of, model_at, model_below, named_steps, unknown_field
 from .instances import HOST_POLICY_PATTERN, PROFILE_PATTERN
-from .nearest import did_you_mean, plain
 from .optimization import TABLE_PATTERN
-from .places import field_at, fields_of, model_at, model_below, named_steps, unknown_field
 from .postprocess import Postprocess
 from .python import SIDE_PATH_PATTERN, Code
 from .server import ENV_NAME_PATTERN, IMAGE_PATTERN, RELEASE_PATTERN, RESOURCE_PATTERN, Server
-from .source import ENDPOINT_PATTERN, FILE_NAME_PATTERN, PATH_PATTERN, SCHEMES, SHA256_PATTERN, URI_PATTERN
+from .source import (
+    ENDPOINT_PATTERN,
+    FILE_NAME_PATTERN,
+    PATH_PATTERN,
+    SCHEMES,
+    SHA256_PATTERN,
+    URI_PATTERN,
+)
 from .steps import BACKEND_PATTERN, STEP_NAME_PATTERN
+from .suggestions import did_you_mean, plain
 from .v1alpha1 import OTLP_PATTERN, ROOT_RULES
 
 # What each of pydantic's type errors asks for, in the words of the resource.
@@ -119,7 +126,11 @@ _MAIN_TEXT: dict[type[ApiModel], str] = {Code: "inline", Postprocess: "type", Se
 def message(item: Mapping[str, Any], document: Mapping[str, Any]) -> str:
     """What to say about one of pydantic's errors (an item of ``ValidationError.errors()``) in a ``document``."""
     kind, value, location = item["type"], item.get("input"), item["loc"]
-    if location[:3] == ("spec", "server", "env") and location[-1] == "value" and isinstance(value, (int, float)):
+    if (
+        location[:3] == ("spec", "server", "env")
+        and location[-1] == "value"
+        and isinstance(value, (int, float))
+    ):
         return "must be text, not a number or a boolean; put it in quotes"  # never shown: it may be a password
     context = item.get("ctx") or {}
     if location == ("metadata", "name") and kind != "missing":
@@ -129,7 +140,9 @@ def message(item: Mapping[str, Any], document: Mapping[str, Any]) -> str:
     if kind == "extra_forbidden":
         return unknown_field(location)
     if kind in ("enum", "literal_error"):
-        return f"{shown(value)} is not allowed; write {_choices(str(context.get('expected')), value)}"
+        return (
+            f"{shown(value)} is not allowed; write {_choices(str(context.get('expected')), value)}"
+        )
     if kind == "string_pattern_mismatch":
         pattern = str(context.get("pattern"))
         if pattern == TENSOR_REFERENCE_PATTERN:
@@ -145,10 +158,18 @@ def message(item: Mapping[str, Any], document: Mapping[str, Any]) -> str:
     if location[-1:] == ("[key]",) and kind == "string_too_long":
         return f"each key must have at most {_counted(context['max_length'], 'character')}"
     if kind in ("string_too_short", "string_too_long"):
-        bound, word = (context["min_length"], "at least") if "min_length" in context else (context["max_length"], "at most")
+        bound, word = (
+            (context["min_length"], "at least")
+            if "min_length" in context
+            else (context["max_length"], "at most")
+        )
         return f"must have {word} {_counted(bound, 'character')}, not {len(str(value))}"
     if kind in ("too_short", "too_long"):
-        bound, word = (context["min_length"], "at least") if "min_length" in context else (context["max_length"], "at most")
+        bound, word = (
+            (context["min_length"], "at least")
+            if "min_length" in context
+            else (context["max_length"], "at most")
+        )
         return f"must have {word} {_counted(bound, 'item')}, not {len(value) if isinstance(value, (dict, list)) else 'more'}"
     return f"{item['msg']} (got {shown(value)})"
 
@@ -160,7 +181,11 @@ def shown(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
     # A URI may hold a password or a signature, and messages end up in logs and events.
-    text = re.sub(r"(://)[^/@\s]*@", r"\1…@", re.sub(r"\?[^'\s]*", "?…", repr(value))) if "://" in str(value) else repr(value)
+    text = (
+        re.sub(r"(://)[^/@\s]*@", r"\1…@", re.sub(r"\?[^'\s]*", "?…", repr(value)))
+        if "://" in str(value)
+        else repr(value)
+    )
     return text if len(text) <= 80 else f"{text[:76]}…'"
 
 
@@ -168,14 +193,19 @@ def _reference(value: str, document: Mapping[str, Any]) -> str:
     """What to say about a ``from`` that names no step: the model's name instead of the step's, another spelling, or the tensor alone."""
     step, dot, tensor = value.partition(".")
     known = named_steps(document)
-    if dot and (meant := next((one.name for one in known if one.model_name == step), None)) is not None:
+    if (
+        dot
+        and (meant := next((one.name for one in known if one.model_name == step), None)) is not None
+    ):
         return f"{step!r} is the name of a model; write the step's name: {meant}.{tensor}"
     if dot:
         hint = did_you_mean(step, ["pipeline", *(one.name for one in known)], after=f".{tensor}")
     else:
         makers = [f"{one.name}.{value}" for one in known if value in one.outputs]
         if not makers and (other := re.match(r"([^:/]+)[:/]+(.+)", value)) is not None:
-            makers = [f"{one.name}.{other[2]}" for one in known if other[1] in (one.name, one.model_name)]
+            makers = [
+                f"{one.name}.{other[2]}" for one in known if other[1] in (one.name, one.model_name)
+            ]
         hint = f"; did you mean {' or '.join(makers)}?" if makers else ""
     return f"{shown(value)} is not {MEANING[TENSOR_REFERENCE_PATTERN]}{hint}"
 
@@ -197,15 +227,27 @@ def _instead(kind: str, value: Any, location: tuple[int | str, ...]) -> str:
     if kind.startswith("int"):
         if isinstance(value, str) and re.fullmatch(r"-?[0-9]+", value):
             return "; remove the quotes"
-        return "; write the number alone: its unit is the field's" if isinstance(value, str) and re.match(r"[0-9]", value) else ""
+        return (
+            "; write the number alone: its unit is the field's"
+            if isinstance(value, str) and re.match(r"[0-9]", value)
+            else ""
+        )
     model = model_at(location)
-    required = [name for name, info in fields_of(model).items() if info.is_required()] if model is not None else []
+    required = (
+        [name for name, info in fields_of(model).items() if info.is_required()]
+        if model is not None
+        else []
+    )
     if kind in ("tuple_type", "list_type"):
         if isinstance(value, str) and value.startswith("["):
             return "; remove the quotes"
         if required:
             return f"; begin each item with '- {required[0]}: '"
-        return "; begin each item with '- '" if isinstance(value, (dict, str)) else f"; write [{json.dumps(value)}]"
+        return (
+            "; begin each item with '- '"
+            if isinstance(value, (dict, str))
+            else f"; write [{json.dumps(value)}]"
+        )
     if model is None:
         return ""
     if isinstance(value, list):
@@ -254,7 +296,9 @@ def _choices(expected: str, value: Any) -> str:
     known = re.findall(r"'([^']*)'", text)
     name = re.sub(r"^(TYPE|KIND)_", "", json.dumps(value).strip('"'))
     called = _CALLED.get(plain(name))
-    hint = f"; did you mean {called!r}?" if called in known else did_you_mean(name, known, quoted=True)
+    hint = (
+        f"; did you mean {called!r}?" if called in known else did_you_mean(name, known, quoted=True)
+    )
     return f"one of {text}{hint}"
 
 

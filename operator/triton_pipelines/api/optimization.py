@@ -22,11 +22,17 @@ class AllVersions(ApiModel):
 class VersionPolicy(ApiModel):
     """Which numbered versions of a model are served. Triton runs the instance count for each of them."""
 
-    latest: Annotated[int | None, Field(ge=1, le=64, description="So many of the highest numbers.")] = None
+    latest: Annotated[
+        int | None, Field(ge=1, le=64, description="So many of the highest numbers.")
+    ] = None
     all: Annotated[AllVersions | None, Field(description="Every version: write {}.")] = None
     specific: Annotated[
         tuple[Annotated[int, Field(ge=1, le=2**31 - 1)], ...],
-        Field(max_length=64, description="These versions.", json_schema_extra={"x-kubernetes-list-type": "set"}),
+        Field(
+            max_length=64,
+            description="These versions.",
+            json_schema_extra={"x-kubernetes-list-type": "set"},
+        ),
     ] = ()
 
     rules = (
@@ -47,7 +53,10 @@ class Warmup(ApiModel):
     """Inferences that a new instance runs before it serves, so that no client waits for lazy initialization."""
 
     mode: Annotated[
-        Switch, Field(description="Disabled: none. A warm-up that fails ends Triton 24.10: switch it on only for inputs known to answer.")
+        Switch,
+        Field(
+            description="Disabled: none. A warm-up that fails ends Triton 24.10: switch it on only for inputs known to answer."
+        ),
     ] = Switch.ENABLED
     batch_sizes: Annotated[
         tuple[Annotated[int, Field(ge=1, le=MAX_BATCH)], ...],
@@ -80,7 +89,10 @@ class Precision(StrEnum):
 class TensorRT(ApiModel):
     """TensorRT inside the ONNX Runtime backend."""
 
-    precision: Annotated[Precision | None, Field(description="FP32 (the default), FP16, BF16 or INT8 with a calibration table.")] = None
+    precision: Annotated[
+        Precision | None,
+        Field(description="FP32 (the default), FP16, BF16 or INT8 with a calibration table."),
+    ] = None
     engine_cache: Annotated[
         Switch | None,
         Field(
@@ -96,7 +108,10 @@ class TensorRT(ApiModel):
             description="INT8: name of the calibration table, a file beside the model's file.",
         ),
     ] = None
-    workspace_mebibytes: Annotated[int | None, Field(ge=1, le=1_048_576, description="Scratch memory that an engine may use, in MiB.")] = None
+    workspace_mebibytes: Annotated[
+        int | None,
+        Field(ge=1, le=1_048_576, description="Scratch memory that an engine may use, in MiB."),
+    ] = None
 
     rules = (
         Rule(
@@ -111,15 +126,21 @@ class TensorRT(ApiModel):
 class Optimization(ApiModel):
     """What the backend makes of the file; further settings go through configPatch."""
 
-    tensorrt: Annotated[TensorRT | None, Field(description="Run the ONNX file with TensorRT.")] = None
+    tensorrt: Annotated[TensorRT | None, Field(description="Run the ONNX file with TensorRT.")] = (
+        None
+    )
 
 
 class LengthProfile(ApiModel):
     """One optimization profile of a TensorRT plan: the rows and tokens that a batch may have."""
 
-    min: Annotated[int | None, Field(ge=1, le=MAX_TOKENS, description="Fewest tokens in a row. Default 1.")] = None
+    min: Annotated[
+        int | None, Field(ge=1, le=MAX_TOKENS, description="Fewest tokens in a row. Default 1.")
+    ] = None
     max: Annotated[int, Field(ge=1, le=MAX_TOKENS, description="Most tokens in a row.")]
-    min_batch_size: Annotated[int | None, Field(ge=1, le=MAX_BATCH, description="Fewest rows of a batch. Default 1.")] = None
+    min_batch_size: Annotated[
+        int | None, Field(ge=1, le=MAX_BATCH, description="Fewest rows of a batch. Default 1.")
+    ] = None
     max_batch_size: Annotated[int, Field(ge=1, le=MAX_BATCH, description="Most rows of a batch.")]
 
     rules = (
@@ -141,8 +162,12 @@ class LengthProfile(ApiModel):
 class Lengths(ApiModel):
     """Token range that a model's file takes."""
 
-    min: Annotated[int | None, Field(ge=1, le=MAX_TOKENS, description="Fewest tokens in a row. Default 1.")] = None
-    max: Annotated[int | None, Field(ge=1, le=MAX_TOKENS, description="Most tokens in a row.")] = None
+    min: Annotated[
+        int | None, Field(ge=1, le=MAX_TOKENS, description="Fewest tokens in a row. Default 1.")
+    ] = None
+    max: Annotated[int | None, Field(ge=1, le=MAX_TOKENS, description="Most tokens in a row.")] = (
+        None
+    )
     profiles: Annotated[
         tuple[LengthProfile, ...],
         Field(

@@ -33,21 +33,42 @@ POOLINGS = (PostprocessType.MEAN_POOLING, PostprocessType.FIRST_TOKEN)
 class Postprocess(ApiModel):
     """The step after the model."""
 
-    model_name: Annotated[TritonName, Field(description="Name in the model repository.")] = "postprocess"
+    model_name: Annotated[TritonName, Field(description="Name in the model repository.")] = (
+        "postprocess"
+    )
     type: Annotated[
         PostprocessType | None,
         Field(
             description="None (the default): the model's outputs are the pipeline's. Softmax, Sigmoid: probabilities and labels. MeanPooling, FirstToken: an embedding. Python: own model.py."
         ),
     ] = None
-    from_: Annotated[TensorReference | None, Field(alias="from", description="The tensor it reads. Default: the model's first output.")] = None
-    mask_from: Annotated[TensorReference | None, Field(description="Mask for MeanPooling. Default: the tokenizer's AttentionMask.")] = None
+    from_: Annotated[
+        TensorReference | None,
+        Field(alias="from", description="The tensor it reads. Default: the model's first output."),
+    ] = None
+    mask_from: Annotated[
+        TensorReference | None,
+        Field(description="Mask for MeanPooling. Default: the tokenizer's AttentionMask."),
+    ] = None
     labels: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=256)], ...],
-        Field(max_length=4096, description="Names of the classes, in the model's order.", json_schema_extra={"x-kubernetes-list-type": "atomic"}),
+        Field(
+            max_length=4096,
+            description="Names of the classes, in the model's order.",
+            json_schema_extra={"x-kubernetes-list-type": "atomic"},
+        ),
     ] = ()
-    top_k: Annotated[int | None, Field(ge=1, le=4096, description="How many labels and scores are answered, best first. Default 1.")] = None
-    normalize: Annotated[Switch | None, Field(description="Enabled (the default): embeddings have unit length.")] = None
+    top_k: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=4096,
+            description="How many labels and scores are answered, best first. Default 1.",
+        ),
+    ] = None
+    normalize: Annotated[
+        Switch | None, Field(description="Enabled (the default): embeddings have unit length.")
+    ] = None
     python: Annotated[OwnCode | None, Field(description="Type Python: the code.")] = None
     inputs: Annotated[
         tuple[InputTensor, ...],
@@ -59,16 +80,30 @@ class Postprocess(ApiModel):
     ] = ()
     outputs: Annotated[
         tuple[OutputTensor, ...],
-        Field(max_length=MAX_TENSORS, description="Type Python: its output tensors. Needed with it.", json_schema_extra=BY_NAME),
+        Field(
+            max_length=MAX_TENSORS,
+            description="Type Python: its output tensors. Needed with it.",
+            json_schema_extra=BY_NAME,
+        ),
     ] = ()
-    instances: Annotated[PlacedCopies, Field(description="How many processes a pod runs.")] = PlacedCopies()
+    instances: Annotated[PlacedCopies, Field(description="How many processes a pod runs.")] = (
+        PlacedCopies()
+    )
     resources_per_instance: Annotated[
         InstanceResources | None,
-        Field(description="What one more instance may use. Default: 100m and 256Mi; cpu 1 and 400Mi where it is scaled."),
+        Field(
+            description="What one more instance may use. Default: 100m and 256Mi; cpu 1 and 400Mi where it is scaled."
+        ),
     ] = None
-    dynamic_batching: Annotated[DynamicBatching | None, Field(description="Batching of this step. Default: on.")] = None
+    dynamic_batching: Annotated[
+        DynamicBatching | None, Field(description="Batching of this step. Default: on.")
+    ] = None
     config_patch: Annotated[
-        Passthrough | None, Field(description="Further fields of Triton's ModelConfig, as model.configPatch.", json_schema_extra=PRESERVE)
+        Passthrough | None,
+        Field(
+            description="Further fields of Triton's ModelConfig, as model.configPatch.",
+            json_schema_extra=PRESERVE,
+        ),
     ] = None
 
     rules = (
@@ -99,7 +134,10 @@ class Postprocess(ApiModel):
         Rule(
             cel="!has(self.from) || has(self.type) && !(self.type in ['None', 'Python'])",
             message="from needs a type other than None and Python (whose inputs have a from each)",
-            holds=lambda p: p.from_ is None or p.type not in (None, PostprocessType.NONE, PostprocessType.PYTHON),
+            holds=lambda p: (
+                p.from_ is None
+                or p.type not in (None, PostprocessType.NONE, PostprocessType.PYTHON)
+            ),
             field="from",
         ),
         Rule(

@@ -31,9 +31,19 @@ class ConfigMapKey(ApiModel):
 class Code(ApiModel):
     """Own code of a python step: a full Triton model.py. It runs with the rights of the pod; the operator can forbid it."""
 
-    inline: Annotated[str | None, Field(min_length=1, max_length=65536, description="The code itself.")] = None
-    config_map_key_ref: Annotated[ConfigMapKey | None, Field(description="A ConfigMap that holds it; a change of it is a new revision.")] = None
-    source: Annotated[ModelSource | None, Field(description="A file that holds it, or a folder with model.py and the modules it imports.")] = None
+    inline: Annotated[
+        str | None, Field(min_length=1, max_length=65536, description="The code itself.")
+    ] = None
+    config_map_key_ref: Annotated[
+        ConfigMapKey | None,
+        Field(description="A ConfigMap that holds it; a change of it is a new revision."),
+    ] = None
+    source: Annotated[
+        ModelSource | None,
+        Field(
+            description="A file that holds it, or a folder with model.py and the modules it imports."
+        ),
+    ] = None
 
     rules = (
         Rule(
@@ -63,7 +73,10 @@ class Environment(ApiModel):
     """Python packages of a step: a packed environment for the Python of the server image."""
 
     source: Annotated[
-        Source, Field(description="A .tar.gz that conda-pack made; its Python must be the image's (3.10 up to 24.10, 3.12 from 24.12).")
+        Source,
+        Field(
+            description="A .tar.gz that conda-pack made; its Python must be the image's (3.10 up to 24.10, 3.12 from 24.12)."
+        ),
     ]
 
 
@@ -73,10 +86,17 @@ class CodeParts(ApiModel):
     code: Annotated[Code | None, Field(description="Own model.py.")] = None
     files: Annotated[
         tuple[SideFile, ...],
-        Field(max_length=MAX_FILES, description="Files that the code needs: vocabularies, tables, helper modules.", json_schema_extra=ATOMIC),
+        Field(
+            max_length=MAX_FILES,
+            description="Files that the code needs: vocabularies, tables, helper modules.",
+            json_schema_extra=ATOMIC,
+        ),
     ] = ()
     environment: Annotated[
-        Environment | None, Field(description="A packed Python environment. Default: the image's own Python; nothing is installed at pod start.")
+        Environment | None,
+        Field(
+            description="A packed Python environment. Default: the image's own Python; nothing is installed at pod start."
+        ),
     ] = None
 
 
@@ -89,7 +109,12 @@ class OwnCode(CodeParts):
 class Python(CodeParts):
     """How a python step runs: own code, or a runner that comes with the operator."""
 
-    runner: Annotated[Runner | None, Field(description="OnnxRuntime: runs an ONNX file with the onnxruntime package of the server image.")] = None
+    runner: Annotated[
+        Runner | None,
+        Field(
+            description="OnnxRuntime: runs an ONNX file with the onnxruntime package of the server image."
+        ),
+    ] = None
 
     rules = (
         Rule(

@@ -44,7 +44,14 @@ class Windows(ApiModel):
             description="Window that growth reacts to; never shorter than 2.2 scrapes of the metrics. Default 12; 6 where pods are read directly.",
         ),
     ] = None
-    slow_seconds: Annotated[int | None, Field(ge=10, le=3600, description="Window of steady figures: service time and verdicts. Default 60.")] = None
+    slow_seconds: Annotated[
+        int | None,
+        Field(
+            ge=10,
+            le=3600,
+            description="Window of steady figures: service time and verdicts. Default 60.",
+        ),
+    ] = None
 
     @property
     def fast(self) -> int:
@@ -63,7 +70,9 @@ class ScaleUp(ApiModel):
     cooldown_seconds: Annotated[
         int | None,
         Field(
-            ge=0, le=3600, description="Pause after a growth. Default: to the first scrape after it is in force; 8 s before a change was measured."
+            ge=0,
+            le=3600,
+            description="Pause after a growth. Default: to the first scrape after it is in force; 8 s before a change was measured.",
         ),
     ] = None
 
@@ -71,8 +80,18 @@ class ScaleUp(ApiModel):
 class ScaleDown(ApiModel):
     """Shrinking of counts."""
 
-    stabilization_seconds: Annotated[int, Field(ge=0, le=86400, description="A count goes down only to what sufficed all this time.")] = 180
-    max_step_percent: Annotated[int, Field(ge=1, le=100, description="Largest share of the instances that one step down removes; one at least.")] = 33
+    stabilization_seconds: Annotated[
+        int,
+        Field(ge=0, le=86400, description="A count goes down only to what sufficed all this time."),
+    ] = 180
+    max_step_percent: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=100,
+            description="Largest share of the instances that one step down removes; one at least.",
+        ),
+    ] = 33
 
 
 class PodBounds(ApiModel):
@@ -99,29 +118,57 @@ class PodBounds(ApiModel):
 class Scaling(ApiModel):
     """Live scaling of CPU steps: counts change in place, over gRPC, without a restart and without a lost request."""
 
-    mode: Annotated[ScalingMode, Field(description="Active; Advisory decides and publishes, and changes nothing; Disabled does not look.")] = (
-        ScalingMode.ACTIVE
-    )
+    mode: Annotated[
+        ScalingMode,
+        Field(
+            description="Active; Advisory decides and publishes, and changes nothing; Disabled does not look."
+        ),
+    ] = ScalingMode.ACTIVE
     target_utilization_percent: Annotated[
-        int | None, Field(ge=10, le=95, description="Busy share of the scaled step that is aimed at. Default 70.")
+        int | None,
+        Field(
+            ge=10, le=95, description="Busy share of the scaled step that is aimed at. Default 70."
+        ),
     ] = None
     scale_up_threshold_percent: Annotated[
         int | None,
-        Field(ge=10, le=100, description="Below this busy share, and without a wait, nothing grows. Default 80, or the target where that is higher."),
+        Field(
+            ge=10,
+            le=100,
+            description="Below this busy share, and without a wait, nothing grows. Default 80, or the target where that is higher.",
+        ),
     ] = None
-    windows: Annotated[Windows, Field(description="Times over which signals are looked at.")] = Windows()
+    windows: Annotated[Windows, Field(description="Times over which signals are looked at.")] = (
+        Windows()
+    )
     scale_up: Annotated[ScaleUp, Field(description="Growth of counts.")] = ScaleUp()
     scale_down: Annotated[ScaleDown, Field(description="Shrinking of counts.")] = ScaleDown()
-    backlog_drain_seconds: Annotated[int, Field(ge=1, le=3600, description="Time within which a backlog is to be worked off.")] = 10
-    stale_after_seconds: Annotated[int, Field(ge=10, le=3600, description="Metrics that are so old count as away, and fallback applies.")] = 60
+    backlog_drain_seconds: Annotated[
+        int, Field(ge=1, le=3600, description="Time within which a backlog is to be worked off.")
+    ] = 10
+    stale_after_seconds: Annotated[
+        int,
+        Field(
+            ge=10,
+            le=3600,
+            description="Metrics that are so old count as away, and fallback applies.",
+        ),
+    ] = 60
     fallback: Annotated[
         ScalingFallback,
-        Field(description="Without metrics: RecentMax (highest count of the last 15 minutes) and Initial go up only; Hold changes nothing."),
+        Field(
+            description="Without metrics: RecentMax (highest count of the last 15 minutes) and Initial go up only; Hold changes nothing."
+        ),
     ] = ScalingFallback.RECENT_MAX
-    max_direction_changes_per_hour: Annotated[int, Field(ge=1, le=120, description="After so many, counts only grow until the hour is over.")] = 6
+    max_direction_changes_per_hour: Annotated[
+        int,
+        Field(ge=1, le=120, description="After so many, counts only grow until the hour is over."),
+    ] = 6
     pods: Annotated[
         PodBounds | None,
-        Field(description="Also change the number of pods, when counts cannot help. It owns the number then, not replicas. Default: none."),
+        Field(
+            description="Also change the number of pods, when counts cannot help. It owns the number then, not replicas. Default: none."
+        ),
     ] = None
     cpu_resize: Annotated[
         CpuResize | None,
@@ -130,14 +177,19 @@ class Scaling(ApiModel):
         ),
     ] = None
     prometheus_ref: Annotated[
-        ObjectName, Field(description="One of the operator's named Prometheus connections. Without any, pods are read directly.")
+        ObjectName,
+        Field(
+            description="One of the operator's named Prometheus connections. Without any, pods are read directly."
+        ),
     ] = "default"
 
     rules = (
         Rule(
             cel="!has(self.scaleUpThresholdPercent) || self.scaleUpThresholdPercent >= (has(self.targetUtilizationPercent) ? self.targetUtilizationPercent : 70)",
             message="scaleUpThresholdPercent must be at least targetUtilizationPercent",
-            holds=lambda s: s.scale_up_threshold_percent is None or s.scale_up_threshold_percent >= s.target,
+            holds=lambda s: (
+                s.scale_up_threshold_percent is None or s.scale_up_threshold_percent >= s.target
+            ),
             field="scaleUpThresholdPercent",
         ),
         Rule(

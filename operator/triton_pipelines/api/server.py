@@ -7,7 +7,17 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .base import ApiModel, LabelKey, ObjectName, Passthrough, Quantity, Rule, Switch, TensorName, Text
+from .base import (
+    ApiModel,
+    LabelKey,
+    ObjectName,
+    Passthrough,
+    Quantity,
+    Rule,
+    Switch,
+    TensorName,
+    Text,
+)
 from .tensors import ATOMIC, BY_NAME
 
 PRESERVE = {"x-kubernetes-preserve-unknown-fields": True}
@@ -35,11 +45,24 @@ class LocalReference(ApiModel):
 class EnvVar(ApiModel):
     """An environment variable of the Triton container."""
 
-    name: Annotated[str, Field(min_length=1, max_length=253, pattern=ENV_NAME_PATTERN, description="Name of the variable.")]
-    value: Annotated[Text | None, Field(description="Text of the variable; a secret belongs into valueFrom.")] = None
+    name: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=253,
+            pattern=ENV_NAME_PATTERN,
+            description="Name of the variable.",
+        ),
+    ]
+    value: Annotated[
+        Text | None, Field(description="Text of the variable; a secret belongs into valueFrom.")
+    ] = None
     value_from: Annotated[
         Passthrough | None,
-        Field(description="A reference as in a Pod: secretKeyRef, configMapKeyRef, fieldRef or resourceFieldRef.", json_schema_extra=PRESERVE),
+        Field(
+            description="A reference as in a Pod: secretKeyRef, configMapKeyRef, fieldRef or resourceFieldRef.",
+            json_schema_extra=PRESERVE,
+        ),
     ] = None
 
 
@@ -48,7 +71,12 @@ class Gpu(ApiModel):
 
     count: Annotated[int, Field(ge=0, le=64, description="GPUs per pod; 0: CPU only.")] = 1
     resource_name: Annotated[
-        str, Field(max_length=253, pattern=RESOURCE_PATTERN, description="Extended resource that is asked for, such as a MIG slice.")
+        str,
+        Field(
+            max_length=253,
+            pattern=RESOURCE_PATTERN,
+            description="Extended resource that is asked for, such as a MIG slice.",
+        ),
     ] = "nvidia.com/gpu"
     products: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=63)], ...],
@@ -60,14 +88,18 @@ class Gpu(ApiModel):
     ] = ()
     claim_template: Annotated[
         ObjectName | None,
-        Field(description="Dynamic resource allocation: a ResourceClaimTemplate of the namespace that gives the GPUs, instead of count."),
+        Field(
+            description="Dynamic resource allocation: a ResourceClaimTemplate of the namespace that gives the GPUs, instead of count."
+        ),
     ] = None
 
     rules = (
         Rule(
             cel="!has(self.claimTemplate) || (!has(self.count) || self.count == 1) && (!has(self.resourceName) || self.resourceName == 'nvidia.com/gpu')",
             message="claimTemplate takes the place of count and resourceName: the template says how many of which; remove them",
-            holds=lambda g: g.claim_template is None or (g.count == 1 and g.resource_name == "nvidia.com/gpu"),
+            holds=lambda g: (
+                g.claim_template is None or (g.count == 1 and g.resource_name == "nvidia.com/gpu")
+            ),
             field="claimTemplate",
         ),
     )
@@ -77,7 +109,10 @@ class ModelCache(ApiModel):
     """A volume that pods share for sources and TensorRT engines."""
 
     claim_name: Annotated[
-        ObjectName, Field(description="A PersistentVolumeClaim of the namespace; ReadWriteMany where pods run on more than one node.")
+        ObjectName,
+        Field(
+            description="A PersistentVolumeClaim of the namespace; ReadWriteMany where pods run on more than one node."
+        ),
     ]
 
 
@@ -85,14 +120,20 @@ class ResourceList(ApiModel):
     """Compute resources of the Triton container; GPUs come from server.gpu."""
 
     cpu: Annotated[Quantity | None, Field(description="Cores, such as 2 or 500m.")] = None
-    memory: Annotated[Quantity | None, Field(description="Memory; the shared memory counts into the limit.")] = None
+    memory: Annotated[
+        Quantity | None, Field(description="Memory; the shared memory counts into the limit.")
+    ] = None
 
 
 class Resources(ApiModel):
     """Requests and limits; what is left out is computed from instances."""
 
-    requests: Annotated[ResourceList, Field(description="What the scheduler reserves.")] = ResourceList()
-    limits: Annotated[ResourceList, Field(description="What the container may use at most.")] = ResourceList()
+    requests: Annotated[ResourceList, Field(description="What the scheduler reserves.")] = (
+        ResourceList()
+    )
+    limits: Annotated[ResourceList, Field(description="What the container may use at most.")] = (
+        ResourceList()
+    )
 
 
 class ServiceType(StrEnum):
@@ -108,18 +149,26 @@ class Service(ApiModel):
 
     type: Annotated[ServiceType, Field(description="Kind of Service.")] = ServiceType.CLUSTER_IP
     annotations: Annotated[
-        dict[LabelKey, Text], Field(max_length=64, description="Annotations of the Service, for load balancers and the like.")
+        dict[LabelKey, Text],
+        Field(
+            max_length=64,
+            description="Annotations of the Service, for load balancers and the like.",
+        ),
     ] = {}
 
 
 class NetworkPolicy(ApiModel):
     """Who may reach the ports. What they may do there is the control key's business."""
 
-    mode: Annotated[Switch, Field(description="Disabled: no NetworkPolicy is made.")] = Switch.ENABLED
+    mode: Annotated[Switch, Field(description="Disabled: no NetworkPolicy is made.")] = (
+        Switch.ENABLED
+    )
     inference_from: Annotated[
         tuple[Passthrough, ...],
         Field(
-            max_length=32, description="NetworkPolicy peers that may infer; empty: everyone.", json_schema_extra={**ATOMIC, "items-preserve": True}
+            max_length=32,
+            description="NetworkPolicy peers that may infer; empty: everyone.",
+            json_schema_extra={**ATOMIC, "items-preserve": True},
         ),
     ] = ()
     metrics_from: Annotated[
@@ -142,9 +191,15 @@ class DisruptionBudget(StrEnum):
 class Server(ApiModel):
     """The Triton pods."""
 
-    image: Annotated[str | None, Field(min_length=1, max_length=512, pattern=IMAGE_PATTERN, description="Triton image. Default: the operator's.")] = (
-        None
-    )
+    image: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=512,
+            pattern=IMAGE_PATTERN,
+            description="Triton image. Default: the operator's.",
+        ),
+    ] = None
     version: Annotated[
         str | None,
         Field(
@@ -162,25 +217,45 @@ class Server(ApiModel):
     image_pull_policy: Annotated[ImagePullPolicy | None, Field(description="As in a Pod.")] = None
     image_pull_secrets: Annotated[
         tuple[LocalReference, ...],
-        Field(max_length=16, description="As in a Pod.", json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+        Field(
+            max_length=16,
+            description="As in a Pod.",
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["name"],
+            },
+        ),
     ] = ()
     service_account_name: Annotated[
-        ObjectName | None, Field(description="Service account of the pods (for workload identity); its token is not mounted into Triton.")
+        ObjectName | None,
+        Field(
+            description="Service account of the pods (for workload identity); its token is not mounted into Triton."
+        ),
     ] = None
     env: Annotated[
         tuple[EnvVar, ...],
         Field(
             max_length=64,
             description="Further environment variables of Triton.",
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["name"],
+            },
         ),
     ] = ()
     args: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...],
-        Field(max_length=64, description="Further arguments of tritonserver; one that the operator owns is refused.", json_schema_extra=ATOMIC),
+        Field(
+            max_length=64,
+            description="Further arguments of tritonserver; one that the operator owns is refused.",
+            json_schema_extra=ATOMIC,
+        ),
     ] = ()
     gpu: Annotated[Gpu, Field(description="GPUs of one pod.")] = Gpu()
-    node_selector: Annotated[dict[LabelKey, Annotated[str, Field(max_length=63)]], Field(max_length=32, description="As in a Pod.")] = {}
+    node_selector: Annotated[
+        dict[LabelKey, Annotated[str, Field(max_length=63)]],
+        Field(max_length=32, description="As in a Pod."),
+    ] = {}
     tolerations: Annotated[
         tuple[Passthrough, ...],
         Field(
@@ -189,11 +264,15 @@ class Server(ApiModel):
             json_schema_extra={**ATOMIC, "items-preserve": True},
         ),
     ] = ()
-    affinity: Annotated[Passthrough | None, Field(description="As in a Pod.", json_schema_extra=PRESERVE)] = None
+    affinity: Annotated[
+        Passthrough | None, Field(description="As in a Pod.", json_schema_extra=PRESERVE)
+    ] = None
     topology_spread_constraints: Annotated[
         tuple[Passthrough, ...],
         Field(
-            max_length=16, description="As in a Pod. Default: spread over nodes where possible.", json_schema_extra={**ATOMIC, "items-preserve": True}
+            max_length=16,
+            description="As in a Pod. Default: spread over nodes where possible.",
+            json_schema_extra={**ATOMIC, "items-preserve": True},
         ),
     ] = ()
     runtime_class_name: Annotated[ObjectName | None, Field(description="As in a Pod.")] = None
@@ -204,9 +283,17 @@ class Server(ApiModel):
             description="CPU and memory of the Triton container. Default: its own need and initial (requests) or max (limits) times resourcesPerInstance."
         ),
     ] = Resources()
-    shared_memory: Annotated[Quantity | None, Field(description="Size of /dev/shm. Default: computed from the number of python instances.")] = None
+    shared_memory: Annotated[
+        Quantity | None,
+        Field(
+            description="Size of /dev/shm. Default: computed from the number of python instances."
+        ),
+    ] = None
     model_cache: Annotated[
-        ModelCache | None, Field(description="A volume shared by pods for sources and engines. Default: each pod fetches its own.")
+        ModelCache | None,
+        Field(
+            description="A volume shared by pods for sources and engines. Default: each pod fetches its own."
+        ),
     ] = None
     pod_template: Annotated[
         Passthrough | None,
@@ -216,10 +303,14 @@ class Server(ApiModel):
         ),
     ] = None
     service: Annotated[Service, Field(description="The Service in front of the pods.")] = Service()
-    network_policy: Annotated[NetworkPolicy, Field(description="Who may reach the ports.")] = NetworkPolicy()
+    network_policy: Annotated[NetworkPolicy, Field(description="Who may reach the ports.")] = (
+        NetworkPolicy()
+    )
     disruption_budget: Annotated[
         DisruptionBudget,
-        Field(description="Auto: none with one replica (it would block drains), else at most one pod away; unhealthy pods can always be evicted."),
+        Field(
+            description="Auto: none with one replica (it would block drains), else at most one pod away; unhealthy pods can always be evicted."
+        ),
     ] = DisruptionBudget.AUTO
 
 
@@ -241,11 +332,24 @@ class Rollout(ApiModel):
             description="Surge starts a new pod first; NoSurge takes one old pod away first; Recreate takes all; Auto tries a surge pod and falls back to NoSurge where the scheduler finds no room."
         ),
     ] = RolloutStrategy.AUTO
-    progress_deadline_seconds: Annotated[int, Field(ge=10, le=86400, description="After this long without progress the rollout has failed.")] = 900
+    progress_deadline_seconds: Annotated[
+        int,
+        Field(
+            ge=10, le=86400, description="After this long without progress the rollout has failed."
+        ),
+    ] = 900
     drain_seconds: Annotated[
-        int, Field(ge=0, le=3600, description="Wait of a leaving pod before Triton is told to stop; then Triton's exit timeout is as long again.")
+        int,
+        Field(
+            ge=0,
+            le=3600,
+            description="Wait of a leaving pod before Triton is told to stop; then Triton's exit timeout is as long again.",
+        ),
     ] = 30
-    revision_history_limit: Annotated[int, Field(ge=1, le=20, description="Old revisions whose ConfigMaps and ReplicaSets are kept.")] = 3
+    revision_history_limit: Annotated[
+        int,
+        Field(ge=1, le=20, description="Old revisions whose ConfigMaps and ReplicaSets are kept."),
+    ] = 3
 
 
 class InferenceHealth(StrEnum):
@@ -261,7 +365,9 @@ class ExampleInput(ApiModel):
     name: Annotated[TensorName, Field(description="Name of the pipeline's input.")]
     shape: Annotated[
         tuple[Annotated[int, Field(ge=1, le=2**31 - 1)], ...],
-        Field(max_length=17, description="Its shape, with the batch axis.", json_schema_extra=ATOMIC),
+        Field(
+            max_length=17, description="Its shape, with the batch axis.", json_schema_extra=ATOMIC
+        ),
     ]
     data: Annotated[
         tuple[Annotated[str, Field(max_length=65536)], ...],
@@ -279,20 +385,33 @@ class Health(ApiModel):
 
     inference: Annotated[
         InferenceHealth,
-        Field(description="Auto: each ready pod is asked with an example, which text pipelines need not give. Disabled: none is."),
+        Field(
+            description="Auto: each ready pod is asked with an example, which text pipelines need not give. Disabled: none is."
+        ),
     ] = InferenceHealth.AUTO
-    text: Annotated[Text | None, Field(description="The example text, for every input of text. Default: a short sentence.")] = None
+    text: Annotated[
+        Text | None,
+        Field(description="The example text, for every input of text. Default: a short sentence."),
+    ] = None
     inputs: Annotated[
         tuple[ExampleInput, ...],
-        Field(max_length=64, description="An example request, for pipelines that read more than text.", json_schema_extra=BY_NAME),
+        Field(
+            max_length=64,
+            description="An example request, for pipelines that read more than text.",
+            json_schema_extra=BY_NAME,
+        ),
     ] = ()
-    period_seconds: Annotated[int, Field(ge=5, le=3600, description="Time between two inferences.")] = 30
+    period_seconds: Annotated[
+        int, Field(ge=5, le=3600, description="Time between two inferences.")
+    ] = 30
 
     rules = (
         Rule(
             cel="!(has(self.text) || has(self.inputs)) || !has(self.inference) || self.inference != 'Disabled'",
             message="text and inputs have no effect with inference Disabled; remove one of them",
-            holds=lambda h: (h.text is None and not h.inputs) or h.inference is not InferenceHealth.DISABLED,
+            holds=lambda h: (
+                (h.text is None and not h.inputs) or h.inference is not InferenceHealth.DISABLED
+            ),
             field="inference",
         ),
         Rule(

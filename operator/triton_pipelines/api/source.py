@@ -40,7 +40,9 @@ class SecretReference(ApiModel):
 class CertificateReference(ApiModel):
     """A ConfigMap of the pipeline's namespace with a CA bundle."""
 
-    name: Annotated[ObjectName, Field(description="Name of the ConfigMap that holds the CA bundle.")]
+    name: Annotated[
+        ObjectName, Field(description="Name of the ConfigMap that holds the CA bundle.")
+    ]
     key: Annotated[DataKey, Field(description="Key of the PEM bundle in the ConfigMap.")] = "ca.crt"
 
 
@@ -74,9 +76,14 @@ class Source(ApiModel):
             description="File inside the folder or repository that the URI names. Left out: the file's usual name.",
         ),
     ] = None
-    sha256: Annotated[str | None, Field(pattern=SHA256_PATTERN, max_length=64, description="SHA-256 that the file must have, in lower-case hex.")] = (
-        None
-    )
+    sha256: Annotated[
+        str | None,
+        Field(
+            pattern=SHA256_PATTERN,
+            max_length=64,
+            description="SHA-256 that the file must have, in lower-case hex.",
+        ),
+    ] = None
     endpoint: Annotated[
         str | None,
         Field(
@@ -86,8 +93,14 @@ class Source(ApiModel):
         ),
     ] = None
     region: Annotated[str | None, Field(max_length=64, description="Region of the bucket.")] = None
-    secret_ref: Annotated[SecretReference | None, Field(description="Credentials. Left out: none, or the pod's workload identity.")] = None
-    ca_ref: Annotated[CertificateReference | None, Field(description="CA bundle for the source's server, beside the system's.")] = None
+    secret_ref: Annotated[
+        SecretReference | None,
+        Field(description="Credentials. Left out: none, or the pod's workload identity."),
+    ] = None
+    ca_ref: Annotated[
+        CertificateReference | None,
+        Field(description="CA bundle for the source's server, beside the system's."),
+    ] = None
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -105,7 +118,10 @@ class Source(ApiModel):
         Rule(
             cel="!self.uri.matches('^(configmap|pvc)://') || !(has(self.secretRef) || has(self.revision) || has(self.caRef))",
             message="configmap:// and pvc:// sources are mounted and take no secretRef, caRef or revision; remove them",
-            holds=lambda s: _scheme(s) not in ("configmap", "pvc") or not (s.secret_ref or s.revision or s.ca_ref),
+            holds=lambda s: (
+                _scheme(s) not in ("configmap", "pvc")
+                or not (s.secret_ref or s.revision or s.ca_ref)
+            ),
         ),
         Rule(
             cel=f"!self.uri.startsWith('configmap://') || self.uri.matches('{_CONFIGMAP}')",

@@ -18,15 +18,31 @@ Long = Annotated[str, Field(max_length=4096)]
 class ConditionStatus(ApiModel):
     """One condition."""
 
-    type: Annotated[str, Field(max_length=64, description="Ready, Available, Reconciling, Stalled or ModelsReady.")]
-    status: Annotated[Literal["True", "False", "Unknown"], Field(description="True, False or Unknown.")]
+    type: Annotated[
+        str,
+        Field(max_length=64, description="Ready, Available, Reconciling, Stalled or ModelsReady."),
+    ]
+    status: Annotated[
+        Literal["True", "False", "Unknown"], Field(description="True, False or Unknown.")
+    ]
     reason: Annotated[str, Field(max_length=128, description="One CamelCase word for the cause.")]
     message: Annotated[Long, Field(description="What it is, in words and numbers, and what to do.")]
     observed_generation: Annotated[
-        int, Field(ge=0, le=2**53, description="Generation of the spec that it speaks of.", json_schema_extra={"format": "int64"})
+        int,
+        Field(
+            ge=0,
+            le=2**53,
+            description="Generation of the spec that it speaks of.",
+            json_schema_extra={"format": "int64"},
+        ),
     ] = 0
     last_transition_time: Annotated[
-        str, Field(max_length=64, description="When the status value last changed.", json_schema_extra={"format": "date-time"})
+        str,
+        Field(
+            max_length=64,
+            description="When the status value last changed.",
+            json_schema_extra={"format": "date-time"},
+        ),
     ]
 
 
@@ -42,11 +58,17 @@ class TensorStatus(ApiModel):
     """A tensor of the public interface."""
 
     name: Annotated[Short, Field(description="Name that clients use.")]
-    data_type: Annotated[Short, Field(description="Element type as clients send it (BYTES for text).")]
+    data_type: Annotated[
+        Short, Field(description="Element type as clients send it (BYTES for text).")
+    ]
     shape: Annotated[
         tuple[Annotated[int, Field(ge=-1, le=2**31 - 1)], ...],
         # One more than the spec's dims may have: the batch axis.
-        Field(max_length=17, description="Shape with the batch axis; -1: any length.", json_schema_extra=ATOMIC),
+        Field(
+            max_length=17,
+            description="Shape with the batch axis; -1: any length.",
+            json_schema_extra=ATOMIC,
+        ),
     ]
 
 
@@ -54,8 +76,14 @@ class EnsembleStatus(ApiModel):
     """What a client needs to know."""
 
     model_name: Annotated[Short, Field(description="Model that clients call.")] = ""
-    inputs: Annotated[tuple[TensorStatus, ...], Field(max_length=64, description="Inputs, in order.", json_schema_extra=ATOMIC)] = ()
-    outputs: Annotated[tuple[TensorStatus, ...], Field(max_length=64, description="Outputs, in order.", json_schema_extra=ATOMIC)] = ()
+    inputs: Annotated[
+        tuple[TensorStatus, ...],
+        Field(max_length=64, description="Inputs, in order.", json_schema_extra=ATOMIC),
+    ] = ()
+    outputs: Annotated[
+        tuple[TensorStatus, ...],
+        Field(max_length=64, description="Outputs, in order.", json_schema_extra=ATOMIC),
+    ] = ()
 
 
 class StepStatus(ApiModel):
@@ -69,9 +97,18 @@ class StepStatus(ApiModel):
     reason: Annotated[Long, Field(description="Triton's own reason, where one is not ready.")] = ""
     instances: Annotated[Count, Field(description="Instances in a pod.")] = 0
     desired_instances: Annotated[Count, Field(description="Instances that a pod should run.")] = 0
-    pods_with_desired_instances: Annotated[Count, Field(description="Pods that report the wanted number of instances.")] = 0
-    verdict: Annotated[Short, Field(description="What limits the step, where it is scaled: TokenizerBound, GPUBound, Balanced and more.")] = ""
-    verdict_reason: Annotated[Long, Field(description="The numbers behind the verdict, in words.")] = ""
+    pods_with_desired_instances: Annotated[
+        Count, Field(description="Pods that report the wanted number of instances.")
+    ] = 0
+    verdict: Annotated[
+        Short,
+        Field(
+            description="What limits the step, where it is scaled: TokenizerBound, GPUBound, Balanced and more."
+        ),
+    ] = ""
+    verdict_reason: Annotated[
+        Long, Field(description="The numbers behind the verdict, in words.")
+    ] = ""
 
 
 class TokenizerStatus(ApiModel):
@@ -94,13 +131,35 @@ class SourceStatus(ApiModel):
 class ProvenPadding(ApiModel):
     """A padding that a tuning run has proven for one spec."""
 
-    fingerprint: Annotated[Short, Field(description="Hash of all that a padding's cost depends on in the spec that it holds for.")] = ""
+    fingerprint: Annotated[
+        Short,
+        Field(
+            description="Hash of all that a padding's cost depends on in the spec that it holds for."
+        ),
+    ] = ""
     padding: Annotated[Short, Field(description="Ragged, Fixed, Bucketed or Longest.")] = ""
-    buckets: Annotated[tuple[Count, ...], Field(max_length=32, description="Tokens of the buckets of Bucketed.", json_schema_extra=ATOMIC)] = ()
+    buckets: Annotated[
+        tuple[Count, ...],
+        Field(
+            max_length=32,
+            description="Tokens of the buckets of Bucketed.",
+            json_schema_extra=ATOMIC,
+        ),
+    ] = ()
     reason: Annotated[Short, Field(description="The proven gain.")] = ""
     request: Annotated[Short, Field(description="Request of the run that proved it.")] = ""
-    time: Annotated[str | None, Field(max_length=64, description="When that ended.", json_schema_extra={"format": "date-time"})] = None
-    barred: Annotated[Short, Field(description="Why it was taken back, and is not taken again until another run proves it; empty: it was not.")] = ""
+    time: Annotated[
+        str | None,
+        Field(
+            max_length=64, description="When that ended.", json_schema_extra={"format": "date-time"}
+        ),
+    ] = None
+    barred: Annotated[
+        Short,
+        Field(
+            description="Why it was taken back, and is not taken again until another run proves it; empty: it was not."
+        ),
+    ] = ""
 
 
 class PaddingStatus(ApiModel):
@@ -110,14 +169,25 @@ class PaddingStatus(ApiModel):
     reason: Annotated[Short, Field(description="Why it was chosen.")] = ""
     measured: Annotated[
         tuple[ProvenPadding, ...],
-        Field(max_length=16, description="What tuning runs have proven, for Auto to take with the spec that it holds for.", json_schema_extra=ATOMIC),
+        Field(
+            max_length=16,
+            description="What tuning runs have proven, for Auto to take with the spec that it holds for.",
+            json_schema_extra=ATOMIC,
+        ),
     ] = ()
 
 
 class ScaleEvent(ApiModel):
     """A change of a count."""
 
-    time: Annotated[str, Field(max_length=64, description="When it was decided.", json_schema_extra={"format": "date-time"})]
+    time: Annotated[
+        str,
+        Field(
+            max_length=64,
+            description="When it was decided.",
+            json_schema_extra={"format": "date-time"},
+        ),
+    ]
     step: Annotated[Short, Field(description="Step whose count changed.")]
     from_: Annotated[Count, Field(alias="from", description="Instances before.")] = 0
     to: Annotated[Count, Field(description="Instances after.")] = 0
@@ -139,15 +209,28 @@ class ScalingStatus(ApiModel):
     bottleneck: Annotated[Short, Field(description="What limits the pipeline.")] = ""
     mode: Annotated[Short, Field(description="Mode in force: Active or Advisory.")] = ""
     last_scale_time: Annotated[
-        str | None, Field(max_length=64, description="When a count last changed.", json_schema_extra={"format": "date-time"})
+        str | None,
+        Field(
+            max_length=64,
+            description="When a count last changed.",
+            json_schema_extra={"format": "date-time"},
+        ),
     ] = None
-    history: Annotated[tuple[ScaleEvent, ...], Field(max_length=5, description="The last changes, newest first.", json_schema_extra=ATOMIC)] = ()
+    history: Annotated[
+        tuple[ScaleEvent, ...],
+        Field(
+            max_length=5, description="The last changes, newest first.", json_schema_extra=ATOMIC
+        ),
+    ] = ()
     figures: Annotated[
         tuple[ScalingFigures, ...],
         Field(
             max_length=64,
             description="Figures by step.",
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["step"]},
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["step"],
+            },
         ),
     ] = ()
 
@@ -155,14 +238,38 @@ class ScalingStatus(ApiModel):
 class TuningPoint(ApiModel):
     """One setting that was measured, or whose figures were predicted."""
 
-    name: Annotated[Short, Field(description="What it is: current, recommended, latency first, throughput first or a candidate.")]
-    max_batch_size: Annotated[Count, Field(description="Most rows in a batch of the model step.")] = 0
+    name: Annotated[
+        Short,
+        Field(
+            description="What it is: current, recommended, latency first, throughput first or a candidate."
+        ),
+    ]
+    max_batch_size: Annotated[
+        Count, Field(description="Most rows in a batch of the model step.")
+    ] = 0
     queue_delay_microseconds: Annotated[Count, Field(description="Wait for a fuller batch.")] = 0
-    model_instances: Annotated[Count, Field(description="Copies of the model step in the pod that was measured.")] = 0
-    tokenizer_instances: Annotated[Count, Field(description="Copies of the tokenizer in the pod that was measured; 0: no tokenizer.")] = 0
-    padding: Annotated[Short, Field(description="The padding that it was tried with, where that is another than the pipeline's own.")] = ""
-    requests_per_second: Annotated[Count, Field(description="Requests per second carried under the SLO, or at the tried rate.")] = 0
-    p99_microseconds: Annotated[Count, Field(description="Measured p99; left out where more than one request in a hundred got no answer.")] = 0
+    model_instances: Annotated[
+        Count, Field(description="Copies of the model step in the pod that was measured.")
+    ] = 0
+    tokenizer_instances: Annotated[
+        Count,
+        Field(description="Copies of the tokenizer in the pod that was measured; 0: no tokenizer."),
+    ] = 0
+    padding: Annotated[
+        Short,
+        Field(
+            description="The padding that it was tried with, where that is another than the pipeline's own."
+        ),
+    ] = ""
+    requests_per_second: Annotated[
+        Count, Field(description="Requests per second carried under the SLO, or at the tried rate.")
+    ] = 0
+    p99_microseconds: Annotated[
+        Count,
+        Field(
+            description="Measured p99; left out where more than one request in a hundred got no answer."
+        ),
+    ] = 0
     predicted_p99_microseconds: Annotated[Count, Field(description="Predicted p99; 0: none.")] = 0
     outcome: Annotated[Short, Field(description="WithinSLO, BreaksSLO or Predicted.")] = ""
 
@@ -172,13 +279,28 @@ class TuningStatus(ApiModel):
 
     request: Annotated[Short, Field(description="The request that it answers.")] = ""
     state: Annotated[Short, Field(description="Pending, Running, Succeeded or Failed.")] = ""
-    start_time: Annotated[str | None, Field(max_length=64, description="When it began.", json_schema_extra={"format": "date-time"})] = None
-    completion_time: Annotated[str | None, Field(max_length=64, description="When it ended.", json_schema_extra={"format": "date-time"})] = None
+    start_time: Annotated[
+        str | None,
+        Field(
+            max_length=64, description="When it began.", json_schema_extra={"format": "date-time"}
+        ),
+    ] = None
+    completion_time: Annotated[
+        str | None,
+        Field(
+            max_length=64, description="When it ended.", json_schema_extra={"format": "date-time"}
+        ),
+    ] = None
     revision: Annotated[Short, Field(description="Revision that was measured.")] = ""
     message: Annotated[Long, Field(description="What was found, or why it failed.")] = ""
-    advice: Annotated[Long, Field(description="What limits the pipeline, and what would move it.")] = ""
+    advice: Annotated[
+        Long, Field(description="What limits the pipeline, and what would move it.")
+    ] = ""
     padding: Annotated[
-        Short, Field(description="The cheapest padding by the model step's measured cost, with the milliseconds that a full batch takes with each.")
+        Short,
+        Field(
+            description="The cheapest padding by the model step's measured cost, with the milliseconds that a full batch takes with each."
+        ),
     ] = ""
     patch: Annotated[
         Long,
@@ -186,11 +308,19 @@ class TuningStatus(ApiModel):
             description="Merge patch of the spec, as YAML, to commit; empty: nothing is proven to be better, or nothing but the padding, which Auto takes by itself."
         ),
     ] = ""
-    gain_percent: Annotated[Count, Field(description="Requests per second gained over the current setting.")] = 0
+    gain_percent: Annotated[
+        Count, Field(description="Requests per second gained over the current setting.")
+    ] = 0
     recommended_revision: Annotated[
-        Short, Field(description="Revision that the pipeline has with that patch, and with the padding that was proven.")
+        Short,
+        Field(
+            description="Revision that the pipeline has with that patch, and with the padding that was proven."
+        ),
     ] = ""
-    points: Annotated[tuple[TuningPoint, ...], Field(max_length=32, description="What was measured.", json_schema_extra=ATOMIC)] = ()
+    points: Annotated[
+        tuple[TuningPoint, ...],
+        Field(max_length=32, description="What was measured.", json_schema_extra=ATOMIC),
+    ] = ()
 
 
 class WarningStatus(ApiModel):
@@ -208,7 +338,10 @@ class Status(ApiModel):
         Field(
             max_length=16,
             description="What holds now, by type: Ready, Available and more.",
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["type"],
+            },
         ),
     ] = ()
     observed_generation: Annotated[
@@ -225,22 +358,45 @@ class Status(ApiModel):
     replicas: Annotated[Count, Field(description="Pods.")] = 0
     ready_replicas: Annotated[Count, Field(description="Pods whose ensemble is ready.")] = 0
     updated_replicas: Annotated[Count, Field(description="Pods of the latest revision.")] = 0
-    selector: Annotated[Short, Field(description="Label selector of the pods, for the scale subresource.")] = ""
-    endpoints: Annotated[Endpoints, Field(description="Where clients find the pipeline, inside the cluster.")] = Endpoints()
-    ensemble: Annotated[EnsembleStatus, Field(description="What a client needs to know.")] = EnsembleStatus()
-    steps: Annotated[tuple[StepStatus, ...], Field(max_length=64, description="Each step over all pods.", json_schema_extra=MAP_BY_NAME)] = ()
-    tokenizer: Annotated[TokenizerStatus, Field(description="The tokenizer's count, for people.")] = TokenizerStatus()
+    selector: Annotated[
+        Short, Field(description="Label selector of the pods, for the scale subresource.")
+    ] = ""
+    endpoints: Annotated[
+        Endpoints, Field(description="Where clients find the pipeline, inside the cluster.")
+    ] = Endpoints()
+    ensemble: Annotated[EnsembleStatus, Field(description="What a client needs to know.")] = (
+        EnsembleStatus()
+    )
+    steps: Annotated[
+        tuple[StepStatus, ...],
+        Field(max_length=64, description="Each step over all pods.", json_schema_extra=MAP_BY_NAME),
+    ] = ()
+    tokenizer: Annotated[
+        TokenizerStatus, Field(description="The tokenizer's count, for people.")
+    ] = TokenizerStatus()
     sources: Annotated[
         tuple[SourceStatus, ...],
         Field(
             max_length=64,
             description="What the sources resolved to.",
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["step"]},
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["step"],
+            },
         ),
     ] = ()
-    scaling: Annotated[ScalingStatus, Field(description="What live scaling sees and did.")] = ScalingStatus()
+    scaling: Annotated[ScalingStatus, Field(description="What live scaling sees and did.")] = (
+        ScalingStatus()
+    )
     padding: Annotated[PaddingStatus, Field(description="How tokens are padded.")] = PaddingStatus()
-    tuning: Annotated[TuningStatus, Field(description="What the tuner measured and recommends.")] = TuningStatus()
+    tuning: Annotated[
+        TuningStatus, Field(description="What the tuner measured and recommends.")
+    ] = TuningStatus()
     warnings: Annotated[
-        tuple[WarningStatus, ...], Field(max_length=20, description="What works but is probably not meant.", json_schema_extra=ATOMIC)
+        tuple[WarningStatus, ...],
+        Field(
+            max_length=20,
+            description="What works but is probably not meant.",
+            json_schema_extra=ATOMIC,
+        ),
     ] = ()

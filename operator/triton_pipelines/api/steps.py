@@ -37,7 +37,10 @@ class StepFields(ApiModel):
     """What the model, further steps and auxiliary models have in common."""
 
     platform: Annotated[
-        Platform | None, Field(description="What runs the file: onnxruntime_onnx, tensorrt_plan, pytorch_libtorch, python or vllm.")
+        Platform | None,
+        Field(
+            description="What runs the file: onnxruntime_onnx, tensorrt_plan, pytorch_libtorch, python or vllm."
+        ),
     ] = None
     backend: Annotated[
         str | None,
@@ -50,10 +53,16 @@ class StepFields(ApiModel):
     ] = None
     source: Annotated[
         ModelSource | None,
-        Field(description="The model's file, a folder with its side files, or a folder of numbered versions. Default: spec.source."),
+        Field(
+            description="The model's file, a folder with its side files, or a folder of numbered versions. Default: spec.source."
+        ),
     ] = None
-    python: Annotated[Python | None, Field(description="Needed for platform python, forbidden otherwise.")] = None
-    vllm: Annotated[Vllm | None, Field(description="Platform vllm: arguments of the engine.")] = None
+    python: Annotated[
+        Python | None, Field(description="Needed for platform python, forbidden otherwise.")
+    ] = None
+    vllm: Annotated[Vllm | None, Field(description="Platform vllm: arguments of the engine.")] = (
+        None
+    )
     inputs: Annotated[
         tuple[InputTensor, ...],
         Field(
@@ -64,19 +73,32 @@ class StepFields(ApiModel):
     ] = ()
     outputs: Annotated[
         tuple[OutputTensor, ...],
-        Field(max_length=MAX_TENSORS, description="Output tensors. Needed, but for platform vllm.", json_schema_extra=BY_NAME),
+        Field(
+            max_length=MAX_TENSORS,
+            description="Output tensors. Needed, but for platform vllm.",
+            json_schema_extra=BY_NAME,
+        ),
     ] = ()
     max_batch_size: Annotated[
         int | None,
-        Field(ge=0, le=MAX_BATCH, description="Most rows in a batch; 0: no batching, the batch axis stands in dims. Default 64; 0 for vllm."),
+        Field(
+            ge=0,
+            le=MAX_BATCH,
+            description="Most rows in a batch; 0: no batching, the batch axis stands in dims. Default 64; 0 for vllm.",
+        ),
     ] = None
-    dynamic_batching: Annotated[DynamicBatching | None, Field(description="Batching of this step. Default: on, unless sequenceBatching is set.")] = (
-        None
-    )
+    dynamic_batching: Annotated[
+        DynamicBatching | None,
+        Field(description="Batching of this step. Default: on, unless sequenceBatching is set."),
+    ] = None
     sequence_batching: Annotated[
-        SequenceBatching | None, Field(description="Batching of requests that belong together; excludes dynamicBatching.")
+        SequenceBatching | None,
+        Field(description="Batching of requests that belong together; excludes dynamicBatching."),
     ] = None
-    batch_strategy: Annotated[BatchStrategy | None, Field(description="A custom batching library, on top of dynamicBatching.")] = None
+    batch_strategy: Annotated[
+        BatchStrategy | None,
+        Field(description="A custom batching library, on top of dynamicBatching."),
+    ] = None
     instances: Annotated[Instances, Field(description="Copies of the step in a pod.")] = Instances()
     resources_per_instance: Annotated[
         InstanceResources | None,
@@ -85,10 +107,18 @@ class StepFields(ApiModel):
         ),
     ] = None
     version_policy: Annotated[
-        VersionPolicy | None, Field(description="Which numbered versions are served, where the source is a folder of versions. Default: the latest.")
+        VersionPolicy | None,
+        Field(
+            description="Which numbered versions are served, where the source is a folder of versions. Default: the latest."
+        ),
     ] = None
     version: Annotated[
-        int | None, Field(ge=1, le=2**31 - 1, description="The version that the pipeline calls. Default: the latest that is served.")
+        int | None,
+        Field(
+            ge=1,
+            le=2**31 - 1,
+            description="The version that the pipeline calls. Default: the latest that is served.",
+        ),
     ] = None
     warmup: Annotated[
         Warmup | None,
@@ -96,13 +126,22 @@ class StepFields(ApiModel):
             description="Inferences that a new instance runs before it serves. Default: on where Triton's own backend reads nothing but token tensors."
         ),
     ] = None
-    optimization: Annotated[Optimization | None, Field(description="What the backend makes of the file.")] = None
-    lengths: Annotated[Lengths | None, Field(description="Token range that the file takes, such as a TensorRT plan's profile.")] = None
+    optimization: Annotated[
+        Optimization | None, Field(description="What the backend makes of the file.")
+    ] = None
+    lengths: Annotated[
+        Lengths | None,
+        Field(description="Token range that the file takes, such as a TensorRT plan's profile."),
+    ] = None
     decoupled: Annotated[
-        Switch | None, Field(description="Enabled: the step may answer a request with any number of responses. Default: Disabled; Enabled for vllm.")
+        Switch | None,
+        Field(
+            description="Enabled: the step may answer a request with any number of responses. Default: Disabled; Enabled for vllm."
+        ),
     ] = None
     parameters: Annotated[
-        dict[Annotated[str, Field(max_length=128)], Text], Field(max_length=64, description="Triton model parameters, passed on as written.")
+        dict[Annotated[str, Field(max_length=128)], Text],
+        Field(max_length=64, description="Triton model parameters, passed on as written."),
     ] = {}
     config_patch: Annotated[
         Passthrough | None,
@@ -122,7 +161,10 @@ class StepFields(ApiModel):
         Rule(
             cel="!has(self.backend) || !(self.backend in ['python', 'vllm', 'onnxruntime', 'tensorrt', 'pytorch', 'ensemble'])",
             message="backend is for backends that no platform names; write platform: python, vllm, onnxruntime_onnx, tensorrt_plan or pytorch_libtorch (an ensemble is the pipeline itself)",
-            holds=lambda m: m.backend not in ("python", "vllm", "onnxruntime", "tensorrt", "pytorch", "ensemble"),
+            holds=lambda m: (
+                m.backend
+                not in ("python", "vllm", "onnxruntime", "tensorrt", "pytorch", "ensemble")
+            ),
             field="backend",
         ),
         Rule(
@@ -162,7 +204,10 @@ class StepFields(ApiModel):
             message="batchStrategy works on top of dynamicBatching: not with mode Disabled, never beside sequenceBatching",
             holds=lambda m: (
                 m.batch_strategy is None
-                or (m.sequence_batching is None and (m.dynamic_batching is None or m.dynamic_batching.mode is Switch.ENABLED))
+                or (
+                    m.sequence_batching is None
+                    and (m.dynamic_batching is None or m.dynamic_batching.mode is Switch.ENABLED)
+                )
             ),
             field="batchStrategy",
         ),
@@ -177,13 +222,19 @@ class StepFields(ApiModel):
             cel="!(has(self.lengths) && has(self.lengths.profiles) && size(self.lengths.profiles) > 0)"
             " || has(self.platform) && self.platform == 'tensorrt_plan'",
             message="lengths.profiles is for platform tensorrt_plan only; others write lengths.min and lengths.max",
-            holds=lambda m: m.lengths is None or not m.lengths.profiles or m.platform is Platform.TENSORRT,
+            holds=lambda m: (
+                m.lengths is None or not m.lengths.profiles or m.platform is Platform.TENSORRT
+            ),
             field="lengths.profiles",
         ),
         Rule(
             cel="!has(self.optimization) || !has(self.optimization.tensorrt) || has(self.platform) && self.platform == 'onnxruntime_onnx'",
             message="optimization.tensorrt is TensorRT inside the ONNX Runtime backend: for platform onnxruntime_onnx only",
-            holds=lambda m: m.optimization is None or m.optimization.tensorrt is None or m.platform is Platform.ONNX,
+            holds=lambda m: (
+                m.optimization is None
+                or m.optimization.tensorrt is None
+                or m.platform is Platform.ONNX
+            ),
             field="optimization.tensorrt",
         ),
         Rule(
@@ -197,7 +248,11 @@ class StepFields(ApiModel):
 
 def preferred_fit(limit: int | None, batching: DynamicBatching | None) -> bool:
     """Whether no preferred size is above the step's own ``maxBatchSize``."""
-    return limit is None or batching is None or all(size <= limit for size in batching.preferred_batch_sizes)
+    return (
+        limit is None
+        or batching is None
+        or all(size <= limit for size in batching.preferred_batch_sizes)
+    )
 
 
 class Model(StepFields):
@@ -218,7 +273,9 @@ class Step(StepFields):
             description="Name by which from and status speak of it: a DNS label; tokenizer, model, postprocess and pipeline are taken.",
         ),
     ]
-    model_name: Annotated[TritonName | None, Field(description="Name in the model repository. Default: name.")] = None
+    model_name: Annotated[
+        TritonName | None, Field(description="Name in the model repository. Default: name.")
+    ] = None
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

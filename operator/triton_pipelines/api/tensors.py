@@ -69,7 +69,11 @@ class PublicOutput(ApiModel):
 
     name: Annotated[TensorName, Field(description="Name that clients use.")]
     from_: Annotated[
-        TensorReference, Field(alias="from", description="The tensor that is answered: STEP.OUTPUT, of any step, split at the first dot.")
+        TensorReference,
+        Field(
+            alias="from",
+            description="The tensor that is answered: STEP.OUTPUT, of any step, split at the first dot.",
+        ),
     ]
 
 
@@ -82,7 +86,9 @@ class OutputTensor(ApiModel):
     reshape: Annotated[
         tuple[Dimension, ...] | None,
         Field(
-            max_length=MAX_DIMS, description="Shape that the model itself has where it differs from dims; [] for a scalar.", json_schema_extra=ATOMIC
+            max_length=MAX_DIMS,
+            description="Shape that the model itself has where it differs from dims; [] for a scalar.",
+            json_schema_extra=ATOMIC,
         ),
     ] = None
 
@@ -97,7 +103,12 @@ class InputTensor(OutputTensor):
             description="The tensor it reads: STEP.OUTPUT or pipeline.INPUT. Left out: the tokenizer's tensor of that usual name, or the pipeline's input of that name.",
         ),
     ] = None
-    optional: Annotated[Switch | None, Field(description="Enabled: a request may leave it out, and without from nothing feeds it.")] = None
+    optional: Annotated[
+        Switch | None,
+        Field(
+            description="Enabled: a request may leave it out, and without from nothing feeds it."
+        ),
+    ] = None
     ragged: Annotated[
         Switch | None,
         Field(

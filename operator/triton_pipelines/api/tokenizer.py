@@ -7,7 +7,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import ApiModel, Dimension, Passthrough, Rule, Switch, TensorName, TensorReference, TritonName
+from .base import (
+    ApiModel,
+    Dimension,
+    Passthrough,
+    Rule,
+    Switch,
+    TensorName,
+    TensorReference,
+    TritonName,
+)
 from .batching import MAX_BATCH, DynamicBatching
 from .instances import Copies, InstanceResources
 from .optimization import MAX_TOKENS
@@ -46,13 +55,27 @@ class Truncation(StrEnum):
 class TokenizerInputs(ApiModel):
     """Which texts the tokenizer reads."""
 
-    text: Annotated[TensorName, Field(description="The text (BYTES): name of the pipeline's input, and of the tokenizer's.")] = "TEXT"
+    text: Annotated[
+        TensorName,
+        Field(
+            description="The text (BYTES): name of the pipeline's input, and of the tokenizer's."
+        ),
+    ] = "TEXT"
     text_from: Annotated[
         TensorReference | None,
-        Field(description="Where it comes from, if not from the pipeline's input of that name: STEP.OUTPUT of an earlier step."),
+        Field(
+            description="Where it comes from, if not from the pipeline's input of that name: STEP.OUTPUT of an earlier step."
+        ),
     ] = None
-    text_pair: Annotated[TensorName | None, Field(description="The second text of a pair, row by row, as rerankers and NLI models read it.")] = None
-    text_pair_from: Annotated[TensorReference | None, Field(description="Where the second text comes from; as textFrom.")] = None
+    text_pair: Annotated[
+        TensorName | None,
+        Field(
+            description="The second text of a pair, row by row, as rerankers and NLI models read it."
+        ),
+    ] = None
+    text_pair_from: Annotated[
+        TensorReference | None, Field(description="Where the second text comes from; as textFrom.")
+    ] = None
 
     rules = (
         Rule(
@@ -74,7 +97,12 @@ class TokenizerOutput(ApiModel):
     """One output tensor of the tokenizer."""
 
     name: Annotated[TensorName, Field(description="Name of the tensor in Triton.")]
-    tensor: Annotated[TokenTensor | None, Field(description="What it carries. Left out: told by a usual name such as input_ids, in any case.")] = None
+    tensor: Annotated[
+        TokenTensor | None,
+        Field(
+            description="What it carries. Left out: told by a usual name such as input_ids, in any case."
+        ),
+    ] = None
     data_type: Annotated[
         Literal[DataType.INT32, DataType.INT64] | None,
         Field(description="INT64 or INT32. Left out: that of the input that reads it, else INT64."),
@@ -93,10 +121,14 @@ class TokenizerOutput(ApiModel):
 class Tokenizer(ApiModel):
     """The CPU step that turns text into tokens: with the Rust tokenizers library, or with own code."""
 
-    model_name: Annotated[TritonName, Field(description="Name in the model repository.")] = "tokenizer"
+    model_name: Annotated[TritonName, Field(description="Name in the model repository.")] = (
+        "tokenizer"
+    )
     type: Annotated[
         TokenizerType | None,
-        Field(description="HuggingFace (the default): tokenizer.json through the Rust tokenizers library. Python: own model.py."),
+        Field(
+            description="HuggingFace (the default): tokenizer.json through the Rust tokenizers library. Python: own model.py."
+        ),
     ] = None
     source: Annotated[
         Source | None,
@@ -105,7 +137,9 @@ class Tokenizer(ApiModel):
         ),
     ] = None
     python: Annotated[OwnCode | None, Field(description="Type Python: the code.")] = None
-    inputs: Annotated[TokenizerInputs, Field(description="Texts that it reads.")] = TokenizerInputs()
+    inputs: Annotated[TokenizerInputs, Field(description="Texts that it reads.")] = (
+        TokenizerInputs()
+    )
     outputs: Annotated[
         tuple[TokenizerOutput, ...],
         Field(
@@ -114,14 +148,18 @@ class Tokenizer(ApiModel):
             json_schema_extra=BY_NAME,
         ),
     ] = ()
-    max_length: Annotated[int | None, Field(ge=1, le=MAX_TOKENS, description="Longest row, in tokens. Default 512.")] = None
+    max_length: Annotated[
+        int | None, Field(ge=1, le=MAX_TOKENS, description="Longest row, in tokens. Default 512.")
+    ] = None
     truncation: Annotated[
         Truncation,
         Field(
             description="LongestFirst cuts a longer text (of a pair, the longer one); OnlyFirst, OnlySecond cut that text of a pair; Refuse answers that request with an error."
         ),
     ] = Truncation.LONGEST_FIRST
-    special_tokens: Annotated[Switch, Field(description="Enabled: the tokenizer's own special tokens are added.")] = Switch.ENABLED
+    special_tokens: Annotated[
+        Switch, Field(description="Enabled: the tokenizer's own special tokens are added.")
+    ] = Switch.ENABLED
     padding: Annotated[
         Padding | None,
         Field(
@@ -138,15 +176,28 @@ class Tokenizer(ApiModel):
     ] = ()
     max_batch_size: Annotated[
         int | None,
-        Field(ge=0, le=MAX_BATCH, description="Most rows in a batch; 0: no batching, clients send texts of shape [n]. Default: the model's."),
+        Field(
+            ge=0,
+            le=MAX_BATCH,
+            description="Most rows in a batch; 0: no batching, clients send texts of shape [n]. Default: the model's.",
+        ),
     ] = None
-    dynamic_batching: Annotated[DynamicBatching | None, Field(description="Batching of this step. Default: on.")] = None
-    instances: Annotated[Copies, Field(description="How many tokenizer processes a pod runs.")] = Copies()
+    dynamic_batching: Annotated[
+        DynamicBatching | None, Field(description="Batching of this step. Default: on.")
+    ] = None
+    instances: Annotated[Copies, Field(description="How many tokenizer processes a pod runs.")] = (
+        Copies()
+    )
     resources_per_instance: Annotated[
-        InstanceResources, Field(description="What one more instance may use; sizes the pod's requests and limits.")
+        InstanceResources,
+        Field(description="What one more instance may use; sizes the pod's requests and limits."),
     ] = InstanceResources()
     config_patch: Annotated[
-        Passthrough | None, Field(description="Further fields of Triton's ModelConfig, as model.configPatch.", json_schema_extra=PRESERVE)
+        Passthrough | None,
+        Field(
+            description="Further fields of Triton's ModelConfig, as model.configPatch.",
+            json_schema_extra=PRESERVE,
+        ),
     ] = None
 
     rules = (
@@ -190,13 +241,18 @@ class Tokenizer(ApiModel):
         Rule(
             cel="has(self.python) || !has(self.outputs) || self.outputs.all(o, !has(o.dims))",
             message="outputs[].dims is for type Python; the shape of tokens follows from padding",
-            holds=lambda t: t.python is not None or all(output.dims is None for output in t.outputs),
+            holds=lambda t: (
+                t.python is not None or all(output.dims is None for output in t.outputs)
+            ),
             field="outputs",
         ),
         Rule(
             cel="!has(self.truncation) || !(self.truncation in ['OnlyFirst', 'OnlySecond']) || has(self.inputs) && has(self.inputs.textPair)",
             message="truncation OnlyFirst and OnlySecond are for text pairs; set inputs.textPair, or write LongestFirst or Refuse",
-            holds=lambda t: t.truncation not in (Truncation.ONLY_FIRST, Truncation.ONLY_SECOND) or t.inputs.text_pair is not None,
+            holds=lambda t: (
+                t.truncation not in (Truncation.ONLY_FIRST, Truncation.ONLY_SECOND)
+                or t.inputs.text_pair is not None
+            ),
             field="truncation",
         ),
     )

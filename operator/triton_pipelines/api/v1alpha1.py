@@ -27,7 +27,9 @@ OTLP_PATTERN = r"^https?://[^\s,]+$"
 class Ensemble(ApiModel):
     """The public face of the pipeline."""
 
-    model_name: Annotated[TritonName | None, Field(description="Name that clients call. Default: metadata.name.")] = None
+    model_name: Annotated[
+        TritonName | None, Field(description="Name that clients call. Default: metadata.name.")
+    ] = None
     inputs: Annotated[
         tuple[PublicInput, ...],
         Field(
@@ -38,11 +40,19 @@ class Ensemble(ApiModel):
     ] = ()
     outputs: Annotated[
         tuple[PublicOutput, ...],
-        Field(max_length=MAX_TENSORS, description="Outputs, in this order, of any step. Default: all of the last step's.", json_schema_extra=BY_NAME),
+        Field(
+            max_length=MAX_TENSORS,
+            description="Outputs, in this order, of any step. Default: all of the last step's.",
+            json_schema_extra=BY_NAME,
+        ),
     ] = ()
     max_batch_size: Annotated[
         int | None,
-        Field(ge=0, le=MAX_BATCH, description="Most rows in a request; 0: the batch axis stands in dims. Default: the smallest of the steps'."),
+        Field(
+            ge=0,
+            le=MAX_BATCH,
+            description="Most rows in a request; 0: the batch axis stands in dims. Default: the smallest of the steps'.",
+        ),
     ] = None
     entry_point: Annotated[
         str | None,
@@ -55,10 +65,17 @@ class Ensemble(ApiModel):
     ] = None
     max_inflight_requests: Annotated[
         int | None,
-        Field(ge=0, le=2**31 - 1, description="Requests that may be under way between two steps; server 25.11 or newer. Default 0: no limit."),
+        Field(
+            ge=0,
+            le=2**31 - 1,
+            description="Requests that may be under way between two steps; server 25.11 or newer. Default 0: no limit.",
+        ),
     ] = None
     response_cache: Annotated[
-        Switch | None, Field(description="Enabled: equal requests are answered from Triton's local response cache. Default: Disabled.")
+        Switch | None,
+        Field(
+            description="Enabled: equal requests are answered from Triton's local response cache. Default: Disabled."
+        ),
     ] = None
 
     rules = (
@@ -67,7 +84,13 @@ class Ensemble(ApiModel):
             message="with entryPoint no ensemble is made: its name, tensors and batch size are the step's own; remove the other fields",
             holds=lambda e: (
                 e.entry_point is None
-                or not (e.model_name or e.inputs or e.outputs or e.max_batch_size is not None or e.max_inflight_requests is not None)
+                or not (
+                    e.model_name
+                    or e.inputs
+                    or e.outputs
+                    or e.max_batch_size is not None
+                    or e.max_inflight_requests is not None
+                )
             ),
             field="entryPoint",
         ),
@@ -77,14 +100,29 @@ class Ensemble(ApiModel):
 class Slo(ApiModel):
     """What clients are promised. Used by warnings, and by the tuner to choose batching."""
 
-    p99_milliseconds: Annotated[int | None, Field(ge=1, le=3_600_000, description="99 of 100 requests are answered within so many milliseconds.")] = (
-        None
-    )
+    p99_milliseconds: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=3_600_000,
+            description="99 of 100 requests are answered within so many milliseconds.",
+        ),
+    ] = None
     network_and_queue_budget_milliseconds: Annotated[
-        int, Field(ge=0, le=3_600_000, description="Share of it that network and queues in front of the server take; it is subtracted first.")
+        int,
+        Field(
+            ge=0,
+            le=3_600_000,
+            description="Share of it that network and queues in front of the server take; it is subtracted first.",
+        ),
     ] = 5
     min_throughput_per_second: Annotated[
-        int | None, Field(ge=1, le=2**31 - 1, description="Requests per second that the pipeline has to carry in one pod. Default: none.")
+        int | None,
+        Field(
+            ge=1,
+            le=2**31 - 1,
+            description="Requests per second that the pipeline has to carry in one pod. Default: none.",
+        ),
     ] = None
 
 
@@ -106,14 +144,28 @@ class Tuning(ApiModel):
             description="Any text, such as a date; a changed one starts a run, on a pod that serves nobody. Default: none.",
         ),
     ] = None
-    mode: Annotated[TuningMode | None, Field(description="Quick: under 3 minutes; Thorough: longer runs, repeated. Default: Quick.")] = None
+    mode: Annotated[
+        TuningMode | None,
+        Field(
+            description="Quick: under 3 minutes; Thorough: longer runs, repeated. Default: Quick."
+        ),
+    ] = None
 
 
 class Tracing(ApiModel):
     """Triton's OpenTelemetry traces."""
 
-    otlp_endpoint: Annotated[str, Field(max_length=512, pattern=OTLP_PATTERN, description="OTLP over HTTP, such as http://collector:4318/v1/traces.")]
-    sample_every: Annotated[int, Field(ge=1, le=1_000_000_000, description="One of so many requests is traced.")] = 1000
+    otlp_endpoint: Annotated[
+        str,
+        Field(
+            max_length=512,
+            pattern=OTLP_PATTERN,
+            description="OTLP over HTTP, such as http://collector:4318/v1/traces.",
+        ),
+    ]
+    sample_every: Annotated[
+        int, Field(ge=1, le=1_000_000_000, description="One of so many requests is traced.")
+    ] = 1000
 
 
 class Presence(StrEnum):
@@ -134,23 +186,50 @@ class Observability(ApiModel):
         ),
     ] = None
     prometheus_rule: Annotated[
-        Presence | None, Field(description="A PrometheusRule with the pipeline's recording rules and alerts. Default: Auto.")
+        Presence | None,
+        Field(
+            description="A PrometheusRule with the pipeline's recording rules and alerts. Default: Auto."
+        ),
     ] = None
 
-    tracing: Annotated[Tracing | None, Field(description="Traces. Triton fixes them at start: a change is a new revision. Default: none.")] = None
+    tracing: Annotated[
+        Tracing | None,
+        Field(
+            description="Traces. Triton fixes them at start: a change is a new revision. Default: none."
+        ),
+    ] = None
 
 
 class Spec(ApiModel):
     """What the user wants."""
 
-    source: Annotated[ModelSource | None, Field(description="One folder that holds tokenizer and model: the default of both.")] = None
+    source: Annotated[
+        ModelSource | None,
+        Field(description="One folder that holds tokenizer and model: the default of both."),
+    ] = None
     replicas: Annotated[int, Field(ge=0, le=10000, description="Pods.")] = 1
-    suspend: Annotated[Switch, Field(description="Enabled: no pods; everything else is kept.")] = Switch.DISABLED
-    tokenizer: Annotated[Tokenizer | None, Field(description="Text to tokens, on CPU. Left out: the pipeline is made of the other steps.")] = None
-    model: Annotated[Model | None, Field(description="The GPU step. Left out: the pipeline is made of steps.")] = None
-    postprocess: Annotated[Postprocess, Field(description="What is made of the model's output.")] = Postprocess()
+    suspend: Annotated[Switch, Field(description="Enabled: no pods; everything else is kept.")] = (
+        Switch.DISABLED
+    )
+    tokenizer: Annotated[
+        Tokenizer | None,
+        Field(
+            description="Text to tokens, on CPU. Left out: the pipeline is made of the other steps."
+        ),
+    ] = None
+    model: Annotated[
+        Model | None, Field(description="The GPU step. Left out: the pipeline is made of steps.")
+    ] = None
+    postprocess: Annotated[
+        Postprocess, Field(description="What is made of the model's output.")
+    ] = Postprocess()
     steps: Annotated[
-        tuple[Step, ...], Field(max_length=MAX_STEPS, description="Further steps, before, beside or after the model.", json_schema_extra=BY_NAME)
+        tuple[Step, ...],
+        Field(
+            max_length=MAX_STEPS,
+            description="Further steps, before, beside or after the model.",
+            json_schema_extra=BY_NAME,
+        ),
     ] = ()
     auxiliary_models: Annotated[
         tuple[Step, ...],
@@ -160,14 +239,20 @@ class Spec(ApiModel):
             json_schema_extra=BY_NAME,
         ),
     ] = ()
-    ensemble: Annotated[Ensemble, Field(description="The public face of the pipeline.")] = Ensemble()
+    ensemble: Annotated[Ensemble, Field(description="The public face of the pipeline.")] = (
+        Ensemble()
+    )
     health: Annotated[Health, Field(description="A real inference per pod.")] = Health()
     server: Annotated[Server, Field(description="The Triton pods.")] = Server()
     rollout: Annotated[Rollout, Field(description="How a new revision takes over.")] = Rollout()
-    scaling: Annotated[Scaling, Field(description="Live scaling of CPU steps, the tokenizer first.")] = Scaling()
+    scaling: Annotated[
+        Scaling, Field(description="Live scaling of CPU steps, the tokenizer first.")
+    ] = Scaling()
     slo: Annotated[Slo, Field(description="What clients are promised.")] = Slo()
     tuning: Annotated[Tuning, Field(description="Batching chosen by measurement.")] = Tuning()
-    observability: Annotated[Observability, Field(description="Traces and metrics of the pods.")] = Observability()
+    observability: Annotated[
+        Observability, Field(description="Traces and metrics of the pods.")
+    ] = Observability()
 
     rules = (
         Rule(
@@ -179,7 +264,12 @@ class Spec(ApiModel):
         Rule(
             cel="!has(self.tokenizer) || has(self.tokenizer.source) || has(self.source) || has(self.tokenizer.python)",
             message="tokenizer.source is needed, or a source for the whole pipeline; type Python may have none",
-            holds=lambda s: s.tokenizer is None or s.tokenizer.source is not None or s.source is not None or s.tokenizer.python is not None,
+            holds=lambda s: (
+                s.tokenizer is None
+                or s.tokenizer.source is not None
+                or s.source is not None
+                or s.tokenizer.python is not None
+            ),
             field="tokenizer.source",
         ),
         Rule(
@@ -199,14 +289,21 @@ class Spec(ApiModel):
         Rule(
             cel="!has(self.tokenizer) || !has(self.model) || self.tokenizer.modelName != self.model.modelName",
             message="modelName must differ between tokenizer and model",
-            holds=lambda s: s.tokenizer is None or s.model is None or s.tokenizer.model_name != s.model.model_name,
+            holds=lambda s: (
+                s.tokenizer is None
+                or s.model is None
+                or s.tokenizer.model_name != s.model.model_name
+            ),
         ),
         Rule(
             cel="!has(self.postprocess) || !has(self.postprocess.type) || self.postprocess.type == 'None'"
             " || (!has(self.tokenizer) || self.postprocess.modelName != self.tokenizer.modelName)"
             " && (!has(self.model) || self.postprocess.modelName != self.model.modelName)",
             message="postprocess.modelName must differ from the tokenizer's and the model's",
-            holds=lambda s: s.postprocess.type in (None, PostprocessType.NONE) or s.postprocess.model_name not in _slot_names(s),
+            holds=lambda s: (
+                s.postprocess.type in (None, PostprocessType.NONE)
+                or s.postprocess.model_name not in _slot_names(s)
+            ),
             field="postprocess.modelName",
         ),
         Rule(
@@ -215,20 +312,28 @@ class Spec(ApiModel):
             " && (!has(self.model) || self.ensemble.modelName != self.model.modelName)"
             " && (!has(self.postprocess) || !has(self.postprocess.type) || self.postprocess.type == 'None' || self.ensemble.modelName != self.postprocess.modelName)",
             message="ensemble.modelName must differ from the tokenizer's, the model's and the postprocess's",
-            holds=lambda s: s.ensemble.model_name is None or s.ensemble.model_name not in _slot_names(s, postprocess=True),
+            holds=lambda s: (
+                s.ensemble.model_name is None
+                or s.ensemble.model_name not in _slot_names(s, postprocess=True)
+            ),
             field="ensemble.modelName",
         ),
         Rule(
             cel="!(has(self.steps) && has(self.auxiliaryModels)) || self.steps.all(s, self.auxiliaryModels.all(a, a.name != s.name))",
             message="a name stands both in steps and in auxiliaryModels; choose another",
-            holds=lambda s: not {step.name for step in s.steps} & {step.name for step in s.auxiliary_models},
+            holds=lambda s: (
+                not {step.name for step in s.steps} & {step.name for step in s.auxiliary_models}
+            ),
             field="auxiliaryModels",
         ),
         Rule(
             cel="!(has(self.model) && has(self.model.instances) && has(self.model.instances.kind) && self.model.instances.kind == 'GPU'"
             " && has(self.server) && has(self.server.gpu) && has(self.server.gpu.count) && self.server.gpu.count == 0)",
             message="instances.kind GPU needs a GPU, but server.gpu.count is 0; set kind to CPU or ask for a GPU",
-            holds=lambda s: s.model is None or not (s.model.instances.kind is InstanceKind.GPU and s.server.gpu.count == 0),
+            holds=lambda s: (
+                s.model is None
+                or not (s.model.instances.kind is InstanceKind.GPU and s.server.gpu.count == 0)
+            ),
             field="model.instances.kind",
         ),
     )
@@ -277,7 +382,10 @@ class InferencePipeline(ApiModel):
         """Name of the model that clients call."""
         entry = self.spec.ensemble.entry_point
         if entry is not None:
-            named = {step.name: step.model_name or step.name for step in (*self.spec.steps, *self.spec.auxiliary_models)}
+            named = {
+                step.name: step.model_name or step.name
+                for step in (*self.spec.steps, *self.spec.auxiliary_models)
+            }
             slots = {"tokenizer": self.spec.tokenizer, "model": self.spec.model}
             named |= {name: slot.model_name for name, slot in slots.items() if slot is not None}
             return named.get(entry, entry)

@@ -10,11 +10,30 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from triton_pipelines.autoscaling.metrics.connection import (
+    Connection,
+    load_connections,
+    single_connection,
+)
+from triton_pipelines.compile.graph.options import (
+    DEFAULT_FAMILY_IMAGES,
+    DEFAULT_LOADER_IMAGE,
+    DEFAULT_SERVER_IMAGE,
+    SUBSTITUTABLE,
+    Options,
+)
 from triton_pipelines.loader.uris import SourceMap
-from triton_pipelines.metrics.connection import Connection, load_connections, single_connection
-from triton_pipelines.pipeline.options import DEFAULT_FAMILY_IMAGES, DEFAULT_LOADER_IMAGE, DEFAULT_SERVER_IMAGE, SUBSTITUTABLE, Options
 
 ENV_PREFIX: Final = "TRITONPIPE_"
 DEFAULT_IMAGE: Final = "default"
@@ -131,7 +150,9 @@ class OperatorConfig(BaseModel):
     def _namespaces_are_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
             if not _DNS_LABEL.fullmatch(name):
-                raise ValueError(f"{name!r} is no namespace name (patterns are not supported: each namespace needs its own role)")
+                raise ValueError(
+                    f"{name!r} is no namespace name (patterns are not supported: each namespace needs its own role)"
+                )
         return tuple(dict.fromkeys(value))
 
     @field_validator("images")
@@ -139,14 +160,18 @@ class OperatorConfig(BaseModel):
     def _images_are_of_known_families(cls, value: Mapping[str, str]) -> Mapping[str, str]:
         known = {DEFAULT_IMAGE: DEFAULT_SERVER_IMAGE, **DEFAULT_FAMILY_IMAGES}
         if unknown := sorted(value.keys() - known.keys()):
-            raise ValueError(f"{', '.join(unknown)}: no family of images; there are {', '.join(known)}")
+            raise ValueError(
+                f"{', '.join(unknown)}: no family of images; there are {', '.join(known)}"
+            )
         return MappingProxyType({**known, **value})
 
     @field_validator("substitute_runner")
     @classmethod
     def _platforms_can_be_substituted(cls, value: frozenset[str]) -> frozenset[str]:
         if unknown := sorted(value - SUBSTITUTABLE):
-            raise ValueError(f"{', '.join(unknown)}: the runner does not run such a platform; it runs {', '.join(sorted(SUBSTITUTABLE))}")
+            raise ValueError(
+                f"{', '.join(unknown)}: the runner does not run such a platform; it runs {', '.join(sorted(SUBSTITUTABLE))}"
+            )
         return value
 
     @field_validator("source_map")
@@ -159,7 +184,9 @@ class OperatorConfig(BaseModel):
     @classmethod
     def _objects_are_known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if unknown := sorted(set(value) - {*MONITORING, "none"}):
-            raise ValueError(f"{', '.join(unknown)}: no such object; there are {', '.join(MONITORING)}, and none")
+            raise ValueError(
+                f"{', '.join(unknown)}: no such object; there are {', '.join(MONITORING)}, and none"
+            )
         return tuple(one for one in value if one != "none")
 
     @field_validator("prometheus_url")
@@ -172,7 +199,9 @@ class OperatorConfig(BaseModel):
     @model_validator(mode="after")
     def _one_way_to_metrics(self) -> OperatorConfig:
         if self.metrics_connections is not None and self.prometheus_url is not None:
-            raise ValueError("metrics_connections and prometheus_url are both given; the URL is short for a file with the connection default alone")
+            raise ValueError(
+                "metrics_connections and prometheus_url are both given; the URL is short for a file with the connection default alone"
+            )
         return self
 
     @model_validator(mode="after")
@@ -197,7 +226,9 @@ class OperatorConfig(BaseModel):
             substitute_runner=self.substitute_runner,
             custom_code_allowed=self.custom_code == "allow",
             pod_template_allowed=self.pod_template == "allow",
-            family_images={family: image for family, image in self.images.items() if family != DEFAULT_IMAGE},
+            family_images={
+                family: image for family, image in self.images.items() if family != DEFAULT_IMAGE
+            },
             operator_namespace=self.operator_namespace,
         )
 
@@ -218,7 +249,9 @@ class OperatorConfig(BaseModel):
         return self.namespaces or (None,)
 
 
-def load_config(options: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ) -> OperatorConfig:
+def load_config(
+    options: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ
+) -> OperatorConfig:
     """Builds the configuration from command-line options and, where an option is absent (None), ``TRITONPIPE_<OPTION>`` variables.
 
     Lists are comma-separated in variables, mappings are lists of ``NAME=VALUE``.

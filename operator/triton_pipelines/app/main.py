@@ -15,17 +15,24 @@ import structlog
 from kopf._cogs.structs.references import Insights  # not exported
 from kopf._core.engines import peering  # nor is this; a string to the type checker's eye alone
 
-from triton_pipelines.app import controlkey
+from triton_pipelines.app import control_key
 from triton_pipelines.app.config import OperatorConfig
-from triton_pipelines.app.metrics import Metrics
+from triton_pipelines.app.kubernetes_watches import (
+    WATCHED,
+    keep_watched,
+    kopf_settings,
+    register_login,
+    register_watches,
+    selector_of,
+)
+from triton_pipelines.app.operator_metrics import Metrics
 from triton_pipelines.app.services import Build, Classify, Reconcile, Services
-from triton_pipelines.app.watches import WATCHED, keep_watched, kopf_settings, register_login, register_watches, selector_of
 from triton_pipelines.cluster.client import Client, ClientOptions
 from triton_pipelines.cluster.errors import ClusterError
 from triton_pipelines.cluster.login import load_configuration
 from triton_pipelines.cluster.resources import Resource
 from triton_pipelines.cluster.store import Store, relist
-from triton_pipelines.reconcile.queue import TRANSIENT, Backoff, Key, Result, WorkQueue
+from triton_pipelines.cluster.work_queue import TRANSIENT, Backoff, Key, Result, WorkQueue
 
 # The loop's heartbeat, and how far behind it may be before the process counts as dead.
 HEARTBEAT_SECONDS: Final = 1.0
@@ -72,22 +79,34 @@ async def run_operator(
     """
     # One replica runs at a time (Deployment strategy Recreate). Leader election, where wanted, goes round this call: acquire the Lease in a task
     # started before it, pass `stop`, set it when the Lease is lost.
-    await Operator(config, build, classify, metrics or Metrics()).run(stop or asyncio.Event(), ready or asyncio.Event())
+    await Operator(config, build, classify, metrics or Metrics()).run(
+        stop or asyncio.Event(), ready or asyncio.Event()
+    )
 
 
 class Operator:
     """One running operator. Use :func:`run_operator`."""
 
-    def __init__(self, config: OperatorConfig, build: Build, classify: Classify, metrics: Metrics) -> None:
+    def __init__(
+        self, config: OperatorConfig, build: Build, classify: Classify, metrics: Metrics
+    ) -> None:
         self.config = config
         self.metrics = metrics
         self.store = Store()
         self.client = Client(
             lambda: load_configuration(config.kubeconfig, config.context),
-            options=ClientOptions(timeout_seconds=config.api_timeout_seconds, max_in_flight=config.api_max_in_flight),
+            options=ClientOptions(
+                timeout_seconds=config.api_timeout_seconds, max_in_flight=config.api_max_in_flight
+            ),
             observe=metrics.observe_api,
         )
-        self.queue = WorkQueue(self._reconcile, workers=config.workers, timeout_seconds=PASS_SECONDS, classify=classify, observe=self._observe_pass)
+        self.queue = WorkQueue(
+            self._reconcile,
+            workers=config.workers,
+            timeout_seconds=PASS_SECONDS,
+            classify=classify,
+            observe=self._observe_pass,
+        )
         self._build = build
         self._work: Reconcile | None = None
         self._insights = Insights()
@@ -145,12 +164,16 @@ class Operator:
                 )
             )
             for resource in WATCHED:
-                await self._until_answered(f"list of {resource.plural}", partial(self._relist, resource))
+                await self._until_answered(
+                    f"list of {resource.plural}", partial(self._relist, resource)
+                )
             self.metrics.synced.set(1)
             for pipeline in self.store.pipelines():
                 self.queue.add(pipeline)
             await _log.ainfo("caches are filled", pipelines=self.store.count(WATCHED[0]))
-            background.append(group.create_task(keep_watched(self._insights, self._listed), name="watches"))
+            background.append(
+                group.create_task(keep_watched(self._insights, self._listed), name="watches")
+            )
             background.append(group.create_task(self._resync(), name="resync"))
             background.append(group.create_task(self._relist_forever(), name="relist"))
             background += [group.create_task(work(), name=name) for name, work in beside]
@@ -162,7 +185,7 @@ class Operator:
 
     async def _control_key(self) -> bytes:
         config = self.config
-        return await controlkey.load_or_create(
+        return await control_key.load_or_create(
             self.client,
             path=config.operator_key_file,
             namespace=config.operator_namespace,
@@ -179,19 +202,32 @@ class Operator:
             except ClusterError as error:
                 failures += 1
                 delay = TRANSIENT.delay(failures, _uniform)
-                await _log.awarning("start-up waits for the API server", step=what, error=str(error), retry_seconds=round(delay, 1))
+                await _log.awarning(
+                    "start-up waits for the API server",
+                    step=what,
+                    error=str(error),
+                    retry_seconds=round(delay, 1),
+                )
                 await asyncio.sleep(delay)
 
     async def _relist(self, resource: Resource) -> set[Key]:
         told: set[Key] = set()
         for namespace in self.config.scopes:
-            told |= await relist(self.client, self.store, resource, namespace=namespace, label_selector=selector_of(resource))
+            told |= await relist(
+                self.client,
+                self.store,
+                resource,
+                namespace=namespace,
+                label_selector=selector_of(resource),
+            )
         return told
 
     async def _listed(self, resource: Resource) -> bool:
         """Whether the API server serves a kind; where it cannot be asked, nobody knows, and it is asked again."""
         try:
-            await self.client.list(resource, self.config.scopes[0], label_selector=selector_of(resource))
+            await self.client.list(
+                resource, self.config.scopes[0], label_selector=selector_of(resource)
+            )
         except ClusterError:
             return False
         return True
@@ -233,7 +269,9 @@ class Operator:
             own.cancel()
         _, pending = await asyncio.wait({own}, timeout=self.config.shutdown_seconds)
         if pending:
-            await _log.awarning("passes did not finish in time and are cut off", in_work=self.queue.in_work)
+            await _log.awarning(
+                "passes did not finish in time and are cut off", in_work=self.queue.in_work
+            )
             own.cancel()
             await asyncio.wait({own})
 
@@ -244,10 +282,14 @@ class Operator:
         with structlog.contextvars.bound_contextvars(namespace=key[0], pipeline=key[1]):
             return await self._work(key)
 
-    def _observe_pass(self, key: Key, *, outcome: str, seconds: float, waited: float, error: BaseException | None) -> None:
+    def _observe_pass(
+        self, key: Key, *, outcome: str, seconds: float, waited: float, error: BaseException | None
+    ) -> None:
         self.metrics.observe_pass(result=outcome, seconds=seconds, waited=waited)
         if error is not None:
-            log = _log.bind(namespace=key[0], pipeline=key[1], result=outcome, failures=self.queue.failures(key))
+            log = _log.bind(
+                namespace=key[0], pipeline=key[1], result=outcome, failures=self.queue.failures(key)
+            )
             if isinstance(error, ClusterError):
                 log.warning("pass failed", error=str(error))
             else:
@@ -280,18 +322,26 @@ class Operator:
         longest = self.queue.longest_work()
         if longest > PASS_SECONDS + _PASS_MARGIN_SECONDS:
             raise kopf.PermanentError(f"a pass has not ended for {longest:.0f} s")
-        return {"heartbeatSeconds": round(behind, 3), "inWork": self.queue.in_work, "queued": self.queue.depth}
+        return {
+            "heartbeatSeconds": round(behind, 3),
+            "inWork": self.queue.in_work,
+            "queued": self.queue.depth,
+        }
 
     def _expose_figures(self) -> None:
         self.metrics.queue_depth.set_function(lambda: self.queue.depth)
         self.metrics.queue_in_work.set_function(lambda: self.queue.in_work)
         self.metrics.queue_delayed.set_function(lambda: self.queue.delayed)
         for resource in WATCHED:
-            self.metrics.watch_objects.labels(resource.plural).set_function(partial(self.store.count, resource))
+            self.metrics.watch_objects.labels(resource.plural).set_function(
+                partial(self.store.count, resource)
+            )
 
     @asynccontextmanager
     async def _metrics_server(self) -> AsyncIterator[None]:
-        server, thread = prometheus_client.start_http_server(self.config.metrics_port, addr=self.config.metrics_host, registry=self.metrics.registry)
+        server, thread = prometheus_client.start_http_server(
+            self.config.metrics_port, addr=self.config.metrics_host, registry=self.metrics.registry
+        )
         await _log.ainfo("metrics are served", port=server.server_port)
         try:
             yield

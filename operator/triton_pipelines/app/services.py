@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from triton_pipelines.app.config import OperatorConfig
-from triton_pipelines.app.metrics import Metrics
+from triton_pipelines.app.operator_metrics import Metrics
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.store import Store
-from triton_pipelines.reconcile.queue import Backoff, Key, Result, WorkQueue
+from triton_pipelines.cluster.work_queue import Backoff, Key, Result, WorkQueue
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,15 @@ import yaml
 
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding
-from triton_pipelines.api.nearest import did_you_mean
 from triton_pipelines.api.parse import parse
+from triton_pipelines.api.suggestions import did_you_mean
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.pipeline import Graph, Options, build, check, lint
-from triton_pipelines.pipeline.tokens import left_to_auto
-from triton_pipelines.render import review
+from triton_pipelines.compile.graph import Graph, Options, build, check, lint
+from triton_pipelines.compile.graph.tokenizer_step import left_to_auto
+from triton_pipelines.compile.render import review
 
-from .failure import EXIT_FINDINGS, EXIT_USAGE, Failure
-from .owncode import doubts
+from .custom_code import doubts
+from .errors import EXIT_FINDINGS, EXIT_USAGE, Failure
 
 STANDARD_INPUT = "-"
 
@@ -48,7 +48,12 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} stands here a second time", key.start_mark)
+                    raise yaml.constructor.ConstructorError(
+                        None,
+                        None,
+                        f"the key {key.value!r} stands here a second time",
+                        key.start_mark,
+                    )
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -65,7 +70,11 @@ def load_yaml(path: Path) -> list[Any]:
     """The documents of a YAML file (``-``: standard input), empty ones left out. :class:`Failure` says where the text is wrong."""
     name = shown(path)
     try:
-        text = sys.stdin.buffer.read().decode() if str(path) == STANDARD_INPUT else path.read_text(encoding="utf-8")
+        text = (
+            sys.stdin.buffer.read().decode()
+            if str(path) == STANDARD_INPUT
+            else path.read_text(encoding="utf-8")
+        )
     except IsADirectoryError as error:
         raise Failure(f"{name}: is a folder; give the files in it", EXIT_USAGE) from error
     except OSError as error:
@@ -94,9 +103,18 @@ def _problem(error: yaml.MarkedYAMLError) -> str:
     if "'\\t'" in said:
         return f"{said}; indent with blanks, not with tabs"
     begun = error.context_mark
-    if begun is None or error.context is None or error.problem_mark is None or begun.line == error.problem_mark.line:
+    if (
+        begun is None
+        or error.context is None
+        or error.problem_mark is None
+        or begun.line == error.problem_mark.line
+    ):
         return said
-    cause = "is it closed?" if "flow" in error.context else "lines that belong together stand equally far in"
+    cause = (
+        "is it closed?"
+        if "flow" in error.context
+        else "lines that belong together stand equally far in"
+    )
     return f"{said}, {error.context} that begins in line {begun.line + 1}; {cause}"
 
 
@@ -111,7 +129,10 @@ def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             name = metadata.get("name") if isinstance(metadata, dict) else None
             yield f"{shown(path)} ({name or 'without a name'})", document
     if not found:
-        raise Failure(f"{shown(path)}: holds no {names.KIND} (apiVersion {names.API_VERSION}): {_held(documents)}", EXIT_USAGE)
+        raise Failure(
+            f"{shown(path)}: holds no {names.KIND} (apiVersion {names.API_VERSION}): {_held(documents)}",
+            EXIT_USAGE,
+        )
 
 
 def _held(documents: list[Any]) -> str:
@@ -130,7 +151,11 @@ def _held(documents: list[Any]) -> str:
 def _flat(documents: list[Any]) -> Iterator[Any]:
     """The documents, and those inside lists as ``kubectl get --output=yaml`` writes them."""
     for document in documents:
-        items = document.get("items") if isinstance(document, dict) and str(document.get("kind", "")).endswith("List") else None
+        items = (
+            document.get("items")
+            if isinstance(document, dict) and str(document.get("kind", "")).endswith("List")
+            else None
+        )
         if isinstance(items, list):
             yield from items
         else:
@@ -151,14 +176,20 @@ def judge(label: str, document: dict[str, Any], options: Options) -> Judged:
 
 def padding_of(pipeline: InferencePipeline, graph: Graph) -> str | None:
     """The padding that Auto chose and why, as one line; ``None`` where the resource names one, or has no tokenizer of ours."""
-    return f"padding {graph.padding}" if graph.padding is not None and left_to_auto(pipeline.spec.tokenizer) else None
+    return (
+        f"padding {graph.padding}"
+        if graph.padding is not None and left_to_auto(pipeline.spec.tokenizer)
+        else None
+    )
 
 
 def one(path: Path) -> tuple[str, dict[str, Any]]:
     """The one resource of a file, with its label; :class:`Failure` where it holds several."""
     found = list(read(path))
     if len(found) > 1:
-        raise Failure(f"{shown(path)}: holds {len(found)} pipelines; this command takes one", EXIT_USAGE)
+        raise Failure(
+            f"{shown(path)}: holds {len(found)} pipelines; this command takes one", EXIT_USAGE
+        )
     return found[0]
 
 

@@ -13,19 +13,24 @@ import typer
 
 import triton_pipelines
 
-from .failure import EXIT_FAILED, Failure
+from .errors import EXIT_FAILED, Failure
 from .output import tolerate_encoding
 
 PLUGIN = "kubectl-tritonpipe"
 TRACEBACK_VARIABLE = "TRITONPIPE_TRACEBACK"
-_FILES, _LOCAL, _CLUSTER, _CONTAINERS = "Resources in files", "On this machine", "On a cluster", "In the operator's containers"
+_FILES, _LOCAL, _CLUSTER, _CONTAINERS = (
+    "Resources in files",
+    "On this machine",
+    "On a cluster",
+    "In the operator's containers",
+)
 # Command → panel of the help, module and function, and settings. A command's module is imported when the command is called: what the operator
 # and load generators need takes a second to import, and every pod's init container would wait for it.
 _COMMANDS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "validate": (_FILES, "validate", "validate", {}),
     "render": (_FILES, "render", "render_files", {}),
     "init": (_FILES, "init", "init", {}),
-    "import": (_FILES, "importing", "import_repository", {}),
+    "import": (_FILES, "import_command", "import_repository", {}),
     "serve": (_LOCAL, "serve", "serve", {}),
     "infer": (_LOCAL, "infer", "infer", {}),
     "tune": (_LOCAL, "tune", "tune", {}),
@@ -34,13 +39,16 @@ _COMMANDS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "explain": (_CLUSTER, "scaling", "explain", {}),
     "scaling": (_CLUSTER, "scaling", "scaling", {}),
     "crd": (_CLUSTER, "crd", "crd", {}),
-    "operator": (_CONTAINERS, "operate", "operator", {}),
+    "operator": (_CONTAINERS, "operator_command", "operator", {}),
     # The loader reads its own options.
     "load": (
         _CONTAINERS,
         "load",
         "load",
-        {"context_settings": {"allow_extra_args": True, "ignore_unknown_options": True}, "add_help_option": False},
+        {
+            "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
+            "add_help_option": False,
+        },
     ),
 }
 
@@ -60,7 +68,9 @@ def application(command: str | None = None) -> typer.Typer:
     made.callback(invoke_without_command=True)(root)
     for name in [command] if command in _COMMANDS else _COMMANDS:
         panel, module, function, settings = _COMMANDS[name]
-        made.command(name, rich_help_panel=panel, **settings)(getattr(importlib.import_module(f".{module}", __package__), function))
+        made.command(name, rich_help_panel=panel, **settings)(
+            getattr(importlib.import_module(f".{module}", __package__), function)
+        )
     return made
 
 
@@ -71,7 +81,11 @@ def __getattr__(name: str) -> typer.Typer:
     return application()
 
 
-def root(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False) -> None:
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)
+    ] = False,
+) -> None:
     """NVIDIA Triton ensembles (tokenizer, model, postprocess) as one Kubernetes resource: InferencePipeline.
 
     Exit codes: 0 done, 1 the resource is not valid, 2 wrong use, 3 something outside failed.
@@ -86,13 +100,16 @@ def main() -> None:
     tolerate_encoding()
     called = Path(sys.argv[0]).name
     try:
-        application(sys.argv[1] if len(sys.argv) > 1 else None)(prog_name="kubectl tritonpipe" if called == PLUGIN else "tritonpipe")
+        application(sys.argv[1] if len(sys.argv) > 1 else None)(
+            prog_name="kubectl tritonpipe" if called == PLUGIN else "tritonpipe"
+        )
     except Failure as failure:
         typer.echo(f"tritonpipe: {failure}", err=True)
         sys.exit(failure.code)
     except Exception as error:
         typer.echo(
-            f"tritonpipe: unexpected {type(error).__name__}: {error}\nThis is a defect of tritonpipe; {TRACEBACK_VARIABLE}=1 shows where.", err=True
+            f"tritonpipe: unexpected {type(error).__name__}: {error}\nThis is a defect of tritonpipe; {TRACEBACK_VARIABLE}=1 shows where.",
+            err=True,
         )
         if os.environ.get(TRACEBACK_VARIABLE):
             traceback.print_exc()

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .failure import EXIT_USAGE, Failure
+from .errors import EXIT_USAGE, Failure
 
 # Tables take only the width that they need; a pipe has no edge at which they must be folded.
 PIPE_COLUMNS = 400
@@ -28,7 +28,13 @@ def figures(part: Table | Text) -> None:
     """Print tables of figures and words around them. A table keeps its width where the terminal is narrower: folded lines can be read, cut figures cannot."""
     page = console()
     if isinstance(part, Table):
-        page = Console(width=max(page.width, page.measure(part, options=page.options.update(max_width=PIPE_COLUMNS)).maximum), highlight=False)
+        page = Console(
+            width=max(
+                page.width,
+                page.measure(part, options=page.options.update(max_width=PIPE_COLUMNS)).maximum,
+            ),
+            highlight=False,
+        )
     page.print(part)
 
 
@@ -41,8 +47,15 @@ def tolerate_encoding() -> None:
 
 def shortened(text: str) -> str:
     """A text on one line, control characters escaped, cut where it is long."""
-    line = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text[: SHOWN_CHARACTERS + 1])
-    return line if len(text) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]}… ({len(text)} characters)"
+    line = "".join(
+        character if character.isprintable() else repr(character)[1:-1]
+        for character in text[: SHOWN_CHARACTERS + 1]
+    )
+    return (
+        line
+        if len(text) <= SHOWN_CHARACTERS
+        else f"{line[:SHOWN_CHARACTERS]}… ({len(text)} characters)"
+    )
 
 
 def writable(file: Path | None, option: str) -> None:
@@ -54,6 +67,10 @@ def writable(file: Path | None, option: str) -> None:
     if file is None:
         return
     there = file if file.exists() else file.parent
-    reason = "is a folder" if file.is_dir() else "" if there.exists() else f"there is no folder {there}"
+    reason = (
+        "is a folder" if file.is_dir() else "" if there.exists() else f"there is no folder {there}"
+    )
     if reason or not os.access(there, os.W_OK):
-        raise Failure(f"{option}: {file} cannot be written: {reason or 'permission denied'}", EXIT_USAGE)
+        raise Failure(
+            f"{option}: {file} cannot be written: {reason or 'permission denied'}", EXIT_USAGE
+        )

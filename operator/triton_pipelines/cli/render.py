@@ -9,31 +9,51 @@ import typer
 import yaml
 
 from triton_pipelines.api.loadplan import FetchKind
-from triton_pipelines.importing.document import AMBIGUOUS
-from triton_pipelines.pipeline import Graph
-from triton_pipelines.pipeline.defaults import VERSION_FOLDER
-from triton_pipelines.pipeline.graph import Fetch
-from triton_pipelines.reconcile.plan import first_objects
-from triton_pipelines.render import Revision, render
-from triton_pipelines.render.errors import RenderError
+from triton_pipelines.compile.graph import Graph
+from triton_pipelines.compile.graph.defaults import VERSION_FOLDER
+from triton_pipelines.compile.graph.graph import Fetch
+from triton_pipelines.compile.render import Revision, render
+from triton_pipelines.compile.render.errors import RenderError
+from triton_pipelines.controllers.pipeline.plan import first_objects
+from triton_pipelines.tools.importer.yaml_document import AMBIGUOUS
 
 from .documents import only, padding_of
-from .failure import EXIT_FINDINGS, EXIT_USAGE, Failure
+from .errors import EXIT_FINDINGS, EXIT_USAGE, Failure
 from .options import OperatorConfigFile, ServerImage, SourceMaps, SubstituteRunner, operator_options
 
 KEY_PLACEHOLDER = "CONTROL-KEY-PLACEHOLDER"
 
 
 def render_files(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file with one InferencePipeline; - reads standard input.")],
-    repository: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write the model repository there (without the sources' files).")] = None,
-    manifests: Annotated[bool, typer.Option("--manifests", help="Print the Kubernetes objects as YAML that kubectl takes.")] = False,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="YAML file with one InferencePipeline; - reads standard input."
+        ),
+    ],
+    repository: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Write the model repository there (without the sources' files)."
+        ),
+    ] = None,
+    manifests: Annotated[
+        bool,
+        typer.Option(
+            "--manifests", help="Print the Kubernetes objects as YAML that kubectl takes."
+        ),
+    ] = False,
     operator_config: OperatorConfigFile = None,
     server_image: ServerImage = None,
-    loader_image: Annotated[str | None, typer.Option(metavar="IMAGE", help="The operator's own image, for the init container.")] = None,
+    loader_image: Annotated[
+        str | None,
+        typer.Option(metavar="IMAGE", help="The operator's own image, for the init container."),
+    ] = None,
     source_map: SourceMaps = None,
     substitute_runner: SubstituteRunner = None,
-    operator_namespace: Annotated[str | None, typer.Option(metavar="NAME", help="Namespace of the operator.")] = None,
+    operator_namespace: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Namespace of the operator.")
+    ] = None,
 ) -> None:
     """Show what the operator would make of a resource, byte for byte.
 
@@ -57,12 +77,25 @@ def render_files(
         typer.echo(padding, err=True)
     if repository is not None:
         _write(revision, graph, repository)
-        typer.echo(f"wrote {len(revision.files)} files of revision {revision.name} into {repository}", err=True)
+        typer.echo(
+            f"wrote {len(revision.files)} files of revision {revision.name} into {repository}",
+            err=True,
+        )
     if repository is not None or not manifests:
         _tell_absent(graph)
     if manifests:
         objects = first_objects(pipeline, graph, revision, options, KEY_PLACEHOLDER)
-        typer.echo(yaml.dump_all(objects, Dumper=_Dumper, explicit_start=True, sort_keys=False, allow_unicode=True, width=140), nl=False)
+        typer.echo(
+            yaml.dump_all(
+                objects,
+                Dumper=_Dumper,
+                explicit_start=True,
+                sort_keys=False,
+                allow_unicode=True,
+                width=140,
+            ),
+            nl=False,
+        )
     elif repository is None:
         for path, content in revision.files.items():
             typer.echo(f"# {path}\n{content}")
@@ -70,9 +103,14 @@ def render_files(
 
 def _tell_absent(graph: Graph) -> None:
     """Say which files of the model repository are the sources': a pod's init container fetches them, or the cluster mounts their ConfigMap."""
-    absent = dict.fromkeys(f"{_target_of(item)} from {item.source.uri.partition('?')[0]}" for item in graph.fetches)
+    absent = dict.fromkeys(
+        f"{_target_of(item)} from {item.source.uri.partition('?')[0]}" for item in graph.fetches
+    )
     if absent:
-        typer.echo("not rendered, since sources bring it:\n" + "\n".join(f"  {line}" for line in absent), err=True)
+        typer.echo(
+            "not rendered, since sources bring it:\n" + "\n".join(f"  {line}" for line in absent),
+            err=True,
+        )
 
 
 def _target_of(item: Fetch) -> str:
@@ -92,7 +130,10 @@ def _write(revision: Revision, graph: Graph, folder: Path) -> None:
             target.write_text(content, encoding="utf-8")
         (folder / graph.model_name / "1").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise Failure(f"--repository: {error.filename or folder} cannot be written: {error.strerror}", EXIT_USAGE) from error
+        raise Failure(
+            f"--repository: {error.filename or folder} cannot be written: {error.strerror}",
+            EXIT_USAGE,
+        ) from error
 
 
 class _Dumper(yaml.SafeDumper):
@@ -103,7 +144,11 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else '"' if AMBIGUOUS.match(value) else None)
+    return dumper.represent_scalar(
+        "tag:yaml.org,2002:str",
+        value,
+        style="|" if "\n" in value else '"' if AMBIGUOUS.match(value) else None,
+    )
 
 
 _Dumper.add_representer(str, _text)

@@ -21,19 +21,19 @@ from rich.console import Console
 from triton_pipelines.api.names import PORT_GRPC, PORT_HTTP, PORT_METRICS
 from triton_pipelines.api.tensors import DataType
 from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.compile.graph import Options, build
+from triton_pipelines.compile.graph.graph import Graph, Implementation, Step
+from triton_pipelines.compile.graph.server_settings import feature_arguments
+from triton_pipelines.compile.render import render
 from triton_pipelines.loader.main import LoadOptions
 from triton_pipelines.loader.main import run as load
 from triton_pipelines.loader.uris import SourceMap
-from triton_pipelines.pipeline import Options, build
-from triton_pipelines.pipeline.graph import Graph, Implementation, Step
-from triton_pipelines.pipeline.server import feature_arguments
-from triton_pipelines.render import render
 from triton_pipelines.triton.distribution import DistributionError
-from triton_pipelines.triton.local import LOOPBACK, LocalTriton, LocalTritonError
+from triton_pipelines.triton.local_server import LOOPBACK, LocalTriton, LocalTritonError
 
 from .documents import only
-from .failure import EXIT_FAILED, EXIT_FINDINGS, EXIT_USAGE, Failure
-from .trial import fault_of
+from .errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_USAGE, Failure
+from .trial_inference import fault_of
 
 # The local Triton has the python backend alone: ONNX steps run on the project's runner.
 SUBSTITUTED = ("onnxruntime_onnx",)
@@ -72,10 +72,21 @@ Mounts = Annotated[
 ]
 Folder = Annotated[
     Path | None,
-    typer.Option("--folder", metavar="FOLDER", help="Keep the files here, so that the next start downloads nothing. Default: a temporary one."),
+    typer.Option(
+        "--folder",
+        metavar="FOLDER",
+        help="Keep the files here, so that the next start downloads nothing. Default: a temporary one.",
+    ),
 ]
-Log = Annotated[Path | None, typer.Option("--log", metavar="FILE", help="Where Triton's own log goes.")]
-Deadline = Annotated[float, typer.Option("--deadline", min=1, metavar="SECONDS", help="How long the models may take to load.")]
+Log = Annotated[
+    Path | None, typer.Option("--log", metavar="FILE", help="Where Triton's own log goes.")
+]
+Deadline = Annotated[
+    float,
+    typer.Option(
+        "--deadline", min=1, metavar="SECONDS", help="How long the models may take to load."
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -97,10 +108,24 @@ class Local:
 
 
 def serve(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file with one InferencePipeline; - reads standard input.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="HTTP port; 0 takes a free one.")] = PORT_HTTP,
-    grpc_port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="gRPC port; 0 takes a free one.")] = PORT_GRPC,
-    metrics_port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="Port of the metrics; 0 takes a free one.")] = PORT_METRICS,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="YAML file with one InferencePipeline; - reads standard input."
+        ),
+    ],
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="PORT", help="HTTP port; 0 takes a free one.")
+    ] = PORT_HTTP,
+    grpc_port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="PORT", help="gRPC port; 0 takes a free one.")
+    ] = PORT_GRPC,
+    metrics_port: Annotated[
+        int,
+        typer.Option(
+            min=0, max=65535, metavar="PORT", help="Port of the metrics; 0 takes a free one."
+        ),
+    ] = PORT_METRICS,
     source_map: SourceMapRules = None,
     mounts: Mounts = None,
     folder: Folder = None,
@@ -115,7 +140,18 @@ def serve(
     ports = {"--port": port, "--grpc-port": grpc_port, "--metrics-port": metrics_port}
     serving = False
     try:
-        with signals(), local(file, source_map or [], ports=ports, mounts=mounts, folder=folder, log=log, deadline=deadline) as running:
+        with (
+            signals(),
+            local(
+                file,
+                source_map or [],
+                ports=ports,
+                mounts=mounts,
+                folder=folder,
+                log=log,
+                deadline=deadline,
+            ) as running,
+        ):
             serving = True
             _announce(running.pipeline, running.graph, running.server)
             if fault := fault_of(running.pipeline, running.graph, running.server.grpc_address):
@@ -155,14 +191,19 @@ def local(
     """
     mapped = _source_map(source_map)
     ports = ports or {"--port": 0, "--grpc-port": 0, "--metrics-port": 0}
-    options = Options(substitute_runner=frozenset(SUBSTITUTED), source_map=tuple(f"{prefix}={target}" for prefix, target in mapped.rules))
+    options = Options(
+        substitute_runner=frozenset(SUBSTITUTED),
+        source_map=tuple(f"{prefix}={target}" for prefix, target in mapped.rules),
+    )
     pipeline, graph = only(file, options)
     _refuse_backends(graph)
     _refuse_taken(ports)
     http_port, grpc_port, metrics_port = ports.values()
     with _working_folder(folder) as place:
         # What steps are told of files in their own repository is true of this folder.
-        options = replace(options, models_path=str(place / MODELS), engines_path=str(place / ENGINES))
+        options = replace(
+            options, models_path=str(place / MODELS), engines_path=str(place / ENGINES)
+        )
         graph = _on_cpu(build(pipeline, options))
         models = _lay_out(pipeline, graph, options, place, mounts or place, mapped)
         server = LocalTriton(
@@ -184,7 +225,9 @@ def local(
                     stack.enter_context(server)
             except (LocalTritonError, DistributionError) as error:
                 raise Failure(str(error)) from error
-            yield Local(pipeline, graph, server, place, lambda changed: _on_cpu(build(changed, options)))
+            yield Local(
+                pipeline, graph, server, place, lambda changed: _on_cpu(build(changed, options))
+            )
 
 
 def _source_map(rules: list[str]) -> SourceMap:
@@ -214,14 +257,19 @@ def _refuse_taken(ports: Mapping[str, int]) -> None:
     for option, port in ports.items():
         for other, same in ports.items():
             if port and port == same and option < other:
-                raise Failure(f"{option} and {other} are both {port}; each needs a port of its own", EXIT_USAGE)
+                raise Failure(
+                    f"{option} and {other} are both {port}; each needs a port of its own",
+                    EXIT_USAGE,
+                )
         with socket.socket() as listener:
             # As servers bind: connections of an earlier server that linger are no hindrance.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 listener.bind((LOOPBACK, port))
             except OSError as error:
-                raise Failure(f"{option}: {LOOPBACK}:{port} cannot be used: {error.strerror}; choose another, or 0 for a free one") from error
+                raise Failure(
+                    f"{option}: {LOOPBACK}:{port} cannot be used: {error.strerror}; choose another, or 0 for a free one"
+                ) from error
 
 
 @contextlib.contextmanager
@@ -241,14 +289,19 @@ def _working_folder(chosen: Path | None) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise Failure(f"--folder: {folder} is used by another `tritonpipe serve`; choose another folder") from error
+            raise Failure(
+                f"--folder: {folder} is used by another `tritonpipe serve`; choose another folder"
+            ) from error
         yield folder
 
 
 def _refuse_backends(graph: Graph) -> None:
     """Say at once which steps the local Triton cannot run."""
     if lacking := [step for step in graph.models if step.implementation is Implementation.BACKEND]:
-        steps = "; ".join(f"{step.path}.{'platform' if step.platform else 'backend'}: {step.platform or step.backend}" for step in lacking)
+        steps = "; ".join(
+            f"{step.path}.{'platform' if step.platform else 'backend'}: {step.platform or step.backend}"
+            for step in lacking
+        )
         raise Failure(
             f"{steps}: needs a Triton with that backend, and the local one has the python backend alone. Steps of platform python are served here,"
             " and onnxruntime_onnx on the project's runner; use a cluster for others (tensorrt_plan, pytorch_libtorch, vllm, any other backend)",
@@ -260,12 +313,23 @@ def _on_cpu(graph: Graph) -> Graph:
     """The same graph with every step on CPU: a Triton without CUDA refuses KIND_GPU and ends."""
 
     def on_cpu(step: Step) -> Step:
-        return replace(step, instances=replace(step.instances, kind="KIND_CPU", gpus=(), profiles=()))
+        return replace(
+            step, instances=replace(step.instances, kind="KIND_CPU", gpus=(), profiles=())
+        )
 
-    return replace(graph, steps=tuple(map(on_cpu, graph.steps)), auxiliary=tuple(map(on_cpu, graph.auxiliary)))
+    return replace(
+        graph, steps=tuple(map(on_cpu, graph.steps)), auxiliary=tuple(map(on_cpu, graph.auxiliary))
+    )
 
 
-def _lay_out(pipeline: InferencePipeline, graph: Graph, options: Options, folder: Path, mounts: Path, mapped: SourceMap) -> Path:
+def _lay_out(
+    pipeline: InferencePipeline,
+    graph: Graph,
+    options: Options,
+    folder: Path,
+    mounts: Path,
+    mapped: SourceMap,
+) -> Path:
     """Fetch and write what a pod's init container would; the model repository."""
     revision = render(pipeline, graph, options)
     config = folder / "revision"
@@ -274,7 +338,9 @@ def _lay_out(pipeline: InferencePipeline, graph: Graph, options: Options, folder
         for key, content in revision.data.items():
             (config / key).write_text(content, encoding="utf-8")
     except OSError as error:
-        raise Failure(f"{error.filename} cannot be written: {error.strerror}; --folder chooses another place") from error
+        raise Failure(
+            f"{error.filename} cannot be written: {error.strerror}; --folder chooses another place"
+        ) from error
     typer.echo(f"{pipeline.name}: laying out revision {revision.name} in {folder}", err=True)
     load_options = LoadOptions(
         revision=config,

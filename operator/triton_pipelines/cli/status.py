@@ -24,7 +24,7 @@ from triton_pipelines.cluster.errors import ClusterError, NotFound
 from triton_pipelines.cluster.login import LoginError, load_configuration
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES
 
-from .failure import EXIT_FAILED, EXIT_USAGE, Failure
+from .errors import EXIT_FAILED, EXIT_USAGE, Failure
 from .output import console, shortened
 
 DEFAULT_NAMESPACE = "default"
@@ -33,15 +33,40 @@ WATCH_SECONDS = 2.0
 
 
 def status(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Name of the pipeline. Default: a line for each pipeline.")] = None,
-    namespace: Annotated[
-        str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Its namespace. Default: that of the kubeconfig's context.")
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="Name of the pipeline. Default: a line for each pipeline."
+        ),
     ] = None,
-    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Pipelines of all namespaces.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Print it anew whenever it changes, until Ctrl-C.")] = False,
-    context: Annotated[str | None, typer.Option(metavar="NAME", help="kubeconfig context. Default: the current one.")] = None,
-    kubeconfig: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: KUBECONFIG, then ~/.kube/config.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the status as JSON; of several pipelines a list of them.")] = False,
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            "--namespace",
+            "-n",
+            metavar="NAME",
+            help="Its namespace. Default: that of the kubeconfig's context.",
+        ),
+    ] = None,
+    everywhere: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="Pipelines of all namespaces.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Print it anew whenever it changes, until Ctrl-C.")
+    ] = False,
+    context: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="kubeconfig context. Default: the current one."),
+    ] = None,
+    kubeconfig: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Default: KUBECONFIG, then ~/.kube/config.")
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print the status as JSON; of several pipelines a list of them."
+        ),
+    ] = False,
 ) -> None:
     """Show how a pipeline is: conditions, pods, steps, endpoints, sources, warnings. Without NAME: a line for each pipeline.
 
@@ -49,9 +74,13 @@ def status(
     """
     if name is not None and everywhere:
         raise Failure("--all-namespaces lists pipelines; leave NAME out", EXIT_USAGE)
-    logging.getLogger("kubernetes").setLevel(logging.ERROR)  # what it warns of stands in our own message
+    logging.getLogger("kubernetes").setLevel(
+        logging.ERROR
+    )  # what it warns of stands in our own message
     path = str(kubeconfig) if kubeconfig else None
-    asked = Asked(None if everywhere else namespace or context_namespace(path, context), name, path, context)
+    asked = Asked(
+        None if everywhere else namespace or context_namespace(path, context), name, path, context
+    )
     try:
         asyncio.run(_show(asked, watch=watch, as_json=as_json))
     except KeyboardInterrupt:
@@ -82,7 +111,12 @@ def _printed(asked: Asked, found: list[dict[str, Any]], *, as_json: bool) -> str
     if as_json:
         states = [item.get("status") or {} for item in found]
         document = (
-            states[0] if asked.name is not None else [{"metadata": _named(item), "status": state} for item, state in zip(found, states, strict=True)]
+            states[0]
+            if asked.name is not None
+            else [
+                {"metadata": _named(item), "status": state}
+                for item, state in zip(found, states, strict=True)
+            ]
         )
         return json.dumps(document, ensure_ascii=False) + "\n"
     page = console()
@@ -92,7 +126,9 @@ def _printed(asked: Asked, found: list[dict[str, Any]], *, as_json: bool) -> str
         elif found:
             _lines_of(found, page, everywhere=asked.namespace is None)
         else:
-            page.print(f"there are no pipelines in {f'namespace {asked.namespace}' if asked.namespace else 'any namespace'}")
+            page.print(
+                f"there are no pipelines in {f'namespace {asked.namespace}' if asked.namespace else 'any namespace'}"
+            )
     return text.get()
 
 
@@ -104,7 +140,9 @@ def _lines_of(found: list[dict[str, Any]], page: Console, *, everywhere: bool) -
     rows = []
     for item in found:
         state, metadata = item.get("status") or {}, item["metadata"]
-        ready: dict[str, Any] = next((one for one in state.get("conditions") or () if one["type"] == "Ready"), {})
+        ready: dict[str, Any] = next(
+            (one for one in state.get("conditions") or () if one["type"] == "Ready"), {}
+        )
         rows.append(
             (
                 *((metadata["namespace"],) if everywhere else ()),
@@ -117,7 +155,20 @@ def _lines_of(found: list[dict[str, Any]], page: Console, *, everywhere: bool) -
                 shortened(ready.get("message", "")),
             )
         )
-    table(page, (*(("namespace",) if everywhere else ()), "name", "ready", "pods", "tokenizers", "revision", "reason", "message"), rows)
+    table(
+        page,
+        (
+            *(("namespace",) if everywhere else ()),
+            "name",
+            "ready",
+            "pods",
+            "tokenizers",
+            "revision",
+            "reason",
+            "message",
+        ),
+        rows,
+    )
 
 
 def context_namespace(kubeconfig: str | None, context: str | None) -> str:
@@ -127,7 +178,11 @@ def context_namespace(kubeconfig: str | None, context: str | None) -> str:
         contexts, current = kube_config.list_kube_config_contexts(config_file=path)  # type: ignore[no-untyped-call]
     except (ConfigException, OSError):
         return DEFAULT_NAMESPACE  # there is no usable file: what asks the cluster says so
-    chosen = current if context is None else next((item for item in contexts if item["name"] == context), None)
+    chosen = (
+        current
+        if context is None
+        else next((item for item in contexts if item["name"] == context), None)
+    )
     return str((chosen or {}).get("context", {}).get("namespace") or DEFAULT_NAMESPACE)
 
 
@@ -137,7 +192,10 @@ async def looks(asked: Asked, *, watch: bool) -> AsyncIterator[list[dict[str, An
     try:
         # Tried first, since the client takes a failed login for a file in mid-rotation and waits.
         await load_configuration(asked.kubeconfig, asked.context)
-        async with Client(lambda: load_configuration(asked.kubeconfig, asked.context), ClientOptions(attempts=2, timeout_seconds=15.0)) as client:
+        async with Client(
+            lambda: load_configuration(asked.kubeconfig, asked.context),
+            ClientOptions(attempts=2, timeout_seconds=15.0),
+        ) as client:
             while first or watch:
                 try:
                     yield await _look(client, asked)
@@ -152,10 +210,17 @@ async def looks(asked: Asked, *, watch: bool) -> AsyncIterator[list[dict[str, An
                     await asyncio.sleep(WATCH_SECONDS)
     except NotFound as error:
         if asked.name is not None and f'"{asked.name}"' in error.message:
-            raise Failure(f"there is no {names.KIND} {asked.name} in namespace {asked.namespace}; --namespace names another", EXIT_USAGE) from error
-        raise Failure(f"the cluster knows no {names.KIND}; install the operator, or its definition alone with `tritonpipe crd`") from error
+            raise Failure(
+                f"there is no {names.KIND} {asked.name} in namespace {asked.namespace}; --namespace names another",
+                EXIT_USAGE,
+            ) from error
+        raise Failure(
+            f"the cluster knows no {names.KIND}; install the operator, or its definition alone with `tritonpipe crd`"
+        ) from error
     except LoginError as error:
-        raise Failure(f"the cluster cannot be asked: {error.message}; --kubeconfig and --context choose another") from error
+        raise Failure(
+            f"the cluster cannot be asked: {error.message}; --kubeconfig and --context choose another"
+        ) from error
     except ClusterError as error:
         raise Failure(f"the cluster cannot be asked: {error}", EXIT_FAILED) from error
 
@@ -176,14 +241,25 @@ def show(pipeline: dict[str, Any], output: Console) -> None:
             (f"{metadata['namespace']}/{metadata['name']}", "bold"),
             f"  revision {state.get('revision', '-')} (serving {state.get('servingRevision', '-')})"
             f"  pods {state.get('readyReplicas', 0)}/{state.get('replicas', 0)}",
-            f"  tokenizers {state['tokenizer'].get('summary', '-')}" if state.get("tokenizer") else "",
+            f"  tokenizers {state['tokenizer'].get('summary', '-')}"
+            if state.get("tokenizer")
+            else "",
         )
     )
     if not state.get("conditions"):
-        output.print("no operator has looked at it yet: is one running that watches this namespace?")
-    elif state.get("observedGeneration") != metadata.get("generation", state.get("observedGeneration")):
-        output.print("the operator has not looked at its latest change yet; what follows is of an earlier one")
-    conditions = [(item["type"], item["status"], item["reason"], item["message"]) for item in state.get("conditions") or ()]
+        output.print(
+            "no operator has looked at it yet: is one running that watches this namespace?"
+        )
+    elif state.get("observedGeneration") != metadata.get(
+        "generation", state.get("observedGeneration")
+    ):
+        output.print(
+            "the operator has not looked at its latest change yet; what follows is of an earlier one"
+        )
+    conditions = [
+        (item["type"], item["status"], item["reason"], item["message"])
+        for item in state.get("conditions") or ()
+    ]
     table(output, ("condition", "status", "reason", "message"), conditions)
     steps = [
         (
@@ -206,14 +282,22 @@ def _lines(state: dict[str, Any]) -> list[str]:
     lines = []
     ensemble = state.get("ensemble") or {}
     for kind in ("inputs", "outputs") if ensemble else ():
-        tensors = ", ".join(f"{item['name']} {item['dataType']}{item['shape']}" for item in ensemble.get(kind) or ())
+        tensors = ", ".join(
+            f"{item['name']} {item['dataType']}{item['shape']}" for item in ensemble.get(kind) or ()
+        )
         lines.append(f"{ensemble['modelName']} {kind}: {tensors}")
-    lines += [f"{protocol}: {address}" for protocol, address in (state.get("endpoints") or {}).items()]
+    lines += [
+        f"{protocol}: {address}" for protocol, address in (state.get("endpoints") or {}).items()
+    ]
     for item in state.get("sources") or ():
-        lines.append(f"source of {item['step']}: {item['uri']} at {item.get('resolvedRevision', '-')} sha256 {item.get('sha256', '-')[:12]}")
+        lines.append(
+            f"source of {item['step']}: {item['uri']} at {item.get('resolvedRevision', '-')} sha256 {item.get('sha256', '-')[:12]}"
+        )
     tuning = state.get("tuning") or {}
     if tuning.get("state"):
-        lines.append(f"tuning {tuning.get('request', '')!r}: {tuning['state']}: {tuning.get('message', '')}")
+        lines.append(
+            f"tuning {tuning.get('request', '')!r}: {tuning['state']}: {tuning.get('message', '')}"
+        )
         lines += [f"tuning advice: {tuning['advice']}"] if tuning.get("advice") else []
     lines += [f"warning: {item['path']}: {item['message']}" for item in state.get("warnings") or ()]
     return lines

@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tritonclient.utils import InferenceServerException, deserialize_bytes_tensor, triton_to_np_dtype
+from tritonclient.utils import (
+    InferenceServerException,
+    deserialize_bytes_tensor,
+    triton_to_np_dtype,
+)
 
 from triton_pipelines.api.tensors import DataType
-from triton_pipelines.load.payloads import http_body
-from triton_pipelines.pipeline.example import parse_element
+from triton_pipelines.compile.graph.example_request import parse_element
+from triton_pipelines.tools.loadgen.payloads import http_body
 
-from .failure import EXIT_USAGE, Failure
+from .errors import EXIT_USAGE, Failure
 
 Array = np.ndarray[Any, Any]
 BYTES = "BYTES"
@@ -56,19 +60,43 @@ class Model:
         """
         optional = {item["name"] for item in config.get("input") or () if item.get("optional")}
         inputs = tuple(
-            Described(str(item["name"]), str(item["datatype"]), tuple(map(int, item.get("shape", (-1, 1)))), item["name"] in optional)
+            Described(
+                str(item["name"]),
+                str(item["datatype"]),
+                tuple(map(int, item.get("shape", (-1, 1)))),
+                item["name"] in optional,
+            )
             for item in metadata["inputs"]
         )
-        batched = int(config["max_batch_size"]) > 0 if "max_batch_size" in config else all(item.shape[:1] == (-1,) for item in inputs)
+        batched = (
+            int(config["max_batch_size"]) > 0
+            if "max_batch_size" in config
+            else all(item.shape[:1] == (-1,) for item in inputs)
+        )
         decoupled = bool((config.get("model_transaction_policy") or {}).get("decoupled"))
-        steps = dict.fromkeys(str(item["model_name"]) for item in (config.get("ensemble_scheduling") or {}).get("step") or ())
-        return cls(inputs, tuple(str(item["name"]) for item in metadata["outputs"]), batched, decoupled, tuple(steps))
+        steps = dict.fromkeys(
+            str(item["model_name"])
+            for item in (config.get("ensemble_scheduling") or {}).get("step") or ()
+        )
+        return cls(
+            inputs,
+            tuple(str(item["name"]) for item in metadata["outputs"]),
+            batched,
+            decoupled,
+            tuple(steps),
+        )
 
 
 # --- what is sent -----------------------------------------------------------------------------------------------------------
 
 
-def requests(model: Model, texts: Sequence[str], pairs: Sequence[str], values: Sequence[str], files: Sequence[str]) -> dict[str, Array]:
+def requests(
+    model: Model,
+    texts: Sequence[str],
+    pairs: Sequence[str],
+    values: Sequence[str],
+    files: Sequence[str],
+) -> dict[str, Array]:
     """The arrays of a request, by input name.
 
     ``texts`` go to the first text input that nothing else fills, ``pairs`` to the second; ``values`` are ``NAME=VALUE``, ``files``
@@ -84,20 +112,32 @@ def requests(model: Model, texts: Sequence[str], pairs: Sequence[str], values: S
         for piece in pieces:
             name, found, value = piece.partition("=")
             if not found or name not in known:
-                raise Failure(f"{option} {piece:.80}: write NAME=…, where NAME is an input; the model takes {_listed(model.inputs)}", EXIT_USAGE)
+                raise Failure(
+                    f"{option} {piece:.80}: write NAME=…, where NAME is an input; the model takes {_listed(model.inputs)}",
+                    EXIT_USAGE,
+                )
             if option == "--input":
                 given.setdefault(name, []).append(value)
             else:
                 paths.setdefault(name, []).append(Path(value))
     if twice := sorted(given.keys() & paths.keys()):
-        raise Failure(f"{', '.join(twice)} is given by --input and by --input-file; choose one", EXIT_USAGE)
-    free = [item for item in model.inputs if item.data_type == BYTES and item.name not in given and item.name not in paths]
+        raise Failure(
+            f"{', '.join(twice)} is given by --input and by --input-file; choose one", EXIT_USAGE
+        )
+    free = [
+        item
+        for item in model.inputs
+        if item.data_type == BYTES and item.name not in given and item.name not in paths
+    ]
     arrays = {}
     for what, words in (("TEXT", texts), ("--pair", pairs)):
         if not words:
             continue
         if not free:
-            raise Failure(f"{what}: no text input is left for it; the model takes {_listed(model.inputs)}", EXIT_USAGE)
+            raise Failure(
+                f"{what}: no text input is left for it; the model takes {_listed(model.inputs)}",
+                EXIT_USAGE,
+            )
         taken = free.pop(0)
         arrays[taken.name] = _fitted(taken, _elements(taken, words), texts=True)
     arrays |= {name: _value(known[name], words) for name, words in given.items()}
@@ -124,8 +164,14 @@ def _even(arrays: dict[str, Array]) -> dict[str, Array]:
     for name, array in arrays.items():
         if len(array) not in (1, rows):
             counts = ", ".join(f"{name} {len(array)}" for name, array in arrays.items())
-            raise Failure(f"inputs differ in rows: {counts}; give as many of {name} as of the others, or one for all", EXIT_USAGE)
-    return {name: np.repeat(array, rows, axis=0) if len(array) < rows else array for name, array in arrays.items()}
+            raise Failure(
+                f"inputs differ in rows: {counts}; give as many of {name} as of the others, or one for all",
+                EXIT_USAGE,
+            )
+    return {
+        name: np.repeat(array, rows, axis=0) if len(array) < rows else array
+        for name, array in arrays.items()
+    }
 
 
 def _elements(info: Described, words: Iterable[str]) -> Array:
@@ -135,7 +181,9 @@ def _elements(info: Described, words: Iterable[str]) -> Array:
         try:
             elements.append(parse_element(word, kind))
         except ValueError as error:
-            raise Failure(f"{info.name}: {word!r:.60} {error}; it is {info.data_type}", EXIT_USAGE) from error
+            raise Failure(
+                f"{info.name}: {word!r:.60} {error}; it is {info.data_type}", EXIT_USAGE
+            ) from error
     array = np.empty(len(elements), dtype=triton_to_np_dtype(info.data_type))
     array[:] = elements
     return array
@@ -146,20 +194,34 @@ def _value(info: Described, words: Sequence[str]) -> Array:
     if info.data_type == BYTES:
         return _fitted(info, _elements(info, words), texts=True)
     if len(words) > 1:
-        raise Failure(f"--input {info.name}: is given {len(words)} times; write all its numbers into one, such as {info.name}=1,2,3", EXIT_USAGE)
+        raise Failure(
+            f"--input {info.name}: is given {len(words)} times; write all its numbers into one, such as {info.name}=1,2,3",
+            EXIT_USAGE,
+        )
     (text,) = words
     if not text.lstrip().startswith("["):
         return _fitted(info, _elements(info, [part.strip() for part in text.split(",")]))
     try:
         # As text, so that no digit is lost before the type is known.
-        nested = np.array(json.loads(text, parse_int=str, parse_float=str, parse_constant=str), dtype=np.object_)
+        nested = np.array(
+            json.loads(text, parse_int=str, parse_float=str, parse_constant=str), dtype=np.object_
+        )
     except ValueError as error:
-        raise Failure(f"--input {info.name}: {text:.60} is no list of numbers as in JSON: {error}", EXIT_USAGE) from error
+        raise Failure(
+            f"--input {info.name}: {text:.60} is no list of numbers as in JSON: {error}", EXIT_USAGE
+        ) from error
     flat = [str(item).lower() if isinstance(item, bool) else item for item in nested.ravel()]
     if not all(isinstance(item, str) for item in flat):
-        raise Failure(f"--input {info.name}: {text:.60} holds lists of different lengths, or what is no number", EXIT_USAGE)
+        raise Failure(
+            f"--input {info.name}: {text:.60} holds lists of different lengths, or what is no number",
+            EXIT_USAGE,
+        )
     elements = _elements(info, flat)
-    return _fitted(info, elements) if nested.ndim == 1 else _exact(info, elements.reshape(nested.shape))
+    return (
+        _fitted(info, elements)
+        if nested.ndim == 1
+        else _exact(info, elements.reshape(nested.shape))
+    )
 
 
 def _file(info: Described, places: Sequence[Path], batched: bool) -> Array:
@@ -169,26 +231,41 @@ def _file(info: Described, places: Sequence[Path], batched: bool) -> Array:
             return _saved(info, places[0])
         contents = [place.read_bytes() for place in places]
     except OSError as error:
-        raise Failure(f"--input-file {info.name}: {error.filename} cannot be read: {error.strerror}", EXIT_USAGE) from error
+        raise Failure(
+            f"--input-file {info.name}: {error.filename} cannot be read: {error.strerror}",
+            EXIT_USAGE,
+        ) from error
     if info.data_type == BYTES:
         array = np.empty(len(contents), dtype=np.object_)
         array[:] = contents
         return _fitted(info, array, texts=True)
     if info.data_type == "UINT8" and len(contents) == 1:
         return _fitted(info, np.frombuffer(contents[0], np.uint8))
-    raise Failure(f"--input-file {info.name}: it is {info.data_type}; give one file that numpy.save wrote ({NUMPY_SUFFIX})", EXIT_USAGE)
+    raise Failure(
+        f"--input-file {info.name}: it is {info.data_type}; give one file that numpy.save wrote ({NUMPY_SUFFIX})",
+        EXIT_USAGE,
+    )
 
 
 def _saved(info: Described, place: Path) -> Array:
     try:
         array = np.load(place, allow_pickle=False)
     except ValueError as error:
-        raise Failure(f"--input-file {info.name}: {place} is no array of numbers or texts: {error}", EXIT_USAGE) from error
+        raise Failure(
+            f"--input-file {info.name}: {place} is no array of numbers or texts: {error}",
+            EXIT_USAGE,
+        ) from error
     wanted = np.dtype(triton_to_np_dtype(info.data_type))
     if array.dtype.kind in "US" and info.data_type == BYTES:
-        array = np.array([item.encode() if isinstance(item, str) else bytes(item) for item in array.ravel()], np.object_).reshape(array.shape)
+        array = np.array(
+            [item.encode() if isinstance(item, str) else bytes(item) for item in array.ravel()],
+            np.object_,
+        ).reshape(array.shape)
     elif array.dtype != wanted and (info.data_type != "BF16" or array.dtype.kind != "f"):
-        raise Failure(f"--input-file {info.name}: {place} holds {array.dtype}, and the input is {info.data_type}; save it as {wanted}", EXIT_USAGE)
+        raise Failure(
+            f"--input-file {info.name}: {place} holds {array.dtype}, and the input is {info.data_type}; save it as {wanted}",
+            EXIT_USAGE,
+        )
     return _exact(info, array.astype(wanted))
 
 
@@ -196,7 +273,9 @@ def _exact(info: Described, array: Array) -> Array:
     """An array with a shape of its own; a batch axis of one row may be left out."""
     if array.ndim == len(info.shape) - 1 and info.shape[0] == -1:
         array = array[np.newaxis]
-    if array.ndim != len(info.shape) or any(a not in (-1, b) for a, b in zip(info.shape, array.shape, strict=True)):
+    if array.ndim != len(info.shape) or any(
+        a not in (-1, b) for a, b in zip(info.shape, array.shape, strict=True)
+    ):
         raise Failure(f"{info.name}: shape {list(array.shape)} does not fit {info}", EXIT_USAGE)
     return array
 
@@ -238,11 +317,20 @@ def decode(document: Mapping[str, Any], rest: bytes) -> dict[str, Array]:
     for item in document["outputs"]:
         size = (item.get("parameters") or {}).get("binary_data_size")
         if size is None:
-            array = np.array(item["data"], dtype=np.object_ if item.get("datatype", BYTES) == BYTES else triton_to_np_dtype(item["datatype"]))
+            array = np.array(
+                item["data"],
+                dtype=np.object_
+                if item.get("datatype", BYTES) == BYTES
+                else triton_to_np_dtype(item["datatype"]),
+            )
         else:
             piece, rest = rest[:size], rest[size:]
             try:
-                array = deserialize_bytes_tensor(piece) if item["datatype"] == BYTES else np.frombuffer(piece, triton_to_np_dtype(item["datatype"]))
+                array = (
+                    deserialize_bytes_tensor(piece)
+                    if item["datatype"] == BYTES
+                    else np.frombuffer(piece, triton_to_np_dtype(item["datatype"]))
+                )
             except InferenceServerException as error:
                 raise ValueError(str(error)) from error
         result[item["name"]] = array.reshape(item.get("shape", array.shape))
@@ -269,7 +357,10 @@ def plain(value: Any) -> Any:
 def cell(array: Array) -> str:
     """The elements of one row for people: the first ones, and how many there are."""
     flat = array.ravel()
-    shown = [f"{item:.4f}" if isinstance(item, float) else str(item) for item in map(plain, flat[:SHOWN_NUMBERS])]
+    shown = [
+        f"{item:.4f}" if isinstance(item, float) else str(item)
+        for item in map(plain, flat[:SHOWN_NUMBERS])
+    ]
     if flat.size <= SHOWN_NUMBERS:
         return " ".join(shown)
     shape = "\u00d7".join(map(str, array.shape)) if array.ndim > 1 else str(flat.size)

@@ -23,20 +23,28 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from triton_pipelines.api.v1alpha1 import InferencePipeline, TuningMode
-from triton_pipelines.load.engine import precise_loop
-from triton_pipelines.load.texts import Lengths, TextsError, lines
-from triton_pipelines.pipeline import build
-from triton_pipelines.pipeline.graph import Graph
-from triton_pipelines.pipeline.modelstep import max_batch_size
-from triton_pipelines.tuning import contract
-from triton_pipelines.tuning.contract import NotTunableError, Outcome, Report, Settings, TuneError, TuneTarget, wall_of
-from triton_pipelines.tuning.plot import svg, terminal
-from triton_pipelines.tuning.run import tune as run
-from triton_pipelines.tuning.status import patch_yaml, status_of
+from triton_pipelines.compile.graph import build
+from triton_pipelines.compile.graph.graph import Graph
+from triton_pipelines.compile.graph.model_step import max_batch_size
+from triton_pipelines.tools.loadgen.engine import precise_loop
+from triton_pipelines.tools.loadgen.texts import Lengths, TextsError, lines
+from triton_pipelines.tools.tuner import contract
+from triton_pipelines.tools.tuner.contract import (
+    NotTunableError,
+    Outcome,
+    Report,
+    Settings,
+    TuneError,
+    TuneTarget,
+    wall_of,
+)
+from triton_pipelines.tools.tuner.plot import svg, terminal
+from triton_pipelines.tools.tuner.run import tune as run
+from triton_pipelines.tools.tuner.status_summary import patch_yaml, status_of
 
+from .cluster_tuning import asking, refuse
 from .documents import STANDARD_INPUT, only, resource
-from .failure import EXIT_FAILED, EXIT_FINDINGS, EXIT_USAGE, Failure
-from .incluster import asking, refuse
+from .errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_USAGE, Failure
 from .options import OperatorConfigFile, SourceMaps, SubstituteRunner, operator_options
 from .output import figures, writable
 from .serve import Mounts, Stopped, local, signals
@@ -54,37 +62,95 @@ class Output(StrEnum):
 
 def tune(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file with one InferencePipeline; - reads standard input.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="YAML file with one InferencePipeline; - reads standard input."
+        ),
+    ],
     in_cluster: Annotated[
-        bool, typer.Option("--in-cluster", help="Print the command that starts a run in the cluster; FILE is the pipeline's name there.")
+        bool,
+        typer.Option(
+            "--in-cluster",
+            help="Print the command that starts a run in the cluster; FILE is the pipeline's name there.",
+        ),
     ] = False,
-    namespace: Annotated[str | None, typer.Option("--namespace", "-n", metavar="NAME", help="With --in-cluster: the pipeline's namespace.")] = None,
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            "--namespace", "-n", metavar="NAME", help="With --in-cluster: the pipeline's namespace."
+        ),
+    ] = None,
     server: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT", help="gRPC address of a Triton that runs this pipeline and serves nobody else. Default: it is served here."
+            metavar="HOST:PORT",
+            help="gRPC address of a Triton that runs this pipeline and serves nobody else. Default: it is served here.",
         ),
     ] = None,
     control_key_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --server: file with the key of its control API, where that is restricted.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --server: file with the key of its control API, where that is restricted.",
+        ),
     ] = None,
-    thorough: Annotated[bool, typer.Option("--thorough", help="Longer runs, more points, more repeats.")] = False,
-    slo: Annotated[float | None, typer.Option(metavar="MS", min=1, help="p99 to keep, in milliseconds. Default: spec.slo.p99Milliseconds.")] = None,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="Longer runs, more points, more repeats.")
+    ] = False,
+    slo: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MS",
+            min=1,
+            help="p99 to keep, in milliseconds. Default: spec.slo.p99Milliseconds.",
+        ),
+    ] = None,
     rate: Annotated[
-        float | None, typer.Option(metavar="N", min=0.1, help="Requests per second that it gets, to compare with. Default: as many as it can carry.")
+        float | None,
+        typer.Option(
+            metavar="N",
+            min=0.1,
+            help="Requests per second that it gets, to compare with. Default: as many as it can carry.",
+        ),
     ] = None,
-    texts: Annotated[Path | None, typer.Option(metavar="FILE", help="Texts of the real traffic, one a line.")] = None,
+    texts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Texts of the real traffic, one a line.")
+    ] = None,
     lengths: Annotated[
         str | None,
-        typer.Option(metavar="median=N,sigma=X,cap=N", help="Lengths in tokens of made-up texts. Default: median=32,sigma=0.6, up to maxLength."),
+        typer.Option(
+            metavar="median=N,sigma=X,cap=N",
+            help="Lengths in tokens of made-up texts. Default: median=32,sigma=0.6, up to maxLength.",
+        ),
     ] = None,
     rows: Annotated[int, typer.Option(metavar="N", min=1, help="Rows (texts) of a request.")] = 1,
-    output: Annotated[Output, typer.Option("--output", "-o", help="How the report is printed; yaml is the patch alone.")] = Output.TABLE,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the throughput-latency curve as SVG.")] = None,
-    report_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as JSON, in the shape of status.tuning.")] = None,
-    seconds: Annotated[float | None, typer.Option(metavar="SECONDS", min=1, help="Length of a measured point. Default: 16, thorough 60.")] = None,
+    output: Annotated[
+        Output,
+        typer.Option("--output", "-o", help="How the report is printed; yaml is the patch alone."),
+    ] = Output.TABLE,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the throughput-latency curve as SVG.")
+    ] = None,
+    report_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write the report as JSON, in the shape of status.tuning."
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", min=1, help="Length of a measured point. Default: 16, thorough 60."
+        ),
+    ] = None,
     cores: Annotated[
-        float | None, typer.Option(metavar="N", min=0.5, help="CPU cores that the server may use. Default: those of this machine.")
+        float | None,
+        typer.Option(
+            metavar="N",
+            min=0.5,
+            help="CPU cores that the server may use. Default: those of this machine.",
+        ),
     ] = None,
     source_map: SourceMaps = None,
     mounts: Mounts = None,
@@ -101,16 +167,31 @@ def tune(
         typer.echo(asking(str(file), namespace, thorough, dt.datetime.now(dt.UTC)))
         return
     if namespace is not None:
-        raise Failure("--namespace: goes with --in-cluster; a pipeline served here is in none", EXIT_USAGE)
-    for option, number in (("--slo", slo), ("--rate", rate), ("--seconds", seconds), ("--cores", cores)):
+        raise Failure(
+            "--namespace: goes with --in-cluster; a pipeline served here is in none", EXIT_USAGE
+        )
+    for option, number in (
+        ("--slo", slo),
+        ("--rate", rate),
+        ("--seconds", seconds),
+        ("--cores", cores),
+    ):
         if number is not None and not math.isfinite(number):
             raise Failure(f"{option}: {number} is no finite number", EXIT_USAGE)
     if texts is not None and lengths is not None:
-        raise Failure("--lengths: is of made-up texts, and --texts gives real ones; leave one out", EXIT_USAGE)
+        raise Failure(
+            "--lengths: is of made-up texts, and --texts gives real ones; leave one out", EXIT_USAGE
+        )
     if server is not None and mounts:
-        raise Failure("--mounts: goes with a pipeline that is served here; the one at --server has its files", EXIT_USAGE)
+        raise Failure(
+            "--mounts: goes with a pipeline that is served here; the one at --server has its files",
+            EXIT_USAGE,
+        )
     if server is not None and not _ADDRESS.fullmatch(server):
-        raise Failure(f"--server: {server!r} is no HOST:PORT, the address of a server's gRPC API such as 127.0.0.1:8001", EXIT_USAGE)
+        raise Failure(
+            f"--server: {server!r} is no HOST:PORT, the address of a server's gRPC API such as 127.0.0.1:8001",
+            EXIT_USAGE,
+        )
     writable(plot, "--plot")
     writable(report_file, "--report-file")
     settings = Settings(
@@ -124,7 +205,10 @@ def tune(
         seconds=seconds,
     )
     if control_key_file is not None and server is None:
-        raise Failure("--control-key-file: goes with --server; the pipeline served here has no key", EXIT_USAGE)
+        raise Failure(
+            "--control-key-file: goes with --server; the pipeline served here has no key",
+            EXIT_USAGE,
+        )
     left: list[str] = []
     try:
         if str(file) != STANDARD_INPUT:
@@ -134,21 +218,35 @@ def tune(
             _rows_fit(pipeline, rows)
         with signals():
             if server is not None:
-                options = operator_options(operator_config, source_map=source_map, substitute_runner=substitute_runner)
+                options = operator_options(
+                    operator_config, source_map=source_map, substitute_runner=substitute_runner
+                )
                 pipeline, graph = only(file, options)
                 _rows_fit(pipeline, rows)
-                target = TuneTarget(server, lambda changed: build(changed, options), _key(control_key_file))
+                target = TuneTarget(
+                    server, lambda changed: build(changed, options), _key(control_key_file)
+                )
                 report = _run(target, pipeline, graph, settings, left.append)
             else:
                 # Triton needs a moment to end; that is no part of a measurement.
                 with local(file, source_map or _from_environment(), mounts=mounts) as running:
                     _rows_fit(running.pipeline, rows)
-                    target = TuneTarget(running.server.grpc_address, running.rebuild, url=running.server.http_url, own=True)
+                    target = TuneTarget(
+                        running.server.grpc_address,
+                        running.rebuild,
+                        url=running.server.http_url,
+                        own=True,
+                    )
                     report = _run(target, running.pipeline, running.graph, settings, left.append)
     except TuneError as error:
-        raise Failure(str(error), EXIT_FINDINGS if isinstance(error, NotTunableError) else EXIT_FAILED) from error
+        raise Failure(
+            str(error), EXIT_FINDINGS if isinstance(error, NotTunableError) else EXIT_FAILED
+        ) from error
     except Stopped as stopped:
-        typer.echo(f"stopped; {_after_stop(server, left, again=isinstance(stopped.__context__, Stopped))}", err=True)
+        typer.echo(
+            f"stopped; {_after_stop(server, left, again=isinstance(stopped.__context__, Stopped))}",
+            err=True,
+        )
         raise typer.Exit(128 + stopped.number) from None
     _write(plot, svg(report), "--plot")
     if not report.ended:  # that file is a result, and this is none
@@ -160,7 +258,9 @@ def tune(
     else:
         _print(report)
     if report.ended:
-        raise Failure(f"ended after {len(report.points)} points, which are shown: {report.ended}", EXIT_FAILED)
+        raise Failure(
+            f"ended after {len(report.points)} points, which are shown: {report.ended}", EXIT_FAILED
+        )
 
 
 def _after_stop(server: str | None, left: Sequence[str], *, again: bool) -> str:
@@ -168,18 +268,28 @@ def _after_stop(server: str | None, left: Sequence[str], *, again: bool) -> str:
     if server is None:
         return "nothing was changed"
     if again and not left:
-        return f"{server}: the first setting may not have been put back on the server; start it anew"
-    return "; ".join(f"{server}: {said}" for said in left) or f"{server} has the setting that it had"
+        return (
+            f"{server}: the first setting may not have been put back on the server; start it anew"
+        )
+    return (
+        "; ".join(f"{server}: {said}" for said in left) or f"{server} has the setting that it had"
+    )
 
 
 def _rows_fit(pipeline: InferencePipeline, rows: int) -> None:
     """Refuse requests that the current setting, with which all others are compared, could not take."""
     for field, most in (
-        ("spec.model.maxBatchSize", max_batch_size(pipeline.spec.model) if pipeline.spec.model is not None else None),
+        (
+            "spec.model.maxBatchSize",
+            max_batch_size(pipeline.spec.model) if pipeline.spec.model is not None else None,
+        ),
         ("spec.ensemble.maxBatchSize", pipeline.spec.ensemble.max_batch_size),
     ):
         if most and rows > most:
-            raise Failure(f"--rows {rows}: a request has more rows than {field} {most} lets in; send fewer, or raise that first", EXIT_USAGE)
+            raise Failure(
+                f"--rows {rows}: a request has more rows than {field} {most} lets in; send fewer, or raise that first",
+                EXIT_USAGE,
+            )
 
 
 def _given(context: typer.Context) -> dict[str, str]:
@@ -187,7 +297,9 @@ def _given(context: typer.Context) -> dict[str, str]:
     return {
         param.name: param.opts[0]
         for param in context.command.params
-        if param.name and (source := context.get_parameter_source(param.name)) is not None and source.name == "COMMANDLINE"
+        if param.name
+        and (source := context.get_parameter_source(param.name)) is not None
+        and source.name == "COMMANDLINE"
     }
 
 
@@ -195,7 +307,13 @@ def _from_environment() -> list[str]:
     return [rules] if (rules := os.environ.get("TRITONPIPE_SOURCE_MAP")) else []
 
 
-def _run(target: TuneTarget, pipeline: InferencePipeline, graph: Graph, settings: Settings, left: Callable[[str], None]) -> Report:
+def _run(
+    target: TuneTarget,
+    pipeline: InferencePipeline,
+    graph: Graph,
+    settings: Settings,
+    left: Callable[[str], None],
+) -> Report:
     with _progress() as tell, asyncio.Runner(loop_factory=precise_loop) as runner:
         return runner.run(run(target, pipeline, graph, settings, tell, left))
 
@@ -231,7 +349,10 @@ def _texts(file: Path | None) -> tuple[str, ...]:
     try:
         return tuple(lines(file.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, TextsError) as error:
-        raise Failure(f"--texts: {file} {error if isinstance(error, TextsError) else f'cannot be read: {error}'}", EXIT_USAGE) from error
+        raise Failure(
+            f"--texts: {file} {error if isinstance(error, TextsError) else f'cannot be read: {error}'}",
+            EXIT_USAGE,
+        ) from error
 
 
 def _lengths(text: str | None) -> Lengths | None:
@@ -254,7 +375,9 @@ def _write(file: Path | None, content: str, option: str) -> None:
     try:
         file.write_text(content, encoding="utf-8")
     except OSError as error:
-        raise Failure(f"{option}: {file} cannot be written: {error.strerror}", EXIT_USAGE) from error
+        raise Failure(
+            f"{option}: {file} cannot be written: {error.strerror}", EXIT_USAGE
+        ) from error
 
 
 def _finite(value: Any) -> Any:
@@ -309,7 +432,11 @@ def _print(report: Report) -> None:
             _milliseconds(point.p50),
             _milliseconds(point.p99),
             _milliseconds(point.predicted_p99),
-            {Outcome.WITHIN: "within the wall", Outcome.BREAKS: "beyond the wall", Outcome.PREDICTED: "not measured"}[point.outcome],
+            {
+                Outcome.WITHIN: "within the wall",
+                Outcome.BREAKS: "beyond the wall",
+                Outcome.PREDICTED: "not measured",
+            }[point.outcome],
         )
     figures(table)
     typer.echo(terminal(report))
@@ -317,7 +444,11 @@ def _print(report: Report) -> None:
     for name in ("step", "each execution ms", "each row us", "each token us", "fit off by", "busy"):
         steps.add_column(name, justify="left" if name == "step" else "right")
     for step in report.steps:
-        law = (f"{step.fixed * 1e3:.2f}", f"{step.per_row * 1e6:.1f}", f"{step.per_token * 1e6:.2f}") if step.fitted else ("table", "", "")
+        law = (
+            (f"{step.fixed * 1e3:.2f}", f"{step.per_row * 1e6:.1f}", f"{step.per_token * 1e6:.2f}")
+            if step.fitted
+            else ("table", "", "")
+        )
         steps.add_row(step.step, *law, f"{step.residual:.0%}", f"{step.busy:.0%}")
     figures(steps)
     typer.echo(report.message)
@@ -325,5 +456,7 @@ def _print(report: Report) -> None:
     for note in report.notes:
         typer.echo(f"note: {note}")
     if report.patch:
-        typer.echo("\nto have it, merge into the resource (kubectl patch --type=merge, or by hand):")
+        typer.echo(
+            "\nto have it, merge into the resource (kubectl patch --type=merge, or by hand):"
+        )
         typer.echo(yaml.safe_dump(report.patch, sort_keys=False), nl=False)

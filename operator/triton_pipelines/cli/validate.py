@@ -8,17 +8,25 @@ from typing import Annotated
 import typer
 
 from triton_pipelines.api.base import Finding
-from triton_pipelines.pipeline import Options
+from triton_pipelines.compile.graph import Options
 
 from .documents import judge, padding_of, read
-from .failure import EXIT_FINDINGS, Failure
+from .errors import EXIT_FINDINGS, Failure
 from .options import OperatorConfigFile, ServerImage, operator_options
 
-_NAMED_TWICE = Finding("metadata.name", "an earlier document of the file has this name, which the later one would overwrite; rename one")
+_NAMED_TWICE = Finding(
+    "metadata.name",
+    "an earlier document of the file has this name, which the later one would overwrite; rename one",
+)
 
 
 def validate(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="YAML files with InferencePipelines; - reads standard input.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE", help="YAML files with InferencePipelines; - reads standard input."
+        ),
+    ],
     strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors.")] = False,
     server_image: ServerImage = None,
     operator_config: OperatorConfigFile = None,
@@ -56,7 +64,11 @@ def _judge_file(path: Path, options: Options, strict: bool) -> bool:
             typer.echo(f"{label}: error: {finding}")
         for warning in judged.warnings:
             typer.echo(f"{label}: warning: {warning}")
-        if judged.pipeline is not None and judged.graph is not None and (padding := padding_of(judged.pipeline, judged.graph)):
+        if (
+            judged.pipeline is not None
+            and judged.graph is not None
+            and (padding := padding_of(judged.pipeline, judged.graph))
+        ):
             typer.echo(f"{label}: {padding}")
         if not findings:
             count = len(judged.warnings)

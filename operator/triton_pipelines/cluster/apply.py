@@ -28,7 +28,13 @@ async def metadata_of(client: Client, obj: Object) -> Object | None:
     return seen if seen["metadata"].get("resourceVersion") else None
 
 
-async def apply_over(client: Client, desired: Object, live: Mapping[str, Any] | None, *, manager: str = names.MANAGER_CHILDREN) -> Object:
+async def apply_over(
+    client: Client,
+    desired: Object,
+    live: Mapping[str, Any] | None,
+    *,
+    manager: str = names.MANAGER_CHILDREN,
+) -> Object:
     """Applies an object; where that is refused because of what others put beside our fields, replaces it and applies again.
 
     Apply merges, and some edits by hand make the merge invalid: a port's number changed (ours comes back beside it, with the same name), a
@@ -85,13 +91,23 @@ async def _strip_manager(client: Client, obj: Object, manager: str) -> Object:
     resource = resource_of(obj)
     for _ in range(_STRIP_ATTEMPTS):
         metadata = obj["metadata"]
-        kept = [entry for entry in metadata.get("managedFields") or () if entry.get("manager") != manager]
+        kept = [
+            entry
+            for entry in metadata.get("managedFields") or ()
+            if entry.get("manager") != manager
+        ]
         operations: list[Object] = [
-            {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
+            {
+                "op": "test",
+                "path": "/metadata/resourceVersion",
+                "value": metadata["resourceVersion"],
+            },
             {"op": "replace", "path": "/metadata/managedFields", "value": kept},
         ]
         try:
-            return await client.json_patch(resource, metadata.get("namespace"), metadata["name"], operations, manager=manager)
+            return await client.json_patch(
+                resource, metadata.get("namespace"), metadata["name"], operations, manager=manager
+            )
         except Invalid:
             # The test did not hold: it changed since.
             obj = await client.get(resource, metadata.get("namespace"), metadata["name"])

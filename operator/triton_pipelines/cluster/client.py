@@ -19,7 +19,15 @@ import aiohttp
 from kubernetes.aio.client import ApiClient, Configuration
 
 from triton_pipelines.api import names
-from triton_pipelines.cluster.errors import ClusterError, Gone, NotFound, TooMany, Unauthorized, Unavailable, from_response
+from triton_pipelines.cluster.errors import (
+    ClusterError,
+    Gone,
+    NotFound,
+    TooMany,
+    Unauthorized,
+    Unavailable,
+    from_response,
+)
 from triton_pipelines.cluster.resources import PODS, SECRETS, Resource, resource_of
 from triton_pipelines.cluster.session import Session, in_use
 
@@ -121,7 +129,9 @@ class Client:
         Raises:
             NotFound: it is not there.
         """
-        return await self._call("get", "GET", resource, resource.path(namespace, name), repeatable=True)
+        return await self._call(
+            "get", "GET", resource, resource.path(namespace, name), repeatable=True
+        )
 
     async def list(
         self,
@@ -142,12 +152,20 @@ class Client:
         except Gone:
             return await self._list_pages(resource, namespace, query)
 
-    async def _list_pages(self, resource: Resource, namespace: str | None, query: Mapping[str, str]) -> Listing:
+    async def _list_pages(
+        self, resource: Resource, namespace: str | None, query: Mapping[str, str]
+    ) -> Listing:
         items: list[Object] = []
         token = ""
         while True:
-            page_query = {**query, "limit": str(PAGE_SIZE), **({"continue": token} if token else {})}
-            page = await self._call("list", "GET", resource, resource.path(namespace), query=page_query, repeatable=True)
+            page_query = {
+                **query,
+                "limit": str(PAGE_SIZE),
+                **({"continue": token} if token else {}),
+            }
+            page = await self._call(
+                "list", "GET", resource, resource.path(namespace), query=page_query, repeatable=True
+            )
             for item in page.get("items") or ():
                 # Items of a typed list carry neither; everything downstream relies on both.
                 item.setdefault("apiVersion", resource.api_version)
@@ -184,7 +202,16 @@ class Client:
             query["dryRun"] = "All"
         verb = f"apply {subresource}" if subresource else "apply"
         path = resource.path(namespace, name, subresource)
-        return await self._call(verb, "PATCH", resource, path, query=query, body=obj, content_type=_APPLY, repeatable=True)
+        return await self._call(
+            verb,
+            "PATCH",
+            resource,
+            path,
+            query=query,
+            body=obj,
+            content_type=_APPLY,
+            repeatable=True,
+        )
 
     async def apply_status(self, obj: Object, *, manager: str = names.MANAGER_STATUS) -> Object:
         """Server-side apply of the ``status`` subresource. With ``metadata.resourceVersion`` it is conditional.
@@ -203,10 +230,24 @@ class Client:
         """
         resource = resource_of(obj)
         path = resource.path(*_key(obj))
-        return await self._call("replace", "PUT", resource, path, query={"fieldManager": manager}, body=obj, repeatable=True)
+        return await self._call(
+            "replace",
+            "PUT",
+            resource,
+            path,
+            query={"fieldManager": manager},
+            body=obj,
+            repeatable=True,
+        )
 
     async def json_patch(
-        self, resource: Resource, namespace: str | None, name: str, operations: Sequence[Object], *, manager: str = names.MANAGER_CHILDREN
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        operations: Sequence[Object],
+        *,
+        manager: str = names.MANAGER_CHILDREN,
     ) -> Object:
         """JSON patch. Not repeated once it may have reached the server, as its operations name list items by place.
 
@@ -215,9 +256,20 @@ class Client:
         """
         query = {"fieldManager": manager}
         path = resource.path(namespace, name)
-        return await self._call("patch", "PATCH", resource, path, query=query, body=[*operations], content_type=_JSON_PATCH, repeatable=False)
+        return await self._call(
+            "patch",
+            "PATCH",
+            resource,
+            path,
+            query=query,
+            body=[*operations],
+            content_type=_JSON_PATCH,
+            repeatable=False,
+        )
 
-    async def resize_pod(self, namespace: str, name: str, patch: Object, *, manager: str = names.MANAGER_CHILDREN) -> Object:
+    async def resize_pod(
+        self, namespace: str, name: str, patch: Object, *, manager: str = names.MANAGER_CHILDREN
+    ) -> Object:
         """Strategic merge patch of a pod through its ``resize`` subresource (Kubernetes 1.33 or newer).
 
         Raises:
@@ -226,7 +278,16 @@ class Client:
         """
         path = PODS.path(namespace, name, "resize")
         query = {"fieldManager": manager}
-        return await self._call("resize", "PATCH", PODS, path, query=query, body=patch, content_type=_STRATEGIC, repeatable=True)
+        return await self._call(
+            "resize",
+            "PATCH",
+            PODS,
+            path,
+            query=query,
+            body=patch,
+            content_type=_STRATEGIC,
+            repeatable=True,
+        )
 
     async def create(self, obj: Object) -> Object:
         """POST. Never repeated once the request may have reached the server; a 429 was not processed and is.
@@ -236,7 +297,9 @@ class Client:
         """
         resource = resource_of(obj)
         namespace = (obj.get("metadata") or {}).get("namespace")
-        return await self._call("create", "POST", resource, resource.path(namespace), body=obj, repeatable=False)
+        return await self._call(
+            "create", "POST", resource, resource.path(namespace), body=obj, repeatable=False
+        )
 
     async def delete(
         self,
@@ -257,14 +320,25 @@ class Client:
         Raises:
             Conflict: another object bears the name now (uid), or it changed (resourceVersion).
         """
-        body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
+        body: Object = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": propagation,
+        }
         conditions = {"uid": uid, "resourceVersion": resource_version}
         if preconditions := {key: value for key, value in conditions.items() if value}:
             body["preconditions"] = preconditions
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
         try:
-            await self._call("delete", "DELETE", resource, resource.path(namespace, name), body=body, repeatable=True)
+            await self._call(
+                "delete",
+                "DELETE",
+                resource,
+                resource.path(namespace, name),
+                body=body,
+                repeatable=True,
+            )
         except NotFound:
             return False
         return True
@@ -291,7 +365,9 @@ class Client:
             try:
                 async with self._slots:
                     session = await self._current_session()
-                    return await self._attempt(session, verb, method, resource, target, body, content_type)
+                    return await self._attempt(
+                        session, verb, method, resource, target, body, content_type
+                    )
             except Unauthorized:
                 if renewed:
                     raise
@@ -311,7 +387,9 @@ class Client:
         # Shed load (429) was not processed, and where no connection came about nothing was sent: both may be said again, creates included.
         if not (repeatable or isinstance(error, TooMany) or error.reason == "ConnectFailed"):
             return None
-        ceiling = min(self.options.max_backoff_seconds, self.options.backoff_seconds * 2 ** (attempt - 1))
+        ceiling = min(
+            self.options.max_backoff_seconds, self.options.backoff_seconds * 2 ** (attempt - 1)
+        )
         jittered = self.uniform(0.0, ceiling)
         if error.retry_after is None:
             return jittered
@@ -333,36 +411,62 @@ class Client:
         accept = _METADATA if resource == SECRETS and method in ("PATCH", "POST") else _JSON
         try:
             async with in_use(session) as api:
-                status, reason, raw, retry_after = await self._exchange(api, method, target, body, {"Accept": accept, "Content-Type": content_type})
+                status, reason, raw, retry_after = await self._exchange(
+                    api, method, target, body, {"Accept": accept, "Content-Type": content_type}
+                )
             code = str(status)
         except TimeoutError as error:
             code = "Timeout"
             seconds = self.options.timeout_seconds
-            raise Unavailable(0, code, f"{method} {target}: no answer within {seconds:g} s") from error
+            raise Unavailable(
+                0, code, f"{method} {target}: no answer within {seconds:g} s"
+            ) from error
         except aiohttp.ClientConnectorError as error:
             code = "ConnectFailed"
             raise Unavailable(0, code, f"{method} {target}: cannot connect: {error}") from error
         except (aiohttp.ClientError, ConnectionError) as error:
             code = "ConnectionLost"
-            raise Unavailable(0, code, f"{method} {target}: connection broke: {type(error).__name__}") from error
+            raise Unavailable(
+                0, code, f"{method} {target}: connection broke: {type(error).__name__}"
+            ) from error
         finally:
-            self.observe(verb=verb, resource=resource.plural, code=code, seconds=time.perf_counter() - started)
+            self.observe(
+                verb=verb,
+                resource=resource.plural,
+                code=code,
+                seconds=time.perf_counter() - started,
+            )
         parsed = _parse(raw)
         if 200 <= status < 300:
             if not isinstance(parsed, dict):
-                raise Unavailable(status, "BadAnswer", f"{method} {target}: the answer is no JSON object")
+                raise Unavailable(
+                    status, "BadAnswer", f"{method} {target}: the answer is no JSON object"
+                )
             return parsed
         raise from_response(status, reason, parsed, retry_after)
 
     async def _exchange(
-        self, api: ApiClient, method: str, target: str, body: Object | Sequence[Object] | None, headers: dict[str, str]
+        self,
+        api: ApiClient,
+        method: str,
+        target: str,
+        body: Object | Sequence[Object] | None,
+        headers: dict[str, str],
     ) -> tuple[int, str, bytes, str | None]:
         headers["User-Agent"] = names.APP
         await api.update_params_for_auth(headers, None, ["BearerToken"], target, method, None)
         # `connect` bounds waiting for the pool as well, hence sock_connect.
-        timeout = aiohttp.ClientTimeout(total=self.options.timeout_seconds, sock_connect=_CONNECT_TIMEOUT_SECONDS)
-        sent = json.dumps(body, ensure_ascii=False).encode() if headers["Content-Type"] == _APPLY else body
-        response = await api.call_api(method, api.configuration.host + target, headers, sent, _request_timeout=timeout)
+        timeout = aiohttp.ClientTimeout(
+            total=self.options.timeout_seconds, sock_connect=_CONNECT_TIMEOUT_SECONDS
+        )
+        sent = (
+            json.dumps(body, ensure_ascii=False).encode()
+            if headers["Content-Type"] == _APPLY
+            else body
+        )
+        response = await api.call_api(
+            method, api.configuration.host + target, headers, sent, _request_timeout=timeout
+        )
         raw = await response.read()  # type: ignore[no-untyped-call]
         return response.status, response.reason or "", raw, response.headers.get("Retry-After")
 

@@ -37,16 +37,22 @@ _PORT_KEYS: Final = (("containerPort", "protocol"), ("port", "protocol"))
 # Defaults of merge-key fields; an item without the field is matched as if it had it.
 _KEY_DEFAULTS: Final[Mapping[str, Any]] = {"protocol": "TCP"}
 # Below these fields every scalar is a quantity; the named single fields are one each.
-_QUANTITY_MAPS: Final = frozenset({"requests", "limits", "capacity", "allocatable", "hard", "overhead"})
+_QUANTITY_MAPS: Final = frozenset(
+    {"requests", "limits", "capacity", "allocatable", "hard", "overhead"}
+)
 _QUANTITY_FIELDS: Final = frozenset({"sizeLimit", "divisor"})
 # int-or-string fields where 8000 and "8000" can mean one thing only: a port's name must contain a letter.
 _PORT_FIELDS: Final = frozenset({"port", "targetPort", "containerPort", "endPort"})
 # Written by the API server alone.
 _SERVER_OWNED: Final = frozenset({"managedFields", "creationTimestamp", "generation", "selfLink"})
 # Empty selectors and sources whose presence says something: an empty podSelector selects all pods, emptyDir is a kind of volume.
-_MEANINGFUL_WHEN_EMPTY: Final = frozenset({"emptyDir", "podSelector", "namespaceSelector", "labelSelector", "selector", "runtimeDefault"})
+_MEANINGFUL_WHEN_EMPTY: Final = frozenset(
+    {"emptyDir", "podSelector", "namespaceSelector", "labelSelector", "selector", "runtimeDefault"}
+)
 # Maps with free keys, where an empty string is a value like any other.
-_FREE_MAPS: Final = frozenset({"data", "binaryData", "stringData", "labels", "annotations", "matchLabels", "nodeSelector"})
+_FREE_MAPS: Final = frozenset(
+    {"data", "binaryData", "stringData", "labels", "annotations", "matchLabels", "nodeSelector"}
+)
 # Fields without pointer in the Go types: false and 0 are dropped when stored.
 _ZERO_IS_ABSENT: Final = frozenset(
     {
@@ -68,7 +74,9 @@ Path = tuple[str, ...]
 ListKeys = Mapping[str, tuple[str, ...]]
 
 
-def covers(live: Mapping[str, Any] | None, desired: Mapping[str, Any], *, list_keys: ListKeys | None = None) -> list[str]:
+def covers(
+    live: Mapping[str, Any] | None, desired: Mapping[str, Any], *, list_keys: ListKeys | None = None
+) -> list[str]:
     """The paths at which the live object differs from the desired one.
 
     The desired object has to be a subset of the live one: fields, map keys and list items beyond it (server defaults, other managers) are
@@ -113,7 +121,11 @@ def owned_extra(
     """
     found: set[str] = set()
     for entry in (live.get("metadata") or {}).get("managedFields") or ():
-        if entry.get("manager") == manager and entry.get("operation") == "Apply" and (entry.get("subresource") or "") == subresource:
+        if (
+            entry.get("manager") == manager
+            and entry.get("operation") == "Apply"
+            and (entry.get("subresource") or "") == subresource
+        ):
             _walk_owned(entry.get("fieldsV1") or {}, desired, "", found)
     return sorted(found)
 
@@ -143,7 +155,9 @@ def _is_empty(value: Any) -> bool:
     return value is None or value == "" or value == []
 
 
-def _compare(live: Any, desired: Any, path: Path, shown: str, keys: ListKeys, found: list[str]) -> None:
+def _compare(
+    live: Any, desired: Any, path: Path, shown: str, keys: ListKeys, found: list[str]
+) -> None:
     if isinstance(desired, Mapping):
         if not isinstance(live, Mapping):
             found.append(shown)
@@ -154,7 +168,9 @@ def _compare(live: Any, desired: Any, path: Path, shown: str, keys: ListKeys, fo
             here = _join(shown, key)
             if key in live:
                 _compare_present(live[key], wanted, (*path, key), here, keys, found)
-            elif not _absent_is_equal(key, wanted) or (path and path[-1] in _FREE_MAPS and wanted is not None):
+            elif not _absent_is_equal(key, wanted) or (
+                path and path[-1] in _FREE_MAPS and wanted is not None
+            ):
                 found.append(here)
     elif isinstance(desired, Sequence) and not isinstance(desired, str):
         if isinstance(live, Sequence) and not isinstance(live, str):
@@ -165,7 +181,9 @@ def _compare(live: Any, desired: Any, path: Path, shown: str, keys: ListKeys, fo
         found.append(shown)
 
 
-def _compare_present(live: Any, wanted: Any, path: Path, shown: str, keys: ListKeys, found: list[str]) -> None:
+def _compare_present(
+    live: Any, wanted: Any, path: Path, shown: str, keys: ListKeys, found: list[str]
+) -> None:
     if live is None or wanted is None:
         if not (_is_empty(live) and _is_empty(wanted)):
             found.append(shown)
@@ -183,7 +201,14 @@ def _absent_is_equal(key: str, wanted: Any) -> bool:
     return _is_empty(wanted)
 
 
-def _compare_lists(live: Sequence[Any], desired: Sequence[Any], path: Path, shown: str, keys: ListKeys, found: list[str]) -> None:
+def _compare_lists(
+    live: Sequence[Any],
+    desired: Sequence[Any],
+    path: Path,
+    shown: str,
+    keys: ListKeys,
+    found: list[str],
+) -> None:
     name = path[-1] if path else ""
     merge = _merge_keys(name, path, desired or live, keys)
     if merge is not None:
@@ -204,16 +229,23 @@ def _compare_lists(live: Sequence[Any], desired: Sequence[Any], path: Path, show
             _compare_present(there, item, path, f"{shown}[{index}]", keys, found)
 
 
-def _merge_keys(name: str, path: Path, items: Sequence[Any], keys: ListKeys) -> tuple[str, ...] | None:
+def _merge_keys(
+    name: str, path: Path, items: Sequence[Any], keys: ListKeys
+) -> tuple[str, ...] | None:
     if not all(isinstance(item, Mapping) for item in items):
         return None
     if name == "ports":
         # A NetworkPolicy's ports are atomic: an item may name no port at all.
         if "ingress" in path or "egress" in path:
             return None
-        return next((merge for merge in _PORT_KEYS if items and all(merge[0] in item for item in items)), None)
+        return next(
+            (merge for merge in _PORT_KEYS if items and all(merge[0] in item for item in items)),
+            None,
+        )
     merge = keys.get(name)
-    if merge is None or not all(key in item or key in _KEY_DEFAULTS for item in items for key in merge):
+    if merge is None or not all(
+        key in item or key in _KEY_DEFAULTS for item in items for key in merge
+    ):
         return None
     return merge
 
@@ -223,7 +255,11 @@ def _item_key(item: Mapping[str, Any], merge: tuple[str, ...]) -> tuple[Any, ...
 
 
 def _hashable(value: Any) -> Any:
-    return value if isinstance(value, str | int | float | bool | type(None)) else json.dumps(value, sort_keys=True)
+    return (
+        value
+        if isinstance(value, str | int | float | bool | type(None))
+        else json.dumps(value, sort_keys=True)
+    )
 
 
 def _show_key(item: Mapping[str, Any], merge: tuple[str, ...]) -> str:
@@ -243,7 +279,9 @@ def _same_scalar(live: Any, desired: Any, path: Path) -> bool:
 
 
 def _is_quantity(path: Path) -> bool:
-    return bool(path) and (path[-1] in _QUANTITY_FIELDS or (len(path) > 1 and path[-2] in _QUANTITY_MAPS))
+    return bool(path) and (
+        path[-1] in _QUANTITY_FIELDS or (len(path) > 1 and path[-2] in _QUANTITY_MAPS)
+    )
 
 
 def _same_quantity(live: Any, desired: Any) -> bool:
@@ -284,7 +322,9 @@ def _owned_item(raw: str, desired: Any, shown: str) -> tuple[str, bool, Any]:
     wanted: Mapping[str, Any] = json.loads(raw)
     here = f"{shown}[{','.join(f'{key}={value}' for key, value in wanted.items())}]"
     for item in desired if isinstance(desired, Sequence) else ():
-        if isinstance(item, Mapping) and all(item.get(key, _KEY_DEFAULTS.get(key)) == value for key, value in wanted.items()):
+        if isinstance(item, Mapping) and all(
+            item.get(key, _KEY_DEFAULTS.get(key)) == value for key, value in wanted.items()
+        ):
             return here, True, item
     return here, False, None
 

@@ -108,7 +108,9 @@ _BY_STATUS: Mapping[int, type[ClusterError]] = {
 _UNTYPED = "failed to create typed patch object"
 
 
-def from_response(status: int, reason_phrase: str, body: Any, retry_after: str | None) -> ClusterError:
+def from_response(
+    status: int, reason_phrase: str, body: Any, retry_after: str | None
+) -> ClusterError:
     """Builds the error for an HTTP answer.
 
     Args:
@@ -124,7 +126,11 @@ def from_response(status: int, reason_phrase: str, body: Any, retry_after: str |
     details = content.get("details")
     found = details.get("causes") if isinstance(details, Mapping) else None
     causes = tuple(
-        Cause(field=str(cause.get("field", "")), message=str(cause.get("message", "")), reason=str(cause.get("reason", "")))
+        Cause(
+            field=str(cause.get("field", "")),
+            message=str(cause.get("message", "")),
+            reason=str(cause.get("reason", "")),
+        )
         for cause in (found or ())
         if isinstance(cause, Mapping)
     )

@@ -23,7 +23,9 @@ class LoginError(Unavailable):
         super().__init__(0, "LoginFailed", message)
 
 
-async def load_configuration(kubeconfig: str | None = None, context: str | None = None) -> Configuration:
+async def load_configuration(
+    kubeconfig: str | None = None, context: str | None = None
+) -> Configuration:
     """Reads the API server's address and credentials anew.
 
     Args:
@@ -55,5 +57,7 @@ async def load_configuration(kubeconfig: str | None = None, context: str | None 
     except (ConfigException, OSError) as error:
         where = path or "~/.kube/config"
         chosen = f", context {context!r}" if context else ""
-        raise LoginError(f"no service account, and the kubeconfig {where}{chosen} cannot be used: {error}") from error
+        raise LoginError(
+            f"no service account, and the kubeconfig {where}{chosen} cannot be used: {error}"
+        ) from error
     return configuration

@@ -25,7 +25,9 @@ class Resource:
         """``v1`` or ``apps/v1``: what stands in an object's ``apiVersion``."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
-    def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
+    def path(
+        self, namespace: str | None = None, name: str | None = None, subresource: str | None = None
+    ) -> str:
         """The URL path of the collection, of one object, or of its subresource.
 
         Raises:
@@ -58,11 +60,15 @@ SERVICES: Final = Resource("", "v1", "Service", "services")
 CONFIG_MAPS: Final = Resource("", "v1", "ConfigMap", "configmaps")
 SECRETS: Final = Resource("", "v1", "Secret", "secrets")
 NETWORK_POLICIES: Final = Resource("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
-POD_DISRUPTION_BUDGETS: Final = Resource("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
+POD_DISRUPTION_BUDGETS: Final = Resource(
+    "policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"
+)
 JOBS: Final = Resource("batch", "v1", "Job", "jobs")
 # Of the Prometheus operator, which a cluster may lack.
 POD_MONITORS: Final = Resource("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors")
-PROMETHEUS_RULES: Final = Resource("monitoring.coreos.com", "v1", "PrometheusRule", "prometheusrules")
+PROMETHEUS_RULES: Final = Resource(
+    "monitoring.coreos.com", "v1", "PrometheusRule", "prometheusrules"
+)
 NODES: Final = Resource("", "v1", "Node", "nodes", namespaced=False)
 EVENTS: Final = Resource("events.k8s.io", "v1", "Event", "events")
 

@@ -47,10 +47,18 @@ class _Entry:
 class Store:
     """In-memory objects per resource, indexed by owning pipeline. Plain dictionaries: one event loop's thread only."""
 
-    _objects: dict[Resource, dict[Key, _Entry]] = field(default_factory=lambda: defaultdict(dict), init=False)
-    _owned: dict[tuple[Resource, Key], set[Key]] = field(default_factory=lambda: defaultdict(set), init=False)
-    _removed: dict[Resource, dict[Key, int]] = field(default_factory=lambda: defaultdict(dict), init=False)  # when; until the next LIST
-    _clock: int = field(default=0, init=False)  # counts changes; orders them against a LIST in progress
+    _objects: dict[Resource, dict[Key, _Entry]] = field(
+        default_factory=lambda: defaultdict(dict), init=False
+    )
+    _owned: dict[tuple[Resource, Key], set[Key]] = field(
+        default_factory=lambda: defaultdict(set), init=False
+    )
+    _removed: dict[Resource, dict[Key, int]] = field(
+        default_factory=lambda: defaultdict(dict), init=False
+    )  # when; until the next LIST
+    _clock: int = field(
+        default=0, init=False
+    )  # counts changes; orders them against a LIST in progress
 
     def put(self, resource: Resource, obj: Object, *, since: int | None = None) -> bool:
         """Takes in an object from a watch or from the answer to a write.
@@ -71,12 +79,18 @@ class Store:
         entry = self._objects[resource].get(key_of(obj))
         if entry is not None and not _is_newer(obj, entry.obj):
             return False
-        if entry is None and since is not None and self._removed[resource].get(key_of(obj), 0) > since:
+        if (
+            entry is None
+            and since is not None
+            and self._removed[resource].get(key_of(obj), 0) > since
+        ):
             return False
         self._set(resource, obj)
         return True
 
-    def remove(self, resource: Resource, namespace: str, name: str, *, uid: str | None = None) -> bool:
+    def remove(
+        self, resource: Resource, namespace: str, name: str, *, uid: str | None = None
+    ) -> bool:
         """Forgets an object; with ``uid`` only if it is that one and not a later one of the same name.
 
         Returns:
@@ -95,7 +109,11 @@ class Store:
 
     def all(self, resource: Resource, namespace: str | None = None) -> list[Object]:
         """All objects of a kind, of one namespace or of all, in no particular order."""
-        return [entry.obj for key, entry in self._objects[resource].items() if namespace is None or key[0] == namespace]
+        return [
+            entry.obj
+            for key, entry in self._objects[resource].items()
+            if namespace is None or key[0] == namespace
+        ]
 
     def children(self, resource: Resource, pipeline: Key) -> list[Object]:
         """The objects of a kind that bear the pipeline's label, sorted by name."""
@@ -119,7 +137,14 @@ class Store:
         """A moment in the store's own time, to be taken before a LIST or a write is sent."""
         return self._clock
 
-    def replace(self, resource: Resource, items: Iterable[Object], *, since: int, namespace: str | None = None) -> set[Key]:
+    def replace(
+        self,
+        resource: Resource,
+        items: Iterable[Object],
+        *,
+        since: int,
+        namespace: str | None = None,
+    ) -> set[Key]:
         """Brings the store in line with a LIST that was sent at ``since``.
 
         Objects that were put or removed since are left as they are: what is known of them may be newer than the list.
@@ -147,7 +172,11 @@ class Store:
                     _slim(item)
                 self._set(resource, item)
         for key, entry in tuple(known.items()):
-            if key not in listed and entry.touched <= since and (namespace is None or key[0] == namespace):
+            if (
+                key not in listed
+                and entry.touched <= since
+                and (namespace is None or key[0] == namespace)
+            ):
                 changed.update(self._owners(entry))
                 self._drop(resource, key, entry)
         for key, moment in tuple(removed.items()):
@@ -184,7 +213,14 @@ class Store:
                 del self._owned[resource, entry.owner]
 
 
-async def relist(client: Client, store: Store, resource: Resource, *, namespace: str | None = None, label_selector: str | None = None) -> set[Key]:
+async def relist(
+    client: Client,
+    store: Store,
+    resource: Resource,
+    *,
+    namespace: str | None = None,
+    label_selector: str | None = None,
+) -> set[Key]:
     """Lists a kind and brings the store in line with it.
 
     Returns:
@@ -197,7 +233,11 @@ async def relist(client: Client, store: Store, resource: Resource, *, namespace:
 
 def _slim(pod: Object) -> None:
     """Pods are never applied, and their managedFields are the larger half of them; of these is kept who resized the pod in place."""
-    kept = [entry for entry in pod["metadata"].pop("managedFields", None) or () if entry.get("subresource") == "resize"]
+    kept = [
+        entry
+        for entry in pod["metadata"].pop("managedFields", None) or ()
+        if entry.get("subresource") == "resize"
+    ]
     if kept:
         pod["metadata"]["managedFields"] = kept
 
@@ -213,7 +253,10 @@ def _is_newer(new: Object, old: Object) -> bool:
     Resource versions of one kind are decimal numbers that grow (KEP-5504), also from one object to the next of its name; other forms are
     taken as they come, in the watch's order.
     """
-    later, earlier = new["metadata"].get("resourceVersion") or "", old["metadata"].get("resourceVersion") or ""
+    later, earlier = (
+        new["metadata"].get("resourceVersion") or "",
+        old["metadata"].get("resourceVersion") or "",
+    )
     if later.isdecimal() and earlier.isdecimal():
         return int(later) > int(earlier)
     return _version(new) != _version(old)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from triton_pipelines.api.loadplan import Finding, Reason
-from triton_pipelines.loader.lease import Lease, LeaseTimes, try_lease, wait_for
+from triton_pipelines.loader.file_lease import Lease, LeaseTimes, try_lease, wait_for
 from triton_pipelines.loader.progress import human
 
 KEEP_FREE: Final = 0.1
@@ -72,7 +72,8 @@ class FileCache:
         if self._problem is None:
             return None
         return Finding(
-            reason=Reason.CACHE_UNUSED, message=f"the model cache was not used for some files: {self._problem}. They came from their sources."
+            reason=Reason.CACHE_UNUSED,
+            message=f"the model cache was not used for some files: {self._problem}. They came from their sources.",
         )
 
     def take(self, key: str, target: Path) -> Cached | None:
@@ -148,13 +149,18 @@ class FileCache:
             for used, blob in sorted(self._blobs()):
                 if now - used < IN_USE_SECONDS:
                     break
-                self._log.info("the model cache is full: its least recently used file %s is removed", blob.name)
+                self._log.info(
+                    "the model cache is full: its least recently used file %s is removed", blob.name
+                )
                 # Its index entries lead nowhere from now on, which is a miss.
                 with contextlib.suppress(OSError):
                     blob.unlink(missing_ok=True)
                 if self._lacking(size) <= 0:
                     return True
-            self._note(f"its volume has no room for {human(size)} ({human(self._lacking(size))} more would have to be free)", None)
+            self._note(
+                f"its volume has no room for {human(size)} ({human(self._lacking(size))} more would have to be free)",
+                None,
+            )
             return False
 
     def _blobs(self) -> list[tuple[float, Path]]:
@@ -166,7 +172,11 @@ class FileCache:
 
     def _lacking(self, size: int) -> int:
         figures = os.statvfs(self._root)
-        return int(size + self._keep_free * figures.f_blocks * figures.f_frsize - figures.f_bavail * figures.f_frsize)
+        return int(
+            size
+            + self._keep_free * figures.f_blocks * figures.f_frsize
+            - figures.f_bavail * figures.f_frsize
+        )
 
     def _now(self) -> float:
         """The volume's own time: its server's clock may differ from this host's."""
@@ -204,7 +214,11 @@ class FileCache:
         return digest.hexdigest()
 
     def _note(self, what: str, error: Exception | None) -> None:
-        detail = f" ({error.strerror or error})" if isinstance(error, OSError) else (f" ({type(error).__name__})" if error else "")
+        detail = (
+            f" ({error.strerror or error})"
+            if isinstance(error, OSError)
+            else (f" ({type(error).__name__})" if error else "")
+        )
         if self._problem is None:
             self._problem = f"{what}{detail}"
         self._log.warning("the model cache is not used: %s%s", what, detail)

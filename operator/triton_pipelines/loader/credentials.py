@@ -16,13 +16,24 @@ import certifi
 
 from triton_pipelines.api.loadplan import PlanFetch
 from triton_pipelines.loader.errors import SourceError
-from triton_pipelines.loader.redact import Redactor
 from triton_pipelines.loader.uris import Located, RegistryUri, parse_azure, parse_registry
+from triton_pipelines.redaction import Redactor
 
 CA_FILE: Final = "ca.crt"
 _AMBIENT: Final = (
-    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_CONTAINER_AUTHORIZATION_TOKEN"),
-    *("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_TOKEN"),
+    *(
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN",
+    ),
+    *(
+        "AZURE_STORAGE_ACCOUNT_KEY",
+        "AZURE_STORAGE_KEY",
+        "AZURE_STORAGE_SAS_TOKEN",
+        "AZURE_STORAGE_SAS_KEY",
+        "AZURE_STORAGE_TOKEN",
+    ),
     *("AZURE_CLIENT_SECRET", "GOOGLE_SERVICE_ACCOUNT_KEY", "HF_TOKEN"),
 )
 _PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
@@ -42,7 +53,9 @@ def ssl_context(ca: Path | None) -> ssl.SSLContext:
         try:
             context.load_verify_locations(cafile=str(ca))
         except (OSError, ssl.SSLError) as error:
-            raise SourceError(f"the CA bundle of caRef cannot be used ({error}): it must hold certificates in PEM under the key ca.crt") from error
+            raise SourceError(
+                f"the CA bundle of caRef cannot be used ({error}): it must hold certificates in PEM under the key ca.crt"
+            ) from error
     return context
 
 
@@ -72,7 +85,9 @@ class Credentials:
         return ssl_context(self.ca_file)
 
 
-def read_credentials(item: PlanFetch, located: Located, credentials: Path, ca: Path, redact: Redactor) -> Credentials:
+def read_credentials(
+    item: PlanFetch, located: Located, credentials: Path, ca: Path, redact: Redactor
+) -> Credentials:
     """The credentials of ``item`` for the source ``located``; each value becomes known to ``redact``.
 
     Raises :class:`SourceError` that names the secret's missing key.
@@ -87,7 +102,13 @@ def read_credentials(item: PlanFetch, located: Located, credentials: Path, ca: P
     if not item.credentials:
         return Credentials(ca_file=ca_file)
     values = _read(credentials / item.key)
-    redact.add(*(value for key, value in values.items() if key not in ("username", "accessKeyId", "accountName")))
+    redact.add(
+        *(
+            value
+            for key, value in values.items()
+            if key not in ("username", "accessKeyId", "accountName")
+        )
+    )
     # An access key id is no secret by itself, but scanners treat it as one.
     redact.add(values.get("accessKeyId"))
     return replace(_of_scheme(located, values, redact), ca_file=ca_file)
@@ -97,7 +118,9 @@ def _of_scheme(located: Located, values: Mapping[str, str], redact: Redactor) ->
     def need(*keys: str) -> None:
         missing = [key for key in keys if not values.get(key)]
         if missing:
-            raise SourceError(f"secretRef: the secret lacks {' and '.join(missing)} (it holds {held})")
+            raise SourceError(
+                f"secretRef: the secret lacks {' and '.join(missing)} (it holds {held})"
+            )
 
     held = ", ".join(sorted(values)) or "nothing"
     match located.scheme:
@@ -106,17 +129,27 @@ def _of_scheme(located: Located, values: Mapping[str, str], redact: Redactor) ->
             return Credentials(token=values["token"])
         case "s3":
             need("accessKeyId", "secretAccessKey")
-            return Credentials(keys=(values["accessKeyId"], values["secretAccessKey"], values.get("sessionToken") or None))
+            return Credentials(
+                keys=(
+                    values["accessKeyId"],
+                    values["secretAccessKey"],
+                    values.get("sessionToken") or None,
+                )
+            )
         case "gs":
             need("serviceAccountKey")
-            return Credentials(service_account=_service_account(values["serviceAccountKey"], redact))
+            return Credentials(
+                service_account=_service_account(values["serviceAccountKey"], redact)
+            )
         case "az":
             return _azure(located, values, redact)
         case "oci":
             user = (values.get("username", ""), values.get("password", ""))
             if not all(user):
                 if not values.get(DOCKER_CONFIG):
-                    raise SourceError(f"secretRef: the secret needs {DOCKER_CONFIG}, or username and password (it holds {held})")
+                    raise SourceError(
+                        f"secretRef: the secret needs {DOCKER_CONFIG}, or username and password (it holds {held})"
+                    )
                 user = _docker(values[DOCKER_CONFIG], parse_registry(located.uri), redact)
             redact.add_basic(*user)
             return Credentials(user=user)
@@ -124,7 +157,9 @@ def _of_scheme(located: Located, values: Mapping[str, str], redact: Redactor) ->
             if values.get("token"):
                 return Credentials(token=values["token"])
             if not (values.get("username") and values.get("password")):
-                raise SourceError(f"secretRef: the secret needs token, or username and password (it holds {held})")
+                raise SourceError(
+                    f"secretRef: the secret needs token, or username and password (it holds {held})"
+                )
             redact.add_basic(values["username"], values["password"])
             return Credentials(user=(values["username"], values["password"]))
     return Credentials()
@@ -143,16 +178,24 @@ def _service_account(text: str, redact: Redactor) -> str:
     key = _json(text, "serviceAccountKey")
     private = key.get("private_key")
     if not isinstance(private, str) or not isinstance(key.get("client_email"), str):
-        raise SourceError("secretRef: serviceAccountKey is no key file of a service account (it lacks private_key or client_email)")
+        raise SourceError(
+            "secretRef: serviceAccountKey is no key file of a service account (it lacks private_key or client_email)"
+        )
     # An error may show the key in part: each of its lines counts.
-    redact.add(private, str(key.get("private_key_id") or ""), *(line for line in private.split("\n") if not line.startswith("-----")))
+    redact.add(
+        private,
+        str(key.get("private_key_id") or ""),
+        *(line for line in private.split("\n") if not line.startswith("-----")),
+    )
     return text
 
 
 def _azure(located: Located, values: Mapping[str, str], redact: Redactor) -> Credentials:
     account = parse_azure(located.uri).account
     if values.get("accountName", account) != account:
-        raise SourceError(f"secretRef: the secret is for account {values['accountName']}, the URI names {account}")
+        raise SourceError(
+            f"secretRef: the secret is for account {values['accountName']}, the URI names {account}"
+        )
     if values.get("sasToken"):
         token = values["sasToken"].lstrip("?")
         redact.add(token, *(value for name, value in parse_qsl(token) if name == "sig"))
@@ -161,19 +204,27 @@ def _azure(located: Located, values: Mapping[str, str], redact: Redactor) -> Cre
         try:
             base64.b64decode(values["accountKey"], validate=True)
         except ValueError:
-            raise SourceError("secretRef: accountKey is not base64: copy the storage account's access key as the portal shows it") from None
+            raise SourceError(
+                "secretRef: accountKey is not base64: copy the storage account's access key as the portal shows it"
+            ) from None
         return Credentials(account_key=values["accountKey"])
-    raise SourceError(f"secretRef: the secret needs accountKey (with accountName) or sasToken (it holds {', '.join(sorted(values)) or 'nothing'})")
+    raise SourceError(
+        f"secretRef: the secret needs accountKey (with accountName) or sasToken (it holds {', '.join(sorted(values)) or 'nothing'})"
+    )
 
 
 def _docker(text: str, uri: RegistryUri, redact: Redactor) -> tuple[str, str]:
     """User and password for a registry in a Docker configuration; the longest entry that fits wins, as in the kubelet."""
     auths = _json(text, DOCKER_CONFIG).get("auths")
     if not isinstance(auths, dict):
-        raise SourceError(f"secretRef: {DOCKER_CONFIG} has no auths: create it with kubectl create secret docker-registry")
+        raise SourceError(
+            f"secretRef: {DOCKER_CONFIG} has no auths: create it with kubectl create secret docker-registry"
+        )
     found: tuple[str, Mapping[str, Any] | None] = ("", None)
     for name, entry in auths.items():
-        host, _, path = name.removeprefix("https://").removeprefix("http://").strip("/").partition("/")
+        host, _, path = (
+            name.removeprefix("https://").removeprefix("http://").strip("/").partition("/")
+        )
         # Docker Hub's entry is an address of its old API.
         path = "" if path in ("v1", "v2") else path
         same = host == uri.registry or (host in _DOCKER_HUB and uri.registry in _DOCKER_HUB)
@@ -181,17 +232,25 @@ def _docker(text: str, uri: RegistryUri, redact: Redactor) -> tuple[str, str]:
         if same and below and isinstance(entry, dict) and len(name) > len(found[0]):
             found = (name, entry)
     if found[1] is None:
-        raise SourceError(f"secretRef: {DOCKER_CONFIG} has no entry for {uri.registry} (it has {', '.join(sorted(auths)) or 'none'})")
+        raise SourceError(
+            f"secretRef: {DOCKER_CONFIG} has no entry for {uri.registry} (it has {', '.join(sorted(auths)) or 'none'})"
+        )
     entry = found[1]
     user, password = str(entry.get("username") or ""), str(entry.get("password") or "")
     if entry.get("auth"):
         redact.add(str(entry["auth"]))
         try:
-            user, _, password = base64.b64decode(str(entry["auth"]), validate=True).decode().partition(":")
+            user, _, password = (
+                base64.b64decode(str(entry["auth"]), validate=True).decode().partition(":")
+            )
         except ValueError:
-            raise SourceError(f"secretRef: {DOCKER_CONFIG}: auth of {found[0]} is not base64 of user:password") from None
+            raise SourceError(
+                f"secretRef: {DOCKER_CONFIG}: auth of {found[0]} is not base64 of user:password"
+            ) from None
     if not user or not password:
-        raise SourceError(f"secretRef: {DOCKER_CONFIG} has no user and password for {found[0]} (identity tokens and helpers are not taken)")
+        raise SourceError(
+            f"secretRef: {DOCKER_CONFIG} has no user and password for {found[0]} (identity tokens and helpers are not taken)"
+        )
     return user, password
 
 

@@ -58,7 +58,9 @@ class Source(Protocol):
         """What lies at ``place``; ``/`` at its end, or nothing at all, names a folder. Raises :class:`SourceError`."""
         ...
 
-    def open(self, name: str, *, offset: int = 0, validator: str | None = None) -> AbstractContextManager[Body]:
+    def open(
+        self, name: str, *, offset: int = 0, validator: str | None = None
+    ) -> AbstractContextManager[Body]:
         """Start reading ``name``, from ``offset`` when ``validator`` still holds, else from 0.
 
         Raises :class:`SourceError`, also while the chunks are read.
@@ -96,7 +98,13 @@ class Downloader:
     none twice. ``stop`` ends all downloads of a group when one of them failed for good.
     """
 
-    def __init__(self, retrier: Retrier, log: logging.Logger, clock: Callable[[], float] = time.monotonic, cache: FileCache | None = None) -> None:
+    def __init__(
+        self,
+        retrier: Retrier,
+        log: logging.Logger,
+        clock: Callable[[], float] = time.monotonic,
+        cache: FileCache | None = None,
+    ) -> None:
         self._retrier, self._log, self.clock, self._cache = retrier, log, clock, cache
 
     def fetch(self, job: Job, stop: threading.Event | None = None) -> Downloaded:
@@ -137,7 +145,15 @@ class Downloader:
                     return done
                 if self._cache is None or job.scope is None or body.identity is None:
                     return self._stream(body, part, job, stop)
-                return self._through_cache(self._cache, key_of(job.scope, job.name, body.identity), body, part, job, stop, patient)
+                return self._through_cache(
+                    self._cache,
+                    key_of(job.scope, job.name, body.identity),
+                    body,
+                    part,
+                    job,
+                    stop,
+                    patient,
+                )
         except SourceError as error:
             if error.restart:
                 part.drop()
@@ -148,7 +164,16 @@ class Downloader:
                 raise NoSpaceError(None, free_bytes(job.target.parent), job.what) from error
             raise
 
-    def _through_cache(self, cache: FileCache, key: str, body: Body, part: _Part, job: Job, stop: threading.Event, patient: bool) -> Downloaded | str:
+    def _through_cache(
+        self,
+        cache: FileCache,
+        key: str,
+        body: Body,
+        part: _Part,
+        job: Job,
+        stop: threading.Event,
+        patient: bool,
+    ) -> Downloaded | str:
         # The source was asked first: who may not read a file there does not get it from here.
         if body.size is not None and body.size > free_bytes(job.target.parent) + part.size():
             raise NoSpaceError(body.size, free_bytes(job.target.parent), job.what)
@@ -173,7 +198,10 @@ class Downloader:
         if body.offset:
             if body.offset != part.size():
                 part.drop()
-                raise SourceError(f"the server went on at byte {body.offset} of a file that was asked for from elsewhere", retryable=True)
+                raise SourceError(
+                    f"the server went on at byte {body.offset} of a file that was asked for from elsewhere",
+                    retryable=True,
+                )
             part.hash_into(digest)
             self._log.info("%s: resumes at %s", job.what, human(body.offset))
         else:
@@ -183,7 +211,11 @@ class Downloader:
             if needed > free:
                 raise NoSpaceError(needed, free, job.what)
         part.write(body.validator)
-        meter = job.meter(body.size, body.offset) if job.meter else Progress(self._log, job.what, body.size, body.offset, self.clock)
+        meter = (
+            job.meter(body.size, body.offset)
+            if job.meter
+            else Progress(self._log, job.what, body.size, body.offset, self.clock)
+        )
         size = body.offset
         with part.path.open("ab") as file:
             for chunk in body.chunks:
@@ -201,9 +233,14 @@ class Downloader:
             raise SourceError(f"the body ended at byte {size} of {body.size}", retryable=True)
         if body.digest is not None and digest.hexdigest() != body.digest:
             part.drop()
-            raise SourceError(f"what came has the digest {digest.hexdigest()}, not {body.digest} as the source says", retryable=True)
+            raise SourceError(
+                f"what came has the digest {digest.hexdigest()}, not {body.digest} as the source says",
+                retryable=True,
+            )
         meter.finish()
-        done = Downloaded(job.target, digest.hexdigest(), size, body.revision, resumed=body.offset > 0)
+        done = Downloaded(
+            job.target, digest.hexdigest(), size, body.revision, resumed=body.offset > 0
+        )
         part.path.replace(job.target)
         fsync_folder(job.target.parent)
         part.drop()
@@ -242,15 +279,27 @@ class _Part:
     def note(self, done: Downloaded, identity: str | None) -> None:
         """Remember a finished file for a restart of the container."""
         if identity is not None:
-            write_atomically(self._done, json.dumps({"identity": identity, "sha256": done.sha256}).encode())
+            write_atomically(
+                self._done, json.dumps({"identity": identity, "sha256": done.sha256}).encode()
+            )
 
     def finished(self, body: Body) -> Downloaded | None:
         """The file, when an earlier attempt finished it and the source still has the same one."""
         try:
             note = json.loads(self._done.read_text())
-            if body.identity is None or note["identity"] != body.identity or sha256_of(self._target) != note["sha256"]:
+            if (
+                body.identity is None
+                or note["identity"] != body.identity
+                or sha256_of(self._target) != note["sha256"]
+            ):
                 return None
-            return Downloaded(self._target, note["sha256"], self._target.stat().st_size, body.revision, resumed=True)
+            return Downloaded(
+                self._target,
+                note["sha256"],
+                self._target.stat().st_size,
+                body.revision,
+                resumed=True,
+            )
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

@@ -39,7 +39,15 @@ class SourceError(Exception):
 class LoadError(Exception):
     """A finding that fails the load; ``retryable`` when another start of the container may succeed by itself."""
 
-    def __init__(self, reason: Reason, message: str, *, step: str | None = None, field: str | None = None, retryable: bool = False) -> None:
+    def __init__(
+        self,
+        reason: Reason,
+        message: str,
+        *,
+        step: str | None = None,
+        field: str | None = None,
+        retryable: bool = False,
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message

@@ -13,21 +13,29 @@ from typing import Final
 
 import httpx
 
-from triton_pipelines.api.loadplan import FetchKind, Finding, PlanFetch, Reason, ReportSource, ResolvedSource, same_source
-from triton_pipelines.loader import tokenizer
+from triton_pipelines.api.loadplan import (
+    FetchKind,
+    Finding,
+    PlanFetch,
+    Reason,
+    ReportSource,
+    ResolvedSource,
+    same_source,
+)
+from triton_pipelines.loader import tokenizer_files
 from triton_pipelines.loader.cache import FileCache, key_of
 from triton_pipelines.loader.credentials import read_credentials
 from triton_pipelines.loader.download import Downloader, fsync_folder, sha256_of, write_atomically
 from triton_pipelines.loader.errors import LoadError, SourceError
 from triton_pipelines.loader.layout import Layout
 from triton_pipelines.loader.listing import Record
-from triton_pipelines.loader.redact import Redactor, redact_url
 from triton_pipelines.loader.repository import below
 from triton_pipelines.loader.retry import Retrier
 from triton_pipelines.loader.sources import Access, Folders, open_source
 from triton_pipelines.loader.sources.web import TIMEOUT
 from triton_pipelines.loader.staging import PARALLEL, Stage, Staged, Stager
 from triton_pipelines.loader.uris import SourceMap, insecure
+from triton_pipelines.redaction import Redactor, redact_url
 
 USER_AGENT: Final = "triton-pipelines"
 
@@ -67,11 +75,19 @@ class Fetcher:
         try:
             record = json.loads(self._record(item).read_text())
             files = {below(self._models, name): digest for name, digest in record["files"].items()}
-            sha256, revision, versions = str(record["sha256"]), record["revision"], tuple(int(version) for version in record["versions"])
+            sha256, revision, versions = (
+                str(record["sha256"]),
+                record["revision"],
+                tuple(int(version) for version in record["versions"]),
+            )
             notes = tuple(Finding.model_validate_json(json.dumps(note)) for note in record["notes"])
-            if item.sha256 not in (None, sha256) or (resolved is not None and not same_source(resolved, revision, sha256)):
+            if item.sha256 not in (None, sha256) or (
+                resolved is not None and not same_source(resolved, revision, sha256)
+            ):
                 return None
-            if not files or any(not path.is_file() or sha256_of(path) != digest for path, digest in files.items()):
+            if not files or any(
+                not path.is_file() or sha256_of(path) != digest for path, digest in files.items()
+            ):
                 return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
@@ -84,17 +100,28 @@ class Fetcher:
         try:
             staged = self._stage(item, resolved, staging, what)
             notes = staged.notes
-            if item.kind is FetchKind.TOKENIZER and (ignored := self._checked(item, staged.files[item.target][0], what)):
-                notes = (*notes, tokenizer.finding_of_settings(ignored, item.step, item.spec_field))
+            if item.kind is FetchKind.TOKENIZER and (
+                ignored := self._checked(item, staged.files[item.target][0], what)
+            ):
+                notes = (
+                    *notes,
+                    tokenizer_files.finding_of_settings(ignored, item.step, item.spec_field),
+                )
             placed = {name: layout.place(item, name, what) for name in staged.files}
         except SourceError as error:
             raise LoadError(
-                Reason.SOURCE_UNAVAILABLE, f"{what}: {error}", step=item.step, field=f"{item.spec_field}.uri", retryable=error.retryable
+                Reason.SOURCE_UNAVAILABLE,
+                f"{what}: {error}",
+                step=item.step,
+                field=f"{item.spec_field}.uri",
+                retryable=error.retryable,
             ) from error
         except LoadError as error:
             error.step, error.field = error.step or item.step, error.field or item.spec_field
             raise
-        digests = {name: staged.files[source][1] for source, names in placed.items() for name in names}
+        digests = {
+            name: staged.files[source][1] for source, names in placed.items() for name in names
+        }
         # Written before the first rename: a restart in between finds a file missing and fetches again.
         note = {
             "files": digests,
@@ -111,18 +138,41 @@ class Fetcher:
                 shutil.copyfile(staged.files[source][0], target)
             publish(staged.files[source][0], below(self._models, names[0]))
         shutil.rmtree(staging, ignore_errors=True)
-        self._log.info("%s: complete, revision %s, sha256 %s", what, staged.revision or "none", staged.sha256)
-        return Fetched(_line(item, staged.revision, staged.sha256), notes, tuple(below(self._models, name) for name in digests), staged.versions)
+        self._log.info(
+            "%s: complete, revision %s, sha256 %s", what, staged.revision or "none", staged.sha256
+        )
+        return Fetched(
+            _line(item, staged.revision, staged.sha256),
+            notes,
+            tuple(below(self._models, name) for name in digests),
+            staged.versions,
+        )
 
-    def _stage(self, item: PlanFetch, resolved: ResolvedSource | None, staging: Path, what: str) -> Staged:
+    def _stage(
+        self, item: PlanFetch, resolved: ResolvedSource | None, staging: Path, what: str
+    ) -> Staged:
         located = self._map.apply(item.uri)
         if located.mapped:
             self._log.info("%s: mapped to %s", what, self._redact(located.endpoint or located.uri))
-        credentials = read_credentials(item, located, self._folders.credentials, self._folders.ca, self._redact)
-        with httpx.Client(verify=credentials.ssl_context(), timeout=TIMEOUT, headers={"User-Agent": USER_AGENT}) as client:
+        credentials = read_credentials(
+            item, located, self._folders.credentials, self._folders.ca, self._redact
+        )
+        with httpx.Client(
+            verify=credentials.ssl_context(), timeout=TIMEOUT, headers={"User-Agent": USER_AGENT}
+        ) as client:
             # A listing is compared, not asked for.
-            known = resolved.revision if resolved is not None and Record.parse(resolved.revision) is None else None
-            opened = open_source(item, located, Access(credentials, self._folders, client, known, self._redact.add, staging / "image"))
+            known = (
+                resolved.revision
+                if resolved is not None and Record.parse(resolved.revision) is None
+                else None
+            )
+            opened = open_source(
+                item,
+                located,
+                Access(
+                    credentials, self._folders, client, known, self._redact.add, staging / "image"
+                ),
+            )
             try:
                 commit = self._retrier.run(what, opened.source.resolve)
                 _same_or_raise(item, resolved, commit, None, what)
@@ -135,7 +185,10 @@ class Fetcher:
                 raise
             if not _matches(item, resolved, staged) and staged.resumed:
                 # A part left by an earlier attempt may be what is wrong; the source gets one chance from byte 0.
-                self._log.warning("%s: the digest is not the expected one after a resumed download; fetching all of it again", what)
+                self._log.warning(
+                    "%s: the digest is not the expected one after a resumed download; fetching all of it again",
+                    what,
+                )
                 shutil.rmtree(staging, ignore_errors=True)
                 staged = self._stager.files(stage)
         if item.sha256 is not None and item.sha256 != staged.sha256:
@@ -148,28 +201,44 @@ class Fetcher:
             )
         if resolved is not None and not same_source(resolved, staged.revision, staged.sha256):
             shutil.rmtree(staging, ignore_errors=True)
-            raise changed(item, resolved, f"revision {staged.revision or 'none'}, sha256 {staged.sha256}", what)
-        if item.credentials and (host := insecure(located, item.endpoint)) is not None:
-            message = (
-                f"the credentials of {item.spec_field}.secretRef were sent to {host} over http://, where others can read them: use https:// and caRef"
+            raise changed(
+                item,
+                resolved,
+                f"revision {staged.revision or 'none'}, sha256 {staged.sha256}",
+                what,
             )
-            note = Finding(step=item.step, reason=Reason.INSECURE_SOURCE, message=message, field=item.spec_field)
+        if item.credentials and (host := insecure(located, item.endpoint)) is not None:
+            message = f"the credentials of {item.spec_field}.secretRef were sent to {host} over http://, where others can read them: use https:// and caRef"
+            note = Finding(
+                step=item.step,
+                reason=Reason.INSECURE_SOURCE,
+                message=message,
+                field=item.spec_field,
+            )
             staged = replace(staged, notes=(*staged.notes, note))
         return staged
 
     def _checked(self, item: PlanFetch, path: Path, what: str) -> str | None:
         try:
-            return tokenizer.check(path, cuts_pairs=item.cuts_pairs)
+            return tokenizer_files.check(path, cuts_pairs=item.cuts_pairs)
         except ValueError as error:
             shutil.rmtree(self._state / _key(item), ignore_errors=True)
-            raise tokenizer.invalid(f"{what}: tokenizer.json cannot be used: {error}", item.step, item.spec_field) from error
+            raise tokenizer_files.invalid(
+                f"{what}: tokenizer.json cannot be used: {error}", item.step, item.spec_field
+            ) from error
 
     def _record(self, item: PlanFetch) -> Path:
         return self._state / f"{_key(item)}.json"
 
 
 def _line(item: PlanFetch, revision: str | None, sha256: str) -> ReportSource:
-    return ReportSource(step=item.step, slot=item.slot, uri=redact_url(item.uri), resolved_revision=revision, sha256=sha256)
+    return ReportSource(
+        step=item.step,
+        slot=item.slot,
+        uri=redact_url(item.uri),
+        resolved_revision=revision,
+        sha256=sha256,
+    )
 
 
 def _matches(item: PlanFetch, resolved: ResolvedSource | None, staged: Staged) -> bool:
@@ -177,7 +246,13 @@ def _matches(item: PlanFetch, resolved: ResolvedSource | None, staged: Staged) -
     return expected in (None, staged.sha256)
 
 
-def _same_or_raise(item: PlanFetch, resolved: ResolvedSource | None, commit: str | None, sha256: str | None, what: str) -> None:
+def _same_or_raise(
+    item: PlanFetch,
+    resolved: ResolvedSource | None,
+    commit: str | None,
+    sha256: str | None,
+    what: str,
+) -> None:
     if resolved is not None and commit is not None and resolved.revision not in (None, commit):
         raise changed(item, resolved, f"revision {commit}, sha256 {sha256 or 'not fetched'}", what)
 
@@ -210,5 +285,7 @@ def publish(staged: Path, target: Path) -> None:
 
 def _key(item: PlanFetch) -> str:
     """A folder name for an item; another source, file or target is another key."""
-    identity = item.model_dump(mode="json", exclude={"step", "slot", "field", "credentials", "ca", "sha256"})
+    identity = item.model_dump(
+        mode="json", exclude={"step", "slot", "field", "credentials", "ca", "sha256"}
+    )
     return f"{item.key}-{hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]}"

@@ -52,19 +52,33 @@ class Layout:
                 f"{what}: holds {PurePosixPath(path).name}, and {own} is written by the operator itself: remove or rename the file in the source.",
             )
         for one in paths:
-            if (other := self._written.get(one)) is not None or (other := self._folded(one)) is not None:
-                raise LoadError(Reason.MODEL_MISMATCH, f"{what}: would write {one}, which {other} writes too: give one of them another path.")
+            if (other := self._written.get(one)) is not None or (
+                other := self._folded(one)
+            ) is not None:
+                raise LoadError(
+                    Reason.MODEL_MISMATCH,
+                    f"{what}: would write {one}, which {other} writes too: give one of them another path.",
+                )
         for one in paths:
             self._written[one] = item.spec_field
         return paths
 
     def _folded(self, path: str) -> str | None:
         """Who writes a file where ``path`` needs a folder."""
-        return next((self._written[str(parent)] for parent in PurePosixPath(path).parents if str(parent) in self._written), None)
+        return next(
+            (
+                self._written[str(parent)]
+                for parent in PurePosixPath(path).parents
+                if str(parent) in self._written
+            ),
+            None,
+        )
 
     def _everywhere(self, path: str) -> tuple[str, ...]:
         model, _, rest = path.partition("/")
         inner = rest.removeprefix(f"{FIRST}/")
         if model not in self._models or inner == rest:
             return (path,)
-        return tuple(f"{model}/{version}/{inner}" for version in self._versions.get(model, (FIRST,)))
+        return tuple(
+            f"{model}/{version}/{inner}" for version in self._versions.get(model, (FIRST,))
+        )

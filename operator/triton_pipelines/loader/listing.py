@@ -17,7 +17,9 @@ MAX_FILES: Final = 10_000
 _SHOWN: Final = 6
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,17}")
 """A version folder's name: Triton reads the digits into 64 bits and takes none with a leading zero."""
-_RECORD: Final = re.compile(r"(?:versions=(?P<versions>[1-9][0-9,]*))?;?(?:listing=(?P<listing>[0-9a-f]{64}))?")
+_RECORD: Final = re.compile(
+    r"(?:versions=(?P<versions>[1-9][0-9,]*))?;?(?:listing=(?P<listing>[0-9a-f]{64}))?"
+)
 _LEFT_OUT: Final = frozenset({"__pycache__", ".git", "lost+found"})
 """Folders that are never part of a model: byte code, a repository's history, a file system's own."""
 
@@ -57,7 +59,9 @@ def folder(entries: Iterable[Entry]) -> Listing:
         check_name(name)
         parents = {str(parent) for parent in PurePosixPath(name).parents}
         if clash := parents & names:
-            raise SourceError(f"holds {clash.pop()} both as a file and as a folder, which no volume can hold: rename one")
+            raise SourceError(
+                f"holds {clash.pop()} both as a file and as a folder, which no volume can hold: rename one"
+            )
     if not kept:
         raise SourceError("holds no files: check uri and path", missing=True)
     return Listing(tuple(sorted(kept)))
@@ -66,15 +70,27 @@ def folder(entries: Iterable[Entry]) -> Listing:
 def check_name(name: str) -> None:
     """Refuse a name that would leave the folder it is written to, or be another on disk than in the source."""
     pure = PurePosixPath(name)
-    if not name or pure.is_absolute() or ".." in pure.parts or str(pure) != name or "\x00" in name or "\\" in name or len(name.encode()) > 1024:
-        raise SourceError(f"holds a file named {name[:200]!r}, which is no plain path below its folder: rename it")
+    if (
+        not name
+        or pure.is_absolute()
+        or ".." in pure.parts
+        or str(pure) != name
+        or "\x00" in name
+        or "\\" in name
+        or len(name.encode()) > 1024
+    ):
+        raise SourceError(
+            f"holds a file named {name[:200]!r}, which is no plain path below its folder: rename it"
+        )
 
 
 def some(names: Iterable[str]) -> str:
     """A few of ``names`` in words, for messages."""
     ordered = sorted(names)
     shown = ", ".join(ordered[:_SHOWN])
-    return f"{shown} and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else shown or "nothing"
+    return (
+        f"{shown} and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else shown or "nothing"
+    )
 
 
 def numbered(entries: Iterable[Entry]) -> dict[int, tuple[Entry, ...]]:

@@ -34,15 +34,15 @@ from triton_pipelines.loader.cache import KEEP_FREE, FileCache
 from triton_pipelines.loader.download import free_bytes, write_atomically
 from triton_pipelines.loader.errors import LoadError, NoSpaceError
 from triton_pipelines.loader.fetching import Fetched, Fetcher
-from triton_pipelines.loader.inspection import Inspection
 from triton_pipelines.loader.layout import Layout
-from triton_pipelines.loader.redact import RedactingFormatter, Redactor, redact_url
+from triton_pipelines.loader.model_checks import Inspection
+from triton_pipelines.loader.python_packages import copy_package
 from triton_pipelines.loader.repository import prepare, write_files
 from triton_pipelines.loader.retry import Retrier, RetryPolicy
-from triton_pipelines.loader.site import copy_package
 from triton_pipelines.loader.sources import Folders
 from triton_pipelines.loader.staging import PARALLEL
 from triton_pipelines.loader.uris import SourceMap
+from triton_pipelines.redaction import RedactingFormatter, Redactor, redact_url
 
 EXIT_OK: Final = 0
 EXIT_USER: Final = 2
@@ -91,25 +91,77 @@ class LoadOptions:
 
 def parse_options(argv: Sequence[str]) -> LoadOptions:
     """Options from a command line; ``TRITONPIPE_SOURCE_MAP`` adds rules, those of the command line win."""
-    parser = argparse.ArgumentParser(prog="tritonpipe load", description="Fetch a pipeline revision's sources into its model repository.")
-    defaults = LoadOptions()
-    for name in ("revision", "live", "root", "credentials", "ca", "configmaps", "claims", "termination"):
-        parser.add_argument(f"--{name}", type=Path, default=getattr(defaults, name), metavar="PATH")
-    parser.add_argument("--cache", type=Path, default=None, metavar="PATH", help="a volume on which pods share fetched files")
-    parser.add_argument(
-        "--cache-keep-free", type=_percent, default=defaults.cache_keep_free, metavar="PERCENT", help="share of the cache volume that stays free"
+    parser = argparse.ArgumentParser(
+        prog="tritonpipe load",
+        description="Fetch a pipeline revision's sources into its model repository.",
     )
-    parser.add_argument("--folder", action="append", default=[], type=Path, metavar="PATH", help="made where it is missing; repeatable")
-    parser.add_argument("--parallel", type=_at_least_one, default=defaults.parallel, metavar="COUNT", help="files of a source fetched at once")
-    parser.add_argument("--source-map", action="append", default=[], metavar="PREFIX=TARGET", help="rewrite source URIs; repeatable")
-    parser.add_argument("--retry-attempts", type=int, default=defaults.retry.attempts, help="tries in a row without progress")
-    parser.add_argument("--retry-delay", type=float, default=defaults.retry.first_delay, metavar="SECONDS")
+    defaults = LoadOptions()
+    for name in (
+        "revision",
+        "live",
+        "root",
+        "credentials",
+        "ca",
+        "configmaps",
+        "claims",
+        "termination",
+    ):
+        parser.add_argument(f"--{name}", type=Path, default=getattr(defaults, name), metavar="PATH")
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=None,
+        metavar="PATH",
+        help="a volume on which pods share fetched files",
+    )
+    parser.add_argument(
+        "--cache-keep-free",
+        type=_percent,
+        default=defaults.cache_keep_free,
+        metavar="PERCENT",
+        help="share of the cache volume that stays free",
+    )
+    parser.add_argument(
+        "--folder",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="PATH",
+        help="made where it is missing; repeatable",
+    )
+    parser.add_argument(
+        "--parallel",
+        type=_at_least_one,
+        default=defaults.parallel,
+        metavar="COUNT",
+        help="files of a source fetched at once",
+    )
+    parser.add_argument(
+        "--source-map",
+        action="append",
+        default=[],
+        metavar="PREFIX=TARGET",
+        help="rewrite source URIs; repeatable",
+    )
+    parser.add_argument(
+        "--retry-attempts",
+        type=int,
+        default=defaults.retry.attempts,
+        help="tries in a row without progress",
+    )
+    parser.add_argument(
+        "--retry-delay", type=float, default=defaults.retry.first_delay, metavar="SECONDS"
+    )
     values = vars(parser.parse_args(argv))
     rules = [*os.environ.get(names.ENV_SOURCE_MAP, "").split(","), *values.pop("source_map")]
-    retry = RetryPolicy(attempts=values.pop("retry_attempts"), first_delay=values.pop("retry_delay"))
+    retry = RetryPolicy(
+        attempts=values.pop("retry_attempts"), first_delay=values.pop("retry_delay")
+    )
     try:
         folders = tuple(values.pop("folder"))
-        return LoadOptions(**values, folders=folders, source_map=SourceMap.parse(rules), retry=retry)
+        return LoadOptions(
+            **values, folders=folders, source_map=SourceMap.parse(rules), retry=retry
+        )
     except ValueError as error:
         parser.error(str(error))
 
@@ -159,7 +211,9 @@ def load(options: LoadOptions, redact: Redactor, log: logging.Logger) -> tuple[L
         ok=not errors,
         revision=revision,
         sources=tuple(loading.sources) if loading else (),
-        findings=tuple(item.model_copy(update={"message": redact(item.message)}) for item in findings),
+        findings=tuple(
+            item.model_copy(update={"message": redact(item.message)}) for item in findings
+        ),
     )
     for item in report.findings:
         level = logging.INFO if item.reason in INFORMATIVE else logging.ERROR
@@ -167,13 +221,17 @@ def load(options: LoadOptions, redact: Redactor, log: logging.Logger) -> tuple[L
     if not errors:
         log.info("revision %s is loaded", revision)
         return report, EXIT_OK
-    return report, EXIT_RETRY if all(error.retryable or error.reason is Reason.INTERNAL_ERROR for error in errors) else EXIT_USER
+    return report, EXIT_RETRY if all(
+        error.retryable or error.reason is Reason.INTERNAL_ERROR for error in errors
+    ) else EXIT_USER
 
 
 class _Load:
     """One run; errors, notes and sources gather here so that the report holds what was reached."""
 
-    def __init__(self, plan: LoadPlan, options: LoadOptions, redact: Redactor, log: logging.Logger) -> None:
+    def __init__(
+        self, plan: LoadPlan, options: LoadOptions, redact: Redactor, log: logging.Logger
+    ) -> None:
         self.errors: list[LoadError] = []
         self.notes: list[Finding] = []
         self.sources: list[ReportSource] = []
@@ -181,11 +239,21 @@ class _Load:
 
     def run(self) -> None:
         plan, options = self._plan, self._options
-        self._log.info("pipeline %s/%s, revision %s: %d sources", plan.namespace, plan.pipeline, plan.revision, len(plan.fetch))
+        self._log.info(
+            "pipeline %s/%s, revision %s: %d sources",
+            plan.namespace,
+            plan.pipeline,
+            plan.revision,
+            len(plan.fetch),
+        )
         resolved = read_resolved(options.live, plan.revision)
         counts = read_counts(options.live, self._log)
         folders = Folders(options.credentials, options.ca, options.configmaps, options.claims)
-        cache = FileCache(options.cache, self._log, keep_free=options.cache_keep_free / 100) if options.cache is not None else None
+        cache = (
+            FileCache(options.cache, self._log, keep_free=options.cache_keep_free / 100)
+            if options.cache is not None
+            else None
+        )
         fetcher = Fetcher(
             options.models,
             options.state,
@@ -207,7 +275,11 @@ class _Load:
         # Models first: where other files go hangs on the versions that their sources have.
         try:
             for item in sorted(plan.fetch, key=lambda item: item.kind is not FetchKind.MODEL):
-                if (done := self._fetch(fetcher, item, resolved.get(item.key), ready[item.key], layout)) is not None:
+                if (
+                    done := self._fetch(
+                        fetcher, item, resolved.get(item.key), ready[item.key], layout
+                    )
+                ) is not None:
                     fetched[item.key] = done
         finally:
             if cache is not None and (finding := cache.finding()) is not None:
@@ -221,7 +293,11 @@ class _Load:
         for package in plan.site:
             options.site.mkdir(parents=True, exist_ok=True)
             copy_package(package, options.site)
-        written = {str(path.relative_to(options.models)): done.source.uri for done in fetched.values() for path in done.files}
+        written = {
+            str(path.relative_to(options.models)): done.source.uri
+            for done in fetched.values()
+            for path in done.files
+        }
         Inspection(plan, options.models, written, self.errors, self.notes, self._log).run()
 
     def _make(self, folder: Path) -> None:
@@ -231,14 +307,27 @@ class _Load:
         except OSError as error:
             self._log.warning("%s cannot be made: %s", folder, error.strerror)
 
-    def _fetch(self, fetcher: Fetcher, item: PlanFetch, resolved: ResolvedSource | None, ready: Fetched | None, layout: Layout) -> Fetched | None:
+    def _fetch(
+        self,
+        fetcher: Fetcher,
+        item: PlanFetch,
+        resolved: ResolvedSource | None,
+        ready: Fetched | None,
+        layout: Layout,
+    ) -> Fetched | None:
         try:
             if ready is None:
                 done = fetcher.fetch(item, resolved, layout)
             else:
                 done = ready
-                layout.note(item, [str(path.relative_to(self._options.models)) for path in done.files])
-                self._log.info("%s %s: complete since an earlier attempt", item.spec_field, redact_url(item.uri))
+                layout.note(
+                    item, [str(path.relative_to(self._options.models)) for path in done.files]
+                )
+                self._log.info(
+                    "%s %s: complete since an earlier attempt",
+                    item.spec_field,
+                    redact_url(item.uri),
+                )
         except NoSpaceError:
             raise
         except LoadError as error:
@@ -254,11 +343,16 @@ def read_plan(folder: Path) -> LoadPlan:
     try:
         return LoadPlan.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise LoadError(Reason.INTERNAL_ERROR, f"{path} cannot be read: {error.strerror}") from error
+        raise LoadError(
+            Reason.INTERNAL_ERROR, f"{path} cannot be read: {error.strerror}"
+        ) from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the whole"
-        raise LoadError(Reason.INTERNAL_ERROR, f"{path}: {where}: {first['msg']} (operator and loader of different versions?)") from error
+        raise LoadError(
+            Reason.INTERNAL_ERROR,
+            f"{path}: {where}: {first['msg']} (operator and loader of different versions?)",
+        ) from error
 
 
 def read_counts(folder: Path, log: logging.Logger) -> dict[str, int]:
@@ -269,7 +363,9 @@ def read_counts(folder: Path, log: logging.Logger) -> dict[str, int]:
     except FileNotFoundError:
         return {}
     except (OSError, ValidationError) as error:
-        log.warning("%s is not usable, initial counts are used: %s", path, str(error).partition("\n")[0])
+        log.warning(
+            "%s is not usable, initial counts are used: %s", path, str(error).partition("\n")[0]
+        )
         return {}
 
 
@@ -281,7 +377,9 @@ def read_resolved(folder: Path, revision: str) -> dict[str, ResolvedSource]:
     except FileNotFoundError:
         return {}
     except (OSError, ValidationError) as error:
-        raise LoadError(Reason.INTERNAL_ERROR, f"{path} is not usable: {str(error).partition(chr(10))[0]}") from error
+        raise LoadError(
+            Reason.INTERNAL_ERROR, f"{path} is not usable: {str(error).partition(chr(10))[0]}"
+        ) from error
 
 
 def _unexpected(error: Exception, options: LoadOptions) -> LoadError:
@@ -290,7 +388,9 @@ def _unexpected(error: Exception, options: LoadOptions) -> LoadError:
     return LoadError(Reason.INTERNAL_ERROR, f"{type(error).__name__}: {error}")
 
 
-def _write_report(report: LoadReport, path: Path | None, redact: Redactor, log: logging.Logger) -> None:
+def _write_report(
+    report: LoadReport, path: Path | None, redact: Redactor, log: logging.Logger
+) -> None:
     if path is None:
         return
     data = report.to_json().encode()

@@ -39,7 +39,14 @@ MeterMaker = Callable[[int | None, int], Meter]
 class Progress:
     """Writes a line at most every :data:`EVERY_SECONDS`; ``start`` bytes were there before (a resumed download)."""
 
-    def __init__(self, log: logging.Logger, what: str, total: int | None, start: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        log: logging.Logger,
+        what: str,
+        total: int | None,
+        start: int,
+        clock: Callable[[], float],
+    ) -> None:
         self._log, self._what, self._total, self._clock = log, what, total, clock
         self._start = self._done = start
         self._began = self._last = clock()
@@ -63,8 +70,21 @@ class Progress:
 class GroupProgress:
     """One picture of several files that are fetched at once; safe for threads. ``total`` bytes of all of them, where they are known."""
 
-    def __init__(self, log: logging.Logger, what: str, files: int, total: int | None, clock: Callable[[], float]) -> None:
-        self._log, self._what, self._files, self._total, self._clock = log, what, files, total, clock
+    def __init__(
+        self,
+        log: logging.Logger,
+        what: str,
+        files: int,
+        total: int | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._log, self._what, self._files, self._total, self._clock = (
+            log,
+            what,
+            files,
+            total,
+            clock,
+        )
         self._lock = threading.Lock()
         self._done: dict[str, int] = {}
         self._start: dict[str, int] = {}

@@ -22,7 +22,9 @@ def below(root: Path, path: str) -> Path:
     """``root / path``, refused when it, or a link on its way, leaves ``root``."""
     target = root / path
     if not target.resolve().is_relative_to(root.resolve()) or target.resolve() == root.resolve():
-        raise LoadError(Reason.INTERNAL_ERROR, f"the plan names {path!r}, which leaves the model repository")
+        raise LoadError(
+            Reason.INTERNAL_ERROR, f"the plan names {path!r}, which leaves the model repository"
+        )
     return target
 
 
@@ -33,7 +35,10 @@ def prepare(root: Path, keep: Collection[Path], marker: Path) -> None:
     """
     root.mkdir(parents=True, exist_ok=True)
     if not marker.exists() and any(root.iterdir()):
-        raise LoadError(Reason.INTERNAL_ERROR, f"{root} holds files that the loader did not write: give it an empty folder")
+        raise LoadError(
+            Reason.INTERNAL_ERROR,
+            f"{root} holds files that the loader did not write: give it an empty folder",
+        )
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.touch()
     kept = {path.absolute() for path in keep}
@@ -51,7 +56,13 @@ def _empty(folder: Path, kept: set[Path], parents: set[Path]) -> None:
             shutil.rmtree(path)
 
 
-def write_files(plan: LoadPlan, revision: Path, root: Path, counts: dict[str, int], places: Mapping[str, tuple[str, ...]]) -> list[str]:
+def write_files(
+    plan: LoadPlan,
+    revision: Path,
+    root: Path,
+    counts: dict[str, int],
+    places: Mapping[str, tuple[str, ...]],
+) -> list[str]:
     """Write the plan's files, each to its ``places``, and folders; a config whose step has a live count gets it. Returns what was changed, in words."""
     wanted = {item.path: item for item in plan.counts}
     changes = []
@@ -59,7 +70,10 @@ def write_files(plan: LoadPlan, revision: Path, root: Path, counts: dict[str, in
         try:
             data = (revision / item.key).read_bytes()
         except OSError as error:
-            raise LoadError(Reason.INTERNAL_ERROR, f"the revision's ConfigMap lacks key {item.key}: {error.strerror}") from error
+            raise LoadError(
+                Reason.INTERNAL_ERROR,
+                f"the revision's ConfigMap lacks key {item.key}: {error.strerror}",
+            ) from error
         if (count := wanted.get(item.path)) is not None:
             number = count.clamp(counts.get(count.step))
             text = data.decode()
@@ -81,20 +95,29 @@ def with_count(config: str, count: int, path: str) -> str:
     """
     message = _parse(config, path)
     if len(message.instance_group) != 1:
-        raise LoadError(Reason.INTERNAL_ERROR, f"{path} has {len(message.instance_group)} instance groups; a live count needs exactly one")
+        raise LoadError(
+            Reason.INTERNAL_ERROR,
+            f"{path} has {len(message.instance_group)} instance groups; a live count needs exactly one",
+        )
     if message.instance_group[0].count == count:
         return config
     message.instance_group[0].count = count
     changed = _COUNT.sub(lambda match: f"{match[1]}{count}", config, count=1)
     # The pattern is a guess about layout; the parsed message is the judge.
-    return changed if _parse(changed, path) == message else str(text_format.MessageToString(message, as_utf8=True))
+    return (
+        changed
+        if _parse(changed, path) == message
+        else str(text_format.MessageToString(message, as_utf8=True))
+    )
 
 
 def _parse(config: str, path: str) -> model_config_pb2.ModelConfig:
     try:
         return text_format.Parse(config, model_config_pb2.ModelConfig())
     except text_format.ParseError as error:
-        raise LoadError(Reason.INTERNAL_ERROR, f"{path} is no model configuration: {error}") from error
+        raise LoadError(
+            Reason.INTERNAL_ERROR, f"{path} is no model configuration: {error}"
+        ) from error
 
 
 def starting_counts(counts: Iterable[PlanCount], live: dict[str, int]) -> dict[str, int]:

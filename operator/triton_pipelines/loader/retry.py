@@ -63,6 +63,8 @@ class Retrier:
                     self.log.error("%s: attempt %d failed, giving up: %s", what, attempt, error)
                     raise
                 wait = self.policy.delay(failures, self.draw(), error.retry_after)
-                self.log.warning("%s: attempt %d failed, next in %.1f s: %s", what, attempt, wait, error)
+                self.log.warning(
+                    "%s: attempt %d failed, next in %.1f s: %s", what, attempt, wait, error
+                )
                 self.sleep(wait)
         raise AssertionError("unreachable: the last attempt returns or raises")

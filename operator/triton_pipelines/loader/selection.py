@@ -48,21 +48,44 @@ def select(item: PlanFetch, listing: Listing, held: Collection[int] = ()) -> Sel
     found = numbered(entries)
     if found and not _plain(item, listing.names, found):
         return _versions(item, found, listing.names, held)
-    _only_first(item, f"a folder without numbered version folders (it holds {some(_tops(listing.names))})")
-    return _whole(item, entries) if item.whole else _main(item, listing.names, {entry.name: entry for entry in entries})
+    _only_first(
+        item, f"a folder without numbered version folders (it holds {some(_tops(listing.names))})"
+    )
+    return (
+        _whole(item, entries)
+        if item.whole
+        else _main(item, listing.names, {entry.name: entry for entry in entries})
+    )
 
 
 def _plain(item: PlanFetch, names: Collection[str], found: Mapping[int, tuple[Entry, ...]]) -> bool:
     """Whether numbered folders are just folders: the main file lies beside them and in none of them."""
     main = item.source_file or item.file
-    return main is not None and main in names and not any(entry.name == main for entries in found.values() for entry in entries)
+    return (
+        main is not None
+        and main in names
+        and not any(entry.name == main for entries in found.values() for entry in entries)
+    )
 
 
 def _folder(listing: Listing) -> Selection:
     if listing.entries is None:
-        raise SourceError("is a web server's folder, which has no listing: name one file of it, or keep the folder in a bucket, registry or hub")
-    ignored = tuple(sorted(name for name in listing.names if name == CONFIG or name.startswith(f"{_CONFIGS}/"))) if not listing.single else ()
-    return Selection({entry.name: entry for entry in listing.entries if entry.name not in ignored}, ignored=ignored)
+        raise SourceError(
+            "is a web server's folder, which has no listing: name one file of it, or keep the folder in a bucket, registry or hub"
+        )
+    ignored = (
+        tuple(
+            sorted(
+                name for name in listing.names if name == CONFIG or name.startswith(f"{_CONFIGS}/")
+            )
+        )
+        if not listing.single
+        else ()
+    )
+    return Selection(
+        {entry.name: entry for entry in listing.entries if entry.name not in ignored},
+        ignored=ignored,
+    )
 
 
 def _single(item: PlanFetch, listing: Listing) -> Selection:
@@ -74,7 +97,9 @@ def _single(item: PlanFetch, listing: Listing) -> Selection:
 
 def _unlisted(item: PlanFetch) -> Selection:
     if item.whole:
-        raise SourceError("is a web server's folder, which has no listing: keep the model's files in a bucket, registry or hub, or name one file")
+        raise SourceError(
+            "is a web server's folder, which has no listing: keep the model's files in a bucket, registry or hub, or name one file"
+        )
     _only_first(item, "a web server's folder, which has no listing")
     main = str(item.source_file or item.file)
     return _first({str(item.file): Entry(main)}, item)
@@ -95,13 +120,25 @@ def _first(files: Mapping[str, Entry], item: PlanFetch) -> Selection:
     return Selection(made, onnx=tuple(name for name in made if name.endswith(".onnx")))
 
 
-def _versions(item: PlanFetch, found: Mapping[int, tuple[Entry, ...]], names: Collection[str], held: Collection[int]) -> Selection:
+def _versions(
+    item: PlanFetch,
+    found: Mapping[int, tuple[Entry, ...]],
+    names: Collection[str],
+    held: Collection[int],
+) -> Selection:
     wanted = _wanted(item, found, held)
     files: dict[str, Entry] = {}
-    ignored = [name for name in names if not (name.partition("/")[0].isdigit() and int(name.partition("/")[0]) in found)]
+    ignored = [
+        name
+        for name in names
+        if not (name.partition("/")[0].isdigit() and int(name.partition("/")[0]) in found)
+    ]
     for version in wanted:
         taken, left = _version(item, found[version], f"{version}/")
-        files |= {f"{version}/{name}": Entry(f"{version}/{entry.name}", entry.size, entry.identity) for name, entry in taken.items()}
+        files |= {
+            f"{version}/{name}": Entry(f"{version}/{entry.name}", entry.size, entry.identity)
+            for name, entry in taken.items()
+        }
         ignored += [f"{version}/{name}" for name in left]
     return Selection(files, wanted, tuple(sorted(ignored)))
 
@@ -112,28 +149,48 @@ def _wanted(item: PlanFetch, found: Mapping[int, object], held: Collection[int])
         # Newer versions that were published since wait for the next revision of the pipeline.
         if gone := sorted(set(held) - set(found)):
             text = f"version {', '.join(map(str, gone))} is gone, from which this pipeline revision was first loaded; {there}"
-            raise LoadError(Reason.SOURCE_CHANGED, f"{text}. Put it back, or name the versions to serve from now on in the version policy.")
+            raise LoadError(
+                Reason.SOURCE_CHANGED,
+                f"{text}. Put it back, or name the versions to serve from now on in the version policy.",
+            )
         return tuple(sorted(held))
     chosen = set(item.versions.select(found) if item.versions else (max(found),))
-    asked = {*(item.versions.specific or () if item.versions else ()), *([item.pinned] if item.pinned else [])}
+    asked = {
+        *(item.versions.specific or () if item.versions else ()),
+        *([item.pinned] if item.pinned else []),
+    }
     if absent := sorted(asked - set(found)):
-        raise LoadError(Reason.MODEL_MISMATCH, f"version {', '.join(map(str, absent))} is asked for; {there}: publish it, or ask for another one.")
+        raise LoadError(
+            Reason.MODEL_MISMATCH,
+            f"version {', '.join(map(str, absent))} is asked for; {there}: publish it, or ask for another one.",
+        )
     return tuple(sorted(chosen | asked))
 
 
-def _version(item: PlanFetch, entries: Collection[Entry], where: str) -> tuple[dict[str, Entry], tuple[str, ...]]:
+def _version(
+    item: PlanFetch, entries: Collection[Entry], where: str
+) -> tuple[dict[str, Entry], tuple[str, ...]]:
     """A version folder's files by the name they get, and those left out."""
     main, names = item.source_file or item.file, {entry.name for entry in entries}
     if main is not None:
         _required(item, main, names, where)
-    left = tuple(sorted(name for name in names if name == CONFIG or (not where and name.startswith(f"{_CONFIGS}/"))))
+    left = tuple(
+        sorted(
+            name
+            for name in names
+            if name == CONFIG or (not where and name.startswith(f"{_CONFIGS}/"))
+        )
+    )
     files: dict[str, Entry] = {}
     for entry in entries:
         if entry.name in left:
             continue
         name = str(item.file) if entry.name == main else entry.name
         if name in files or (name != entry.name and name in names):
-            raise LoadError(Reason.MODEL_MISMATCH, f"holds both {where}{main} and {where}{name}; the first is to be named {name}: remove one.")
+            raise LoadError(
+                Reason.MODEL_MISMATCH,
+                f"holds both {where}{main} and {where}{name}; the first is to be named {name}: remove one.",
+            )
         files[name] = entry
     return files, left
 
@@ -155,7 +212,11 @@ def _only_first(item: PlanFetch, what: str) -> None:
     elif policy is None or policy.newest_only or policy.specific == (FIRST,):
         return
     else:
-        asked = f"versions {', '.join(map(str, policy.specific))}" if policy.specific else "several versions"
+        asked = (
+            f"versions {', '.join(map(str, policy.specific))}"
+            if policy.specific
+            else "several versions"
+        )
     raise LoadError(
         Reason.MODEL_MISMATCH,
         f"the resource asks for {asked} of the model, and the source is {what}, which is version {FIRST} alone: name a folder that holds a folder "
@@ -165,7 +226,10 @@ def _only_first(item: PlanFetch, what: str) -> None:
 
 def _tops(names: Collection[str]) -> set[str]:
     """The first parts of ``names``, folders with their slash."""
-    return {f"{first}/" if slash else first for first, slash, _ in (name.partition("/") for name in names)}
+    return {
+        f"{first}/" if slash else first
+        for first, slash, _ in (name.partition("/") for name in names)
+    }
 
 
 def ignored_finding(item: PlanFetch, ignored: Collection[str]) -> Finding:
@@ -177,4 +241,6 @@ def ignored_finding(item: PlanFetch, ignored: Collection[str]) -> Finding:
         else "they lie outside the version folders or are configurations"
     )
     message = f"not taken from the source: {some(_tops(ignored) if len(ignored) > len(configs) else ignored)} ({why})"
-    return Finding(step=item.step, reason=Reason.FILES_IGNORED, field=item.spec_field, message=message)
+    return Finding(
+        step=item.step, reason=Reason.FILES_IGNORED, field=item.spec_field, message=message
+    )

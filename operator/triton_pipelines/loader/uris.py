@@ -49,10 +49,18 @@ class SourceMap:
                 continue
             prefix, separator, target = rule.partition("=")
             if not separator or "://" not in prefix:
-                raise ValueError(f"source map {rule!r}: must be PREFIX=TARGET with a prefix such as hf:// or https://host/")
+                raise ValueError(
+                    f"source map {rule!r}: must be PREFIX=TARGET with a prefix such as hf:// or https://host/"
+                )
             if scheme_of(target) not in MAPPED_SCHEMES:
-                folder = f"; a folder of this machine is written file://{target}" if target.startswith("/") else ""
-                raise ValueError(f"source map {rule!r}: the target must start with one of {', '.join(f'{s}://' for s in MAPPED_SCHEMES)}{folder}")
+                folder = (
+                    f"; a folder of this machine is written file://{target}"
+                    if target.startswith("/")
+                    else ""
+                )
+                raise ValueError(
+                    f"source map {rule!r}: the target must start with one of {', '.join(f'{s}://' for s in MAPPED_SCHEMES)}{folder}"
+                )
             parsed[prefix] = target
         return cls(tuple(sorted(parsed.items(), key=lambda rule: -len(rule[0]))))
 
@@ -61,7 +69,11 @@ class SourceMap:
         for prefix, target in self.rules:
             if not uri.startswith(prefix):
                 continue
-            if prefix == f"{scheme_of(uri)}://" and scheme_of(uri) in _ENDPOINT_SCHEMES and scheme_of(target) in ("http", "https"):
+            if (
+                prefix == f"{scheme_of(uri)}://"
+                and scheme_of(uri) in _ENDPOINT_SCHEMES
+                and scheme_of(target) in ("http", "https")
+            ):
                 return Located(uri, endpoint=target.rstrip("/"), mapped=True)
             return Located(target + uri[len(prefix) :], mapped=True)
         return Located(uri)
@@ -77,16 +89,22 @@ def check_scheme(located: Located) -> None:
     """Raise :class:`SourceError` for a URI that a resource may not use; ``http`` and ``file`` need a source map (http: or loopback)."""
     scheme = located.scheme
     # Where a rule put a prefix before it, .. would lead out of what the rule opened.
-    if ".." in unquote(located.uri.partition("://")[2].partition("?")[0]).replace("\\", "/").split("/"):
+    if ".." in unquote(located.uri.partition("://")[2].partition("?")[0]).replace("\\", "/").split(
+        "/"
+    ):
         raise SourceError("the URI may not hold '..': write the path without it")
     if scheme in SCHEMES or (located.mapped and scheme in MAPPED_SCHEMES):
         return
     if scheme == "http":
         if (urlsplit(located.uri).hostname or "") in LOOPBACK:
             return
-        raise SourceError("http:// sends credentials and models in the clear: use https://, or map it with --source-map")
+        raise SourceError(
+            "http:// sends credentials and models in the clear: use https://, or map it with --source-map"
+        )
     if scheme == "file":
-        raise SourceError("file:// is only read through --source-map: a resource cannot name files of the loader's container")
+        raise SourceError(
+            "file:// is only read through --source-map: a resource cannot name files of the loader's container"
+        )
     raise SourceError(f"the URI must start with one of {', '.join(f'{s}://' for s in SCHEMES)}")
 
 
@@ -142,7 +160,9 @@ class RegistryUri:
     reference: str | None
 
 
-_REPOSITORY: Final = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*")
+_REPOSITORY: Final = re.compile(
+    r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*"
+)
 _REFERENCE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}|sha256:[0-9a-f]{64}")
 """Names and tags as the OCI distribution specification (1.1) has them."""
 
@@ -153,10 +173,14 @@ def parse_registry(uri: str) -> RegistryUri:
     name, at, digest = rest.strip("/").partition("@")
     name, colon, tag = name.partition(":")
     if not registry or not _REPOSITORY.fullmatch(name):
-        raise SourceError("names no repository of a registry: write oci://registry/repository:tag or …@sha256:digest, in lower case")
+        raise SourceError(
+            "names no repository of a registry: write oci://registry/repository:tag or …@sha256:digest, in lower case"
+        )
     reference = digest if at else tag
     if (at or colon) and not is_reference(reference):
-        raise SourceError(f"{reference[:140]!r} is no tag and no digest: write oci://registry/repository:tag or …@sha256: and 64 digits")
+        raise SourceError(
+            f"{reference[:140]!r} is no tag and no digest: write oci://registry/repository:tag or …@sha256: and 64 digits"
+        )
     return RegistryUri(registry, name, reference or None)
 
 

@@ -14,7 +14,13 @@ from typing import Any, Final, Self, TypeVar
 
 import grpc  # type: ignore[import-untyped]
 import numpy as np
-from tritonclient.grpc import InferInput, InferRequestedOutput, InferResult, service_pb2, service_pb2_grpc
+from tritonclient.grpc import (
+    InferInput,
+    InferRequestedOutput,
+    InferResult,
+    service_pb2,
+    service_pb2_grpc,
+)
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype, serialize_byte_tensor
 
@@ -33,7 +39,10 @@ _MAX_MESSAGE_BYTES: Final = 2**31 - 1
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.enable_http_proxy", 0),  # pods are reached directly
-    ("grpc.use_local_subchannel_pool", 1),  # a failed connection to an earlier pod at this address is not remembered
+    (
+        "grpc.use_local_subchannel_pool",
+        1,
+    ),  # a failed connection to an earlier pod at this address is not remembered
 )
 
 
@@ -70,12 +79,19 @@ class TritonClient:
     """
 
     def __init__(
-        self, address: str, control_key: str | None = None, deadline_s: float = DEADLINE_S, max_answer_bytes: int = _MAX_MESSAGE_BYTES
+        self,
+        address: str,
+        control_key: str | None = None,
+        deadline_s: float = DEADLINE_S,
+        max_answer_bytes: int = _MAX_MESSAGE_BYTES,
     ) -> None:
         self.address = address
         self._deadline_s = deadline_s
         self._control = {} if control_key is None else {names.CONTROL_GRPC_METADATA: control_key}
-        self._channel_options = [*_CHANNEL_OPTIONS, ("grpc.max_receive_message_length", max_answer_bytes)]
+        self._channel_options = [
+            *_CHANNEL_OPTIONS,
+            ("grpc.max_receive_message_length", max_answer_bytes),
+        ]
         self._client = InferenceServerClient(address, channel_args=self._channel_options)
 
     def __repr__(self) -> str:
@@ -84,7 +100,12 @@ class TritonClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -94,24 +115,48 @@ class TritonClient:
     # --- health ----------------------------------------------------------------------------------------------------------
     async def server_live(self, deadline_s: float | None = None) -> bool:
         """Whether the server process answers."""
-        return bool(await self._call("asking whether the server lives", self._client.is_server_live, deadline_s))
+        return bool(
+            await self._call(
+                "asking whether the server lives", self._client.is_server_live, deadline_s
+            )
+        )
 
     async def model_ready(self, name: str, deadline_s: float | None = None) -> bool:
         """Whether a version of the model (for an ensemble: of all its steps, too) serves; False for an unknown one."""
         try:
-            return bool(await self._call(f"asking whether model '{name}' is ready", self._client.is_model_ready, deadline_s, model_name=name))
+            return bool(
+                await self._call(
+                    f"asking whether model '{name}' is ready",
+                    self._client.is_model_ready,
+                    deadline_s,
+                    model_name=name,
+                )
+            )
         except NotReadyError:
             return False
 
     async def repository_index(self, deadline_s: float | None = None) -> list[ModelState]:
         """State of every model in the repository. Needs the control key where model-repository is restricted."""
-        answer = await self._call("asking for the repository index", self._client.get_model_repository_index, deadline_s, headers=self._control)
-        return [ModelState(model.name, model.version, model.state, model.reason) for model in answer.models]
+        answer = await self._call(
+            "asking for the repository index",
+            self._client.get_model_repository_index,
+            deadline_s,
+            headers=self._control,
+        )
+        return [
+            ModelState(model.name, model.version, model.state, model.reason)
+            for model in answer.models
+        ]
 
     # --- configuration and statistics --------------------------------------------------------------------------------------
     async def model_config(self, name: str, deadline_s: float | None = None) -> Any:
         """The running config: a ``tritonclient.grpc.model_config_pb2.ModelConfig``."""
-        answer = await self._call(f"reading the config of model '{name}'", self._client.get_model_config, deadline_s, model_name=name)
+        answer = await self._call(
+            f"reading the config of model '{name}'",
+            self._client.get_model_config,
+            deadline_s,
+            model_name=name,
+        )
         return answer.config
 
     async def instance_count(self, name: str, deadline_s: float | None = None) -> int:
@@ -122,11 +167,15 @@ class TritonClient:
     async def statistics(self, name: str = "", deadline_s: float | None = None) -> list[Any]:
         """Statistics per model version (``service_pb2.ModelStatistics``) of one model, or of all with an empty name."""
         action = f"reading the statistics of {f'model {name!r}' if name else 'all models'}"
-        answer = await self._call(action, self._client.get_inference_statistics, deadline_s, model_name=name)
+        answer = await self._call(
+            action, self._client.get_inference_statistics, deadline_s, model_name=name
+        )
         return list(answer.model_stats)
 
     # --- control -----------------------------------------------------------------------------------------------------------
-    async def load_model(self, name: str, config_json: str | None = None, deadline_s: float = LOAD_DEADLINE_S) -> None:
+    async def load_model(
+        self, name: str, config_json: str | None = None, deadline_s: float = LOAD_DEADLINE_S
+    ) -> None:
         """Load a model, or change a loaded one.
 
         Success says nothing about the ensembles it is part of: ask ``model_ready`` of these, the index and the count afterwards.
@@ -141,7 +190,14 @@ class TritonClient:
             RejectedError: with Triton's reason; what ran before goes on.
             RestrictedError: without the right control key.
         """
-        await self._call(f"loading model '{name}'", self._client.load_model, deadline_s, model_name=name, config=config_json, headers=self._control)
+        await self._call(
+            f"loading model '{name}'",
+            self._client.load_model,
+            deadline_s,
+            model_name=name,
+            config=config_json,
+            headers=self._control,
+        )
 
     # --- inference -----------------------------------------------------------------------------------------------------------
     async def infer(
@@ -178,7 +234,9 @@ class TritonClient:
             deadline_s,
             model_name=name,
             inputs=[_tensor(key, array) for key, array in inputs.items()],
-            outputs=None if outputs is None else [InferRequestedOutput(output) for output in outputs],
+            outputs=None
+            if outputs is None
+            else [InferRequestedOutput(output) for output in outputs],
             request_id=request_id,
             sequence_id=sequence_id,
             sequence_start=bool(sequence_id),
@@ -187,7 +245,12 @@ class TritonClient:
         return self._arrays(name, answer)
 
     async def first_answer(
-        self, name: str, inputs: Mapping[str, Array], deadline_s: float | None = None, request_id: str = "", sequence_id: int | str = 0
+        self,
+        name: str,
+        inputs: Mapping[str, Array],
+        deadline_s: float | None = None,
+        request_id: str = "",
+        sequence_id: int | str = 0,
     ) -> dict[str, Array]:
         """The first answer to a request on a stream, which decoupled models need; the rest is cancelled.
 
@@ -200,17 +263,25 @@ class TritonClient:
 
         async def once(client_timeout: float) -> InferResult:
             # The library's own stream knows no request for an empty last response.
-            async with grpc.aio.insecure_channel(self.address, options=self._channel_options) as channel:
-                stream = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(timeout=client_timeout)
+            async with grpc.aio.insecure_channel(
+                self.address, options=self._channel_options
+            ) as channel:
+                stream = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(
+                    timeout=client_timeout
+                )
                 try:
                     await stream.write(request)
                     answer = await stream.read()
                 except grpc.aio.AioRpcError as error:
-                    raise InferenceServerException(error.details() or "", str(error.code())) from None
+                    raise InferenceServerException(
+                        error.details() or "", str(error.code())
+                    ) from None
                 finally:
                     stream.cancel()
             if answer is grpc.aio.EOF:
-                raise InferenceServerException("the stream ended without an answer", "StatusCode.UNAVAILABLE")
+                raise InferenceServerException(
+                    "the stream ended without an answer", "StatusCode.UNAVAILABLE"
+                )
             if answer.error_message:
                 raise InferenceServerException(answer.error_message)
             return InferResult(answer.infer_response)
@@ -220,40 +291,61 @@ class TritonClient:
 
     def _arrays(self, name: str, answer: InferResult) -> dict[str, Array]:
         try:
-            return {tensor.name: answer.as_numpy(tensor.name) for tensor in answer.get_response().outputs}
+            return {
+                tensor.name: answer.as_numpy(tensor.name)
+                for tensor in answer.get_response().outputs
+            }
         except Exception as error:
             # What stands in an answer is the pod's doing: shapes, types and bytes that do not go together.
             reason = f"the answer cannot be read ({type(error).__name__}: {error})"
-            raise RejectedError(f"inference on '{name}' at {self.address}: {reason}", reason) from None
+            raise RejectedError(
+                f"inference on '{name}' at {self.address}: {reason}", reason
+            ) from None
 
-    async def _call(self, action: str, method: Callable[..., Awaitable[T]], deadline_s: float | None, **arguments: Any) -> T:
+    async def _call(
+        self,
+        action: str,
+        method: Callable[..., Awaitable[T]],
+        deadline_s: float | None,
+        **arguments: Any,
+    ) -> T:
         deadline = self._deadline_s if deadline_s is None else deadline_s
         if deadline <= 0:
             raise DeadlineError(f"{action} at {self.address}: no time is left before the deadline")
         try:
             return await method(client_timeout=deadline, **arguments)
         except InferenceServerException as error:
-            raise translate(action, self.address, str(error.status() or ""), error.message() or "") from None
+            raise translate(
+                action, self.address, str(error.status() or ""), error.message() or ""
+            ) from None
         except asyncio.CancelledError:
             # gRPC cancels its own calls when the channel closes; that is not a cancelled task.
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise translate(action, self.address, "CANCELLED", "the connection was closed") from None
+            raise translate(
+                action, self.address, "CANCELLED", "the connection was closed"
+            ) from None
 
 
-def _request(model: str, inputs: Mapping[str, Array], request_id: str, sequence_id: int | str) -> Any:
+def _request(
+    model: str, inputs: Mapping[str, Array], request_id: str, sequence_id: int | str
+) -> Any:
     """A ``ModelInferRequest`` that asks for an empty last response, too."""
     request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
     request.parameters[_EMPTY_FINAL].bool_param = True
     if sequence_id:
         which = "string_param" if isinstance(sequence_id, str) else "int64_param"
         setattr(request.parameters["sequence_id"], which, sequence_id)
-        request.parameters["sequence_start"].bool_param = request.parameters["sequence_end"].bool_param = True
+        request.parameters["sequence_start"].bool_param = request.parameters[
+            "sequence_end"
+        ].bool_param = True
     for name, array in inputs.items():
         request.inputs.add(name=name, datatype=_data_type(name, array), shape=array.shape)
         packed = serialize_byte_tensor(array) if array.dtype == np.object_ else None
-        request.raw_input_contents.append(array.tobytes() if packed is None else bytes(packed.item()) if packed.size else b"")
+        request.raw_input_contents.append(
+            array.tobytes() if packed is None else bytes(packed.item()) if packed.size else b""
+        )
     return request
 
 

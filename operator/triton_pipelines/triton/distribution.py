@@ -106,11 +106,17 @@ def obtain(cache: Path | None = None) -> Distribution:
     cache = cache_folder() if cache is None else cache
     package, version = _package()
     _check_numpy()
-    stub = package / "tritonserver" / "python_backend_stubs" / _PYTHON / "triton_python_backend_stub"
+    stub = (
+        package / "tritonserver" / "python_backend_stubs" / _PYTHON / "triton_python_backend_stub"
+    )
     if not stub.is_file():
         offered = sorted(path.name for path in stub.parent.parent.glob("*"))
-        raise DistributionError(f"{PACKAGE} {version} has no python backend for Python {_PYTHON} (it has {', '.join(offered)}); use one of these")
-    root = _lay_out(package / "tritonserver", stub, cache / f"tritonserver-{_key(package, version)}")
+        raise DistributionError(
+            f"{PACKAGE} {version} has no python backend for Python {_PYTHON} (it has {', '.join(offered)}); use one of these"
+        )
+    root = _lay_out(
+        package / "tritonserver", stub, cache / f"tritonserver-{_key(package, version)}"
+    )
     interpreter = _interpreter()
     libraries = [package.parent / "nvidia_pytriton.libs"]
     if _PYTHON not in _BUNDLED:
@@ -119,7 +125,9 @@ def obtain(cache: Path | None = None) -> Distribution:
         root=root,
         library_path=tuple(libraries),
         interpreter=interpreter,
-        site=tuple(dict.fromkeys(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib"))),
+        site=tuple(
+            dict.fromkeys(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
+        ),
     )
 
 
@@ -133,7 +141,9 @@ def _package() -> tuple[Path, str]:
         )
     folder = Path(spec.submodule_search_locations[0])
     if not (folder / "tritonserver" / "bin" / "tritonserver").is_file():
-        raise DistributionError(f"{folder} holds no tritonserver: reinstall {PACKAGE} for Linux x86-64")
+        raise DistributionError(
+            f"{folder} holds no tritonserver: reinstall {PACKAGE} for Linux x86-64"
+        )
     return folder, importlib.metadata.version(PACKAGE)
 
 
@@ -141,7 +151,9 @@ def _check_numpy() -> None:
     """NumPy 2 garbles BYTES tensors in this server's python backend and the stub dies at the first request (measured)."""
     version = importlib.metadata.version("numpy")
     if int(version.split(".", 1)[0]) >= 2:
-        raise DistributionError(f"numpy {version} is installed, but this Triton's python backend works with numpy 1 only: install 'numpy<2'")
+        raise DistributionError(
+            f"numpy {version} is installed, but this Triton's python backend works with numpy 1 only: install 'numpy<2'"
+        )
 
 
 def _key(package: Path, version: str) -> str:
@@ -155,7 +167,9 @@ def _interpreter() -> Path:
     folder = Path(sys.executable).parent
     python3 = folder / "python3"
     if not python3.exists() or python3.resolve() != Path(sys.executable).resolve():
-        raise DistributionError(f"{python3} is not the interpreter that runs this program ({sys.executable}); run it from a virtual environment")
+        raise DistributionError(
+            f"{python3} is not the interpreter that runs this program ({sys.executable}); run it from a virtual environment"
+        )
     return folder
 
 
@@ -180,7 +194,9 @@ def _lay_out(source: Path, stub: Path, target: Path) -> Path:
     if not target.is_dir():
         with _atomic_folder(target) as folder:
             for part in ("bin", "backends", "caches"):
-                shutil.copytree(source / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(
+                    source / part, folder / part, ignore=shutil.ignore_patterns("__pycache__")
+                )
             copied = folder / "backends" / "python" / stub.name
             shutil.copy(stub, copied)
             for program in (copied, folder / "bin" / "tritonserver"):
@@ -214,12 +230,16 @@ def _download_libpython(cache: Path) -> Path:
     if not target.is_dir():
         for tool in ("apt-get", "dpkg-deb"):
             if shutil.which(tool) is None:
-                raise DistributionError(f"{_LIBPYTHON} is not on this machine and {tool} is missing, so it cannot be fetched either: {hint}")
+                raise DistributionError(
+                    f"{_LIBPYTHON} is not on this machine and {tool} is missing, so it cannot be fetched either: {hint}"
+                )
         with _atomic_folder(target) as folder:
             _run(["apt-get", "download", _DEBIAN_PACKAGE], folder, hint)
             packages = list(folder.glob("*.deb"))
             if len(packages) != 1:
-                raise DistributionError(f"apt-get download {_DEBIAN_PACKAGE} left {len(packages)} packages instead of one: {hint}")
+                raise DistributionError(
+                    f"apt-get download {_DEBIAN_PACKAGE} left {len(packages)} packages instead of one: {hint}"
+                )
             _run(["dpkg-deb", "-x", str(packages[0]), str(folder)], folder, hint)
             packages[0].unlink()
     found = next(target.rglob(_LIBPYTHON), None)
@@ -230,10 +250,21 @@ def _download_libpython(cache: Path) -> Path:
 
 def _run(command: list[str], folder: Path, hint: str) -> None:
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_DOWNLOAD_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=_DOWNLOAD_TIMEOUT_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired as error:
-        raise DistributionError(f"'{' '.join(command[:3])}' did not end within {_DOWNLOAD_TIMEOUT_S:.0f} s: {hint}") from error
+        raise DistributionError(
+            f"'{' '.join(command[:3])}' did not end within {_DOWNLOAD_TIMEOUT_S:.0f} s: {hint}"
+        ) from error
     if done.returncode != 0:
         reason = (done.stderr or done.stdout).strip().splitlines()
         detail = reason[-1] if reason else f"exit code {done.returncode}"
-        raise DistributionError(f"{_LIBPYTHON} is not on this machine and '{' '.join(command[:3])}' failed ({detail}); run apt-get update, or {hint}")
+        raise DistributionError(
+            f"{_LIBPYTHON} is not on this machine and '{' '.join(command[:3])}' failed ({detail}); run apt-get update, or {hint}"
+        )

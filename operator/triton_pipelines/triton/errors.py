@@ -55,7 +55,13 @@ class TooLargeError(TritonError):
 
 _TOO_LARGE: Final = "message larger than max"
 _RESTRICTED: Final = "protocol is restricted"
-_NOT_READY: Final = ("unknown model", "is not found", "has no available versions", "is not ready", "not found")
+_NOT_READY: Final = (
+    "unknown model",
+    "is not found",
+    "has no available versions",
+    "is not ready",
+    "not found",
+)
 _OVERLOADED: Final = ("request timeout expired", "exceeds maximum queue size")
 _DEAD: Final = ("stub process", "is not healthy")
 _POLL_FAILED: Final = "failed to poll from model repository"
@@ -78,9 +84,14 @@ def translate(action: str, address: str, status: str, detail: str) -> TritonErro
     if code == "RESOURCE_EXHAUSTED" and _TOO_LARGE in lower:
         return TooLargeError(f"{action} at {address}: the answer is larger than is taken in")
     if _RESTRICTED in lower:
-        return RestrictedError(f"{action} at {address}: the control key is missing or is not this pod's")
+        return RestrictedError(
+            f"{action} at {address}: the control key is missing or is not this pod's"
+        )
     if any(text in lower for text in _OVERLOADED):
-        return OverloadedError(f"{action} at {address}: the queue is full or the request waited too long ({said})", said)
+        return OverloadedError(
+            f"{action} at {address}: the queue is full or the request waited too long ({said})",
+            said,
+        )
     if all(text in lower for text in _DEAD):
         return DeadBackendError(f"{action} at {address}: {said}", said)
     if any(text in lower for text in _NOT_READY):
@@ -89,5 +100,8 @@ def translate(action: str, address: str, status: str, detail: str) -> TritonErro
         return UnreachableError(f"{action} at {address}: the pod cannot be reached ({said})")
     if _POLL_FAILED in lower:
         # Triton keeps the reason of a config that fails its checks to its log.
-        return RejectedError(f"{action} at {address}: Triton refused the model's files or config; the reason is in the pod's log", said)
+        return RejectedError(
+            f"{action} at {address}: Triton refused the model's files or config; the reason is in the pod's log",
+            said,
+        )
     return RejectedError(f"{action} at {address}: {said}", said)

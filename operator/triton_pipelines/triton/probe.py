@@ -102,7 +102,13 @@ class Fault:
     kind: Kind = Kind.BROKEN
 
 
-async def probe(address: str, ensemble: str, control_key: str | None, question: Question | None, deadline_s: float = DEADLINE_S) -> ProbeResult:
+async def probe(
+    address: str,
+    ensemble: str,
+    control_key: str | None,
+    question: Question | None,
+    deadline_s: float = DEADLINE_S,
+) -> ProbeResult:
     """Look at one pod. Never raises for what a pod can do wrong: that is the result.
 
     Args:
@@ -144,21 +150,45 @@ async def probe(address: str, ensemble: str, control_key: str | None, question: 
             return ProbeResult(ready, models, error=str(error))
         except TritonError as error:
             return ProbeResult(
-                ready, models, inference_error=str(error), dead_process=isinstance(error, DeadBackendError), alone=question.alone is not None
+                ready,
+                models,
+                inference_error=str(error),
+                dead_process=isinstance(error, DeadBackendError),
+                alone=question.alone is not None,
             )
         took = time.monotonic() - begin
         if fault is None:
             return ProbeResult(ready, models, True, None, took, alone=alone)
-        return ProbeResult(ready, models, False, fault.text, took, mismatch=fault.kind is Kind.MISMATCH, alone=alone)
+        return ProbeResult(
+            ready,
+            models,
+            False,
+            fault.text,
+            took,
+            mismatch=fault.kind is Kind.MISMATCH,
+            alone=alone,
+        )
 
 
-async def _judged(client: TritonClient, ensemble: str, config: Any, question: Question, end: float) -> tuple[Fault | None, bool]:
+async def _judged(
+    client: TritonClient, ensemble: str, config: Any, question: Question, end: float
+) -> tuple[Fault | None, bool]:
     """What is wrong with the answer, and whether it is that to :attr:`Question.alone`. Raises what the client does; ``end`` is monotonic."""
 
     async def fault_of(asked: Question) -> Fault | None:
         ask = client.first_answer if asked.stream else client.infer
         left = end - time.monotonic()
-        return find_fault(config, asked, await ask(ensemble, asked.inputs, deadline_s=left, request_id=REQUEST_ID, sequence_id=asked.sequence_id))
+        return find_fault(
+            config,
+            asked,
+            await ask(
+                ensemble,
+                asked.inputs,
+                deadline_s=left,
+                request_id=REQUEST_ID,
+                sequence_id=asked.sequence_id,
+            ),
+        )
 
     if question.alone is None:
         return await fault_of(question), False
@@ -192,7 +222,11 @@ def find_fault(config: Any, question: Question, answer: Mapping[str, Array]) -> 
 
 
 def _faults(config: Any, question: Question, answer: Mapping[str, Array]) -> Iterator[Fault]:
-    rows = {len(array) for array in question.inputs.values()} if config.max_batch_size > 0 and not question.stream else set()
+    rows = (
+        {len(array) for array in question.inputs.values()}
+        if config.max_batch_size > 0 and not question.stream
+        else set()
+    )
     for output in config.output:
         array = answer.get(output.name)
         if array is None:
@@ -205,13 +239,24 @@ def _faults(config: Any, question: Question, answer: Mapping[str, Array]) -> Ite
             yield Fault(f"output {output.name} is {came}, declared {declared}", Kind.MISMATCH)
         if rows and array.ndim and len(array) not in rows:
             # A request of rows that nobody wrote is no promise of the pipeline's.
-            kind = Kind.BROKEN if question.alone is None else Kind.MISMATCH if fixed else Kind.ROWS_OF_FREE_SHAPE
-            yield Fault(f"output {output.name} has {len(array)} rows for {max(rows)} rows of input", kind)
+            kind = (
+                Kind.BROKEN
+                if question.alone is None
+                else Kind.MISMATCH
+                if fixed
+                else Kind.ROWS_OF_FREE_SHAPE
+            )
+            yield Fault(
+                f"output {output.name} has {len(array)} rows for {max(rows)} rows of input", kind
+            )
         if array.size == 0 and -1 not in output.dims:
             yield Fault(f"output {output.name} is empty: shape {list(array.shape)}")
         shape = [-1, *output.dims] if config.max_batch_size > 0 else list(output.dims)
         if fixed and not question.stream and not _fits(array.shape, shape):
-            yield Fault(f"output {output.name} has shape {list(array.shape)}, declared {shape}", Kind.MISMATCH)
+            yield Fault(
+                f"output {output.name} has shape {list(array.shape)}, declared {shape}",
+                Kind.MISMATCH,
+            )
         if fault := _fault_of_numbers(array, finite=output.name in question.finite):
             yield Fault(f"output {output.name} holds {fault}")
 
@@ -223,7 +268,9 @@ def _type_of(array: Array) -> str:
 
 
 def _fits(shape: Sequence[int], declared: Sequence[int]) -> bool:
-    return len(shape) == len(declared) and all(wanted in (-1, size) for size, wanted in zip(shape, declared, strict=True))
+    return len(shape) == len(declared) and all(
+        wanted in (-1, size) for size, wanted in zip(shape, declared, strict=True)
+    )
 
 
 def _fault_of_numbers(array: Array, *, finite: bool) -> str | None:

@@ -29,7 +29,9 @@ def keep(version: str) -> int:
     files = [file for source in SOURCES for file in sorted((ROOT / source).glob("*.yaml"))]
     for file in files:
         shutil.copyfile(file, folder / "good" / file.name)
-        (folder / "meaning" / file.name).write_text(dump(meaning(yaml.safe_load(file.read_text(encoding="utf-8")))), encoding="utf-8")
+        (folder / "meaning" / file.name).write_text(
+            dump(meaning(yaml.safe_load(file.read_text(encoding="utf-8")))), encoding="utf-8"
+        )
     return len(files)
 
 

@@ -23,13 +23,22 @@ from triton_pipelines.api import crd, names, parse
 pytestmark = pytest.mark.integration
 
 CRD_FILE = Path(__file__).parents[3] / "crds" / "inferencepipelines.tritonpipelines.io.yaml"
-OLDER = [pytest.param(sample, id=f"{version}-{sample.name}") for version in versions() for sample in grown(version)]
+OLDER = [
+    pytest.param(sample, id=f"{version}-{sample.name}")
+    for version in versions()
+    for sample in grown(version)
+]
 SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 PIPELINES = f"/apis/{names.API_VERSION}/namespaces/default/{names.PLURAL}"
 APPLY = {"Content-Type": "application/apply-patch+yaml"}
 # What the API server adds to the list of causes when it stopped before the rules, and when it looked at an integer's or text's type twice.
-ECHOES = ("some validation rules were not checked", "Checked value must be", "must validate at least one schema", "accessor error")
+ECHOES = (
+    "some validation rules were not checked",
+    "Checked value must be",
+    "must validate at least one schema",
+    "accessor error",
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +58,11 @@ def connection(api_server: ControlPlane) -> Iterator[httpx.Client]:
 
 def _causes(status: dict[str, Any]) -> list[tuple[str, str]]:
     causes = status.get("details", {}).get("causes", [])
-    return [(cause.get("field", ""), cause["message"]) for cause in causes if not any(echo in cause["message"] for echo in ECHOES)]
+    return [
+        (cause.get("field", ""), cause["message"])
+        for cause in causes
+        if not any(echo in cause["message"] for echo in ECHOES)
+    ]
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -65,30 +78,46 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def test_the_definition_is_accepted_without_a_complaint(connection: httpx.Client) -> None:
     stored = connection.get(f"{DEFINITIONS}/{names.PLURAL}.{names.GROUP}").json()
-    conditions = {one["type"]: (one["status"], one.get("message")) for one in stored["status"]["conditions"]}
+    conditions = {
+        one["type"]: (one["status"], one.get("message")) for one in stored["status"]["conditions"]
+    }
     assert conditions["Established"][0] == "True"
     assert conditions["NamesAccepted"][0] == "True"
     assert "NonStructuralSchema" not in conditions
 
 
 @pytest.mark.parametrize("sample", bad(), ids=lambda sample: sample.name)
-def test_bad_resources_are_refused_with_the_message_they_name(connection: httpx.Client, sample: Sample) -> None:
-    answer = connection.post(PIPELINES, params={"dryRun": "All", "fieldValidation": "Strict"}, json=sample.document)
+def test_bad_resources_are_refused_with_the_message_they_name(
+    connection: httpx.Client, sample: Sample
+) -> None:
+    answer = connection.post(
+        PIPELINES, params={"dryRun": "All", "fieldValidation": "Strict"}, json=sample.document
+    )
     assert answer.status_code in (400, 422), answer.text
     status = answer.json()
     if not sample.server_path:  # the server refuses to read it at all, and names no causes
         assert sample.server_text in status["message"]
         return
     causes = _causes(status)
-    assert any(field == sample.server_path and sample.server_text in message for field, message in causes), causes
-    if sample.server_text == sample.message:  # a cross-field rule: exactly this one, like the command line's single finding
+    assert any(
+        field == sample.server_path and sample.server_text in message for field, message in causes
+    ), causes
+    if (
+        sample.server_text == sample.message
+    ):  # a cross-field rule: exactly this one, like the command line's single finding
         assert len(causes) == 1, causes
 
 
 @pytest.mark.proves_files("tests/corpus/good", "accepted")
-@pytest.mark.parametrize("sample", [*(pytest.param(sample, id=sample.name) for sample in good()), *OLDER])
-def test_defaults_of_the_server_are_those_of_the_models(connection: httpx.Client, sample: Sample) -> None:
-    answer = connection.post(PIPELINES, params={"dryRun": "All", "fieldValidation": "Strict"}, json=sample.document)
+@pytest.mark.parametrize(
+    "sample", [*(pytest.param(sample, id=sample.name) for sample in good()), *OLDER]
+)
+def test_defaults_of_the_server_are_those_of_the_models(
+    connection: httpx.Client, sample: Sample
+) -> None:
+    answer = connection.post(
+        PIPELINES, params={"dryRun": "All", "fieldValidation": "Strict"}, json=sample.document
+    )
     assert answer.status_code == 201, answer.text
     assert "warning" not in answer.headers
     stored = answer.json()["spec"]
@@ -107,8 +136,12 @@ def test_defaults_of_the_server_are_those_of_the_models(connection: httpx.Client
 
 
 @pytest.mark.parametrize("sample", refused(), ids=lambda sample: sample.name)
-def test_what_only_the_operator_can_judge_is_stored(connection: httpx.Client, sample: Sample) -> None:
-    answer = connection.post(PIPELINES, params={"dryRun": "All", "fieldValidation": "Strict"}, json=sample.document)
+def test_what_only_the_operator_can_judge_is_stored(
+    connection: httpx.Client, sample: Sample
+) -> None:
+    answer = connection.post(
+        PIPELINES, params={"dryRun": "All", "fieldValidation": "Strict"}, json=sample.document
+    )
     assert answer.status_code == 201, answer.text
 
 
@@ -120,8 +153,16 @@ def test_the_server_fills_in_every_default_of_the_schema(connection: httpx.Clien
         stored = connection.post(PIPELINES, params={"dryRun": "All"}, json=sample.document).json()
         assert stored["status"] == {"observedGeneration": crd.NOT_OBSERVED}
         written = fields_of(sample.document)
-        filled |= {path: value for path, value in _leaves({"spec": stored["spec"]}) if path in owner and path not in written}
-    wanted = {path: node["default"] for path, node in crd.walk(crd.root_schema()) if "default" in node and path in owner}
+        filled |= {
+            path: value
+            for path, value in _leaves({"spec": stored["spec"]})
+            if path in owner and path not in written
+        }
+    wanted = {
+        path: node["default"]
+        for path, node in crd.walk(crd.root_schema())
+        if "default" in node and path in owner
+    }
     assert "spec.source.caRef.key" in wanted
     assert {path: value for path, value in filled.items() if wanted[path] != value} == {}
     assert {owner[path] for path in wanted} - {owner[path] for path in filled} == set()
@@ -129,7 +170,9 @@ def test_the_server_fills_in_every_default_of_the_schema(connection: httpx.Clien
 
 def _write_status(connection: httpx.Client, name: str, status: dict[str, Any]) -> httpx.Response:
     return connection.patch(
-        f"{PIPELINES}/{name}/status", headers={"Content-Type": "application/merge-patch+json"}, content=json.dumps({"status": status})
+        f"{PIPELINES}/{name}/status",
+        headers={"Content-Type": "application/merge-patch+json"},
+        content=json.dumps({"status": status}),
     )
 
 
@@ -139,13 +182,21 @@ def _places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str
         yield place
     if place and place[-1] in ("affinity", "tolerations", "topologySpreadConstraints", "valueFrom"):
         return
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, item in items:
         yield from _places(item, (*place, key))
 
 
 @pytest.mark.parametrize("strange", ["a\n", -1, 2**31, True, 1.5, [], {}, None], ids=repr)
-def test_a_strange_value_in_any_place_is_judged_alike(connection: httpx.Client, strange: Any) -> None:
+def test_a_strange_value_in_any_place_is_judged_alike(
+    connection: httpx.Client, strange: Any
+) -> None:
     document = next(one for one in good() if one.name == "everything").document
     places = [place for place in _places(document) if place[0] == "spec"]
     assert len(places) > 150
@@ -156,7 +207,9 @@ def test_a_strange_value_in_any_place_is_judged_alike(connection: httpx.Client, 
         for key in place[:-1]:
             target = target[key]
         target[place[-1]] = strange
-        answer = connection.post(PIPELINES, params={"dryRun": "All", "fieldValidation": "Strict"}, json=changed)
+        answer = connection.post(
+            PIPELINES, params={"dryRun": "All", "fieldValidation": "Strict"}, json=changed
+        )
         if (answer.status_code == 201) == bool(parse(changed)[1]):
             differing.append((place, answer.status_code, answer.text))
     assert differing == []
@@ -178,12 +231,20 @@ def _stored(connection: httpx.Client, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("file", "server_side"), _applied())
-def test_applying_twice_with_kubectl_changes_nothing(api_server: ControlPlane, connection: httpx.Client, file: Path, server_side: bool) -> None:
+def test_applying_twice_with_kubectl_changes_nothing(
+    api_server: ControlPlane, connection: httpx.Client, file: Path, server_side: bool
+) -> None:
     name = libyaml.load(file.read_text(encoding="utf-8"))["metadata"]["name"]
     environment = {**os.environ, "KUBECONFIG": str(api_server.kubeconfig)}
 
     def kubectl(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([str(api_server.kubectl), *arguments, "-f", str(file)], env=environment, capture_output=True, text=True, timeout=60)
+        return subprocess.run(
+            [str(api_server.kubectl), *arguments, "-f", str(file)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
 
     options = ["--server-side"] if server_side else []
     try:
@@ -191,7 +252,11 @@ def test_applying_twice_with_kubectl_changes_nothing(api_server: ControlPlane, c
         assert first.returncode == 0, first.stderr
         assert "Warning" not in first.stderr
         # The operator's first act. Until then the default of status is not stored yet, and the next apply stores it.
-        seen = {"apiVersion": names.API_VERSION, "kind": names.KIND, "status": {"observedGeneration": 1}}
+        seen = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "status": {"observedGeneration": 1},
+        }
         api.apply(connection, f"{PIPELINES}/{name}/status", seen)
         # As the operator does at once. Without it the default of status, so far only shown, is stored by the next write, whoever writes.
         _write_status(connection, name, {"observedGeneration": 1, "replicas": 0})
@@ -208,7 +273,9 @@ def test_applying_twice_with_kubectl_changes_nothing(api_server: ControlPlane, c
         assert difference.returncode == 0, difference.stdout + difference.stderr
     finally:
         connection.delete(f"{PIPELINES}/{name}")
-        api.wait_for("deletion", lambda: connection.get(f"{PIPELINES}/{name}").status_code == 404, 10.0)
+        api.wait_for(
+            "deletion", lambda: connection.get(f"{PIPELINES}/{name}").status_code == 404, 10.0
+        )
 
 
 def test_server_side_apply_refuses_nulls(connection: httpx.Client) -> None:
@@ -218,10 +285,15 @@ def test_server_side_apply_refuses_nulls(connection: httpx.Client) -> None:
     """
     sample = next(one for one in good() if one.name == "nulls")
     answer = connection.patch(
-        f"{PIPELINES}/nulls", params={"fieldManager": "test", "dryRun": "All"}, headers=APPLY, content=json.dumps(sample.document)
+        f"{PIPELINES}/nulls",
+        params={"fieldManager": "test", "dryRun": "All"},
+        headers=APPLY,
+        content=json.dumps(sample.document),
     )
     assert answer.status_code == 422
-    assert ("spec.server", "null") in {(field, message.rsplit('"', 2)[-2]) for field, message in _causes(answer.json())}
+    assert ("spec.server", "null") in {
+        (field, message.rsplit('"', 2)[-2]) for field, message in _causes(answer.json())
+    }
 
 
 def test_what_nobody_has_looked_at_is_not_observed(connection: httpx.Client) -> None:
@@ -266,8 +338,15 @@ def test_status_and_scale_are_subresources(connection: httpx.Client) -> None:
         scale = connection.get(f"{path}/scale").json()
         assert scale["spec"]["replicas"] == 1
         assert scale["status"] == {"replicas": 1, "selector": "a=b"}
-        table = connection.get(path, headers={"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}).json()
-        shown = {column["name"]: cell for column, cell in zip(table["columnDefinitions"], table["rows"][0]["cells"], strict=True)}
+        table = connection.get(
+            path, headers={"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
+        ).json()
+        shown = {
+            column["name"]: cell
+            for column, cell in zip(
+                table["columnDefinitions"], table["rows"][0]["cells"], strict=True
+            )
+        }
         assert shown | {"Age": ""} == {
             "Name": "subresources",
             "Ready": "True",
@@ -288,9 +367,15 @@ def test_a_bad_status_is_refused(connection: httpx.Client) -> None:
     path = f"{PIPELINES}/bad-status"
     try:
         assert connection.post(PIPELINES, json=document).status_code == 201
-        answer = _write_status(connection, "bad-status", {"conditions": [{"type": "Ready", "status": "Maybe"}]})
+        answer = _write_status(
+            connection, "bad-status", {"conditions": [{"type": "Ready", "status": "Maybe"}]}
+        )
         assert answer.status_code == 422
         fields = {field for field, _ in _causes(answer.json())}
-        assert {"status.conditions[0].status", "status.conditions[0].reason", "status.conditions[0].lastTransitionTime"} <= fields
+        assert {
+            "status.conditions[0].status",
+            "status.conditions[0].reason",
+            "status.conditions[0].lastTransitionTime",
+        } <= fields
     finally:
         connection.delete(path)

@@ -18,9 +18,9 @@ from tests.support.podtemplates import WHOLE, WRONG, templated
 from triton_pipelines.api import names
 from triton_pipelines.cluster.diff import needs_apply
 from triton_pipelines.cluster.resources import resource_of
-from triton_pipelines.render.objects import deployment, service
-from triton_pipelines.render.plain import plain
-from triton_pipelines.render.podtemplate import merge
+from triton_pipelines.compile.render.objects import deployment, service
+from triton_pipelines.compile.render.passthrough import plain
+from triton_pipelines.compile.render.pod_template import merge
 
 pytestmark = pytest.mark.integration
 NAMESPACE = "rendered"
@@ -31,7 +31,11 @@ APPLY = {"Content-Type": "application/apply-patch+yaml"}
 def connection(api_server: ControlPlane) -> Iterator[httpx.Client]:
     """The administrator, with a namespace for these tests."""
     with api.client(api_server.kubeconfig) as client:
-        api.apply(client, f"/api/v1/namespaces/{NAMESPACE}", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+        api.apply(
+            client,
+            f"/api/v1/namespaces/{NAMESPACE}",
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
+        )
         yield client
 
 
@@ -39,14 +43,21 @@ def applied(connection: httpx.Client, item: dict[str, Any], *, dry: bool = True)
     """Server-side apply as the operator does, unknown fields refused."""
     placed = {**item, "metadata": {**item["metadata"], "namespace": NAMESPACE}}
     path = resource_of(placed).path(NAMESPACE, placed["metadata"]["name"])
-    query = {"fieldManager": names.MANAGER_CHILDREN, "force": "true", "fieldValidation": "Strict", **({"dryRun": "All"} if dry else {})}
+    query = {
+        "fieldManager": names.MANAGER_CHILDREN,
+        "force": "true",
+        "fieldValidation": "Strict",
+        **({"dryRun": "All"} if dry else {}),
+    }
     content = json.dumps(placed, ensure_ascii=False).encode()  # YAML knows no pairs of escapes
     return connection.patch(path, params=query, headers=APPLY, content=content)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_object_of_the_golden_files_is_taken(connection: httpx.Client, case: str) -> None:
-    parts = path_of(case).read_text(encoding="utf-8").replace("REVISION", "0123456789").split("===== ")
+    parts = (
+        path_of(case).read_text(encoding="utf-8").replace("REVISION", "0123456789").split("===== ")
+    )
     objects = [yaml.safe_load(part.split("\n", 1)[1]) for part in parts if "\napiVersion: " in part]
     assert len(objects) >= 5
     for item in objects:
@@ -66,14 +77,19 @@ def test_a_pod_with_everything_from_the_template_is_taken(connection: httpx.Clie
     one = templated(WHOLE, server=OWN)
     answer = applied(connection, deployed(one))
     assert answer.status_code in (200, 201), answer.text
-    assert [item["name"] for item in answer.json()["spec"]["template"]["spec"]["containers"]] == ["triton", "proxy"]
+    assert [item["name"] for item in answer.json()["spec"]["template"]["spec"]["containers"]] == [
+        "triton",
+        "proxy",
+    ]
     for item in objects_of(one.pipeline, one.render(), one.options):
         assert applied(connection, item).status_code in (200, 201)
 
 
 # A value of another shape in place of a label or number is refused by the decoder, with status 400 or 500.
 @pytest.mark.parametrize(("template", "path", "words"), WRONG, ids=[path for _, path, _ in WRONG])
-def test_what_is_refused_as_no_pod_is_refused_by_the_api_server(connection: httpx.Client, template: Any, path: str, words: str) -> None:
+def test_what_is_refused_as_no_pod_is_refused_by_the_api_server(
+    connection: httpx.Client, template: Any, path: str, words: str
+) -> None:
     one = built(server=OWN)
     item = deployed(one)
     item["spec"]["template"] = merge(item["spec"]["template"], plain(template))
@@ -86,7 +102,10 @@ SEQUENCES = {
     "source": None,
     "python": {"code": {"inline": "x = 1"}},
     "instances": {"count": 1, "kind": "CPU"},
-    "sequenceBatching": {"strategy": "Direct", "controls": [{"name": "START", "kind": "START", "dataType": "INT32"}]},
+    "sequenceBatching": {
+        "strategy": "Direct",
+        "controls": [{"name": "START", "kind": "START", "dataType": "INT32"}],
+    },
 }
 
 
@@ -96,16 +115,31 @@ def test_affinity_comes_with_sequences_and_goes_with_them(connection: httpx.Clie
 
     def owned(item: dict[str, Any]) -> dict[str, Any]:
         # Nobody owns it here, so that the garbage collector has no say.
-        return {**item, "metadata": {key: value for key, value in item["metadata"].items() if key != "ownerReferences"}}
+        return {
+            **item,
+            "metadata": {
+                key: value for key, value in item["metadata"].items() if key != "ownerReferences"
+            },
+        }
 
-    plain_one, sticky = owned(service(built().pipeline)), owned(service(built(model=SEQUENCES).pipeline))
-    for wanted, affinity in ((plain_one, "None"), (sticky, "ClientIP"), (plain_one, "None"), (sticky, "ClientIP")):
+    plain_one, sticky = (
+        owned(service(built().pipeline)),
+        owned(service(built(model=SEQUENCES).pipeline)),
+    )
+    for wanted, affinity in (
+        (plain_one, "None"),
+        (sticky, "ClientIP"),
+        (plain_one, "None"),
+        (sticky, "ClientIP"),
+    ):
         answer = applied(connection, wanted, dry=False)
         assert answer.status_code in (200, 201), answer.text
         live = answer.json()
         assert live["spec"]["sessionAffinity"] == affinity
         seconds = {"clientIP": {"timeoutSeconds": 10800}}
-        assert live["spec"].get("sessionAffinityConfig") == (seconds if affinity == "ClientIP" else None)
+        assert live["spec"].get("sessionAffinityConfig") == (
+            seconds if affinity == "ClientIP" else None
+        )
         placed = {**wanted, "metadata": {**wanted["metadata"], "namespace": NAMESPACE}}
         assert needs_apply(live, placed, names.MANAGER_CHILDREN) == []
 
@@ -118,7 +152,10 @@ def test_a_rollout_paused_by_hand_goes_on(connection: httpx.Client) -> None:
     assert applied(connection, item, dry=False).status_code == 201
     path = resource_of(item).path(NAMESPACE, one.pipeline.name)
     paused = connection.patch(
-        path, params={"fieldManager": "kubectl-rollout"}, headers={"Content-Type": "application/merge-patch+json"}, json={"spec": {"paused": True}}
+        path,
+        params={"fieldManager": "kubectl-rollout"},
+        headers={"Content-Type": "application/merge-patch+json"},
+        json={"spec": {"paused": True}},
     ).json()
     assert paused["spec"]["paused"] is True
     assert needs_apply(paused, item, names.MANAGER_CHILDREN) == ["spec.paused"]

@@ -17,7 +17,9 @@ from triton_pipelines.cluster.resources import Resource
 pytestmark = pytest.mark.integration
 
 RELEASE = "triton-pipelines"
-CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferencepipelines.tritonpipelines.io"
+CRD_PATH = (
+    "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferencepipelines.tritonpipelines.io"
+)
 WRITTEN = ("get", "list", "watch", "create", "update", "patch", "delete")
 CHILDREN = tuple(resource for resource in resources.WATCHED_CHILDREN if resource != resources.PODS)
 
@@ -33,7 +35,11 @@ def cluster() -> Iterator[ControlPlane]:
 def connection(cluster: ControlPlane) -> Iterator[httpx.Client]:
     with api.client(cluster.kubeconfig) as client:
         for name in ("team-a", "team-b"):
-            api.apply(client, f"/api/v1/namespaces/{name}", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+            api.apply(
+                client,
+                f"/api/v1/namespaces/{name}",
+                {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}},
+            )
         yield client
 
 
@@ -46,7 +52,15 @@ def helm(cluster: ControlPlane, *arguments: str) -> str:
 
 def install(cluster: ControlPlane, release: str, namespace: str, values: str) -> None:
     file = str(chart.CHART / "ci" / f"{values}-values.yaml")
-    helm(cluster, "install", release, str(chart.CHART), f"--namespace={namespace}", "--create-namespace", f"--values={file}")
+    helm(
+        cluster,
+        "install",
+        release,
+        str(chart.CHART),
+        f"--namespace={namespace}",
+        "--create-namespace",
+        f"--values={file}",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +79,31 @@ def namespaced(cluster: ControlPlane, connection: httpx.Client) -> Iterator[str]
     helm(cluster, "uninstall", "scoped-triton-pipelines", "--namespace=scoped")
 
 
-def may(connection: httpx.Client, user: str, verb: str, resource: Resource, namespace: str = "", subresource: str = "") -> bool:
-    attributes = {"verb": verb, "group": resource.group, "version": resource.version, "resource": resource.plural}
+def may(
+    connection: httpx.Client,
+    user: str,
+    verb: str,
+    resource: Resource,
+    namespace: str = "",
+    subresource: str = "",
+) -> bool:
+    attributes = {
+        "verb": verb,
+        "group": resource.group,
+        "version": resource.version,
+        "resource": resource.plural,
+    }
     review: dict[str, Any] = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SubjectAccessReview",
-        "spec": {"user": user, "resourceAttributes": {**attributes, "namespace": namespace, "subresource": subresource}},
+        "spec": {
+            "user": user,
+            "resourceAttributes": {
+                **attributes,
+                "namespace": namespace,
+                "subresource": subresource,
+            },
+        },
     }
     answer = connection.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", json=review)
     answer.raise_for_status()
@@ -82,13 +115,19 @@ def rights(connection: httpx.Client, user: str, namespace: str) -> dict[str, set
     """Verbs that a user holds in a namespace (empty: everywhere), by kind, as the API server itself answers."""
     verbs = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
     found = {
-        resource.plural: {verb for verb in verbs if may(connection, user, verb, resource, namespace)}
+        resource.plural: {
+            verb for verb in verbs if may(connection, user, verb, resource, namespace)
+        }
         for resource in (*resources.ALL, resources.SECRETS)
     }
     for subresource in ("status", "finalizers", "scale"):
         pipelines = resources.INFERENCE_PIPELINES
-        found[f"{pipelines.plural}/{subresource}"] = {v for v in verbs if may(connection, user, v, pipelines, namespace, subresource)}
-    found["pods/resize"] = {verb for verb in verbs if may(connection, user, verb, resources.PODS, namespace, "resize")}
+        found[f"{pipelines.plural}/{subresource}"] = {
+            v for v in verbs if may(connection, user, v, pipelines, namespace, subresource)
+        }
+    found["pods/resize"] = {
+        verb for verb in verbs if may(connection, user, verb, resources.PODS, namespace, "resize")
+    }
     return {kind: held for kind, held in found.items() if held}
 
 
@@ -97,7 +136,10 @@ PIPELINE_RIGHTS = {
     "inferencepipelines/status": {"patch"},
     "inferencepipelines/finalizers": {"update"},
     **{resource.plural: set(WRITTEN) for resource in CHILDREN},
-    **{plural: {"get", "list", "create", "update", "patch", "delete"} for plural in ("podmonitors", "prometheusrules")},
+    **{
+        plural: {"get", "list", "create", "update", "patch", "delete"}
+        for plural in ("podmonitors", "prometheusrules")
+    },
     "jobs": set(WRITTEN) - {"update"},
     "secrets": {"create", "patch", "delete"},
     "pods": {"list", "watch", "delete"},
@@ -106,15 +148,25 @@ PIPELINE_RIGHTS = {
 }
 
 
-def test_cluster_wide_operator_holds_exactly_its_rights(connection: httpx.Client, cluster_wide: str) -> None:
+def test_cluster_wide_operator_holds_exactly_its_rights(
+    connection: httpx.Client, cluster_wide: str
+) -> None:
     # Nodes are no namespaced kind, so the review for them ignores the namespace.
     assert rights(connection, cluster_wide, "team-a") == {**PIPELINE_RIGHTS, "nodes": {"list"}}
     assert rights(connection, cluster_wide, "") == {**PIPELINE_RIGHTS, "nodes": {"list"}}
-    for resource in (Resource("apiextensions.k8s.io", "v1", "", "customresourcedefinitions"), Resource("", "v1", "", "namespaces")):
-        assert {verb for verb in WRITTEN if may(connection, cluster_wide, verb, resource)} == {"list", "watch"}
+    for resource in (
+        Resource("apiextensions.k8s.io", "v1", "", "customresourcedefinitions"),
+        Resource("", "v1", "", "namespaces"),
+    ):
+        assert {verb for verb in WRITTEN if may(connection, cluster_wide, verb, resource)} == {
+            "list",
+            "watch",
+        }
 
 
-def test_namespaced_operator_holds_its_rights_there_alone(connection: httpx.Client, namespaced: str) -> None:
+def test_namespaced_operator_holds_its_rights_there_alone(
+    connection: httpx.Client, namespaced: str
+) -> None:
     assert rights(connection, namespaced, "team-a") == PIPELINE_RIGHTS
     assert rights(connection, namespaced, "team-b") == PIPELINE_RIGHTS
     assert rights(connection, namespaced, "scoped") == {"secrets": {"create"}}
@@ -124,21 +176,59 @@ def test_namespaced_operator_holds_its_rights_there_alone(connection: httpx.Clie
 
 def test_the_right_to_resize_pods_can_be_left_out() -> None:
     for settings, there in (((), True), (("--set", "rbac.podResize=false"), False)):
-        roles = [item for item in chart.render(*settings, namespace="ops") if item["kind"] in ("ClusterRole", "Role")]
-        assert any("pods/resize" in rule.get("resources", ()) for role in roles for rule in role["rules"]) is there
+        roles = [
+            item
+            for item in chart.render(*settings, namespace="ops")
+            if item["kind"] in ("ClusterRole", "Role")
+        ]
+        assert (
+            any(
+                "pods/resize" in rule.get("resources", ())
+                for role in roles
+                for rule in role["rules"]
+            )
+            is there
+        )
 
 
-def test_no_operator_may_read_secrets(connection: httpx.Client, cluster_wide: str, namespaced: str) -> None:
-    for user, namespace in ((cluster_wide, "team-a"), (cluster_wide, chart.NAMESPACE), (namespaced, "team-a"), (namespaced, "scoped")):
-        assert [verb for verb in ("get", "list", "watch") if may(connection, user, verb, resources.SECRETS, namespace)] == []
+def test_no_operator_may_read_secrets(
+    connection: httpx.Client, cluster_wide: str, namespaced: str
+) -> None:
+    for user, namespace in (
+        (cluster_wide, "team-a"),
+        (cluster_wide, chart.NAMESPACE),
+        (namespaced, "team-a"),
+        (namespaced, "scoped"),
+    ):
+        assert [
+            verb
+            for verb in ("get", "list", "watch")
+            if may(connection, user, verb, resources.SECRETS, namespace)
+        ] == []
 
 
 PEOPLE = [
-    ("view", {"inferencepipelines": {"get", "list", "watch"}, "status": {"get", "list", "watch"}, "scale": {"get", "list", "watch"}}),
+    (
+        "view",
+        {
+            "inferencepipelines": {"get", "list", "watch"},
+            "status": {"get", "list", "watch"},
+            "scale": {"get", "list", "watch"},
+        },
+    ),
     (
         "edit",
         {
-            "inferencepipelines": {"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"},
+            "inferencepipelines": {
+                "get",
+                "list",
+                "watch",
+                "create",
+                "update",
+                "patch",
+                "delete",
+                "deletecollection",
+            },
             "status": {"get", "list", "watch"},
             "scale": {"get", "list", "watch", "update", "patch"},
         },
@@ -147,27 +237,45 @@ PEOPLE = [
 
 
 @pytest.mark.parametrize(("role", "expected"), PEOPLE, ids=[role for role, _ in PEOPLE])
-def test_roles_of_people_include_pipelines(connection: httpx.Client, cluster_wide: str, role: str, expected: dict[str, set[str]]) -> None:
+def test_roles_of_people_include_pipelines(
+    connection: httpx.Client, cluster_wide: str, role: str, expected: dict[str, set[str]]
+) -> None:
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
         "metadata": {"name": f"people-{role}"},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": f"person-{role}"}],
+        "subjects": [
+            {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": f"person-{role}"}
+        ],
     }
-    api.apply(connection, f"/apis/rbac.authorization.k8s.io/v1/namespaces/team-b/rolebindings/people-{role}", binding)
+    api.apply(
+        connection,
+        f"/apis/rbac.authorization.k8s.io/v1/namespaces/team-b/rolebindings/people-{role}",
+        binding,
+    )
 
     def held() -> dict[str, set[str]]:
         found = rights(connection, f"person-{role}", "team-b")
-        return {kind.rpartition("/")[2]: verbs for kind, verbs in found.items() if kind.startswith("inferencepipelines")}
+        return {
+            kind.rpartition("/")[2]: verbs
+            for kind, verbs in found.items()
+            if kind.startswith("inferencepipelines")
+        }
 
     # The aggregation controller adds the rules within moments.
     api.wait_for(f"aggregated {role}: {expected}", lambda: held() == expected, 20)
 
 
-def test_pods_are_admitted_under_the_restricted_standard(connection: httpx.Client, cluster_wide: str) -> None:
+def test_pods_are_admitted_under_the_restricted_standard(
+    connection: httpx.Client, cluster_wide: str
+) -> None:
     labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "restricted", "labels": labels}}
+    namespace = {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": "restricted", "labels": labels},
+    }
     api.apply(connection, "/api/v1/namespaces/restricted", namespace)
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": RELEASE}}
     api.apply(connection, f"/api/v1/namespaces/restricted/serviceaccounts/{RELEASE}", account)
@@ -185,9 +293,15 @@ def test_pods_are_admitted_under_the_restricted_standard(connection: httpx.Clien
     assert "unrestricted capabilities" in refused.json()["message"]
 
 
-def test_server_side_dry_run_takes_every_values_file(cluster: ControlPlane, connection: httpx.Client) -> None:
+def test_server_side_dry_run_takes_every_values_file(
+    cluster: ControlPlane, connection: httpx.Client
+) -> None:
     for path in sorted((chart.CHART / "ci").glob("*-values.yaml")):
-        off = ("metrics.podMonitor", "monitoring.podMonitor", "monitoring.prometheusRule")  # their CRDs belong to another project
+        off = (
+            "metrics.podMonitor",
+            "monitoring.podMonitor",
+            "monitoring.prometheusRule",
+        )  # their CRDs belong to another project
         monitor = [f"--set={one}.enabled=false" for one in off]
         helm(
             cluster,
@@ -211,7 +325,13 @@ def empty() -> Iterator[ControlPlane]:
 
 
 def test_upgrade_changes_settings_and_removal_keeps_crd_and_pipelines(empty: ControlPlane) -> None:
-    release = ["lifecycle", str(chart.CHART), "--namespace=lifecycle", "--set", "fullnameOverride=lifecycle"]
+    release = [
+        "lifecycle",
+        str(chart.CHART),
+        "--namespace=lifecycle",
+        "--set",
+        "fullnameOverride=lifecycle",
+    ]
     deployment = "/apis/apps/v1/namespaces/lifecycle/deployments/lifecycle"
     sample = yaml.safe_load((chart.MANIFESTS / "samples" / "sentiment.yaml").read_text())
     pipeline = f"{resources.INFERENCE_PIPELINES.path('default', sample['metadata']['name'])}"
@@ -219,7 +339,16 @@ def test_upgrade_changes_settings_and_removal_keeps_crd_and_pipelines(empty: Con
         helm(empty, "install", *release, "--create-namespace")
         before = client.get(deployment).json()["spec"]["template"]["spec"]
         established = "customresourcedefinition/inferencepipelines.tritonpipelines.io"
-        subprocess.run([empty.kubectl, f"--kubeconfig={empty.kubeconfig}", "wait", "--for=condition=Established", established], check=True)
+        subprocess.run(
+            [
+                empty.kubectl,
+                f"--kubeconfig={empty.kubeconfig}",
+                "wait",
+                "--for=condition=Established",
+                established,
+            ],
+            check=True,
+        )
         api.apply(client, pipeline, sample)
         helm(empty, "upgrade", *release, "--set", "operator.workers=3")
         after = client.get(deployment).json()["spec"]["template"]["spec"]
@@ -227,7 +356,10 @@ def test_upgrade_changes_settings_and_removal_keeps_crd_and_pipelines(empty: Con
         assert {"name": "TRITONPIPE_WORKERS", "value": "3"} in after["containers"][0]["env"]
         helm(empty, "uninstall", "lifecycle", "--namespace=lifecycle")
         assert client.get(deployment).status_code == 404
-        assert client.get("/apis/rbac.authorization.k8s.io/v1/clusterroles/lifecycle").status_code == 404
+        assert (
+            client.get("/apis/rbac.authorization.k8s.io/v1/clusterroles/lifecycle").status_code
+            == 404
+        )
         assert client.get(CRD_PATH).status_code == 200
         assert client.get(pipeline).status_code == 200
 
@@ -236,8 +368,18 @@ def test_upgrade_changes_settings_and_removal_keeps_crd_and_pipelines(empty: Con
 def test_kustomize_applies(empty: ControlPlane, folder: str) -> None:
     path = chart.MANIFESTS / folder
     access = [str(empty.kubectl), f"--kubeconfig={empty.kubeconfig}"]
-    first = subprocess.run([*access, "apply", "--server-side", "--kustomize", path], capture_output=True, text=True, check=False)
+    first = subprocess.run(
+        [*access, "apply", "--server-side", "--kustomize", path],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert first.returncode == 0, first.stderr
     assert "Warning" not in first.stderr
-    again = subprocess.run([*access, "diff", "--server-side", "--kustomize", path], capture_output=True, text=True, check=False)
+    again = subprocess.run(
+        [*access, "diff", "--server-side", "--kustomize", path],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (again.returncode, again.stdout) == (0, ""), again.stderr

@@ -38,7 +38,9 @@ def deployment(objects: list[dict[str, Any]]) -> dict[str, Any]:
 
 def operator_config(objects: list[dict[str, Any]]) -> OperatorConfig:
     """The configuration that the operator reads from the rendered environment, as the kubelet would set it."""
-    return load_config({}, environment(objects, namespace=chart.NAMESPACE, pod="triton-pipelines-0"))
+    return load_config(
+        {}, environment(objects, namespace=chart.NAMESPACE, pod="triton-pipelines-0")
+    )
 
 
 @pytest.mark.parametrize("path", CI_VALUES, ids=lambda path: path.name)
@@ -66,12 +68,18 @@ def test_every_object_is_labelled_and_in_its_namespace() -> None:
         assert labels[names.LABEL_NAME] == names.APP, item["metadata"]["name"]
         # Children of pipelines are found by this label: the operator's own objects must not be taken for them.
         assert labels[names.LABEL_MANAGED_BY] != names.MANAGED_BY
-        assert ("namespace" in item["metadata"]) == (item["kind"] not in cluster_scoped), item["kind"]
+        assert ("namespace" in item["metadata"]) == (item["kind"] not in cluster_scoped), item[
+            "kind"
+        ]
 
 
 def test_crd_in_the_chart_is_the_generated_one() -> None:
     (installed,) = of_kind(render("default"), "CustomResourceDefinition")
-    (source,) = (libyaml.load(path.read_text()) for path in chart.CRDS.glob("*.yaml") if path.name != "kustomization.yaml")
+    (source,) = (
+        libyaml.load(path.read_text())
+        for path in chart.CRDS.glob("*.yaml")
+        if path.name != "kustomization.yaml"
+    )
     assert installed["spec"] == source["spec"]
     assert installed["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
     (removed,) = of_kind(render("full"), "CustomResourceDefinition")
@@ -87,37 +95,63 @@ def test_braces_survive_the_template_engine(tmp_path: Path) -> None:
     (tmp_path / "templates").mkdir()
     (tmp_path / "Chart.yaml").write_text("apiVersion: v2\nname: braces\nversion: 0.1.0\n")
     (tmp_path / "values.yaml").write_text("crds: {enabled: true, keep: true}\n")
-    (tmp_path / "templates" / "_helpers.tpl").write_text('{{- define "triton-pipelines.labels" -}}\na: b\n{{- end -}}\n')
+    (tmp_path / "templates" / "_helpers.tpl").write_text(
+        '{{- define "triton-pipelines.labels" -}}\na: b\n{{- end -}}\n'
+    )
     (tmp_path / "templates" / "crd.yaml").write_text(chart.crd_template(text, "crds/things.yaml"))
     command = [binaries.path_of("helm"), "template", "x", tmp_path]
-    rendered = yaml.safe_load(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    rendered = yaml.safe_load(
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    )
     source = yaml.safe_load(text)
     assert rendered["spec"] == source["spec"]
-    assert rendered["metadata"]["annotations"] == {**source["metadata"]["annotations"], "helm.sh/resource-policy": "keep"}
+    assert rendered["metadata"]["annotations"] == {
+        **source["metadata"]["annotations"],
+        "helm.sh/resource-policy": "keep",
+    }
 
 
 def test_default_values_are_the_operators_own_defaults() -> None:
     config = operator_config(render("default"))
     image = operator_container(render("default"))["image"]
-    expected = OperatorConfig(instance="triton-pipelines-0", operator_namespace=chart.NAMESPACE, loader_image=image)
+    expected = OperatorConfig(
+        instance="triton-pipelines-0", operator_namespace=chart.NAMESPACE, loader_image=image
+    )
     assert config == expected
 
 
 def test_full_values_reach_the_operator() -> None:
     config = operator_config(render("full"))
     registry = "registry.example.com:5000/nvidia/tritonserver"
-    families = {"vllm": f"{registry}:25.03-vllm-python-py3", "tensorrtllm": f"{registry}:25.03-trtllm-python-py3"}
+    families = {
+        "vllm": f"{registry}:25.03-vllm-python-py3",
+        "tensorrtllm": f"{registry}:25.03-trtllm-python-py3",
+    }
     assert dict(config.images) == {"default": f"{registry}:25.03-py3", **families}
-    assert (config.render_options.server_image, dict(config.render_options.family_images)) == (f"{registry}:25.03-py3", families)
+    assert (config.render_options.server_image, dict(config.render_options.family_images)) == (
+        f"{registry}:25.03-py3",
+        families,
+    )
     assert config.loader_image == "registry.example.com:5000/mirror/triton-pipelines:0.1.0-loader"
     assert config.image_pull_policy == "Always"
-    assert config.source_map == ("hf://=https://hub.example.com", "s3://models/=https://mirror.example.com/models/")
+    assert config.source_map == (
+        "hf://=https://hub.example.com",
+        "s3://models/=https://mirror.example.com/models/",
+    )
     assert config.substitute_runner == {"onnxruntime_onnx"}
     assert (config.custom_code, config.pod_template) == ("forbid", "forbid")
     assert (config.workers, config.max_concurrent_rollouts, config.api_max_in_flight) == (16, 2, 64)
-    assert (config.resync_seconds, config.relist_seconds, config.api_timeout_seconds, config.shutdown_seconds) == (300, 120, 12.5, 45)
+    assert (
+        config.resync_seconds,
+        config.relist_seconds,
+        config.api_timeout_seconds,
+        config.shutdown_seconds,
+    ) == (300, 120, 12.5, 45)
     assert (config.metrics_port, config.liveness_port, config.log_level) == (9090, 9091, "debug")
-    assert (config.operator_key_secret, config.operator_key_file) == ("tritonpipe-key", Path("/etc/tritonpipe/operator/operator-key"))
+    assert (config.operator_key_secret, config.operator_key_file) == (
+        "tritonpipe-key",
+        Path("/etc/tritonpipe/operator/operator-key"),
+    )
     assert dict(config.monitoring_labels) == {"release": "prometheus", "team": "nlp"}
     assert config.monitoring_auto == (), "the chart makes one of each for all pipelines"
     assert config.cluster_wide
@@ -127,8 +161,14 @@ def test_full_values_reach_the_operator() -> None:
 def test_every_option_of_the_operator_can_be_set() -> None:
     # Not for a pod in a cluster: addresses to bind, a kubeconfig, and how long to wait for the kubelet's own mounting.
     inside = {"kubeconfig", "context", "metrics_host", "liveness_host", "operator_key_wait_seconds"}
-    rendered = {item["name"] for values in ("full", "namespaced") for item in operator_container(render(values))["env"]}
-    settable = {name.removeprefix(ENV_PREFIX).lower() for name in rendered if name.startswith(ENV_PREFIX)}
+    rendered = {
+        item["name"]
+        for values in ("full", "namespaced")
+        for item in operator_container(render(values))["env"]
+    }
+    settable = {
+        name.removeprefix(ENV_PREFIX).lower() for name in rendered if name.startswith(ENV_PREFIX)
+    }
     assert settable == OperatorConfig.model_fields.keys() - inside
 
 
@@ -136,24 +176,37 @@ def test_pod_agrees_with_the_configuration() -> None:
     objects = render("full")
     config, main = operator_config(objects), operator_container(objects)
     pod = deployment(objects)["spec"]["template"]["spec"]
-    assert {port["name"]: port["containerPort"] for port in main["ports"]} == {"metrics": 9090, "liveness": 9091}
-    assert {main[probe]["httpGet"]["port"] for probe in ("livenessProbe", "startupProbe")} == {"liveness"}
+    assert {port["name"]: port["containerPort"] for port in main["ports"]} == {
+        "metrics": 9090,
+        "liveness": 9091,
+    }
+    assert {main[probe]["httpGet"]["port"] for probe in ("livenessProbe", "startupProbe")} == {
+        "liveness"
+    }
     mounts = {mount["mountPath"]: mount["name"] for mount in main["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     key = volumes[mounts[str(config.operator_key_file.parent)]]["secret"]
     assert (key["secretName"], key["optional"]) == (config.operator_key_secret, True)
     assert pod["terminationGracePeriodSeconds"] > config.shutdown_seconds
-    assert (deployment(objects)["spec"]["replicas"], deployment(objects)["spec"]["strategy"]) == (1, {"type": "Recreate"})
+    assert (deployment(objects)["spec"]["replicas"], deployment(objects)["spec"]["strategy"]) == (
+        1,
+        {"type": "Recreate"},
+    )
 
 
 def test_pod_is_the_one_that_pipelines_let_in() -> None:
     for values in ("default", "full"):
         labels = deployment(render(values))["spec"]["template"]["metadata"]["labels"]
-        assert labels.items() >= {names.LABEL_NAME: names.APP, names.LABEL_COMPONENT: "operator"}.items()
+        assert (
+            labels.items()
+            >= {names.LABEL_NAME: names.APP, names.LABEL_COMPONENT: "operator"}.items()
+        )
 
 
 def test_pod_labels_cannot_take_it_away_from_its_selector() -> None:
-    found = deployment(render("default", "--set-string", r"podLabels.app\.kubernetes\.io/component=other"))
+    found = deployment(
+        render("default", "--set-string", r"podLabels.app\.kubernetes\.io/component=other")
+    )
     assert found["spec"]["template"]["metadata"]["labels"][names.LABEL_COMPONENT] == "operator"
 
 
@@ -168,7 +221,11 @@ def test_namespaced_installation_has_no_cluster_role() -> None:
     objects = render("namespaced")
     assert not of_kind(objects, "ClusterRole")
     assert not of_kind(objects, "ClusterRoleBinding")
-    assert sorted(item["metadata"]["namespace"] for item in of_kind(objects, "Role")) == ["team-a", "team-b", chart.NAMESPACE]
+    assert sorted(item["metadata"]["namespace"] for item in of_kind(objects, "Role")) == [
+        "team-a",
+        "team-b",
+        chart.NAMESPACE,
+    ]
 
 
 REFUSED = [
@@ -186,7 +243,10 @@ REFUSED = [
         ["--set", "prometheus.url=http://a", "--set", "prometheus.connections[0].url=http://b"],
         "prometheus.url and prometheus.connections are both set",
     ),
-    (["--set", "serviceAccount.create=false"], "serviceAccount.name is needed with serviceAccount.create=false"),
+    (
+        ["--set", "serviceAccount.create=false"],
+        "serviceAccount.name is needed with serviceAccount.create=false",
+    ),
     (["--kube-version", "1.29.0"], "requires kubeVersion"),
 ]
 
@@ -206,15 +266,22 @@ def kustomize(folder: str) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def by_name(objects: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
-    found = {(item["kind"], f"{item['metadata'].get('namespace', '')}/{item['metadata']['name']}"): item for item in objects}
+    found = {
+        (item["kind"], f"{item['metadata'].get('namespace', '')}/{item['metadata']['name']}"): item
+        for item in objects
+    }
     assert len(found) == len(objects)
     return found
 
 
-def sorted_environment(objects: dict[tuple[str, str], dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+def sorted_environment(
+    objects: dict[tuple[str, str], dict[str, Any]],
+) -> dict[tuple[str, str], dict[str, Any]]:
     for item in objects.values():
         if item["kind"] == "Deployment":
-            item["spec"]["template"]["spec"]["containers"][0]["env"].sort(key=lambda variable: variable["name"])
+            item["spec"]["template"]["spec"]["containers"][0]["env"].sort(
+                key=lambda variable: variable["name"]
+            )
     return objects
 
 

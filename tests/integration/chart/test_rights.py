@@ -54,20 +54,60 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(cluster: ControlPlane, folder: Path, namespace: str, *settings: str) -> Iterator[Running]:
+def running(
+    cluster: ControlPlane, folder: Path, namespace: str, *settings: str
+) -> Iterator[Running]:
     """Install the chart, take the Deployment's pod to be this process, and remove all of it at the end."""
-    release = [f"--namespace={namespace}", "--set", "fullnameOverride=triton-pipelines", "--set", "crds.enabled=false", *settings]
+    release = [
+        f"--namespace={namespace}",
+        "--set",
+        "fullnameOverride=triton-pipelines",
+        "--set",
+        "crds.enabled=false",
+        *settings,
+    ]
     helm = [str(binaries.path_of("helm")), f"--kubeconfig={cluster.kubeconfig}"]
-    subprocess.run([*helm, "install", "rights", str(chart.CHART), "--create-namespace", *release], check=True, capture_output=True)
-    with api.client(cluster.kubeconfig) as connection, reserved_ports(2) as (metrics_port, liveness_port):
-        account_kubeconfig(connection, cluster.kubeconfig, folder / "kubeconfig", namespace, "triton-pipelines")
-        ports = ["--set", f"operator.metricsPort={metrics_port}", "--set", f"operator.livenessPort={liveness_port}"]
-        variables = environment(chart.render(*settings, *ports, namespace=namespace), namespace=namespace, pod="operator-0")
-        variables |= {"TRITONPIPE_KUBECONFIG": str(folder / "kubeconfig"), "TRITONPIPE_OPERATOR_KEY_FILE": str(folder / "key")}
+    subprocess.run(
+        [*helm, "install", "rights", str(chart.CHART), "--create-namespace", *release],
+        check=True,
+        capture_output=True,
+    )
+    with (
+        api.client(cluster.kubeconfig) as connection,
+        reserved_ports(2) as (metrics_port, liveness_port),
+    ):
+        account_kubeconfig(
+            connection, cluster.kubeconfig, folder / "kubeconfig", namespace, "triton-pipelines"
+        )
+        ports = [
+            "--set",
+            f"operator.metricsPort={metrics_port}",
+            "--set",
+            f"operator.livenessPort={liveness_port}",
+        ]
+        variables = environment(
+            chart.render(*settings, *ports, namespace=namespace),
+            namespace=namespace,
+            pod="operator-0",
+        )
+        variables |= {
+            "TRITONPIPE_KUBECONFIG": str(folder / "kubeconfig"),
+            "TRITONPIPE_OPERATOR_KEY_FILE": str(folder / "key"),
+        }
         log = folder / "operator.log"
         with contextlib.ExitStack() as stack:
-            stack.callback(subprocess.run, [*helm, "uninstall", "rights", f"--namespace={namespace}"], check=True, capture_output=True)
-            process = Process("operator", [sys.executable, "-m", "triton_pipelines.cli.main", "operator"], log, variables)
+            stack.callback(
+                subprocess.run,
+                [*helm, "uninstall", "rights", f"--namespace={namespace}"],
+                check=True,
+                capture_output=True,
+            )
+            process = Process(
+                "operator",
+                [sys.executable, "-m", "triton_pipelines.cli.main", "operator"],
+                log,
+                variables,
+            )
             stack.callback(process.stop)
             yield Running(connection, metrics_port, log)
 
@@ -82,20 +122,35 @@ def tell_a_story(operator: Running, namespace: str) -> dict[str, Any]:
         return found
 
     api.apply(connection, path, SAMPLE)
-    api.wait_for("WaitingForGPU or alike", lambda: "Waiting" in str(status().get("conditions")), DEADLINE_SECONDS)
+    api.wait_for(
+        "WaitingForGPU or alike",
+        lambda: "Waiting" in str(status().get("conditions")),
+        DEADLINE_SECONDS,
+    )
     revision = status()["revision"]
-    changed = {**SAMPLE, "spec": {**SAMPLE["spec"], "tokenizer": {**SAMPLE["spec"]["tokenizer"], "maxLength": 64}}}
+    changed = {
+        **SAMPLE,
+        "spec": {**SAMPLE["spec"], "tokenizer": {**SAMPLE["spec"]["tokenizer"], "maxLength": 64}},
+    }
     api.apply(connection, path, changed)
     api.wait_for("the next revision", lambda: status()["revision"] != revision, DEADLINE_SECONDS)
     live = CONFIG_MAPS.path(namespace, f"{NAME}-live")
-    api.wait_for("the live ConfigMap", lambda: connection.get(live).status_code == 200, DEADLINE_SECONDS)
+    api.wait_for(
+        "the live ConfigMap", lambda: connection.get(live).status_code == 200, DEADLINE_SECONDS
+    )
     uid = connection.get(live).json()["metadata"]["uid"]
     connection.delete(live).raise_for_status()
-    api.wait_for("its repair", lambda: connection.get(live).json().get("metadata", {}).get("uid", uid) != uid, DEADLINE_SECONDS)
+    api.wait_for(
+        "its repair",
+        lambda: connection.get(live).json().get("metadata", {}).get("uid", uid) != uid,
+        DEADLINE_SECONDS,
+    )
     last = status()
     connection.delete(path).raise_for_status()
     deployment = DEPLOYMENTS.path(namespace, NAME)
-    api.wait_for("children gone", lambda: connection.get(deployment).status_code == 404, DEADLINE_SECONDS)
+    api.wait_for(
+        "children gone", lambda: connection.get(deployment).status_code == 404, DEADLINE_SECONDS
+    )
     return last
 
 
@@ -108,7 +163,11 @@ def test_cluster_wide_operator_is_refused_nothing(cluster: ControlPlane, tmp_pat
 
 def test_namespaced_operator_is_refused_nodes_alone(cluster: ControlPlane, tmp_path: Path) -> None:
     with api.client(cluster.kubeconfig) as connection:
-        api.apply(connection, "/api/v1/namespaces/team", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}})
+        api.apply(
+            connection,
+            "/api/v1/namespaces/team",
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}},
+        )
     with running(cluster, tmp_path, "scoped", "--set", "watch.namespaces={team}") as operator:
         tell_a_story(operator, "team")
         assert operator.refused() == {("list", "nodes")}

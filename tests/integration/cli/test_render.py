@@ -19,10 +19,10 @@ from tests.support.controlplane import ControlPlane
 from tests.support.serving import SAMPLES, run
 from triton_pipelines.api import crd, names
 from triton_pipelines.cli.render import KEY_PLACEHOLDER
-from triton_pipelines.pipeline import Options
-from triton_pipelines.reconcile.observed import Observed
-from triton_pipelines.reconcile.plan import Context, plan
-from triton_pipelines.render.objects import PLACEHOLDER_UID
+from triton_pipelines.compile.graph import Options
+from triton_pipelines.compile.render.objects import PLACEHOLDER_UID
+from triton_pipelines.controllers.pipeline.plan import Context, plan
+from triton_pipelines.controllers.pipeline.snapshot import Observed
 
 pytestmark = pytest.mark.integration
 FILES = sorted(SAMPLES.glob("*.yaml"))
@@ -31,7 +31,9 @@ PIPELINES = f"/apis/{names.API_VERSION}/namespaces/default/{names.PLURAL}"
 
 def kubectl(plane: ControlPlane, *arguments: str, text: str = "") -> str:
     command = [str(plane.kubectl), f"--kubeconfig={plane.kubeconfig}", *arguments]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, input=text, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -39,7 +41,9 @@ def kubectl(plane: ControlPlane, *arguments: str, text: str = "") -> str:
 @pytest.fixture(scope="module")
 def cluster(api_server: ControlPlane) -> Iterator[tuple[ControlPlane, httpx.Client]]:
     """An API server that serves the definition which `tritonpipe crd` prints."""
-    kubectl(api_server, "apply", "--server-side", "--force-conflicts", "--filename=-", text=crd.render())
+    kubectl(
+        api_server, "apply", "--server-side", "--force-conflicts", "--filename=-", text=crd.render()
+    )
     with api.client(api_server.kubeconfig) as client:
         api.wait_for("the kind", lambda: client.get(PIPELINES).status_code == 200, 60.0)
         yield api_server, client
@@ -54,15 +58,26 @@ def rendered(file: Path) -> str:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
-def test_kubectl_takes_the_manifests(cluster: tuple[ControlPlane, httpx.Client], file: Path) -> None:
+def test_kubectl_takes_the_manifests(
+    cluster: tuple[ControlPlane, httpx.Client], file: Path
+) -> None:
     for way in (["apply"], ["apply", "--server-side"]):
-        said = kubectl(cluster[0], *way, "--dry-run=server", "--validate=strict", "--filename=-", text=rendered(file))
+        said = kubectl(
+            cluster[0],
+            *way,
+            "--dry-run=server",
+            "--validate=strict",
+            "--filename=-",
+            text=rendered(file),
+        )
         for kind in ("configmap", "secret", "service", "networkpolicy", "deployment"):
             assert kind in said
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
-def test_the_stored_resource_gives_the_same_manifests(cluster: tuple[ControlPlane, httpx.Client], file: Path) -> None:
+def test_the_stored_resource_gives_the_same_manifests(
+    cluster: tuple[ControlPlane, httpx.Client], file: Path
+) -> None:
     """The API server fills in defaults: what the operator makes of that is what the file alone gave."""
     plane, client = cluster
     kubectl(plane, "apply", "--server-side", f"--filename={file}")
@@ -70,14 +85,22 @@ def test_the_stored_resource_gives_the_same_manifests(cluster: tuple[ControlPlan
     # Who wrote the number of pods is remembered too; a file does not say it.
     del stored["metadata"]["managedFields"]
     try:
-        applied = plan(Observed(stored), Context(Options(), lambda _uid, _revision: KEY_PLACEHOLDER), dt.datetime.now(dt.UTC)).apply
+        applied = plan(
+            Observed(stored),
+            Context(Options(), lambda _uid, _revision: KEY_PLACEHOLDER),
+            dt.datetime.now(dt.UTC),
+        ).apply
         printed = json.dumps(list(yaml.safe_load_all(rendered(file))), indent=1)
-        assert printed.replace(PLACEHOLDER_UID, stored["metadata"]["uid"]) == json.dumps(applied, indent=1)
+        assert printed.replace(PLACEHOLDER_UID, stored["metadata"]["uid"]) == json.dumps(
+            applied, indent=1
+        )
     finally:
         client.delete(f"{PIPELINES}/{file.stem}")
 
 
-def test_status_of_a_resource_that_no_operator_has_seen(cluster: tuple[ControlPlane, httpx.Client]) -> None:
+def test_status_of_a_resource_that_no_operator_has_seen(
+    cluster: tuple[ControlPlane, httpx.Client],
+) -> None:
     plane, client = cluster
     kubeconfig = f"--kubeconfig={plane.kubeconfig}"
     missing = run("status", "sentiment", kubeconfig)

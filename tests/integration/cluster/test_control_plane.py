@@ -11,7 +11,12 @@ pytestmark = pytest.mark.integration
 
 
 def config_map(name: str) -> dict[str, object]:
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"key": "value"}}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name},
+        "data": {"key": "value"},
+    }
 
 
 def processes_of(folder: Path) -> list[str]:
@@ -30,7 +35,9 @@ def processes_of(folder: Path) -> list[str]:
 def test_api_server_stores_objects(api_server: ControlPlane) -> None:
     with api.client(api_server.kubeconfig) as connection:
         version = connection.get("/version").json()
-        stored = api.apply(connection, "/api/v1/namespaces/default/configmaps/example", config_map("example"))
+        stored = api.apply(
+            connection, "/api/v1/namespaces/default/configmaps/example", config_map("example")
+        )
     assert version["gitVersion"].startswith("v1.36.")
     assert stored["metadata"]["uid"]
 
@@ -40,7 +47,12 @@ def test_garbage_collector_removes_dependents(control_plane: ControlPlane) -> No
     with api.client(control_plane.kubeconfig) as connection:
         owner = api.apply(connection, f"{path}/owner", config_map("owner"))
         child = config_map("child")
-        reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner["metadata"]["uid"]}
+        reference = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "name": "owner",
+            "uid": owner["metadata"]["uid"],
+        }
         child["metadata"] = {"name": "child", "ownerReferences": [reference]}
         api.apply(connection, f"{path}/child", child)
         connection.delete(f"{path}/owner").raise_for_status()
@@ -53,7 +65,11 @@ def test_audit_log_counts_writes_alone(control_plane: ControlPlane) -> None:
         api.apply(connection, path, config_map("audited"))
         connection.get(path).raise_for_status()
         connection.delete(path).raise_for_status()
-    events = [event for event in control_plane.audit_events() if event.get("objectRef", {}).get("name") == "audited"]
+    events = [
+        event
+        for event in control_plane.audit_events()
+        if event.get("objectRef", {}).get("name") == "audited"
+    ]
     assert [event["verb"] for event in events] == ["patch", "delete"]
     assert {event["user"]["username"] for event in events} == {"admin"}
 
@@ -75,7 +91,9 @@ def test_survives_a_crash_of_the_api_server_and_leaves_nothing() -> None:
     assert not folder.exists()
 
 
-def test_failed_start_leaves_nothing_and_shows_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_start_leaves_nothing_and_shows_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     plane = ControlPlane(extra_api_server_flags=("--no-such-flag",))

@@ -60,7 +60,9 @@ def test_kind_accepts_the_configuration(kind: Path, tmp_path: Path) -> None:
         (("kind.x-k8s.io/v1alpha4", "kind.x-k8s.io/v9"), "unknown apiVersion"),
     ],
 )
-def test_kind_refuses_a_wrong_one(kind: Path, tmp_path: Path, change: tuple[str, str], complaint: str) -> None:
+def test_kind_refuses_a_wrong_one(
+    kind: Path, tmp_path: Path, change: tuple[str, str], complaint: str
+) -> None:
     wrong = tmp_path / "cluster.yaml"
     wrong.write_text(CONFIG.read_text().replace(*change))
     done = create(kind, wrong, tmp_path)

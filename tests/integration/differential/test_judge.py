@@ -11,7 +11,7 @@ from tests.support import nullbackend
 from tests.support.differential import Differential, Repository, breaks, running
 from tests.support.differential.fuzz import campaign
 from tests.support.differential.good import add_model, good
-from triton_pipelines.render.judge import LIMITS, Rule
+from triton_pipelines.compile.validation import LIMITS, Rule
 
 pytestmark = pytest.mark.integration
 
@@ -45,30 +45,44 @@ def test_the_good_repository_is_accepted_and_loads(differential: Differential) -
 
 
 @pytest.mark.parametrize("broken", breaks.REFUSED, ids=str)
-def test_one_broken_rule_is_refused_by_both(differential: Differential, broken: breaks.Break) -> None:
+def test_one_broken_rule_is_refused_by_both(
+    differential: Differential, broken: breaks.Break
+) -> None:
     said, reasons = differential.outcome(_broken(broken))
-    assert {(violation.model, violation.rule) for violation in said} == {(broken.model, broken.rule)}, said
+    assert {(violation.model, violation.rule) for violation in said} == {
+        (broken.model, broken.rule)
+    }, said
     assert reasons[broken.model] is not None
 
 
 @pytest.mark.parametrize("broken", breaks.LIMITED, ids=str)
-def test_a_stated_limit_is_refused_by_the_judge_alone(differential: Differential, broken: breaks.Break) -> None:
+def test_a_stated_limit_is_refused_by_the_judge_alone(
+    differential: Differential, broken: breaks.Break
+) -> None:
     said, reasons = differential.outcome(_broken(broken))
-    assert {(violation.model, violation.rule) for violation in said} == {(broken.model, broken.rule)}, said
+    assert {(violation.model, violation.rule) for violation in said} == {
+        (broken.model, broken.rule)
+    }, said
     assert broken.rule in LIMITS
     assert reasons[broken.model] is None
 
 
 @pytest.mark.parametrize("broken", breaks.DEADLY, ids=str)
-def test_what_would_fill_up_the_machine_is_refused_without_asking(differential: Differential, broken: breaks.Break) -> None:
-    assert {(violation.model, violation.rule) for violation in differential.judged(_broken(broken))} == {(broken.model, broken.rule)}
+def test_what_would_fill_up_the_machine_is_refused_without_asking(
+    differential: Differential, broken: breaks.Break
+) -> None:
+    assert {
+        (violation.model, violation.rule) for violation in differential.judged(_broken(broken))
+    } == {(broken.model, broken.rule)}
 
 
 @pytest.mark.parametrize("broken", breaks.FATAL, ids=str)
 def test_what_ends_the_server_is_refused(tmp_path: Path, broken: breaks.Break) -> None:
     repository = _broken(broken)
     with running(tmp_path / "server") as alone:
-        assert {(violation.model, violation.rule) for violation in alone.judged(repository)} == {(broken.model, broken.rule)}
+        assert {(violation.model, violation.rule) for violation in alone.judged(repository)} == {
+            (broken.model, broken.rule)
+        }
         assert alone.alone(repository, broken.model) is not None
 
 
@@ -78,21 +92,31 @@ def test_resources_of_both_kinds_are_refused_by_a_server_that_limits_rates(tmp_p
     for mixed in (False, True):
         repository = Repository({})
         for name, everywhere in (("a", True), ("b", not mixed)):
-            add_model(name, f'backend: "null" {tensors} {group.format(str(everywhere).lower())}')(repository)
-        with running(tmp_path / f"server-{mixed}", extra_args=["--rate-limit=execution_count"], rate_limiting=True) as limited:
+            add_model(name, f'backend: "null" {tensors} {group.format(str(everywhere).lower())}')(
+                repository
+            )
+        with running(
+            tmp_path / f"server-{mixed}",
+            extra_args=["--rate-limit=execution_count"],
+            rate_limiting=True,
+        ) as limited:
             said, reasons = limited.outcome(repository)
         assert [violation.rule for violation in said] == ([Rule.RATE_LIMITER] if mixed else [])
         assert any(reasons.values()) is mixed
 
 
 def test_every_rule_is_broken_somewhere() -> None:
-    covered = {broken.rule for broken in (*breaks.REFUSED, *breaks.LIMITED, *breaks.FATAL, *breaks.DEADLY)}
+    covered = {
+        broken.rule for broken in (*breaks.REFUSED, *breaks.LIMITED, *breaks.FATAL, *breaks.DEADLY)
+    }
     assert covered | set(breaks.ELSEWHERE) == set(Rule)
     assert not covered & set(breaks.ELSEWHERE)
 
 
 @pytest.mark.timeout(300)
-def test_generated_repositories_agree(differential: Differential, record_property: Callable[[str, object], None]) -> None:
+def test_generated_repositories_agree(
+    differential: Differential, record_property: Callable[[str, object], None]
+) -> None:
     campaign(differential, number=_SEED, examples=_EXAMPLES)
     counts = differential.counts
     record_property("figures", f"{counts}; rules met: {', '.join(sorted(counts.rules))}")

@@ -22,16 +22,22 @@ def differential(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Different
         yield result
 
 
-@pytest.mark.parametrize("document", resources.samples(), ids=lambda document: str(document["metadata"]["name"]))
+@pytest.mark.parametrize(
+    "document", resources.samples(), ids=lambda document: str(document["metadata"]["name"])
+)
 def test_every_sample_loads(differential: Differential, document: resources.Document) -> None:
     tally = passages.Tally()
     passages.compare(differential, document, tally)
     newer = (document["spec"].get("ensemble") or {}).get("maxInflightRequests") is not None
-    assert (tally.loaded, tally.refused) == ((0, 1) if newer else (1, 0)), "a field of a newer Triton alone keeps a sample from loading here"
+    assert (tally.loaded, tally.refused) == ((0, 1) if newer else (1, 0)), (
+        "a field of a newer Triton alone keeps a sample from loading here"
+    )
 
 
 @pytest.mark.timeout(300)
-def test_generated_resources_agree(differential: Differential, record_property: Callable[[str, object], None]) -> None:
+def test_generated_resources_agree(
+    differential: Differential, record_property: Callable[[str, object], None]
+) -> None:
     tally = passages.campaign(differential, number=_SEED, examples=_EXAMPLES)
     record_property("figures", str(tally))
     assert tally.loads >= 300
@@ -39,10 +45,14 @@ def test_generated_resources_agree(differential: Differential, record_property: 
     assert tally.refused >= 20
 
 
-def test_a_renderer_that_breaks_a_rule_is_noticed(differential: Differential, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_renderer_that_breaks_a_rule_is_noticed(
+    differential: Differential, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = resources.through(dict(resources.samples()[0]))
     assert made.repository is not None
     next(iter(made.repository.configs.values())).max_batch_size = -1
     monkeypatch.setattr(passages, "through", lambda document: made)
-    with pytest.raises(DisagreementError, match=r"the product accepts, Triton refuses:\n.*must be non-negative"):
+    with pytest.raises(
+        DisagreementError, match=r"the product accepts, Triton refuses:\n.*must be non-negative"
+    ):
         passages.compare(differential, {}, passages.Tally())

@@ -22,14 +22,18 @@ PAGE = markdown.ROOT / "docs" / "user" / "own-code.md"
 
 def resource(name: str, folder: Path) -> Path:
     """A whole resource of the page as a file."""
-    (text,) = [fence.text for fence in markdown.fences(PAGE) if f"metadata: {{name: {name}}}" in fence.text]
+    (text,) = [
+        fence.text for fence in markdown.fences(PAGE) if f"metadata: {{name: {name}}}" in fence.text
+    ]
     file = folder / f"{name}.yaml"
     file.write_text(text, encoding="utf-8")
     return file
 
 
 def test_the_first_step(tmp_path: Path) -> None:
-    with served(resource("wordcount", tmp_path), *sample_sources(), log=tmp_path / "serve.log") as running:
+    with served(
+        resource("wordcount", tmp_path), *sample_sources(), log=tmp_path / "serve.log"
+    ) as running:
         client = Client(running)
         answer = client.ask({"TEXT": column("one two three", "", "four")})
         client.close()
@@ -46,7 +50,9 @@ def test_the_tokenizer(tmp_path: Path) -> None:
     sources = SourceMap.parse([f"s3://models/characters/={(tmp_path / 'source').as_uri()}/"])
     file = resource("characters", tmp_path)
     texts = column("abcx", "", "c" * 200)
-    with on_stand_ins(file, nullbackend.distribution(tmp_path / "backends"), sources, tmp_path / "pod") as (_, client):
+    with on_stand_ins(
+        file, nullbackend.distribution(tmp_path / "backends"), sources, tmp_path / "pod"
+    ) as (_, client):
         text = tritonclient.http.InferInput("TEXT", list(texts.shape), "BYTES")
         text.set_data_from_numpy(texts)
         tokens, answer = client.infer("tokenizer", [text]), client.infer("characters", [text])

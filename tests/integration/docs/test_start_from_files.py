@@ -19,7 +19,11 @@ pytestmark = pytest.mark.integration
 PAGE = markdown.ROOT / "docs/user/start-from-files.md"
 BIN = Path(sys.executable).parent
 ENVIRONMENT = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "110"}
-SHOWN = [fence for fence in markdown.fences(PAGE) if fence.language == "console" and fence.text.startswith("$ ")]
+SHOWN = [
+    fence
+    for fence in markdown.fences(PAGE)
+    if fence.language == "console" and fence.text.startswith("$ ")
+]
 
 
 def plain(text: str) -> str:
@@ -32,7 +36,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`topics/` of the quickstart, and the checkout's own folders."""
     place, built = tmp_path_factory.mktemp("start"), tree.build()
     (place / "topics").mkdir()
-    for name in ("s3/models/sentiment/model.onnx", "hub/sentence-transformers/all-MiniLM-L6-v2/tokenizer.json"):
+    for name in (
+        "s3/models/sentiment/model.onnx",
+        "hub/sentence-transformers/all-MiniLM-L6-v2/tokenizer.json",
+    ):
         (place / "topics" / Path(name).name).symlink_to(built / name)
     for name in ("tests", "manifests"):
         (place / name).symlink_to(markdown.ROOT / name)
@@ -40,7 +47,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(shlex.split(command), cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(
+        shlex.split(command),
+        cwd=folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
 
 
 def test_the_page_shows_both_commands() -> None:

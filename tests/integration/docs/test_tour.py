@@ -22,21 +22,40 @@ pytestmark = pytest.mark.integration
 BIN = Path(sys.executable).parent
 READY_SECONDS = 90.0
 ANY_PORTS = ("--port=0", "--grpc-port=0", "--metrics-port=0")
-ENVIRONMENT = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "110", "NO_PROXY": "127.0.0.1"}
+ENVIRONMENT = {
+    **os.environ,
+    "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    "COLUMNS": "110",
+    "NO_PROXY": "127.0.0.1",
+}
 
 
 @contextmanager
 def serving(log: Path, *command: str, cwd: Path = markdown.ROOT) -> Iterator[dict[str, str]]:
     """A command that serves a pipeline, once it announced its addresses: page's address → that of this run."""
-    with log.open("w") as output, subprocess.Popen(command, cwd=cwd, env=ENVIRONMENT, stdout=output, stderr=subprocess.STDOUT) as process:
+    with (
+        log.open("w") as output,
+        subprocess.Popen(
+            command, cwd=cwd, env=ENVIRONMENT, stdout=output, stderr=subprocess.STDOUT
+        ) as process,
+    ):
         try:
             tick, end, found = threading.Event(), time.monotonic() + READY_SECONDS, None
             while found is None:
                 assert process.poll() is None, f"ended:\n{log.read_text()}"
-                assert time.monotonic() < end, f"not served within {READY_SECONDS} s:\n{log.read_text()}"
+                assert time.monotonic() < end, (
+                    f"not served within {READY_SECONDS} s:\n{log.read_text()}"
+                )
                 tick.wait(0.2)
-                found = re.search(r"HTTP +http://[^:]+:(\d+).*gRPC +[^:]+:(\d+).*\n  metrics ", log.read_text(), re.DOTALL)
-            yield {"127.0.0.1:8000": f"127.0.0.1:{found[1]}", "127.0.0.1:8001": f"127.0.0.1:{found[2]}"}
+                found = re.search(
+                    r"HTTP +http://[^:]+:(\d+).*gRPC +[^:]+:(\d+).*\n  metrics ",
+                    log.read_text(),
+                    re.DOTALL,
+                )
+            yield {
+                "127.0.0.1:8000": f"127.0.0.1:{found[1]}",
+                "127.0.0.1:8001": f"127.0.0.1:{found[2]}",
+            }
         finally:
             process.terminate()
             process.wait(60)
@@ -46,7 +65,13 @@ def serving(log: Path, *command: str, cwd: Path = markdown.ROOT) -> Iterator[dic
 def sentiment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """What `make serve` starts."""
     with serving(
-        tmp_path_factory.mktemp("serve") / "log", sys.executable, "-m", "e2e.models", "serve", "manifests/samples/sentiment.yaml", *ANY_PORTS
+        tmp_path_factory.mktemp("serve") / "log",
+        sys.executable,
+        "-m",
+        "e2e.models",
+        "serve",
+        "manifests/samples/sentiment.yaml",
+        *ANY_PORTS,
     ) as ports:
         yield ports
 
@@ -62,7 +87,9 @@ TOUR = [
     fence
     for page in (markdown.ROOT / "README.md", markdown.ROOT / "docs/user/pipelines.md")
     for fence in markdown.fences(page)
-    if fence.language in ("bash", "python") and "127.0.0.1:8000" in fence.text and "kubectl" not in fence.text
+    if fence.language in ("bash", "python")
+    and "127.0.0.1:8000" in fence.text
+    and "kubectl" not in fence.text
 ]
 
 
@@ -72,8 +99,17 @@ def test_the_tour_is_found() -> None:
 
 @pytest.mark.parametrize("fence", TOUR, ids=str)
 def test_requests_are_answered(sentiment: dict[str, str], fence: markdown.Fence) -> None:
-    command = ["bash", "-euo", "pipefail", "-c"] if fence.language == "bash" else [sys.executable, "-c"]
-    done = subprocess.run([*command, with_ports(fence.text, sentiment)], env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=60)
+    command = (
+        ["bash", "-euo", "pipefail", "-c"] if fence.language == "bash" else [sys.executable, "-c"]
+    )
+    done = subprocess.run(
+        [*command, with_ports(fence.text, sentiment)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
     assert "positive" in done.stdout
     if "queue was endless" in fence.text:
@@ -81,7 +117,9 @@ def test_requests_are_answered(sentiment: dict[str, str], fence: markdown.Fence)
 
 
 BINARY = next(
-    fence for fence in markdown.fences(markdown.ROOT / "docs/user/quickstart.md") if fence.language == "bash" and "binary_data_size" in fence.text
+    fence
+    for fence in markdown.fences(markdown.ROOT / "docs/user/quickstart.md")
+    if fence.language == "bash" and "binary_data_size" in fence.text
 )
 
 
@@ -97,8 +135,23 @@ def shown(page: str, command: str, words: str = "") -> str:
 def test_the_table_is_the_one_of_the_readme(sentiment: dict[str, str]) -> None:
     texts = ["Best concert of my life.", "The queue was endless and the food cold."]
     url = with_ports("http://127.0.0.1:8000", sentiment)
-    command = [str(BIN / "tritonpipe"), "infer", "manifests/samples/sentiment.yaml", *texts, "--url", url]
-    done = subprocess.run(command, cwd=markdown.ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=60)
+    command = [
+        str(BIN / "tritonpipe"),
+        "infer",
+        "manifests/samples/sentiment.yaml",
+        *texts,
+        "--url",
+        url,
+    ]
+    done = subprocess.run(
+        command,
+        cwd=markdown.ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
     assert done.stdout.strip() == shown("README.md", "tritonpipe infer")
 
 
@@ -107,20 +160,44 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quickstart's working folder: `topics/` with the sample's files, and `topics.yaml` as the page has it."""
     place, built = tmp_path_factory.mktemp("quickstart"), tree.build()
     (place / "topics").mkdir()
-    for name in ("s3/models/sentiment/model.onnx", "hub/sentence-transformers/all-MiniLM-L6-v2/tokenizer.json"):
+    for name in (
+        "s3/models/sentiment/model.onnx",
+        "hub/sentence-transformers/all-MiniLM-L6-v2/tokenizer.json",
+    ):
         (place / "topics" / Path(name).name).symlink_to(built / name)
-    resource = next(fence.text for fence in markdown.fences(markdown.ROOT / "docs/user/quickstart.md") if "kind: InferencePipeline" in fence.text)
+    resource = next(
+        fence.text
+        for fence in markdown.fences(markdown.ROOT / "docs/user/quickstart.md")
+        if "kind: InferencePipeline" in fence.text
+    )
     (place / "topics.yaml").write_text(resource)
     return place
 
 
 def test_the_quickstart_corrects_its_guess_and_serves(folder: Path) -> None:
     tool = str(BIN / "tritonpipe")
-    serve = (tool, "serve", "topics.yaml", "--source-map", f"s3://models/=file://{folder}/", *ANY_PORTS)
-    valid = subprocess.run([tool, "validate", "topics.yaml"], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=60)
+    serve = (
+        tool,
+        "serve",
+        "topics.yaml",
+        "--source-map",
+        f"s3://models/=file://{folder}/",
+        *ANY_PORTS,
+    )
+    valid = subprocess.run(
+        [tool, "validate", "topics.yaml"],
+        cwd=folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
     assert valid.stdout.strip() == shown("docs/user/quickstart.md", "tritonpipe validate")
 
-    guess = subprocess.run(serve, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=90)
+    guess = subprocess.run(
+        serve, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=90
+    )
     assert guess.returncode == 1
     told = shown("docs/user/quickstart.md", "tritonpipe serve").removeprefix("…\n")
     assert told in guess.stderr
@@ -128,16 +205,42 @@ def test_the_quickstart_corrects_its_guess_and_serves(folder: Path) -> None:
     text = (folder / "topics.yaml").read_text()
     outputs = re.search(r"spec\.model\.outputs: (.*)", guess.stderr)
     assert outputs
-    text = re.sub(r"outputs:\n.*\n", f"outputs: {outputs[1]}\n", text).replace("[sports, politics, science]", "[complaint, praise]")
+    text = re.sub(r"outputs:\n.*\n", f"outputs: {outputs[1]}\n", text).replace(
+        "[sports, politics, science]", "[complaint, praise]"
+    )
     (folder / "topics.yaml").write_text(text)
     with serving(folder / "log", *serve, cwd=folder) as ports:
         url = with_ports("http://127.0.0.1:8000", ports)
-        asked = [tool, "infer", "topics.yaml", "Best concert of my life.", "The queue was endless.", "--url", url]
-        done = subprocess.run(asked, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=60)
+        asked = [
+            tool,
+            "infer",
+            "topics.yaml",
+            "Best concert of my life.",
+            "The queue was endless.",
+            "--url",
+            url,
+        ]
+        done = subprocess.run(
+            asked,
+            cwd=folder,
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
         sent = ["bash", "-euo", "pipefail", "-c", with_ports(BINARY.text, ports)]
-        binary = subprocess.run(sent, env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=60)
-    served = shown("docs/user/quickstart.md", "tritonpipe serve", "topics is served").partition("topics is served")[2].splitlines()
+        binary = subprocess.run(
+            sent, env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=60
+        )
+    served = (
+        shown("docs/user/quickstart.md", "tritonpipe serve", "topics is served")
+        .partition("topics is served")[2]
+        .splitlines()
+    )
     announced = (folder / "log").read_text()
-    assert [line for line in served[4:] if line not in announced] == []  # inputs, outputs, padding; ports are this run's
+    assert [
+        line for line in served[4:] if line not in announced
+    ] == []  # inputs, outputs, padding; ports are this run's
     assert "praise" in binary.stdout
     assert done.stdout.strip() == shown("docs/user/quickstart.md", "tritonpipe infer")

@@ -49,7 +49,13 @@ def sample(path: Path) -> dict[str, Any]:
 
 
 def kubectl_apply(server: ControlPlane, item: dict[str, Any], *flags: str) -> None:
-    command = [str(server.kubectl), f"--kubeconfig={server.kubeconfig}", "apply", *flags, "--filename=-"]
+    command = [
+        str(server.kubectl),
+        f"--kubeconfig={server.kubeconfig}",
+        "apply",
+        *flags,
+        "--filename=-",
+    ]
     subprocess.run(command, input=json.dumps(item), capture_output=True, text=True, check=True)
 
 
@@ -57,13 +63,29 @@ def as_operator(connection: httpx.Client, item: dict[str, Any]) -> None:
     """Writes a full status as the operator does: server-side apply of the status subresource by its own manager."""
     path = INFERENCE_PIPELINES.path(NAMESPACE, item["metadata"]["name"], "status")
     status = statuses.ready()["status"]
-    body = {"apiVersion": item["apiVersion"], "kind": item["kind"], "metadata": {"name": item["metadata"]["name"]}, "status": status}
+    body = {
+        "apiVersion": item["apiVersion"],
+        "kind": item["kind"],
+        "metadata": {"name": item["metadata"]["name"]},
+        "status": status,
+    }
     query = {"fieldManager": names.MANAGER_STATUS, "force": "true"}
-    connection.patch(path, params=query, headers={"Content-Type": "application/apply-patch+yaml"}, content=json.dumps(body)).raise_for_status()
+    connection.patch(
+        path,
+        params=query,
+        headers={"Content-Type": "application/apply-patch+yaml"},
+        content=json.dumps(body),
+    ).raise_for_status()
 
 
-@pytest.mark.parametrize("flags", [(), ("--server-side",), ("--server-side", "--field-manager=argocd-controller")], ids=["client", "server", "argo"])
-def test_reconciled_samples_show_no_difference(api_server: ControlPlane, connection: httpx.Client, flags: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "flags",
+    [(), ("--server-side",), ("--server-side", "--field-manager=argocd-controller")],
+    ids=["client", "server", "argo"],
+)
+def test_reconciled_samples_show_no_difference(
+    api_server: ControlPlane, connection: httpx.Client, flags: tuple[str, ...]
+) -> None:
     items = [sample(path) for path in SAMPLES]
     for item in items:
         item["metadata"]["name"] += f"-{len(flags)}"
@@ -73,20 +95,28 @@ def test_reconciled_samples_show_no_difference(api_server: ControlPlane, connect
     assert differences(api_server.kubeconfig, items).found() == {}
 
 
-def test_every_way_shows_what_somebody_changed(api_server: ControlPlane, connection: httpx.Client) -> None:
+def test_every_way_shows_what_somebody_changed(
+    api_server: ControlPlane, connection: httpx.Client
+) -> None:
     item = sample(ROOT / "manifests" / "samples" / "sentiment.yaml")
     item["metadata"]["name"] = "changed"
     item["spec"]["replicas"] = 2
     kubectl_apply(api_server, item)
     path = INFERENCE_PIPELINES.path(NAMESPACE, "changed")
-    patched = connection.patch(path, headers={"Content-Type": "application/merge-patch+json"}, content=json.dumps({"spec": {"replicas": 3}}))
+    patched = connection.patch(
+        path,
+        headers={"Content-Type": "application/merge-patch+json"},
+        content=json.dumps({"spec": {"replicas": 3}}),
+    )
     patched.raise_for_status()
     found = differences(api_server.kubeconfig, [item]).found()
     assert found.keys() == WAYS
     assert all("replicas" in text for text in found.values()), found
 
 
-def test_an_object_that_is_not_there_is_an_error(api_server: ControlPlane, connection: httpx.Client) -> None:
+def test_an_object_that_is_not_there_is_an_error(
+    api_server: ControlPlane, connection: httpx.Client
+) -> None:
     item = sample(ROOT / "manifests" / "samples" / "sentiment.yaml")
     item["metadata"]["name"] = "nowhere"
     with pytest.raises(RuntimeError, match="nowhere"):
@@ -94,7 +124,9 @@ def test_an_object_that_is_not_there_is_an_error(api_server: ControlPlane, conne
 
 
 @pytest.mark.parametrize("flags", [(), ("--server-side",)], ids=["client", "server"])
-def test_nobody_takes_a_new_resource_for_current(api_server: ControlPlane, connection: httpx.Client, flags: tuple[str, ...]) -> None:
+def test_nobody_takes_a_new_resource_for_current(
+    api_server: ControlPlane, connection: httpx.Client, flags: tuple[str, ...]
+) -> None:
     item = sample(ROOT / "manifests" / "samples" / "sentiment.yaml")
     item["metadata"]["name"] = f"new-{len(flags)}"
     kubectl_apply(api_server, item, *flags)

@@ -18,7 +18,7 @@ from tests.support.loops import Loop, loop_of
 from tests.support.worlds import World
 from triton_pipelines.api import names
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, resource_of
-from triton_pipelines.reconcile.plan import Plan
+from triton_pipelines.controllers.pipeline.plan import Plan
 
 pytestmark = pytest.mark.integration
 __all__ = ["connection"]
@@ -44,13 +44,18 @@ async def hour(loop: Loop) -> list[list[Plan]]:
     return parts
 
 
-def write(client: httpx.Client, item: dict[str, Any], manager: str, subresource: str = "") -> dict[str, Any]:
+def write(
+    client: httpx.Client, item: dict[str, Any], manager: str, subresource: str = ""
+) -> dict[str, Any]:
     """Server-side apply, as the operator writes."""
     metadata = item["metadata"]
     path = resource_of(item).path(NAMESPACE, metadata["name"], subresource or None)
     query = {"fieldManager": manager, "force": "true"}
     answer = client.patch(
-        path, params=query, headers={"Content-Type": "application/apply-patch+yaml"}, content=json.dumps(item, ensure_ascii=False).encode()
+        path,
+        params=query,
+        headers={"Content-Type": "application/apply-patch+yaml"},
+        content=json.dumps(item, ensure_ascii=False).encode(),
     )
     answer.raise_for_status()
     found: dict[str, Any] = answer.json()
@@ -63,24 +68,40 @@ def replay(client: httpx.Client, plans: list[Plan], name: str) -> None:
         for item in decided.apply:
             write(client, item, names.MANAGER_CHILDREN)
         if decided.status is not None:
-            body = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": name}, "status": decided.status}
+            body = {
+                "apiVersion": names.API_VERSION,
+                "kind": names.KIND,
+                "metadata": {"name": name},
+                "status": decided.status,
+            }
             write(client, body, names.MANAGER_STATUS, "status")
 
 
 @pytest.fixture
-async def scaled(monkeypatch: pytest.MonkeyPatch) -> tuple[World, list[Deployed], Loop, list[list[Plan]]]:
+async def scaled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[World, list[Deployed], Loop, list[list[Plan]]]:
     """The world after its hour, what was deployed before it, and the writes of each third of it."""
-    changes: dict[str, Any] = {"tokenizer": {"instances": {"initial": 1, "min": 1, "max": 8}}, "scaling": {"scaleDown": {"stabilizationSeconds": 60}}}
+    changes: dict[str, Any] = {
+        "tokenizer": {"instances": {"initial": 1, "min": 1, "max": 8}},
+        "scaling": {"scaleDown": {"stabilizationSeconds": 60}},
+    }
     document = builders.document(**changes)
     document["metadata"] |= {"name": "hour", "namespace": NAMESPACE}
     world = World(document, rendered={}).settle()
-    deployed = [copy.deepcopy(item) for item in world.children.values() if item["kind"] in ("Deployment", "Service")]
+    deployed = [
+        copy.deepcopy(item)
+        for item in world.children.values()
+        if item["kind"] in ("Deployment", "Service")
+    ]
     loop = loop_of(monkeypatch, world)
     return world, deployed, loop, await hour(loop)
 
 
 def test_an_hour_of_scaling_shows_no_tool_a_difference(
-    api_server: ControlPlane, connection: httpx.Client, scaled: tuple[World, list[Deployed], Loop, list[list[Plan]]]
+    api_server: ControlPlane,
+    connection: httpx.Client,
+    scaled: tuple[World, list[Deployed], Loop, list[list[Plan]]],
 ) -> None:
     world, deployed, loop, parts = scaled
     manifest = {key: copy.deepcopy(world.document[key]) for key in ("apiVersion", "kind", "spec")}
@@ -88,7 +109,11 @@ def test_an_hour_of_scaling_shows_no_tool_a_difference(
     kubectl_apply(api_server, manifest, "--server-side", "--field-manager=argocd-controller")
     for item in deployed:
         bare = {key: item[key] for key in ("apiVersion", "kind", "spec")}
-        write(connection, bare | {"metadata": {"name": item["metadata"]["name"], "namespace": NAMESPACE}}, names.MANAGER_CHILDREN)
+        write(
+            connection,
+            bare | {"metadata": {"name": item["metadata"]["name"], "namespace": NAMESPACE}},
+            names.MANAGER_CHILDREN,
+        )
     deployment = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/hour"
     generation = connection.get(deployment).json()["metadata"]["generation"]
 
@@ -97,7 +122,9 @@ def test_an_hour_of_scaling_shows_no_tool_a_difference(
     assert len(loop.tritons.loads) >= 8
     # A change is told, live figures are not: at most one status a minute beside the changes (two passes each: intent, then what came of it).
     assert len(writes) <= HOUR_SECONDS / 60 + 3 * len(loop.tritons.loads)
-    assert {item["kind"] for part in parts for decided in part for item in decided.apply} == {"ConfigMap"}
+    assert {item["kind"] for part in parts for decided in part for item in decided.apply} == {
+        "ConfigMap"
+    }
     for part in parts:
         replay(connection, part, "hour")
         assert differences(api_server.kubeconfig, [manifest]).found() == {}

@@ -24,7 +24,9 @@ EXPECTED: list[tuple[Callable[[], dict[str, Any]], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("story", "expected"), EXPECTED, ids=[story.__name__ for story, _ in EXPECTED])
+@pytest.mark.parametrize(
+    ("story", "expected"), EXPECTED, ids=[story.__name__ for story, _ in EXPECTED]
+)
 def test_status_is_read_as_meant(story: Callable[[], dict[str, Any]], expected: str) -> None:
     item = story()
     (verdict,) = verdicts([item])
@@ -33,11 +35,16 @@ def test_status_is_read_as_meant(story: Callable[[], dict[str, Any]], expected: 
 
 def test_message_is_the_operators_own() -> None:
     item = statuses.failed_rollout()
-    (stalled,) = (condition for condition in item["status"]["conditions"] if condition["type"] == "Stalled")
+    (stalled,) = (
+        condition for condition in item["status"]["conditions"] if condition["type"] == "Stalled"
+    )
     assert verdicts([item]) == [Verdict("Failed", stalled["message"])]
 
 
 def test_objects_are_judged_in_order_and_bad_input_is_an_error() -> None:
-    assert [verdict.status for verdict in verdicts([statuses.ready(), statuses.starting()])] == ["Current", "InProgress"]
+    assert [verdict.status for verdict in verdicts([statuses.ready(), statuses.starting()])] == [
+        "Current",
+        "InProgress",
+    ]
     with pytest.raises(RuntimeError, match="error:"):
         verdicts([{"kind": "NoApiVersion", "metadata": 3}])

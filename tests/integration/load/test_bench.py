@@ -23,12 +23,20 @@ from tests.support import pipelines
 from tests.support.serving import SAMPLES, TRITONPIPE, sample_sources
 from tests.support.serving import run as command
 from tests.support.triton import triton_server
-from triton_pipelines.cli.failure import Failure
+from triton_pipelines.cli.errors import Failure
 from triton_pipelines.cli.main import app
-from triton_pipelines.load import LoadError, LoadSpec, Protocol, Target, blocking, run, summarise
-from triton_pipelines.load.statistics import read
-from triton_pipelines.load.texts import Lengths, texts
-from triton_pipelines.triton.local import LocalTriton
+from triton_pipelines.tools.loadgen import (
+    LoadError,
+    LoadSpec,
+    Protocol,
+    Target,
+    blocking,
+    run,
+    summarise,
+)
+from triton_pipelines.tools.loadgen.texts import Lengths, texts
+from triton_pipelines.tools.loadgen.triton_statistics import read
+from triton_pipelines.triton.local_server import LocalTriton
 
 pytestmark = pytest.mark.integration
 SHORT = ("--duration=0.3", "--warmup=0.1", "--runs=1")
@@ -44,7 +52,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
 
 def target(server: LocalTriton, protocol: Protocol, rows: int = 1) -> Target:
     inputs = [{"TEXT": np.array([[b"a b"], [b"b"], [b"c a b"]][:rows], dtype=np.object_)}]
-    return Target(server.http_url if protocol is Protocol.HTTP else server.grpc_address, pipelines.ENSEMBLE, inputs, protocol)
+    return Target(
+        server.http_url if protocol is Protocol.HTTP else server.grpc_address,
+        pipelines.ENSEMBLE,
+        inputs,
+        protocol,
+    )
 
 
 def url(server: LocalTriton) -> str:
@@ -66,23 +79,40 @@ def bench(*arguments: str, columns: str = "400") -> Result:
 
 
 @pytest.mark.parametrize("protocol", list(Protocol))
-async def test_every_request_of_a_load_is_in_tritons_own_count(server: LocalTriton, protocol: Protocol) -> None:
+async def test_every_request_of_a_load_is_in_tritons_own_count(
+    server: LocalTriton, protocol: Protocol
+) -> None:
     before = await read(target(server, protocol))
-    result = await run(target(server, protocol, rows=3), LoadSpec(concurrency=4, duration_s=0.6, warmup_s=0.2))
+    result = await run(
+        target(server, protocol, rows=3), LoadSpec(concurrency=4, duration_s=0.6, warmup_s=0.2)
+    )
     after = await read(target(server, protocol))
     assert set(result.error.tolist()) == {-1}
-    assert after[pipelines.ENSEMBLE].counts["success"] - before[pipelines.ENSEMBLE].counts["success"] == len(result.end)
+    assert after[pipelines.ENSEMBLE].counts["success"] - before[pipelines.ENSEMBLE].counts[
+        "success"
+    ] == len(result.end)
     assert after[pipelines.TOKENIZER].rows - before[pipelines.TOKENIZER].rows == 3 * len(result.end)
 
 
 @pytest.mark.parametrize("protocol", list(Protocol))
 def test_steps_are_those_of_the_measured_time(server: LocalTriton, protocol: Protocol) -> None:
-    summary = summarise(blocking(target(server, protocol), LoadSpec(rate=200, duration_s=0.9, warmup_s=0.3)))
-    assert set(summary.steps) == {pipelines.ENSEMBLE, pipelines.TOKENIZER, pipelines.MODEL, pipelines.POSTPROCESS}
+    summary = summarise(
+        blocking(target(server, protocol), LoadSpec(rate=200, duration_s=0.9, warmup_s=0.3))
+    )
+    assert set(summary.steps) == {
+        pipelines.ENSEMBLE,
+        pipelines.TOKENIZER,
+        pipelines.MODEL,
+        pipelines.POSTPROCESS,
+    }
     ensemble, tokenizer = summary.steps[pipelines.ENSEMBLE], summary.steps[pipelines.TOKENIZER]
     # Looks are taken a little after the bounds of the windows: a fifth of 180 requests is allowed for it.
     assert tokenizer.requests == pytest.approx(summary.requests, rel=0.2)
-    assert tokenizer.executions <= tokenizer.rows == sum(rows * count for rows, count in tokenizer.batches.items())
+    assert (
+        tokenizer.executions
+        <= tokenizer.rows
+        == sum(rows * count for rows, count in tokenizer.batches.items())
+    )
     # A request is longer under way for its client than in Triton, and in the ensemble than in one step.
     assert tokenizer.queue_s + tokenizer.compute_s <= ensemble.request_s <= summary.mean_s
     assert 0 < tokenizer.busy < 2
@@ -99,13 +129,20 @@ async def test_what_the_server_refuses_is_counted_by_its_own_words(server: Local
 
 async def test_a_server_without_grpc_there_is_one_message(server: LocalTriton) -> None:
     with pytest.raises(LoadError, match=r"cannot be reached over gRPC within 0.5 s"):
-        await run(Target("127.0.0.1:9", "m", target(server, Protocol.GRPC).requests, Protocol.GRPC), LoadSpec(concurrency=1, timeout_s=0.5))
+        await run(
+            Target("127.0.0.1:9", "m", target(server, Protocol.GRPC).requests, Protocol.GRPC),
+            LoadSpec(concurrency=1, timeout_s=0.5),
+        )
 
 
 @pytest.mark.parametrize("protocol", list(Protocol))
 def test_bench_prints_json(server: LocalTriton, tmp_path: Path, protocol: Protocol) -> None:
     data, plot = tmp_path / "data.json", tmp_path / "curve.svg"
-    data.write_text(json.dumps({"data": [{"TEXT": ["a text"]}, {"TEXT": {"content": ["another"], "shape": [1]}}]}))
+    data.write_text(
+        json.dumps(
+            {"data": [{"TEXT": ["a text"]}, {"TEXT": {"content": ["another"], "shape": [1]}}]}
+        )
+    )
     options = (
         f"--texts={data}",
         "--concurrency=1,4",
@@ -120,7 +157,11 @@ def test_bench_prints_json(server: LocalTriton, tmp_path: Path, protocol: Protoc
         document: dict[str, Any] = json.loads(done.stdout)
     else:
         document = json.loads(bench(url(server), *options, "--output=json").stdout)
-    assert [point["load"] for point in document["points"]] == [{"concurrency": 1}, {"concurrency": 4}, {"rate": 50, "arrivals": "poisson"}]
+    assert [point["load"] for point in document["points"]] == [
+        {"concurrency": 1},
+        {"concurrency": 4},
+        {"rate": 50, "arrivals": "poisson"},
+    ]
     for point in document["points"]:
         (only,) = point["runs"]
         assert only["failed"] == 0
@@ -132,7 +173,13 @@ def test_bench_prints_json(server: LocalTriton, tmp_path: Path, protocol: Protoc
 
 def test_bench_prints_a_table_and_a_csv_with_the_baselines(server: LocalTriton) -> None:
     done = bench(url(server), "--concurrency=2", "--rows=4", columns="110")
-    for words in ("one by one", "one client, 4 rows a request", "concurrency 2", "where the time goes at", *(pipelines.TOKENIZER, pipelines.MODEL)):
+    for words in (
+        "one by one",
+        "one client, 4 rows a request",
+        "concurrency 2",
+        "where the time goes at",
+        *(pipelines.TOKENIZER, pipelines.MODEL),
+    ):
         assert words in done.stdout
     done = bench(url(server), "--rate=40", "--arrivals=constant", "--output=csv")
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
@@ -143,17 +190,30 @@ def test_bench_prints_a_table_and_a_csv_with_the_baselines(server: LocalTriton) 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("http://127.0.0.1:9/v2/models/m",), 3, "http://127.0.0.1:9/v2/models/m cannot be reached"),
+        (
+            ("http://127.0.0.1:9/v2/models/m",),
+            3,
+            "http://127.0.0.1:9/v2/models/m cannot be reached",
+        ),
         (("URL", "--input=NONE=1"), 2, "--input NONE=1: write NAME=…"),
         (("URL", "--texts=/none.txt"), 2, "--texts /none.txt: cannot be read"),
         (("URL", "--plot=curve.png"), 2, "--plot curve.png: is written as SVG; name it curve.svg"),
         (("URL", "--concurrency=0"), 2, "--concurrency 0"),
-        (("URL", "--protocol=grpc", "--grpc-address=127.0.0.1:9", "--timeout=0.5"), 3, "127.0.0.1:9 cannot be reached over gRPC"),
+        (
+            ("URL", "--protocol=grpc", "--grpc-address=127.0.0.1:9", "--timeout=0.5"),
+            3,
+            "127.0.0.1:9 cannot be reached over gRPC",
+        ),
         (("FILE", "--grpc-address=127.0.0.1:9"), 2, "--grpc-address: goes with a URL"),
     ],
 )
-def test_what_is_wrong_is_one_message(server: LocalTriton, arguments: tuple[str, ...], code: int, message: str) -> None:
-    words = [{"URL": url(server), "FILE": "manifests/samples/sentiment.yaml"}.get(word, word) for word in arguments]
+def test_what_is_wrong_is_one_message(
+    server: LocalTriton, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    words = [
+        {"URL": url(server), "FILE": "manifests/samples/sentiment.yaml"}.get(word, word)
+        for word in arguments
+    ]
     with pytest.raises(Failure) as caught:
         bench(*words)
     assert message in str(caught.value)
@@ -175,12 +235,27 @@ def as_in_the_foreground() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_the_load_and_the_server_that_it_started(number: signal.Signals, tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_load_and_the_server_that_it_started(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     log = tmp_path / "triton.log"
-    options = ("--concurrency=1", "--no-baseline", "--duration=0.3", "--warmup=0", f"--log={log}", *sample_sources())
+    options = (
+        "--concurrency=1",
+        "--no-baseline",
+        "--duration=0.3",
+        "--warmup=0",
+        f"--log={log}",
+        *sample_sources(),
+    )
     file = str(SAMPLES / "sentiment.yaml")
     command = [*TRITONPIPE, "bench", file, *options, "--runs=100"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, preexec_fn=as_in_the_foreground) as process:
+    with subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=as_in_the_foreground,
+    ) as process:
         assert process.stderr is not None
         said = [next(line for line in process.stderr if line.startswith("run 1 of 100"))]
         process.send_signal(number)

@@ -14,7 +14,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from e2e.load.prepared import prepared_load, request_of
-from triton_pipelines.load.grpc import METHOD
+from triton_pipelines.tools.loadgen.grpc_client import METHOD
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 DEADLINE = 60.0
@@ -52,7 +52,9 @@ def server() -> Iterator[Server]:
 
     class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
         def service(self, call: Any) -> Any:
-            return grpc.unary_unary_rpc_method_handler(made.answer) if call.method == METHOD else None
+            return (
+                grpc.unary_unary_rpc_method_handler(made.answer) if call.method == METHOD else None
+            )
 
     running = grpc.server(futures.ThreadPoolExecutor(64), handlers=(Handler(),))
     made.port = running.add_insecure_port("127.0.0.1:0")
@@ -83,7 +85,11 @@ def test_open_loop_does_not_wait_for_answers(server: Server) -> None:
     assert all(answer.seconds >= server.delay for answer in load.answers)
     assert len(load.answers) == len(server.seen), "what is under way at the end is waited for"
     sent = service_pb2.ModelInferRequest.FromString(server.seen[0])
-    assert (sent.model_name, sent.inputs[0].name, list(sent.inputs[0].shape)) == ("documents", "TEXT", [2, 1])
+    assert (sent.model_name, sent.inputs[0].name, list(sent.inputs[0].shape)) == (
+        "documents",
+        "TEXT",
+        [2, 1],
+    )
     assert sent.raw_input_contents[0] == b"\3\0\0\0one\3\0\0\0two"
 
 
@@ -114,5 +120,8 @@ def test_refusals_are_told(server: Server) -> None:
 
 
 def test_an_open_loop_needs_a_rate(server: Server) -> None:
-    with prepared_load(f"127.0.0.1:{server.port}", [b"a"]) as load, pytest.raises(ValueError, match="finite"):
+    with (
+        prepared_load(f"127.0.0.1:{server.port}", [b"a"]) as load,
+        pytest.raises(ValueError, match="finite"),
+    ):
         load.rate(float("inf"))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bench.rivals import OURS, PLAINLY, WELL, measured, refuse_different, targets
-from triton_pipelines.load import Target
+from triton_pipelines.tools.loadgen import Target
 
 pytestmark = pytest.mark.integration
 
@@ -34,7 +34,9 @@ def test_all_ways_carry_load(ways: Mapping[str, Target]) -> None:
     assert "tokenizer" in results[OURS].load.runs[0].steps
 
 
-def test_a_way_with_another_answer_is_refused(ways: Mapping[str, Target], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_way_with_another_answer_is_refused(
+    ways: Mapping[str, Target], monkeypatch: pytest.MonkeyPatch
+) -> None:
     refuse_different(ways, ["a text", "one more of them"])
     seen = httpx.Response.json
     # A service whose answer is off by one in one place.

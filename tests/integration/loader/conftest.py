@@ -28,7 +28,12 @@ if TYPE_CHECKING:
     from tests.integration.loader.faulty import Faulty
 
 ROOT = Path(__file__).parents[3]
-SECRETS = ("s3cret-token-41d8", "s3cret-pass/word+9f00", "AKIATESTKEYID0001", "s3cret-access-key-77aa")
+SECRETS = (
+    "s3cret-token-41d8",
+    "s3cret-pass/word+9f00",
+    "AKIATESTKEYID0001",
+    "s3cret-access-key-77aa",
+)
 """Every credential that a test presents; none may show in any output."""
 
 
@@ -47,11 +52,15 @@ class Pod:
 
     def plan(self, *fetch: PlanFetch, revision: str = "4f1d00", **rest: Any) -> LoadPlan:
         """Write ``plan.json`` (and files) as the operator's ConfigMap would be mounted."""
-        plan = LoadPlan(pipeline="sentiment", namespace="default", revision=revision, fetch=fetch, **rest)
+        plan = LoadPlan(
+            pipeline="sentiment", namespace="default", revision=revision, fetch=fetch, **rest
+        )
         (self.options.revision / "plan.json").write_text(plan.to_json())
         return plan
 
-    def resolved(self, key: str, revision: str | None, sha256: str | None, of: str = "4f1d00") -> None:
+    def resolved(
+        self, key: str, revision: str | None, sha256: str | None, of: str = "4f1d00"
+    ) -> None:
         """Write what a source (``STEP`` or ``STEP.SLOT``) was at the first load."""
         content = {of: {key: {"revision": revision, "sha256": sha256}}}
         (self.options.live / "resolved.json").write_text(json.dumps(content))
@@ -76,7 +85,11 @@ class Pod:
     def recorded(self) -> None:
         """Write what the last load reported, as the operator does."""
         report = self.report()
-        content = {report.revision: {key: item.model_dump(mode="json") for key, item in resolution(report).items()}}
+        content = {
+            report.revision: {
+                key: item.model_dump(mode="json") for key, item in resolution(report).items()
+            }
+        }
         (self.options.live / "resolved.json").write_text(json.dumps(content))
 
     def another(self) -> None:
@@ -85,7 +98,9 @@ class Pod:
 
     def tree(self) -> list[str]:
         """All files of the model repository."""
-        return sorted(str(path.relative_to(self.models)) for path in self.models.rglob("*") if path.is_file())
+        return sorted(
+            str(path.relative_to(self.models)) for path in self.models.rglob("*") if path.is_file()
+        )
 
     def load(self) -> tuple[int, LoadReport]:
         """Run the loader in this process; its log is added to ``output``."""
@@ -103,11 +118,30 @@ class Pod:
 
     def start(self, *extra: str) -> subprocess.Popen[str]:
         """Run the loader as a process of its own."""
-        names = ("revision", "live", "root", "credentials", "ca", "configmaps", "claims", "termination")
+        names = (
+            "revision",
+            "live",
+            "root",
+            "credentials",
+            "ca",
+            "configmaps",
+            "claims",
+            "termination",
+        )
         arguments = [f"--{name}={getattr(self.options, name)}" for name in names]
-        rules = [f"--source-map={prefix}={target}" for prefix, target in self.options.source_map.rules]
+        rules = [
+            f"--source-map={prefix}={target}" for prefix, target in self.options.source_map.rules
+        ]
         process = subprocess.Popen(
-            [sys.executable, "-m", "triton_pipelines.loader", *arguments, *rules, "--retry-delay=0.01", *extra],
+            [
+                sys.executable,
+                "-m",
+                "triton_pipelines.loader",
+                *arguments,
+                *rules,
+                "--retry-delay=0.01",
+                *extra,
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -131,13 +165,19 @@ class Pod:
 @pytest.fixture
 def pod(tmp_path: Path) -> Iterator[Pod]:
     """A pod whose mounts are empty; credentials are looked for in all its output at the end of each test."""
-    folders = {name: tmp_path / name for name in ("revision", "live", "credentials", "ca", "configmaps", "claims")}
+    folders = {
+        name: tmp_path / name
+        for name in ("revision", "live", "credentials", "ca", "configmaps", "claims")
+    }
     for folder in folders.values():
         folder.mkdir()
     termination = tmp_path / "termination-log"
     termination.touch()
     retry = RetryPolicy(attempts=4, first_delay=0.01, longest_delay=0.02)
-    made = Pod(tmp_path, LoadOptions(root=tmp_path / "tritonpipe", termination=termination, retry=retry, **folders))
+    made = Pod(
+        tmp_path,
+        LoadOptions(root=tmp_path / "tritonpipe", termination=termination, retry=retry, **folders),
+    )
     yield made
     for process in made.processes:
         process.kill()
@@ -152,7 +192,9 @@ def authority() -> Authority:
 
 
 @pytest.fixture(scope="session")
-def server_files(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def server_files(
+    authority: Authority, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
     """Certificate and key of a server on 127.0.0.1 under that CA."""
     identity = authority.server("loopback", ["127.0.0.1", "localhost"])
     folder = tmp_path_factory.mktemp("tls")

@@ -45,11 +45,15 @@ class Faulty:
         return answer
 
     def status(self, code: int, **headers: str) -> Callable[[Request], Response]:
-        return lambda _: Response(code, {key.replace("_", "-"): value for key, value in headers.items()})
+        return lambda _: Response(
+            code, {key.replace("_", "-"): value for key, value in headers.items()}
+        )
 
 
 def item(url: str, **rest: object) -> PlanFetch:
-    return PlanFetch(**{"step": "model", "uri": url, "target": "model/1/model.bin", "ca": True, **rest})  # type: ignore[arg-type]
+    return PlanFetch(
+        **{"step": "model", "uri": url, "target": "model/1/model.bin", "ca": True, **rest}
+    )  # type: ignore[arg-type]
 
 
 def fetched(pod: Pod) -> bytes:

@@ -43,11 +43,15 @@ class Gateway:
 
     def bucket(self, name: str) -> S3Store:
         (self.folder / name).mkdir(exist_ok=True)
-        return s3_store(name, endpoint=self.url, region=None, keys=(ACCESS, SECRET, None), ca=self.ca)
+        return s3_store(
+            name, endpoint=self.url, region=None, keys=(ACCESS, SECRET, None), ca=self.ca
+        )
 
 
 @pytest.fixture(scope="module")
-def gateway(authority: Authority, server_files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+def gateway(
+    authority: Authority, server_files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gateway]:
     folder = tmp_path_factory.mktemp("s3")
     for name in ("data", "versions"):
         (folder / name).mkdir()
@@ -56,7 +60,15 @@ def gateway(authority: Authority, server_files: tuple[Path, Path], tmp_path_fact
     with reserved_ports(1) as (port,):
         pass
     certificate, key = server_files
-    command = [str(binaries.path_of("versitygw")), "--port", f"127.0.0.1:{port}", "--cert", str(certificate), "--key", str(key)]
+    command = [
+        str(binaries.path_of("versitygw")),
+        "--port",
+        f"127.0.0.1:{port}",
+        "--cert",
+        str(certificate),
+        "--key",
+        str(key),
+    ]
     environment = {"ROOT_ACCESS_KEY": ACCESS, "ROOT_SECRET_KEY": SECRET}
     whole = [*command, "posix", "--versioning-dir", str(folder / "versions"), str(folder / "data")]
     url = f"https://127.0.0.1:{port}"
@@ -73,7 +85,14 @@ def keyed(pod: Pod, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> Po
 
 
 def item(gateway: Gateway, uri: str, **rest: object) -> PlanFetch:
-    defaults = {"step": "model", "uri": uri, "target": "model/1/model.bin", "ca": True, "credentials": True, "endpoint": gateway.url}
+    defaults = {
+        "step": "model",
+        "uri": uri,
+        "target": "model/1/model.bin",
+        "ca": True,
+        "credentials": True,
+        "endpoint": gateway.url,
+    }
     return PlanFetch(**{**defaults, **rest})  # type: ignore[arg-type]
 
 
@@ -96,7 +115,9 @@ def test_the_endpoint_of_a_source_map(keyed: Pod, gateway: Gateway) -> None:
     assert (keyed.models / "model/1/model.bin").read_bytes() == b"weights"
 
 
-def test_the_identity_of_the_environment_without_a_secret(pod: Pod, gateway: Gateway, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_identity_of_the_environment_without_a_secret(
+    pod: Pod, gateway: Gateway, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
     obstore.put(gateway.bucket("models"), "ambient.bin", b"weights")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
@@ -106,19 +127,31 @@ def test_the_identity_of_the_environment_without_a_secret(pod: Pod, gateway: Gat
     assert pod.load()[0] == 0, pod.output
     assert (pod.models / "model/1/model.bin").read_bytes() == b"weights"
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
-    pod.plan(item(gateway, "s3://models/ambient.bin", credentials=False, target="model/1/again.bin"))
+    pod.plan(
+        item(gateway, "s3://models/ambient.bin", credentials=False, target="model/1/again.bin")
+    )
     code, report = pod.load()
     assert code == 2
     assert "the pod's own identity may not read ambient.bin" in report.findings[0].message
 
 
-def test_a_tokenizer_folder(keyed: Pod, gateway: Gateway, minilm: Path, authority: Authority) -> None:
+def test_a_tokenizer_folder(
+    keyed: Pod, gateway: Gateway, minilm: Path, authority: Authority
+) -> None:
     store = gateway.bucket("models")
     for name in ("vocab.txt", "tokenizer_config.json"):
         obstore.put(store, f"bert/{name}", (minilm / name).read_bytes())
     keyed.secret("tokenizer", accessKeyId=ACCESS, secretAccessKey=SECRET)
     keyed.trust("tokenizer", authority.identity)
-    keyed.plan(item(gateway, "s3://models/bert", step="tokenizer", kind=FetchKind.TOKENIZER, target="tokenizer/1/tokenizer.json"))
+    keyed.plan(
+        item(
+            gateway,
+            "s3://models/bert",
+            step="tokenizer",
+            kind=FetchKind.TOKENIZER,
+            target="tokenizer/1/tokenizer.json",
+        )
+    )
     code, _ = keyed.load()
     assert code == 0, keyed.output
     assert (keyed.models / "tokenizer/1/tokenizer.json").exists()
@@ -129,10 +162,16 @@ def test_a_tokenizer_folder(keyed: Pod, gateway: Gateway, minilm: Path, authorit
     [
         ("s3://models/nope.bin", SECRET, "has no object nope.bin: check bucket, key and revision"),
         ("s3://nobucket/nope.bin", SECRET, "check bucket, key and revision"),
-        ("s3://models/nope.bin", "wrong-s3cret-pass/word+9f00", "the secret of source.secretRef may not read nope.bin"),
+        (
+            "s3://models/nope.bin",
+            "wrong-s3cret-pass/word+9f00",
+            "the secret of source.secretRef may not read nope.bin",
+        ),
     ],
 )
-def test_refusals_are_final_and_clear(keyed: Pod, gateway: Gateway, uri: str, secret: str, says: str) -> None:
+def test_refusals_are_final_and_clear(
+    keyed: Pod, gateway: Gateway, uri: str, secret: str, says: str
+) -> None:
     gateway.bucket("models")
     keyed.secret("model", secretAccessKey=secret)
     keyed.plan(item(gateway, uri))
@@ -249,8 +288,24 @@ def test_versions_are_recorded_and_fetched_again(keyed: Pod, gateway: Gateway) -
 def _enable_versioning(gateway: Gateway, bucket: str) -> None:
     body = b'<VersioningConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Status>Enabled</Status></VersioningConfiguration>'
     # curl signs AWS requests, so that no second S3 client is needed for one call.
-    command = ["curl", "-sSf", "--cacert", str(gateway.ca), "--aws-sigv4", "aws:amz:us-east-1:s3", "--config", "-", "-X", "PUT"]
-    headers = ["-H", f"x-amz-content-sha256: {hashlib.sha256(body).hexdigest()}", "-H", "Content-Type: application/xml"]
+    command = [
+        "curl",
+        "-sSf",
+        "--cacert",
+        str(gateway.ca),
+        "--aws-sigv4",
+        "aws:amz:us-east-1:s3",
+        "--config",
+        "-",
+        "-X",
+        "PUT",
+    ]
+    headers = [
+        "-H",
+        f"x-amz-content-sha256: {hashlib.sha256(body).hexdigest()}",
+        "-H",
+        "Content-Type: application/xml",
+    ]
     subprocess.run(
         [*command, *headers, "--data-binary", body.decode(), f"{gateway.url}/{bucket}?versioning="],
         input=f'user = "{ACCESS}:{SECRET}"\n'.encode(),
@@ -284,9 +339,16 @@ def _wait_for_part(pod: Pod) -> Path:
 
 def test_versions_below_a_key_and_their_listing(keyed: Pod, gateway: Gateway) -> None:
     store = gateway.bucket("models")
-    for name in ("served/1/model.bin", "served/2/model.bin", "served/2/data/w.bin", "served/labels.txt"):
+    for name in (
+        "served/1/model.bin",
+        "served/2/model.bin",
+        "served/2/data/w.bin",
+        "served/labels.txt",
+    ):
         obstore.put(store, name, name.encode())
-    keyed.plan(item(gateway, "s3://models/served/", kind=FetchKind.MODEL, file="model.bin", target="bert"))
+    keyed.plan(
+        item(gateway, "s3://models/served/", kind=FetchKind.MODEL, file="model.bin", target="bert")
+    )
     code, report = keyed.load()
     assert code == 0, keyed.output
     assert keyed.tree() == ["bert/2/data/w.bin", "bert/2/model.bin"]
@@ -302,7 +364,16 @@ def test_versions_below_a_key_and_their_listing(keyed: Pod, gateway: Gateway) ->
     keyed.another()
     code, report = keyed.load()
     assert (code, report.findings[0].reason) == (2, Reason.SOURCE_CHANGED), keyed.output
-    keyed.plan(item(gateway, "s3://models/served", path="2/data", kind=FetchKind.FOLDER, target="bert/1/data"), revision="other")
+    keyed.plan(
+        item(
+            gateway,
+            "s3://models/served",
+            path="2/data",
+            kind=FetchKind.FOLDER,
+            target="bert/1/data",
+        ),
+        revision="other",
+    )
     keyed.another()
     assert keyed.load()[0] == 0, keyed.output
     assert keyed.tree() == ["bert/1/data/more.bin", "bert/1/data/w.bin"]

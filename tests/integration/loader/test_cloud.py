@@ -31,13 +31,17 @@ MAIL = "loader@project.iam.gserviceaccount.com"
 
 
 @pytest.fixture(scope="module")
-def google(server_files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gcs]:
+def google(
+    server_files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gcs]:
     with gcs(tmp_path_factory.mktemp("gcs"), server_files) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def blobs(server_files: tuple[Path, Path], authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azure]:
+def blobs(
+    server_files: tuple[Path, Path], authority: Authority, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Azure]:
     folder = tmp_path_factory.mktemp("azure")
     (folder / "ca.crt").write_bytes(authority.identity.certificate)
     with azure(folder, server_files, folder / "ca.crt") as started:
@@ -51,8 +55,17 @@ def private_key() -> rsa.RSAPrivateKey:
 
 @pytest.fixture
 def key_file(private_key: rsa.RSAPrivateKey) -> str:
-    pem = private_key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()).decode()
-    return json.dumps({"type": "service_account", "private_key_id": "k1", "private_key": pem, "client_email": MAIL})
+    pem = private_key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()
+    return json.dumps(
+        {
+            "type": "service_account",
+            "private_key_id": "k1",
+            "private_key": pem,
+            "client_email": MAIL,
+        }
+    )
 
 
 @pytest.fixture
@@ -63,7 +76,13 @@ def keyed(trusting: Pod, key_file: str) -> Pod:
 
 
 def item(uri: str, **rest: object) -> PlanFetch:
-    defaults: dict[str, object] = {"step": "model", "uri": uri, "target": "bert", "kind": FetchKind.MODEL, "file": "model.bin"}
+    defaults: dict[str, object] = {
+        "step": "model",
+        "uri": uri,
+        "target": "bert",
+        "kind": FetchKind.MODEL,
+        "file": "model.bin",
+    }
     return PlanFetch(**{**defaults, "credentials": True, "ca": True, **rest})  # type: ignore[arg-type]
 
 
@@ -71,7 +90,12 @@ def item(uri: str, **rest: object) -> PlanFetch:
 
 
 def test_versions_in_a_bucket_and_their_listing(keyed: Pod, google: Gcs) -> None:
-    for name in ("bert/1/model.bin", "bert/2/model.bin", "bert/2/more/a b+c.bin", "bert/config.pbtxt"):
+    for name in (
+        "bert/1/model.bin",
+        "bert/2/model.bin",
+        "bert/2/more/a b+c.bin",
+        "bert/config.pbtxt",
+    ):
         google.put("models", name, name.encode())
     keyed.plan(item("gs://models/bert", endpoint=google.url, versions=PlanVersions(latest=2)))
     code, report = keyed.load()
@@ -107,9 +131,19 @@ class Forward:
         self._url, self._cut, self._times = url, cut, times
 
     def __call__(self, request: Request) -> Response:
-        asked = {name: value for name, value in request.headers.items() if name in ("authorization", "range", "if-match")}
-        answer = httpx.request(request.method, self._url + request.path, headers=asked, verify=False, timeout=20)
-        kept = {name: value for name, value in answer.headers.items() if name.lower() not in ("connection", "transfer-encoding", "content-length")}
+        asked = {
+            name: value
+            for name, value in request.headers.items()
+            if name in ("authorization", "range", "if-match")
+        }
+        answer = httpx.request(
+            request.method, self._url + request.path, headers=asked, verify=False, timeout=20
+        )
+        kept = {
+            name: value
+            for name, value in answer.headers.items()
+            if name.lower() not in ("connection", "transfer-encoding", "content-length")
+        }
         response = Response(answer.status_code, kept, answer.content)
         if self._cut is not None and len(answer.content) > self._cut and self._times:
             self._times -= 1
@@ -124,11 +158,15 @@ def test_a_broken_connection_to_gcs_is_resumed(pod: Pod, google: Gcs, key_file: 
         pod.plan(item("gs://models/breaks.bin", endpoint=proxy.url, ca=False))
         assert pod.load()[0] == 0, pod.output
     assert "resumes at" in pod.output
-    assert [request.headers["range"] for request in proxy.requests if "range" in request.headers] != []
+    assert [
+        request.headers["range"] for request in proxy.requests if "range" in request.headers
+    ] != []
     assert (pod.models / "bert/1/model.bin").read_bytes() == DATA
 
 
-def test_an_object_replaced_between_two_attempts_is_fetched_anew(pod: Pod, google: Gcs, key_file: str) -> None:
+def test_an_object_replaced_between_two_attempts_is_fetched_anew(
+    pod: Pod, google: Gcs, key_file: str
+) -> None:
     """The emulator ignores If-Match: that the rest belongs to another object shows in its ETag."""
     google.put("models", "replaced.bin", DATA)
     pod.secret("model", serviceAccountKey=key_file)
@@ -145,16 +183,29 @@ def test_an_object_replaced_between_two_attempts_is_fetched_anew(pod: Pod, googl
     assert (pod.models / "bert/1/model.bin").read_bytes() == fresh
 
 
-def test_requests_are_signed_with_the_key_file(pod: Pod, google: Gcs, key_file: str, private_key: rsa.RSAPrivateKey) -> None:
+def test_requests_are_signed_with_the_key_file(
+    pod: Pod, google: Gcs, key_file: str, private_key: rsa.RSAPrivateKey
+) -> None:
     google.put("models", "signed.bin", b"weights")
     with LoopbackServer(Forward(google.url)) as proxy:
         pod.secret("model", serviceAccountKey=key_file)
-        pod.plan(item("gs://models/signed.bin", endpoint=proxy.url, ca=False, kind=FetchKind.FILE, file=None, target="bert/1/model.bin"))
+        pod.plan(
+            item(
+                "gs://models/signed.bin",
+                endpoint=proxy.url,
+                ca=False,
+                kind=FetchKind.FILE,
+                file=None,
+                target="bert/1/model.bin",
+            )
+        )
         code, report = pod.load()
     assert code == 0, pod.output
     token = proxy.requests[0].headers["authorization"].removeprefix("Bearer ")
     head, claims, signature = token.split(".")
-    private_key.public_key().verify(_b64(signature), f"{head}.{claims}".encode(), padding.PKCS1v15(), hashes.SHA256())
+    private_key.public_key().verify(
+        _b64(signature), f"{head}.{claims}".encode(), padding.PKCS1v15(), hashes.SHA256()
+    )
     assert json.loads(_b64(claims))["iss"] == MAIL
     assert token not in pod.output
     # On loopback nothing leaves the pod; elsewhere the same is told.
@@ -165,12 +216,20 @@ def test_requests_are_signed_with_the_key_file(pod: Pod, google: Gcs, key_file: 
     ("values", "says"),
     [
         ({"serviceAccountKey": "s3cret-token-41d8"}, "serviceAccountKey is no JSON"),
-        ({"serviceAccountKey": '{"type": "authorized_user"}'}, "is no key file of a service account"),
-        ({"serviceAccountKey": '{"client_email": "a@b", "private_key": "s3cret-token-41d8"}'}, "the store cannot be used as configured"),
+        (
+            {"serviceAccountKey": '{"type": "authorized_user"}'},
+            "is no key file of a service account",
+        ),
+        (
+            {"serviceAccountKey": '{"client_email": "a@b", "private_key": "s3cret-token-41d8"}'},
+            "the store cannot be used as configured",
+        ),
         ({"token": "s3cret-token-41d8"}, "the secret lacks serviceAccountKey (it holds token)"),
     ],
 )
-def test_a_key_file_that_is_none(trusting: Pod, google: Gcs, values: dict[str, str], says: str) -> None:
+def test_a_key_file_that_is_none(
+    trusting: Pod, google: Gcs, values: dict[str, str], says: str
+) -> None:
     trusting.secret("model", **values)
     trusting.plan(item("gs://models/x.bin", endpoint=google.url))
     code, report = trusting.load()
@@ -240,14 +299,30 @@ def test_a_shared_access_signature_and_a_broken_connection(trusting: Pod, blobs:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"accountKey": base64.b64encode(b"s3cret-access-key-77aa").decode()}, "the secret of source.secretRef may not read"),
+        (
+            {"accountKey": base64.b64encode(b"s3cret-access-key-77aa").decode()},
+            "the secret of source.secretRef may not read",
+        ),
         ({"accountKey": "s3cret-token-41d8!"}, "accountKey is not base64"),
-        ({"accountName": "other", "accountKey": ACCOUNT_KEY}, f"the secret is for account other, the URI names {ACCOUNT}"),
-        ({"accountName": ACCOUNT}, "needs accountKey (with accountName) or sasToken (it holds accountName)"),
-        ({"sasToken": "sv=2018-11-09&ss=b&srt=sco&sp=rl&se=2099-01-01T00:00:00Z&sig=s3cret-token-41d8"}, "may not read"),
+        (
+            {"accountName": "other", "accountKey": ACCOUNT_KEY},
+            f"the secret is for account other, the URI names {ACCOUNT}",
+        ),
+        (
+            {"accountName": ACCOUNT},
+            "needs accountKey (with accountName) or sasToken (it holds accountName)",
+        ),
+        (
+            {
+                "sasToken": "sv=2018-11-09&ss=b&srt=sco&sp=rl&se=2099-01-01T00:00:00Z&sig=s3cret-token-41d8"
+            },
+            "may not read",
+        ),
     ],
 )
-def test_credentials_that_do_not_fit(trusting: Pod, blobs: Azure, values: dict[str, str], says: str) -> None:
+def test_credentials_that_do_not_fit(
+    trusting: Pod, blobs: Azure, values: dict[str, str], says: str
+) -> None:
     obstore.put(blobs.store("models"), "closed.bin", b"x")
     trusting.secret("model", **values)
     trusting.plan(item(uri("closed.bin"), endpoint=blobs.endpoint))
@@ -271,7 +346,9 @@ def test_what_azure_does_not_have(account: Pod, blobs: Azure) -> None:
         assert says in report.findings[0].message
 
 
-def test_a_certificate_of_an_unknown_authority(pod: Pod, google: Gcs, blobs: Azure, key_file: str) -> None:
+def test_a_certificate_of_an_unknown_authority(
+    pod: Pod, google: Gcs, blobs: Azure, key_file: str
+) -> None:
     pod.secret("model", serviceAccountKey=key_file, accountKey=ACCOUNT_KEY)
     for where, endpoint in (("gs://models/x", google.url), (uri("x"), blobs.endpoint)):
         pod.plan(item(where, endpoint=endpoint, ca=False))
@@ -289,8 +366,13 @@ def test_the_host_of_an_endpoint_is_told_when_credentials_go_there_in_the_clear(
 
     assert insecure(Located("gs://b/k"), "http://store.example/x") == "store.example"
     assert insecure(Located("gs://b/k"), "https://store.example") is None
-    assert insecure(Located("s3://b/k", "http://mirror", mapped=True), "https://store.example") == "mirror"
-    assert insecure(Located("s3://b/k", "https://mirror", mapped=True), "http://store.example") is None
+    assert (
+        insecure(Located("s3://b/k", "http://mirror", mapped=True), "https://store.example")
+        == "mirror"
+    )
+    assert (
+        insecure(Located("s3://b/k", "https://mirror", mapped=True), "http://store.example") is None
+    )
     assert insecure(Located("http://files.example/x", mapped=True), None) == "files.example"
     assert insecure(Located("http://127.0.0.1:1/x"), None) is None
     assert insecure(Located("pvc://c/x"), None) is None

@@ -15,24 +15,49 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from tests.integration.loader.conftest import Pod
-from triton_pipelines.api.loadplan import FetchKind, PlanCheck, PlanCount, PlanFetch, PlanFile, PlanTensor, Reason
+from triton_pipelines.api.loadplan import (
+    FetchKind,
+    PlanCheck,
+    PlanCount,
+    PlanFetch,
+    PlanFile,
+    PlanTensor,
+    Reason,
+)
 from triton_pipelines.loader.main import parse_options
 
 CONFIG = 'name: "tokenizer"\nmax_batch_size: 64\ninstance_group [ { kind: KIND_CPU  count: 1 } ]  # kept\n'
-SENTENCES = ["Ça va, naïve café?", "A plain sentence.", "日本語 mixed WITH Capitals", "unaffable\t tab", "", "x" * 300]
+SENTENCES = [
+    "Ça va, naïve café?",
+    "A plain sentence.",
+    "日本語 mixed WITH Capitals",
+    "unaffable\t tab",
+    "",
+    "x" * 300,
+]
 
 
 def tokenizer(uri: str, **rest: object) -> PlanFetch:
-    return PlanFetch(step="tokenizer", uri=uri, kind=FetchKind.TOKENIZER, target="tokenizer/1/tokenizer.json", **rest)
+    return PlanFetch(
+        step="tokenizer",
+        uri=uri,
+        kind=FetchKind.TOKENIZER,
+        target="tokenizer/1/tokenizer.json",
+        **rest,
+    )
 
 
 def model(uri: str, **rest: object) -> PlanFetch:
     return PlanFetch(step="model", uri=uri, target="model/1/model.onnx", **rest)
 
 
-def graph(path: Path, *, external: bool = False, batch: int | str = "batch", classes: int = 2) -> None:
+def graph(
+    path: Path, *, external: bool = False, batch: int | str = "batch", classes: int = 2
+) -> None:
     """ids [batch, sequence] → logits [batch, classes]."""
-    weight = numpy_helper.from_array(np.arange(classes * 256, dtype=np.float32).reshape(256, classes), "weight")
+    weight = numpy_helper.from_array(
+        np.arange(classes * 256, dtype=np.float32).reshape(256, classes), "weight"
+    )
     nodes = [
         helper.make_node("Cast", ["input_ids"], ["cast"], to=TensorProto.FLOAT),
         helper.make_node("ReduceMean", ["cast"], ["mean"], axes=[1], keepdims=1),
@@ -55,7 +80,9 @@ def graph(path: Path, *, external: bool = False, batch: int | str = "batch", cla
     )
 
 
-def check(*, max_batch_size: int = 64, dims: list[int] | None = None, data_type: str = "INT64") -> PlanCheck:
+def check(
+    *, max_batch_size: int = 64, dims: list[int] | None = None, data_type: str = "INT64"
+) -> PlanCheck:
     return PlanCheck(
         step="model",
         path="model/1/model.onnx",
@@ -69,7 +96,9 @@ def check(*, max_batch_size: int = 64, dims: list[int] | None = None, data_type:
 @pytest.mark.integration
 def test_a_whole_pipeline_from_mounted_folders(pod: Pod, minilm: Path) -> None:
     (pod.options.revision / "tokenizer.config.pbtxt").write_text(CONFIG)
-    (pod.options.revision / "ensemble.config.pbtxt").write_text('name: "sentiment"\nplatform: "ensemble"\n')
+    (pod.options.revision / "ensemble.config.pbtxt").write_text(
+        'name: "sentiment"\nplatform: "ensemble"\n'
+    )
     claim = pod.options.claims / "models" / "sst2"
     claim.mkdir(parents=True)
     graph(claim / "model.onnx")
@@ -89,30 +118,51 @@ def test_a_whole_pipeline_from_mounted_folders(pod: Pod, minilm: Path) -> None:
             PlanFile(key="ensemble.config.pbtxt", path="sentiment/config.pbtxt"),
         ],
         empty_dirs=["sentiment/1"],
-        counts=[PlanCount(step="tokenizer", path="tokenizer/config.pbtxt", initial=1, min=1, max=4)],
+        counts=[
+            PlanCount(step="tokenizer", path="tokenizer/config.pbtxt", initial=1, min=1, max=4)
+        ],
         checks=[check()],
         site=["tokenizers"],
     )
     code, report = pod.load()
     assert (code, report.ok) == (0, True), pod.output
-    assert (pod.models / "tokenizer/config.pbtxt").read_text() == CONFIG.replace("count: 1", "count: 4")
-    assert (pod.models / "sentiment/config.pbtxt").read_text() == 'name: "sentiment"\nplatform: "ensemble"\n'
+    assert (pod.models / "tokenizer/config.pbtxt").read_text() == CONFIG.replace(
+        "count: 1", "count: 4"
+    )
+    assert (
+        pod.models / "sentiment/config.pbtxt"
+    ).read_text() == 'name: "sentiment"\nplatform: "ensemble"\n'
     assert (pod.models / "sentiment/1").is_dir()
-    assert (pod.models / "tokenizer/1/tokenizer.json").read_bytes() == (minilm / "tokenizer.json").read_bytes()
+    assert (pod.models / "tokenizer/1/tokenizer.json").read_bytes() == (
+        minilm / "tokenizer.json"
+    ).read_bytes()
     assert (pod.models / "model/1/model.onnx").read_bytes() == (claim / "model.onnx").read_bytes()
     assert [(item.step, item.uri, item.resolved_revision) for item in report.sources] == [
         ("tokenizer", "configmap://texts/tokenizer.json", None),
         ("model", "pvc://models/sst2", None),
     ]
-    assert report.sources[1].sha256 == hashlib.sha256((claim / "model.onnx").read_bytes()).hexdigest()
+    assert (
+        report.sources[1].sha256 == hashlib.sha256((claim / "model.onnx").read_bytes()).hexdigest()
+    )
     # The shipped file pads and cuts to 128, which the step's own settings override.
-    assert [(item.reason, item.field) for item in report.findings] == [(Reason.TOKENIZER_SETTINGS_IGNORED, "spec.tokenizer.source")]
+    assert [(item.reason, item.field) for item in report.findings] == [
+        (Reason.TOKENIZER_SETTINGS_IGNORED, "spec.tokenizer.source")
+    ]
     assert "128" in report.findings[0].message
-    assert sorted(path.name for path in pod.models.rglob("*") if path.name.startswith(".") or path.suffix in (".part", ".tmp")) == []
+    assert (
+        sorted(
+            path.name
+            for path in pod.models.rglob("*")
+            if path.name.startswith(".") or path.suffix in (".part", ".tmp")
+        )
+        == []
+    )
 
 
 @pytest.mark.integration
-def test_a_vocabulary_is_built_into_the_tokenizer_its_publisher_ships(pod: Pod, minilm: Path) -> None:
+def test_a_vocabulary_is_built_into_the_tokenizer_its_publisher_ships(
+    pod: Pod, minilm: Path
+) -> None:
     claim = pod.options.claims / "models"
     claim.mkdir()
     for name in ("vocab.txt", "tokenizer_config.json", "special_tokens_map.json"):
@@ -127,7 +177,10 @@ def test_a_vocabulary_is_built_into_the_tokenizer_its_publisher_ships(pod: Pod, 
     for text in SENTENCES:
         assert built.encode(text).ids == shipped.encode(text).ids, text
         assert built.encode(text, "pair").type_ids == shipped.encode(text, "pair").type_ids
-    lines = "".join(f"{hashlib.sha256((claim / name).read_bytes()).hexdigest()}  {name}\n" for name in sorted(path.name for path in claim.iterdir()))
+    lines = "".join(
+        f"{hashlib.sha256((claim / name).read_bytes()).hexdigest()}  {name}\n"
+        for name in sorted(path.name for path in claim.iterdir())
+    )
     assert report.sources[0].sha256 == hashlib.sha256(lines.encode()).hexdigest()
 
 
@@ -135,20 +188,38 @@ def test_a_vocabulary_is_built_into_the_tokenizer_its_publisher_ships(pod: Pod, 
 @pytest.mark.parametrize(
     ("files", "reason", "says"),
     [
-        ({"tokenizer.json": b'{"version": "1.0", "model": {"type": "Nope"}}'}, Reason.INVALID_TOKENIZER, "tokenizer.json cannot be used"),
-        ({"tokenizer.json": b"version https://git-lfs.github.com/spec/v1\n"}, Reason.INVALID_TOKENIZER, "Git LFS pointer"),
+        (
+            {"tokenizer.json": b'{"version": "1.0", "model": {"type": "Nope"}}'},
+            Reason.INVALID_TOKENIZER,
+            "tokenizer.json cannot be used",
+        ),
+        (
+            {"tokenizer.json": b"version https://git-lfs.github.com/spec/v1\n"},
+            Reason.INVALID_TOKENIZER,
+            "Git LFS pointer",
+        ),
         ({"tokenizer.json": b"<html>please log in</html>"}, Reason.INVALID_TOKENIZER, "HTML"),
         (
             {"vocab.txt": b"[UNK]\n[SEP]\n[CLS]\na\n"},
             Reason.SOURCE_UNAVAILABLE,
             "neither tokenizer.json nor vocab.txt with its tokenizer_config.json",
         ),
-        ({"vocab.txt": b"[UNK]\na\n", "tokenizer_config.json": b"{}"}, Reason.INVALID_TOKENIZER, "vocab.txt has no [SEP], [CLS]"),
-        ({"vocab.txt": b"a\n", "tokenizer_config.json": b'{"tokenizer_class": "T5Tokenizer"}'}, Reason.INVALID_TOKENIZER, "T5Tokenizer"),
+        (
+            {"vocab.txt": b"[UNK]\na\n", "tokenizer_config.json": b"{}"},
+            Reason.INVALID_TOKENIZER,
+            "vocab.txt has no [SEP], [CLS]",
+        ),
+        (
+            {"vocab.txt": b"a\n", "tokenizer_config.json": b'{"tokenizer_class": "T5Tokenizer"}'},
+            Reason.INVALID_TOKENIZER,
+            "T5Tokenizer",
+        ),
         ({"spiece.model": b"x"}, Reason.SOURCE_UNAVAILABLE, "neither tokenizer.json"),
     ],
 )
-def test_a_folder_that_makes_no_tokenizer_is_refused(pod: Pod, files: dict[str, bytes], reason: Reason, says: str) -> None:
+def test_a_folder_that_makes_no_tokenizer_is_refused(
+    pod: Pod, files: dict[str, bytes], reason: Reason, says: str
+) -> None:
     (pod.options.claims / "models").mkdir()
     for name, data in files.items():
         (pod.options.claims / "models" / name).write_bytes(data)
@@ -163,12 +234,17 @@ def test_a_folder_that_makes_no_tokenizer_is_refused(pod: Pod, files: dict[str, 
 @pytest.mark.integration
 def test_a_template_with_a_text_twice_is_refused_for_pairs_alone(pod: Pod, minilm: Path) -> None:
     twice = Tokenizer.from_file(str(minilm / "tokenizer.json"))
-    twice.post_processor = TemplateProcessing(single="$A", pair="$A [SEP] $B $A", special_tokens=[("[SEP]", twice.token_to_id("[SEP]"))])
+    twice.post_processor = TemplateProcessing(
+        single="$A", pair="$A [SEP] $B $A", special_tokens=[("[SEP]", twice.token_to_id("[SEP]"))]
+    )
     (pod.options.claims / "models").mkdir()
     twice.save(str(pod.options.claims / "models" / "tokenizer.json"))
     pod.plan(tokenizer("pvc://models", cuts_pairs=True))
     code, report = pod.load()
-    assert (code, [(item.reason, item.field) for item in report.findings]) == (2, [(Reason.INVALID_TOKENIZER, "spec.tokenizer.source")])
+    assert (code, [(item.reason, item.field) for item in report.findings]) == (
+        2,
+        [(Reason.INVALID_TOKENIZER, "spec.tokenizer.source")],
+    )
     assert report.findings[0].message == (
         "spec.tokenizer.source pvc://models: tokenizer.json cannot be used: its post_processor puts the first text in 2 times, and pairs can only be cut "
         "where each text stands once: save it with a template such as [CLS] $A [SEP] $B:1 [SEP]:1, or set truncation to Refuse"
@@ -190,7 +266,10 @@ def test_external_data_comes_along_and_loads(pod: Pod) -> None:
     assert code == 0, pod.output
     assert (pod.models / "model/1/weights.bin").read_bytes() == (claim / "weights.bin").read_bytes()
     onnx.checker.check_model(onnx.load(str(pod.models / "model/1/model.onnx")))
-    lines = "".join(f"{hashlib.sha256((claim / name).read_bytes()).hexdigest()}  {name}\n" for name in ("net.onnx", "weights.bin"))
+    lines = "".join(
+        f"{hashlib.sha256((claim / name).read_bytes()).hexdigest()}  {name}\n"
+        for name in ("net.onnx", "weights.bin")
+    )
     assert report.sources[0].sha256 == hashlib.sha256(lines.encode()).hexdigest()
 
 
@@ -220,7 +299,11 @@ def test_a_model_that_does_not_fit_shows_both_sides(pod: Pod) -> None:
     code, report = pod.load()
     assert code == 2
     finding = report.findings[0]
-    assert (finding.reason, finding.step, finding.field) == (Reason.MODEL_MISMATCH, "model", "spec.model")
+    assert (finding.reason, finding.step, finding.field) == (
+        Reason.MODEL_MISMATCH,
+        "model",
+        "spec.model",
+    )
     assert finding.message.splitlines() == [
         "pvc://models/model.onnx does not fit spec.model (maxBatchSize 64, batch axis added in front): "
         "input input_ids is INT64; output logits has other fixed dimensions.",
@@ -263,7 +346,11 @@ def test_a_restart_keeps_what_is_whole_and_mends_the_rest(pod: Pod, minilm: Path
     claim.mkdir()
     graph(claim / "model.onnx")
     shutil.copy(minilm / "tokenizer.json", claim)
-    pod.plan(tokenizer("pvc://models"), model("pvc://models/model.onnx"), files=[PlanFile(key="c", path="model/config.pbtxt")])
+    pod.plan(
+        tokenizer("pvc://models"),
+        model("pvc://models/model.onnx"),
+        files=[PlanFile(key="c", path="model/config.pbtxt")],
+    )
     assert pod.load()[0] == 0
     first = (pod.models / "tokenizer/1/tokenizer.json").stat()
     (pod.models / "model/1/model.onnx").write_bytes(b"half")
@@ -318,7 +405,9 @@ def test_broken_counts_do_not_hold_a_pod(pod: Pod) -> None:
     (pod.options.live / "counts.json").write_text('{"tokenizer": "many"}')
     pod.plan(
         files=[PlanFile(key="t", path="tokenizer/config.pbtxt")],
-        counts=[PlanCount(step="tokenizer", path="tokenizer/config.pbtxt", initial=1, min=1, max=4)],
+        counts=[
+            PlanCount(step="tokenizer", path="tokenizer/config.pbtxt", initial=1, min=1, max=4)
+        ],
     )
     code, _ = pod.load()
     assert code == 0
@@ -336,18 +425,42 @@ def test_broken_records_of_the_first_load_are_an_error(pod: Pod) -> None:
 
 
 @pytest.mark.integration
-def test_rules_of_the_environment_and_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_of_the_environment_and_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TRITONPIPE_SOURCE_MAP", "hf://=http://environment,s3://=http://environment")
-    options = parse_options(["--source-map=hf://=http://line", f"--root={tmp_path}", "--source-map", "https://a/=file:///b/"])
-    assert dict(options.source_map.rules) == {"hf://": "http://line", "s3://": "http://environment", "https://a/": "file:///b/"}
-    assert (options.models, options.site, options.state) == (tmp_path / "models", tmp_path / "site", tmp_path / ".load")
+    options = parse_options(
+        [
+            "--source-map=hf://=http://line",
+            f"--root={tmp_path}",
+            "--source-map",
+            "https://a/=file:///b/",
+        ]
+    )
+    assert dict(options.source_map.rules) == {
+        "hf://": "http://line",
+        "s3://": "http://environment",
+        "https://a/": "file:///b/",
+    }
+    assert (options.models, options.site, options.state) == (
+        tmp_path / "models",
+        tmp_path / "site",
+        tmp_path / ".load",
+    )
     with pytest.raises(SystemExit):
         parse_options(["--source-map=nonsense"])
 
 
 @pytest.mark.integration
 def test_the_report_is_valid_json_for_the_operator(pod: Pod) -> None:
-    pod.plan(*[PlanFetch(step=f"s{n}", uri=f"pvc://claim/{'long' * 90}{n}", target=f"m{n}/1/model.onnx") for n in range(12)])
+    pod.plan(
+        *[
+            PlanFetch(
+                step=f"s{n}", uri=f"pvc://claim/{'long' * 90}{n}", target=f"m{n}/1/model.onnx"
+            )
+            for n in range(12)
+        ]
+    )
     code, report = pod.load()
     assert code == 3
     assert not report.ok

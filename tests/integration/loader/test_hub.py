@@ -22,7 +22,13 @@ REPO = "example/minilm"
 
 
 def tokenizer(uri: str = f"hf://{REPO}", **rest: object) -> PlanFetch:
-    return PlanFetch(step="tokenizer", uri=uri, kind=FetchKind.TOKENIZER, target="tokenizer/1/tokenizer.json", **rest)  # type: ignore[arg-type]
+    return PlanFetch(
+        step="tokenizer",
+        uri=uri,
+        kind=FetchKind.TOKENIZER,
+        target="tokenizer/1/tokenizer.json",
+        **rest,
+    )  # type: ignore[arg-type]
 
 
 def files(minilm: Path, *names: str) -> dict[str, bytes]:
@@ -35,25 +41,45 @@ def asked(hub: HubServer) -> list[str]:
 
 def test_only_what_is_needed_is_fetched_at_one_commit(pod: Pod, minilm: Path) -> None:
     with HubServer() as hub:
-        commit = hub.publish(REPO, {**files(minilm, "tokenizer.json", "vocab.txt", "tokenizer_config.json"), "model.safetensors": b"big"})
+        commit = hub.publish(
+            REPO,
+            {
+                **files(minilm, "tokenizer.json", "vocab.txt", "tokenizer_config.json"),
+                "model.safetensors": b"big",
+            },
+        )
         pod.map(f"hf://={hub.url}")
         pod.plan(tokenizer())
         code, report = pod.load()
         assert code == 0, pod.output
         assert asked(hub) == [f"/api/models/{REPO}", f"/{REPO}/resolve/{commit}/tokenizer.json"]
-    assert (pod.models / "tokenizer/1/tokenizer.json").read_bytes() == (minilm / "tokenizer.json").read_bytes()
+    assert (pod.models / "tokenizer/1/tokenizer.json").read_bytes() == (
+        minilm / "tokenizer.json"
+    ).read_bytes()
     assert report.sources[0].resolved_revision == commit
-    assert report.sources[0].sha256 == hashlib.sha256((minilm / "tokenizer.json").read_bytes()).hexdigest()
+    assert (
+        report.sources[0].sha256
+        == hashlib.sha256((minilm / "tokenizer.json").read_bytes()).hexdigest()
+    )
 
 
 def test_a_vocabulary_only_repository(pod: Pod, minilm: Path) -> None:
     with HubServer() as hub:
-        hub.publish(REPO, files(minilm, "vocab.txt", "tokenizer_config.json", "special_tokens_map.json", "README.md"))
+        hub.publish(
+            REPO,
+            files(
+                minilm, "vocab.txt", "tokenizer_config.json", "special_tokens_map.json", "README.md"
+            ),
+        )
         pod.map(f"hf://={hub.url}")
         pod.plan(tokenizer())
         code, _ = pod.load()
         assert code == 0, pod.output
-        assert sorted(path.rpartition("/")[2] for path in asked(hub)[1:]) == ["special_tokens_map.json", "tokenizer_config.json", "vocab.txt"]
+        assert sorted(path.rpartition("/")[2] for path in asked(hub)[1:]) == [
+            "special_tokens_map.json",
+            "tokenizer_config.json",
+            "vocab.txt",
+        ]
 
 
 @pytest.mark.proves("spec.source.revision", "behaviour")
@@ -62,14 +88,18 @@ def test_a_branch_resolves_to_its_commit(pod: Pod, minilm: Path, how: str) -> No
     with HubServer() as hub:
         hub.publish(REPO, {"tokenizer.json": b"main"})
         commit = hub.publish(REPO, files(minilm, "tokenizer.json"), branch="refs/pr/1")
-        pod.plan(tokenizer(f"hf://{REPO}@refs/pr/1") if how == "uri" else tokenizer(revision="refs/pr/1"))
+        pod.plan(
+            tokenizer(f"hf://{REPO}@refs/pr/1") if how == "uri" else tokenizer(revision="refs/pr/1")
+        )
         pod.map(f"hf://={hub.url}")
         code, report = pod.load()
     assert (code, report.sources[0].resolved_revision) == (0, commit), pod.output
     assert report.sources[0].uri == f"hf://{REPO}" + ("@refs/pr/1" if how == "uri" else "")
 
 
-def test_later_pods_fetch_the_commit_of_the_first_although_the_branch_moved(pod: Pod, minilm: Path) -> None:
+def test_later_pods_fetch_the_commit_of_the_first_although_the_branch_moved(
+    pod: Pod, minilm: Path
+) -> None:
     with HubServer() as hub:
         first = hub.publish(REPO, files(minilm, "tokenizer.json"))
         hub.publish(REPO, {"tokenizer.json": b"moved on"})
@@ -103,13 +133,17 @@ def test_a_token_goes_to_the_hub_and_not_to_its_cdn(pod: Pod, minilm: Path) -> N
         pod.secret("tokenizer", token=TOKEN)
         code, _ = pod.load()
         assert code == 0, pod.output
-        assert {request.headers.get("authorization") for request in hub.requests} == {f"Bearer {TOKEN}"}
+        assert {request.headers.get("authorization") for request in hub.requests} == {
+            f"Bearer {TOKEN}"
+        }
         assert hub.cdn is not None
         assert ["authorization" in request.headers for request in hub.cdn.requests] == [False]
     assert "cdn-signature" not in pod.output
 
 
-def test_a_token_of_the_environment_is_not_presented(pod: Pod, minilm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_of_the_environment_is_not_presented(
+    pod: Pod, minilm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with HubServer() as hub:
         hub.publish(REPO, files(minilm, "tokenizer.json"))
@@ -137,7 +171,14 @@ def test_refusals_of_the_hub_are_final_and_clear(pod: Pod, case: str, says: str)
             hub.gated.add(REPO)
         pod.map(f"hf://={hub.url}")
         if case == "no such file":
-            pod.plan(PlanFetch(step="model", uri=f"hf://{REPO}", path="onnx/model.onnx", target="model/1/model.onnx"))
+            pod.plan(
+                PlanFetch(
+                    step="model",
+                    uri=f"hf://{REPO}",
+                    path="onnx/model.onnx",
+                    target="model/1/model.onnx",
+                )
+            )
         else:
             pod.plan(tokenizer(revision="v9" if case == "no such revision" else None))
         code, report = pod.load()
@@ -150,7 +191,9 @@ def test_a_file_of_a_repository_by_its_uri(pod: Pod) -> None:
     with HubServer() as hub:
         hub.publish(REPO, {"deep/net.bin": b"weights"})
         pod.map(f"hf://={hub.url}")
-        pod.plan(PlanFetch(step="model", uri=f"hf://{REPO}/deep/net.bin", target="model/1/model.plan"))
+        pod.plan(
+            PlanFetch(step="model", uri=f"hf://{REPO}/deep/net.bin", target="model/1/model.plan")
+        )
         code, _ = pod.load()
     assert code == 0, pod.output
     assert (pod.models / "model/1/model.plan").read_bytes() == b"weights"
@@ -160,9 +203,18 @@ def test_a_hub_that_stumbles_is_asked_again(pod: Pod) -> None:
     with HubServer() as hub:
         hub.publish(REPO, {"model.plan": b"weights"})
         answers = [Response(503), Response(500)]
-        with LoopbackServer(lambda request: answers.pop(0) if answers else hub.answer(request)) as stumbling:
+        with LoopbackServer(
+            lambda request: answers.pop(0) if answers else hub.answer(request)
+        ) as stumbling:
             # endpoint of the resource, not of a source map
-            pod.plan(PlanFetch(step="model", uri=f"hf://{REPO}", endpoint=stumbling.url, target="model/1/model.plan"))
+            pod.plan(
+                PlanFetch(
+                    step="model",
+                    uri=f"hf://{REPO}",
+                    endpoint=stumbling.url,
+                    target="model/1/model.plan",
+                )
+            )
             code, _ = pod.load()
     assert code == 0, pod.output
     assert "attempt 2 failed" in pod.output
@@ -184,7 +236,9 @@ def test_a_hub_with_a_ca_of_its_own(pod: Pod, tls: ssl.SSLContext, authority: Au
             assert code == 2
             assert "name its CA in source.caRef" in report.findings[0].message
             pod.trust("model", authority.identity)
-            pod.plan(PlanFetch(step="model", uri=f"hf://{REPO}", target="model/1/model.plan", ca=True))
+            pod.plan(
+                PlanFetch(step="model", uri=f"hf://{REPO}", target="model/1/model.plan", ca=True)
+            )
             code, _ = pod.load()
             assert code == 0, pod.output
 
@@ -195,7 +249,11 @@ def test_a_folder_tree_is_served_as_repositories(pod: Pod, tmp_path: Path, minil
     (tree / "example" / "minilm" / "onnx" / "model.bin").write_bytes(b"graph")
     with HubServer(tree) as hub:
         pod.map(f"hf://={hub.url}")
-        pod.plan(PlanFetch(step="model", uri=f"hf://{REPO}", path="onnx/model.bin", target="model/1/model.bin"))
+        pod.plan(
+            PlanFetch(
+                step="model", uri=f"hf://{REPO}", path="onnx/model.bin", target="model/1/model.bin"
+            )
+        )
         code, _ = pod.load()
     assert code == 0, pod.output
     assert (pod.models / "model/1/model.bin").read_bytes() == b"graph"

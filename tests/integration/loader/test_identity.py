@@ -64,7 +64,10 @@ def test_gke_workload_identity(bare: Pod, monkeypatch: pytest.MonkeyPatch) -> No
             bare.another()
             code, report = bare.load()
             assert code == 3, bare.output
-            assert "the pod has no usable cloud identity: name source.secretRef" in report.findings[0].message
+            assert (
+                "the pod has no usable cloud identity: name source.secretRef"
+                in report.findings[0].message
+            )
 
 
 def test_entra_workload_id(bare: Pod, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -85,13 +88,23 @@ def test_entra_workload_id(bare: Pod, monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert (sent["client_id"], sent["client_assertion"]) == (["client"], ["s3cret-access-key-77aa"])
 
 
-def test_credentials_of_a_secret_come_before_the_identity(bare: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_of_a_secret_come_before_the_identity(
+    bare: Pod, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Settings of the environment never mix with a secret's: the account key signs, nobody is asked for a token."""
     with LoopbackServer(Cloud()) as server:
         monkeypatch.setenv("AZURE_STORAGE_TOKEN", GIVEN)
         monkeypatch.setenv("AZURE_STORAGE_SAS_KEY", f"sv=1&sig={GIVEN}")
         bare.secret("model", accountKey="czNjcmV0LWFjY2Vzcy1rZXktNzdhYQ==")
-        bare.plan(PlanFetch(step="model", uri="az://account/models/model.bin", endpoint=server.url, target="m/1/model.bin", credentials=True))
+        bare.plan(
+            PlanFetch(
+                step="model",
+                uri="az://account/models/model.bin",
+                endpoint=server.url,
+                target="m/1/model.bin",
+                credentials=True,
+            )
+        )
         code, report = bare.load()
     assert code == 2
     assert "the secret of source.secretRef may not read" in report.findings[0].message
@@ -100,15 +113,28 @@ def test_credentials_of_a_secret_come_before_the_identity(bare: Pod, monkeypatch
 
 
 def test_credentials_over_http_are_told(bare: Pod) -> None:
-    with LoopbackServer(lambda request: file_response(request, b"weights", '"v1"'), address=("127.0.0.2", 0)) as server:
+    with LoopbackServer(
+        lambda request: file_response(request, b"weights", '"v1"'), address=("127.0.0.2", 0)
+    ) as server:
         address = f"http://127.0.0.2:{server.port}"
         bare.map(f"https://models.example.com/={address}/")
         bare.secret("model", token=GIVEN)
-        bare.plan(PlanFetch(step="model", uri="https://models.example.com/m.bin", target="m/1/model.bin", credentials=True))
+        bare.plan(
+            PlanFetch(
+                step="model",
+                uri="https://models.example.com/m.bin",
+                target="m/1/model.bin",
+                credentials=True,
+            )
+        )
         code, report = bare.load()
         assert code == 0, bare.output
-        assert [(item.reason.value, item.field) for item in report.findings] == [("InsecureSource", "spec.model.source")]
+        assert [(item.reason.value, item.field) for item in report.findings] == [
+            ("InsecureSource", "spec.model.source")
+        ]
         assert "were sent to 127.0.0.2 over http://" in report.findings[0].message
         bare.another()
-        bare.plan(PlanFetch(step="model", uri="https://models.example.com/m.bin", target="m/1/model.bin"))
+        bare.plan(
+            PlanFetch(step="model", uri="https://models.example.com/m.bin", target="m/1/model.bin")
+        )
         assert bare.load()[1].findings == ()

@@ -11,13 +11,26 @@ import pytest
 from tests.integration.loader.conftest import Pod
 from tests.integration.loader.test_folders import check, graph
 from tests.support.hub import HubServer
-from triton_pipelines.api.loadplan import FetchKind, PlanCheck, PlanFetch, PlanFile, PlanVersions, Reason
+from triton_pipelines.api.loadplan import (
+    FetchKind,
+    PlanCheck,
+    PlanFetch,
+    PlanFile,
+    PlanVersions,
+    Reason,
+)
 
 pytestmark = pytest.mark.integration
 
 
 def model(uri: str = "pvc://models/bert", **rest: object) -> PlanFetch:
-    defaults: dict[str, object] = {"step": "model", "uri": uri, "target": "bert", "kind": FetchKind.MODEL, "file": "model.onnx"}
+    defaults: dict[str, object] = {
+        "step": "model",
+        "uri": uri,
+        "target": "bert",
+        "kind": FetchKind.MODEL,
+        "file": "model.onnx",
+    }
     return PlanFetch(**{**defaults, **rest})  # type: ignore[arg-type]
 
 
@@ -39,7 +52,9 @@ def write(root: Path, *names: str) -> None:
         (root / name).write_text(f"content of {name}")
 
 
-def test_the_newest_version_is_served_and_each_that_exists_is_checked(pod: Pod, claim: Path) -> None:
+def test_the_newest_version_is_served_and_each_that_exists_is_checked(
+    pod: Pod, claim: Path
+) -> None:
     for version in (1, 2, 10):
         (claim / str(version)).mkdir()
         graph(claim / str(version) / "net.onnx", external=True)
@@ -49,7 +64,10 @@ def test_the_newest_version_is_served_and_each_that_exists_is_checked(pod: Pod, 
     assert code == 0, pod.output
     assert pod.tree() == ["bert/10/model.onnx", "bert/10/weights.bin"]
     assert report.sources[0].resolved_revision == "versions=10"
-    lines = "".join(f"{hashlib.sha256((claim / name).read_bytes()).hexdigest()}  {name}\n" for name in ("10/net.onnx", "10/weights.bin"))
+    lines = "".join(
+        f"{hashlib.sha256((claim / name).read_bytes()).hexdigest()}  {name}\n"
+        for name in ("10/net.onnx", "10/weights.bin")
+    )
     assert report.sources[0].sha256 == hashlib.sha256(lines.encode()).hexdigest()
     assert [item.reason for item in report.findings] == [Reason.FILES_IGNORED]
     assert "pvc://models/bert (version 10) fit" in pod.output
@@ -85,19 +103,29 @@ def test_one_version_that_does_not_fit_is_named(pod: Pod, claim: Path) -> None:
     pod.plan(model(versions=PlanVersions(all=True)), checks=[checked()])
     code, report = pod.load()
     assert (code, [item.reason for item in report.findings]) == (2, [Reason.MODEL_MISMATCH])
-    assert report.findings[0].message.startswith("pvc://models/bert (version 2) does not fit spec.model")
+    assert report.findings[0].message.startswith(
+        "pvc://models/bert (version 2) does not fit spec.model"
+    )
 
 
 @pytest.mark.parametrize(
     ("item", "says"),
     [
         (model(pinned=3), "version 3 is asked for; the source has 1, 2: publish it"),
-        (model("pvc://models/bert/1", versions=PlanVersions(all=True)), "asks for several versions of the model, and the source is a folder without"),
-        (model("pvc://models/bert/1/model.onnx", pinned=2), "the source is the one file model.onnx, which is version 1 alone"),
+        (
+            model("pvc://models/bert/1", versions=PlanVersions(all=True)),
+            "asks for several versions of the model, and the source is a folder without",
+        ),
+        (
+            model("pvc://models/bert/1/model.onnx", pinned=2),
+            "the source is the one file model.onnx, which is version 1 alone",
+        ),
         (model(file="model.plan"), "has no file 2/model.plan; 2/ holds model.onnx"),
     ],
 )
-def test_versions_that_the_source_does_not_have(pod: Pod, claim: Path, item: PlanFetch, says: str) -> None:
+def test_versions_that_the_source_does_not_have(
+    pod: Pod, claim: Path, item: PlanFetch, says: str
+) -> None:
     write(claim, "1/model.onnx", "2/model.onnx")
     pod.plan(item.model_copy(update={"field": "spec.model.source"}))
     code, report = pod.load()
@@ -111,16 +139,40 @@ def test_a_runner_is_laid_beside_every_version_and_side_files_too(pod: Pod, clai
     (pod.options.revision / "m").write_text("# runner")
     write(claim, "3/model.onnx", "5/model.onnx")
     write(pod.options.claims / "models", "extra/labels.txt", "extra/more/words.txt")
-    extra = PlanFetch(step="model", slot="extra", uri="pvc://models/extra", kind=FetchKind.FOLDER, target="bert/1")
-    one = PlanFetch(step="model", slot="one", uri="pvc://models/extra/labels.txt", kind=FetchKind.FOLDER, target="bert")
-    pod.plan(extra, one, model(versions=PlanVersions(all=True)), files=[PlanFile(key="m", path="bert/1/model.py")])
+    extra = PlanFetch(
+        step="model", slot="extra", uri="pvc://models/extra", kind=FetchKind.FOLDER, target="bert/1"
+    )
+    one = PlanFetch(
+        step="model",
+        slot="one",
+        uri="pvc://models/extra/labels.txt",
+        kind=FetchKind.FOLDER,
+        target="bert",
+    )
+    pod.plan(
+        extra,
+        one,
+        model(versions=PlanVersions(all=True)),
+        files=[PlanFile(key="m", path="bert/1/model.py")],
+    )
     code, report = pod.load()
     assert code == 0, pod.output
     files = ("labels.txt", "model.onnx", "model.py", "more/words.txt")
-    expected = ["bert/labels.txt", *(f"bert/{version}/{name}" for version in (3, 5) for name in files)]
+    expected = [
+        "bert/labels.txt",
+        *(f"bert/{version}/{name}" for version in (3, 5) for name in files),
+    ]
     assert pod.tree() == sorted(expected)
-    assert [(item.step, item.slot) for item in report.sources] == [("model", "extra"), ("model", "one"), ("model", "")]
-    before = {path: path.stat().st_ino for path in pod.models.rglob("*/*/*") if path.is_file() and path.name != "model.py"}
+    assert [(item.step, item.slot) for item in report.sources] == [
+        ("model", "extra"),
+        ("model", "one"),
+        ("model", ""),
+    ]
+    before = {
+        path: path.stat().st_ino
+        for path in pod.models.rglob("*/*/*")
+        if path.is_file() and path.name != "model.py"
+    }
     assert pod.load()[0] == 0, pod.output
     assert pod.tree() == sorted(expected)
     assert {path: path.stat().st_ino for path in before} == before
@@ -132,7 +184,10 @@ def test_what_the_operator_writes_is_never_overwritten(pod: Pod, claim: Path) ->
     pod.plan(model(), files=[PlanFile(key="m", path="bert/1/model.py")])
     code, report = pod.load()
     assert (code, report.findings[0].reason) == (2, Reason.MODEL_MISMATCH)
-    assert "holds model.py, and bert/1/model.py is written by the operator itself" in report.findings[0].message
+    assert (
+        "holds model.py, and bert/1/model.py is written by the operator itself"
+        in report.findings[0].message
+    )
 
 
 @pytest.mark.proves("spec.model.source.fileName", "behaviour")
@@ -141,7 +196,12 @@ def test_a_folder_as_a_whole_and_its_main_file_alone(pod: Pod, claim: Path) -> N
     write(claim, "vocab.txt", "assets/a/b.json", "config.pbtxt")
     pod.plan(model(source_file="net.onnx", whole=True), revision="a")
     assert pod.load()[0] == 0, pod.output
-    assert pod.tree() == ["bert/1/assets/a/b.json", "bert/1/model.onnx", "bert/1/vocab.txt", "bert/1/weights.bin"]
+    assert pod.tree() == [
+        "bert/1/assets/a/b.json",
+        "bert/1/model.onnx",
+        "bert/1/vocab.txt",
+        "bert/1/weights.bin",
+    ]
     pod.another()
     pod.plan(model(source_file="net.onnx"), checks=[checked()])
     assert pod.load()[0] == 0, pod.output
@@ -181,7 +241,13 @@ def test_a_folder_of_a_source_map_may_not_lead_out(pod: Pod, tmp_path: Path) -> 
 
 
 def test_a_repository_of_a_hub_as_versions_and_as_a_whole(pod: Pod) -> None:
-    files = {"README.md": b"text", "a/1/model.onnx": b"one", "a/2/model.onnx": b"two", "a/2/x.bin": b"x" * 2_000_000, "b/weights.bin": b"w"}
+    files = {
+        "README.md": b"text",
+        "a/1/model.onnx": b"one",
+        "a/2/model.onnx": b"two",
+        "a/2/x.bin": b"x" * 2_000_000,
+        "b/weights.bin": b"w",
+    }
     with HubServer() as hub:
         commit = hub.publish("org/name", files)
         pod.map(f"hf://={hub.url}")

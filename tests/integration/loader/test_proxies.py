@@ -27,7 +27,9 @@ PASSWORD = "s3cret-pass/word+9f00"
 
 
 @pytest.fixture(scope="module")
-def google(server_files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gcs]:
+def google(
+    server_files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gcs]:
     with gcs(tmp_path_factory.mktemp("gcs"), server_files) as started:
         started.put("models", "x.bin", b"weights")
         yield started
@@ -36,14 +38,27 @@ def google(server_files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFac
 @pytest.fixture
 def servers(tls: ssl.SSLContext, google: Gcs) -> Iterator[dict[str, tuple[str, str | None]]]:
     """Of each scheme a URI and an endpoint, behind TLS."""
-    manifest = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "layers": []}
-    layer = {"mediaType": "x", "digest": f"sha256:{'0' * 64}", "size": 7, "annotations": {"org.opencontainers.image.title": "x.bin"}}
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "layers": [],
+    }
+    layer = {
+        "mediaType": "x",
+        "digest": f"sha256:{'0' * 64}",
+        "size": 7,
+        "annotations": {"org.opencontainers.image.title": "x.bin"},
+    }
 
     def registry(request: Request) -> Response:
         digest = hashlib.sha256(b"weights").hexdigest()
         if "/blobs/" in request.path:
             return file_response(request, b"weights", '"b"')
-        return Response(200, {}, json.dumps({**manifest, "layers": [{**layer, "digest": f"sha256:{digest}"}]}).encode())
+        return Response(
+            200,
+            {},
+            json.dumps({**manifest, "layers": [{**layer, "digest": f"sha256:{digest}"}]}).encode(),
+        )
 
     def dated(request: Request) -> Response:
         answer = file_response(request, b"weights", '"v1"')
@@ -71,13 +86,17 @@ def servers(tls: ssl.SSLContext, google: Gcs) -> Iterator[dict[str, tuple[str, s
 def ready(trusting: Pod) -> Pod:
     """A pod with a secret that fits each scheme, and no proxy in its environment."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()).decode()
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()
     trusting.secret(
         "model",
         accessKeyId="AKIATESTKEYID0001",
         secretAccessKey="s3cret-access-key-77aa",
         accountKey=base64.b64encode(b"s3cret-access-key-77aa").decode(),
-        serviceAccountKey=json.dumps({"private_key": pem, "private_key_id": "k", "client_email": "a@b"}),
+        serviceAccountKey=json.dumps(
+            {"private_key": pem, "private_key_id": "k", "client_email": "a@b"}
+        ),
         token="s3cret-token-41d8",
         username="ada",
         password=PASSWORD,
@@ -94,7 +113,17 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plan(pod: Pod, uri: str, endpoint: str | None) -> None:
     name = "x.bin" if uri.startswith(("hf", "oci")) else None
-    pod.plan(PlanFetch(step="model", uri=uri, endpoint=endpoint, path=name, target="model/1/x.bin", credentials=True, ca=True))
+    pod.plan(
+        PlanFetch(
+            step="model",
+            uri=uri,
+            endpoint=endpoint,
+            path=name,
+            target="model/1/x.bin",
+            credentials=True,
+            ca=True,
+        )
+    )
 
 
 SCHEMES = ("https", "oci", "hf", "gs", "s3", "az")
@@ -102,11 +131,16 @@ SCHEMES = ("https", "oci", "hf", "gs", "s3", "az")
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_proxy_of_the_environment_is_used(
-    ready: Pod, servers: dict[str, tuple[str, str | None]], scheme: str, monkeypatch: pytest.MonkeyPatch
+    ready: Pod,
+    servers: dict[str, tuple[str, str | None]],
+    scheme: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     user = base64.b64encode(f"ada:{PASSWORD}".encode()).decode()
     with ConnectProxy(f"Basic {user}") as proxy:
-        monkeypatch.setenv("HTTPS_PROXY", f"http://ada:{quote(PASSWORD, safe='')}@127.0.0.1:{proxy.port}")
+        monkeypatch.setenv(
+            "HTTPS_PROXY", f"http://ada:{quote(PASSWORD, safe='')}@127.0.0.1:{proxy.port}"
+        )
         plan(ready, *servers[scheme])
         code, _ = ready.load()
         assert code == 0, ready.output
@@ -122,15 +156,27 @@ def test_the_proxy_of_the_environment_is_used(
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_proxy_that_refuses_is_told_without_its_password(
-    ready: Pod, servers: dict[str, tuple[str, str | None]], scheme: str, monkeypatch: pytest.MonkeyPatch
+    ready: Pod,
+    servers: dict[str, tuple[str, str | None]],
+    scheme: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with ConnectProxy("Basic nobody") as proxy:
-        monkeypatch.setenv("HTTPS_PROXY", f"http://ada:{quote(PASSWORD, safe='')}@127.0.0.1:{proxy.port}")
+        monkeypatch.setenv(
+            "HTTPS_PROXY", f"http://ada:{quote(PASSWORD, safe='')}@127.0.0.1:{proxy.port}"
+        )
         plan(ready, *servers[scheme])
         code, report = ready.load()
     assert code == 2, ready.output
     assert proxy.targets == []
-    assert "the proxy of HTTPS_PROXY refuses these or no credentials (407)" in report.findings[0].message
+    assert (
+        "the proxy of HTTPS_PROXY refuses these or no credentials (407)"
+        in report.findings[0].message
+    )
     said = ready.output + report.to_json()
-    for form in (PASSWORD, quote(PASSWORD, safe=""), base64.b64encode(f"ada:{PASSWORD}".encode()).decode()):
+    for form in (
+        PASSWORD,
+        quote(PASSWORD, safe=""),
+        base64.b64encode(f"ada:{PASSWORD}".encode()).decode(),
+    ):
         assert form not in said

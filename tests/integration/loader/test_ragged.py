@@ -15,10 +15,17 @@ from tests.integration.loader.test_models import model
 from tests.support import builders, tinymodel
 from tests.support.raggedbackend import StandInBackend, config_of
 from tests.support.raggedgraphs import Encoder, Head, make
-from triton_pipelines.api.loadplan import PlanAdapt, PlanCheck, PlanFetch, PlanTensor, PlanVersions, Reason
+from triton_pipelines.api.loadplan import (
+    PlanAdapt,
+    PlanCheck,
+    PlanFetch,
+    PlanTensor,
+    PlanVersions,
+    Reason,
+)
 from triton_pipelines.api.tokenizer import Padding
-from triton_pipelines.loader.ragged import prove
-from triton_pipelines.render.modelconfig import parse
+from triton_pipelines.compile.render.model_config import parse
+from triton_pipelines.loader.ragged import equivalence
 
 pytestmark = pytest.mark.integration
 
@@ -34,13 +41,20 @@ def claim(pod: Pod) -> Path:
 
 
 def check(**rest: Any) -> PlanCheck:
-    inputs, outputs = (tuple(PlanTensor(name=t.name, data_type=t.data_type.value, dims=t.dims) for t in side) for side in ENCODER.declared)
+    inputs, outputs = (
+        tuple(PlanTensor(name=t.name, data_type=t.data_type.value, dims=t.dims) for t in side)
+        for side in ENCODER.declared
+    )
     place = rest or {"path": "model/1/model.onnx"}
-    return PlanCheck(step="model", field="spec.model", max_batch_size=8, inputs=inputs, outputs=outputs, **place)
+    return PlanCheck(
+        step="model", field="spec.model", max_batch_size=8, inputs=inputs, outputs=outputs, **place
+    )
 
 
 def adapted(file: Path) -> bool:
-    return [len(value.type.tensor_type.shape.dim) for value in onnx.load(str(file)).graph.input] == [1, 1, 2, 2]
+    return [
+        len(value.type.tensor_type.shape.dim) for value in onnx.load(str(file)).graph.input
+    ] == [1, 1, 2, 2]
 
 
 def test_a_file_is_checked_as_it_came_and_adapted(pod: Pod, claim: Path) -> None:
@@ -50,7 +64,10 @@ def test_a_file_is_checked_as_it_came_and_adapted(pod: Pod, claim: Path) -> None
     assert (code, report.findings) == (0, ()), pod.output
     assert pod.tree() == ["model/1/model.onnx"]
     assert adapted(pod.models / "model/1/model.onnx")
-    assert "spec.tokenizer.padding: pvc://models/encoder.onnx adapted to ragged batches; rows in company answered as alone" in pod.output
+    assert (
+        "spec.tokenizer.padding: pvc://models/encoder.onnx adapted to ragged batches; rows in company answered as alone"
+        in pod.output
+    )
     StandInBackend(pod.models / "model/1/model.onnx", config_of(*ENCODER.declared))
     # What is reported is the source's: pods whose loaders adapt otherwise still serve the same model.
     first = report.sources
@@ -70,23 +87,43 @@ def test_every_version_is_adapted(pod: Pod, claim: Path) -> None:
             location="weights.bin",
             size_threshold=100,
         )
-    plan = PlanAdapt(step="model", model="bert", file="model.onnx", inputs=ENCODER.plan().inputs, token_outputs=ENCODER.per_token)
-    pod.plan(model(versions=PlanVersions(all=True)), checks=[check(model="bert", file="model.onnx")], adapt=[plan])
+    plan = PlanAdapt(
+        step="model",
+        model="bert",
+        file="model.onnx",
+        inputs=ENCODER.plan().inputs,
+        token_outputs=ENCODER.per_token,
+    )
+    pod.plan(
+        model(versions=PlanVersions(all=True)),
+        checks=[check(model="bert", file="model.onnx")],
+        adapt=[plan],
+    )
     code, _ = pod.load()
     assert code == 0, pod.output
-    assert pod.tree() == [f"bert/{version}/{name}" for version in (1, 3) for name in ("model.onnx", "weights.bin")]
+    assert pod.tree() == [
+        f"bert/{version}/{name}" for version in (1, 3) for name in ("model.onnx", "weights.bin")
+    ]
     assert all(adapted(pod.models / f"bert/{version}/model.onnx") for version in (1, 3))
     assert "pvc://models/bert (version 3) adapted" in pod.output
 
 
 def test_what_cannot_be_adapted_is_a_finding_of_its_own(pod: Pod, claim: Path) -> None:
     graph = make(ENCODER)
-    graph.graph.node.append(onnx.helper.make_node("DynamicQuantizeLinear", ["v0"], ["q", "scale", "zero"]))
+    graph.graph.node.append(
+        onnx.helper.make_node("DynamicQuantizeLinear", ["v0"], ["q", "scale", "zero"])
+    )
     onnx.save(graph, str(claim / "encoder.onnx"))
     pod.plan(FILE, checks=[check()], adapt=[ENCODER.plan(field="spec.tokenizer.padding")])
     code, report = pod.load()
     (finding,) = report.findings
-    assert (code, report.ok, finding.reason, finding.step, finding.field) == (2, False, Reason.RAGGED_UNSUPPORTED, "model", "spec.tokenizer.padding")
+    assert (code, report.ok, finding.reason, finding.step, finding.field) == (
+        2,
+        False,
+        Reason.RAGGED_UNSUPPORTED,
+        "model",
+        "spec.tokenizer.padding",
+    )
     assert finding.message.startswith(
         "pvc://models/encoder.onnx cannot take requests of different length in one batch: operator DynamicQuantizeLinear"
     )
@@ -116,16 +153,25 @@ def test_onnx_runtime_is_not_needed(pod: Pod, claim: Path, monkeypatch: pytest.M
     assert adapted(pod.models / "model/1/model.onnx")
 
 
-def test_what_is_too_large_to_be_run_is_said_in_the_report(pod: Pod, claim: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_large_to_be_run_is_said_in_the_report(
+    pod: Pod, claim: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    monkeypatch.setattr(prove, "REFERENCE_MAX", 1000)
+    monkeypatch.setattr(equivalence, "REFERENCE_MAX", 1000)
     onnx.save(make(ENCODER), str(claim / "encoder.onnx"))
     pod.plan(FILE, checks=[check()], adapt=[ENCODER.plan()])
     code, report = pod.load()
     assert (code, report.ok) == (0, True), pod.output
     (note,) = report.findings
-    assert (note.reason, note.step, note.field) == (Reason.ANSWERS_NOT_COMPARED, "model", "spec.tokenizer.padding")
-    assert "adapted to ragged batches; structure only, no answers compared (ONNX Runtime is not here" in note.message
+    assert (note.reason, note.step, note.field) == (
+        Reason.ANSWERS_NOT_COMPARED,
+        "model",
+        "spec.tokenizer.padding",
+    )
+    assert (
+        "adapted to ragged batches; structure only, no answers compared (ONNX Runtime is not here"
+        in note.message
+    )
 
 
 def test_from_the_resource_to_answers(pod: Pod, claim: Path) -> None:
@@ -134,7 +180,10 @@ def test_from_the_resource_to_answers(pod: Pod, claim: Path) -> None:
         tokenizer={"source": {"uri": "pvc://models/tokenizer.json"}, "maxLength": 32},
         model={
             "source": {"uri": "pvc://models/encoder.onnx"},
-            "outputs": [{"name": "logits", "dataType": "FP32", "dims": [3]}, {"name": "hidden", "dataType": "FP32", "dims": [-1, 8]}],
+            "outputs": [
+                {"name": "logits", "dataType": "FP32", "dims": [3]},
+                {"name": "hidden", "dataType": "FP32", "dims": [-1, 8]},
+            ],
         },
         postprocess={"labels": ["a", "b", "c"], "from": "model.logits"},
     )
@@ -150,10 +199,18 @@ def test_from_the_resource_to_answers(pod: Pod, claim: Path) -> None:
     config = parse((pod.models / "model/config.pbtxt").read_text())
     backend = StandInBackend(pod.models / "model/1/model.onnx", config)
     tokenizer = tinymodel.tokenizer(baked_in=False)
-    texts = ["the quick fox jumps over the old dog", "a cat", "very happy bird sings near the river and the red stone"]
+    texts = [
+        "the quick fox jumps over the old dog",
+        "a cat",
+        "very happy bird sings near the river and the red stone",
+    ]
     rows = [np.array([tokenizer.encode(text).ids], np.int64) for text in texts]
-    answers = backend.execute([{"input_ids": ids, "attention_mask": np.ones_like(ids)} for ids in rows])
+    answers = backend.execute(
+        [{"input_ids": ids, "attention_mask": np.ones_like(ids)} for ids in rows]
+    )
     for ids, answer in zip(rows, answers, strict=True):
         # Computed in numpy, in double precision.
-        np.testing.assert_allclose(answer["logits"][0], tinymodel.classify(ids[0]), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(
+            answer["logits"][0], tinymodel.classify(ids[0]), rtol=0, atol=1e-5
+        )
         np.testing.assert_allclose(answer["hidden"][0], tinymodel.encode(ids[0]), rtol=0, atol=1e-5)

@@ -38,14 +38,26 @@ TITLE = "org.opencontainers.image.title"
 
 
 @pytest.fixture(scope="module")
-def hub(authority: Authority, server_files: tuple[Path, Path], tls: ssl.SSLContext, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+def hub(
+    authority: Authority,
+    server_files: tuple[Path, Path],
+    tls: ssl.SSLContext,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Registry]:
     """The registry and its token server."""
     folder, port = tmp_path_factory.mktemp("registry"), free_port()
     signer = authority.server("tokens", ["127.0.0.1"])
     (folder / "roots.pem").write_bytes(authority.identity.certificate)
     made = Registry(f"https://127.0.0.1:{port}", USER, signer)
     with LoopbackServer(made.issue, tls) as tokens:
-        auth = {"token": {"realm": f"{tokens.url}/token", "service": SERVICE, "issuer": ISSUER, "rootcertbundle": str(folder / "roots.pem")}}
+        auth = {
+            "token": {
+                "realm": f"{tokens.url}/token",
+                "service": SERVICE,
+                "issuer": ISSUER,
+                "rootcertbundle": str(folder / "roots.pem"),
+            }
+        }
         with registry(folder, server_files, auth, port):
             yield made
 
@@ -64,13 +76,17 @@ def model(hub: Registry, name: str, **rest: object) -> PlanFetch:
     return PlanFetch(**{**defaults, **rest})  # type: ignore[arg-type]
 
 
-def archive(*members: tuple[str, bytes | None], links: tuple[tuple[str, str, bytes], ...] = ()) -> bytes:
+def archive(
+    *members: tuple[str, bytes | None], links: tuple[tuple[str, str, bytes], ...] = ()
+) -> bytes:
     """A layer: files (name, content; None for a folder) and links (name, target, type)."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as made:
         for name, data in members:
             info = tarfile.TarInfo(name)
-            info.type, info.size = (tarfile.DIRTYPE, 0) if data is None else (tarfile.REGTYPE, len(data))
+            info.type, info.size = (
+                (tarfile.DIRTYPE, 0) if data is None else (tarfile.REGTYPE, len(data))
+            )
             made.addfile(info, None if data is None else io.BytesIO(data))
         for name, target, kind in links:
             info = tarfile.TarInfo(name)
@@ -81,7 +97,11 @@ def archive(*members: tuple[str, bytes | None], links: tuple[tuple[str, str, byt
 
 def test_an_artifact_of_titled_files_by_tag_and_by_digest(trusting: Pod, hub: Registry) -> None:
     pushed = hub.push(
-        "models/bert", "v1", (FILE, {TITLE: "1/model.bin"}, DATA), (FILE, {TITLE: "1/data/x"}, b"side"), (FILE, {TITLE: "config.pbtxt"}, b"c")
+        "models/bert",
+        "v1",
+        (FILE, {TITLE: "1/model.bin"}, DATA),
+        (FILE, {TITLE: "1/data/x"}, b"side"),
+        (FILE, {TITLE: "config.pbtxt"}, b"c"),
     )
     trusting.plan(model(hub, "models/bert:v1"))
     code, report = trusting.load()
@@ -98,19 +118,35 @@ def test_an_artifact_of_titled_files_by_tag_and_by_digest(trusting: Pod, hub: Re
     assert (trusting.models / "bert/1/model.bin").read_bytes() == DATA
 
 
-def test_a_file_and_a_tokenizer_out_of_an_artifact(trusting: Pod, hub: Registry, minilm: Path, authority: Authority) -> None:
+def test_a_file_and_a_tokenizer_out_of_an_artifact(
+    trusting: Pod, hub: Registry, minilm: Path, authority: Authority
+) -> None:
     hub.push("models/one", "latest", (FILE, {TITLE: "net.bin"}, b"weights"))
-    hub.push("models/text", "v2", (FILE, {TITLE: "tokenizer.json"}, (minilm / "tokenizer.json").read_bytes()), (FILE, {TITLE: "README.md"}, b"x"))
+    hub.push(
+        "models/text",
+        "v2",
+        (FILE, {TITLE: "tokenizer.json"}, (minilm / "tokenizer.json").read_bytes()),
+        (FILE, {TITLE: "README.md"}, b"x"),
+    )
     trusting.trust("tokenizer", authority.identity)
-    one = model(hub, "models/one", kind=FetchKind.FILE, file=None, whole=False, target="bert/1/model.bin")
+    one = model(
+        hub, "models/one", kind=FetchKind.FILE, file=None, whole=False, target="bert/1/model.bin"
+    )
     text = PlanFetch(
-        step="tokenizer", uri=f"oci://{hub.host}/models/text", revision="v2", kind=FetchKind.TOKENIZER, target="t/1/tokenizer.json", ca=True
+        step="tokenizer",
+        uri=f"oci://{hub.host}/models/text",
+        revision="v2",
+        kind=FetchKind.TOKENIZER,
+        target="t/1/tokenizer.json",
+        ca=True,
     )
     trusting.plan(one, text)
     code, _ = trusting.load()
     assert code == 0, trusting.output
     assert (trusting.models / "bert/1/model.bin").read_bytes() == b"weights"
-    assert (trusting.models / "t/1/tokenizer.json").read_bytes() == (minilm / "tokenizer.json").read_bytes()
+    assert (trusting.models / "t/1/tokenizer.json").read_bytes() == (
+        minilm / "tokenizer.json"
+    ).read_bytes()
 
 
 def test_an_image_of_layers_laid_over_each_other(trusting: Pod, hub: Registry) -> None:
@@ -119,7 +155,10 @@ def test_an_image_of_layers_laid_over_each_other(trusting: Pod, hub: Registry) -
         links=(("bin/sh", "/bin/busybox", tarfile.SYMTYPE),),
     )  # fmt: skip
     top = archive(
-        ("./models/bert/1/model.bin", DATA), ("models/bert/1/.wh.gone", b""), ("models/bert/1/dir/.wh..wh..opq", b""), ("models/bert/1/dir/b", b"b")
+        ("./models/bert/1/model.bin", DATA),
+        ("models/bert/1/.wh.gone", b""),
+        ("models/bert/1/dir/.wh..wh..opq", b""),
+        ("models/bert/1/dir/b", b"b"),
     )
     manifest = hub.push("images/bert", "v1", (LAYER, {}, base), (LAYER, {}, top))
     trusting.plan(model(hub, "images/bert:v1", path="models/bert"))
@@ -137,8 +176,21 @@ def test_an_image_of_layers_laid_over_each_other(trusting: Pod, hub: Registry) -
 
 def test_a_folder_that_oras_packed(trusting: Pod, hub: Registry) -> None:
     packed = archive(("bert/1/model.bin", b"w"), ("bert/1/x/y", b"z"))
-    hub.push("models/packed", "v1", (LAYER, {TITLE: "bert", "io.deis.oras.content.unpack": "true"}, packed), (LAYER, {TITLE: "env.tar.gz"}, b"kept"))
-    packed_file = model(hub, "models/packed:v1", kind=FetchKind.FOLDER, path="env.tar.gz", file=None, whole=False, target="bert")
+    hub.push(
+        "models/packed",
+        "v1",
+        (LAYER, {TITLE: "bert", "io.deis.oras.content.unpack": "true"}, packed),
+        (LAYER, {TITLE: "env.tar.gz"}, b"kept"),
+    )
+    packed_file = model(
+        hub,
+        "models/packed:v1",
+        kind=FetchKind.FOLDER,
+        path="env.tar.gz",
+        file=None,
+        whole=False,
+        target="bert",
+    )
     trusting.plan(model(hub, "models/packed:v1", path="bert"))
     assert trusting.load()[0] == 0, trusting.output
     assert trusting.tree() == ["bert/1/model.bin", "bert/1/x/y"]
@@ -154,14 +206,37 @@ def test_an_index_of_platforms(trusting: Pod, hub: Registry) -> None:
     machine = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
     entries = []
     for tag, architecture in (("arm", "s390x"), ("amd", machine)):
-        config = {"mediaType": "application/vnd.oci.empty.v1+json", **hub.blob("images/multi", b"{}")}
+        config = {
+            "mediaType": "application/vnd.oci.empty.v1+json",
+            **hub.blob("images/multi", b"{}"),
+        }
         content = {TITLE: "model.bin"}, b"ours" if tag == "amd" else b"theirs"
-        layer = {"mediaType": FILE, **hub.blob("images/multi", content[1]), "annotations": content[0]}
-        body = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "config": config, "layers": [layer]}
+        layer = {
+            "mediaType": FILE,
+            **hub.blob("images/multi", content[1]),
+            "annotations": content[0],
+        }
+        body = {
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "config": config,
+            "layers": [layer],
+        }
         digest = hub.manifest("images/multi", tag, body)
         size = len(json.dumps(body).encode())
-        entries.append({"mediaType": body["mediaType"], "digest": digest, "size": size, "platform": {"os": "linux", "architecture": architecture}})
-    index = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": entries}
+        entries.append(
+            {
+                "mediaType": body["mediaType"],
+                "digest": digest,
+                "size": size,
+                "platform": {"os": "linux", "architecture": architecture},
+            }
+        )
+    index = {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "manifests": entries,
+    }
     pushed = hub.manifest("images/multi", "all", index)
     trusting.plan(model(hub, "images/multi:all"))
     code, report = trusting.load()
@@ -178,9 +253,18 @@ def test_an_index_of_platforms(trusting: Pod, hub: Registry) -> None:
     ("layer", "says"),
     [
         (archive(("m/../../evil", b"x")), "is no plain path below its folder"),
-        (archive(("m/model.bin", b"x"), links=(("m/link", "/etc/passwd", tarfile.SYMTYPE),)), "m/link is a link to /etc/passwd"),
-        (archive(("m/model.bin", b"x"), links=(("m/hard", "other/x", tarfile.LNKTYPE),)), "is a hard link to other/x"),
-        (archive(("m/model.bin", b"x"), links=(("m/dev", "", tarfile.CHRTYPE),)), "m/dev is no file"),
+        (
+            archive(("m/model.bin", b"x"), links=(("m/link", "/etc/passwd", tarfile.SYMTYPE),)),
+            "m/link is a link to /etc/passwd",
+        ),
+        (
+            archive(("m/model.bin", b"x"), links=(("m/hard", "other/x", tarfile.LNKTYPE),)),
+            "is a hard link to other/x",
+        ),
+        (
+            archive(("m/model.bin", b"x"), links=(("m/dev", "", tarfile.CHRTYPE),)),
+            "m/dev is no file",
+        ),
         (b"\x28\xb5\x2f\xfd" + bytes(100), "zstd"),
         (gzip.compress(b"no archive at all" * 100), "no usable tar archive"),
         (archive(("m/model.bin", DATA))[:-100_000], "no usable tar archive"),
@@ -188,7 +272,9 @@ def test_an_index_of_platforms(trusting: Pod, hub: Registry) -> None:
     # Of their own: those made of the bytes hold the time of compression, and differ between the workers of one run.
     ids=["climbs", "symbolic-link", "hard-link", "device", "zstd", "no-archive", "cut-short"],
 )
-def test_layers_that_lead_astray_are_refused(trusting: Pod, hub: Registry, layer: bytes, says: str) -> None:
+def test_layers_that_lead_astray_are_refused(
+    trusting: Pod, hub: Registry, layer: bytes, says: str
+) -> None:
     hub.push("images/bad", "v1", (LAYER, {}, layer))
     trusting.plan(model(hub, "images/bad:v1", path="m"))
     code, report = trusting.load()
@@ -207,12 +293,24 @@ def test_a_title_that_leads_astray_is_refused(trusting: Pod, hub: Registry) -> N
 
 @pytest.mark.proves("spec.source.secretRef.name", "behaviour")
 @pytest.mark.parametrize("form", ["user", "docker", "docker-path"])
-def test_a_private_repository_with_each_form_of_secret(trusting: Pod, hub: Registry, form: str) -> None:
+def test_a_private_repository_with_each_form_of_secret(
+    trusting: Pod, hub: Registry, form: str
+) -> None:
     hub.push("private/bert", "v1", (FILE, {TITLE: "model.bin"}, b"w"))
     auth = base64.b64encode(":".join(USER).encode()).decode()
-    entries = {f"https://{hub.host}/private": {"auth": auth}, f"https://{hub.host}": {"username": "x", "password": "s3cret-token-41d8"}}
-    auths = {"docker": {hub.host: {"username": USER[0], "password": USER[1]}}, "docker-path": entries}
-    secret = {"username": USER[0], "password": USER[1]} if form == "user" else {".dockerconfigjson": json.dumps({"auths": auths[form]})}
+    entries = {
+        f"https://{hub.host}/private": {"auth": auth},
+        f"https://{hub.host}": {"username": "x", "password": "s3cret-token-41d8"},
+    }
+    auths = {
+        "docker": {hub.host: {"username": USER[0], "password": USER[1]}},
+        "docker-path": entries,
+    }
+    secret = (
+        {"username": USER[0], "password": USER[1]}
+        if form == "user"
+        else {".dockerconfigjson": json.dumps({"auths": auths[form]})}
+    )
     trusting.secret("model", **secret)
     trusting.plan(model(hub, "private/bert:v1", credentials=True))
     assert trusting.load()[0] == 0, trusting.output
@@ -224,13 +322,24 @@ def test_a_private_repository_with_each_form_of_secret(trusting: Pod, hub: Regis
     ("secret", "says"),
     [
         (None, "name its credentials in source.secretRef"),
-        ({"username": "ada", "password": "s3cret-token-41d8"}, "check the secret of source.secretRef"),
-        ({".dockerconfigjson": '{"auths": {"other.example": {"auth": "eDp5"}}}'}, "has no entry for 127.0.0.1"),
+        (
+            {"username": "ada", "password": "s3cret-token-41d8"},
+            "check the secret of source.secretRef",
+        ),
+        (
+            {".dockerconfigjson": '{"auths": {"other.example": {"auth": "eDp5"}}}'},
+            "has no entry for 127.0.0.1",
+        ),
         ({".dockerconfigjson": "s3cret-token-41d8"}, ".dockerconfigjson is no JSON"),
-        ({"password": "s3cret-token-41d8"}, "needs .dockerconfigjson, or username and password (it holds password)"),
+        (
+            {"password": "s3cret-token-41d8"},
+            "needs .dockerconfigjson, or username and password (it holds password)",
+        ),
     ],
 )
-def test_who_may_not_read_is_told_what_to_mend(trusting: Pod, hub: Registry, secret: dict[str, str] | None, says: str) -> None:
+def test_who_may_not_read_is_told_what_to_mend(
+    trusting: Pod, hub: Registry, secret: dict[str, str] | None, says: str
+) -> None:
     if secret is not None:
         trusting.secret("model", **secret)
     trusting.plan(model(hub, "private/bert:v1", credentials=secret is not None))
@@ -240,11 +349,29 @@ def test_who_may_not_read_is_told_what_to_mend(trusting: Pod, hub: Registry, sec
     assert len([line for line in trusting.output.splitlines() if "attempt" in line]) == 0
 
 
-def test_a_registry_with_passwords(trusting: Pod, authority: Authority, server_files: tuple[Path, Path], tmp_path: Path, hub: Registry) -> None:
+def test_a_registry_with_passwords(
+    trusting: Pod,
+    authority: Authority,
+    server_files: tuple[Path, Path],
+    tmp_path: Path,
+    hub: Registry,
+) -> None:
     (tmp_path / "htpasswd").write_text(HTPASSWD)
     trusting.secret("model", username=USER[0], password=USER[1])
-    with registry(tmp_path, server_files, {"htpasswd": {"realm": "r", "path": str(tmp_path / "htpasswd")}}, free_port()) as url:
-        trusting.plan(model(hub, "x", uri=f"oci://{url.removeprefix('https://')}/models/none:v1", credentials=True))
+    with registry(
+        tmp_path,
+        server_files,
+        {"htpasswd": {"realm": "r", "path": str(tmp_path / "htpasswd")}},
+        free_port(),
+    ) as url:
+        trusting.plan(
+            model(
+                hub,
+                "x",
+                uri=f"oci://{url.removeprefix('https://')}/models/none:v1",
+                credentials=True,
+            )
+        )
         code, report = trusting.load()
         # The password is right: the registry says what it has.
         assert code == 2, trusting.output
@@ -266,7 +393,9 @@ def test_a_connection_that_breaks_is_resumed(trusting: Pod, hub: Registry) -> No
     assert (trusting.models / "bert/1/model.bin").read_bytes() == DATA
 
 
-def test_a_token_that_the_registry_refuses_is_not_asked_for_for_ever(trusting: Pod, hub: Registry) -> None:
+def test_a_token_that_the_registry_refuses_is_not_asked_for_for_ever(
+    trusting: Pod, hub: Registry
+) -> None:
     hub.push("models/slow", "v1", (FILE, {TITLE: "a"}, b"1"), (FILE, {TITLE: "model.bin"}, b"2"))
     before = len(hub.asked)
     hub.seconds = -100
@@ -280,14 +409,24 @@ def test_a_token_that_the_registry_refuses_is_not_asked_for_for_ever(trusting: P
     assert trusting.load()[0] == 0, trusting.output
 
 
-def test_a_token_that_runs_out_is_asked_for_again(hub: Registry, authority: Authority, tmp_path: Path) -> None:
+def test_a_token_that_runs_out_is_asked_for_again(
+    hub: Registry, authority: Authority, tmp_path: Path
+) -> None:
     hub.push("models/slow", "v2", (FILE, {TITLE: "model.bin"}, DATA))
     (tmp_path / "ca.crt").write_bytes(authority.identity.certificate)
     learned: list[str] = []
     credentials = Credentials(ca_file=tmp_path / "ca.crt")
     with httpx.Client(verify=credentials.ssl_context()) as client:
         uri = parse_registry(f"oci://{hub.host}/models/slow:v2")
-        source = OciSource(client, uri, None, endpoint=None, credentials=credentials, learned=learned.append, workspace=tmp_path / "w")
+        source = OciSource(
+            client,
+            uri,
+            None,
+            endpoint=None,
+            credentials=credentials,
+            learned=learned.append,
+            workspace=tmp_path / "w",
+        )
         source.resolve()
         # What the registry thinks of a token after its minutes.
         source._headers = {"Authorization": f"Bearer {learned[0][:-8]}AAAAAAAA"}
@@ -296,9 +435,16 @@ def test_a_token_that_runs_out_is_asked_for_again(hub: Registry, authority: Auth
     assert len(learned) == 2
 
 
-def test_a_blob_that_is_not_what_its_manifest_says_is_refused(trusting: Pod, tls: ssl.SSLContext) -> None:
+def test_a_blob_that_is_not_what_its_manifest_says_is_refused(
+    trusting: Pod, tls: ssl.SSLContext
+) -> None:
     """A stand-in for the registry: the real one checks what is pushed to it."""
-    layer = {"mediaType": FILE, "digest": f"sha256:{hashlib.sha256(b'right').hexdigest()}", "size": 5, "annotations": {TITLE: "model.bin"}}
+    layer = {
+        "mediaType": FILE,
+        "digest": f"sha256:{hashlib.sha256(b'right').hexdigest()}",
+        "size": 5,
+        "annotations": {TITLE: "model.bin"},
+    }
 
     def wrong(request: Request) -> Response:
         if "/blobs/" in request.path:
@@ -308,12 +454,32 @@ def test_a_blob_that_is_not_what_its_manifest_says_is_refused(trusting: Pod, tls
     with LoopbackServer(wrong, tls) as server:
         trusting.map(f"oci://={server.url}")
         uri = "oci://registry.example/models/x:v1"
-        trusting.plan(PlanFetch(step="model", uri=uri, target="bert", kind=FetchKind.MODEL, file="model.bin", ca=True))
+        trusting.plan(
+            PlanFetch(
+                step="model",
+                uri=uri,
+                target="bert",
+                kind=FetchKind.MODEL,
+                file="model.bin",
+                ca=True,
+            )
+        )
         code, report = trusting.load()
         assert code == 3, trusting.output
-        assert f"not {hashlib.sha256(b'right').hexdigest()} as the source says" in report.findings[0].message
+        assert (
+            f"not {hashlib.sha256(b'right').hexdigest()} as the source says"
+            in report.findings[0].message
+        )
         # Nor a manifest that is not what was asked for.
-        trusting.plan(PlanFetch(step="model", uri=uri.replace(":v1", f"@sha256:{'0' * 64}"), target="b", kind=FetchKind.FOLDER, ca=True))
+        trusting.plan(
+            PlanFetch(
+                step="model",
+                uri=uri.replace(":v1", f"@sha256:{'0' * 64}"),
+                target="b",
+                kind=FetchKind.FOLDER,
+                ca=True,
+            )
+        )
         assert "with something else" in trusting.load()[1].findings[0].message
 
 

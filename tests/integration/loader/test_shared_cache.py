@@ -44,7 +44,13 @@ def hub() -> Iterator[HubServer]:
 
 def plan(pod: Pod, hub: HubServer, **rest: object) -> None:
     pod.map(f"hf://={hub.url}")
-    values: dict[str, object] = {"step": "model", "uri": "hf://org/name", "target": "bert", "kind": FetchKind.MODEL, "file": "model.bin"}
+    values: dict[str, object] = {
+        "step": "model",
+        "uri": "hf://org/name",
+        "target": "bert",
+        "kind": FetchKind.MODEL,
+        "file": "model.bin",
+    }
     pod.plan(PlanFetch(**{**values, "whole": True, "credentials": True, **rest}))  # type: ignore[arg-type]
 
 
@@ -66,7 +72,9 @@ def test_the_second_pod_copies_what_the_first_fetched(cached: Pod, hub: HubServe
             assert TOKEN not in path.read_text()
 
 
-def test_who_may_not_read_the_source_does_not_get_it_from_the_cache(cached: Pod, hub: HubServer) -> None:
+def test_who_may_not_read_the_source_does_not_get_it_from_the_cache(
+    cached: Pod, hub: HubServer
+) -> None:
     cached.secret("model", token=TOKEN)
     plan(cached, hub)
     assert cached.load()[0] == 0, cached.output
@@ -111,7 +119,11 @@ def test_two_pods_at_once_fetch_once(cached: Pod) -> None:
 
     with LoopbackServer(answer) as server:
         cached.map(f"https://models.example.com/={server.url}/")
-        cached.plan(PlanFetch(step="model", uri="https://models.example.com/model.bin", target="m/1/model.bin"))
+        cached.plan(
+            PlanFetch(
+                step="model", uri="https://models.example.com/model.bin", target="m/1/model.bin"
+            )
+        )
         first, other = cached, second(cached)
         runs = [first.start(f"--cache={cached.options.cache}", "--cache-keep-free=0")]
         server.wait_for(1)
@@ -124,12 +136,18 @@ def test_two_pods_at_once_fetch_once(cached: Pod) -> None:
     assert "another pod is fetching the same file" in outputs[1]
     assert "from the model cache" in outputs[1]
     assert "fetched" in outputs[0]
-    assert (other.models / "m/1/model.bin").read_bytes() == (first.models / "m/1/model.bin").read_bytes() == DATA
+    assert (
+        (other.models / "m/1/model.bin").read_bytes()
+        == (first.models / "m/1/model.bin").read_bytes()
+        == DATA
+    )
     assert list((cached.root / "cache").glob("v1/locks/*")) == []
 
 
 @pytest.mark.parametrize("kind", ["absent", "full"])
-def test_a_load_goes_on_without_its_cache_and_says_so(cached: Pod, hub: HubServer, kind: str) -> None:
+def test_a_load_goes_on_without_its_cache_and_says_so(
+    cached: Pod, hub: HubServer, kind: str
+) -> None:
     cached.secret("model", token=TOKEN)
     plan(cached, hub)
     folder = cached.root / "cache"
@@ -145,9 +163,13 @@ def test_a_load_goes_on_without_its_cache_and_says_so(cached: Pod, hub: HubServe
             code, report = cached.load()
         finally:
             subprocess.run(["umount", "--lazy", folder], check=True)
-    assert (code, [item.reason for item in report.findings]) == (0, [Reason.CACHE_UNUSED]), cached.output
+    assert (code, [item.reason for item in report.findings]) == (0, [Reason.CACHE_UNUSED]), (
+        cached.output
+    )
     assert (cached.models / "bert/1/model.bin").read_bytes() == DATA
-    assert ("has no room for 2.9 MiB" if kind == "full" else "Not a directory") in report.findings[0].message
+    assert ("has no room for 2.9 MiB" if kind == "full" else "Not a directory") in report.findings[
+        0
+    ].message
 
 
 def test_weak_answers_are_not_kept(cached: Pod) -> None:
@@ -156,7 +178,11 @@ def test_weak_answers_are_not_kept(cached: Pod) -> None:
 
     with LoopbackServer(weak) as server:
         cached.map(f"https://models.example.com/={server.url}/")
-        cached.plan(PlanFetch(step="model", uri="https://models.example.com/model.bin", target="m/1/model.bin"))
+        cached.plan(
+            PlanFetch(
+                step="model", uri="https://models.example.com/model.bin", target="m/1/model.bin"
+            )
+        )
         assert cached.load()[0] == 0, cached.output
     assert not (cached.root / "cache").exists()
 
@@ -174,9 +200,19 @@ def test_a_restart_fetches_only_what_is_missing(pod: Pod) -> None:
             return hub.answer(request)
 
         with LoopbackServer(answer) as server:
-            pod.options = replace(pod.options, parallel=1, retry=RetryPolicy(attempts=2, first_delay=0.01))
+            pod.options = replace(
+                pod.options, parallel=1, retry=RetryPolicy(attempts=2, first_delay=0.01)
+            )
             pod.map(f"hf://={server.url}")
-            pod.plan(PlanFetch(step="model", uri="hf://org/name", target="bert", kind=FetchKind.MODEL, whole=True))
+            pod.plan(
+                PlanFetch(
+                    step="model",
+                    uri="hf://org/name",
+                    target="bert",
+                    kind=FetchKind.MODEL,
+                    whole=True,
+                )
+            )
             assert pod.load()[0] == 2
             broken.set()
             pod.output = ""

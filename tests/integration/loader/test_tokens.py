@@ -17,7 +17,7 @@ from tests.support.python_backend import InferenceRequest, start_model, texts
 from tests.support.raggedbackend import StandInBackend
 from triton_pipelines.api.loadplan import Reason
 from triton_pipelines.api.tokenizer import Padding
-from triton_pipelines.render.modelconfig import parse
+from triton_pipelines.compile.render.model_config import parse
 
 pytestmark = pytest.mark.integration
 
@@ -37,11 +37,18 @@ def claim(pod: Pod) -> Path:
 def plan(pod: Pod, padding: str = "Ragged", max_length: int = 32) -> None:
     """The pod gets what is rendered for a pipeline on a GPU."""
     built = builders.built(
-        tokenizer={"source": {"uri": "pvc://models/tokenizer.json"}, "maxLength": max_length, "padding": padding}
+        tokenizer={
+            "source": {"uri": "pvc://models/tokenizer.json"},
+            "maxLength": max_length,
+            "padding": padding,
+        }
         | ({"buckets": [8, 16]} if padding == "Bucketed" else {}),
         model={
             "source": {"uri": "pvc://models/encoder.onnx"},
-            "outputs": [{"name": "logits", "dataType": "FP32", "dims": [3]}, {"name": "hidden", "dataType": "FP32", "dims": [-1, 8]}],
+            "outputs": [
+                {"name": "logits", "dataType": "FP32", "dims": [3]},
+                {"name": "hidden", "dataType": "FP32", "dims": [-1, 8]},
+            ],
         },
         postprocess={"labels": ["a", "b", "c"], "from": "model.logits"},
     )
@@ -57,7 +64,12 @@ def test_a_token_that_the_model_does_not_know(pod: Pod, claim: Path, padding: st
     plan(pod, padding)
     code, report = pod.load()
     finding = report.findings[0]
-    assert (code, finding.reason, finding.step, finding.field) == (2, Reason.MODEL_MISMATCH, "model", "spec.model")
+    assert (code, finding.reason, finding.step, finding.field) == (
+        2,
+        Reason.MODEL_MISMATCH,
+        "model",
+        "spec.model",
+    )
     assert finding.message.startswith(
         f"pvc://models/tokenizer.json can emit token id {VOCABULARY} (covid), and pvc://models/encoder.onnx knows {VOCABULARY} ids"
     )
@@ -70,7 +82,9 @@ def grown_special(claim: Path) -> None:
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_a_special_token_that_only_spelling_it_out_leads_to_may_be_unknown(pod: Pod, claim: Path, padding: str) -> None:
+def test_a_special_token_that_only_spelling_it_out_leads_to_may_be_unknown(
+    pod: Pod, claim: Path, padding: str
+) -> None:
     grown_special(claim)
     plan(pod, padding)
     assert pod.load()[0] == 0, pod.output
@@ -78,24 +92,42 @@ def test_a_special_token_that_only_spelling_it_out_leads_to_may_be_unknown(pod: 
     config = parse((pod.models / "tokenizer/config.pbtxt").read_text())
     tensors = {
         side: [
-            {"name": item.name, "data_type": model_config_pb2.DataType.Name(item.data_type), "dims": list(item.dims)}
+            {
+                "name": item.name,
+                "data_type": model_config_pb2.DataType.Name(item.data_type),
+                "dims": list(item.dims),
+            }
             for item in getattr(config, side)
         ]
         for side in ("input", "output")
     }
     parameters = {key: value.string_value for key, value in config.parameters.items()}
-    step = start_model("tokenizer", pod.models / "tokenizer", {"max_batch_size": config.max_batch_size, **tensors}, parameters)
-    good, wrong = step.execute([InferenceRequest({"TEXT": texts(*rows)}) for rows in (["good film"], ["good", "good [NEW] film"])])
+    step = start_model(
+        "tokenizer",
+        pod.models / "tokenizer",
+        {"max_batch_size": config.max_batch_size, **tensors},
+        parameters,
+    )
+    good, wrong = step.execute(
+        [
+            InferenceRequest({"TEXT": texts(*rows)})
+            for rows in (["good film"], ["good", "good [NEW] film"])
+        ]
+    )
     assert good.error() is None
     assert wrong.error().message() == (
         f"row 1 of TEXT spells out the token [NEW] (id {VOCABULARY}), which the model does not know: leave it out of the text"
     )
 
 
-def test_where_the_model_knows_all_tokens_nothing_lies_beside_the_tokenizer(pod: Pod, claim: Path) -> None:
+def test_where_the_model_knows_all_tokens_nothing_lies_beside_the_tokenizer(
+    pod: Pod, claim: Path
+) -> None:
     plan(pod)
     assert pod.load()[0] == 0, pod.output
-    assert [path.name for path in (pod.models / "tokenizer/1").iterdir() if path.suffix == ".json"] == ["tokenizer.json"]
+    assert [
+        path.name for path in (pod.models / "tokenizer/1").iterdir() if path.suffix == ".json"
+    ] == ["tokenizer.json"]
 
 
 def test_another_start_of_the_container_comes_to_the_same(pod: Pod, claim: Path) -> None:
@@ -103,7 +135,9 @@ def test_another_start_of_the_container_comes_to_the_same(pod: Pod, claim: Path)
     plan(pod)
     for _ in range(2):
         assert pod.load()[0] == 0, pod.output
-        assert json.loads((pod.models / "tokenizer/1/known_ids.json").read_text()) == {"ids": VOCABULARY}
+        assert json.loads((pod.models / "tokenizer/1/known_ids.json").read_text()) == {
+            "ids": VOCABULARY
+        }
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
@@ -113,12 +147,22 @@ def test_rows_longer_than_the_model_takes(pod: Pod, claim: Path, padding: str) -
     plan(pod, padding, tinymodel.POSITIONS + 1)
     code, report = pod.load()
     finding = report.findings[0]
-    assert (code, finding.reason, finding.step, finding.field) == (2, Reason.MODEL_MISMATCH, "model", "spec.tokenizer.maxLength")
-    assert f"takes rows of at most {tinymodel.POSITIONS} tokens, and spec.tokenizer.maxLength lets the tokenizer send 65" in finding.message
+    assert (code, finding.reason, finding.step, finding.field) == (
+        2,
+        Reason.MODEL_MISMATCH,
+        "model",
+        "spec.tokenizer.maxLength",
+    )
+    assert (
+        f"takes rows of at most {tinymodel.POSITIONS} tokens, and spec.tokenizer.maxLength lets the tokenizer send 65"
+        in finding.message
+    )
 
 
 @pytest.mark.parametrize("special", [0, 1])
-def test_where_the_file_does_not_show_its_vocabulary_the_tokenizers_is_the_bound(pod: Pod, claim: Path, special: int) -> None:
+def test_where_the_file_does_not_show_its_vocabulary_the_tokenizers_is_the_bound(
+    pod: Pod, claim: Path, special: int
+) -> None:
     graph, known = tinymodel.graph(), VOCABULARY + special
     if special:
         # Such a token has a row as a rule, and is answered then.
@@ -133,9 +177,15 @@ def test_where_the_file_does_not_show_its_vocabulary_the_tokenizers_is_the_bound
     plan(pod)
     assert pod.load()[0] == 0, pod.output
     assert f"rows are taken with input_ids below {known}" in pod.output
-    backend = StandInBackend(pod.models / "model/1/model.onnx", parse((pod.models / "model/config.pbtxt").read_text()))
+    backend = StandInBackend(
+        pod.models / "model/1/model.onnx", parse((pod.models / "model/config.pbtxt").read_text())
+    )
     rows = [np.array([ids], np.int64) for ids in ([5, 6, 7], [5, known], [9])]
-    answers = backend.execute([{"input_ids": ids, "attention_mask": np.ones_like(ids)} for ids in rows])
+    answers = backend.execute(
+        [{"input_ids": ids, "attention_mask": np.ones_like(ids)} for ids in rows]
+    )
     assert np.isnan(answers.pop(1)["logits"]).all()
     for ids, answer in zip((rows[0], rows[2]), answers, strict=True):
-        np.testing.assert_allclose(answer["logits"][0], tinymodel.classify(ids[0]), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(
+            answer["logits"][0], tinymodel.classify(ids[0]), rtol=0, atol=1e-5
+        )

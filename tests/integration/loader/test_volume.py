@@ -39,20 +39,33 @@ def small(pod: Pod) -> Iterator[Pod]:
 
 
 def item(url: str) -> PlanFetch:
-    return PlanFetch(step="model", uri="https://models.example.com/model.bin", target="model/1/model.bin")
+    return PlanFetch(
+        step="model", uri="https://models.example.com/model.bin", target="model/1/model.bin"
+    )
 
 
 def test_a_file_larger_than_the_volume_is_refused_before_it_is_fetched(small: Pod) -> None:
     data = bytes(SIZE + 1)
     with LoopbackServer(lambda request: file_response(request, data, '"big"')) as server:
         small.map(f"https://models.example.com/={server.url}/")
-        missing = PlanFetch(step="tokenizer", uri="pvc://absent/t.json", target="tokenizer/1/tokenizer.json")
-        small.plan(missing, item(server.url), missing.model_copy(update={"target": "never/1/reached", "slot": "more"}))
+        missing = PlanFetch(
+            step="tokenizer", uri="pvc://absent/t.json", target="tokenizer/1/tokenizer.json"
+        )
+        small.plan(
+            missing,
+            item(server.url),
+            missing.model_copy(update={"target": "never/1/reached", "slot": "more"}),
+        )
         code, report = small.load()
     # What failed before is told too; nothing more is tried on a full volume.
     assert [item.reason for item in report.findings] == [Reason.SOURCE_UNAVAILABLE, Reason.NO_SPACE]
     finding = report.findings[1]
-    assert (code, finding.reason, finding.step, finding.field) == (2, Reason.NO_SPACE, "model", "spec.model.source")
+    assert (code, finding.reason, finding.step, finding.field) == (
+        2,
+        Reason.NO_SPACE,
+        "model",
+        "spec.model.source",
+    )
     assert f"needs {SIZE + 1} bytes" in finding.message
     assert "bytes free" in finding.message
     assert not list(small.options.root.rglob("*.part"))
@@ -62,7 +75,11 @@ def test_a_folder_larger_than_the_volume_is_refused_before_its_first_file(small:
     with HubServer() as hub:
         hub.publish("org/name", {f"{n}.bin": bytes(1 << 20) for n in range(5)})
         small.map(f"hf://={hub.url}")
-        small.plan(PlanFetch(step="model", uri="hf://org/name", target="bert", kind=FetchKind.MODEL, whole=True))
+        small.plan(
+            PlanFetch(
+                step="model", uri="hf://org/name", target="bert", kind=FetchKind.MODEL, whole=True
+            )
+        )
         code, report = small.load()
         assert not any("/resolve/" in request.path for request in hub.requests)
     assert (code, [item.reason for item in report.findings]) == (2, [Reason.NO_SPACE])
@@ -84,7 +101,11 @@ def test_one_file_that_cannot_be_had_ends_the_others(pod: Pod) -> None:
 
     with LoopbackServer(answer) as server:
         pod.map(f"hf://={server.url}")
-        pod.plan(PlanFetch(step="model", uri="hf://org/name", target="bert", kind=FetchKind.MODEL, whole=True))
+        pod.plan(
+            PlanFetch(
+                step="model", uri="hf://org/name", target="bert", kind=FetchKind.MODEL, whole=True
+            )
+        )
         # What stands still goes on once the refusal has come.
         releasing = threading.Timer(0.3, release.set)
         releasing.start()
@@ -99,7 +120,12 @@ def test_one_file_that_cannot_be_had_ends_the_others(pod: Pod) -> None:
 
 def test_a_volume_that_fills_up_while_a_file_of_unknown_size_comes(small: Pod) -> None:
     data = b"Z" * (SIZE * 2)
-    chunked = b"".join(b"10000\r\n" + data[at : at + 65536] + b"\r\n" for at in range(0, len(data), 65536)) + b"0\r\n\r\n"
+    chunked = (
+        b"".join(
+            b"10000\r\n" + data[at : at + 65536] + b"\r\n" for at in range(0, len(data), 65536)
+        )
+        + b"0\r\n\r\n"
+    )
 
     def answer(_: object) -> Response:
         return Response(200, {"Transfer-Encoding": "chunked"}, chunked)
@@ -110,7 +136,9 @@ def test_a_volume_that_fills_up_while_a_file_of_unknown_size_comes(small: Pod) -
         code, report = small.load()
     finding = report.findings[0]
     assert (code, finding.reason, finding.step) == (2, Reason.NO_SPACE, "model"), small.output
-    assert finding.message.startswith("spec.model.source https://models.example.com/model.bin: needs more")
+    assert finding.message.startswith(
+        "spec.model.source https://models.example.com/model.bin: needs more"
+    )
     assert not (small.models / "model/1/model.bin").exists()
 
 
@@ -125,13 +153,18 @@ def test_configuration_on_a_full_volume(small: Pod) -> None:
 def _interpreter(version: str) -> str:
     """A Python of ``version`` that starts (a version manager may have a stub without one behind it)."""
     found = shutil.which(f"python{version}")
-    if found is None or subprocess.run([found, "-I", "-c", ""], capture_output=True, check=False).returncode != 0:
+    if (
+        found is None
+        or subprocess.run([found, "-I", "-c", ""], capture_output=True, check=False).returncode != 0
+    ):
         pytest.skip(f"no Python {version} on this machine")
     return found
 
 
 @pytest.mark.parametrize("version", [None, "3.10", "3.12"])
-def test_tokenizers_work_from_the_site_folder_alone(pod: Pod, minilm: Path, version: str | None) -> None:
+def test_tokenizers_work_from_the_site_folder_alone(
+    pod: Pod, minilm: Path, version: str | None
+) -> None:
     """As in the stock Triton images (Python 3.10 and 3.12): no package but what the loader copied."""
     interpreter = sys.executable if version is None else _interpreter(version)
     pod.plan(site=["tokenizers"])
@@ -146,15 +179,31 @@ def test_tokenizers_work_from_the_site_folder_alone(pod: Pod, minilm: Path, vers
         "print(sorted(m for m in sys.modules if m.partition('.')[0] in ('huggingface_hub', 'numpy', 'requests', 'httpx', 'tqdm')))\n"
     )
     done = subprocess.run(
-        [interpreter, "-I", "-S", "-B", "-c", script, str(pod.options.site), str(minilm / "tokenizer.json")],
+        [
+            interpreter,
+            "-I",
+            "-S",
+            "-B",
+            "-c",
+            script,
+            str(pod.options.site),
+            str(minilm / "tokenizer.json"),
+        ],
         capture_output=True,
         text=True,
         check=False,
     )
     # [CLS] hello world [SEP] of the uncased BERT vocabulary.
     assert done.stdout.splitlines() == ["[[101, 7592, 2088, 102]]", "[]"], done.stderr
-    assert sorted(path.name.partition("-")[0] for path in pod.options.site.iterdir()) == ["tokenizers", "tokenizers"]
-    assert not [path for path in pod.options.site.rglob("*") if path.name == "__pycache__" or path.suffix == ".pyi"]
+    assert sorted(path.name.partition("-")[0] for path in pod.options.site.iterdir()) == [
+        "tokenizers",
+        "tokenizers",
+    ]
+    assert not [
+        path
+        for path in pod.options.site.rglob("*")
+        if path.name == "__pycache__" or path.suffix == ".pyi"
+    ]
 
 
 def test_a_package_bound_to_one_python_is_refused(pod: Pod) -> None:

@@ -33,7 +33,11 @@ def test_a_file_with_its_etag(trusting: Pod, server: LoopbackServer) -> None:
 def test_an_unknown_ca_is_final_and_says_what_to_do(pod: Pod, server: LoopbackServer) -> None:
     pod.plan(item(f"{server.url}/model.bin", ca=False))
     code, report = pod.load()
-    assert (code, report.findings[0].reason, report.findings[0].field) == (2, Reason.SOURCE_UNAVAILABLE, "spec.model.source.uri")
+    assert (code, report.findings[0].reason, report.findings[0].field) == (
+        2,
+        Reason.SOURCE_UNAVAILABLE,
+        "spec.model.source.uri",
+    )
     assert "name its CA in source.caRef" in report.findings[0].message
     assert "attempt" not in pod.output
 
@@ -47,7 +51,9 @@ def test_a_broken_ca_bundle_is_named(pod: Pod, server: LoopbackServer) -> None:
     assert "caRef cannot be used" in report.findings[0].message
 
 
-def test_503_then_ok_is_retried_with_the_reason_logged(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
+def test_503_then_ok_is_retried_with_the_reason_logged(
+    trusting: Pod, server: LoopbackServer, faulty: Faulty
+) -> None:
     faulty.script = [faulty.status(503, Retry_After="0"), faulty.status(429), faulty.status(502)]
     trusting.plan(item(f"{server.url}/model.bin"))
     code, _ = trusting.load()
@@ -57,11 +63,17 @@ def test_503_then_ok_is_retried_with_the_reason_logged(trusting: Pod, server: Lo
         assert f"answered {status}" in trusting.output
 
 
-def test_retries_are_bounded_and_leave_another_start_to_try(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
+def test_retries_are_bounded_and_leave_another_start_to_try(
+    trusting: Pod, server: LoopbackServer, faulty: Faulty
+) -> None:
     faulty.script = [faulty.status(500)] * 20
     trusting.plan(item(f"{server.url}/model.bin"))
     code, report = trusting.load()
-    assert (code, len(server.requests), report.findings[0].reason) == (3, 4, Reason.SOURCE_UNAVAILABLE)
+    assert (code, len(server.requests), report.findings[0].reason) == (
+        3,
+        4,
+        Reason.SOURCE_UNAVAILABLE,
+    )
     assert "attempt 4 failed, giving up" in trusting.output
 
 
@@ -84,7 +96,9 @@ def test_a_server_that_is_not_there_is_retried(pod: Pod) -> None:
     assert "giving up: ConnectError" in pod.output
 
 
-def test_truncated_bodies_are_resumed_where_they_ended(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
+def test_truncated_bodies_are_resumed_where_they_ended(
+    trusting: Pod, server: LoopbackServer, faulty: Faulty
+) -> None:
     # More cuts than tries in a row without progress: each brought something new.
     faulty.script = [faulty.cut(400_000)] * 6
     trusting.plan(item(f"{server.url}/model.bin", sha256=SHA))
@@ -96,7 +110,9 @@ def test_truncated_bodies_are_resumed_where_they_ended(trusting: Pod, server: Lo
     assert {request.headers.get("if-range") for request in server.requests[1:]} == {ETAG}
 
 
-def test_a_body_shorter_than_announced_never_gets_the_files_name(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
+def test_a_body_shorter_than_announced_never_gets_the_files_name(
+    trusting: Pod, server: LoopbackServer, faulty: Faulty
+) -> None:
     faulty.ranges = False
     faulty.script = [faulty.cut(1_000_000)] * 20
     trusting.plan(item(f"{server.url}/model.bin"))
@@ -105,7 +121,9 @@ def test_a_body_shorter_than_announced_never_gets_the_files_name(trusting: Pod, 
     assert not (trusting.models / "model/1/model.bin").exists()
 
 
-def test_a_file_replaced_in_mid_download_is_not_mixed(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
+def test_a_file_replaced_in_mid_download_is_not_mixed(
+    trusting: Pod, server: LoopbackServer, faulty: Faulty
+) -> None:
     def replaced(request: Request) -> Response:
         response = faulty.cut(1_000_000)(request)
         faulty.data, faulty.etag = DATA[::-1], '"v2"'
@@ -124,14 +142,20 @@ def test_a_wrong_checksum_shows_both(trusting: Pod, server: LoopbackServer) -> N
     trusting.plan(item(f"{server.url}/model.bin", sha256="0" * 64))
     code, report = trusting.load()
     finding = report.findings[0]
-    assert (code, finding.reason, finding.field) == (2, Reason.CHECKSUM_MISMATCH, "spec.model.source.sha256")
+    assert (code, finding.reason, finding.field) == (
+        2,
+        Reason.CHECKSUM_MISMATCH,
+        "spec.model.source.sha256",
+    )
     assert "0" * 64 in finding.message
     assert SHA in finding.message
     assert not (trusting.models / "model/1/model.bin").exists()
     assert len(server.requests) == 1
 
 
-def test_a_spoiled_part_is_fetched_again_from_the_start(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
+def test_a_spoiled_part_is_fetched_again_from_the_start(
+    trusting: Pod, server: LoopbackServer, faulty: Faulty
+) -> None:
     faulty.script = [faulty.cut(1_000_000), *[faulty.status(500)] * 3]
     trusting.plan(item(f"{server.url}/model.bin", sha256=SHA))
     assert trusting.load()[0] == 3
@@ -143,7 +167,9 @@ def test_a_spoiled_part_is_fetched_again_from_the_start(trusting: Pod, server: L
     assert "fetching all of it again" in trusting.output
 
 
-def test_a_part_that_is_already_whole_or_longer_is_fetched_anew(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
+def test_a_part_that_is_already_whole_or_longer_is_fetched_anew(
+    trusting: Pod, server: LoopbackServer, faulty: Faulty
+) -> None:
     faulty.script = [faulty.cut(1_000_000), *[faulty.status(500)] * 3]
     trusting.plan(item(f"{server.url}/model.bin"))
     assert trusting.load()[0] == 3
@@ -154,7 +180,9 @@ def test_a_part_that_is_already_whole_or_longer_is_fetched_anew(trusting: Pod, s
     assert fetched(trusting) == DATA
 
 
-def test_the_first_load_decides_for_every_later_pod(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
+def test_the_first_load_decides_for_every_later_pod(
+    trusting: Pod, server: LoopbackServer, faulty: Faulty
+) -> None:
     trusting.plan(item(f"{server.url}/model.bin"))
     trusting.resolved("model", '"v0"', hashlib.sha256(b"then").hexdigest())
     code, report = trusting.load()
@@ -165,31 +193,45 @@ def test_the_first_load_decides_for_every_later_pod(trusting: Pod, server: Loopb
     assert not (trusting.models / "model/1/model.bin").exists()
 
 
-def test_the_same_content_under_another_etag_is_no_change(trusting: Pod, server: LoopbackServer) -> None:
+def test_the_same_content_under_another_etag_is_no_change(
+    trusting: Pod, server: LoopbackServer
+) -> None:
     trusting.plan(item(f"{server.url}/model.bin"))
     trusting.resolved("model", '"mirror"', SHA)
     assert trusting.load()[0] == 0
 
 
-def test_another_etag_without_a_known_digest_is_a_change(trusting: Pod, server: LoopbackServer) -> None:
+def test_another_etag_without_a_known_digest_is_a_change(
+    trusting: Pod, server: LoopbackServer
+) -> None:
     trusting.plan(item(f"{server.url}/model.bin"))
     trusting.resolved("model", '"v0"', None)
     code, report = trusting.load()
     assert (code, report.findings[0].reason) == (2, Reason.SOURCE_CHANGED)
 
 
-def test_what_another_revision_resolved_to_does_not_count(trusting: Pod, server: LoopbackServer) -> None:
+def test_what_another_revision_resolved_to_does_not_count(
+    trusting: Pod, server: LoopbackServer
+) -> None:
     trusting.plan(item(f"{server.url}/model.bin"))
     trusting.resolved("model", '"v0"', "0" * 64, of="another")
     assert trusting.load()[0] == 0
 
 
 @pytest.mark.proves("spec.source.path", "behaviour")
-def test_a_folder_of_a_web_server_and_a_path_in_it(trusting: Pod, server: LoopbackServer, authority: Authority) -> None:
+def test_a_folder_of_a_web_server_and_a_path_in_it(
+    trusting: Pod, server: LoopbackServer, authority: Authority
+) -> None:
     trusting.trust("model.b", authority.identity)
-    trusting.plan(item(f"{server.url}/folder/?sig=x"), item(f"{server.url}/other", path="deep/net.bin", target="model/1/b.bin", slot="b"))
+    trusting.plan(
+        item(f"{server.url}/folder/?sig=x"),
+        item(f"{server.url}/other", path="deep/net.bin", target="model/1/b.bin", slot="b"),
+    )
     assert trusting.load()[0] == 0
-    assert [urlsplit(request.path).path for request in server.requests] == ["/folder/model.bin", "/other/deep/net.bin"]
+    assert [urlsplit(request.path).path for request in server.requests] == [
+        "/folder/model.bin",
+        "/other/deep/net.bin",
+    ]
 
 
 def test_http_needs_a_source_map(pod: Pod, faulty: Faulty) -> None:
@@ -223,7 +265,9 @@ def test_a_slow_server_is_waited_for(trusting: Pod, server: LoopbackServer, faul
     assert fetched(trusting) == DATA
 
 
-def test_killed_in_mid_download_and_resumed(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
+def test_killed_in_mid_download_and_resumed(
+    trusting: Pod, server: LoopbackServer, faulty: Faulty
+) -> None:
     gate = threading.Event()
 
     def stuck(request: Request) -> Response:

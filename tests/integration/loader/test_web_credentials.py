@@ -19,7 +19,10 @@ pytestmark = pytest.mark.integration
     ("values", "header"),
     [
         ({"token": TOKEN}, f"Bearer {TOKEN}"),
-        ({"username": "ada", "password": PASSWORD}, "Basic " + base64.b64encode(f"ada:{PASSWORD}".encode()).decode()),
+        (
+            {"username": "ada", "password": PASSWORD},
+            "Basic " + base64.b64encode(f"ada:{PASSWORD}".encode()).decode(),
+        ),
     ],
 )
 def test_credentials_are_presented_and_never_shown(
@@ -34,7 +37,9 @@ def test_credentials_are_presented_and_never_shown(
     assert header not in trusting.output
 
 
-def test_refused_credentials_are_final(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
+def test_refused_credentials_are_final(
+    trusting: Pod, server: LoopbackServer, faulty: Faulty
+) -> None:
     faulty.script = [faulty.status(403)]
     trusting.secret("model", token=TOKEN)
     trusting.plan(item(f"{server.url}/model.bin", credentials=True))
@@ -48,7 +53,11 @@ BASIC = base64.b64encode(f"ada:{PASSWORD}".encode()).decode()
 
 @pytest.mark.parametrize(
     ("values", "echoed"),
-    [({"token": TOKEN}, TOKEN), ({"username": "ada", "password": PASSWORD}, PASSWORD), ({"username": "ada", "password": PASSWORD}, BASIC)],
+    [
+        ({"token": TOKEN}, TOKEN),
+        ({"username": "ada", "password": PASSWORD}, PASSWORD),
+        ({"username": "ada", "password": PASSWORD}, BASIC),
+    ],
 )
 def test_credentials_that_a_server_echoes_are_masked(
     trusting: Pod, server: LoopbackServer, faulty: Faulty, values: dict[str, str], echoed: str
@@ -72,9 +81,15 @@ def test_a_secret_without_its_keys_is_named(trusting: Pod, server: LoopbackServe
     assert "needs token, or username and password (it holds password)" in report.findings[0].message
 
 
-def test_user_information_and_signatures_of_urls_are_redacted(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
+def test_user_information_and_signatures_of_urls_are_redacted(
+    trusting: Pod, server: LoopbackServer, faulty: Faulty
+) -> None:
     faulty.script = [faulty.status(500), faulty.status(404)]
-    trusting.plan(item(f"https://ada:{PASSWORD.replace('/', '%2F')}@127.0.0.1:{server.port}/model.bin?X-Signature={TOKEN}"))
+    trusting.plan(
+        item(
+            f"https://ada:{PASSWORD.replace('/', '%2F')}@127.0.0.1:{server.port}/model.bin?X-Signature={TOKEN}"
+        )
+    )
     code, report = trusting.load()
     assert code == 2
     assert server.requests[0].path.endswith(f"?X-Signature={TOKEN}")
@@ -83,7 +98,9 @@ def test_user_information_and_signatures_of_urls_are_redacted(trusting: Pod, ser
     assert PASSWORD.replace("/", "%2F") not in trusting.output + report.to_json()
 
 
-def test_a_redirect_takes_no_credentials_to_another_origin(trusting: Pod, server: LoopbackServer, faulty: Faulty, tls: ssl.SSLContext) -> None:
+def test_a_redirect_takes_no_credentials_to_another_origin(
+    trusting: Pod, server: LoopbackServer, faulty: Faulty, tls: ssl.SSLContext
+) -> None:
     with LoopbackServer(faulty.whole, tls) as other:
         faulty.script = [
             lambda _: Response(302, {"Location": "/moved?Signature=abc"}),
@@ -98,7 +115,9 @@ def test_a_redirect_takes_no_credentials_to_another_origin(trusting: Pod, server
     assert fetched(trusting) == DATA
 
 
-def test_a_redirect_to_http_is_refused(trusting: Pod, server: LoopbackServer, faulty: Faulty) -> None:
+def test_a_redirect_to_http_is_refused(
+    trusting: Pod, server: LoopbackServer, faulty: Faulty
+) -> None:
     with LoopbackServer(faulty.whole) as plain:
         faulty.script = [lambda _: Response(302, {"Location": f"{plain.url}/x"})]
         trusting.plan(item(f"{server.url}/model.bin"))

@@ -17,11 +17,11 @@ from tests.support.faultproxy import Fault, FaultProxy, plain_upstream
 from tests.support.prometheus import Pages, PrometheusServer, Target, page
 from tests.support.recorder import until
 from tests.support.triton import triton_server, write_model
-from triton_pipelines.metrics.collector import PrometheusCollector
-from triton_pipelines.metrics.connection import Connection
-from triton_pipelines.metrics.samples import Expected, Failure, Sample, Trouble
-from triton_pipelines.metrics.windows import rates
-from triton_pipelines.triton.local import LocalTriton
+from triton_pipelines.autoscaling.metrics.collector import PrometheusCollector
+from triton_pipelines.autoscaling.metrics.connection import Connection
+from triton_pipelines.autoscaling.metrics.rates import rates
+from triton_pipelines.autoscaling.metrics.samples import Expected, Failure, Sample, Trouble
+from triton_pipelines.triton.local_server import LocalTriton
 
 pytestmark = pytest.mark.integration
 
@@ -62,7 +62,9 @@ def pages() -> Iterator[Pages]:
 @pytest.fixture(scope="module")
 def prometheus(triton: LocalTriton, pages: Pages) -> Iterator[PrometheusServer]:
     """Scrapes Triton as pod triton-0 of namespace real, and pages as pods of namespace default; some in more than one way."""
-    pages.text = {name: page(100) for name in ("a", "b", "twice", "clusters", "reset", "nan", "restarted")}
+    pages.text = {
+        name: page(100) for name in ("a", "b", "twice", "clusters", "reset", "nan", "restarted")
+    }
     pages.text["boxed"] = page(100, gpu=None)
     targets = [
         Target(f"127.0.0.1:{triton.metrics_port}", {"namespace": "real", "pod": "triton-0"}),
@@ -77,7 +79,9 @@ def prometheus(triton: LocalTriton, pages: Pages) -> Iterator[PrometheusServer]:
 
 
 @asynccontextmanager
-async def faulty(prometheus: PrometheusServer, folder: Path, **more: Any) -> AsyncIterator[tuple[PrometheusCollector, FaultProxy]]:
+async def faulty(
+    prometheus: PrometheusServer, folder: Path, **more: Any
+) -> AsyncIterator[tuple[PrometheusCollector, FaultProxy]]:
     """A collector that reaches Prometheus through a proxy that injects faults."""
     async with FaultProxy(plain_upstream(prometheus.url, folder / "upstream")) as proxy:
         connection = Connection.model_validate({"url": proxy.url, "timeoutSeconds": 3, **more})
@@ -85,11 +89,18 @@ async def faulty(prometheus: PrometheusServer, folder: Path, **more: Any) -> Asy
             yield made, proxy
 
 
-def expected(*pods: str, namespace: str = "default", models: frozenset[str] = MODELS) -> dict[Key, Expected]:
+def expected(
+    *pods: str, namespace: str = "default", models: frozenset[str] = MODELS
+) -> dict[Key, Expected]:
     return {(namespace, pods[0]): Expected(namespace, dict.fromkeys(pods, ""), models, 60.0)}
 
 
-async def look(made: PrometheusCollector, wanted: dict[Key, Expected], holds: Callable[[Sample | Failure], bool], seconds: float = 30) -> Any:
+async def look(
+    made: PrometheusCollector,
+    wanted: dict[Key, Expected],
+    holds: Callable[[Sample | Failure], bool],
+    seconds: float = 30,
+) -> Any:
     """Collects until what is known of the one pipeline is as awaited."""
     said: Sample | Failure | None = None
     try:
@@ -112,15 +123,28 @@ async def test_counters_of_a_real_triton_are_its_own_and_times_are_those_of_the_
 ) -> None:
     wanted = expected("triton-0", namespace="real", models=frozenset({"echo"}))
     body = {"inputs": [{"name": "X", "datatype": "INT32", "shape": [1, 1], "data": [1]}]}
-    async with faulty(prometheus, tmp_path) as (made, proxy), httpx.AsyncClient(trust_env=False) as client:
+    async with (
+        faulty(prometheus, tmp_path) as (made, proxy),
+        httpx.AsyncClient(trust_env=False) as client,
+    ):
         first = await look(made, wanted, seen)
         for _ in range(20):
-            (await client.post(f"{triton.http_url}/v2/models/echo/infer", json=body)).raise_for_status()
+            (
+                await client.post(f"{triton.http_url}/v2/models/echo/infer", json=body)
+            ).raise_for_status()
         own = (await client.get(f"{triton.http_url}/v2/models/echo/stats")).json()["model_stats"][0]
-        found = await look(made, wanted, lambda said: seen(said) and said.pods["triton-0"].scrapes[-1].models["echo"].success == 20)
+        found = await look(
+            made,
+            wanted,
+            lambda said: (
+                seen(said) and said.pods["triton-0"].scrapes[-1].models["echo"].success == 20
+            ),
+        )
         newest = found.pods["triton-0"].scrapes[-1].models["echo"]
         assert newest.execs == own["execution_count"]
-        assert newest.compute_infer_us == pytest.approx(own["inference_stats"]["compute_infer"]["ns"] / 1000, abs=20)
+        assert newest.compute_infer_us == pytest.approx(
+            own["inference_stats"]["compute_infer"]["ns"] / 1000, abs=20
+        )
         assert newest.pending == 0
         (raw,) = prometheus.query('nv_inference_request_success{pod="triton-0"}[1m]')
         times = {at for at, _ in raw["values"]}
@@ -128,19 +152,33 @@ async def test_counters_of_a_real_triton_are_its_own_and_times_are_those_of_the_
         assert found.interval == pytest.approx(1.0, abs=0.2)
         assert not found.gpu_known, "there is no GPU here"
         assert first.pods["triton-0"].scrapes[0].models["echo"].success == 0
-    windows = [int(one) for request in proxy.requests for one in re.findall(r"%5B(\d+)ms%5D$", request.target.split("&")[0])]
+    windows = [
+        int(one)
+        for request in proxy.requests
+        for one in re.findall(r"%5B(\d+)ms%5D$", request.target.split("&")[0])
+    ]
     assert windows[0] == 75000
     assert all(window < 75000 for window in windows[1:])
 
 
 async def test_pods_that_are_scraped_twice_or_exist_twice(prometheus: PrometheusServer) -> None:
     async with PrometheusCollector(Connection(url=prometheus.url)) as made:
-        twice = await look(made, expected("twice"), lambda said: seen(said) and len(said.pods["twice"].scrapes) > 2)
+        twice = await look(
+            made, expected("twice"), lambda said: seen(said) and len(said.pods["twice"].scrapes) > 2
+        )
         assert twice.pods["twice"].scrapes[-1].models["model"].success == 100
-        assert any("scraped more than once (job is again and triton)" in note for note in twice.notes)
-        foreign = await look(made, expected("clusters"), lambda said: isinstance(said, Failure) and said.trouble is Trouble.PARTIAL)
+        assert any(
+            "scraped more than once (job is again and triton)" in note for note in twice.notes
+        )
+        foreign = await look(
+            made,
+            expected("clusters"),
+            lambda said: isinstance(said, Failure) and said.trouble is Trouble.PARTIAL,
+        )
         assert "cluster is one and two" in foreign.message
-    async with PrometheusCollector(Connection(url=prometheus.url, matchers={"cluster": "two"})) as made:
+    async with PrometheusCollector(
+        Connection(url=prometheus.url, matchers={"cluster": "two"})
+    ) as made:
         alone = await look(made, expected("clusters"), seen)
         assert alone.notes == ()
         assert alone.pods["clusters"].usage.gpu == 0.5
@@ -149,18 +187,26 @@ async def test_pods_that_are_scraped_twice_or_exist_twice(prometheus: Prometheus
         assert down.trouble is Trouble.MISSING
 
 
-async def test_raw_counters_pass_a_reset_and_nan_is_no_sample(prometheus: PrometheusServer, pages: Pages) -> None:
+async def test_raw_counters_pass_a_reset_and_nan_is_no_sample(
+    prometheus: PrometheusServer, pages: Pages
+) -> None:
     async with PrometheusCollector(Connection(url=prometheus.url)) as made:
         await look(made, expected("reset"), seen)
         pages.text["reset"] = page(3)
-        found = await look(made, expected("reset"), lambda said: seen(said) and said.pods["reset"].scrapes[-1].models["model"].success == 3)
+        found = await look(
+            made,
+            expected("reset"),
+            lambda said: seen(said) and said.pods["reset"].scrapes[-1].models["model"].success == 3,
+        )
         history = found.pods["reset"]
         assert [scrape.models["model"].success for scrape in history.scrapes][-2:] == [100, 3]
         measured = rates(history, "model", 60.0)
         assert measured is None or not measured.covered
         await look(made, expected("nan", "a"), lambda said: seen(said) and len(said.pods) == 2)
         pages.text["nan"] = page(100).replace(" 100\n", " NaN\n", 1)
-        partial = await look(made, expected("nan", "a"), lambda said: seen(said) and len(said.pods) == 1)
+        partial = await look(
+            made, expected("nan", "a"), lambda said: seen(said) and len(said.pods) == 1
+        )
         assert set(partial.pods) == {"a"}
         assert "nan: nv_inference_request_success of model tokenizer is NaN" in partial.notes[0]
         pages.text["nan"] = page(100)
@@ -177,7 +223,9 @@ DCGM_FI_DEV_GPU_UTIL{{exported_namespace="default",exported_pod="boxed",gpu="1"}
 """
 
 
-async def test_figures_of_containers_and_of_a_gpu_exporter(prometheus: PrometheusServer, pages: Pages) -> None:
+async def test_figures_of_containers_and_of_a_gpu_exporter(
+    prometheus: PrometheusServer, pages: Pages
+) -> None:
     """Series as cAdvisor and the DCGM exporter name them, on a stand-in's page."""
     plain = page(100, gpu=None)
     pages.text["boxed"] = plain + CONTAINER.format(cpu=1000, periods=1000, throttled=1000)
@@ -187,7 +235,9 @@ async def test_figures_of_containers_and_of_a_gpu_exporter(prometheus: Prometheu
         return usage is not None and bool(usage.cpu_cores) and usage.gpu is not None
 
     async def stored(query: str) -> None:
-        await until(lambda: asyncio.to_thread(prometheus.query, query), f"samples that give {query}", 20)
+        await until(
+            lambda: asyncio.to_thread(prometheus.query, query), f"samples that give {query}", 20
+        )
 
     await stored('count_over_time(container_cpu_usage_seconds_total{container="triton"}[1m]) > 1')
     pages.text["boxed"] = plain + CONTAINER.format(cpu=1006, periods=1040, throttled=1010)
@@ -206,7 +256,11 @@ async def test_figures_of_containers_and_of_a_gpu_exporter(prometheus: Prometheu
 def without(names: str) -> Callable[[bytes], bytes]:
     def rewrite(body: bytes) -> bytes:
         document = json.loads(body)
-        kept = [one for one in document["data"]["result"] if not re.search(names, json.dumps(one["metric"]))]
+        kept = [
+            one
+            for one in document["data"]["result"]
+            if not re.search(names, json.dumps(one["metric"]))
+        ]
         return json.dumps({**document, "data": {**document["data"], "result": kept}}).encode()
 
     return rewrite
@@ -228,38 +282,65 @@ FAULTS = {
     "cut": (Fault(cut_after=200), Trouble.ERROR, "breaks off|is no JSON"),
     "dripping": (Fault(drip=0.05), Trouble.ERROR, "no whole answer within 1 s"),
     "hanging": (Fault(delay=30), Trouble.ERROR, "no whole answer within 1 s"),
-    "error inside 200": (Fault(rewrite=lambda _: b'{"status":"error","errorType":"execution","error":"oops"}'), Trouble.ERROR, "execution: oops"),
+    "error inside 200": (
+        Fault(rewrite=lambda _: b'{"status":"error","errorType":"execution","error":"oops"}'),
+        Trouble.ERROR,
+        "execution: oops",
+    ),
     "a page": (Fault(rewrite=lambda _: b"<html>sign in</html>"), Trouble.ERROR, "is no JSON"),
     "NaN": (Fault(rewrite=with_values("NaN")), Trouble.PARTIAL, "is NaN"),
     "Inf": (Fault(rewrite=with_values("+Inf")), Trouble.PARTIAL, r"is \+Inf"),
     "negative": (Fault(rewrite=with_values("-1")), Trouble.PARTIAL, "is -1"),
-    "a metric lacks": (Fault(rewrite=without("exec_count")), Trouble.PARTIAL, "lacks nv_inference_exec_count"),
-    "a model lacks": (Fault(rewrite=without('"tokenizer"')), Trouble.PARTIAL, "no series of model tokenizer"),
+    "a metric lacks": (
+        Fault(rewrite=without("exec_count")),
+        Trouble.PARTIAL,
+        "lacks nv_inference_exec_count",
+    ),
+    "a model lacks": (
+        Fault(rewrite=without('"tokenizer"')),
+        Trouble.PARTIAL,
+        "no series of model tokenizer",
+    ),
     "everything lacks": (Fault(rewrite=without(".")), Trouble.STALE, r"is \d+ s old"),
     "duplicates": (Fault(rewrite=doubled), Trouble.PARTIAL, "the same series is there twice"),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
-async def test_a_fault_is_a_failure_with_its_name_and_passes(name: str, prometheus: PrometheusServer, tmp_path: Path) -> None:
+async def test_a_fault_is_a_failure_with_its_name_and_passes(
+    name: str, prometheus: PrometheusServer, tmp_path: Path
+) -> None:
     fault, trouble, words = FAULTS[name]
     fault.path, fault.times = COUNTERS, None
     said: list[Sample | Failure] = []
     async with faulty(prometheus, tmp_path, timeoutSeconds=1) as (made, proxy):
-        before = await look(made, expected("a"), lambda one: seen(one) and len(one.pods["a"].scrapes) > 2)
+        before = await look(
+            made, expected("a"), lambda one: seen(one) and len(one.pods["a"].scrapes) > 2
+        )
         proxy.inject(fault)
-        failed = await look(made, expected("a"), lambda one: said.append(one) or isinstance(one, Failure))
+        failed = await look(
+            made, expected("a"), lambda one: said.append(one) or isinstance(one, Failure)
+        )
         assert failed.trouble is trouble
         assert re.search(words, failed.message)
         proxy.clear()
         after = await look(made, expected("a"), lambda one: said.append(one) or seen(one))
     assert after.pods["a"].scrapes[-1].at >= before.pods["a"].scrapes[-1].at
-    counted = {scrape.models["model"].success for one in (before, *said) if isinstance(one, Sample) for scrape in one.pods["a"].scrapes}
+    counted = {
+        scrape.models["model"].success
+        for one in (before, *said)
+        if isinstance(one, Sample)
+        for scrape in one.pods["a"].scrapes
+    }
     assert counted == {100.0}, "a value that no page had"
 
 
-async def test_a_server_without_container_figures_or_targets_is_asked_no_more_than_needed(prometheus: PrometheusServer, tmp_path: Path) -> None:
-    wanted = {("default", name): Expected("default", {name: ""}, MODELS, 60.0) for name in ("a", "b")}
+async def test_a_server_without_container_figures_or_targets_is_asked_no_more_than_needed(
+    prometheus: PrometheusServer, tmp_path: Path
+) -> None:
+    wanted = {
+        ("default", name): Expected("default", {name: ""}, MODELS, 60.0) for name in ("a", "b")
+    }
     async with faulty(prometheus, tmp_path) as (made, proxy):
         await made.collect(wanted)
         assert len(proxy.requests) == 3, "time, counters, figures"
@@ -267,7 +348,9 @@ async def test_a_server_without_container_figures_or_targets_is_asked_no_more_th
         assert len(proxy.requests) == 5
 
 
-async def test_tls_with_an_own_authority_a_client_certificate_a_password_and_a_path_prefix(tmp_path: Path) -> None:
+async def test_tls_with_an_own_authority_a_client_certificate_a_password_and_a_path_prefix(
+    tmp_path: Path,
+) -> None:
     authority = Authority(datetime.datetime.now(datetime.UTC))
     server, client = authority.server("prometheus", ["127.0.0.1"]), authority.client("operator")
     files = {
@@ -291,11 +374,17 @@ async def test_tls_with_an_own_authority_a_client_certificate_a_password_and_a_p
         },
         "basic_auth_users": {USER: HASH},
     }
-    trust = {"caFile": tmp_path / "ca.crt", "certFile": tmp_path / "tls.crt", "keyFile": tmp_path / "tls.key"}
+    trust = {
+        "caFile": tmp_path / "ca.crt",
+        "certFile": tmp_path / "tls.crt",
+        "keyFile": tmp_path / "tls.key",
+    }
     basic = {"usernameFile": tmp_path / "user", "passwordFile": tmp_path / "password"}
     context = httpx.create_ssl_context(verify=str(tmp_path / "ca.crt"))
     context.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
-    with PrometheusServer(web=web, prefix="/prom", ready={"verify": context, "auth": (USER, PASSWORD)}) as server_process:
+    with PrometheusServer(
+        web=web, prefix="/prom", ready={"verify": context, "auth": (USER, PASSWORD)}
+    ) as server_process:
 
         async def said(**connection: Any) -> str:
             made = Connection.model_validate({"url": server_process.url, **connection})
@@ -309,27 +398,55 @@ async def test_tls_with_an_own_authority_a_client_certificate_a_password_and_a_p
         assert "HTTP 401" in await said(tls=trust)
         assert "certificate" in await said(tls={"caFile": tmp_path / "ca.crt"}, basicAuth=basic)
         assert "TLS: unable to get local issuer certificate" in await said(basicAuth=basic)
-        assert "TLS: " in await said(tls={**trust, "caFile": tmp_path / "other-ca.crt"}, basicAuth=basic)
-        assert "no series" in await said(tls={**trust, "caFile": None}, basicAuth=basic, security="Insecure")
-        assert "path prefix" in await said(url=server_process.url.removesuffix("/prom") + "/other", tls=trust, basicAuth=basic)
-        made = Connection.model_validate({"url": server_process.url, "tls": {**trust, "caFile": tmp_path / "other-ca.crt"}, "basicAuth": basic})
+        assert "TLS: " in await said(
+            tls={**trust, "caFile": tmp_path / "other-ca.crt"}, basicAuth=basic
+        )
+        assert "no series" in await said(
+            tls={**trust, "caFile": None}, basicAuth=basic, security="Insecure"
+        )
+        assert "path prefix" in await said(
+            url=server_process.url.removesuffix("/prom") + "/other", tls=trust, basicAuth=basic
+        )
+        made = Connection.model_validate(
+            {
+                "url": server_process.url,
+                "tls": {**trust, "caFile": tmp_path / "other-ca.crt"},
+                "basicAuth": basic,
+            }
+        )
         async with PrometheusCollector(made) as collector:
             assert "TLS: " in next(iter((await collector.collect(expected("a"))).values())).message
-            (tmp_path / "other-ca.crt").write_bytes(files["ca.crt"])  # as the kubelet does when the ConfigMap changes
-            assert "no series" in next(iter((await collector.collect(expected("a"))).values())).message
+            (tmp_path / "other-ca.crt").write_bytes(
+                files["ca.crt"]
+            )  # as the kubelet does when the ConfigMap changes
+            assert (
+                "no series" in next(iter((await collector.collect(expected("a"))).values())).message
+            )
 
 
-async def test_a_restart_with_empty_storage_is_a_gap_and_no_new_beginning(prometheus: PrometheusServer, pages: Pages) -> None:
+async def test_a_restart_with_empty_storage_is_a_gap_and_no_new_beginning(
+    prometheus: PrometheusServer, pages: Pages
+) -> None:
     """The last test of this file: it restarts the server that all share."""
     said: list[Sample | Failure] = []
     async with PrometheusCollector(Connection(url=prometheus.url)) as made:
-        await look(made, expected("restarted"), lambda one: seen(one) and len(one.pods["restarted"].scrapes) > 2)
+        await look(
+            made,
+            expected("restarted"),
+            lambda one: seen(one) and len(one.pods["restarted"].scrapes) > 2,
+        )
         await asyncio.to_thread(prometheus.stop)
         down = await look(made, expected("restarted"), lambda one: isinstance(one, Failure))
         assert "cannot be reached: Connection refused" in down.message
         pages.text["restarted"] = page(160)
         await asyncio.to_thread(prometheus.start, empty=True)
-        empty = await look(made, expected("restarted"), lambda one: said.append(one) or (isinstance(one, Failure) and one.trouble is Trouble.STALE))
+        empty = await look(
+            made,
+            expected("restarted"),
+            lambda one: (
+                said.append(one) or (isinstance(one, Failure) and one.trouble is Trouble.STALE)
+            ),
+        )
         assert "s old" in empty.message
         back = await look(made, expected("restarted"), lambda one: said.append(one) or seen(one))
     values = [scrape.models["model"].success for scrape in back.pods["restarted"].scrapes]

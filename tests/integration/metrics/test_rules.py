@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 from e2e.local import packages
 from hack import monitoring
 from tests.support.prometheus import packages_path
-from triton_pipelines.app.scalingmetrics import ScalingMetrics
-from triton_pipelines.render.rules import Scope, groups
+from triton_pipelines.compile.render.prometheus_rules import Scope, groups
+from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 
 pytestmark = pytest.mark.integration
 
@@ -29,7 +29,12 @@ def _installed() -> None:
 
 
 def promtool(*arguments: str | Path) -> str:
-    done = subprocess.run([packages_path("promtool"), *map(str, arguments)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [packages_path("promtool"), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -40,14 +45,26 @@ def own_metrics() -> set[str]:
     ScalingMetrics(registry)
     names = set()
     for family in registry.collect():
-        names |= {family.name, f"{family.name}_total", f"{family.name}_bucket", f"{family.name}_sum", f"{family.name}_count"}
+        names |= {
+            family.name,
+            f"{family.name}_total",
+            f"{family.name}_bucket",
+            f"{family.name}_sum",
+            f"{family.name}_count",
+        }
     return names
 
 
 def used(expression: str) -> set[str]:
     """Names of metrics in an expression; label names and strings are none."""
-    bare = re.sub(r'"[^"]*"|\{[^}]*\}|\bby \([^)]*\)|\bon \([^)]*\)', "", re.sub(r"\{[^}]*\}", "", expression))
-    return {name for name in re.findall(r"[a-zA-Z_][\w:]*", bare) if ":" in name or name.startswith(("tritonpipe_", "nv_", "container_", "DCGM_"))}
+    bare = re.sub(
+        r'"[^"]*"|\{[^}]*\}|\bby \([^)]*\)|\bon \([^)]*\)', "", re.sub(r"\{[^}]*\}", "", expression)
+    )
+    return {
+        name
+        for name in re.findall(r"[a-zA-Z_][\w:]*", bare)
+        if ":" in name or name.startswith(("tritonpipe_", "nv_", "container_", "DCGM_"))
+    }
 
 
 def panels() -> list[dict[str, Any]]:
@@ -68,9 +85,16 @@ def test_rules_of_one_pipeline_are_about_its_series_alone(tmp_path: Path) -> Non
     """Two pipelines of one namespace whose names begin alike, and one of the same name elsewhere."""
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(groups(Scope("n", "p"))))
     promtool("check", "rules", tmp_path / "rules.yaml")
-    places = [("n", "p", "p-6d4c-x7k2p"), ("n", "p-b", "p-b-6d4c-x7k2p"), ("m", "p", "p-6d4c-x7k2p")]
+    places = [
+        ("n", "p", "p-6d4c-x7k2p"),
+        ("n", "p-b", "p-b-6d4c-x7k2p"),
+        ("m", "p", "p-6d4c-x7k2p"),
+    ]
     series = [
-        {"series": f'{metric}{{namespace="{namespace}",pod="{pod}"{more.replace("PIPELINE", pipeline)}}}', "values": "0+300x20"}
+        {
+            "series": f'{metric}{{namespace="{namespace}",pod="{pod}"{more.replace("PIPELINE", pipeline)}}}',
+            "values": "0+300x20",
+        }
         for namespace, pipeline, pod in places
         for metric, more in (
             ("nv_inference_request_success", ',pipeline="PIPELINE",model="tok",version="1"'),
@@ -78,11 +102,18 @@ def test_rules_of_one_pipeline_are_about_its_series_alone(tmp_path: Path) -> Non
         )
     ]
     expected = {
-        "tritonpipe:throughput:rate": ('{namespace="n",pipeline="p",pod="p-6d4c-x7k2p",model="tok"}', 10),
+        "tritonpipe:throughput:rate": (
+            '{namespace="n",pipeline="p",pod="p-6d4c-x7k2p",model="tok"}',
+            10,
+        ),
         "tritonpipe:cpu:cores": ('{namespace="n",pod="p-6d4c-x7k2p"}', 10),
     }
     asked = [
-        {"expr": name, "eval_time": "8m", "exp_samples": [{"labels": f"{name}{labels}", "value": value}]}
+        {
+            "expr": name,
+            "eval_time": "8m",
+            "exp_samples": [{"labels": f"{name}{labels}", "value": value}],
+        }
         for name, (labels, value) in expected.items()
     ]
     test = {
@@ -98,8 +129,16 @@ def test_every_rule_is_tested_and_every_alert_has_a_runbook() -> None:
     tests = Path(__file__).with_name("rules_test.yaml").read_text()
     for rule in monitoring.recording_rules():
         # Others of these stand on it, or it is a mean of one gauge.
-        assert rule["record"] in tests or rule["record"] in {"tritonpipe:pending:sum", "tritonpipe:service:seconds", "tritonpipe:gpu_starved:ratio"}
-    headings = {re.sub(r"\W", "", line).lower() for line in RUNBOOK.read_text().splitlines() if line.startswith("## ")}
+        assert rule["record"] in tests or rule["record"] in {
+            "tritonpipe:pending:sum",
+            "tritonpipe:service:seconds",
+            "tritonpipe:gpu_starved:ratio",
+        }
+    headings = {
+        re.sub(r"\W", "", line).lower()
+        for line in RUNBOOK.read_text().splitlines()
+        if line.startswith("## ")
+    }
     assert headings == {alert["alert"].lower() for alert in monitoring.alerts()}
     for alert in monitoring.alerts():
         assert f"alertname: {alert['alert']}" in tests
@@ -111,11 +150,20 @@ def test_no_expression_names_what_nobody_makes(tmp_path: Path) -> None:
     rules = [rule["expr"] for rule in (*monitoring.recording_rules(), *monitoring.alerts())]
     for expression in (*shown, *rules):
         assert used(expression), expression
-        strange = {name for name in used(expression) if name not in recorded | own_metrics() and not FOREIGN.fullmatch(name)}
+        strange = {
+            name
+            for name in used(expression)
+            if name not in recorded | own_metrics() and not FOREIGN.fullmatch(name)
+        }
         assert not strange, expression
     # promtool parses the dashboard's queries as it does rules, once Grafana's variables have values.
-    parsed = [{"record": "x", "expr": expression.replace("$__range", "1h").replace("$", "x")} for expression in shown]
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": parsed}]}))
+    parsed = [
+        {"record": "x", "expr": expression.replace("$__range", "1h").replace("$", "x")}
+        for expression in shown
+    ]
+    (tmp_path / "rules.yaml").write_text(
+        yaml.safe_dump({"groups": [{"name": "dashboard", "rules": parsed}]})
+    )
     promtool("check", "rules", "--lint=none", tmp_path / "rules.yaml")
 
 
@@ -123,7 +171,11 @@ def test_panels_of_the_dashboard_do_not_overlap() -> None:
     cells: set[tuple[int, int]] = set()
     for panel in panels():
         place = panel["gridPos"]
-        mine = {(x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])}
+        mine = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
         assert max(x for x, _ in mine) < 24
         assert not cells & mine, panel["title"]
         cells |= mine

@@ -22,7 +22,9 @@ Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 def cases(name: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((golden.FOLDER / name).read_text(encoding="utf-8"))["cases"]
+    found: list[dict[str, Any]] = json.loads((golden.FOLDER / name).read_text(encoding="utf-8"))[
+        "cases"
+    ]
     return found
 
 
@@ -47,7 +49,9 @@ class Model:
         self._session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def __call__(self, batch: Batch) -> NDArray[np.float32]:
-        result: NDArray[np.float32] = self._session.run(None, {"input_ids": batch[0], "attention_mask": batch[1]})[0]
+        result: NDArray[np.float32] = self._session.run(
+            None, {"input_ids": batch[0], "attention_mask": batch[1]}
+        )[0]
         return result
 
 
@@ -75,8 +79,12 @@ def test_logits_and_probabilities(classifier: Model, fixed: int | None) -> None:
         ids = [golds[row]["inputIds"] for row in rows]
         logits = classifier(padded(ids, fixed or max(map(len, ids)))).astype(np.float64)
         probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-        np.testing.assert_allclose(logits, [golds[row]["logits"] for row in rows], atol=1e-5, rtol=0)
-        np.testing.assert_allclose(probabilities, [golds[row]["probabilities"] for row in rows], atol=1e-5, rtol=0)
+        np.testing.assert_allclose(
+            logits, [golds[row]["logits"] for row in rows], atol=1e-5, rtol=0
+        )
+        np.testing.assert_allclose(
+            probabilities, [golds[row]["probabilities"] for row in rows], atol=1e-5, rtol=0
+        )
 
 
 @pytest.mark.parametrize("extra", [0, 37])
@@ -92,7 +100,9 @@ def test_embeddings(encoder: Model, extra: int) -> None:
             norm = np.linalg.norm(mean)
             np.testing.assert_allclose(norm, golds[row]["norm"], atol=1e-5, rtol=0)
             np.testing.assert_allclose(mean / norm, golds[row]["embedding"], atol=1e-5, rtol=0)
-            np.testing.assert_allclose(own[0] / np.linalg.norm(own[0]), golds[row]["firstToken"], atol=1e-5, rtol=0)
+            np.testing.assert_allclose(
+                own[0] / np.linalg.norm(own[0]), golds[row]["firstToken"], atol=1e-5, rtol=0
+            )
 
 
 def test_similarities_are_the_published_ones() -> None:
@@ -122,7 +132,9 @@ def test_accuracy_on_held_out_sentences(classifier: Model) -> None:
     logits = classifier(padded(rows, max(map(len, rows))))
     accuracy = float((logits.argmax(axis=1) == held.targets).mean())
     assert accuracy >= 0.85
-    assert accuracy == pytest.approx(json.loads(sentiment.HEAD_FILE.read_text(encoding="utf-8"))["heldoutAccuracy"], abs=1e-4)
+    assert accuracy == pytest.approx(
+        json.loads(sentiment.HEAD_FILE.read_text(encoding="utf-8"))["heldoutAccuracy"], abs=1e-4
+    )
 
 
 def test_build_gives_the_same_bytes_again(built: Path, tmp_path: Path) -> None:

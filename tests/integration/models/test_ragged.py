@@ -19,8 +19,8 @@ from tests.support.differential import Repository, running
 from tests.support.raggedbackend import StandInBackend, config_of, session
 from triton_pipelines.api.loadplan import PlanAdapt, PlanRaggedInput
 from triton_pipelines.api.tensors import DataType
+from triton_pipelines.compile.graph.graph import Tensor
 from triton_pipelines.loader.ragged import Adapted, adapt_file
-from triton_pipelines.pipeline.graph import Tensor
 
 pytestmark = pytest.mark.integration
 
@@ -34,10 +34,17 @@ class Real:
     source: str
     output: Tensor
 
-    def adapt(self, file: Path, limit: str = "input_ids below 30522, at most 512 tokens") -> StandInBackend:
+    def adapt(
+        self, file: Path, limit: str = "input_ids below 30522, at most 512 tokens"
+    ) -> StandInBackend:
         per_token = (self.output.name,) if self.output.variable else ()
         inputs = tuple(PlanRaggedInput(name=tensor.name) for tensor in INPUTS)
-        done = adapt_file(file, PlanAdapt(step="model", path="model/1/model.onnx", inputs=inputs, token_outputs=per_token))
+        done = adapt_file(
+            file,
+            PlanAdapt(
+                step="model", path="model/1/model.onnx", inputs=inputs, token_outputs=per_token
+            ),
+        )
         assert isinstance(done, Adapted), str(done)
         assert limit in str(done)
         return StandInBackend(file, config_of(INPUTS, [self.output]))
@@ -58,7 +65,10 @@ def file(tmp_path: Path) -> Path:
 
 
 def requests(rows: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-    return [{"input_ids": np.array([row], np.int64), "attention_mask": np.ones((1, len(row)), np.int64)} for row in rows]
+    return [
+        {"input_ids": np.array([row], np.int64), "attention_mask": np.ones((1, len(row)), np.int64)}
+        for row in rows
+    ]
 
 
 def test_logits_of_texts_in_company_are_golden(built: Path, file: Path) -> None:
@@ -66,7 +76,12 @@ def test_logits_of_texts_in_company_are_golden(built: Path, file: Path) -> None:
     backend, golds = SENTIMENT.adapt(file), cases("sentiment.json")
     for order in (golds, golds[::-1], golds[::3]):
         answers = backend.execute(requests([gold["inputIds"] for gold in order]))
-        np.testing.assert_allclose([answer["logits"][0] for answer in answers], [gold["logits"] for gold in order], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(
+            [answer["logits"][0] for answer in answers],
+            [gold["logits"] for gold in order],
+            rtol=0,
+            atol=1e-5,
+        )
 
 
 def test_token_vectors_in_company_are_those_of_each_text_alone(built: Path, file: Path) -> None:
@@ -74,7 +89,9 @@ def test_token_vectors_in_company_are_those_of_each_text_alone(built: Path, file
     alone, backend = session(built / EMBEDDING.source), EMBEDDING.adapt(file)
     asked = requests([gold["inputIds"] for gold in cases("sentiment.json")[:8]])
     for request, answer in zip(asked, backend.execute(asked), strict=True):
-        np.testing.assert_allclose(answer["last_hidden_state"], alone.run(None, request)[0], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(
+            answer["last_hidden_state"], alone.run(None, request)[0], rtol=0, atol=1e-5
+        )
 
 
 def test_a_graph_that_was_fused_for_onnx_runtime(built: Path, file: Path) -> None:
@@ -82,17 +99,29 @@ def test_a_graph_that_was_fused_for_onnx_runtime(built: Path, file: Path) -> Non
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.optimized_model_filepath, options.log_severity_level = str(file), 4
-    onnxruntime.InferenceSession(str(built / SENTIMENT.source), options, providers=["CPUExecutionProvider"])
-    held = {node.op_type for node in onnx.load(str(file)).graph.node if node.domain == "com.microsoft"}
+    onnxruntime.InferenceSession(
+        str(built / SENTIMENT.source), options, providers=["CPUExecutionProvider"]
+    )
+    held = {
+        node.op_type for node in onnx.load(str(file)).graph.node if node.domain == "com.microsoft"
+    }
     assert held, "nothing was fused"
     golds = cases("sentiment.json")
     answers = SENTIMENT.adapt(file).execute(requests([gold["inputIds"] for gold in golds]))
-    np.testing.assert_allclose([answer["logits"][0] for answer in answers], [gold["logits"] for gold in golds], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        [answer["logits"][0] for answer in answers],
+        [gold["logits"] for gold in golds],
+        rtol=0,
+        atol=1e-5,
+    )
 
 
 def test_the_configs_load_under_tritons_core(tmp_path: Path) -> None:
     """Triton's validation of the config is real; its ONNX Runtime backend is stood in for and checks nothing of the file."""
-    configs = {"sentiment": config_of(INPUTS, [SENTIMENT.output]), "embedding": config_of(INPUTS, [EMBEDDING.output])}
+    configs = {
+        "sentiment": config_of(INPUTS, [SENTIMENT.output]),
+        "embedding": config_of(INPUTS, [EMBEDDING.output]),
+    }
     for name, config in configs.items():
         config.name = name
         config.instance_group.add(kind="KIND_CPU")

@@ -19,7 +19,16 @@ from triton_pipelines.cluster.diff import covers, needs_apply, owned_extra
 from triton_pipelines.cluster.errors import Conflict, Invalid, NotFound, TooMany, Unavailable
 from triton_pipelines.cluster.events import event_object, post_event
 from triton_pipelines.cluster.login import load_configuration
-from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, EVENTS, NETWORK_POLICIES, POD_DISRUPTION_BUDGETS, PODS, SECRETS, SERVICES
+from triton_pipelines.cluster.resources import (
+    CONFIG_MAPS,
+    DEPLOYMENTS,
+    EVENTS,
+    NETWORK_POLICIES,
+    POD_DISRUPTION_BUDGETS,
+    PODS,
+    SECRETS,
+    SERVICES,
+)
 from triton_pipelines.cluster.store import Store, relist
 
 pytestmark = pytest.mark.integration
@@ -41,11 +50,19 @@ async def proxy(api_server: ControlPlane) -> AsyncIterator[FaultProxy]:
 
 def through(proxy: FaultProxy, tmp_path: Any, **options: Any) -> Client:
     kubeconfig = str(proxy.write_kubeconfig(tmp_path / "proxy.kubeconfig"))
-    return Client(lambda: load_configuration(kubeconfig), options=ClientOptions(backoff_seconds=0.01, **options))
+    return Client(
+        lambda: load_configuration(kubeconfig),
+        options=ClientOptions(backoff_seconds=0.01, **options),
+    )
 
 
 def config_map(name: str, **data: str) -> Object:
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": NAMESPACE}, "data": data}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "data": data,
+    }
 
 
 def deployment(name: str) -> Object:
@@ -58,14 +75,27 @@ def deployment(name: str) -> Object:
             "replicas": 0,
             "minReadySeconds": 0,
             "selector": {"matchLabels": labels},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
+            },
             "template": {
                 "metadata": {"labels": labels},
                 "spec": {
                     "automountServiceAccountToken": False,
                     "hostNetwork": False,
-                    "securityContext": {"runAsUser": 1000, "runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-                    "initContainers": [{"name": "load", "image": "loader:1", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}],
+                    "securityContext": {
+                        "runAsUser": 1000,
+                        "runAsNonRoot": True,
+                        "seccompProfile": {"type": "RuntimeDefault"},
+                    },
+                    "initContainers": [
+                        {
+                            "name": "load",
+                            "image": "loader:1",
+                            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+                        }
+                    ],
                     "containers": [
                         {
                             "name": "triton",
@@ -74,17 +104,35 @@ def deployment(name: str) -> Object:
                             "env": [
                                 {"name": "A", "value": ""},
                                 {"name": "B", "value": "x"},
-                                {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k", "optional": False}}},
+                                {
+                                    "name": "KEY",
+                                    "valueFrom": {
+                                        "secretKeyRef": {"name": "s", "key": "k", "optional": False}
+                                    },
+                                },
                             ],
-                            "ports": [{"name": "http", "containerPort": 8000}, {"name": "grpc", "containerPort": 8001}],
+                            "ports": [
+                                {"name": "http", "containerPort": 8000},
+                                {"name": "grpc", "containerPort": 8001},
+                            ],
                             "resources": {
                                 "requests": {"cpu": "1500m", "memory": "1024Mi"},
                                 "limits": {"cpu": 2, "memory": "2.5Gi", "nvidia.com/gpu": 1},
                             },
-                            "readinessProbe": {"httpGet": {"path": "/v2/health/ready", "port": 8000}, "periodSeconds": 5},
+                            "readinessProbe": {
+                                "httpGet": {"path": "/v2/health/ready", "port": 8000},
+                                "periodSeconds": 5,
+                            },
                             "lifecycle": {"preStop": {"exec": {"command": ["sleep", "1"]}}},
-                            "volumeMounts": [{"name": "data", "mountPath": "/data", "readOnly": True}, {"name": "shm", "mountPath": "/dev/shm"}],
-                            "securityContext": {"capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True, "privileged": False},
+                            "volumeMounts": [
+                                {"name": "data", "mountPath": "/data", "readOnly": True},
+                                {"name": "shm", "mountPath": "/dev/shm"},
+                            ],
+                            "securityContext": {
+                                "capabilities": {"drop": ["ALL"]},
+                                "readOnlyRootFilesystem": True,
+                                "privileged": False,
+                            },
                         }
                     ],
                     "volumes": [
@@ -112,7 +160,10 @@ def other_children(name: str) -> list[Object]:
             "spec": {
                 "type": "ClusterIP",
                 "selector": {"app": name},
-                "ports": [{"name": "http", "port": 8000, "targetPort": "http"}, {"name": "grpc", "port": 8001, "targetPort": 8001}],
+                "ports": [
+                    {"name": "http", "port": 8000, "targetPort": "http"},
+                    {"name": "grpc", "port": 8001, "targetPort": 8001},
+                ],
             },
         },
         {
@@ -122,14 +173,21 @@ def other_children(name: str) -> list[Object]:
             "spec": {
                 "podSelector": selector,
                 "policyTypes": ["Ingress"],
-                "ingress": [{"ports": [{"port": 8000}, {"port": 8001}]}, {"from": [{"podSelector": {}}, {"namespaceSelector": {}}]}],
+                "ingress": [
+                    {"ports": [{"port": 8000}, {"port": 8001}]},
+                    {"from": [{"podSelector": {}}, {"namespaceSelector": {}}]},
+                ],
             },
         },
         {
             "apiVersion": "policy/v1",
             "kind": "PodDisruptionBudget",
             "metadata": metadata,
-            "spec": {"maxUnavailable": 1, "selector": selector, "unhealthyPodEvictionPolicy": "AlwaysAllow"},
+            "spec": {
+                "maxUnavailable": 1,
+                "selector": selector,
+                "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            },
         },
         config_map(name, **{"plan.json": "{}", "empty": ""}) | {"immutable": True},
     ]
@@ -140,7 +198,9 @@ async def test_what_was_applied_needs_no_apply(client: Client) -> None:
         applied = await client.apply(copy.deepcopy(desired))
         assert needs_apply(applied, desired, MANAGER) == [], desired["kind"]
         again = await client.apply(copy.deepcopy(desired))
-        assert again["metadata"]["resourceVersion"] == applied["metadata"]["resourceVersion"], desired["kind"]
+        assert again["metadata"]["resourceVersion"] == applied["metadata"]["resourceVersion"], (
+            desired["kind"]
+        )
 
 
 async def test_an_empty_list_makes_each_apply_a_write_but_needs_none(client: Client) -> None:
@@ -162,14 +222,21 @@ HAND_EDITS: list[tuple[str, Callable[[Any], None]]] = [
     ("mount", lambda pod: pod["containers"][0]["volumeMounts"][0].pop("readOnly")),
     ("token", lambda pod: pod.pop("automountServiceAccountToken")),
     ("toleration", lambda pod: pod["tolerations"].clear()),
-    ("volume", lambda pod: pod["volumes"].__setitem__(1, {"name": "shm", "hostPath": {"path": "/dev/shm"}})),
+    (
+        "volume",
+        lambda pod: pod["volumes"].__setitem__(
+            1, {"name": "shm", "hostPath": {"path": "/dev/shm"}}
+        ),
+    ),
     ("probe", lambda pod: pod["containers"][0].pop("readinessProbe")),
     ("capabilities", lambda pod: pod["containers"][0]["securityContext"].pop("capabilities")),
 ]
 
 
 @pytest.mark.parametrize(("what", "edit"), HAND_EDITS, ids=[what for what, _ in HAND_EDITS])
-async def test_an_edit_by_hand_is_seen_and_mended(client: Client, what: str, edit: Callable[[Any], None]) -> None:
+async def test_an_edit_by_hand_is_seen_and_mended(
+    client: Client, what: str, edit: Callable[[Any], None]
+) -> None:
     desired = deployment("edited")
     applied = await client.apply(copy.deepcopy(desired))
     edited = copy.deepcopy(applied)
@@ -203,7 +270,9 @@ async def test_what_apply_alone_cannot_mend_is_replaced_on_what_was_seen(client:
     shrunk = await client.apply(copy.deepcopy(desired))
     assert [port["port"] for port in shrunk["spec"]["ports"]] == [8000]
     with pytest.raises(Invalid, match="must be between 1 and 65535"):
-        await apply_over(client, copy.deepcopy(desired) | {"spec": {"ports": [{"port": 0}]}}, shrunk)
+        await apply_over(
+            client, copy.deepcopy(desired) | {"spec": {"ports": [{"port": 0}]}}, shrunk
+        )
 
 
 async def test_replacing_keeps_a_replica_count_that_is_not_ours(client: Client) -> None:
@@ -211,7 +280,10 @@ async def test_replacing_keeps_a_replica_count_that_is_not_ours(client: Client) 
     del desired["spec"]["replicas"]
     applied = await client.apply(copy.deepcopy(desired))
     applied["spec"]["replicas"] = 3
-    applied["spec"]["template"]["spec"]["volumes"][0] = {"name": "data", "hostPath": {"path": "/data"}}
+    applied["spec"]["template"]["spec"]["volumes"][0] = {
+        "name": "data",
+        "hostPath": {"path": "/data"},
+    }
     live = await client.replace(applied, manager="hand")
     mended = await apply_over(client, copy.deepcopy(desired), live)
     assert mended["spec"]["replicas"] == 3
@@ -241,7 +313,10 @@ async def test_a_field_no_longer_wanted_is_seen_and_given_up(client: Client) -> 
     applied = await client.apply(copy.deepcopy(desired))
     assert needs_apply(applied, desired, MANAGER) == []
     assert "tolerations" not in applied["spec"]["template"]["spec"]
-    assert [volume["name"] for volume in applied["spec"]["template"]["spec"]["volumes"]] == ["data", "shm"]
+    assert [volume["name"] for volume in applied["spec"]["template"]["spec"]["volumes"]] == [
+        "data",
+        "shm",
+    ]
 
 
 async def test_errors_carry_the_servers_words(client: Client) -> None:
@@ -280,12 +355,24 @@ async def test_apply_without_force_meets_the_other_owner(client: Client) -> None
 
 async def test_of_a_secret_nothing_but_metadata_comes_back(client: Client) -> None:
     """Neither from a write nor from the look at whose it is, which needs no right to read and changes nothing."""
-    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "whose", "namespace": NAMESPACE}, "stringData": {"password": "s3cret"}}
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "whose", "namespace": NAMESPACE},
+        "stringData": {"password": "s3cret"},
+    }
     assert await metadata_of(client, secret) is None
     with pytest.raises(NotFound):
         await client.get(SECRETS, NAMESPACE, "whose")
-    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "11111111-2222-3333-4444-555555555555"}
-    made = await client.apply({**secret, "metadata": {**secret["metadata"], "ownerReferences": [owner]}}, manager="other")
+    owner = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "name": "x",
+        "uid": "11111111-2222-3333-4444-555555555555",
+    }
+    made = await client.apply(
+        {**secret, "metadata": {**secret["metadata"], "ownerReferences": [owner]}}, manager="other"
+    )
     seen = await metadata_of(client, secret)
     assert seen is not None
     assert seen["metadata"]["ownerReferences"] == [owner]
@@ -302,24 +389,45 @@ async def test_of_a_secret_nothing_but_metadata_comes_back(client: Client) -> No
 async def test_delete_keeps_to_its_preconditions(client: Client) -> None:
     live = await client.apply(config_map("doomed"))
     with pytest.raises(Conflict):
-        await client.delete(CONFIG_MAPS, NAMESPACE, "doomed", uid="00000000-0000-0000-0000-000000000000")
+        await client.delete(
+            CONFIG_MAPS, NAMESPACE, "doomed", uid="00000000-0000-0000-0000-000000000000"
+        )
     with pytest.raises(Conflict):
         await client.delete(CONFIG_MAPS, NAMESPACE, "doomed", resource_version="1")
     uid, version = live["metadata"]["uid"], live["metadata"]["resourceVersion"]
-    assert await client.delete(CONFIG_MAPS, NAMESPACE, "doomed", uid=uid, resource_version=version) is True
+    assert (
+        await client.delete(CONFIG_MAPS, NAMESPACE, "doomed", uid=uid, resource_version=version)
+        is True
+    )
     assert await client.delete(CONFIG_MAPS, NAMESPACE, "doomed", uid=uid) is False
 
 
 async def test_status_is_its_own_subresource(client: Client) -> None:
     name = {"name": "stated", "namespace": NAMESPACE}
-    pod: Object = {"apiVersion": "v1", "kind": "Pod", "metadata": name, "spec": {"containers": [{"name": "c", "image": "i"}]}}
+    pod: Object = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": name,
+        "spec": {"containers": [{"name": "c", "image": "i"}]},
+    }
     await client.apply(pod)
     status = {"conditions": [{"type": "Ready", "status": "True"}], "phase": "Running"}
-    live = await client.apply_status({"apiVersion": "v1", "kind": "Pod", "metadata": name, "status": status})
+    live = await client.apply_status(
+        {"apiVersion": "v1", "kind": "Pod", "metadata": name, "status": status}
+    )
     assert covers(live, {"status": status}) == []
-    assert owned_extra(live, {"status": {"phase": "Running"}}, "triton-pipelines-status", subresource="status") == ["status.conditions"]
+    assert owned_extra(
+        live, {"status": {"phase": "Running"}}, "triton-pipelines-status", subresource="status"
+    ) == ["status.conditions"]
     with pytest.raises(NotFound):
-        await client.apply_status({"apiVersion": "v1", "kind": "Pod", "metadata": name | {"name": "none"}, "status": status})
+        await client.apply_status(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": name | {"name": "none"},
+                "status": status,
+            }
+        )
     await client.delete(PODS, NAMESPACE, "stated", grace_seconds=0)
 
 
@@ -334,20 +442,32 @@ async def test_a_list_longer_than_a_page(client: Client) -> None:
     assert listing.items[-1]["kind"] == "ConfigMap"
     assert listing.resource_version.isdecimal()
     store = Store()
-    assert await relist(client, store, CONFIG_MAPS, label_selector="test=pages") == set()  # of no pipeline
+    assert (
+        await relist(client, store, CONFIG_MAPS, label_selector="test=pages") == set()
+    )  # of no pipeline
     assert store.count(CONFIG_MAPS) == 501
 
 
 async def test_an_event_is_taken_by_the_server(client: Client) -> None:
     live = await client.apply(config_map("eventful"))
     now = datetime.datetime(2026, 1, 2, 3, 4, 5, 678901, datetime.UTC)
-    event = event_object(live, type="Warning", reason="Tried", action="Try", note="ä" * 2000, instance="pod-0", now=now)
+    event = event_object(
+        live,
+        type="Warning",
+        reason="Tried",
+        action="Try",
+        note="ä" * 2000,
+        instance="pod-0",
+        now=now,
+    )
     assert await post_event(client, event) is None
     stored = await client.get(EVENTS, NAMESPACE, event["metadata"]["name"])
     assert stored["eventTime"] == "2026-01-02T03:04:05.678901Z"
     assert stored["regarding"]["uid"] == live["metadata"]["uid"]
     assert len(stored["note"].encode()) <= 1024
-    refused = await post_event(client, event | {"type": "Odd", "metadata": {"name": "odd.1", "namespace": NAMESPACE}})
+    refused = await post_event(
+        client, event | {"type": "Odd", "metadata": {"name": "odd.1", "namespace": NAMESPACE}}
+    )
     assert refused is not None
     assert refused.status in (400, 422)
 
@@ -365,13 +485,18 @@ async def test_faults_before_the_server_are_ridden_out(proxy: FaultProxy, tmp_pa
     assert len(proxy.mutating) == 4
 
 
-async def test_an_effect_whose_answer_was_lost_is_not_doubled(proxy: FaultProxy, tmp_path: Any) -> None:
+async def test_an_effect_whose_answer_was_lost_is_not_doubled(
+    proxy: FaultProxy, tmp_path: Any
+) -> None:
     async with through(proxy, tmp_path) as client:
         proxy.inject(Fault(method="PATCH", drop_after_effect=True))
         first = await client.apply(config_map("lost-answer", a="1"))
         assert await client.apply(config_map("lost-answer", a="1")) == first
         proxy.inject(Fault(method="DELETE", drop_after_effect=True))
-        assert await client.delete(CONFIG_MAPS, NAMESPACE, "lost-answer", uid=first["metadata"]["uid"]) is False
+        assert (
+            await client.delete(CONFIG_MAPS, NAMESPACE, "lost-answer", uid=first["metadata"]["uid"])
+            is False
+        )
         proxy.inject(Fault(method="POST", drop_after_effect=True))
         with pytest.raises(Unavailable):
             await client.create(config_map("lost-answer"))
@@ -407,6 +532,13 @@ async def test_a_list_cut_off_in_the_middle_is_read_again(proxy: FaultProxy, tmp
 
 
 async def test_every_kind_of_child_has_the_right_path(client: Client) -> None:
-    for resource in (DEPLOYMENTS, SERVICES, NETWORK_POLICIES, POD_DISRUPTION_BUDGETS, PODS, CONFIG_MAPS):
+    for resource in (
+        DEPLOYMENTS,
+        SERVICES,
+        NETWORK_POLICIES,
+        POD_DISRUPTION_BUDGETS,
+        PODS,
+        CONFIG_MAPS,
+    ):
         listing = await client.list(resource, NAMESPACE)
         assert all(item["kind"] == resource.kind for item in listing.items)

@@ -17,16 +17,16 @@ from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import Fault, FaultProxy
 from tests.support.operators import DEADLINE_SECONDS, NAMESPACES, eventually, free_port
 from triton_pipelines.api import names
-from triton_pipelines.app import watches
+from triton_pipelines.app import kubernetes_watches
 from triton_pipelines.app.config import OperatorConfig
 from triton_pipelines.app.main import run_operator
-from triton_pipelines.app.metrics import Metrics
+from triton_pipelines.app.operator_metrics import Metrics
 from triton_pipelines.app.services import Services
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import Conflict
 from triton_pipelines.cluster.login import load_configuration
 from triton_pipelines.cluster.resources import CONFIG_MAPS, SECRETS
-from triton_pipelines.reconcile.queue import Key, Result
+from triton_pipelines.cluster.work_queue import Key, Result
 
 # Kopf leaves closing of some transports to the loop's end.
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning")]
@@ -40,10 +40,14 @@ async def client(api_server: ControlPlane) -> AsyncIterator[Client]:
 
 @pytest.fixture
 async def namespace(client: Client, request: pytest.FixtureRequest) -> str:
-    name = "t-" + "".join(char if char.isalnum() else "-" for char in request.node.name.lower())[:50].strip("-")
+    name = "t-" + "".join(char if char.isalnum() else "-" for char in request.node.name.lower())[
+        :50
+    ].strip("-")
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
     with contextlib.suppress(Conflict):
-        await client._call("create", "POST", NAMESPACES, NAMESPACES.path(), body=body, repeatable=False)
+        await client._call(
+            "create", "POST", NAMESPACES, NAMESPACES.path(), body=body, repeatable=False
+        )
     return name
 
 
@@ -78,14 +82,18 @@ class Running:
 
     def children(self, key: Key) -> list[str]:
         assert self.services is not None
-        return [child["metadata"]["name"] for child in self.services.store.children(CONFIG_MAPS, key)]
+        return [
+            child["metadata"]["name"] for child in self.services.store.children(CONFIG_MAPS, key)
+        ]
 
     def value(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(f"tritonpipe_{name}", labels) or 0.0
 
 
 @contextlib.asynccontextmanager
-async def running(proxy: FaultProxy, tmp_path: Path, namespace: str, **options: Any) -> AsyncIterator[Running]:
+async def running(
+    proxy: FaultProxy, tmp_path: Path, namespace: str, **options: Any
+) -> AsyncIterator[Running]:
     key_file = tmp_path / "key"
     key_file.write_text("k" * 64)
     defaults = {
@@ -100,10 +108,20 @@ async def running(proxy: FaultProxy, tmp_path: Path, namespace: str, **options: 
         "shutdown_seconds": 5,
     }
     operator = Running(OperatorConfig(**(defaults | options)))
-    task = asyncio.create_task(run_operator(operator.config, operator.build, stop=operator.stop, ready=operator.ready, metrics=operator.metrics))
+    task = asyncio.create_task(
+        run_operator(
+            operator.config,
+            operator.build,
+            stop=operator.stop,
+            ready=operator.ready,
+            metrics=operator.metrics,
+        )
+    )
     waiting = asyncio.create_task(operator.ready.wait())
     try:
-        await asyncio.wait({task, waiting}, timeout=DEADLINE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {task, waiting}, timeout=DEADLINE_SECONDS, return_when=asyncio.FIRST_COMPLETED
+        )
         assert operator.ready.is_set(), "the operator did not get ready"
         yield operator
     finally:
@@ -121,7 +139,12 @@ def pipeline(name: str, namespace: str) -> Object:
             "outputs": [{"name": "logits", "dataType": "FP32", "dims": [2]}],
         },
     }
-    return {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": name, "namespace": namespace}, "spec": spec}
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": spec,
+    }
 
 
 def child(name: str, owner: str, namespace: str, **data: str) -> Object:
@@ -134,7 +157,9 @@ async def watched(proxy: FaultProxy) -> None:
     await eventually("Kopf watches", lambda: proxy.count("GET", r"configmaps\?.*watch=true"))
 
 
-async def test_events_make_the_owner_due_and_nothing_is_written(client: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+async def test_events_make_the_owner_due_and_nothing_is_written(
+    client: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
     key = (namespace, "a")
     await client.apply(pipeline("a", namespace))
     await client.apply(child("early", "a", namespace))
@@ -143,10 +168,16 @@ async def test_events_make_the_owner_due_and_nothing_is_written(client: Client, 
         assert operator.children(key) == ["early"]
         await watched(proxy)
         await client.apply(child("late", "a", namespace))
-        await eventually("pass on a new child", lambda: operator.children(key) == ["early", "late"] and len(operator.passes) >= 2)
+        await eventually(
+            "pass on a new child",
+            lambda: operator.children(key) == ["early", "late"] and len(operator.passes) >= 2,
+        )
         before = len(operator.passes)
         await client.delete(CONFIG_MAPS, namespace, "early")
-        await eventually("pass on a deleted child", lambda: operator.children(key) == ["late"] and len(operator.passes) > before)
+        await eventually(
+            "pass on a deleted child",
+            lambda: operator.children(key) == ["late"] and len(operator.passes) > before,
+        )
         await client.apply(pipeline("b", namespace))
         await eventually("pass on a new pipeline", lambda: (namespace, "b") in operator.passes)
         # What is not ours is not even told: the watch is selected by the server.
@@ -160,11 +191,15 @@ async def test_events_make_the_owner_due_and_nothing_is_written(client: Client, 
         assert proxy.count(".*", "secrets") == 0
 
 
-async def test_our_own_writes_make_no_pass(client: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+async def test_our_own_writes_make_no_pass(
+    client: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
     key = (namespace, "a")
     await client.apply(pipeline("a", namespace))
     # The echo comes after the answer: which of them is first is a race otherwise.
-    watch = proxy.inject(Fault(method="GET", path=r"configmaps\?.*watch=true", release=threading.Event()))
+    watch = proxy.inject(
+        Fault(method="GET", path=r"configmaps\?.*watch=true", release=threading.Event())
+    )
     async with running(proxy, tmp_path, namespace) as operator:
         await watched(proxy)
         await eventually("first pass", lambda: operator.passes == [key])
@@ -173,13 +208,17 @@ async def test_our_own_writes_make_no_pass(client: Client, proxy: FaultProxy, tm
         assert operator.services.store.put(CONFIG_MAPS, written)
         assert watch.release is not None
         watch.release.set()
-        await eventually("its echo", lambda: operator.value("watch_events_total", resource="configmaps") >= 1)
+        await eventually(
+            "its echo", lambda: operator.value("watch_events_total", resource="configmaps") >= 1
+        )
         await client.apply(child("marker", "b", namespace))
         await eventually("a later pass", lambda: (namespace, "b") in operator.passes)
         assert operator.passes.count(key) == 1
 
 
-async def test_deletions_lost_over_a_410_are_found_by_the_list(client: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+async def test_deletions_lost_over_a_410_are_found_by_the_list(
+    client: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
     key = (namespace, "a")
     await client.apply(pipeline("a", namespace))
     await client.apply(child("doomed", "a", namespace))
@@ -188,9 +227,18 @@ async def test_deletions_lost_over_a_410_are_found_by_the_list(client: Client, p
         await eventually("first pass", lambda: operator.passes == [key])
         await watched(proxy)
         held = threading.Event()
-        expired = proxy.inject(Fault(path=r"configmaps\?.*watch=true", release=held, expire_watch=True))
+        expired = proxy.inject(
+            Fault(path=r"configmaps\?.*watch=true", release=held, expire_watch=True)
+        )
         # Our own lists wait as well, so that it is surely the 410 that loses the deletion.
-        lists = proxy.inject(Fault(method="GET", path=r"configmaps\?.*limit=500(?!.*watch)", release=threading.Event(), times=None))
+        lists = proxy.inject(
+            Fault(
+                method="GET",
+                path=r"configmaps\?.*limit=500(?!.*watch)",
+                release=threading.Event(),
+                times=None,
+            )
+        )
         proxy.cut_streams()
         await eventually("the new watch", lambda: expired.hits)
         await client.delete(CONFIG_MAPS, namespace, "doomed")
@@ -200,11 +248,15 @@ async def test_deletions_lost_over_a_410_are_found_by_the_list(client: Client, p
         assert lists.release is not None
         lists.times = 0
         lists.release.set()
-        await eventually("the list", lambda: operator.children(key) == [] and len(operator.passes) > before)
+        await eventually(
+            "the list", lambda: operator.children(key) == [] and len(operator.passes) > before
+        )
         assert operator.value("watch_missed_total", resource="configmaps") >= 1
 
 
-async def test_dropped_watches_come_back(client: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+async def test_dropped_watches_come_back(
+    client: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
     key = (namespace, "a")
     await client.apply(pipeline("a", namespace))
     async with running(proxy, tmp_path, namespace) as operator:
@@ -212,7 +264,9 @@ async def test_dropped_watches_come_back(client: Client, proxy: FaultProxy, tmp_
         for number in range(3):
             proxy.cut_streams()
             await client.apply(child(f"c{number}", "a", namespace))
-            await eventually("the change", lambda number=number: f"c{number}" in operator.children(key))
+            await eventually(
+                "the change", lambda number=number: f"c{number}" in operator.children(key)
+            )
         assert operator.value("watch_missed_total", resource="configmaps") == 0
 
 
@@ -235,10 +289,15 @@ async def _record(into: list[Any], value: Any) -> None:
     into.append(value)
 
 
-async def test_probe_and_metrics_answer(client: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+async def test_probe_and_metrics_answer(
+    client: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
     await client.apply(pipeline("a", namespace))
     port = free_port()
-    async with running(proxy, tmp_path, namespace, metrics_port=port) as operator, httpx.AsyncClient() as http:
+    async with (
+        running(proxy, tmp_path, namespace, metrics_port=port) as operator,
+        httpx.AsyncClient() as http,
+    ):
         await eventually("first pass", lambda: operator.value("reconciles_total", result="ok") >= 1)
         url = f"http://127.0.0.1:{operator.config.liveness_port}/healthz"
 
@@ -247,14 +306,25 @@ async def test_probe_and_metrics_answer(client: Client, proxy: FaultProxy, tmp_p
 
         await eventually("liveness", healthy)
         text = (await http.get(f"http://127.0.0.1:{port}/metrics")).text
-        assert 'tritonpipe_api_requests_total{code="200",resource="inferencepipelines",verb="list"}' in text
-        for name in ("reconcile_duration_seconds", "queue_depth", "loop_lag_seconds", "watch_objects", "synced 1.0"):
+        assert (
+            'tritonpipe_api_requests_total{code="200",resource="inferencepipelines",verb="list"}'
+            in text
+        )
+        for name in (
+            "reconcile_duration_seconds",
+            "queue_depth",
+            "loop_lag_seconds",
+            "watch_objects",
+            "synced 1.0",
+        ):
             assert f"tritonpipe_{name}" in text, name
         with pytest.raises(httpx.ConnectError):
             await http.get(f"http://127.0.0.1:{free_port()}/")
 
 
-async def test_a_graceful_stop_lets_a_pass_finish(client: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+async def test_a_graceful_stop_lets_a_pass_finish(
+    client: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
     await client.apply(pipeline("a", namespace))
     finished: list[str] = []
     begun, may_end = asyncio.Event(), asyncio.Event()
@@ -273,14 +343,18 @@ async def test_a_graceful_stop_lets_a_pass_finish(client: Client, proxy: FaultPr
     assert finished
 
 
-async def test_the_operator_key_is_created_once_and_no_secret_is_read(client: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+async def test_the_operator_key_is_created_once_and_no_secret_is_read(
+    client: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
     missing = tmp_path / "mounted"
     async with running(proxy, tmp_path, namespace, operator_key_file=missing) as operator:
         assert operator.services is not None
         first = operator.services.control_key
     stored = await client.get(SECRETS, namespace, "triton-pipelines-operator-key")
     assert set(stored["data"]) == {"mounted"}
-    assert [(seen.method, seen.target) for seen in proxy.requests if "secrets" in seen.target] == [("POST", SECRETS.path(namespace))]
+    assert [(seen.method, seen.target) for seen in proxy.requests if "secrets" in seen.target] == [
+        ("POST", SECRETS.path(namespace))
+    ]
     # A restart before the kubelet has mounted it waits for the file.
     asyncio.get_running_loop().call_later(0.2, missing.write_bytes, first)
     async with running(proxy, tmp_path, namespace, operator_key_file=missing) as operator:
@@ -288,7 +362,9 @@ async def test_the_operator_key_is_created_once_and_no_secret_is_read(client: Cl
         assert operator.services.control_key == first
 
 
-async def test_the_operator_ends_when_a_part_of_it_dies(client: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+async def test_the_operator_ends_when_a_part_of_it_dies(
+    client: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
     (tmp_path / "key").write_text("short")
     config = OperatorConfig(
         kubeconfig=str(proxy.write_kubeconfig(tmp_path / "kubeconfig")),
@@ -305,12 +381,20 @@ async def test_the_operator_ends_when_a_part_of_it_dies(client: Client, proxy: F
 
 
 async def test_the_operator_ends_when_discovery_did_not_know_the_crd_in_time(
-    client: Client, proxy: FaultProxy, tmp_path: Path, namespace: str, monkeypatch: pytest.MonkeyPatch
+    client: Client,
+    proxy: FaultProxy,
+    tmp_path: Path,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(watches.until_watched, "__defaults__", (1.0,))
+    monkeypatch.setattr(kubernetes_watches.until_watched, "__defaults__", (1.0,))
     # What the API server does in the moment between serving a new kind and telling of it.
-    proxy.inject(Fault(method="GET", path=f"/apis/{names.API_VERSION}$", status=404, reason="NotFound"))
+    proxy.inject(
+        Fault(method="GET", path=f"/apis/{names.API_VERSION}$", status=404, reason="NotFound")
+    )
     with pytest.raises(ExceptionGroup) as caught:
         async with running(proxy, tmp_path, namespace) as operator:
             await asyncio.wait_for(operator.stop.wait(), DEADLINE_SECONDS)
-    assert f"{names.PLURAL}.{names.GROUP}: listed by the API server" in str(caught.value.exceptions[0])
+    assert f"{names.PLURAL}.{names.GROUP}: listed by the API server" in str(
+        caught.value.exceptions[0]
+    )

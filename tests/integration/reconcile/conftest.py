@@ -15,7 +15,9 @@ from triton_pipelines.cluster.login import load_configuration
 
 def _name(request: pytest.FixtureRequest) -> str:
     """A namespace's name made of the test's."""
-    return "r-" + "".join(char if char.isalnum() else "-" for char in request.node.name.lower())[:50].strip("-")
+    return "r-" + "".join(char if char.isalnum() else "-" for char in request.node.name.lower())[
+        :50
+    ].strip("-")
 
 
 @pytest.fixture

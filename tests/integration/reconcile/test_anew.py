@@ -15,16 +15,28 @@ import pytest
 
 from tests.support import builders
 from tests.support.faultproxy import FaultProxy
-from tests.support.operators import eventually, healthy, is_ready, operator, patch, ready_status, repeated
+from tests.support.operators import (
+    eventually,
+    healthy,
+    is_ready,
+    operator,
+    patch,
+    ready_status,
+    repeated,
+)
 from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import LoadReport, ReportSource
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import NotFound
 from triton_pipelines.cluster.resources import CONFIG_MAPS, EVENTS, INFERENCE_PIPELINES, PODS
-from triton_pipelines.reconcile.observed import Probe
-from triton_pipelines.reconcile.reconciler import ProbeTarget
+from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget
+from triton_pipelines.controllers.pipeline.snapshot import Probe
 
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(150)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.timeout(150),
+]
 
 
 def pipeline(namespace: str) -> Object:
@@ -51,41 +63,68 @@ async def load_pods(admin: Client, namespace: str) -> None:
     except NotFound:
         return
     recorded = json.loads(live.get(names.KEY_RESOLVED, "{}"))
-    waiting = [pod for pod in await pods_of(admin, namespace) if not is_ready(pod) and not pod["metadata"].get("deletionTimestamp")]
+    waiting = [
+        pod
+        for pod in await pods_of(admin, namespace)
+        if not is_ready(pod) and not pod["metadata"].get("deletionTimestamp")
+    ]
     # Where nothing is recorded, both start side by side.
     if recorded or len(waiting) > 1:
         await asyncio.gather(*(_load(admin, pod, recorded) for pod in waiting))
 
 
-async def _load(admin: Client, pod: Object, recorded: Mapping[str, Mapping[str, Mapping[str, str]]]) -> None:
+async def _load(
+    admin: Client, pod: Object, recorded: Mapping[str, Mapping[str, Mapping[str, str]]]
+) -> None:
     metadata = pod["metadata"]
     revision = metadata["labels"][names.LABEL_REVISION]
     loaded = recorded.get(revision, {}).get("model", {}).get("revision") or metadata["name"]
-    source = ReportSource(step="model", uri="s3://models/sentiment/model.onnx", resolved_revision=loaded)
+    source = ReportSource(
+        step="model", uri="s3://models/sentiment/model.onnx", resolved_revision=loaded
+    )
     status = ready_status(pod)
-    status["initContainerStatuses"][0]["state"]["terminated"]["message"] = LoadReport(ok=True, revision=revision, sources=(source,)).to_json()
+    status["initContainerStatuses"][0]["state"]["terminated"]["message"] = LoadReport(
+        ok=True, revision=revision, sources=(source,)
+    ).to_json()
     with contextlib.suppress(NotFound):
-        await patch(admin, PODS, metadata["namespace"], metadata["name"], {"status": status}, "status")
+        await patch(
+            admin, PODS, metadata["namespace"], metadata["name"], {"status": status}, "status"
+        )
 
 
 async def served(admin: Client, namespace: str) -> list[Object] | None:
     """The two pods, once both serve one content and the pipeline is Ready."""
     item = await admin.get(INFERENCE_PIPELINES, namespace, "p")
-    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in (item.get("status") or {}).get("conditions", ()))
-    pods = [pod for pod in await pods_of(admin, namespace) if is_ready(pod) and not pod["metadata"].get("deletionTimestamp")]
+    ready = any(
+        one["type"] == "Ready" and one["status"] == "True"
+        for one in (item.get("status") or {}).get("conditions", ())
+    )
+    pods = [
+        pod
+        for pod in await pods_of(admin, namespace)
+        if is_ready(pod) and not pod["metadata"].get("deletionTimestamp")
+    ]
     return pods if ready and len(pods) == 2 and len({content(pod) for pod in pods}) == 1 else None
 
 
 async def events(admin: Client, namespace: str, reason: str) -> list[str]:
     found = (await admin.list(EVENTS, namespace)).items
-    return [item["note"] for item in found if item["reason"] == reason and item["regarding"]["kind"] == names.KIND]
+    return [
+        item["note"]
+        for item in found
+        if item["reason"] == reason and item["regarding"]["kind"] == names.KIND
+    ]
 
 
-async def test_pods_that_loaded_different_things_end_with_what_was_recorded(admin: Client, proxy: FaultProxy, namespace: str, tmp_path: Path) -> None:
+async def test_pods_that_loaded_different_things_end_with_what_was_recorded(
+    admin: Client, proxy: FaultProxy, namespace: str, tmp_path: Path
+) -> None:
     async with operator(proxy, tmp_path, namespace):
         await admin.apply(pipeline(namespace))
         async with repeated(partial(load_pods, admin, namespace)):
-            pods = await eventually("both pods serve one content", lambda: served(admin, namespace), 60)
+            pods = await eventually(
+                "both pods serve one content", lambda: served(admin, namespace), 60
+            )
         (note,) = await events(admin, namespace, "SourceChanged")
     live = (await admin.get(CONFIG_MAPS, namespace, names.live_name("p")))["data"]
     (recorded,) = json.loads(live[names.KEY_RESOLVED]).values()
@@ -95,27 +134,41 @@ async def test_pods_that_loaded_different_things_end_with_what_was_recorded(admi
     assert f"this pod loaded revision {gone}" in note
 
 
-async def test_a_pod_with_a_dead_process_is_replaced_and_the_other_stays(admin: Client, proxy: FaultProxy, namespace: str, tmp_path: Path) -> None:
+async def test_a_pod_with_a_dead_process_is_replaced_and_the_other_stays(
+    admin: Client, proxy: FaultProxy, namespace: str, tmp_path: Path
+) -> None:
     dead: set[str] = set()
 
     async def look(target: ProbeTarget, now: dt.datetime) -> Probe:
         good = await healthy(target, now)
         if target.pod.name not in dead or target.example is None:
             return good
-        return replace(good, inference_error="Stub process 'tokenizer_0_0' is not healthy.", dead=(now,))
+        return replace(
+            good, inference_error="Stub process 'tokenizer_0_0' is not healthy.", dead=(now,)
+        )
 
     async with operator(proxy, tmp_path, namespace, prober=look):
         await admin.apply(pipeline(namespace))
         async with repeated(partial(load_pods, admin, namespace)):
-            before = {pod["metadata"]["name"] for pod in await eventually("served", lambda: served(admin, namespace), 60)}
+            before = {
+                pod["metadata"]["name"]
+                for pod in await eventually("served", lambda: served(admin, namespace), 60)
+            }
             broken = min(before)
             dead.add(broken)
 
             async def healed() -> list[Object] | None:
                 pods = await served(admin, namespace)
-                return pods if pods and broken not in {pod["metadata"]["name"] for pod in pods} else None
+                return (
+                    pods
+                    if pods and broken not in {pod["metadata"]["name"] for pod in pods}
+                    else None
+                )
 
-            after = {pod["metadata"]["name"] for pod in await eventually("the broken pod is replaced", healed, 60)}
+            after = {
+                pod["metadata"]["name"]
+                for pod in await eventually("the broken pod is replaced", healed, 60)
+            }
         (note,) = await events(admin, namespace, "BackendProcessDied")
     assert before & after == before - {broken}
     assert note.startswith(f"pod {broken} is deleted")

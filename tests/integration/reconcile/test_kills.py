@@ -16,17 +16,29 @@ import pytest
 from tests.support import builders
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import MUTATING, Fault, FaultProxy
-from tests.support.operators import apply_any, control_deployments, essence, healthy, make_namespace, serve_pods, without_clock
+from tests.support.operators import (
+    apply_any,
+    control_deployments,
+    essence,
+    healthy,
+    make_namespace,
+    serve_pods,
+    without_clock,
+)
 from triton_pipelines.api import names
-from triton_pipelines.app.watches import WATCHED, selector_of
+from triton_pipelines.app.kubernetes_watches import WATCHED, selector_of
 from triton_pipelines.cluster.client import Client, ClientOptions, Object
 from triton_pipelines.cluster.errors import ClusterError
 from triton_pipelines.cluster.login import load_configuration
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, SECRETS
 from triton_pipelines.cluster.store import Store, relist
-from triton_pipelines.reconcile.reconciler import CHILD_RESOURCES, Reconciler
+from triton_pipelines.controllers.pipeline.reconciler import CHILD_RESOURCES, Reconciler
 
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.timeout(240),
+]
 ROUNDS = 12
 MOST_WRITES = 40
 
@@ -62,13 +74,22 @@ async def live(admin: Client, proxy: FaultProxy, namespace: str, name: str) -> N
         ClusterError: it was killed.
     """
     options = ClientOptions(attempts=1)
-    async with Client(lambda: load_configuration(str(proxy.write_kubeconfig(KUBECONFIG[namespace]))), options=options) as client:
+    async with Client(
+        lambda: load_configuration(str(proxy.write_kubeconfig(KUBECONFIG[namespace]))),
+        options=options,
+    ) as client:
         store = Store()
         clock = lambda: dt.datetime.now(dt.UTC)  # noqa: E731
         reconciler = Reconciler(client, store, builders.options(), derive, healthy, clock, "test")
         for _ in range(ROUNDS):
             for resource in WATCHED:
-                await relist(client, store, resource, namespace=namespace, label_selector=selector_of(resource))
+                await relist(
+                    client,
+                    store,
+                    resource,
+                    namespace=namespace,
+                    label_selector=selector_of(resource),
+                )
             before = len(proxy.mutating)
             await reconciler.reconcile((namespace, name))
             if len(proxy.mutating) == before and not await cluster(admin, namespace):
@@ -88,14 +109,23 @@ async def end(admin: Client, namespace: str, name: str) -> dict[tuple[str, str],
     """Everything in the namespace, with placeholders for what differs between namespaces; Secrets are checked on the way."""
     pipeline = await admin.get(INFERENCE_PIPELINES, namespace, name)
     uid, status = pipeline["metadata"]["uid"], pipeline["status"]
-    items = [item for resource in CHILD_RESOURCES for item in (await admin.list(resource, namespace, label_selector=names.MANAGED_SELECTOR)).items]
+    items = [
+        item
+        for resource in CHILD_RESOURCES
+        for item in (
+            await admin.list(resource, namespace, label_selector=names.MANAGED_SELECTOR)
+        ).items
+    ]
     revisions = sorted(
         (item["metadata"]["creationTimestamp"], item["metadata"]["labels"][names.LABEL_REVISION])
         for item in items
         if item["kind"] == "ConfigMap" and names.LABEL_REVISION in item["metadata"]["labels"]
     )
     wanted = status["revision"]
-    words = {f"OLD{index}": revision for index, (_, revision) in enumerate(item for item in revisions if item[1] != wanted)}
+    words = {
+        f"OLD{index}": revision
+        for index, (_, revision) in enumerate(item for item in revisions if item[1] != wanted)
+    }
     for secret in (await admin.list(SECRETS, namespace)).items:
         revision = secret["metadata"]["labels"][names.LABEL_REVISION]
         assert base64.b64decode(secret["data"][names.KEY_CONTROL]).decode() == derive(uid, revision)
@@ -104,9 +134,19 @@ async def end(admin: Client, namespace: str, name: str) -> dict[tuple[str, str],
         # Which of several revisions made within one second is the older one, nobody can tell: of those that are history, their number counts.
         if item["metadata"]["labels"].get(names.LABEL_REVISION, wanted) != wanted:
             item["data"] = {}
-    found = essence([item for item in items if item["metadata"]["name"] != names.live_name(name)], NEW=wanted, UID=uid, NAMESPACE=namespace, **words)
+    found = essence(
+        [item for item in items if item["metadata"]["name"] != names.live_name(name)],
+        NEW=wanted,
+        UID=uid,
+        NAMESPACE=namespace,
+        **words,
+    )
     told = without_clock(status)
-    assert {item["type"]: item["status"] for item in told["conditions"]} == {"Ready": "True", "Available": "True", "ModelsReady": "True"}
+    assert {item["type"]: item["status"] for item in told["conditions"]} == {
+        "Ready": "True",
+        "Available": "True",
+        "ModelsReady": "True",
+    }
     return found
 
 
@@ -116,10 +156,16 @@ def pipeline(namespace: str, **spec: Any) -> Object:
     return item
 
 
-CHANGED = {"tokenizer": {"maxLength": 64}, "rollout": {"revisionHistoryLimit": 1}, "server": {"networkPolicy": {"mode": "Disabled"}}}
+CHANGED = {
+    "tokenizer": {"maxLength": 64},
+    "rollout": {"revisionHistoryLimit": 1},
+    "server": {"networkPolicy": {"mode": "Disabled"}},
+}
 
 
-async def story(admin: Client, api_server: ControlPlane, namespace: str, folder: Any, at: int, after: bool) -> tuple[Any, int]:
+async def story(
+    admin: Client, api_server: ControlPlane, namespace: str, folder: Any, at: int, after: bool
+) -> tuple[Any, int]:
     """Create, serve, change; killed once at the given write of each part. The end, and the most writes that a part took."""
     KUBECONFIG[namespace] = folder / f"{namespace}.kubeconfig"
     await make_namespace(admin, namespace)
@@ -139,10 +185,21 @@ async def story(admin: Client, api_server: ControlPlane, namespace: str, folder:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-async def test_killed_at_any_write_the_next_process_comes_to_the_same_end(bare: Client, api_server: ControlPlane, tmp_path: Any, after: bool) -> None:
+async def test_killed_at_any_write_the_next_process_comes_to_the_same_end(
+    bare: Client, api_server: ControlPlane, tmp_path: Any, after: bool
+) -> None:
     when = "after" if after else "before"
-    expected, writes = await story(bare, api_server, f"kill-{when}-never", tmp_path, MOST_WRITES, after)
-    assert sorted(kind for kind, _ in expected) == ["ConfigMap", "ConfigMap", "Deployment", "Secret", "Secret", "Service"]
+    expected, writes = await story(
+        bare, api_server, f"kill-{when}-never", tmp_path, MOST_WRITES, after
+    )
+    assert sorted(kind for kind, _ in expected) == [
+        "ConfigMap",
+        "ConfigMap",
+        "Deployment",
+        "Secret",
+        "Secret",
+        "Service",
+    ]
     assert 8 < writes < MOST_WRITES
     for at in range(1, writes + 1):
         found, _ = await story(bare, api_server, f"kill-{when}-{at}", tmp_path, at, after)

@@ -17,20 +17,24 @@ from tests.support.monitoringcrds import served
 from tests.support.operators import apply_any, eventually, operator, patch
 from tests.support.prometheus import packages_path
 from triton_pipelines.api import names
-from triton_pipelines.app import wire
-from triton_pipelines.app.monitors import Monitors
+from triton_pipelines.app import composition
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import NotFound
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, POD_MONITORS, PROMETHEUS_RULES
+from triton_pipelines.controllers.monitoring_objects import Monitors
 
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.timeout(180),
+]
 FIELDS = {"podMonitor": POD_MONITORS, "prometheusRule": PROMETHEUS_RULES}
 DEADLINE = 60.0
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "Monitors", partial(Monitors, round_seconds=0.3))
+    monkeypatch.setattr(composition, "Monitors", partial(Monitors, round_seconds=0.3))
 
 
 async def applied(client: Client, namespace: str, name: str, value: str | None) -> None:
@@ -45,7 +49,9 @@ async def warned(client: Client, namespace: str, name: str) -> dict[str, str]:
     """What the status says of these fields, by field."""
     status = (await client.get(INFERENCE_PIPELINES, namespace, name)).get("status") or {}
     found = {item["path"]: item["message"] for item in status.get("warnings") or ()}
-    return {field: found[path] for field in FIELDS if (path := f"spec.observability.{field}") in found}
+    return {
+        field: found[path] for field in FIELDS if (path := f"spec.observability.{field}") in found
+    }
 
 
 async def objects(client: Client, namespace: str, name: str) -> dict[str, Object]:
@@ -87,14 +93,20 @@ async def until_warned(client: Client, namespace: str, name: str, *fields: str) 
 
 @pytest.mark.proves("spec.observability.podMonitor", "behaviour")
 @pytest.mark.proves("spec.observability.prometheusRule", "behaviour")
-async def test_they_follow_the_spec_and_what_the_cluster_serves(bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path) -> None:
+async def test_they_follow_the_spec_and_what_the_cluster_serves(
+    bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path
+) -> None:
     namespace = bare_namespace
     values = {"unsaid": None, "auto": "Auto", "enabled": "Enabled", "disabled": "Disabled"}
-    async with operator(bare_proxy, tmp_path, namespace, monitoring_labels={"release": "kube-prometheus"}):
+    async with operator(
+        bare_proxy, tmp_path, namespace, monitoring_labels={"release": "kube-prometheus"}
+    ):
         for name, value in values.items():
             await applied(bare, namespace, name, value)
         said = await until_warned(bare, namespace, "enabled", *FIELDS)
-        assert said["podMonitor"].startswith("the cluster does not serve PodMonitor (monitoring.coreos.com): install the Prometheus operator's CRDs")
+        assert said["podMonitor"].startswith(
+            "the cluster does not serve PodMonitor (monitoring.coreos.com): install the Prometheus operator's CRDs"
+        )
         assert "PrometheusRule" in said["prometheusRule"]
         for name in ("unsaid", "auto", "disabled"):
             assert await warned(bare, namespace, name) == {}, "Auto is content without"
@@ -118,7 +130,13 @@ async def test_they_follow_the_spec_and_what_the_cluster_serves(bare: Client, ba
             await bare.delete(PROMETHEUS_RULES, namespace, "auto")
             await until_made(bare, namespace, "auto", *FIELDS)
 
-            await patch(bare, INFERENCE_PIPELINES, namespace, "auto", {"spec": {"observability": {"podMonitor": "Disabled"}}})
+            await patch(
+                bare,
+                INFERENCE_PIPELINES,
+                namespace,
+                "auto",
+                {"spec": {"observability": {"podMonitor": "Disabled"}}},
+            )
             await until_made(bare, namespace, "auto", "prometheusRule")
         await until_warned(bare, namespace, "enabled", *FIELDS)
 
@@ -129,15 +147,26 @@ async def test_what_others_made_stays_theirs_and_auto_is_the_operators_choice(
 ) -> None:
     namespace = bare_namespace
     async with served(bare):
-        foreign = {"selector": {"matchLabels": {"app": "else"}}, "podMetricsEndpoints": [{"port": "web"}]}
+        foreign = {
+            "selector": {"matchLabels": {"app": "else"}},
+            "podMetricsEndpoints": [{"port": "web"}],
+        }
         for name in ("taken", "kept"):
-            item = {"apiVersion": POD_MONITORS.api_version, "kind": "PodMonitor", "metadata": {"name": name, "namespace": namespace}, "spec": foreign}
+            item = {
+                "apiVersion": POD_MONITORS.api_version,
+                "kind": "PodMonitor",
+                "metadata": {"name": name, "namespace": namespace},
+                "spec": foreign,
+            }
             await apply_any(bare, POD_MONITORS, item)
         async with operator(bare_proxy, tmp_path, namespace, monitoring_auto="prometheusRule"):
             for name, value in {"taken": "Enabled", "kept": "Disabled", "auto": "Auto"}.items():
                 await applied(bare, namespace, name, value)
             said = await until_warned(bare, namespace, "taken", "podMonitor")
-            assert "PodMonitor taken exists in this namespace and is not this pipeline's" in said["podMonitor"]
+            assert (
+                "PodMonitor taken exists in this namespace and is not this pipeline's"
+                in said["podMonitor"]
+            )
             await until_made(bare, namespace, "auto", "prometheusRule")
             await until_made(bare, namespace, "taken", *FIELDS)
             for name in ("taken", "kept"):
@@ -152,9 +181,15 @@ def looked_at(item: Object, name: str) -> None:
     assert (owner["kind"], owner["name"], owner["controller"]) == (names.KIND, name, True)
     assert item["spec"]["selector"] == {"matchLabels": names.selector(name)}
     (endpoint,) = item["spec"]["podMetricsEndpoints"]
-    assert (endpoint["port"], endpoint["path"], endpoint["interval"]) == ("metrics", "/metrics", "5s")
+    assert (endpoint["port"], endpoint["path"], endpoint["interval"]) == (
+        "metrics",
+        "/metrics",
+        "5s",
+    )
     (relabelling,) = endpoint["relabelings"]
-    assert relabelling["sourceLabels"] == ["__meta_kubernetes_pod_label_tritonpipelines_io_pipeline"]
+    assert relabelling["sourceLabels"] == [
+        "__meta_kubernetes_pod_label_tritonpipelines_io_pipeline"
+    ]
     assert relabelling["targetLabel"] == "pipeline"
 
 
@@ -163,6 +198,11 @@ def checked_by_promtool(item: Object, folder: Path) -> None:
     packages.install(packages.PROMETHEUS)
     file = folder / "rules.yaml"
     file.write_text(yaml.safe_dump(item["spec"]))
-    done = subprocess.run([packages_path("promtool"), "check", "rules", str(file)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [packages_path("promtool"), "check", "rules", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SUCCESS" in done.stdout

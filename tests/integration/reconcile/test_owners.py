@@ -30,12 +30,22 @@ from tests.support.operators import (
     server_of,
 )
 from triton_pipelines.api import names
-from triton_pipelines.app import scaled
 from triton_pipelines.cluster.client import Client, Object
-from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, PODS, Resource
-from triton_pipelines.reconcile import refusals
+from triton_pipelines.cluster.resources import (
+    CONFIG_MAPS,
+    DEPLOYMENTS,
+    INFERENCE_PIPELINES,
+    PODS,
+    Resource,
+)
+from triton_pipelines.controllers.autoscaler import pipeline_state
+from triton_pipelines.controllers.pipeline import resize_rejections
 
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.timeout(240),
+]
 AUTOSCALERS = Resource("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
 QUOTAS = Resource("", "v1", "ResourceQuota", "resourcequotas")
 AUTOSCALER_SECONDS = 120.0
@@ -43,9 +53,14 @@ INSTANCES: dict[str, Any] = {"tokenizer": {"instances": {"initial": 1, "min": 1,
 
 
 @contextlib.asynccontextmanager
-async def running(admin: Client, proxy: FaultProxy, folder: Path, namespace: str) -> AsyncIterator[None]:
+async def running(
+    admin: Client, proxy: FaultProxy, folder: Path, namespace: str
+) -> AsyncIterator[None]:
     """The operator, and pods that become ready."""
-    async with operator(proxy, folder, namespace, operator_namespace=namespace), repeated(partial(serve_pods, admin, namespace)):
+    async with (
+        operator(proxy, folder, namespace, operator_namespace=namespace),
+        repeated(partial(serve_pods, admin, namespace)),
+    ):
         yield
 
 
@@ -66,7 +81,9 @@ async def condition(admin: Client, namespace: str, kind: str) -> Object:
 
 async def pods(admin: Client, namespace: str) -> list[Object]:
     listed = (await admin.list(PODS, namespace, label_selector=names.MANAGED_SELECTOR)).items
-    return [item for item in listed if is_ready(item) and not item["metadata"].get("deletionTimestamp")]
+    return [
+        item for item in listed if is_ready(item) and not item["metadata"].get("deletionTimestamp")
+    ]
 
 
 async def ready(admin: Client, namespace: str, count: int, deadline: float = 60.0) -> None:
@@ -81,10 +98,26 @@ async def replicas(admin: Client, namespace: str) -> int:
     return int((await admin.get(DEPLOYMENTS, namespace, "p"))["spec"]["replicas"])
 
 
-async def write(admin: Client, resource: Resource, namespace: str, number: int, subresource: str | None = None, manager: str = "keda") -> None:
+async def write(
+    admin: Client,
+    resource: Resource,
+    namespace: str,
+    number: int,
+    subresource: str | None = None,
+    manager: str = "keda",
+) -> None:
     """Somebody else writes the number of pods."""
     path, body = resource.path(namespace, "p", subresource), {"spec": {"replicas": number}}
-    await admin._call("patch", "PATCH", resource, path, query={"fieldManager": manager}, body=body, content_type=MERGE, repeatable=True)
+    await admin._call(
+        "patch",
+        "PATCH",
+        resource,
+        path,
+        query={"fieldManager": manager},
+        body=body,
+        content_type=MERGE,
+        repeatable=True,
+    )
 
 
 async def next_second() -> None:
@@ -102,18 +135,34 @@ def autoscaler(namespace: str, target: Resource, least: int) -> Object:
     """One that knows of no metrics, as in a cluster without a metrics server: it holds its least."""
     reference = {"apiVersion": target.api_version, "kind": target.kind, "name": "p"}
     spec = {"scaleTargetRef": reference, "minReplicas": least, "maxReplicas": 9}
-    return {"apiVersion": "autoscaling/v2", "kind": AUTOSCALERS.kind, "metadata": {"name": "p", "namespace": namespace}, "spec": spec}
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": AUTOSCALERS.kind,
+        "metadata": {"name": "p", "namespace": namespace},
+        "spec": spec,
+    }
 
 
 def writes(proxy: FaultProxy) -> int:
     """Writes of the Deployment by the operator so far."""
-    return sum(seen.method in ("PATCH", "PUT") and "/deployments/p" in seen.target and seen.agent == names.APP for seen in proxy.requests)
+    return sum(
+        seen.method in ("PATCH", "PUT")
+        and "/deployments/p" in seen.target
+        and seen.agent == names.APP
+        for seen in proxy.requests
+    )
 
 
-async def conflict(admin: Client, namespace: str, *words: str, reason: str = "ReplicasOwnerConflict") -> Object:
+async def conflict(
+    admin: Client, namespace: str, *words: str, reason: str = "ReplicasOwnerConflict"
+) -> Object:
     async def told() -> Object | None:
         found = await condition(admin, namespace, "ScalingLimited")
-        return found if found.get("reason") == reason and all(word in found["message"] for word in words) else None
+        return (
+            found
+            if found.get("reason") == reason and all(word in found["message"] for word in words)
+            else None
+        )
 
     found: Object = await eventually(f"{reason} is told with {', '.join(words)}", told)
     return found
@@ -127,20 +176,30 @@ async def no_conflict(admin: Client, namespace: str) -> None:
 
 
 @pytest.mark.proves("spec.replicas", "behaviour")
-async def test_an_autoscaler_of_the_pipeline_is_served(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+async def test_an_autoscaler_of_the_pipeline_is_served(
+    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
     """The real HPA controller, through the pipeline's scale subresource."""
     async with running(admin, proxy, tmp_path, namespace):
         await make(admin, namespace)
         await ready(admin, namespace, 1)
         await apply_any(admin, AUTOSCALERS, autoscaler(namespace, INFERENCE_PIPELINES, 3))
         await ready(admin, namespace, 3, AUTOSCALER_SECONDS)
-        seen = await admin._call("get", "GET", INFERENCE_PIPELINES, INFERENCE_PIPELINES.path(namespace, "p", "scale"), repeatable=True)
+        seen = await admin._call(
+            "get",
+            "GET",
+            INFERENCE_PIPELINES,
+            INFERENCE_PIPELINES.path(namespace, "p", "scale"),
+            repeatable=True,
+        )
         assert (seen["spec"]["replicas"], seen["status"]["replicas"]) == (3, 3)
         assert names.LABEL_PIPELINE in seen["status"]["selector"]
         assert not await condition(admin, namespace, "ScalingLimited")
 
 
-async def test_an_autoscaler_of_the_deployment_is_not_fought(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+async def test_an_autoscaler_of_the_deployment_is_not_fought(
+    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
     """The real HPA controller first; then one that changes its mind all the time; then the number is given back."""
     async with running(admin, proxy, tmp_path, namespace):
         await make(admin, namespace)
@@ -152,7 +211,13 @@ async def test_an_autoscaler_of_the_deployment_is_not_fought(admin: Client, prox
             return await replicas(admin, namespace) == 3
 
         await eventually("the autoscaler has its number", taken, AUTOSCALER_SECONDS)
-        await conflict(admin, namespace, "kube-controller-manager", "3 where this pipeline says 1", "InferencePipeline p")
+        await conflict(
+            admin,
+            namespace,
+            "kube-controller-manager",
+            "3 where this pipeline says 1",
+            "InferencePipeline p",
+        )
         await ready(admin, namespace, 3)
         for number in (4, 6, 5, 3, 4, 6, 5, 3):  # all within its bounds: it has nothing to mend
             await scale(admin, DEPLOYMENTS, namespace, number)
@@ -175,14 +240,18 @@ async def _as_many(admin: Client, namespace: str, number: int) -> bool:
     return len(await pods(admin, namespace)) == number
 
 
-async def test_whoever_insists_on_the_deployments_number_gets_it(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+async def test_whoever_insists_on_the_deployments_number_gets_it(
+    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
     async with running(admin, proxy, tmp_path, namespace):
         await make(admin, namespace)
         await ready(admin, namespace, 1)
         before = writes(proxy)
         for number in (3, 4, 5, 3, 4, 5):
             await write(admin, DEPLOYMENTS, namespace, number)
-            await eventually("the operator has seen it", partial(_seen, admin, proxy, namespace, number, before))
+            await eventually(
+                "the operator has seen it", partial(_seen, admin, proxy, namespace, number, before)
+            )
             if number == 3:
                 await next_second()
         assert writes(proxy) - before == 1, "mended once"
@@ -190,7 +259,9 @@ async def test_whoever_insists_on_the_deployments_number_gets_it(admin: Client, 
         assert await replicas(admin, namespace) == 5
 
 
-async def test_who_take_turns_are_named_and_not_fought(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+async def test_who_take_turns_are_named_and_not_fought(
+    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
     """At the pipeline's own number, an autoscaler and a GitOps tool: it is followed. At the Deployment's, two tools: each is mended once."""
     async with running(admin, proxy, tmp_path, namespace):
         await make(admin, namespace)
@@ -201,7 +272,9 @@ async def test_who_take_turns_are_named_and_not_fought(admin: Client, proxy: Fau
             else:
                 await scale(admin, INFERENCE_PIPELINES, namespace, number)
             await eventually("it is followed", partial(_has, admin, namespace, number))
-        found = await conflict(admin, namespace, "argocd and keda write spec.replicas of this pipeline in turn")
+        found = await conflict(
+            admin, namespace, "argocd and keda write spec.replicas of this pipeline in turn"
+        )
         assert "replicas out of what is applied" in found["message"]
         await ready(admin, namespace, 3)
         before = writes(proxy)
@@ -211,9 +284,16 @@ async def test_who_take_turns_are_named_and_not_fought(admin: Client, proxy: Fau
         await next_second()
         for number, manager in ((1, "argocd"), (2, "helm"), (1, "argocd"), (4, "helm")):
             await write(admin, DEPLOYMENTS, namespace, number, manager=manager)
-            await conflict(admin, namespace, f" {number} where this pipeline says 3", "of Deployment p")
+            await conflict(
+                admin, namespace, f" {number} where this pipeline says 3", "of Deployment p"
+            )
         assert (writes(proxy) - before, await replicas(admin, namespace)) == (2, 4)
-        await conflict(admin, namespace, "argocd and helm write the number of pods of Deployment p in turn", "it is left to them")
+        await conflict(
+            admin,
+            namespace,
+            "argocd and helm write the number of pods of Deployment p in turn",
+            "it is left to them",
+        )
 
 
 async def _has(admin: Client, namespace: str, number: int) -> bool:
@@ -229,7 +309,9 @@ async def _seen(admin: Client, proxy: FaultProxy, namespace: str, number: int, b
 
 
 @pytest.mark.proves("spec.scaling.pods", "behaviour")
-async def test_who_scales_the_pipeline_while_scaling_owns_its_pods_is_told(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+async def test_who_scales_the_pipeline_while_scaling_owns_its_pods_is_told(
+    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
     async with running(admin, proxy, tmp_path, namespace):
         owned = builders.merge(INSTANCES, {"scaling": {"pods": {"min": 2, "max": 4}}})
         await make(admin, namespace, **owned)
@@ -238,7 +320,12 @@ async def test_who_scales_the_pipeline_while_scaling_owns_its_pods_is_told(admin
         for number in (5, 3, 6, 7, 1, 9):
             await scale(admin, INFERENCE_PIPELINES, namespace, number)
             assert (await pipeline(admin, namespace))["spec"]["replicas"] == number
-        await conflict(admin, namespace, "scales this pipeline through its scale subresource", "2 pods are kept")
+        await conflict(
+            admin,
+            namespace,
+            "scales this pipeline through its scale subresource",
+            "2 pods are kept",
+        )
         assert writes(proxy) == before
         assert await replicas(admin, namespace) == 2
         # Without scaling.pods the number is the autoscaler's, and served.
@@ -251,11 +338,16 @@ async def test_who_scales_the_pipeline_while_scaling_owns_its_pods_is_told(admin
 
 
 async def asked(admin: Client, namespace: str) -> list[str]:
-    return [server_of(item["spec"]["containers"])["resources"]["limits"]["cpu"] for item in await pods(admin, namespace)]
+    return [
+        server_of(item["spec"]["containers"])["resources"]["limits"]["cpu"]
+        for item in await pods(admin, namespace)
+    ]
 
 
 @pytest.mark.proves("spec.scaling.cpuResize", "behaviour")
-async def test_pods_are_resized_in_place_one_after_the_other(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+async def test_pods_are_resized_in_place_one_after_the_other(
+    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
     spec = builders.merge(INSTANCES, {"scaling": {"cpuResize": "InPlace"}, "replicas": 2})
     async with repeated(partial(grant_cpu, admin, namespace)):
         async with running(admin, proxy, tmp_path, namespace):
@@ -266,7 +358,13 @@ async def test_pods_are_resized_in_place_one_after_the_other(admin: Client, prox
             assert json.loads(live["data"][names.KEY_PODS]) == {"cpuMillis": 1350}
         uids = {item["metadata"]["uid"] for item in await pods(admin, namespace)}
         # What a decision would have recorded before its operator was killed: the next one carries it out.
-        await patch(admin, CONFIG_MAPS, namespace, names.live_name("p"), {"data": {names.KEY_PODS: '{"cpuMillis": 3350}'}})
+        await patch(
+            admin,
+            CONFIG_MAPS,
+            namespace,
+            names.live_name("p"),
+            {"data": {names.KEY_PODS: '{"cpuMillis": 3350}'}},
+        )
         async with running(admin, proxy, tmp_path, namespace):
 
             async def resized(count: int) -> bool:
@@ -280,7 +378,9 @@ async def test_pods_are_resized_in_place_one_after_the_other(admin: Client, prox
             await ready(admin, namespace, 3)
             await eventually("the new one, too", partial(resized, 3))
             template = (await admin.get(DEPLOYMENTS, namespace, "p"))["spec"]["template"]
-            assert server_of(template["spec"]["containers"])["resources"]["limits"]["cpu"] == "1350m"
+            assert (
+                server_of(template["spec"]["containers"])["resources"]["limits"]["cpu"] == "1350m"
+            )
 
 
 def resizes(proxy: FaultProxy) -> int:
@@ -288,9 +388,14 @@ def resizes(proxy: FaultProxy) -> int:
     return len([seen for seen in proxy.requests if "/resize" in seen.target])
 
 
-async def test_whoever_resizes_pods_again_is_named_and_not_fought(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+async def test_whoever_resizes_pods_again_is_named_and_not_fought(
+    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
     spec = builders.merge(INSTANCES, {"scaling": {"cpuResize": "InPlace"}})
-    async with repeated(partial(grant_cpu, admin, namespace)), running(admin, proxy, tmp_path, namespace):
+    async with (
+        repeated(partial(grant_cpu, admin, namespace)),
+        running(admin, proxy, tmp_path, namespace),
+    ):
         await make(admin, namespace, **spec)
         await ready(admin, namespace, 1)
         await resize_by_hand(admin, (await pods(admin, namespace))[0], "2", "vpa-updater")
@@ -304,17 +409,35 @@ async def test_whoever_resizes_pods_again_is_named_and_not_fought(admin: Client,
         await conflict(admin, namespace, "vpa-updater", "2500m", "1350m", reason="CPUOwnerConflict")
         for cpu in ("2", "3", "1500m"):
             await resize_by_hand(admin, (await pods(admin, namespace))[0], cpu, "vpa-updater")
-            await conflict(admin, namespace, "1500m" if cpu == "1500m" else f"{cpu}000m", reason="CPUOwnerConflict")
+            await conflict(
+                admin,
+                namespace,
+                "1500m" if cpu == "1500m" else f"{cpu}000m",
+                reason="CPUOwnerConflict",
+            )
         assert (resizes(proxy), await asked(admin, namespace)) == (1, ["1500m"])
 
 
 async def test_a_quota_is_told_as_one_and_the_resize_is_made_once_there_is_room(
-    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str, monkeypatch: pytest.MonkeyPatch
+    admin: Client,
+    proxy: FaultProxy,
+    tmp_path: Path,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(refusals, "REST", dt.timedelta(seconds=10))  # long enough to see that nobody asks meanwhile
-    monkeypatch.setattr(scaled, "SETTLING_SECONDS", 3.0)  # until then scaling of an operator that has just started says nothing new
+    monkeypatch.setattr(
+        resize_rejections, "REST", dt.timedelta(seconds=10)
+    )  # long enough to see that nobody asks meanwhile
+    monkeypatch.setattr(
+        pipeline_state, "SETTLING_SECONDS", 3.0
+    )  # until then scaling of an operator that has just started says nothing new
     spec = builders.merge(INSTANCES, {"scaling": {"cpuResize": "InPlace"}, "replicas": 2})
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q", "namespace": namespace}, "spec": {"hard": {"requests.cpu": "3"}}}
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "q", "namespace": namespace},
+        "spec": {"hard": {"requests.cpu": "3"}},
+    }
     async with repeated(partial(grant_cpu, admin, namespace)):
         async with running(admin, proxy, tmp_path, namespace):
             await make(admin, namespace, **spec)
@@ -325,17 +448,34 @@ async def test_a_quota_is_told_as_one_and_the_resize_is_made_once_there_is_room(
             return bool(((await admin.get(QUOTAS, namespace, "q")).get("status") or {}).get("used"))
 
         await eventually("the quota is in force", counted)
-        await patch(admin, CONFIG_MAPS, namespace, names.live_name("p"), {"data": {names.KEY_PODS: '{"cpuMillis": 3350}'}})
+        await patch(
+            admin,
+            CONFIG_MAPS,
+            namespace,
+            names.live_name("p"),
+            {"data": {names.KEY_PODS: '{"cpuMillis": 3350}'}},
+        )
         async with running(admin, proxy, tmp_path, namespace):
-            await conflict(admin, namespace, "is not given 3350m", "a ResourceQuota of the namespace", "exceeded quota: q", reason="ActuationFailed")
+            await conflict(
+                admin,
+                namespace,
+                "is not given 3350m",
+                "a ResourceQuota of the namespace",
+                "exceeded quota: q",
+                reason="ActuationFailed",
+            )
             assert resizes(proxy) == 1, "what is refused of one is not asked for the other"
             live = await admin.get(CONFIG_MAPS, namespace, names.live_name("p"))
-            assert json.loads(live["data"][names.KEY_PODS]) == {"cpuMillis": 3350}, "no node is too small"
+            assert json.loads(live["data"][names.KEY_PODS]) == {"cpuMillis": 3350}, (
+                "no node is too small"
+            )
             # Raised, as the message says: of a deleted one the API server's admission may know for half a minute more.
             await patch(admin, QUOTAS, namespace, "q", {"spec": {"hard": {"requests.cpu": "30"}}})
 
             async def resized() -> bool:
-                return await asked(admin, namespace) == ["3350m"] * 2 and not await condition(admin, namespace, "ScalingLimited")
+                return await asked(admin, namespace) == ["3350m"] * 2 and not await condition(
+                    admin, namespace, "ScalingLimited"
+                )
 
             await eventually("both have more once there is room", resized, 90)
             assert resizes(proxy) <= 4

@@ -14,7 +14,15 @@ import pytest
 from tests.support import builders
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import FaultProxy
-from tests.support.operators import apply_any, essence, eventually, operator, patch, repeated, serve_pods
+from tests.support.operators import (
+    apply_any,
+    essence,
+    eventually,
+    operator,
+    patch,
+    repeated,
+    serve_pods,
+)
 from triton_pipelines.api import names, parse
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.resources import (
@@ -28,11 +36,15 @@ from triton_pipelines.cluster.resources import (
     SERVICES,
     Resource,
 )
-from triton_pipelines.pipeline import Options, build
-from triton_pipelines.reconcile.reconciler import CHILD_RESOURCES
-from triton_pipelines.render import render
+from triton_pipelines.compile.graph import Options, build
+from triton_pipelines.compile.render import render
+from triton_pipelines.controllers.pipeline.reconciler import CHILD_RESOURCES
 
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(150)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.timeout(150),
+]
 GONE_SECONDS = 90.0
 QUOTAS = Resource("", "v1", "ResourceQuota", "resourcequotas")
 
@@ -45,19 +57,36 @@ def pipeline(namespace: str, name: str = "p", **spec: Any) -> Object:
 
 async def status_of(admin: Client, namespace: str, name: str = "p") -> Object:
     item = await admin.get(INFERENCE_PIPELINES, namespace, name)
-    return {**(item.get("status") or {}), "uid": item["metadata"]["uid"], "generation": item["metadata"]["generation"]}
+    return {
+        **(item.get("status") or {}),
+        "uid": item["metadata"]["uid"],
+        "generation": item["metadata"]["generation"],
+    }
 
 
 async def told(admin: Client, namespace: str, kind: str = "Ready", name: str = "p") -> str:
     status = await status_of(admin, namespace, name)
-    return next((f"{item['status']} {item['reason']}" for item in status.get("conditions", ()) if item["type"] == kind), "")
+    return next(
+        (
+            f"{item['status']} {item['reason']}"
+            for item in status.get("conditions", ())
+            if item["type"] == kind
+        ),
+        "",
+    )
 
 
 async def served(admin: Client, namespace: str) -> Object:
     async def reached() -> Object | None:
         status = await status_of(admin, namespace)
         ready = await told(admin, namespace) == "True Succeeded"
-        return status if ready and status["observedGeneration"] == status["generation"] and status["updatedReplicas"] == 2 else None
+        return (
+            status
+            if ready
+            and status["observedGeneration"] == status["generation"]
+            and status["updatedReplicas"] == 2
+            else None
+        )
 
     async with repeated(partial(serve_pods, admin, namespace)):
         found: Object = await eventually("served", reached, 60)
@@ -65,7 +94,13 @@ async def served(admin: Client, namespace: str) -> Object:
 
 
 async def children(admin: Client, namespace: str) -> dict[tuple[str, str], Object]:
-    items = [item for resource in CHILD_RESOURCES for item in (await admin.list(resource, namespace, label_selector=names.MANAGED_SELECTOR)).items]
+    items = [
+        item
+        for resource in CHILD_RESOURCES
+        for item in (
+            await admin.list(resource, namespace, label_selector=names.MANAGED_SELECTOR)
+        ).items
+    ]
     for item in items:
         (item["metadata"].get("annotations") or {}).pop("deployment.kubernetes.io/revision", None)
         if not item["metadata"].get("annotations"):
@@ -79,13 +114,18 @@ EDITS: list[tuple[Resource, dict[str, Any]]] = [
     (DEPLOYMENTS, {"spec": {"paused": True}}),
     (DEPLOYMENTS, {"metadata": {"ownerReferences": None}}),
     (SERVICES, {"spec": {"selector": {names.LABEL_PIPELINE: "other"}}}),
-    (SERVICES, {"metadata": {"labels": {names.LABEL_PIPELINE: None, names.LABEL_MANAGED_BY: None}}}),
+    (
+        SERVICES,
+        {"metadata": {"labels": {names.LABEL_PIPELINE: None, names.LABEL_MANAGED_BY: None}}},
+    ),
     (NETWORK_POLICIES, {"spec": {"ingress": []}}),
     (POD_DISRUPTION_BUDGETS, {"spec": {"maxUnavailable": 2}}),
 ]
 
 
-async def test_what_is_edited_or_deleted_by_hand_is_repaired(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+async def test_what_is_edited_or_deleted_by_hand_is_repaired(
+    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
     async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
         await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace))
         status = await served(admin, namespace)
@@ -94,11 +134,21 @@ async def test_what_is_edited_or_deleted_by_hand_is_repaired(admin: Client, prox
             await patch(admin, resource, namespace, "p", body)
             await eventually(f"{resource.kind} is repaired after {body}", as_before)
         revision = names.revision_name("p", status["revision"])
-        deleted = [(resource, "p") for resource in (DEPLOYMENTS, SERVICES, NETWORK_POLICIES, POD_DISRUPTION_BUDGETS)]
-        for resource, name in [*deleted, (CONFIG_MAPS, revision), (CONFIG_MAPS, names.live_name("p"))]:
+        deleted = [
+            (resource, "p")
+            for resource in (DEPLOYMENTS, SERVICES, NETWORK_POLICIES, POD_DISRUPTION_BUDGETS)
+        ]
+        for resource, name in [
+            *deleted,
+            (CONFIG_MAPS, revision),
+            (CONFIG_MAPS, names.live_name("p")),
+        ]:
             uid = (await admin.get(resource, namespace, name))["metadata"]["uid"]
             await admin.delete(resource, namespace, name)
-            await eventually(f"another {resource.kind} {name}", partial(is_another, admin, resource, namespace, name, uid))
+            await eventually(
+                f"another {resource.kind} {name}",
+                partial(is_another, admin, resource, namespace, name, uid),
+            )
             await eventually(f"{resource.kind} {name} is as before", as_before)
         await served(admin, namespace)
 
@@ -108,27 +158,43 @@ async def are(admin: Client, namespace: str, before: object) -> bool:
     return await children(admin, namespace) == before
 
 
-async def is_another(admin: Client, resource: Resource, namespace: str, name: str, uid: str) -> bool:
+async def is_another(
+    admin: Client, resource: Resource, namespace: str, name: str, uid: str
+) -> bool:
     found: bool = (await admin.get(resource, namespace, name))["metadata"]["uid"] != uid
     return found
 
 
-async def test_under_an_invalid_spec_the_running_revision_is_kept_in_repair(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+async def test_under_an_invalid_spec_the_running_revision_is_kept_in_repair(
+    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
     async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
         await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace))
         status = await served(admin, namespace)
         as_before = partial(are, admin, namespace, await children(admin, namespace))
         # Two labels and three of them: no rule of the CRD sees it.
-        await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace, postprocess={"labels": ["a", "b", "c"]}))
+        await apply_any(
+            admin, INFERENCE_PIPELINES, pipeline(namespace, postprocess={"labels": ["a", "b", "c"]})
+        )
         await eventually("stalled", lambda: says(admin, namespace, "False InvalidSpec"))
         assert await as_before()
         revision = names.revision_name("p", status["revision"])
-        for resource, name in [(DEPLOYMENTS, "p"), (SERVICES, "p"), (CONFIG_MAPS, revision), (CONFIG_MAPS, names.live_name("p"))]:
+        for resource, name in [
+            (DEPLOYMENTS, "p"),
+            (SERVICES, "p"),
+            (CONFIG_MAPS, revision),
+            (CONFIG_MAPS, names.live_name("p")),
+        ]:
             uid = (await admin.get(resource, namespace, name))["metadata"]["uid"]
             await admin.delete(resource, namespace, name)
-            await eventually(f"another {resource.kind} {name}", partial(is_another, admin, resource, namespace, name, uid))
+            await eventually(
+                f"another {resource.kind} {name}",
+                partial(is_another, admin, resource, namespace, name, uid),
+            )
             await eventually(f"{resource.kind} {name} is as before", as_before)
-        await patch(admin, SERVICES, namespace, "p", {"spec": {"selector": {names.LABEL_PIPELINE: "other"}}})
+        await patch(
+            admin, SERVICES, namespace, "p", {"spec": {"selector": {names.LABEL_PIPELINE: "other"}}}
+        )
         await eventually("the Service is repaired", as_before)
         assert await told(admin, namespace) == "False InvalidSpec"
         # The next process knows the spec by its record.
@@ -139,8 +205,14 @@ async def test_under_an_invalid_spec_the_running_revision_is_kept_in_repair(admi
         assert (await served(admin, namespace))["revision"] == status["revision"]
 
 
-async def test_a_quota_on_cpu_limits_is_named_with_the_field_that_meets_it(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
-    quota: Object = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "team", "namespace": namespace}}
+async def test_a_quota_on_cpu_limits_is_named_with_the_field_that_meets_it(
+    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
+    quota: Object = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "team", "namespace": namespace},
+    }
     await apply_any(admin, QUOTAS, {**quota, "spec": {"hard": {"limits.cpu": "100"}}})
 
     async def in_force() -> bool:
@@ -148,20 +220,33 @@ async def test_a_quota_on_cpu_limits_is_named_with_the_field_that_meets_it(admin
 
     async def said() -> str:
         status = await status_of(admin, namespace)
-        messages = [item["message"] for item in status.get("conditions", ()) if item["type"] == "Ready" and item["reason"] == "APIError"]
+        messages = [
+            item["message"]
+            for item in status.get("conditions", ())
+            if item["type"] == "Ready" and item["reason"] == "APIError"
+        ]
         return messages[0] if messages else ""
 
     await eventually("the quota is in force", in_force, 60)
     async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
         await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace))
         message = await eventually("refused", said, 60)
-        assert "failed quota: team: must specify limits.cpu for: load; ResourceQuota team counts limits.cpu: write it in resources" in message
+        assert (
+            "failed quota: team: must specify limits.cpu for: load; ResourceQuota team counts limits.cpu: write it in resources"
+            in message
+        )
         limit = {"name": names.CONTAINER_LOADER, "resources": {"limits": {"cpu": "2"}}}
-        await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace, server={"podTemplate": {"spec": {"initContainers": [limit]}}}))
+        await apply_any(
+            admin,
+            INFERENCE_PIPELINES,
+            pipeline(namespace, server={"podTemplate": {"spec": {"initContainers": [limit]}}}),
+        )
         await served(admin, namespace)
 
 
-async def test_others_objects_are_not_touched(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+async def test_others_objects_are_not_touched(
+    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
     async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
         foreign: Object = {
             "apiVersion": "v1",
@@ -174,13 +259,18 @@ async def test_others_objects_are_not_touched(admin: Client, proxy: FaultProxy, 
         await eventually("conflict", lambda: says(admin, namespace, "False NameConflict"))
         status = await status_of(admin, namespace)
         (ready,) = (item for item in status["conditions"] if item["type"] == "Ready")
-        assert "Service p exists in this namespace and is not this pipeline's; delete or rename it" in ready["message"]
+        assert (
+            "Service p exists in this namespace and is not this pipeline's; delete or rename it"
+            in ready["message"]
+        )
         assert await told(admin, namespace, "Stalled") == "True NameConflict"
         assert status["observedGeneration"] == status["generation"]
         assert (await admin.get(SERVICES, namespace, "p"))["metadata"]["resourceVersion"] == version
 
 
-async def test_a_secret_of_somebody_else_is_not_touched(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+async def test_a_secret_of_somebody_else_is_not_touched(
+    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
     """Its name can be foretold: the operator may not read Secrets, and learns whose it is all the same."""
     resource = pipeline(namespace)
     parsed, wrong = parse(resource)
@@ -188,7 +278,12 @@ async def test_a_secret_of_somebody_else_is_not_touched(admin: Client, proxy: Fa
     assert not wrong
     chosen = Options(operator_namespace=namespace)
     name = names.revision_name("p", render(parsed, build(parsed, chosen), chosen).name)
-    foreign: Object = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": namespace}, "stringData": {"password": "theirs"}}
+    foreign: Object = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name, "namespace": namespace},
+        "stringData": {"password": "theirs"},
+    }
     version = (await apply_any(admin, SECRETS, foreign))["metadata"]["resourceVersion"]
     async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
         await apply_any(admin, INFERENCE_PIPELINES, resource)
@@ -197,7 +292,13 @@ async def test_a_secret_of_somebody_else_is_not_touched(admin: Client, proxy: Fa
         assert (live["metadata"]["resourceVersion"], set(live["data"])) == (version, {"password"})
         await admin.delete(SECRETS, namespace, name)
         # No Secret is watched: the next pass sees that it is gone.
-        await patch(admin, INFERENCE_PIPELINES, namespace, "p", {"spec": {"rollout": {"progressDeadlineSeconds": 901}}})
+        await patch(
+            admin,
+            INFERENCE_PIPELINES,
+            namespace,
+            "p",
+            {"spec": {"rollout": {"progressDeadlineSeconds": 901}}},
+        )
         await served(admin, namespace)
         assert set((await admin.get(SECRETS, namespace, name))["data"]) == {names.KEY_CONTROL}
 
@@ -206,21 +307,31 @@ async def says(admin: Client, namespace: str, expected: str) -> bool:
     return await told(admin, namespace) == expected
 
 
-async def test_deleted_in_mid_rollout_and_made_again_at_once(admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str) -> None:
+async def test_deleted_in_mid_rollout_and_made_again_at_once(
+    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
     async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
         await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace))
         old = await served(admin, namespace)
-        await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace, tokenizer={"maxLength": 64}))
-        await eventually("a pod of the new revision", lambda: pods_of_another(admin, namespace, old["revision"]))
+        await apply_any(
+            admin, INFERENCE_PIPELINES, pipeline(namespace, tokenizer={"maxLength": 64})
+        )
+        await eventually(
+            "a pod of the new revision", lambda: pods_of_another(admin, namespace, old["revision"])
+        )
         await admin.delete(INFERENCE_PIPELINES, namespace, "p")
         await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace))
-        again = await eventually("all is the new one's", lambda: belongs(admin, namespace, old["uid"]), GONE_SECONDS)
+        again = await eventually(
+            "all is the new one's", lambda: belongs(admin, namespace, old["uid"]), GONE_SECONDS
+        )
         assert again["uid"] != old["uid"]
         found = await served(admin, namespace)
         assert found["revision"] == old["revision"]
         kept = {name for kind, name in await children(admin, namespace) if kind == "ConfigMap"}
         assert kept == {names.revision_name("p", found["revision"])}
-        assert [item["metadata"]["name"] for item in (await admin.list(SECRETS, namespace)).items] == list(kept)
+        assert [
+            item["metadata"]["name"] for item in (await admin.list(SECRETS, namespace)).items
+        ] == list(kept)
         # And without an heir nothing is left.
         await admin.delete(INFERENCE_PIPELINES, namespace, "p")
         await eventually("nothing is left", lambda: empty(admin, namespace), GONE_SECONDS)
@@ -236,11 +347,18 @@ async def belongs(admin: Client, namespace: str, old: str) -> Object | None:
     status = await status_of(admin, namespace)
     found = await children(admin, namespace)
     owners = {item["metadata"]["ownerReferences"][0]["uid"] for item in found.values()}
-    return status if owners == {status["uid"]} and ("Deployment", "p") in found and status["uid"] != old else None
+    return (
+        status
+        if owners == {status["uid"]} and ("Deployment", "p") in found and status["uid"] != old
+        else None
+    )
 
 
 async def empty(admin: Client, namespace: str) -> bool:
-    listed = [await admin.list(resource, namespace, label_selector=names.MANAGED_SELECTOR) for resource in (*CHILD_RESOURCES, SECRETS, PODS)]
+    listed = [
+        await admin.list(resource, namespace, label_selector=names.MANAGED_SELECTOR)
+        for resource in (*CHILD_RESOURCES, SECRETS, PODS)
+    ]
     return not any(listing.items for listing in listed)
 
 
@@ -263,19 +381,37 @@ async def test_kubectl_waits_and_a_second_apply_changes_nothing(
 ) -> None:
     async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
         document = json.dumps(pipeline(namespace))
-        assert "serverside-applied" in await kubectl(control_plane, "apply", "--server-side", "-f", "-", stdin=document)
+        assert "serverside-applied" in await kubectl(
+            control_plane, "apply", "--server-side", "-f", "-", stdin=document
+        )
         async with repeated(partial(serve_pods, admin, namespace)):
-            out = await kubectl(control_plane, "wait", "-n", namespace, "--for=condition=Ready", "ipl/p", "--timeout=60s")
+            out = await kubectl(
+                control_plane,
+                "wait",
+                "-n",
+                namespace,
+                "--for=condition=Ready",
+                "ipl/p",
+                "--timeout=60s",
+            )
         assert "condition met" in out
         await served(admin, namespace)
         before = (await admin.get(INFERENCE_PIPELINES, namespace, "p"))["metadata"]
         await kubectl(control_plane, "apply", "--server-side", "-f", "-", stdin=document)
         after = (await admin.get(INFERENCE_PIPELINES, namespace, "p"))["metadata"]
-        assert (after["generation"], after["resourceVersion"]) == (before["generation"], before["resourceVersion"])
+        assert (after["generation"], after["resourceVersion"]) == (
+            before["generation"],
+            before["resourceVersion"],
+        )
         row = (await kubectl(control_plane, "get", "ipl", "-n", namespace, "--no-headers")).split()
         assert row[:2] == ["p", "True"]
-        events = await kubectl(control_plane, "events", "-n", namespace, "--for=InferencePipeline/p", "--no-headers")
-        assert sorted({line.split()[2] for line in events.splitlines()} & {"RolloutStarted", "Succeeded", "Serving"}) == [
+        events = await kubectl(
+            control_plane, "events", "-n", namespace, "--for=InferencePipeline/p", "--no-headers"
+        )
+        assert sorted(
+            {line.split()[2] for line in events.splitlines()}
+            & {"RolloutStarted", "Succeeded", "Serving"}
+        ) == [
             "RolloutStarted",
             "Serving",
             "Succeeded",

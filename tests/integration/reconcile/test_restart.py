@@ -11,12 +11,24 @@ import pytest
 
 from tests.support import builders
 from tests.support.faultproxy import MUTATING, FaultProxy
-from tests.support.operators import Running, apply_any, control_deployments, eventually, operator, repeated, serve_pods
+from tests.support.operators import (
+    Running,
+    apply_any,
+    control_deployments,
+    eventually,
+    operator,
+    repeated,
+    serve_pods,
+)
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES
 
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(480)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.timeout(480),
+]
 PIPELINES = 200
 SETTLED_SECONDS = 60.0
 """Bound of a restart on a loaded two-core machine; some seconds on an idle one."""
@@ -24,7 +36,10 @@ SETTLED_SECONDS = 60.0
 
 def settled(item: Object) -> bool:
     status = item.get("status") or {}
-    ready = any(condition["type"] == "Ready" and condition["status"] == "True" for condition in status.get("conditions", ()))
+    ready = any(
+        condition["type"] == "Ready" and condition["status"] == "True"
+        for condition in status.get("conditions", ())
+    )
     return ready and status["observedGeneration"] == item["metadata"]["generation"]
 
 
@@ -36,22 +51,37 @@ async def all_ready(client: Client, namespace: str) -> bool:
 async def versions(client: Client, namespace: str) -> dict[tuple[str, str], str]:
     kinds = (INFERENCE_PIPELINES, CONFIG_MAPS, DEPLOYMENTS)
     listed = [item for kind in kinds for item in (await client.list(kind, namespace)).items]
-    return {(item["kind"], item["metadata"]["name"]): item["metadata"]["resourceVersion"] for item in listed}
+    return {
+        (item["kind"], item["metadata"]["name"]): item["metadata"]["resourceVersion"]
+        for item in listed
+    }
 
 
 async def test_a_restart_with_many_pipelines_writes_nothing(
-    bare: Client, bare_proxy: FaultProxy, tmp_path: Path, bare_namespace: str, record_property: pytest.FixtureRequest
+    bare: Client,
+    bare_proxy: FaultProxy,
+    tmp_path: Path,
+    bare_namespace: str,
+    record_property: pytest.FixtureRequest,
 ) -> None:
-    documents = [builders.document(name=f"p{number:03d}", namespace=bare_namespace) for number in range(PIPELINES)]
+    documents = [
+        builders.document(name=f"p{number:03d}", namespace=bare_namespace)
+        for number in range(PIPELINES)
+    ]
     for item in documents:
         item["metadata"].pop("uid")
     begin = time.monotonic()
     await asyncio.gather(*(apply_any(bare, INFERENCE_PIPELINES, item) for item in documents))
-    cluster = (partial(control_deployments, bare, bare_namespace), partial(serve_pods, bare, bare_namespace))
+    cluster = (
+        partial(control_deployments, bare, bare_namespace),
+        partial(serve_pods, bare, bare_namespace),
+    )
     async with operator(bare_proxy, tmp_path, bare_namespace) as first:
         # Lists of hundreds of objects cost more than the operator does: they are asked for now and then.
         async with repeated(*cluster, every=1.0):
-            await eventually("all are served", lambda: all_ready(bare, bare_namespace), 300, every=1.0)
+            await eventually(
+                "all are served", lambda: all_ready(bare, bare_namespace), 300, every=1.0
+            )
         await eventually("quiet", lambda: quiet(bare_proxy))
         built = time.monotonic() - begin
         assert passed(first) >= PIPELINES
@@ -59,7 +89,9 @@ async def test_a_restart_with_many_pipelines_writes_nothing(
     bare_proxy.requests.clear()
     begin = time.monotonic()
     async with operator(bare_proxy, tmp_path, bare_namespace) as second:
-        await eventually("every pipeline was looked at", lambda: passed(second) >= PIPELINES, SETTLED_SECONDS)
+        await eventually(
+            "every pipeline was looked at", lambda: passed(second) >= PIPELINES, SETTLED_SECONDS
+        )
         seconds = time.monotonic() - begin
         assert second.services is not None
         # Another round, now with probes that are known.
@@ -80,7 +112,12 @@ async def test_a_restart_with_many_pipelines_writes_nothing(
         changed["spec"]["server"] = {"service": {"annotations": {"a": "b"}}}
         await apply_any(bare, INFERENCE_PIPELINES, changed)
         await eventually(
-            "the Service is written", lambda: [seen for seen in bare_proxy.mutating if f"services/{changed['metadata']['name']}" in seen.target]
+            "the Service is written",
+            lambda: [
+                seen
+                for seen in bare_proxy.mutating
+                if f"services/{changed['metadata']['name']}" in seen.target
+            ],
         )
     touched = {seen.target.partition("?")[0] for seen in bare_proxy.mutating}
     service = f"/api/v1/namespaces/{bare_namespace}/services/p000"

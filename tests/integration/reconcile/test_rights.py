@@ -42,9 +42,19 @@ from triton_pipelines.cluster.resources import (
     Resource,
 )
 
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.timeout(240),
+]
 RBAC = {
-    kind: Resource("rbac.authorization.k8s.io", "v1", kind, kind.lower() + "s", namespaced=not kind.startswith("Cluster"))
+    kind: Resource(
+        "rbac.authorization.k8s.io",
+        "v1",
+        kind,
+        kind.lower() + "s",
+        namespaced=not kind.startswith("Cluster"),
+    )
     for kind in ("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
 }
 ACCOUNTS = Resource("", "v1", "ServiceAccount", "serviceaccounts")
@@ -53,7 +63,9 @@ DEADLINE_SECONDS = 60.0
 
 async def rights_of_the_chart(admin: Client, release: str, *values: str) -> None:
     await make_namespace(admin, release)
-    for item in chart.render("--set", "crds.enabled=false", *values, release=release, namespace=release):
+    for item in chart.render(
+        "--set", "crds.enabled=false", *values, release=release, namespace=release
+    ):
         resource = ACCOUNTS if item["kind"] == "ServiceAccount" else RBAC.get(item["kind"])
         if resource is not None:
             await apply_any(admin, resource, item)
@@ -64,19 +76,33 @@ async def test_nothing_is_refused_under_the_charts_rights(
     admin: Client, control_plane: ControlPlane, tmp_path: Path, namespace: str, scope: str
 ) -> None:
     release = f"rights-{scope}-triton-pipelines"
-    values = ["--set", f"watch.namespaces={{{namespace}}}", "--set", "rbac.nodes=false"] if scope == "namespaced" else []
+    values = (
+        ["--set", f"watch.namespaces={{{namespace}}}", "--set", "rbac.nodes=false"]
+        if scope == "namespaced"
+        else []
+    )
     await rights_of_the_chart(admin, release, *values)
     with api.client(control_plane.kubeconfig) as connection:
-        kubeconfig = account_kubeconfig(connection, control_plane.kubeconfig, tmp_path / "account", release, release)
+        kubeconfig = account_kubeconfig(
+            connection, control_plane.kubeconfig, tmp_path / "account", release, release
+        )
     where = [namespace] if scope == "namespaced" else []
     async with (
         FaultProxy(kubeconfig) as proxy,
-        operator(proxy, tmp_path, *where, operator_namespace=release, operator_key_file=tmp_path / "new") as running,
+        operator(
+            proxy, tmp_path, *where, operator_namespace=release, operator_key_file=tmp_path / "new"
+        ) as running,
     ):
-        async with repeated(partial(serve_pods, admin, namespace), partial(grant_cpu, admin, namespace)):
+        async with repeated(
+            partial(serve_pods, admin, namespace), partial(grant_cpu, admin, namespace)
+        ):
             await everything_it_does(admin, namespace)
         codes = running.samples("api_requests_total")
-        refused = {labels["resource"] for key, _ in codes.items() if (labels := dict(key))["code"] in ("401", "403")}
+        refused = {
+            labels["resource"]
+            for key, _ in codes.items()
+            if (labels := dict(key))["code"] in ("401", "403")
+        }
         assert refused <= ({"nodes"} if scope == "namespaced" else set())
         verbs = {(dict(key)["resource"], dict(key)["verb"]) for key in codes}
     assert {
@@ -89,19 +115,34 @@ async def test_nothing_is_refused_under_the_charts_rights(
         ("jobs", "delete"),
         ("pods", "resize"),
     } <= verbs
-    assert {verb for resource, verb in verbs if resource == "secrets"} == {"create", "apply", "delete"}
-    reads = [seen for seen in proxy.requests if "/secrets" in seen.target and seen.method in ("GET", "HEAD")]
+    assert {verb for resource, verb in verbs if resource == "secrets"} == {
+        "create",
+        "apply",
+        "delete",
+    }
+    reads = [
+        seen
+        for seen in proxy.requests
+        if "/secrets" in seen.target and seen.method in ("GET", "HEAD")
+    ]
     assert reads == []
     user = f"system:serviceaccount:{release}:{release}"
     audited = [item for item in control_plane.audit_events() if item["user"]["username"] == user]
     assert audited
-    assert [item["objectRef"] for item in audited if item["responseStatus"]["code"] in (401, 403)] == []
+    assert [
+        item["objectRef"] for item in audited if item["responseStatus"]["code"] in (401, 403)
+    ] == []
 
 
 async def everything_it_does(admin: Client, namespace: str) -> None:
     """A pipeline's life through every kind of write."""
     await apply_any(admin, CONFIG_MAPS, config_map(namespace, "YQ=="))
-    document = builders.document(name="p", namespace=namespace, model={"source": {"uri": "configmap://weights/model.onnx"}}, replicas=2)
+    document = builders.document(
+        name="p",
+        namespace=namespace,
+        model={"source": {"uri": "configmap://weights/model.onnx"}},
+        replicas=2,
+    )
     document["metadata"].pop("uid")
     document["spec"]["rollout"] = {"revisionHistoryLimit": 1}
     document["spec"]["tokenizer"]["instances"] = {"initial": 1, "min": 1, "max": 4}
@@ -131,10 +172,14 @@ async def everything_it_does(admin: Client, namespace: str) -> None:
     del document["spec"]["tuning"], document["spec"]["slo"]
     await apply_any(admin, INFERENCE_PIPELINES, document)
     await eventually("and loses it", lambda: no_jobs(admin, namespace), DEADLINE_SECONDS)
-    await eventually("the NetworkPolicy goes", lambda: gone(admin, NETWORK_POLICIES, namespace, "p"))
+    await eventually(
+        "the NetworkPolicy goes", lambda: gone(admin, NETWORK_POLICIES, namespace, "p")
+    )
     await eventually("old Secrets go", lambda: secrets(admin, namespace, 2))
     await admin.delete(INFERENCE_PIPELINES, namespace, "p")
-    await eventually("the children go", lambda: gone(admin, DEPLOYMENTS, namespace, "p"), 2 * DEADLINE_SECONDS)
+    await eventually(
+        "the children go", lambda: gone(admin, DEPLOYMENTS, namespace, "p"), 2 * DEADLINE_SECONDS
+    )
 
 
 async def running_pods(admin: Client, namespace: str) -> list[Object]:
@@ -150,13 +195,20 @@ async def evenly(admin: Client, namespace: str, cpu: str) -> bool:
 
 
 def config_map(namespace: str, content: str) -> Object:
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "weights", "namespace": namespace}, "binaryData": {"model.onnx": content}}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "weights", "namespace": namespace},
+        "binaryData": {"model.onnx": content},
+    }
 
 
 async def served(admin: Client, namespace: str, generation: int) -> None:
     async def reached() -> bool:
         status = (await admin.get(INFERENCE_PIPELINES, namespace, "p")).get("status") or {}
-        conditions: dict[str, Any] = {item["type"]: item["status"] for item in status.get("conditions", ())}
+        conditions: dict[str, Any] = {
+            item["type"]: item["status"] for item in status.get("conditions", ())
+        }
         return conditions.get("Ready") == "True" and status["observedGeneration"] == generation
 
     await eventually(f"generation {generation} is served", reached, DEADLINE_SECONDS)
@@ -165,7 +217,9 @@ async def served(admin: Client, namespace: str, generation: int) -> None:
 async def mended(admin: Client, namespace: str) -> bool:
     service = await admin.get(SERVICES, namespace, "p")
     managers = {entry["manager"] for entry in service["metadata"]["managedFields"]}
-    return [item["port"] for item in service["spec"]["ports"]] == [8000, 8001, 8002] and not any(name.endswith("-repair") for name in managers)
+    return [item["port"] for item in service["spec"]["ports"]] == [8000, 8001, 8002] and not any(
+        name.endswith("-repair") for name in managers
+    )
 
 
 async def gone(admin: Client, resource: Resource, namespace: str, name: str) -> bool:

@@ -16,14 +16,18 @@ from tests.support import builders
 from tests.support.faultproxy import FaultProxy
 from tests.support.operators import Running, apply_any, eventually, operator, repeated, serve_pods
 from triton_pipelines.api import names
-from triton_pipelines.app import wire
-from triton_pipelines.app.latency import LatencyWatch
+from triton_pipelines.app import composition
+from triton_pipelines.autoscaling.metrics.latency_reader import Latency
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
-from triton_pipelines.metrics.latency import Latency
-from triton_pipelines.reconcile import plan
+from triton_pipelines.controllers.pipeline import plan
+from triton_pipelines.controllers.slo_latency import LatencyWatch
 
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.timeout(240),
+]
 DEADLINE_SECONDS = 90.0
 FASTER = 200.0
 
@@ -46,10 +50,16 @@ class Reader:
 
     async def read(self, address: str, model: str) -> Latency | str:
         # All pods have one address here: while both revisions are there, both tell the newer one's figure.
-        present = {item["metadata"]["labels"][names.LABEL_REVISION] for item in self.running.store.all(PODS)}
+        present = {
+            item["metadata"]["labels"][names.LABEL_REVISION]
+            for item in self.running.store.all(PODS)
+        }
         self.revisions += sorted(present - set(self.revisions))
         index = max(self.revisions.index(revision) for revision in present)
-        return Latency(self.p99[min(index, len(self.p99) - 1)], (self.clock() - self.begin).total_seconds() * 50)
+        return Latency(
+            self.p99[min(index, len(self.p99) - 1)],
+            (self.clock() - self.begin).total_seconds() * 50,
+        )
 
 
 def instrument(running: Running, *p99: float) -> Reader:
@@ -69,47 +79,86 @@ def ready_of(status: dict[str, Any]) -> dict[str, Any]:
 
 async def told(client: Client, namespace: str, reason: str, generation: int) -> Any:
     status = await status_of(client, namespace)
-    return ready_of(status).get("reason") == reason and status["observedGeneration"] == generation and status
+    return (
+        ready_of(status).get("reason") == reason
+        and status["observedGeneration"] == generation
+        and status
+    )
 
 
 async def apply(client: Client, namespace: str, length: int, p99: int = 100) -> None:
-    document = builders.document(name="p", namespace=namespace, slo={"p99Milliseconds": p99}, tokenizer={"maxLength": length})
+    document = builders.document(
+        name="p", namespace=namespace, slo={"p99Milliseconds": p99}, tokenizer={"maxLength": length}
+    )
     document["metadata"].pop("uid")
     await apply_any(client, INFERENCE_PIPELINES, document)
 
 
 async def test_a_slow_revision_is_taken_back_by_the_next_operator(
-    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str, monkeypatch: pytest.MonkeyPatch
+    admin: Client,
+    proxy: FaultProxy,
+    tmp_path: Path,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first operator measures the predecessor and rolls out; the second finds that the new revision breaks the promise."""
     # Pods are looked at as often as the faster clock asks for, and the planner looks at the figures as often as they can change.
-    monkeypatch.setattr(wire, "LatencyWatch", partial(LatencyWatch, tick_seconds=0.075))
+    monkeypatch.setattr(composition, "LatencyWatch", partial(LatencyWatch, tick_seconds=0.075))
     monkeypatch.setattr(plan, "RECHECK_SECONDS", 1.0)
     cluster = partial(serve_pods, admin, namespace)
-    async with operator(proxy, tmp_path, namespace, operator_namespace=namespace) as first, repeated(cluster):
+    async with (
+        operator(proxy, tmp_path, namespace, operator_namespace=namespace) as first,
+        repeated(cluster),
+    ):
         instrument(first, 30.0)
         await apply(admin, namespace, 64)
-        status = await eventually("served", lambda: told(admin, namespace, "Succeeded", 1), DEADLINE_SECONDS)
+        status = await eventually(
+            "served", lambda: told(admin, namespace, "Succeeded", 1), DEADLINE_SECONDS
+        )
         old = status["revision"]
         assert first.watch is not None
         watch = first.watch
-        await eventually("measured", lambda: (known := watch.latencies((namespace, "p"))) is not None and old in known.figures, DEADLINE_SECONDS)
+        await eventually(
+            "measured",
+            lambda: (
+                (known := watch.latencies((namespace, "p"))) is not None and old in known.figures
+            ),
+            DEADLINE_SECONDS,
+        )
         await apply(admin, namespace, 128)
-        await eventually("rolled out", lambda: told(admin, namespace, "Succeeded", 2), DEADLINE_SECONDS)
-    async with operator(proxy, tmp_path, namespace, operator_namespace=namespace) as second, repeated(cluster):
+        await eventually(
+            "rolled out", lambda: told(admin, namespace, "Succeeded", 2), DEADLINE_SECONDS
+        )
+    async with (
+        operator(proxy, tmp_path, namespace, operator_namespace=namespace) as second,
+        repeated(cluster),
+    ):
         instrument(second, 150.0)
-        status = await eventually("taken back", lambda: told(admin, namespace, "RolledBack", 2), DEADLINE_SECONDS)
+        status = await eventually(
+            "taken back", lambda: told(admin, namespace, "RolledBack", 2), DEADLINE_SECONDS
+        )
         said = ready_of(status)["message"]
         assert "150.0 ms" in said
         assert "at most 30.0 ms" in said
         assert "spec.slo leaves 95 ms" in said
-        await eventually("the old revision alone serves", lambda: serving(admin, namespace, old), DEADLINE_SECONDS)
-        await eventually("and status says so", lambda: said_serving(admin, namespace, old), DEADLINE_SECONDS)
+        await eventually(
+            "the old revision alone serves",
+            lambda: serving(admin, namespace, old),
+            DEADLINE_SECONDS,
+        )
+        await eventually(
+            "and status says so", lambda: said_serving(admin, namespace, old), DEADLINE_SECONDS
+        )
     # A promise that holds: the same revision again, and it stays.
-    async with operator(proxy, tmp_path, namespace, operator_namespace=namespace) as third, repeated(cluster):
+    async with (
+        operator(proxy, tmp_path, namespace, operator_namespace=namespace) as third,
+        repeated(cluster),
+    ):
         instrument(third, 150.0)
         await apply(admin, namespace, 128, p99=500)
-        status = await eventually("tried again", lambda: told(admin, namespace, "Succeeded", 3), DEADLINE_SECONDS)
+        status = await eventually(
+            "tried again", lambda: told(admin, namespace, "Succeeded", 3), DEADLINE_SECONDS
+        )
         assert status["revision"] != old
 
 
@@ -121,5 +170,7 @@ async def serving(client: Client, namespace: str, revision: str) -> bool:
     pods = (await client.list(PODS, namespace, label_selector=names.MANAGED_SELECTOR)).items
     for pod in pods:
         if pod["metadata"].get("deletionTimestamp"):
-            await client.delete(PODS, namespace, pod["metadata"]["name"], grace_seconds=0)  # the kubelet's part
+            await client.delete(
+                PODS, namespace, pod["metadata"]["name"], grace_seconds=0
+            )  # the kubelet's part
     return {pod["metadata"]["labels"][names.LABEL_REVISION] for pod in pods} == {revision}

@@ -11,10 +11,14 @@ from tests.support.serving import SAMPLES, sample_sources, served
 
 
 @pytest.fixture(scope="module")
-def sample(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def sample(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Client]:
     """The sample that a test's ``on`` mark names, served once for neighbouring tests of it."""
     name: str = request.param
-    with served(SAMPLES / f"{name}.yaml", *sample_sources(), log=tmp_path_factory.mktemp(name) / "serve.log") as running:
+    with served(
+        SAMPLES / f"{name}.yaml", *sample_sources(), log=tmp_path_factory.mktemp(name) / "serve.log"
+    ) as running:
         client = Client(running)
         try:
             yield client

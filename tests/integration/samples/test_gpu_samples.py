@@ -24,7 +24,7 @@ from tests.support.serving import SAMPLES
 from tests.support.standins import on_stand_ins
 from triton_pipelines.loader.uris import SourceMap
 from triton_pipelines.triton.distribution import Distribution
-from triton_pipelines.triton.local import LocalTriton
+from triton_pipelines.triton.local_server import LocalTriton
 
 pytestmark = pytest.mark.integration
 TEXTS = column("Best concert of my life.", "What a waste of money, " * 20, "ok")
@@ -52,7 +52,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> SourceMap:
     )
 
 
-def loaded(name: str, distribution: Distribution, sources: SourceMap, folder: Path) -> contextlib.AbstractContextManager[tuple[LocalTriton, Client]]:
+def loaded(
+    name: str, distribution: Distribution, sources: SourceMap, folder: Path
+) -> contextlib.AbstractContextManager[tuple[LocalTriton, Client]]:
     """A sample on that server."""
     return on_stand_ins(SAMPLES / f"{name}.yaml", distribution, sources, folder)
 
@@ -70,13 +72,20 @@ def test_tensorrt(distribution: Distribution, sources: SourceMap, tmp_path: Path
         # Three rows, the longest of which has more than 64 tokens: the bucket of 128, in the plan's type.
         assert tokens.as_numpy("input_ids").shape == (3, 128)
         assert tokens.as_numpy("input_ids").dtype == np.int32
-        np.testing.assert_allclose(infer(client, "tensorrt").as_numpy("PROBABILITIES"), np.full((3, 2), 0.5))
+        np.testing.assert_allclose(
+            infer(client, "tensorrt").as_numpy("PROBABILITIES"), np.full((3, 2), 0.5)
+        )
         config = client.get_model_config("model")
         assert config["platform"] == "tensorrt_plan"
         (group,) = config["instance_group"]
         assert (group["count"], group["profile"]) == (2, ["0"])
         # Every bucket is warmed up, so that no client waits for a first execution.
-        assert {sample["inputs"]["input_ids"]["dims"][0] for sample in config["model_warmup"]} == {32, 64, 128, 256}
+        assert {sample["inputs"]["input_ids"]["dims"][0] for sample in config["model_warmup"]} == {
+            32,
+            64,
+            128,
+            256,
+        }
 
 
 @pytest.mark.proves_files("manifests/samples/mig.yaml", "loaded")
@@ -87,22 +96,34 @@ def test_mig(distribution: Distribution, sources: SourceMap, tmp_path: Path) -> 
         longest = int(tokens.as_numpy("attention_mask").sum(axis=1).max())
         assert tokens.as_numpy("input_ids").shape == (3, longest)
         assert 64 < longest < 128
-        assert {entry["source_input"][0] for entry in client.get_model_config("model")["batch_input"]} == {"input_ids", "attention_mask"}
-        np.testing.assert_allclose(infer(client, "mig").as_numpy("PROBABILITIES"), np.full((3, 2), 0.5))
+        assert {
+            entry["source_input"][0] for entry in client.get_model_config("model")["batch_input"]
+        } == {"input_ids", "attention_mask"}
+        np.testing.assert_allclose(
+            infer(client, "mig").as_numpy("PROBABILITIES"), np.full((3, 2), 0.5)
+        )
 
 
 @pytest.mark.proves_files("manifests/samples/onnx-tensorrt.yaml", "loaded")
 def test_onnx_tensorrt(distribution: Distribution, sources: SourceMap, tmp_path: Path) -> None:
     with loaded("onnx-tensorrt", distribution, sources, tmp_path) as (_, client):
-        np.testing.assert_allclose(infer(client, "onnx-tensorrt").as_numpy("PROBABILITIES"), np.full((3, 2), 0.5))
+        np.testing.assert_allclose(
+            infer(client, "onnx-tensorrt").as_numpy("PROBABILITIES"), np.full((3, 2), 0.5)
+        )
         config = client.get_model_config("model")
-        (accelerator,) = config["optimization"]["execution_accelerators"]["gpu_execution_accelerator"]
+        (accelerator,) = config["optimization"]["execution_accelerators"][
+            "gpu_execution_accelerator"
+        ]
         assert accelerator["name"] == "tensorrt"
         parameters = accelerator["parameters"]
         assert parameters["precision_mode"] == "FP16"
         assert parameters["max_workspace_size_bytes"] == str(2048 * 1024**2)
         assert not Path(parameters["trt_engine_cache_path"]).is_relative_to(tmp_path / "models")
-        assert sorted({int(sample["batch_size"]) for sample in config["model_warmup"]}) == [1, 8, 32]
+        assert sorted({int(sample["batch_size"]) for sample in config["model_warmup"]}) == [
+            1,
+            8,
+            32,
+        ]
 
 
 @pytest.mark.proves_files("manifests/samples/vllm.yaml", "loaded")
@@ -111,15 +132,29 @@ def test_vllm(distribution: Distribution, sources: SourceMap, tmp_path: Path) ->
     with loaded("vllm", distribution, sources, tmp_path) as (server, client):
         engine = json.loads((tmp_path / "models" / "assistant" / "1" / "model.json").read_text())
         assert engine["max_model_len"] == 4096
-        assert {path.name for path in Path(engine["model"]).iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
+        assert {path.name for path in Path(engine["model"]).iterdir()} >= {
+            "config.json",
+            "model.safetensors",
+            "tokenizer.json",
+        }
         config = client.get_model_config("assistant")
         assert config["model_transaction_policy"] == {"decoupled": True}
         assert config["instance_group"][0]["kind"] == "KIND_MODEL"
-        answer = httpx.post(f"{server.http_url}/v2/models/assistant/generate", json={"text_input": "What is MIG?"}, timeout=30)
+        answer = httpx.post(
+            f"{server.http_url}/v2/models/assistant/generate",
+            json={"text_input": "What is MIG?"},
+            timeout=30,
+        )
         assert answer.status_code == 200, answer.text
         assert "text_output" in answer.json()
-        stream = {"text_input": "What is MIG?", "stream": True, "sampling_parameters": '{"max_tokens": 4}'}
-        streamed = httpx.post(f"{server.http_url}/v2/models/assistant/generate_stream", json=stream, timeout=30)
+        stream = {
+            "text_input": "What is MIG?",
+            "stream": True,
+            "sampling_parameters": '{"max_tokens": 4}',
+        }
+        streamed = httpx.post(
+            f"{server.http_url}/v2/models/assistant/generate_stream", json=stream, timeout=30
+        )
         assert streamed.status_code == 200, streamed.text
         assert streamed.text.startswith("data: ")
         assert {item["name"] for item in client.get_model_repository_index()} == {"assistant"}

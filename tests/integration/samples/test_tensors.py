@@ -21,7 +21,12 @@ PAIRS = cases("reranker")
 
 
 def scores(sample: Client, *pairs: tuple[str, str]) -> Array:
-    answer = sample.ask({"QUERY": column(*(query for query, _ in pairs)), "PASSAGE": column(*(passage for _, passage in pairs))})
+    answer = sample.ask(
+        {
+            "QUERY": column(*(query for query, _ in pairs)),
+            "PASSAGE": column(*(passage for _, passage in pairs)),
+        }
+    )
     assert list(answer) == ["SCORE"]
     assert answer["SCORE"].shape == (len(pairs), 1)
     return answer["SCORE"][:, 0]
@@ -34,9 +39,16 @@ def scores(sample: Client, *pairs: tuple[str, str]) -> Array:
 @pytest.mark.proves("spec.postprocess.type", "behaviour")
 def test_pairs_are_scored_row_by_row(sample: Client) -> None:
     expected = [case["probabilities"][0] for case in PAIRS]
-    np.testing.assert_allclose(scores(sample, *((case["query"], case["passage"]) for case in PAIRS)), expected, atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(
+        scores(sample, *((case["query"], case["passage"]) for case in PAIRS)),
+        expected,
+        atol=TOLERANCE,
+        rtol=0,
+    )
     for case, score in zip(PAIRS, expected, strict=True):
-        np.testing.assert_allclose(scores(sample, (case["query"], case["passage"])), [score], atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(
+            scores(sample, (case["query"], case["passage"])), [score], atol=TOLERANCE, rtol=0
+        )
     assert [one["name"] for one in sample.metadata()["inputs"]] == ["QUERY", "PASSAGE"]
 
 
@@ -46,7 +58,11 @@ def test_pairs_are_scored_row_by_row(sample: Client) -> None:
 def test_only_the_passage_is_cut(sample: Client) -> None:
     """512 tokens less [CLS], two [SEP] and two of the query leave 507 words: one more is not read."""
     filler = "weather " * 506
-    inside, outside = scores(sample, ("rings planet", f"{filler}planet rings"), ("rings planet", f"{filler}weather planet"))
+    inside, outside = scores(
+        sample,
+        ("rings planet", f"{filler}planet rings"),
+        ("rings planet", f"{filler}weather planet"),
+    )
     (known,) = scores(sample, ("rings planet", "weather planet"))
     (without,) = scores(sample, ("rings planet", "weather"))
     np.testing.assert_allclose([inside, outside], [known, without], atol=TOLERANCE, rtol=0)
@@ -79,9 +95,18 @@ def test_entities_stand_where_the_text_has_them(sample: Client) -> None:
     alone = [entities(sample.ask({"TEXT": column(case["text"])}))[0] for case in known]
     for found in (together, alone):
         for case, row in zip(known, found, strict=True):
-            assert [{**entity, "score": None} for entity in row] == [{**entity, "score": None} for entity in case["entities"]]
-            np.testing.assert_allclose([one["score"] for one in row], [one["score"] for one in case["entities"]], atol=TOLERANCE, rtol=0)
-            assert all(case["text"][entity["start"] : entity["end"]] == entity["text"] for entity in row)
+            assert [{**entity, "score": None} for entity in row] == [
+                {**entity, "score": None} for entity in case["entities"]
+            ]
+            np.testing.assert_allclose(
+                [one["score"] for one in row],
+                [one["score"] for one in case["entities"]],
+                atol=TOLERANCE,
+                rtol=0,
+            )
+            assert all(
+                case["text"][entity["start"] : entity["end"]] == entity["text"] for entity in row
+            )
 
 
 # --- image ------------------------------------------------------------------------------------------------------------------------
@@ -103,8 +128,15 @@ def expected_colours(images: Array) -> Array:
                 left, right = int(place), min(int(place) + 1, width - 1)
                 small[y, x] = line[left] * (1 - (place - left)) + line[right] * (place - left)
         pixels = (small / 255.0 - 0.5) / 0.5
-        opponents = np.stack([pixels[..., c] - (pixels[..., (c + 1) % 3] + pixels[..., (c + 2) % 3]) / 2 for c in range(3)])
-        windows = np.lib.stride_tricks.sliding_window_view(opponents, (3, 3), axis=(1, 2))[:, ::7, ::7].mean(axis=(3, 4))
+        opponents = np.stack(
+            [
+                pixels[..., c] - (pixels[..., (c + 1) % 3] + pixels[..., (c + 2) % 3]) / 2
+                for c in range(3)
+            ]
+        )
+        windows = np.lib.stride_tricks.sliding_window_view(opponents, (3, 3), axis=(1, 2))[
+            :, ::7, ::7
+        ].mean(axis=(3, 4))
         logits = 2.0 * np.maximum(windows, 0.0).mean(axis=(1, 2))
         powers = np.exp(logits - logits.max())
         answers.append(powers / powers.sum())
@@ -126,19 +158,34 @@ def test_the_prevailing_colour(sample: Client) -> None:
     halves = np.zeros((1, 2, 2, 3), np.uint8)
     halves[0, :, 0] = (255, 40, 40)
     halves[0, :, 1] = (10, 10, 90)
-    for images, labels in ((plain, [b"red", b"green", b"blue"]), (noise, [b"green"]), (halves, [b"red"])):
+    for images, labels in (
+        (plain, [b"red", b"green", b"blue"]),
+        (noise, [b"green"]),
+        (halves, [b"red"]),
+    ):
         answer = sample.ask({"IMAGE": images})
-        np.testing.assert_allclose(answer["PROBABILITIES"], expected_colours(images), atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(
+            answer["PROBABILITIES"], expected_colours(images), atol=TOLERANCE, rtol=0
+        )
         assert answer["LABEL"].ravel().tolist() == labels
 
 
 @on("image")
 @pytest.mark.proves("spec.steps[].inputs[].ragged", "behaviour")
 async def test_images_of_different_size_at_once(sample: Client) -> None:
-    images = [np.random.default_rng(seed).integers(0, 256, (1, 20 + 9 * seed, 64 - 5 * seed, 3)).astype(np.uint8) for seed in range(6)]
-    answers = await asyncio.gather(*(asyncio.to_thread(Client(sample.served).ask, {"IMAGE": image}) for image in images))
+    images = [
+        np.random.default_rng(seed)
+        .integers(0, 256, (1, 20 + 9 * seed, 64 - 5 * seed, 3))
+        .astype(np.uint8)
+        for seed in range(6)
+    ]
+    answers = await asyncio.gather(
+        *(asyncio.to_thread(Client(sample.served).ask, {"IMAGE": image}) for image in images)
+    )
     for image, answer in zip(images, answers, strict=True):
-        np.testing.assert_allclose(answer["PROBABILITIES"], expected_colours(image), atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(
+            answer["PROBABILITIES"], expected_colours(image), atol=TOLERANCE, rtol=0
+        )
 
 
 # --- sequence ---------------------------------------------------------------------------------------------------------------------
@@ -157,16 +204,32 @@ def value(number: float) -> dict[str, Array]:
 @pytest.mark.proves("spec.model.sequenceBatching.controls[].dataType", "behaviour")
 def test_streams_keep_their_own_mean(sample: Client) -> None:
     """Several streams side by side, over two processes; each stays with the one that knows it."""
-    streams = {11: [1.0, 2.0, 6.0], 12: [10.0, -10.0, 3.0], 13: [0.5, 0.5, 0.5], 14: [7.0, 8.0, 9.0]}
+    streams = {
+        11: [1.0, 2.0, 6.0],
+        12: [10.0, -10.0, 3.0],
+        13: [0.5, 0.5, 0.5],
+        14: [7.0, 8.0, 9.0],
+    }
     for step in range(3):
         for stream, numbers in streams.items():
-            answer = sample.ask(value(numbers[step]), sequence_id=stream, sequence_start=step == 0, sequence_end=step == 2)
+            answer = sample.ask(
+                value(numbers[step]),
+                sequence_id=stream,
+                sequence_start=step == 0,
+                sequence_end=step == 2,
+            )
             assert answer["COUNT"].tolist() == [[step + 1]]
-            np.testing.assert_allclose(answer["MEAN"], [[np.mean(numbers[: step + 1])]], atol=TOLERANCE)
+            np.testing.assert_allclose(
+                answer["MEAN"], [[np.mean(numbers[: step + 1])]], atol=TOLERANCE
+            )
     # The same number again is a new stream, also where the old one never ended.
     assert sample.ask(value(7.0), sequence_id=15, sequence_start=True)["COUNT"].tolist() == [[1]]
-    assert sample.ask(value(9.0), sequence_id=15, sequence_start=True, sequence_end=True)["MEAN"].tolist() == [[9.0]]
-    assert sample.ask(value(4.0), sequence_id=11, sequence_start=True, sequence_end=True)["COUNT"].tolist() == [[1]]
+    assert sample.ask(value(9.0), sequence_id=15, sequence_start=True, sequence_end=True)[
+        "MEAN"
+    ].tolist() == [[9.0]]
+    assert sample.ask(value(4.0), sequence_id=11, sequence_start=True, sequence_end=True)[
+        "COUNT"
+    ].tolist() == [[1]]
 
 
 @on("sequence")

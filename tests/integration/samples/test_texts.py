@@ -44,15 +44,22 @@ def test_the_client_of_the_article_works_unchanged(sample: Client) -> None:
     for line, case in zip(done.stdout.splitlines(), WORDS, strict=True):
         label, _, rest = line.partition("  ")
         assert label == ["negative", "positive"][int(np.argmax(case["logits"]))]
-        close(np.array(rest[rest.index("[") + 1 : rest.index("]")].split(), float), np.array(case["logits"]))
+        close(
+            np.array(rest[rest.index("[") + 1 : rest.index("]")].split(), float),
+            np.array(case["logits"]),
+        )
 
 
 @pytest.mark.proves_files("manifests/samples/article.yaml", "loaded", "spec.*.instances.gpus")
 @on("article")
 def test_logits_are_the_only_output_and_rows_are_all_answered(sample: Client) -> None:
     metadata = sample.metadata()
-    assert [(one["name"], one["datatype"], one["shape"]) for one in metadata["inputs"]] == [("TEXT", "BYTES", [-1, 1])]
-    assert [(one["name"], one["datatype"], one["shape"]) for one in metadata["outputs"]] == [("LOGITS", "FP32", [-1, 2])]
+    assert [(one["name"], one["datatype"], one["shape"]) for one in metadata["inputs"]] == [
+        ("TEXT", "BYTES", [-1, 1])
+    ]
+    assert [(one["name"], one["datatype"], one["shape"]) for one in metadata["outputs"]] == [
+        ("LOGITS", "FP32", [-1, 2])
+    ]
     many = np.concatenate([TEXTS] * 32)
     close(sample.ask({"TEXT": many})["LOGITS"], np.concatenate([LOGITS] * 32))
 
@@ -75,7 +82,9 @@ def test_the_steps_answer_by_the_names_of_the_article(sample: Client) -> None:
 def test_what_tutorials_spell_is_refused_by_the_client_library() -> None:
     """Said in the sample and in the documentation; when a release of tritonclient takes it, both are to be changed."""
     with pytest.raises(TypeError, match="binary_format"):
-        tritonclient.http.InferInput("TEXT", [1, 1], "BYTES").set_data_from_numpy(column("x"), binary_format=True)
+        tritonclient.http.InferInput("TEXT", [1, 1], "BYTES").set_data_from_numpy(
+            column("x"), binary_format=True
+        )
     with pytest.raises(TypeError, match="binary_format"):
         tritonclient.http.InferRequestedOutput("LOGITS", binary_format=True)
 
@@ -93,7 +102,9 @@ def test_texts_are_cleaned_before_they_are_tokenized(sample: Client) -> None:
 
     answer = sample.ask({"TEXT": column(*(dirty(case["text"]) for case in WORDS))})
     close(answer["PROBABILITIES"], PROBABILITIES)
-    assert answer["LABEL"].ravel().tolist() == [[b"negative", b"positive"][best] for best in PROBABILITIES.argmax(axis=1)]
+    assert answer["LABEL"].ravel().tolist() == [
+        [b"negative", b"positive"][best] for best in PROBABILITIES.argmax(axis=1)
+    ]
 
 
 @on("cleaner")
@@ -113,7 +124,9 @@ async def test_a_text_that_cannot_be_read_hurts_itself_alone(sample: Client) -> 
 
 @pytest.mark.proves_files("manifests/samples/slo.yaml", "loaded")
 @on("slo")
-@pytest.mark.parametrize("options", [{}, {"priority": 1}, {"priority": 2}, {"priority": 9}, {"timeout": 30_000}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"priority": 1}, {"priority": 2}, {"priority": 9}, {"timeout": 30_000}], ids=str
+)
 def test_requests_of_every_priority_are_answered(sample: Client, options: dict[str, int]) -> None:
     """A priority that no level has counts as the default."""
     close(sample.ask({"TEXT": TEXTS}, **options)["PROBABILITIES"], PROBABILITIES)
@@ -159,7 +172,15 @@ def test_branches_join(sample: Client) -> None:
     large = [SENTIMENT[case["text"]] for case in known]
     close(answer["BY_MODEL"], np.array([case["logits"] for case in large]))
     close(answer["BY_WORDS"], np.array([case["logits"] for case in known]))
-    close(answer["PROBABILITIES"], np.array([(np.array(a["probabilities"]) + b["probabilities"]) / 2 for a, b in zip(large, known, strict=True)]))
+    close(
+        answer["PROBABILITIES"],
+        np.array(
+            [
+                (np.array(a["probabilities"]) + b["probabilities"]) / 2
+                for a, b in zip(large, known, strict=True)
+            ]
+        ),
+    )
 
 
 # --- bls --------------------------------------------------------------------------------------------------------------------------
@@ -176,7 +197,15 @@ def test_only_doubtful_rows_go_to_the_large_model(sample: Client) -> None:
     before = executions(sample)
     answer = sample.ask({"TEXT": column(*(case["text"] for case in known))})
     assert answer["ANSWERED_BY"].ravel().tolist() == [b"small" if one else b"large" for one in sure]
-    close(answer["PROBABILITIES"], np.array([(c if s else SENTIMENT[c["text"]])["probabilities"] for c, s in zip(known, sure, strict=True)]))
+    close(
+        answer["PROBABILITIES"],
+        np.array(
+            [
+                (c if s else SENTIMENT[c["text"]])["probabilities"]
+                for c, s in zip(known, sure, strict=True)
+            ]
+        ),
+    )
     after = executions(sample)
     assert {name: after[name] - before[name] for name in after} == {
         "cascade": len(known),
@@ -195,7 +224,10 @@ def test_an_error_of_a_called_model_is_the_answer(sample: Client) -> None:
 def executions(sample: Client) -> dict[str, int]:
     """Rows that each model has computed so far."""
     with tritonclient.http.InferenceServerClient(sample.address) as client:
-        return {one["name"]: one["inference_count"] for one in client.get_inference_statistics()["model_stats"]}
+        return {
+            one["name"]: one["inference_count"]
+            for one in client.get_inference_statistics()["model_stats"]
+        }
 
 
 # --- documents --------------------------------------------------------------------------------------------------------------------

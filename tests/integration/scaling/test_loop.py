@@ -12,15 +12,27 @@ from google.protobuf import json_format
 
 from tests.support.faultproxy import Fault, FaultProxy
 from tests.support.operators import Running, eventually
-from tests.support.scalingworld import NAME, World, ready, until_condition, until_count, until_verdict, world
+from tests.support.scalingworld import (
+    NAME,
+    World,
+    ready,
+    until_condition,
+    until_count,
+    until_verdict,
+    world,
+)
 from triton_pipelines.api import names
-from triton_pipelines.app import autoscaler
 from triton_pipelines.cluster.client import Client
-from triton_pipelines.render.modelconfig import with_count
-from triton_pipelines.scaling.actuator import Pace
+from triton_pipelines.compile.render.model_config import with_count
+from triton_pipelines.controllers.autoscaler import controller
+from triton_pipelines.controllers.autoscaler.actuator import Pace
 from triton_pipelines.triton.client import TritonClient
 
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.timeout(240),
+]
 TOKENIZING: dict[str, float | str] = {"request": 0.02}  # 50 requests/s of one instance
 LOW, HIGH = 10.0, 100.0
 GOOD_P99 = 0.3
@@ -28,18 +40,24 @@ GOOD_P99 = 0.3
 
 
 def recount_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autoscaler, "RECOUNT_SECONDS", 1.0)
+    monkeypatch.setattr(controller, "RECOUNT_SECONDS", 1.0)
 
 
 def looked(running: Running, namespace: str) -> bool:
     """Whether the loop has decided for the pipeline in this process."""
     assert running.scaler is not None
     watched = running.scaler._watched.get((namespace, NAME))
-    return watched is not None and watched.memory is not None and bool(watched.counts().get("tokenizer"))
+    return (
+        watched is not None
+        and watched.memory is not None
+        and bool(watched.counts().get("tokenizer"))
+    )
 
 
 @pytest.mark.proves("spec.scaling.mode", "behaviour")
-async def test_counts_follow_the_load_in_place(bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path) -> None:
+async def test_counts_follow_the_load_in_place(
+    bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path
+) -> None:
     """Up, over a restart of the operator, and down again: not a request fails, and instances that stay are not touched."""
     async with world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer=TOKENIZING) as place:
         async with place.operator():
@@ -74,9 +92,21 @@ async def test_counts_follow_the_load_in_place(bare: Client, bare_proxy: FaultPr
         assert first <= place.pod.stubs("tokenizer") or len(place.pod.stubs("tokenizer")) == 1
 
 
-async def test_behind_a_full_gpu_no_tokenizer_is_added(bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path) -> None:
+async def test_behind_a_full_gpu_no_tokenizer_is_added(
+    bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path
+) -> None:
     """The model takes 0.1 s for four requests at most: 40 requests/s, where the tokenizer can do 500."""
-    async with world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer={"request": 0.002}, model={"execution": 0.1}) as place, place.operator():
+    async with (
+        world(
+            bare,
+            bare_proxy,
+            bare_namespace,
+            tmp_path,
+            tokenizer={"request": 0.002},
+            model={"execution": 0.1},
+        ) as place,
+        place.operator(),
+    ):
         await place.apply(model={"maxBatchSize": 4})
         await ready(place)
         with place.load(70.0) as load:
@@ -86,10 +116,19 @@ async def test_behind_a_full_gpu_no_tokenizer_is_added(bare: Client, bare_proxy:
         assert await place.events("Scaled") == []
 
 
-async def test_what_triton_refuses_is_told_and_taken_back(bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path) -> None:
+async def test_what_triton_refuses_is_told_and_taken_back(
+    bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path
+) -> None:
     """A second instance does not start; what runs serves on. Once it can, the growth is tried again."""
-    full: dict[str, float | str] = {**TOKENIZING, "most": 1, "why": "No space left on device: /dev/shm"}
-    async with world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer=full) as place, place.operator():
+    full: dict[str, float | str] = {
+        **TOKENIZING,
+        "most": 1,
+        "why": "No space left on device: /dev/shm",
+    }
+    async with (
+        world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer=full) as place,
+        place.operator(),
+    ):
         await place.apply()
         await ready(place)
         first = place.pod.stubs("tokenizer")
@@ -109,13 +148,27 @@ async def test_what_triton_refuses_is_told_and_taken_back(bare: Client, bare_pro
         await until_condition(place, "ScalingActive", "Succeeded")
 
 
-async def test_nothing_changes_that_cannot_be_recorded(bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path) -> None:
-    async with world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer=TOKENIZING) as place, place.operator() as running:
+async def test_nothing_changes_that_cannot_be_recorded(
+    bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path
+) -> None:
+    async with (
+        world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer=TOKENIZING) as place,
+        place.operator() as running,
+    ):
         await place.apply()
         await ready(place)
-        fault = bare_proxy.inject(Fault(method="PATCH", path=f"/configmaps/{names.live_name(NAME)}", times=None, status=500))
+        fault = bare_proxy.inject(
+            Fault(
+                method="PATCH", path=f"/configmaps/{names.live_name(NAME)}", times=None, status=500
+            )
+        )
         with place.load(HIGH) as load:
-            await eventually("an intent that is given up", lambda: running.samples("scaling_errors_total").get(error(bare_namespace, "Intent")))
+            await eventually(
+                "an intent that is given up",
+                lambda: running.samples("scaling_errors_total").get(
+                    error(bare_namespace, "Intent")
+                ),
+            )
             assert fault.hits
             assert await place.pod.count() == 1
             bare_proxy.clear()
@@ -129,10 +182,17 @@ def error(namespace: str, kind: str) -> tuple[tuple[str, str], ...]:
 
 
 async def test_a_drifted_pod_is_brought_in_line(
-    bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bare: Client,
+    bare_proxy: FaultProxy,
+    bare_namespace: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recount_often(monkeypatch)
-    async with world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer=TOKENIZING) as place, place.operator() as running:
+    async with (
+        world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer=TOKENIZING) as place,
+        place.operator() as running,
+    ):
         await place.apply()
         await ready(place)
         await eventually("it has looked", lambda: looked(running, bare_namespace))
@@ -143,15 +203,22 @@ async def test_a_drifted_pod_is_brought_in_line(
         assert await place.events("Scaled") == [], "a correction is no decision"
 
 
-async def test_a_pod_that_dies_in_mid_change_lowers_nothing(bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path) -> None:
+async def test_a_pod_that_dies_in_mid_change_lowers_nothing(
+    bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path
+) -> None:
     """The next instance starts slowly, and the pod is killed meanwhile: no failure of the change, and the count stays for the next pod."""
     slow: dict[str, float | str] = {**TOKENIZING, "initialize": 3.0}
-    async with world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer=slow) as place, place.operator() as running:
+    async with (
+        world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer=slow) as place,
+        place.operator() as running,
+    ):
         await place.apply()
         await ready(place)
         assert running.scaler is not None
         with place.load(HIGH) as load:
-            await eventually("a second instance starts", lambda: len(place.pod.stubs("tokenizer")) > 1)
+            await eventually(
+                "a second instance starts", lambda: len(place.pod.stubs("tokenizer")) > 1
+            )
             watched = running.scaler._watched[bare_namespace, NAME]
             assert watched.busy
             recorded = await place.recorded()
@@ -163,10 +230,15 @@ async def test_a_pod_that_dies_in_mid_change_lowers_nothing(bare: Client, bare_p
         assert await place.recorded() == recorded
 
 
-async def test_a_slow_change_is_waited_for_and_not_sent_again(bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path) -> None:
+async def test_a_slow_change_is_waited_for_and_not_sent_again(
+    bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path
+) -> None:
     """The next instances start longer than a call may last: the change goes on in the server, and is watched."""
     slow: dict[str, float | str] = {**TOKENIZING, "initialize": 4.0}
-    async with world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer=slow) as place, place.operator() as running:
+    async with (
+        world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer=slow) as place,
+        place.operator() as running,
+    ):
         await place.apply()
         await ready(place)
         assert running.scaler is not None
@@ -183,17 +255,26 @@ async def test_a_slow_change_is_waited_for_and_not_sent_again(bare: Client, bare
 
 def started(place: World) -> int:
     """Tokenizer instances that Triton has started so far, as its log has them."""
-    return len(re.findall(r"TRITONBACKEND_ModelInstanceInitialize: tokenizer_", place.pod.triton.log()))
+    return len(
+        re.findall(r"TRITONBACKEND_ModelInstanceInitialize: tokenizer_", place.pod.triton.log())
+    )
 
 
 def proven(running: Running) -> bool:
     """Whether a growth was proven."""
     found = running.samples("scaling_actions_total")
-    return any(value for labels, value in found.items() if {("direction", "up"), ("reason", "Proven")} <= set(labels))
+    return any(
+        value
+        for labels, value in found.items()
+        if {("direction", "up"), ("reason", "Proven")} <= set(labels)
+    )
 
 
 async def drift(place: World, count: int) -> None:
     """Somebody changes a pod's count past the operator."""
     async with TritonClient(place.pod.triton.grpc_address, place.pod.key) as client:
         config = await client.model_config("tokenizer")
-        await client.load_model("tokenizer", json_format.MessageToJson(with_count(config, count), preserving_proto_field_name=True))
+        await client.load_model(
+            "tokenizer",
+            json_format.MessageToJson(with_count(config, count), preserving_proto_field_name=True),
+        )

@@ -18,11 +18,22 @@ from tests.support.faultproxy import Fault, FaultProxy, plain_upstream
 from tests.support.nodepages import NodePages
 from tests.support.operators import Running, eventually, make_namespace
 from tests.support.prometheus import PrometheusServer
-from tests.support.scalingworld import World, ready, until_condition, until_count, until_verdict, world
-from triton_pipelines.app import autoscaler
+from tests.support.scalingworld import (
+    World,
+    ready,
+    until_condition,
+    until_count,
+    until_verdict,
+    world,
+)
 from triton_pipelines.cluster.client import Client
+from triton_pipelines.controllers.autoscaler import controller
 
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.timeout(300),
+]
 
 TOKENIZING: dict[str, float | str] = {"request": 0.02}  # 50 requests/s of one instance
 LOW, HIGH = 10.0, 100.0
@@ -74,21 +85,33 @@ class Scene:
 
     async def until_metrics(self) -> None:
         """Metrics are usable, and those of the connection."""
-        await until_condition(self.place, "MetricsAvailable", "Succeeded", f'Prometheus connection "{CONNECTION}"')
+        await until_condition(
+            self.place, "MetricsAvailable", "Succeeded", f'Prometheus connection "{CONNECTION}"'
+        )
 
 
 @contextlib.asynccontextmanager
-async def scene(folder: Path, interval: float, place: World, *beside: World) -> AsyncIterator[Scene]:
+async def scene(
+    folder: Path, interval: float, place: World, *beside: World
+) -> AsyncIterator[Scene]:
     """Prometheus scrapes every ``interval`` seconds; the operator runs, no pipeline is applied yet."""
     async with contextlib.AsyncExitStack() as stack:
         pages = stack.enter_context(NodePages(place, *beside))
         prometheus = PrometheusServer(pages.targets, discovery=[pages.discovery], interval=interval)
         await asyncio.to_thread(prometheus.__enter__)
         stack.push_async_exit(lambda *about: asyncio.to_thread(prometheus.__exit__, *about))
-        faults = await stack.enter_async_context(FaultProxy(plain_upstream(prometheus.url, folder / "upstream")))
+        faults = await stack.enter_async_context(
+            FaultProxy(plain_upstream(prometheus.url, folder / "upstream"))
+        )
         connections = folder / "connections.yaml"
-        connections.write_text(json.dumps({"connections": [{"name": CONNECTION, "url": faults.url, "timeoutSeconds": 1}]}))
-        running = await stack.enter_async_context(place.operator(*beside, metrics_connections=connections))
+        connections.write_text(
+            json.dumps(
+                {"connections": [{"name": CONNECTION, "url": faults.url, "timeoutSeconds": 1}]}
+            )
+        )
+        running = await stack.enter_async_context(
+            place.operator(*beside, metrics_connections=connections)
+        )
         yield Scene(place, prometheus, faults, pages, running)
 
 
@@ -98,7 +121,10 @@ async def test_counts_follow_the_load_and_never_fall_for_want_of_metrics(
     bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path
 ) -> None:
     """Up; calm, with every fault of Prometheus in turn; down; Prometheus killed; and back with nothing stored. Scraped every 5 s."""
-    async with world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer=TOKENIZING) as place, scene(tmp_path, 5.0, place) as here:
+    async with (
+        world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer=TOKENIZING) as place,
+        scene(tmp_path, 5.0, place) as here,
+    ):
         await place.apply(**SPEC)
         await ready(place)
         first = place.pod.stubs("tokenizer")
@@ -154,20 +180,38 @@ async def told_of_faults(here: Scene) -> None:
 def without_model(body: bytes) -> bytes:
     """The answer without the series of the model, as relabelling rules may make it."""
     answer = json.loads(body)
-    answer["data"]["result"] = [one for one in answer["data"]["result"] if one["metric"].get("model") != "model"]
+    answer["data"]["result"] = [
+        one for one in answer["data"]["result"] if one["metric"].get("model") != "model"
+    ]
     return json.dumps(answer).encode()
 
 
 async def test_verdicts_stand_on_what_the_gpu_and_the_cpu_say(
-    bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bare: Client,
+    bare_proxy: FaultProxy,
+    bare_namespace: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two pipelines side by side: one behind a full GPU, whose own figures agree or do not, and one at the end of its CPU."""
-    monkeypatch.setattr(autoscaler, "STATUS_SECONDS", 1.0)
+    monkeypatch.setattr(controller, "STATUS_SECONDS", 1.0)
     other = await make_namespace(bare, f"{bare_namespace}-cpu")
-    slow: dict[str, float | str] = {"execution": 0.1}  # for four requests at most: 40 requests/s, where the tokenizer can do 500
-    part: dict[str, float | str] = {"cpu": 0.003, "request": 0.012}  # an instance that is busy all the time uses a fifth of a core
+    slow: dict[str, float | str] = {
+        "execution": 0.1
+    }  # for four requests at most: 40 requests/s, where the tokenizer can do 500
+    part: dict[str, float | str] = {
+        "cpu": 0.003,
+        "request": 0.012,
+    }  # an instance that is busy all the time uses a fifth of a core
     async with (
-        world(bare, bare_proxy, bare_namespace, tmp_path / "gpu", tokenizer={"request": 0.002}, model=slow) as full,
+        world(
+            bare,
+            bare_proxy,
+            bare_namespace,
+            tmp_path / "gpu",
+            tokenizer={"request": 0.002},
+            model=slow,
+        ) as full,
         world(bare, bare_proxy, other, tmp_path / "cpu", tokenizer=part) as capped,
         scene(tmp_path, 1.0, full, capped) as here,
     ):
@@ -176,11 +220,22 @@ async def test_verdicts_stand_on_what_the_gpu_and_the_cpu_say(
         await capped.apply(**SPEC, server={"resources": {"limits": {"cpu": "150m"}}})
         await asyncio.gather(ready(full), ready(capped))
         with full.load(70.0) as requests, capped.load(80.0) as more:
-            await asyncio.gather(until_verdict(full, "GPUBound", DEADLINE), until_verdict(capped, "CPUBound", DEADLINE))
+            await asyncio.gather(
+                until_verdict(full, "GPUBound", DEADLINE),
+                until_verdict(capped, "CPUBound", DEADLINE),
+            )
             await until_condition(full, "ScalingActive", "Succeeded", "the GPU is used 9", DEADLINE)
-            await until_condition(capped, "ScalingActive", "Succeeded", "no room for one more: CPU: limit 0.15 cores", DEADLINE)
+            await until_condition(
+                capped,
+                "ScalingActive",
+                "Succeeded",
+                "no room for one more: CPU: limit 0.15 cores",
+                DEADLINE,
+            )
             here.pages.gpu = 0.05
-            await until_condition(full, "ScalingActive", "Succeeded", "its time goes into host code", DEADLINE)
+            await until_condition(
+                full, "ScalingActive", "Succeeded", "its time goes into host code", DEADLINE
+            )
             assert requests.errors == more.errors == []
         assert await full.pod.count() == 1
         assert await full.events("Scaled") == []

@@ -10,7 +10,9 @@ from tests.support.serving import SAMPLES, Served, sample_sources, served
 
 
 def _serve(name: str, factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(SAMPLES / f"{name}.yaml", *sample_sources(), log=factory.mktemp(name) / "serve.log") as running:
+    with served(
+        SAMPLES / f"{name}.yaml", *sample_sources(), log=factory.mktemp(name) / "serve.log"
+    ) as running:
         yield running
 
 

@@ -25,7 +25,13 @@ MODES: Mapping[str, Mapping[str, Any]] = {
 }
 SECONDS = 100.0
 # Requests as numbers of golden cases, the longest text (cut at maxLength) being number 0: alone, with short ones, all short ones at once.
-BATCHES = [[0], [1, 19, 4], *([[number] for number in range(2, 19)]), list(range(2, 19)), [18, 18, 3]]
+BATCHES = [
+    [0],
+    [1, 19, 4],
+    *([[number] for number in range(2, 19)]),
+    list(range(2, 19)),
+    [18, 18, 3],
+]
 # At Fixed every row costs as much as the longest text, and so it does at Longest in its company.
 FEW = [[0], [19, 4], [9], [1]]
 COSTLY = ("Fixed", "Longest")
@@ -49,7 +55,9 @@ async def test_golden_answers(name: str, mode: str, tmp_path: Path, downloads: P
     file = tmp_path / "pipeline.yaml"
     file.write_text(yaml.safe_dump(document), encoding="utf-8")
     cases = golden(name, 20)
-    with served(file, *sample_sources(), f"--folder={downloads / name}", log=tmp_path / "serve.log") as running:
+    with served(
+        file, *sample_sources(), f"--folder={downloads / name}", log=tmp_path / "serve.log"
+    ) as running:
         assert f"padding {mode} " in running.said
         async with TritonClient(running.endpoint.grpc, deadline_s=SECONDS) as client:
 
@@ -57,6 +65,8 @@ async def test_golden_answers(name: str, mode: str, tmp_path: Path, downloads: P
                 rows = [cases[number] for number in numbers]
                 check_answer(name, rows, await client.infer(name, {"TEXT": array(rows)}))
 
-            await asyncio.gather(*(ask(numbers) for numbers in (FEW if mode in COSTLY else BATCHES)))
+            await asyncio.gather(
+                *(ask(numbers) for numbers in (FEW if mode in COSTLY else BATCHES))
+            )
             # The shorter ones once more in one another's company alone.
             await ask(list(range(2, 8 if mode == "Fixed" else 19)))

@@ -16,7 +16,15 @@ import yaml
 
 from e2e.suite.clients import http_json
 from e2e.suite.pipelines import merged, sample
-from tests.support.serving import FREE_PORTS, SAMPLES, STOP_SECONDS, begun, run, sample_sources, served
+from tests.support.serving import (
+    FREE_PORTS,
+    SAMPLES,
+    STOP_SECONDS,
+    begun,
+    run,
+    sample_sources,
+    served,
+)
 from triton_pipelines.api.names import API_VERSION, KIND
 
 pytestmark = pytest.mark.integration
@@ -62,7 +70,9 @@ def test_one_folder_one_server_and_downloads_are_reused(tmp_path: Path) -> None:
             assert code == 3
             assert "used by another `tritonpipe serve`" in said
         port = first.endpoint.http.rpartition(":")[2]
-        with begun(SAMPLE, f"--port={port}", *FREE_PORTS[1:], *sample_sources(), log=tmp_path / "port.log") as other:
+        with begun(
+            SAMPLE, f"--port={port}", *FREE_PORTS[1:], *sample_sources(), log=tmp_path / "port.log"
+        ) as other:
             code, said = ended(other, tmp_path / "port.log")
             assert code == 3
             assert f"--port: 127.0.0.1:{port} cannot be used" in said
@@ -70,7 +80,9 @@ def test_one_folder_one_server_and_downloads_are_reused(tmp_path: Path) -> None:
         assert first.stop() == 0
     assert "fetched" in (tmp_path / "first.log").read_text()
     with served(SAMPLE, *options, log=tmp_path / "second.log") as second:
-        assert http_json(second.endpoint, second.model, ["my parcel"])["LABEL"].tolist() == [[b"shipping"]]
+        assert http_json(second.endpoint, second.model, ["my parcel"])["LABEL"].tolist() == [
+            [b"shipping"]
+        ]
         assert second.stop(signal.SIGTERM) == 0
     said = (tmp_path / "second.log").read_text()
     assert "complete since an earlier attempt" in said
@@ -124,21 +136,33 @@ class TritonPythonModel:
 """
 
 
-@pytest.mark.parametrize(("name", "fault"), [("MARGIN", None), ("MARGINS", "output MARGIN is missing from the answer")])
-def test_an_answer_that_would_keep_it_from_becoming_ready_is_told(tmp_path: Path, name: str, fault: str | None) -> None:
+@pytest.mark.parametrize(
+    ("name", "fault"), [("MARGIN", None), ("MARGINS", "output MARGIN is missing from the answer")]
+)
+def test_an_answer_that_would_keep_it_from_becoming_ready_is_told(
+    tmp_path: Path, name: str, fault: str | None
+) -> None:
     model = {
         "platform": "python",
         "python": {"code": {"inline": WRONG_NAME.replace("{name}", name)}},
         "inputs": [{"name": "TEXT", "dataType": "STRING", "dims": [1]}],
         "outputs": [{"name": "MARGIN", "dataType": "FP32", "dims": [1]}],
     }
-    document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "margin"}, "spec": {"model": model, "server": {"gpu": {"count": 0}}}}
+    document = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": "margin"},
+        "spec": {"model": model, "server": {"gpu": {"count": 0}}},
+    }
     file, log = tmp_path / "margin.yaml", tmp_path / "serve.log"
     file.write_text(yaml.safe_dump(document), encoding="utf-8")
     with served(file, log=log) as running:
         if fault is not None:
             wait_until(lambda: "InferenceFailed" in log.read_text(), running.process)
-            assert f"margin: warning: a test inference failed: {fault} (made by spec.model: " in log.read_text()
+            assert (
+                f"margin: warning: a test inference failed: {fault} (made by spec.model: "
+                in log.read_text()
+            )
         else:
             assert run("infer", running.model_url, "a text").returncode == 0
             assert running.stop() == 0
@@ -146,7 +170,12 @@ def test_an_answer_that_would_keep_it_from_becoming_ready_is_told(tmp_path: Path
 
 
 def test_a_file_that_does_not_fit(tmp_path: Path) -> None:
-    file = changed(tmp_path, "sentiment", model={"outputs": [{"name": "logits", "dataType": "FP32", "dims": [3]}]}, postprocess={"labels": None})
+    file = changed(
+        tmp_path,
+        "sentiment",
+        model={"outputs": [{"name": "logits", "dataType": "FP32", "dims": [3]}]},
+        postprocess={"labels": None},
+    )
     done = run("serve", str(file), *FREE_PORTS, *sample_sources())
     assert done.returncode == 1
     assert "ModelMismatch spec.model" in done.stderr

@@ -17,9 +17,9 @@ from tests.integration.serve.test_process import wait_until
 from tests.support.builders import document
 from tests.support.serving import Served, run, served
 from triton_pipelines.api import InferencePipeline, parse
-from triton_pipelines.app.prober import question_of
-from triton_pipelines.pipeline import Options, build
-from triton_pipelines.pipeline.example import example_of
+from triton_pipelines.compile.graph import Options, build
+from triton_pipelines.compile.graph.example_request import example_of
+from triton_pipelines.controllers.pipeline.prober import question_of
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.probe import ProbeResult, Question, probe
 
@@ -54,10 +54,26 @@ SEEN = {"name": "SEEN", "dataType": "STRING", "dims": [1]}
 TEXT = {"name": "TEXT", "dataType": "STRING", "dims": [1]}
 
 
-def pipeline(name: str, code: str, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]], **spec: Any) -> dict[str, Any]:
+def pipeline(
+    name: str, code: str, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]], **spec: Any
+) -> dict[str, Any]:
     """A pipeline of one python step; `model` in `spec` adds to it."""
-    step = {"platform": "python", "python": {"code": {"inline": IMPORTS + code}}, "source": None, "inputs": inputs, "outputs": outputs}
-    return document(name=name, **{"tokenizer": None, "postprocess": None, **spec, "model": {**step, **spec.get("model", {})}})
+    step = {
+        "platform": "python",
+        "python": {"code": {"inline": IMPORTS + code}},
+        "source": None,
+        "inputs": inputs,
+        "outputs": outputs,
+    }
+    return document(
+        name=name,
+        **{
+            "tokenizer": None,
+            "postprocess": None,
+            **spec,
+            "model": {**step, **spec.get("model", {})},
+        },
+    )
 
 
 @contextmanager
@@ -95,9 +111,16 @@ KINDS: dict[str, tuple[list[int], list[str], Any]] = {
 @pytest.mark.proves("spec.health.inputs[].*", "behaviour")
 async def test_an_example_of_every_type_arrives_as_written(tmp_path: Path) -> None:
     """BF16 is left out: the python backend gives it to no NumPy."""
-    inputs = [{"name": kind, "dataType": kind, "dims": dims} for kind, (dims, _, _) in KINDS.items()]
-    examples = [{"name": kind, "shape": [1, *(3 if size < 0 else size for size in dims)], "data": data} for kind, (dims, data, _) in KINDS.items()]
-    resource = pipeline("typed", ECHO.replace("SHAPE", "(1, 1)"), inputs, [SEEN], health={"inputs": examples})
+    inputs = [
+        {"name": kind, "dataType": kind, "dims": dims} for kind, (dims, _, _) in KINDS.items()
+    ]
+    examples = [
+        {"name": kind, "shape": [1, *(3 if size < 0 else size for size in dims)], "data": data}
+        for kind, (dims, data, _) in KINDS.items()
+    ]
+    resource = pipeline(
+        "typed", ECHO.replace("SHAPE", "(1, 1)"), inputs, [SEEN], health={"inputs": examples}
+    )
     with serving(resource, tmp_path) as (running, parsed):
         looked = await ask(running, parsed)
         assert looked.healthy, looked
@@ -105,21 +128,41 @@ async def test_an_example_of_every_type_arrives_as_written(tmp_path: Path) -> No
         assert example is not None
         async with TritonClient(running.endpoint.grpc) as client:
             seen = json.loads((await client.infer("typed", example.inputs))["SEEN"].item())
-        assert {kind: values for kind, (_, _, values) in seen.items()} == {kind: values for kind, (_, _, values) in KINDS.items()}
+        assert {kind: values for kind, (_, _, values) in seen.items()} == {
+            kind: values for kind, (_, _, values) in KINDS.items()
+        }
         # The same by hand.
-        given = [f"--input={kind}={','.join(data)}" for kind, (_, data, _) in KINDS.items() if kind not in ("STRING", "FP32")]
+        given = [
+            f"--input={kind}={','.join(data)}"
+            for kind, (_, data, _) in KINDS.items()
+            if kind not in ("STRING", "FP32")
+        ]
         np.save(tmp_path / "fp32.npy", np.full((1, 3), 0.25, np.float32))
         answer = run(
-            "infer", running.model_url, *given, "--input=STRING=a", "--input=STRING=\u00e9", f"--input-file=FP32={tmp_path}/fp32.npy", "--json"
+            "infer",
+            running.model_url,
+            *given,
+            "--input=STRING=a",
+            "--input=STRING=\u00e9",
+            f"--input-file=FP32={tmp_path}/fp32.npy",
+            "--json",
         )
         assert answer.returncode == 0, answer.stderr
         (output,) = json.loads(answer.stdout)["outputs"]
         assert json.loads(output["data"][0]) == seen
 
 
-async def test_a_decoupled_pipeline_is_asked_over_a_stream_and_prints_as_it_answers(tmp_path: Path) -> None:
+async def test_a_decoupled_pipeline_is_asked_over_a_stream_and_prints_as_it_answers(
+    tmp_path: Path,
+) -> None:
     word = {"name": "WORD", "dataType": "STRING", "dims": [1]}
-    resource = pipeline("words", WORDS, [TEXT], [word], model={"decoupled": "Enabled", "maxBatchSize": 0, "dynamicBatching": None})
+    resource = pipeline(
+        "words",
+        WORDS,
+        [TEXT],
+        [word],
+        model={"decoupled": "Enabled", "maxBatchSize": 0, "dynamicBatching": None},
+    )
     with serving(resource, tmp_path) as (running, parsed):
         looked = await ask(running, parsed)
         assert looked.healthy, looked
@@ -133,8 +176,14 @@ async def test_a_decoupled_pipeline_is_asked_over_a_stream_and_prints_as_it_answ
 
 
 async def test_a_question_is_a_sequence_of_its_own(tmp_path: Path) -> None:
-    controls = [{"name": name, "kind": name} for name in ("START", "END", "READY")] + [{"name": "ID", "kind": "CORRID"}]
-    sequences = {"strategy": "Direct", "controls": controls, "maxSequenceIdleMicroseconds": 60_000_000}
+    controls = [{"name": name, "kind": name} for name in ("START", "END", "READY")] + [
+        {"name": "ID", "kind": "CORRID"}
+    ]
+    sequences = {
+        "strategy": "Direct",
+        "controls": controls,
+        "maxSequenceIdleMicroseconds": 60_000_000,
+    }
     model = {"sequenceBatching": sequences, "maxBatchSize": 1, "instances": {"count": 1}}
     code = ECHO.replace("SHAPE", "(1, 1)")
     resource = pipeline("spoken", code, [TEXT], [SEEN], model=model, health={"text": "hello"})
@@ -145,16 +194,24 @@ async def test_a_question_is_a_sequence_of_its_own(tmp_path: Path) -> None:
         async with TritonClient(running.endpoint.grpc) as client:
             text = {"TEXT": np.array([[b"a"]], dtype=object)}
             seen = json.loads((await client.infer("spoken", text, sequence_id=77))["SEEN"].item())
-            assert {name: seen[name][2] for name in ("START", "END", "ID")} == {"START": [1], "END": [1], "ID": [77]}
+            assert {name: seen[name][2] for name in ("START", "END", "ID")} == {
+                "START": [1],
+                "END": [1],
+                "ID": [77],
+            }
             # A client's sequence holds the one slot: the pod is busy, and good.
             await client._client.infer("spoken", [_text(b"a")], sequence_id=5, sequence_start=True)
             graph = build(parsed, Options())
             example = example_of(parsed, graph)
             assert example is not None
-            held = await probe(running.endpoint.grpc, "spoken", None, question_of(example), deadline_s=1.5)
+            held = await probe(
+                running.endpoint.grpc, "spoken", None, question_of(example), deadline_s=1.5
+            )
             assert held.healthy
             assert held.latency_s is None
-            last = await client._client.infer("spoken", [_text(b"a")], sequence_id=5, sequence_end=True)
+            last = await client._client.infer(
+                "spoken", [_text(b"a")], sequence_id=5, sequence_end=True
+            )
             # What waited in vain did not begin a sequence in the place of the client's.
             assert json.loads(last.as_numpy("SEEN").item())["ID"][2] == [5]
         assert (await ask(running, parsed)).latency_s is not None
@@ -168,9 +225,18 @@ def _text(text: bytes) -> Any:
     return tensor
 
 
-async def test_an_entry_point_without_its_optional_input_and_without_a_batch_axis(tmp_path: Path) -> None:
-    inputs = [{**TEXT, "dims": [1, -1]}, {"name": "K", "dataType": "INT32", "dims": [1], "optional": "Enabled"}]
-    step = {"name": "entry", "platform": "python", "python": {"code": {"inline": IMPORTS + ECHO.replace("SHAPE", "(1,)")}}}
+async def test_an_entry_point_without_its_optional_input_and_without_a_batch_axis(
+    tmp_path: Path,
+) -> None:
+    inputs = [
+        {**TEXT, "dims": [1, -1]},
+        {"name": "K", "dataType": "INT32", "dims": [1], "optional": "Enabled"},
+    ]
+    step = {
+        "name": "entry",
+        "platform": "python",
+        "python": {"code": {"inline": IMPORTS + ECHO.replace("SHAPE", "(1,)")}},
+    }
     resource = document(
         name="called",
         tokenizer=None,
@@ -225,7 +291,9 @@ RAW = {"name": "RAW", "dataType": "FP32", "dims": [2]}
         ),
     ],
 )
-def test_own_code_that_answers_something_else_than_it_declares(tmp_path: Path, resource: dict[str, Any], told: str) -> None:
+def test_own_code_that_answers_something_else_than_it_declares(
+    tmp_path: Path, resource: dict[str, Any], told: str
+) -> None:
     """Triton hands on what a python step answers; `serve` warns, and a pod does not become Ready."""
     with serving(resource, tmp_path) as (running, parsed):
         assert not asyncio.run(ask(running, parsed)).healthy

@@ -36,7 +36,9 @@ class Clients:
     def __init__(self, served: Served) -> None:
         self.url = f"{served.model_url}/infer"
         self.grpc = TritonClient(served.endpoint.grpc, deadline_s=SECONDS)
-        self.web = httpx.AsyncClient(timeout=SECONDS, trust_env=False, limits=httpx.Limits(max_connections=CLIENTS))
+        self.web = httpx.AsyncClient(
+            timeout=SECONDS, trust_env=False, limits=httpx.Limits(max_connections=CLIENTS)
+        )
 
     async def __aenter__(self) -> Clients:
         await self.grpc.__aenter__()
@@ -50,12 +52,22 @@ class Clients:
         """One right request and its right answer."""
         texts = [row["text"] for row in rows]
         if over_http:
-            body = {"inputs": [{"name": "TEXT", "shape": [len(rows), 1], "datatype": "BYTES", "data": texts}]}
+            body = {
+                "inputs": [
+                    {"name": "TEXT", "shape": [len(rows), 1], "datatype": "BYTES", "data": texts}
+                ]
+            }
             answer = await self.web.post(self.url, json=body)
             assert answer.status_code == 200, answer.text
             check_answer("sentiment", rows, from_json(answer.json()))
         else:
-            check_answer("sentiment", rows, await self.grpc.infer("sentiment", {"TEXT": array(*(text.encode() for text in texts))}))
+            check_answer(
+                "sentiment",
+                rows,
+                await self.grpc.infer(
+                    "sentiment", {"TEXT": array(*(text.encode() for text in texts))}
+                ),
+            )
 
 
 async def test_64_clients_with_mixed_lengths_and_batch_sizes(sentiment: Served) -> None:
@@ -82,14 +94,37 @@ async def test_64_clients_with_mixed_lengths_and_batch_sizes(sentiment: Served) 
 
 def tensor(**changes: Any) -> bytes:
     """A request of one good row with changes to its tensor."""
-    return json.dumps({"inputs": [{"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["ok"], **changes}]}).encode()
+    return json.dumps(
+        {
+            "inputs": [
+                {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["ok"], **changes}
+            ]
+        }
+    ).encode()
 
 
-def binary(row: bytes, length: int | None = None, header_length: int | None = None) -> tuple[bytes, dict[str, str]]:
+def binary(
+    row: bytes, length: int | None = None, header_length: int | None = None
+) -> tuple[bytes, dict[str, str]]:
     """A request with one binary row; ``length`` and ``header_length`` lie where they are given."""
     data = struct.pack("<I", len(row) if length is None else length) + row
-    head = json.dumps({"inputs": [{"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "parameters": {"binary_data_size": len(data)}}]}).encode()
-    return head + data, {"Inference-Header-Content-Length": str(len(head) if header_length is None else header_length)}
+    head = json.dumps(
+        {
+            "inputs": [
+                {
+                    "name": "TEXT",
+                    "shape": [1, 1],
+                    "datatype": "BYTES",
+                    "parameters": {"binary_data_size": len(data)},
+                }
+            ]
+        }
+    ).encode()
+    return head + data, {
+        "Inference-Header-Content-Length": str(
+            len(head) if header_length is None else header_length
+        )
+    }
 
 
 WRONG: Mapping[str, tuple[bytes, dict[str, str]]] = {
@@ -111,7 +146,10 @@ WRONG: Mapping[str, tuple[bytes, dict[str, str]]] = {
 # model.py sees the requests, and answers the whole batch with the error: so it is sent without company here.
 BROKEN_TENSOR = binary(b"ok", length=1_000_000)
 # Unusual, but right: what the answer must be, by the text of a golden case.
-UNUSUAL: Mapping[str, tuple[str, str]] = {"NUL": ("o\0k", "ok"), "control characters": ("\x01ok\x7f", "ok")}
+UNUSUAL: Mapping[str, tuple[str, str]] = {
+    "NUL": ("o\0k", "ok"),
+    "control characters": ("\x01ok\x7f", "ok"),
+}
 
 
 async def test_wrong_requests_harm_nobody_else(sentiment: Served) -> None:
@@ -132,14 +170,29 @@ async def test_wrong_requests_harm_nobody_else(sentiment: Served) -> None:
 
         async def unusual(what: str) -> None:
             text, meant = UNUSUAL[what]
-            check_answer("sentiment", [by_text[meant]], await clients.grpc.infer("sentiment", {"TEXT": array(text.encode())}))
+            check_answer(
+                "sentiment",
+                [by_text[meant]],
+                await clients.grpc.infer("sentiment", {"TEXT": array(text.encode())}),
+            )
 
         async def huge() -> None:
-            answer = await clients.grpc.infer("sentiment", {"TEXT": array(b"word " * (MEGABYTE // 5))})
+            answer = await clients.grpc.infer(
+                "sentiment", {"TEXT": array(b"word " * (MEGABYTE // 5))}
+            )
             assert answer["PROBABILITIES"].sum() == pytest.approx(1.0)
 
-        good = [clients.good(bool(number % 2), [cases[number % 18], cases[(7 * number) % 18]]) for number in range(60)]
-        await asyncio.gather(*good, *(wrong(what) for what in WRONG), *(unusual(what) for what in UNUSUAL), invalid_over_grpc(), huge())
+        good = [
+            clients.good(bool(number % 2), [cases[number % 18], cases[(7 * number) % 18]])
+            for number in range(60)
+        ]
+        await asyncio.gather(
+            *good,
+            *(wrong(what) for what in WRONG),
+            *(unusual(what) for what in UNUSUAL),
+            invalid_over_grpc(),
+            huge(),
+        )
         await clients.good(True, cases)
     assert set(said) == set(WRONG)
     assert all(said.values())

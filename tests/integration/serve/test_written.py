@@ -20,7 +20,11 @@ from tests.support.serving import SAMPLES, Served, run, sample_sources, served
 pytestmark = pytest.mark.integration
 SHORT = 40
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
-TEXTS = ["the quick fox jumps over a happy dog", "bird sings", "very old river falls near a small stone and the tree"]
+TEXTS = [
+    "the quick fox jumps over a happy dog",
+    "bird sings",
+    "very old river falls near a small stone and the tree",
+]
 
 
 def ask(server: Served, rows: Sequence[str]) -> dict[str, np.ndarray]:
@@ -31,10 +35,20 @@ def test_an_onnx_file_with_its_tokenizer(tmp_path: Path) -> None:
     """What `init` says to try is what is run here; the answer is the tiny model's, computed in numpy."""
     tinymodel.write(tmp_path / "tiny")
     (tmp_path / "tiny" / "config.json").write_text(
-        json.dumps({"id2label": {"0": "low", "1": "middle", "2": "high"}, "max_position_embeddings": tinymodel.POSITIONS})
+        json.dumps(
+            {
+                "id2label": {"0": "low", "1": "middle", "2": "high"},
+                "max_position_embeddings": tinymodel.POSITIONS,
+            }
+        )
     )
     file = tmp_path / "tiny.yaml"
-    made = run("init", f"--onnx={tmp_path / 'tiny' / 'model.onnx'}", f"--tokenizer={tmp_path / 'tiny'}", f"--output={file}")
+    made = run(
+        "init",
+        f"--onnx={tmp_path / 'tiny' / 'model.onnx'}",
+        f"--tokenizer={tmp_path / 'tiny'}",
+        f"--output={file}",
+    )
     assert made.returncode == 0, made.stderr
     hint = re.search(r"^to try it here: tritonpipe serve (\S+) (.*)$", made.stderr, re.MULTILINE)
     assert hint is not None, made.stderr
@@ -45,20 +59,32 @@ def test_an_onnx_file_with_its_tokenizer(tmp_path: Path) -> None:
     with served(file, *hint[2].split(), log=tmp_path / "serve.log") as server:
         answer = ask(server, TEXTS)
     np.testing.assert_allclose(answer["PROBABILITIES"], wanted, atol=TOLERANCE, rtol=0)
-    assert [row[0].decode() for row in answer["LABEL"]] == [("low", "middle", "high")[index] for index in wanted.argmax(axis=1)]
+    assert [row[0].decode() for row in answer["LABEL"]] == [
+        ("low", "middle", "high")[index] for index in wanted.argmax(axis=1)
+    ]
 
 
 def test_a_repository_of_a_hub(tmp_path: Path) -> None:
     """Real MiniLM weights, laid out as sentence-transformers publishes them."""
     built = tree.build()
-    files = {path.name: path.read_bytes() for path in (built / "hub" / MINILM).iterdir() if path.is_file()}
+    files = {
+        path.name: path.read_bytes()
+        for path in (built / "hub" / MINILM).iterdir()
+        if path.is_file()
+    }
     files["onnx/model.onnx"] = (built / "s3/models/minilm/model.onnx").read_bytes()
     files["1_Pooling/config.json"] = json.dumps(
-        {"word_embedding_dimension": 384, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
+        {
+            "word_embedding_dimension": 384,
+            "pooling_mode_mean_tokens": True,
+            "pooling_mode_cls_token": False,
+        }
     ).encode()
     files["sentence_bert_config.json"] = json.dumps({"max_seq_length": 256}).encode()
     names = ("Transformer", "Pooling", "Normalize")
-    files["modules.json"] = json.dumps([{"type": f"sentence_transformers.models.{name}"} for name in names]).encode()
+    files["modules.json"] = json.dumps(
+        [{"type": f"sentence_transformers.models.{name}"} for name in names]
+    ).encode()
     file = tmp_path / "minilm.yaml"
     with HubServer() as hub:
         hub.publish(MINILM, files)
@@ -73,7 +99,12 @@ def test_a_repository_of_a_hub(tmp_path: Path) -> None:
 def test_a_repository_that_serves(tmp_path: Path) -> None:
     """The repository of a served pipeline, imported and served again: the same golden answers, without the resource that it was made from."""
     rows = golden("sentiment", 3, longest=SHORT)
-    with served(SAMPLES / "sentiment.yaml", *sample_sources(), f"--folder={tmp_path / 'first'}", log=tmp_path / "first.log") as server:
+    with served(
+        SAMPLES / "sentiment.yaml",
+        *sample_sources(),
+        f"--folder={tmp_path / 'first'}",
+        log=tmp_path / "first.log",
+    ) as server:
         check_answer("sentiment", rows, ask(server, [row["text"] for row in rows]))
     file = tmp_path / "again.yaml"
     repository = tmp_path / "first" / "models"

@@ -15,7 +15,7 @@ from tests.support.builders import built
 from tests.support.recorder import until
 from tests.support.triton import triton_server, write_model
 from tests.support.web import LoopbackServer, Response
-from triton_pipelines.pipeline.server import exit_timeout_seconds, feature_arguments
+from triton_pipelines.compile.graph.server_settings import exit_timeout_seconds, feature_arguments
 from triton_pipelines.triton.client import TritonClient
 
 pytestmark = pytest.mark.integration
@@ -50,7 +50,12 @@ COMPLETING = (
 
 
 def counting(repository: Path, more: str = "") -> None:
-    write_model(repository, "count", f'name: "count" backend: "python" max_batch_size: 4 {TENSORS} {GROUP} {more}', {"model.py": COUNTING})
+    write_model(
+        repository,
+        "count",
+        f'name: "count" backend: "python" max_batch_size: 4 {TENSORS} {GROUP} {more}',
+        {"model.py": COUNTING},
+    )
 
 
 async def ask(client: TritonClient, value: int) -> int:
@@ -68,18 +73,26 @@ async def ask_in_sequence(client: InferenceServerClient, value: int, *, start: b
 @pytest.fixture
 def collector() -> Iterator[LoopbackServer]:
     """An OTLP collector that takes everything."""
-    with LoopbackServer(lambda _: Response(200, {"Content-Type": "application/x-protobuf"})) as server:
+    with LoopbackServer(
+        lambda _: Response(200, {"Content-Type": "application/x-protobuf"})
+    ) as server:
         yield server
 
 
 @pytest.mark.proves("spec.observability.tracing.otlpEndpoint", "behaviour")
 @pytest.mark.proves("spec.observability.tracing.sampleEvery", "behaviour")
-async def test_one_of_so_many_requests_is_traced_to_the_collector(tmp_path: Path, collector: LoopbackServer) -> None:
+async def test_one_of_so_many_requests_is_traced_to_the_collector(
+    tmp_path: Path, collector: LoopbackServer
+) -> None:
     counting(tmp_path)
-    one = built(observability={"tracing": {"otlpEndpoint": f"{collector.url}/v1/traces", "sampleEvery": 3}})
+    one = built(
+        observability={"tracing": {"otlpEndpoint": f"{collector.url}/v1/traces", "sampleEvery": 3}}
+    )
     # Sent soon, for the test alone.
     soon = "--trace-config=opentelemetry,bsp_schedule_delay=100"
-    with triton_server(tmp_path, ["count"], extra_args=[*feature_arguments(one.pipeline, one.graph), soon]) as server:
+    with triton_server(
+        tmp_path, ["count"], extra_args=[*feature_arguments(one.pipeline, one.graph), soon]
+    ) as server:
         async with TritonClient(server.grpc_address) as client:
             for value in range(9):
                 await ask(client, value)
@@ -89,7 +102,9 @@ async def test_one_of_so_many_requests_is_traced_to_the_collector(tmp_path: Path
 
         await until(lambda: spans() >= 3, "three spans of nine requests", 20)
     assert spans() == 3
-    assert {(request.method, request.path) for request in collector.requests} == {("POST", "/v1/traces")}
+    assert {(request.method, request.path) for request in collector.requests} == {
+        ("POST", "/v1/traces")
+    }
     body = b"".join(request.body for request in collector.requests)
     for text in (b"service.name", b"sentiment", b"service.namespace", b"nlp", b"count"):
         assert text in body, text
@@ -97,23 +112,36 @@ async def test_one_of_so_many_requests_is_traced_to_the_collector(tmp_path: Path
 
 @pytest.mark.proves("spec.ensemble.responseCache", "behaviour")
 @pytest.mark.parametrize("cached", [True, False])
-async def test_the_response_cache_is_there_when_it_is_asked_for(tmp_path: Path, cached: bool) -> None:
+async def test_the_response_cache_is_there_when_it_is_asked_for(
+    tmp_path: Path, cached: bool
+) -> None:
     counting(tmp_path, "response_cache { enable: true }")
     one = built(ensemble={"responseCache": "Enabled" if cached else "Disabled"})
-    with triton_server(tmp_path, ["count"], extra_args=feature_arguments(one.pipeline, one.graph)) as server:
+    with triton_server(
+        tmp_path, ["count"], extra_args=feature_arguments(one.pipeline, one.graph)
+    ) as server:
         async with TritonClient(server.grpc_address) as client:
-            assert [await ask(client, value) for value in (5, 5, 6, 5)] == ([1, 1, 2, 1] if cached else [1, 2, 3, 4])
+            assert [await ask(client, value) for value in (5, 5, 6, 5)] == (
+                [1, 1, 2, 1] if cached else [1, 2, 3, 4]
+            )
 
 
 @pytest.mark.proves("spec.server.autoComplete", "behaviour")
 @pytest.mark.parametrize(("enabled", "batch", "inputs"), [(True, 4, ["X"]), (False, 0, [])])
-async def test_a_backend_completes_its_config_only_with_auto_complete(tmp_path: Path, enabled: bool, batch: int, inputs: list[str]) -> None:
-    write_model(tmp_path, "count", f'name: "count" backend: "python" {GROUP}', {"model.py": COMPLETING})
+async def test_a_backend_completes_its_config_only_with_auto_complete(
+    tmp_path: Path, enabled: bool, batch: int, inputs: list[str]
+) -> None:
+    write_model(
+        tmp_path, "count", f'name: "count" backend: "python" {GROUP}', {"model.py": COMPLETING}
+    )
     graph = built(server={"autoComplete": "Enabled" if enabled else "Disabled"}).graph
     with triton_server(tmp_path, ["count"], auto_complete=graph.auto_complete) as server:
         async with TritonClient(server.grpc_address) as client:
             config = await client.model_config("count")
-            assert (config.max_batch_size, [entry.name for entry in config.input]) == (batch, inputs)
+            assert (config.max_batch_size, [entry.name for entry in config.input]) == (
+                batch,
+                inputs,
+            )
 
 
 SEQUENCES = {
@@ -131,7 +159,9 @@ SEQUENCES = {
 
 @pytest.mark.proves("spec.model.sequenceBatching.maxSequenceIdleMicroseconds", "behaviour")
 @pytest.mark.parametrize(("timeout", "code"), [(None, 0), (1, 1)], ids=["the pod's", "too short"])
-async def test_an_open_sequence_is_waited_for_within_the_exit_timeout(tmp_path: Path, timeout: int | None, code: int) -> None:
+async def test_an_open_sequence_is_waited_for_within_the_exit_timeout(
+    tmp_path: Path, timeout: int | None, code: int
+) -> None:
     """Told to stop, Triton answers on open connections until the last sequence is idle; a shorter timeout ends it before."""
     one = built(model=SEQUENCES, rollout={"drainSeconds": 1})
     batching = (
@@ -139,12 +169,20 @@ async def test_an_open_sequence_is_waited_for_within_the_exit_timeout(tmp_path: 
         ' { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } } }'
     )
     counting(tmp_path, batching)
-    with triton_server(tmp_path, ["count"], stop_s=timeout or exit_timeout_seconds(one.pipeline)) as server:
+    with triton_server(
+        tmp_path, ["count"], stop_s=timeout or exit_timeout_seconds(one.pipeline)
+    ) as server:
         async with InferenceServerClient(server.grpc_address) as client:
             assert await ask_in_sequence(client, 1, start=True) == 1
             process = server._process
             assert process is not None
             process.terminate()
-            await until(lambda: "Waiting for in-flight requests" in server.log() or "Timeout" in server.log(), "the signal is seen", 5)
+            await until(
+                lambda: (
+                    "Waiting for in-flight requests" in server.log() or "Timeout" in server.log()
+                ),
+                "the signal is seen",
+                5,
+            )
             assert await ask_in_sequence(client, 2, start=False) == 2
             assert await asyncio.to_thread(process.wait, 30) == code

@@ -19,10 +19,17 @@ from tests.support import pipelines
 from tests.support.python_backend import texts
 from tests.support.triton import triton_server, write_model
 from triton_pipelines.api import names
-from triton_pipelines.triton import local
+from triton_pipelines.triton import local_server
 from triton_pipelines.triton.client import TritonClient
-from triton_pipelines.triton.errors import DeadlineError, NotReadyError, RejectedError, RestrictedError, TooLargeError, UnreachableError
-from triton_pipelines.triton.local import LocalTriton, LocalTritonError
+from triton_pipelines.triton.errors import (
+    DeadlineError,
+    NotReadyError,
+    RejectedError,
+    RestrictedError,
+    TooLargeError,
+    UnreachableError,
+)
+from triton_pipelines.triton.local_server import LocalTriton, LocalTritonError
 from triton_pipelines.triton.probe import Question, probe
 
 pytestmark = pytest.mark.integration
@@ -45,7 +52,9 @@ def server(repository: Path) -> Iterator[LocalTriton]:
 
 def full_config(repository: Path, model: str, count: int = 1, max_batch_size: int = 64) -> str:
     """The model's whole config in JSON, as of its file, with another instance count or batch size."""
-    config = text_format.Parse((repository / model / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
+    config = text_format.Parse(
+        (repository / model / "config.pbtxt").read_text(), model_config_pb2.ModelConfig()
+    )
     config.instance_group[0].count = count
     config.max_batch_size = max_batch_size
     return json_format.MessageToJson(config, preserving_proto_field_name=True)
@@ -56,7 +65,10 @@ def stubs(server: LocalTriton, model: str) -> set[int]:
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if os.getpgid(int(folder.name)) == server.pid and f"/{model}/1/model.py".encode() in (folder / "cmdline").read_bytes():
+            if (
+                os.getpgid(int(folder.name)) == server.pid
+                and f"/{model}/1/model.py".encode() in (folder / "cmdline").read_bytes()
+            ):
                 found.add(int(folder.name))
         except (ProcessLookupError, FileNotFoundError):
             continue  # ended meanwhile
@@ -68,15 +80,21 @@ async def test_count_changes_in_place(server: LocalTriton, repository: Path) -> 
         first = stubs(server, pipelines.TOKENIZER)
         assert len(first) == 1
 
-        await client.load_model(pipelines.TOKENIZER, full_config(repository, pipelines.TOKENIZER, 3))
+        await client.load_model(
+            pipelines.TOKENIZER, full_config(repository, pipelines.TOKENIZER, 3)
+        )
         grown = stubs(server, pipelines.TOKENIZER)
         assert len(grown) == 3
-        assert first < grown, "the running process was replaced: a full reload, not a change in place"
+        assert first < grown, (
+            "the running process was replaced: a full reload, not a change in place"
+        )
         assert await client.instance_count(pipelines.TOKENIZER) == 3
         assert await client.model_ready(pipelines.ENSEMBLE)
         await client.infer(pipelines.ENSEMBLE, EXAMPLE)
 
-        await client.load_model(pipelines.TOKENIZER, full_config(repository, pipelines.TOKENIZER, 1))
+        await client.load_model(
+            pipelines.TOKENIZER, full_config(repository, pipelines.TOKENIZER, 1)
+        )
         shrunk = stubs(server, pipelines.TOKENIZER)
         assert len(shrunk) == 1
         assert shrunk < grown
@@ -85,7 +103,9 @@ async def test_count_changes_in_place(server: LocalTriton, repository: Path) -> 
 
 
 @pytest.mark.parametrize("key", [None, "wrong-key"])
-async def test_control_over_grpc_needs_the_key(server: LocalTriton, repository: Path, key: str | None) -> None:
+async def test_control_over_grpc_needs_the_key(
+    server: LocalTriton, repository: Path, key: str | None
+) -> None:
     async with TritonClient(server.grpc_address, key) as client:
         for call in (client.repository_index(), client.load_model(pipelines.TOKENIZER)):
             with pytest.raises(RestrictedError) as caught:
@@ -105,16 +125,28 @@ async def test_control_over_http_needs_the_key(server: LocalTriton) -> None:
     async with httpx.AsyncClient(trust_env=False) as web:
         for url in (index, load):
             assert (await web.post(url)).status_code == httpx.codes.FORBIDDEN
-            assert (await web.post(url, headers={names.CONTROL_HEADER: "wrong-key"})).status_code == httpx.codes.FORBIDDEN
-        assert (await web.post(index, headers={names.CONTROL_HEADER: KEY})).status_code == httpx.codes.OK
-        assert (await web.get(f"{server.http_url}/v2/models/{pipelines.ENSEMBLE}/ready")).status_code == httpx.codes.OK
+            assert (
+                await web.post(url, headers={names.CONTROL_HEADER: "wrong-key"})
+            ).status_code == httpx.codes.FORBIDDEN
+        assert (
+            await web.post(index, headers={names.CONTROL_HEADER: KEY})
+        ).status_code == httpx.codes.OK
+        assert (
+            await web.get(f"{server.http_url}/v2/models/{pipelines.ENSEMBLE}/ready")
+        ).status_code == httpx.codes.OK
 
 
 async def test_index_names_every_model(server: LocalTriton) -> None:
     async with TritonClient(server.grpc_address, KEY) as client:
         index = await client.repository_index()
     assert {(state.name, state.ready, state.reason) for state in index} == {
-        (name, True, "") for name in (pipelines.ENSEMBLE, pipelines.TOKENIZER, pipelines.MODEL, pipelines.POSTPROCESS)
+        (name, True, "")
+        for name in (
+            pipelines.ENSEMBLE,
+            pipelines.TOKENIZER,
+            pipelines.MODEL,
+            pipelines.POSTPROCESS,
+        )
     }
 
 
@@ -129,13 +161,17 @@ async def test_errors_in_our_words(server: LocalTriton, repository: Path) -> Non
         with pytest.raises(RejectedError, match="complex64"):
             await client.infer(pipelines.ENSEMBLE, {"TEXT": np.zeros((1, 1), np.complex64)})
         with pytest.raises(RejectedError, match="the reason is in the pod's log"):
-            await client.load_model(pipelines.TOKENIZER, full_config(repository, pipelines.TOKENIZER, max_batch_size=-1))
+            await client.load_model(
+                pipelines.TOKENIZER, full_config(repository, pipelines.TOKENIZER, max_batch_size=-1)
+            )
         with pytest.raises(DeadlineError, match="no answer before the deadline"):
             await client.infer(pipelines.ENSEMBLE, EXAMPLE, deadline_s=1e-6)
         assert await client.model_ready(pipelines.ENSEMBLE)
     # The port of a finished server: nothing listens there.
     async with TritonClient("127.0.0.1:1") as client:
-        with pytest.raises(UnreachableError, match=r"asking whether the server lives at 127\.0\.0\.1:1"):
+        with pytest.raises(
+            UnreachableError, match=r"asking whether the server lives at 127\.0\.0\.1:1"
+        ):
             await client.server_live()
 
 
@@ -180,7 +216,10 @@ async def test_an_insane_answer_fails_the_probe(tmp_path: Path) -> None:
         "        y = pb_utils.Tensor('Y', np.full((1, 1), np.nan, np.float32))\n"
         "        return [pb_utils.InferenceResponse([y]) for _ in requests]\n"
     )
-    inputs, outputs = [pipelines.tensor("TEXT", "TYPE_STRING", "1")], [pipelines.tensor("Y", "TYPE_FP32", "1")]
+    inputs, outputs = (
+        [pipelines.tensor("TEXT", "TYPE_STRING", "1")],
+        [pipelines.tensor("Y", "TYPE_FP32", "1")],
+    )
     write_model(tmp_path, "nan", pipelines.config("nan", inputs, outputs, {}), {"model.py": code})
     with triton_server(tmp_path, ["nan"]) as server:
         result = await probe(server.grpc_address, "nan", None, Question({"TEXT": texts("x")}))
@@ -191,7 +230,10 @@ def test_a_model_that_cannot_load_is_named_with_its_reason(tmp_path: Path) -> No
     pipelines.write_pipeline(tmp_path)
     (tmp_path / pipelines.TOKENIZER / "1" / "tokenizer.json").write_text("{")
     server = LocalTriton(tmp_path, [pipelines.ENSEMBLE], deadline_s=60, stop_s=2)
-    with pytest.raises(LocalTritonError, match=r"tokenizer\.json: cannot be read as a tokenizer"), server:
+    with (
+        pytest.raises(LocalTritonError, match=r"tokenizer\.json: cannot be read as a tokenizer"),
+        server,
+    ):
         pass
     assert not server.running()
 
@@ -206,14 +248,18 @@ def test_a_config_that_triton_refuses_is_named_with_its_reason(tmp_path: Path) -
 
 
 def test_an_unknown_flag_is_named(repository: Path) -> None:
-    server = LocalTriton(repository, [pipelines.ENSEMBLE], extra_args=["--no-such-flag"], deadline_s=60)
+    server = LocalTriton(
+        repository, [pipelines.ENSEMBLE], extra_args=["--no-such-flag"], deadline_s=60
+    )
     with pytest.raises(LocalTritonError, match="no-such-flag"), server:
         pass
 
 
 def _regions() -> set[str]:
     """This process' servers' shared memory; other workers' come and go beside it."""
-    return {region.name for region in Path("/dev/shm").iterdir() if f"-{os.getpid()}-" in region.name}
+    return {
+        region.name for region in Path("/dev/shm").iterdir() if f"-{os.getpid()}-" in region.name
+    }
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
@@ -228,14 +274,20 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
 
 
 async def test_as_an_async_context_manager(repository: Path) -> None:
-    async with LocalTriton(repository, [pipelines.ENSEMBLE], stop_s=2) as server, TritonClient(server.grpc_address) as client:
+    async with (
+        LocalTriton(repository, [pipelines.ENSEMBLE], stop_s=2) as server,
+        TritonClient(server.grpc_address) as client,
+    ):
         assert await client.model_ready(pipelines.ENSEMBLE)
     assert not server.running()
 
 
 async def test_a_start_that_is_cancelled_ends_the_server(tmp_path: Path) -> None:
     code = "import time\nclass TritonPythonModel:\n    def initialize(self, args):\n        time.sleep(60)\n    def execute(self, requests):\n        return []\n"
-    inputs, outputs = [pipelines.tensor("X", "TYPE_FP32", "1")], [pipelines.tensor("Y", "TYPE_FP32", "1")]
+    inputs, outputs = (
+        [pipelines.tensor("X", "TYPE_FP32", "1")],
+        [pipelines.tensor("Y", "TYPE_FP32", "1")],
+    )
     write_model(tmp_path, "slow", pipelines.config("slow", inputs, outputs, {}), {"model.py": code})
     server = LocalTriton(tmp_path, ["slow"], stop_s=1)
     task = asyncio.create_task(server.__aenter__())
@@ -248,27 +300,52 @@ async def test_a_start_that_is_cancelled_ends_the_server(tmp_path: Path) -> None
     assert not server.running()
 
 
-def test_a_port_that_is_taken_meanwhile_is_replaced(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    choose = local._free_ports
+def test_a_port_that_is_taken_meanwhile_is_replaced(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose = local_server._free_ports
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        answers = iter([(*choose("127.0.0.1", (0, 0, 0))[:position], taken.getsockname()[1]) for position in (0, 1, 2)])
+        answers = iter(
+            [
+                (*choose("127.0.0.1", (0, 0, 0))[:position], taken.getsockname()[1])
+                for position in (0, 1, 2)
+            ]
+        )
 
         def unlucky_first(address: str, wanted: tuple[int, int, int]) -> tuple[int, int, int]:
             begin = next(answers, None)
-            return choose(address, wanted) if begin is None else (*begin, *choose(address, wanted)[len(begin) :])  # type: ignore[return-value]
+            return (
+                choose(address, wanted)
+                if begin is None
+                else (*begin, *choose(address, wanted)[len(begin) :])
+            )  # type: ignore[return-value]
 
-        monkeypatch.setattr(local, "_PORT_TRIES", 5)
-        monkeypatch.setattr(local, "_free_ports", unlucky_first)
+        monkeypatch.setattr(local_server, "_PORT_TRIES", 5)
+        monkeypatch.setattr(local_server, "_free_ports", unlucky_first)
         with triton_server(repository, [pipelines.ENSEMBLE]) as server:
-            assert taken.getsockname()[1] not in (server.http_port, server.grpc_port, server.metrics_port)
+            assert taken.getsockname()[1] not in (
+                server.http_port,
+                server.grpc_port,
+                server.metrics_port,
+            )
             assert next(answers, None) is None, "not every port was tried as a taken one"
 
 
 def test_a_wanted_port_that_is_taken_is_an_error(repository: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        server = LocalTriton(repository, [pipelines.ENSEMBLE], http_port=port, grpc_port=port + 1, metrics_port=port + 2, deadline_s=30)
-        with pytest.raises(LocalTritonError, match="ended with exit code 1 before it was ready"), server:
+        server = LocalTriton(
+            repository,
+            [pipelines.ENSEMBLE],
+            http_port=port,
+            grpc_port=port + 1,
+            metrics_port=port + 2,
+            deadline_s=30,
+        )
+        with (
+            pytest.raises(LocalTritonError, match="ended with exit code 1 before it was ready"),
+            server,
+        ):
             pass
 
 
@@ -294,5 +371,7 @@ async def test_a_probe_takes_in_no_more_than_it_can_afford(tmp_path: Path) -> No
         async with TritonClient(server.grpc_address, max_answer_bytes=1024**2) as client:
             with pytest.raises(TooLargeError, match="larger than is taken in"):
                 await client.infer("large", {"TEXT": np.array([[b"a"]], dtype=object)})
-        result = await probe(server.grpc_address, "large", None, Question({"TEXT": np.array([[b"a"]], dtype=object)}))
+        result = await probe(
+            server.grpc_address, "large", None, Question({"TEXT": np.array([[b"a"]], dtype=object)})
+        )
     assert result.healthy

@@ -31,7 +31,10 @@ RESOURCES = [
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Differential]:
     """A Triton with the null backend."""
-    with running(tmp_path_factory.mktemp("fields") / "server", extra_args=["--cache-config=local,size=1048576"]) as differential:
+    with running(
+        tmp_path_factory.mktemp("fields") / "server",
+        extra_args=["--cache-config=local,size=1048576"],
+    ) as differential:
         yield differential
 
 
@@ -43,13 +46,17 @@ def _loadable(config: Any) -> Any:
         del group.gpus[:], group.profile[:]
     if config.HasField("ensemble_scheduling"):
         config.ensemble_scheduling.ClearField("max_inflight_requests")  # server 25.11
-    config.parameters.pop(STRATEGY, None)  # shown with real libraries in behaviour/test_batch_strategy.py
+    config.parameters.pop(
+        STRATEGY, None
+    )  # shown with real libraries in behaviour/test_batch_strategy.py
     return config
 
 
 def _versions(config: Any) -> dict[str, bytes]:
     """Version folders: three where the config chooses among them, else the one that is always there."""
-    return {f"{number}/": b"" for number in ((1, 2, 3) if config.HasField("version_policy") else (1,))}
+    return {
+        f"{number}/": b"" for number in ((1, 2, 3) if config.HasField("version_policy") else (1,))
+    }
 
 
 @pytest.mark.proves_files(
@@ -63,7 +70,9 @@ def _versions(config: Any) -> dict[str, bytes]:
 @pytest.mark.parametrize("document", RESOURCES)
 def test_what_is_rendered_loads(server: Differential, document: dict[str, Any]) -> None:
     configs = {name: _loadable(config) for name, config in models_of(document).items()}
-    violations, reasons = server.outcome(Repository(configs, {name: _versions(config) for name, config in configs.items()}))
+    violations, reasons = server.outcome(
+        Repository(configs, {name: _versions(config) for name, config in configs.items()})
+    )
     assert {name: reason for name, reason in reasons.items() if reason is not None} == {}
     assert list(map(str, violations)) == []
 

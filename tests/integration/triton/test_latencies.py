@@ -11,8 +11,8 @@ from tests.support import pipelines
 from tests.support.builders import built
 from tests.support.python_backend import texts
 from tests.support.triton import triton_server
-from triton_pipelines.metrics.latency import Latency, LatencyReader
-from triton_pipelines.pipeline.server import feature_arguments
+from triton_pipelines.autoscaling.metrics.latency_reader import Latency, LatencyReader
+from triton_pipelines.compile.graph.server_settings import feature_arguments
 from triton_pipelines.triton.client import TritonClient
 
 pytestmark = pytest.mark.integration
@@ -24,7 +24,9 @@ async def test_the_p99_of_the_ensemble_is_told_with_a_promise_alone(tmp_path: Pa
     pipelines.write_pipeline(tmp_path, padding="Ragged", truncation="LongestFirst", count=1)
     for promise in ({"p99Milliseconds": 50}, {}):
         one = built(slo=promise)
-        with triton_server(tmp_path, [pipelines.ENSEMBLE], extra_args=feature_arguments(one.pipeline, one.graph)) as server:
+        with triton_server(
+            tmp_path, [pipelines.ENSEMBLE], extra_args=feature_arguments(one.pipeline, one.graph)
+        ) as server:
             async with TritonClient(server.grpc_address) as client, LatencyReader() as reader:
                 address = f"127.0.0.1:{server.metrics_port}"
                 before = await reader.read(address, pipelines.ENSEMBLE)

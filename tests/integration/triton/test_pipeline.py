@@ -16,7 +16,7 @@ from tests.support.python_backend import texts
 from tests.support.triton import triton_server
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.errors import RejectedError
-from triton_pipelines.triton.local import LocalTriton
+from triton_pipelines.triton.local_server import LocalTriton
 
 pytestmark = pytest.mark.integration
 TOLERANCE = 1e-5
@@ -44,16 +44,24 @@ def check(answer: dict[str, np.ndarray], rows: list[str]) -> None:
     expected = expected_probabilities(rows)
     np.testing.assert_allclose(answer["PROBABILITIES"], expected, atol=TOLERANCE)
     order = np.argsort(-expected, axis=1)[:, :2]
-    assert answer["LABEL"].tolist() == [[pipelines.LABELS[i].encode() for i in best] for best in order]
-    np.testing.assert_allclose(answer["SCORE"], np.take_along_axis(expected, order, axis=1), atol=TOLERANCE)
+    assert answer["LABEL"].tolist() == [
+        [pipelines.LABELS[i].encode() for i in best] for best in order
+    ]
+    np.testing.assert_allclose(
+        answer["SCORE"], np.take_along_axis(expected, order, axis=1), atol=TOLERANCE
+    )
 
 
 def sentences(random: np.random.Generator, rows: int) -> list[str]:
-    return [" ".join(random.choice(tinymodel.WORDS, size=random.integers(0, 40))) for _ in range(rows)]
+    return [
+        " ".join(random.choice(tinymodel.WORDS, size=random.integers(0, 40))) for _ in range(rows)
+    ]
 
 
 @pytest.fixture(scope="module", params=pipelines.PADDINGS)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalTriton]:
     repository = tmp_path_factory.mktemp(request.param)
     pipelines.write_pipeline(repository, padding=request.param, truncation="LongestFirst", count=2)
     with triton_server(repository, [pipelines.ENSEMBLE]) as running:
@@ -86,12 +94,20 @@ async def test_three_protocols_give_the_same_answer(server: LocalTriton) -> None
     batch = ["The quick fox jumps", "", "a sad bird sings over the big old river and falls"]
     expected = expected_probabilities(batch)
     async with httpx.AsyncClient(trust_env=False) as web:
-        body = {"inputs": [{"name": "TEXT", "shape": [len(batch), 1], "datatype": "BYTES", "data": batch}]}
-        response = await web.post(f"{server.http_url}/v2/models/{pipelines.ENSEMBLE}/infer", json=body)
+        body = {
+            "inputs": [
+                {"name": "TEXT", "shape": [len(batch), 1], "datatype": "BYTES", "data": batch}
+            ]
+        }
+        response = await web.post(
+            f"{server.http_url}/v2/models/{pipelines.ENSEMBLE}/infer", json=body
+        )
     outputs = {output["name"]: output for output in response.raise_for_status().json()["outputs"]}
     assert outputs["PROBABILITIES"]["shape"] == [3, 3]
     assert outputs["LABEL"]["data"][0] == pipelines.LABELS[int(expected[0].argmax())]
-    np.testing.assert_allclose(np.reshape(outputs["PROBABILITIES"]["data"], (3, 3)), expected, atol=TOLERANCE)
+    np.testing.assert_allclose(
+        np.reshape(outputs["PROBABILITIES"]["data"], (3, 3)), expected, atol=TOLERANCE
+    )
 
     binary = tritonclient.http.InferenceServerClient(server.http_url.removeprefix("http://"))
     tensor = tritonclient.http.InferInput("TEXT", [len(batch), 1], "BYTES")
@@ -111,7 +127,9 @@ async def test_embeddings_of_a_batch(tmp_path: Path) -> None:
 
             async def ask(rows: list[str]) -> None:
                 answer = await client.infer(pipelines.ENSEMBLE, {"TEXT": texts(*rows)})
-                np.testing.assert_allclose(answer["EMBEDDING"], expected_embeddings(rows), atol=TOLERANCE)
+                np.testing.assert_allclose(
+                    answer["EMBEDDING"], expected_embeddings(rows), atol=TOLERANCE
+                )
 
             random = np.random.default_rng(1)
             await asyncio.gather(*(ask(sentences(random, rows)) for rows in (1, 2, 3, 64, 1, 1, 5)))
@@ -136,6 +154,10 @@ async def test_a_bad_request_fails_alone_in_company(tmp_path: Path) -> None:
             async def answered(rows: list[str]) -> None:
                 check(await client.infer(pipelines.ENSEMBLE, {"TEXT": texts(*rows)}), rows)
 
-            await asyncio.gather(*(refused(*item) for item in bad.items()), *(answered(rows) for rows in good))
+            await asyncio.gather(
+                *(refused(*item) for item in bad.items()), *(answered(rows) for rows in good)
+            )
             (statistics,) = await client.statistics(pipelines.TOKENIZER)
-            assert statistics.execution_count < len(bad) + len(good), "the requests were not in company"
+            assert statistics.execution_count < len(bad) + len(good), (
+                "the requests were not in company"
+            )

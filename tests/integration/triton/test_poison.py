@@ -14,7 +14,7 @@ from tests.support.python_backend import texts
 from tests.support.triton import triton_server
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.errors import RejectedError
-from triton_pipelines.triton.local import LocalTriton
+from triton_pipelines.triton.local_server import LocalTriton
 
 pytestmark = pytest.mark.integration
 VOCABULARY = len(tinymodel.SPECIAL) + len(tinymodel.WORDS)
@@ -25,7 +25,12 @@ COMPANY_US = 30_000
 def tokens(ids: list[list[int]], mask: list[list[int]] | None = None) -> dict[str, np.ndarray]:
     """Inputs of the model step."""
     array = np.array(ids, np.int64).reshape(len(ids), -1)
-    return {"input_ids": array, "attention_mask": np.ones_like(array) if mask is None else np.array(mask, np.int64).reshape(len(mask), -1)}
+    return {
+        "input_ids": array,
+        "attention_mask": np.ones_like(array)
+        if mask is None
+        else np.array(mask, np.int64).reshape(len(mask), -1),
+    }
 
 
 POISONED_TEXTS = {
@@ -47,19 +52,36 @@ ANSWERED = [[""], ["fox\0dog"], ["the fox", "", "a cat"]]
 
 
 @pytest.fixture(scope="module", params=pipelines.PADDINGS)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalTriton]:
     repository = tmp_path_factory.mktemp(request.param)
-    pipelines.write_pipeline(repository, padding=request.param, truncation="Refuse", delay_us=COMPANY_US)
+    pipelines.write_pipeline(
+        repository, padding=request.param, truncation="Refuse", delay_us=COMPANY_US
+    )
     config = repository / pipelines.MODEL / "config.pbtxt"
-    config.write_text(config.read_text().replace("dynamic_batching { }", f"dynamic_batching {{ max_queue_delay_microseconds: {COMPANY_US} }}"))
+    config.write_text(
+        config.read_text().replace(
+            "dynamic_batching { }",
+            f"dynamic_batching {{ max_queue_delay_microseconds: {COMPANY_US} }}",
+        )
+    )
     with triton_server(repository, [pipelines.ENSEMBLE]) as running:
         yield running
 
 
 async def test_each_poison_gets_its_own_error_and_nobody_else_any(server: LocalTriton) -> None:
-    good = [*ANSWERED, *(sentences(np.random.default_rng(number), 1 + number % 3) for number in range(12))]
-    good = [[" ".join(text.split(" ")[:28]) for text in rows] for rows in good]  # within the length that is allowed
-    direct = [tokens([token_ids("a quick fox jumps over the river").tolist()]), tokens([token_ids("cat").tolist()])]
+    good = [
+        *ANSWERED,
+        *(sentences(np.random.default_rng(number), 1 + number % 3) for number in range(12)),
+    ]
+    good = [
+        [" ".join(text.split(" ")[:28]) for text in rows] for rows in good
+    ]  # within the length that is allowed
+    direct = [
+        tokens([token_ids("a quick fox jumps over the river").tolist()]),
+        tokens([token_ids("cat").tolist()]),
+    ]
     async with TritonClient(server.grpc_address, deadline_s=30) as client:
 
         async def refused(model: str, inputs: dict[str, np.ndarray], fragment: str) -> None:
@@ -72,18 +94,28 @@ async def test_each_poison_gets_its_own_error_and_nobody_else_any(server: LocalT
 
         async def computed(inputs: dict[str, np.ndarray]) -> None:
             answer = await client.infer(pipelines.MODEL, inputs)
-            np.testing.assert_allclose(answer["logits"][0], tinymodel.classify(inputs["input_ids"][0]), atol=TOLERANCE)
+            np.testing.assert_allclose(
+                answer["logits"][0], tinymodel.classify(inputs["input_ids"][0]), atol=TOLERANCE
+            )
 
         for _ in range(3):  # in another company each time
             await asyncio.gather(
-                *(refused(pipelines.ENSEMBLE, {"TEXT": array}, fragment) for fragment, array in POISONED_TEXTS.items()),
+                *(
+                    refused(pipelines.ENSEMBLE, {"TEXT": array}, fragment)
+                    for fragment, array in POISONED_TEXTS.items()
+                ),
                 *(answered(rows) for rows in good),
-                *(refused(pipelines.MODEL, inputs, fragment) for inputs, fragment in POISONED_TOKENS.values()),
+                *(
+                    refused(pipelines.MODEL, inputs, fragment)
+                    for inputs, fragment in POISONED_TOKENS.values()
+                ),
                 *(computed(inputs) for inputs in direct),
             )
         for model in (pipelines.TOKENIZER, pipelines.MODEL):
             (statistics,) = await client.statistics(model)
-            assert statistics.inference_count > statistics.execution_count, f"{model}: the requests were not in company"
+            assert statistics.inference_count > statistics.execution_count, (
+                f"{model}: the requests were not in company"
+            )
 
 
 async def test_a_length_of_0_alone_is_refused(server: LocalTriton) -> None:

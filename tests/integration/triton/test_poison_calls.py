@@ -17,7 +17,7 @@ from tests.support.python_backend import texts
 from tests.support.triton import triton_server, write_model
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.errors import RejectedError
-from triton_pipelines.triton.local import LocalTriton
+from triton_pipelines.triton.local_server import LocalTriton
 
 pytestmark = pytest.mark.integration
 CALLER = """import numpy as np
@@ -67,10 +67,25 @@ SEQUENCES = """sequence_batching { max_sequence_idle_microseconds: 30000000 olde
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
     repository = tmp_path_factory.mktemp("repository")
     pipelines.write_pipeline(repository, truncation="Refuse", delay_us=20_000)
-    inputs, logits = [tensor("TEXT", "TYPE_STRING", "1"), tensor("SHIFT", "TYPE_INT64", "1")], tensor("logits", "TYPE_FP32", "3")
-    write_model(repository, "caller", pipelines.config("caller", inputs, [logits], {}, count=4), {"model.py": CALLER})
-    counted = pipelines.config("counter", [tensor("VALUE", "TYPE_INT64", "1")], [tensor("SUM", "TYPE_INT64", "1")], {})
-    write_model(repository, "counter", counted.replace("dynamic_batching { }", SEQUENCES), {"model.py": COUNTER})
+    inputs, logits = (
+        [tensor("TEXT", "TYPE_STRING", "1"), tensor("SHIFT", "TYPE_INT64", "1")],
+        tensor("logits", "TYPE_FP32", "3"),
+    )
+    write_model(
+        repository,
+        "caller",
+        pipelines.config("caller", inputs, [logits], {}, count=4),
+        {"model.py": CALLER},
+    )
+    counted = pipelines.config(
+        "counter", [tensor("VALUE", "TYPE_INT64", "1")], [tensor("SUM", "TYPE_INT64", "1")], {}
+    )
+    write_model(
+        repository,
+        "counter",
+        counted.replace("dynamic_batching { }", SEQUENCES),
+        {"model.py": COUNTER},
+    )
     with triton_server(repository, [pipelines.ENSEMBLE, "caller", "counter"]) as running:
         yield running
 
@@ -90,7 +105,14 @@ POISONED = {
     "another type": ({**call("fox"), "SHIFT": np.zeros((1, 1), np.float32)}, "data-type"),
     "rank 1": ({"TEXT": texts("fox")[0], "SHIFT": np.zeros(1, np.int64)}, "unexpected shape"),
 }
-GOOD = ("", "fox\0dog", "[SEP] the [PAD] fox [CLS]", "a quick red fox jumps over the old river", "cat", "\u00fc \U0001f98a")
+GOOD = (
+    "",
+    "fox\0dog",
+    "[SEP] the [PAD] fox [CLS]",
+    "a quick red fox jumps over the old river",
+    "cat",
+    "\u00fc \U0001f98a",
+)
 
 
 async def test_a_step_that_calls_others(server: LocalTriton) -> None:
@@ -105,34 +127,61 @@ async def test_a_step_that_calls_others(server: LocalTriton) -> None:
         async def answered(text: str, alone: np.ndarray) -> None:
             rows = (await client.infer("caller", call(text, "cat")))["logits"]
             np.testing.assert_allclose(rows[0], alone, rtol=TOLERANCE, atol=TOLERANCE)
-            np.testing.assert_allclose(rows[1], tinymodel.classify(token_ids("cat")), rtol=TOLERANCE, atol=TOLERANCE)
+            np.testing.assert_allclose(
+                rows[1], tinymodel.classify(token_ids("cat")), rtol=TOLERANCE, atol=TOLERANCE
+            )
 
         alone = {text: (await client.infer("caller", call(text)))["logits"][0] for text in GOOD}
         for number in range(3):
-            sent: list[Awaitable[None]] = [*(refused(name) for name in POISONED), *(answered(text, alone[text]) for text in GOOD * 2)]
-            await asyncio.gather(*(sent[place] for place in np.random.default_rng(number).permutation(len(sent))))
+            sent: list[Awaitable[None]] = [
+                *(refused(name) for name in POISONED),
+                *(answered(text, alone[text]) for text in GOOD * 2),
+            ]
+            await asyncio.gather(
+                *(sent[place] for place in np.random.default_rng(number).permutation(len(sent)))
+            )
         (statistics,) = await client.statistics(pipelines.MODEL)
-        assert statistics.inference_count > statistics.execution_count, "the requests were not in company"
+        assert statistics.inference_count > statistics.execution_count, (
+            "the requests were not in company"
+        )
 
 
 async def test_poison_leaves_open_sequences_alone(server: LocalTriton) -> None:
     async with TritonClient(server.grpc_address, deadline_s=30) as client:
 
-        async def send(sequence: int, value: np.ndarray, start: bool = False, end: bool = False) -> int:
+        async def send(
+            sequence: int, value: np.ndarray, start: bool = False, end: bool = False
+        ) -> int:
             data_type = {np.dtype(np.int64): "INT64", np.dtype(np.float32): "FP32"}[value.dtype]
             given = InferInput("VALUE", list(value.shape), data_type)
             given.set_data_from_numpy(value)
-            answer = await client._client.infer("counter", [given], sequence_id=sequence, sequence_start=start, sequence_end=end, client_timeout=30)
+            answer = await client._client.infer(
+                "counter",
+                [given],
+                sequence_id=sequence,
+                sequence_start=start,
+                sequence_end=end,
+                client_timeout=30,
+            )
             return int(answer.as_numpy("SUM").item())
 
         async def good(sequence: int) -> None:
             values = np.random.default_rng(sequence).integers(-99, 99, 8).tolist()
-            sums = [await send(sequence, np.array([[value]]), place == 0, place == 7) for place, value in enumerate(values)]
+            sums = [
+                await send(sequence, np.array([[value]]), place == 0, place == 7)
+                for place, value in enumerate(values)
+            ]
             assert sums == list(accumulate(values))
 
         async def poison(sequence: int) -> None:
             # In the name of a sequence that is open; then without one, and without a beginning.
-            wrong = [np.array([[0.5]], np.float32), np.array([1]), np.array([[[1]]]), np.zeros((0, 1), np.int64), np.ones((2, 1), np.int64)]
+            wrong = [
+                np.array([[0.5]], np.float32),
+                np.array([1]),
+                np.array([[[1]]]),
+                np.zeros((0, 1), np.int64),
+                np.ones((2, 1), np.int64),
+            ]
             for value in wrong:
                 with pytest.raises(Exception, match=r"VALUE|batch|correlation|shape"):
                     await send(sequence, value)
@@ -141,4 +190,6 @@ async def test_poison_leaves_open_sequences_alone(server: LocalTriton) -> None:
             with pytest.raises(Exception, match="must specify the START flag"):
                 await send(777, np.array([[1]]))
 
-        await asyncio.gather(*(good(number) for number in range(1, 9)), *(poison(number) for number in range(1, 9)))
+        await asyncio.gather(
+            *(good(number) for number in range(1, 9)), *(poison(number) for number in range(1, 9))
+        )

@@ -20,7 +20,7 @@ from tests.support.triton import triton_server, write_model
 from triton_pipelines import runtime
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.errors import RejectedError
-from triton_pipelines.triton.local import LocalTriton
+from triton_pipelines.triton.local_server import LocalTriton
 
 pytestmark = pytest.mark.integration
 TOKENS = {
@@ -34,7 +34,15 @@ TOKENS = {
 LABELS = ["O", "PER", "LOC"]
 
 
-def write_tokenizer(repository: Path, name: str, pair: bool, max_batch_size: int, dims: str, outputs: list[str], truncation: str) -> None:
+def write_tokenizer(
+    repository: Path,
+    name: str,
+    pair: bool,
+    max_batch_size: int,
+    dims: str,
+    outputs: list[str],
+    truncation: str,
+) -> None:
     parameters = {
         "text": "QUERY",
         **({"text_pair": "PASSAGE"} if pair else {}),
@@ -43,7 +51,9 @@ def write_tokenizer(repository: Path, name: str, pair: bool, max_batch_size: int
         "padding": "Ragged",
         "outputs": json.dumps(TOKENS),
     }
-    inputs = [tensor(text, "TYPE_STRING", dims) for text in (("QUERY", "PASSAGE") if pair else ("QUERY",))]
+    inputs = [
+        tensor(text, "TYPE_STRING", dims) for text in (("QUERY", "PASSAGE") if pair else ("QUERY",))
+    ]
     config = pipelines.config(name, inputs, outputs, parameters, max_batch_size=max_batch_size)
     if not max_batch_size:
         config = config.replace("dynamic_batching { }\n", "")
@@ -51,9 +61,21 @@ def write_tokenizer(repository: Path, name: str, pair: bool, max_batch_size: int
     tinymodel.tokenizer().save(str(version / "tokenizer.json"))
 
 
-def write_postprocess(repository: Path, name: str, data_type: str, max_batch_size: int, dims: str, outputs: list[str], **parameters: str) -> None:
+def write_postprocess(
+    repository: Path,
+    name: str,
+    data_type: str,
+    max_batch_size: int,
+    dims: str,
+    outputs: list[str],
+    **parameters: str,
+) -> None:
     config = pipelines.config(
-        name, [tensor("x", data_type, dims)], outputs, {"type": "Softmax", "input": "x", **parameters}, max_batch_size=max_batch_size
+        name,
+        [tensor("x", data_type, dims)],
+        outputs,
+        {"type": "Softmax", "input": "x", **parameters},
+        max_batch_size=max_batch_size,
     )
     write_model(
         repository,
@@ -65,12 +87,19 @@ def write_postprocess(repository: Path, name: str, data_type: str, max_batch_siz
 
 def optional_graph() -> onnx.ModelProto:
     """y = x * scale in FP16, scale 10 where it is not given; odd = not flag."""
-    nodes = [helper.make_node("Mul", ["x", "scale"], ["y"]), helper.make_node("Not", ["flag"], ["odd"])]
+    nodes = [
+        helper.make_node("Mul", ["x", "scale"], ["y"]),
+        helper.make_node("Not", ["flag"], ["odd"]),
+    ]
     value = helper.make_tensor_value_info
     made = helper.make_graph(
         nodes,
         "optional",
-        [value("x", TensorProto.FLOAT16, ["n", "w"]), value("scale", TensorProto.FLOAT16, ["m", "o"]), value("flag", TensorProto.BOOL, ["n", 1])],
+        [
+            value("x", TensorProto.FLOAT16, ["n", "w"]),
+            value("scale", TensorProto.FLOAT16, ["m", "o"]),
+            value("flag", TensorProto.BOOL, ["n", 1]),
+        ],
         [value("y", TensorProto.FLOAT16, ["n", "w"]), value("odd", TensorProto.BOOL, ["n", 1])],
         [numpy_helper.from_array(np.array([[10]], np.float16), "scale")],
     )
@@ -91,7 +120,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
     write_tokenizer(repository, "flat_pairs", True, 0, "-1", whole, "LongestFirst")
     for name, dims in {"flat": "-1", "row": "1, -1", "column": "-1, 1", "three": "3"}.items():
         write_tokenizer(repository, name, False, 0, dims, whole, "LongestFirst")
-    probabilities = [tensor("PROBABILITIES", "TYPE_FP32", "3"), tensor("LABEL", "TYPE_STRING", "2"), tensor("SCORE", "TYPE_FP32", "2")]
+    probabilities = [
+        tensor("PROBABILITIES", "TYPE_FP32", "3"),
+        tensor("LABEL", "TYPE_STRING", "2"),
+        tensor("SCORE", "TYPE_FP32", "2"),
+    ]
     labels = {"labels": json.dumps(LABELS), "top_k": "2"}
     for bits in ("FP16", "BF16", "FP32", "FP64"):
         write_postprocess(repository, bits.lower(), f"TYPE_{bits}", 8, "3", probabilities, **labels)
@@ -105,7 +138,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
     ]
     outputs = [tensor("y", "TYPE_FP16", "-1"), tensor("odd", "TYPE_BOOL", "1")]
     config = pipelines.config("optional", inputs, outputs, {})
-    version = write_model(repository, "optional", config, {"model.py": runtime.source("onnx_runner")})
+    version = write_model(
+        repository, "optional", config, {"model.py": runtime.source("onnx_runner")}
+    )
     onnx.save(optional_graph(), str(version / "model.onnx"))
     with triton_server(repository, ["*"], ready="pairs") as running:
         yield running
@@ -117,8 +152,12 @@ def encode(first: str, second: str | None, strategy: str) -> object:
     return plain.encode(first, second)
 
 
-def check_tokens(answer: dict[str, np.ndarray], rows: list[tuple[str, str | None]], strategy: str) -> None:
-    assert {name: array.dtype.name for name, array in answer.items()} == {name: "int32" if name in ("ids", "offsets") else "int64" for name in TOKENS}
+def check_tokens(
+    answer: dict[str, np.ndarray], rows: list[tuple[str, str | None]], strategy: str
+) -> None:
+    assert {name: array.dtype.name for name, array in answer.items()} == {
+        name: "int32" if name in ("ids", "offsets") else "int64" for name in TOKENS
+    }
     expected = [encode(*row, strategy) for row in rows]
     width = max(map(len, expected))
     assert answer["offsets"].shape == (len(rows), width, 2)
@@ -129,7 +168,9 @@ def check_tokens(answer: dict[str, np.ndarray], rows: list[tuple[str, str | None
         assert answer["mask"][i].tolist() == [1] * len(encoding) + [0] * blank
         assert answer["types"][i].tolist() == encoding.type_ids + [0] * blank
         assert answer["special"][i].tolist() == encoding.special_tokens_mask + [1] * blank
-        assert [tuple(pair) for pair in answer["offsets"][i].tolist()] == encoding.offsets + [(0, 0)] * blank
+        assert [tuple(pair) for pair in answer["offsets"][i].tolist()] == encoding.offsets + [
+            (0, 0)
+        ] * blank
 
 
 async def test_pairs_of_many_clients(server: LocalTriton) -> None:
@@ -139,16 +180,26 @@ async def test_pairs_of_many_clients(server: LocalTriton) -> None:
     def sentence(most: int) -> str:
         return " ".join(random.choice(tinymodel.WORDS, size=random.integers(1, most)))
 
-    batches = [[(sentence(8), sentence(30)) for _ in range(rows)] for rows in (1, 2, 5, 1, 1, 3, 1, 8)]
+    batches = [
+        [(sentence(8), sentence(30)) for _ in range(rows)] for rows in (1, 2, 5, 1, 1, 3, 1, 8)
+    ]
     async with TritonClient(server.grpc_address) as client:
 
         async def ask(rows: list[tuple[str, str | None]]) -> None:
-            inputs = {"QUERY": texts(*(row[0] for row in rows)), "PASSAGE": texts(*(row[1] or "" for row in rows))}
+            inputs = {
+                "QUERY": texts(*(row[0] for row in rows)),
+                "PASSAGE": texts(*(row[1] or "" for row in rows)),
+            }
             check_tokens(await client.infer("pairs", inputs), rows, "only_second")
 
         async def refused() -> None:
-            with pytest.raises(RejectedError, match=r"QUERY has 30 tokens.*truncation OnlySecond cuts PASSAGE alone: shorten QUERY"):
-                await client.infer("pairs", {"QUERY": texts("fox " * 30), "PASSAGE": texts("a dog")})
+            with pytest.raises(
+                RejectedError,
+                match=r"QUERY has 30 tokens.*truncation OnlySecond cuts PASSAGE alone: shorten QUERY",
+            ):
+                await client.infer(
+                    "pairs", {"QUERY": texts("fox " * 30), "PASSAGE": texts("a dog")}
+                )
 
         await asyncio.gather(refused(), *(ask(list(rows)) for rows in batches), refused())
 
@@ -159,12 +210,19 @@ async def test_pairs_need_equal_rows(server: LocalTriton) -> None:
         with pytest.raises(RejectedError, match="QUERY has 2 rows, but PASSAGE has 3"):
             await client.infer("flat_pairs", inputs)
         rows: list[tuple[str, str | None]] = [("the fox", "a dog runs"), ("cat", "bird")]
-        inputs = {"QUERY": texts("the fox", "cat").ravel(), "PASSAGE": texts("a dog runs", "bird").ravel()}
+        inputs = {
+            "QUERY": texts("the fox", "cat").ravel(),
+            "PASSAGE": texts("a dog runs", "bird").ravel(),
+        }
         check_tokens(await client.infer("flat_pairs", inputs), rows, "longest_first")
 
 
-@pytest.mark.parametrize(("model", "shape"), [("flat", (3,)), ("row", (1, 3)), ("column", (3, 1)), ("three", (3,))])
-async def test_client_shapes_without_batching(server: LocalTriton, model: str, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("model", "shape"), [("flat", (3,)), ("row", (1, 3)), ("column", (3, 1)), ("three", (3,))]
+)
+async def test_client_shapes_without_batching(
+    server: LocalTriton, model: str, shape: tuple[int, ...]
+) -> None:
     rows = ["the fox e\u0301 🦊", "", "a dog sleeps near the old river and sings very far"]
     async with TritonClient(server.grpc_address) as client:
         answer = await client.infer(model, {"QUERY": texts(*rows).reshape(shape)})
@@ -175,7 +233,9 @@ async def test_no_rows_are_an_error(server: LocalTriton) -> None:
     async with TritonClient(server.grpc_address) as client:
         with pytest.raises(RejectedError, match="QUERY has no rows: send at least one text"):
             await client.infer("flat", {"QUERY": np.zeros((0,), np.object_)})
-        with pytest.raises(RejectedError, match=r"x has shape \[0, 3\], expected \[rows, 3\]: there are no rows"):
+        with pytest.raises(
+            RejectedError, match=r"x has shape \[0, 3\], expected \[rows, 3\]: there are no rows"
+        ):
             await client.infer("flat_classes", {"x": np.zeros((0, 3), np.float32)})
 
 
@@ -188,17 +248,26 @@ def check_classes(answer: dict[str, np.ndarray], logits: np.ndarray) -> None:
     expected = expected_probabilities(logits)
     np.testing.assert_allclose(answer["PROBABILITIES"], expected, rtol=1e-5)
     order = np.argsort(-expected, axis=-1, kind="stable")[..., :2]
-    assert answer["LABEL"].tolist() == np.array([label.encode() for label in LABELS], dtype=object)[order].tolist()
-    np.testing.assert_allclose(answer["SCORE"], np.take_along_axis(expected, order, axis=-1), rtol=1e-5)
+    assert (
+        answer["LABEL"].tolist()
+        == np.array([label.encode() for label in LABELS], dtype=object)[order].tolist()
+    )
+    np.testing.assert_allclose(
+        answer["SCORE"], np.take_along_axis(expected, order, axis=-1), rtol=1e-5
+    )
 
 
-@pytest.mark.parametrize(("model", "dtype"), [("fp16", np.float16), ("fp32", np.float32), ("fp64", np.float64)])
+@pytest.mark.parametrize(
+    ("model", "dtype"), [("fp16", np.float16), ("fp32", np.float32), ("fp64", np.float64)]
+)
 async def test_number_types(server: LocalTriton, model: str, dtype: type) -> None:
     logits = np.array([[0.5, -np.inf, 1.5], [2, 1, 0]], dtype)
     async with TritonClient(server.grpc_address) as client:
         check_classes(await client.infer(model, {"x": logits}), logits)
         for bad in ([[np.nan, 0, 0]], [[np.inf, 0, 0]], [[-np.inf] * 3]):
-            with pytest.raises(RejectedError, match="row 0: the model's output x holds NaN or infinity"):
+            with pytest.raises(
+                RejectedError, match="row 0: the model's output x holds NaN or infinity"
+            ):
                 await client.infer(model, {"x": np.array(bad, dtype)})
 
 
@@ -207,12 +276,18 @@ async def test_bf16(server: LocalTriton) -> None:
     logits = np.array([[0.5, -np.inf, 1.5], [2, -1.25, 0]], np.float32)
     async with TritonClient(server.grpc_address) as client:
         check_classes(await client.infer("bf16", {"x": logits.astype(ml_dtypes.bfloat16)}), logits)
-        with pytest.raises(RejectedError, match="row 1: the model's output x holds NaN or infinity"):
-            await client.infer("bf16", {"x": np.array([[0, 0, 0], [0, np.nan, 0]], ml_dtypes.bfloat16)})
+        with pytest.raises(
+            RejectedError, match="row 1: the model's output x holds NaN or infinity"
+        ):
+            await client.infer(
+                "bf16", {"x": np.array([[0, 0, 0], [0, np.nan, 0]], ml_dtypes.bfloat16)}
+            )
 
 
 @pytest.mark.parametrize(("model", "shape"), [("tagger", (2, 5, 3)), ("flat_classes", (4, 3))])
-async def test_token_level_and_unbatched_classes(server: LocalTriton, model: str, shape: tuple[int, ...]) -> None:
+async def test_token_level_and_unbatched_classes(
+    server: LocalTriton, model: str, shape: tuple[int, ...]
+) -> None:
     logits = np.random.default_rng(2).normal(size=shape).astype(np.float32)
     async with TritonClient(server.grpc_address) as client:
         check_classes(await client.infer(model, {"x": logits}), logits)
@@ -234,11 +309,16 @@ async def test_an_answer_per_token_of_every_client(tmp_path: Path) -> None:
     """A tagger: tokens of any number per request, ragged all the way, and the labels of each row's own tokens."""
     pipelines.write_pipeline(tmp_path)
     tags = [f"tag{number}" for number in range(tinymodel.WIDTH)]
-    outputs = [tensor("PROBABILITIES", "TYPE_FP32", f"-1, {tinymodel.WIDTH}"), tensor("LABEL", "TYPE_STRING", "-1, 1")]
+    outputs = [
+        tensor("PROBABILITIES", "TYPE_FP32", f"-1, {tinymodel.WIDTH}"),
+        tensor("LABEL", "TYPE_STRING", "-1, 1"),
+    ]
     hidden = tensor("hidden", "TYPE_FP32", f"-1, {tinymodel.WIDTH}")
     parameters = {"type": "Softmax", "input": "hidden", "labels": json.dumps(tags)}
     config = pipelines.config("tags", [hidden], outputs, parameters, ragged=True)
-    config = config.replace("dynamic_batching { }", "dynamic_batching { max_queue_delay_microseconds: 100000 }")  # waits for company
+    config = config.replace(
+        "dynamic_batching { }", "dynamic_batching { max_queue_delay_microseconds: 100000 }"
+    )  # waits for company
     write_model(tmp_path, "tags", config, {"model.py": runtime.source("postprocess")})
     both = {"input_ids": "input_ids", "attention_mask": "attention_mask"}
     steps = [
@@ -246,7 +326,9 @@ async def test_an_answer_per_token_of_every_client(tmp_path: Path) -> None:
         (pipelines.MODEL, both, {"hidden": "hidden"}),
         ("tags", {"hidden": "hidden"}, {"PROBABILITIES": "PROBABILITIES", "LABEL": "LABEL"}),
     ]
-    ensemble = pipelines.ensemble("TEXT", outputs, steps).replace(f'name: "{pipelines.ENSEMBLE}"', 'name: "tagging"')
+    ensemble = pipelines.ensemble("TEXT", outputs, steps).replace(
+        f'name: "{pipelines.ENSEMBLE}"', 'name: "tagging"'
+    )
     write_model(tmp_path, "tagging", ensemble)
     random = np.random.default_rng(9)
     with triton_server(tmp_path, ["tagging"]) as server:
@@ -255,14 +337,26 @@ async def test_an_answer_per_token_of_every_client(tmp_path: Path) -> None:
             async def ask(rows: list[str]) -> None:
                 answer = await client.infer("tagging", {"TEXT": texts(*rows)})
                 tokens = [tinymodel.tokenizer(baked_in=False).encode(row).ids for row in rows]
-                assert answer["PROBABILITIES"].shape == (len(rows), max(map(len, tokens)), tinymodel.WIDTH)
+                assert answer["PROBABILITIES"].shape == (
+                    len(rows),
+                    max(map(len, tokens)),
+                    tinymodel.WIDTH,
+                )
                 for i, ids in enumerate(tokens):
                     expected = expected_probabilities(tinymodel.encode(np.array(ids)))
-                    np.testing.assert_allclose(answer["PROBABILITIES"][i, : len(ids)], expected, atol=1e-5)
-                    assert answer["LABEL"][i, : len(ids), 0].tolist() == [tags[best].encode() for best in expected.argmax(axis=1)]
+                    np.testing.assert_allclose(
+                        answer["PROBABILITIES"][i, : len(ids)], expected, atol=1e-5
+                    )
+                    assert answer["LABEL"][i, : len(ids), 0].tolist() == [
+                        tags[best].encode() for best in expected.argmax(axis=1)
+                    ]
 
             batches = [
-                [" ".join(random.choice(tinymodel.WORDS, size=random.integers(0, 20))) for _ in range(rows)] for rows in (1, 2, 1, 5, 1, 3, 1, 1)
+                [
+                    " ".join(random.choice(tinymodel.WORDS, size=random.integers(0, 20)))
+                    for _ in range(rows)
+                ]
+                for rows in (1, 2, 1, 5, 1, 3, 1, 1)
             ]
             await asyncio.gather(*(ask(rows) for rows in batches * 2))
             (statistics,) = await client.statistics("tags")

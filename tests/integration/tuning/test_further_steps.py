@@ -9,11 +9,11 @@ import yaml
 
 from tests.support.serving import ROOT, sample_sources
 from triton_pipelines.cli.serve import local
-from triton_pipelines.load.texts import Lengths
-from triton_pipelines.tuning.contract import Knobs, Settings, TuneTarget
-from triton_pipelines.tuning.profile import profile
-from triton_pipelines.tuning.server import Server
-from triton_pipelines.tuning.workload import workload
+from triton_pipelines.tools.loadgen.texts import Lengths
+from triton_pipelines.tools.tuner.contract import Knobs, Settings, TuneTarget
+from triton_pipelines.tools.tuner.measured_server import Server
+from triton_pipelines.tools.tuner.profiling import profile
+from triton_pipelines.tools.tuner.workload import workload
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 ROWS = 4
@@ -39,11 +39,15 @@ async def test_requests_have_no_more_rows_than_the_smallest_step_takes(tmp_path:
     file = tmp_path / "pipeline.yaml"
     file.write_text(yaml.safe_dump(document))
     with local(file, [rule.removeprefix("--source-map=") for rule in sample_sources()]) as running:
-        target = TuneTarget(running.server.grpc_address, running.rebuild, url=running.server.http_url)
+        target = TuneTarget(
+            running.server.grpc_address, running.rebuild, url=running.server.http_url
+        )
         async with Server(target, running.pipeline, running.graph) as server:
             settings = Settings(lengths=Lengths(32, 0.3, 64), cores=1.0)
             work = await workload(server.client, running.pipeline, running.graph, settings)
-            found = await profile(server, running.graph, work, [Knobs(16, 0, 1, 1)], 10.0, seconds=2.0)
+            found = await profile(
+                server, running.graph, work, [Knobs(16, 0, 1, 1)], 10.0, seconds=2.0
+            )
             assert server.most_rows == ROWS
             assert server.failed == 0
     assert max(sample.rows for sample in found.samples["tokenizer"] if sample.requests == 1) <= ROWS

@@ -9,20 +9,26 @@ from statistics import mean
 
 import pytest
 
-from triton_pipelines.metrics.samples import Failure
-from triton_pipelines.scaling.types import Verdict
-from triton_pipelines.tuning.simulator import traces
-from triton_pipelines.tuning.simulator.engine import Happening, Record, Run, World
-from triton_pipelines.tuning.simulator.managed import Managed
-from triton_pipelines.tuning.simulator.measures import Measures, measure
-from triton_pipelines.tuning.simulator.scenarios import HELD_OUT, SCENARIOS, TOKENIZER, WORLD, play
-from triton_pipelines.tuning.simulator.station import StationSpec
+from bench.simulator import traces
+from bench.simulator.engine import Happening, Record, Run, World
+from bench.simulator.managed import Managed
+from bench.simulator.measures import Measures, measure
+from bench.simulator.scenarios import HELD_OUT, SCENARIOS, TOKENIZER, WORLD, play
+from bench.simulator.station import StationSpec
+from triton_pipelines.autoscaling.metrics.samples import Failure
+from triton_pipelines.autoscaling.types import Verdict
 
 pytestmark = pytest.mark.integration
 
 SEEDS = (1, 2)
 # Violations in percent, cost against the oracle, changes of direction, as found for this law by its first simulator, six seeds.
-FOUND = {"step": (3.0, 1.31, 1), "ramp": (0.0, 1.26, 1), "sine": (1.0, 1.48, 4), "burst": (3.6, 1.86, 4), "noise": (1.1, 1.19, 1)}
+FOUND = {
+    "step": (3.0, 1.31, 1),
+    "ramp": (0.0, 1.26, 1),
+    "sine": (1.0, 1.48, 4),
+    "burst": (3.6, 1.86, 4),
+    "noise": (1.1, 1.19, 1),
+}
 
 
 @cache
@@ -87,21 +93,29 @@ def managed(name: str, seed: int = 1) -> tuple[Record, Managed, Measures]:
 def test_prometheus_away_for_five_minutes_lowers_nothing() -> None:
     record, law, _ = managed("outage")
     begin, end = 620.0, 920.0
-    assert [action for action in record.actions if begin <= action[0] < end + 162 and action[2] < action[1]] == []
+    assert [
+        action
+        for action in record.actions
+        if begin <= action[0] < end + 162 and action[2] < action[1]
+    ] == []
     assert any(not decision.fresh for _, decision in law.decisions)
     assert max(count for at, _, count in record.actions if begin <= at < end) == 9
 
 
 def test_a_pod_that_restarts_lowers_nothing_and_loses_only_its_own() -> None:
     record, _, measures = managed("pod restart")
-    assert [action for action in record.actions if 700 <= action[0] < 860 and action[2] < action[1]] == []
+    assert [
+        action for action in record.actions if 700 <= action[0] < 860 and action[2] < action[1]
+    ] == []
     assert 0 < record.lost < 1000
     assert measures.violations < 0.06
 
 
 def test_a_gpu_step_at_its_end_gets_no_more_tokenizers_and_is_named() -> None:
     record, law, _ = managed("GPU-bound")
-    assert [action for action in record.actions if 330 <= action[0] < 900 and action[2] > action[1]] == []
+    assert [
+        action for action in record.actions if 330 <= action[0] < 900 and action[2] > action[1]
+    ] == []
     named = [decision.verdict for at, decision in law.decisions if 340 < at - 1.7e9 < 890]
     assert named.count(Verdict.GPU_BOUND) > 0.9 * len(named)
 
@@ -136,7 +150,14 @@ def test_requests_of_other_shapes_defeat_batching_which_is_told_instead_of_scale
 
 def test_two_scaled_steps_share_the_cores() -> None:
     clean = StationSpec("clean", alpha=0.005, spread=0.1, scaled=True)
-    world = World((TOKENIZER, clean, StationSpec("model", alpha=0.0008, fixed=0.004, max_batch=64, cpu=False)), cores=12.0)
+    world = World(
+        (
+            TOKENIZER,
+            clean,
+            StationSpec("model", alpha=0.0008, fixed=0.004, max_batch=64, cpu=False),
+        ),
+        cores=12.0,
+    )
     law = Managed(world)
     rates = [100.0] * 120 + [400.0] * 480
     record = Run(world, rates, law, 1).result()

@@ -12,14 +12,14 @@ from tests.support.operators import eventually
 from tests.support.serving import ROOT, sample_sources
 from triton_pipelines.api.v1alpha1 import TuningMode
 from triton_pipelines.cli.serve import Local, local
-from triton_pipelines.load import LoadSpec
-from triton_pipelines.load.texts import Lengths
+from triton_pipelines.tools.loadgen import LoadSpec
+from triton_pipelines.tools.loadgen.texts import Lengths
+from triton_pipelines.tools.tuner import effort, profiling
+from triton_pipelines.tools.tuner.contract import Knobs, Settings, TuneTarget
+from triton_pipelines.tools.tuner.measured_server import Server, load_of
+from triton_pipelines.tools.tuner.run import tune
+from triton_pipelines.tools.tuner.workload import workload
 from triton_pipelines.triton.client import TritonClient
-from triton_pipelines.tuning import effort, profile
-from triton_pipelines.tuning.contract import Knobs, Settings, TuneTarget
-from triton_pipelines.tuning.run import tune
-from triton_pipelines.tuning.server import Server, load_of
-from triton_pipelines.tuning.workload import workload
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 SETTINGS = Settings(slo_ms=200, lengths=Lengths(32, 0.3, 64), cores=1.0)
@@ -37,7 +37,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
             "priorityLevels": 2,
             "defaultPriorityLevel": 2,
             "queuePolicy": {"maxQueueSize": 1},
-            "priorityQueuePolicies": [{"priority": 2, "maxQueueSize": WAITING, "defaultTimeoutMicroseconds": 150_000}],
+            "priorityQueuePolicies": [
+                {"priority": 2, "maxQueueSize": WAITING, "defaultTimeoutMicroseconds": 150_000}
+            ],
         },
     }
     file = tmp_path_factory.mktemp("limited") / "pipeline.yaml"
@@ -69,9 +71,13 @@ async def test_a_setting_is_measured_without_the_cache_and_with_the_queue(runnin
             async def computed() -> bool:
                 return await executions() == before + 3
 
-            await eventually("each request is computed, which Triton counts after its answer", computed)
+            await eventually(
+                "each request is computed, which Triton counts after its answer", computed
+            )
             # Far more than the step carries: most are turned away at once, and none of these is a fault.
-            found = load_of(await server.run(work.requests, LoadSpec(rate=3000, duration_s=0.8, warmup_s=0.2)))
+            found = load_of(
+                await server.run(work.requests, LoadSpec(rate=3000, duration_s=0.8, warmup_s=0.2))
+            )
             assert found.late > 100
             assert found.faults == 0, found.first_error
             assert server.failed == 0
@@ -83,12 +89,18 @@ async def test_a_setting_is_measured_without_the_cache_and_with_the_queue(runnin
         assert await executions() <= before + 1, "the cache is back"
 
 
-async def test_a_whole_run_has_no_failed_request(running: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_whole_run_has_no_failed_request(
+    running: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Shorter than a user's: fewer points, and as little of everything as there can be."""
     usual = effort.EFFORTS[TuningMode.QUICK]
     for spent in ("CELL_SECONDS", "BURSTS_SECONDS", "CROWD_SECONDS"):
-        monkeypatch.setattr(profile, spent, getattr(profile, spent) / 3)
-    monkeypatch.setitem(effort.EFFORTS, TuningMode.QUICK, replace(usual, seconds=1.0, calibration=1.0, warmup=0.3, points=2))
+        monkeypatch.setattr(profiling, spent, getattr(profiling, spent) / 3)
+    monkeypatch.setitem(
+        effort.EFFORTS,
+        TuningMode.QUICK,
+        replace(usual, seconds=1.0, calibration=1.0, warmup=0.3, points=2),
+    )
     found = await tune(target_of(running), running.pipeline, running.graph, SETTINGS)
     assert found.failed_requests == 0, found.notes
     assert len(found.points) >= 2
@@ -97,5 +109,7 @@ async def test_a_whole_run_has_no_failed_request(running: Local, monkeypatch: py
     async with TritonClient(running.server.grpc_address) as client:
         config = await client.model_config("model")
         assert config.max_batch_size == 4
-        assert config.dynamic_batching.priority_queue_policy[2].default_timeout_microseconds == 150_000
+        assert (
+            config.dynamic_batching.priority_queue_policy[2].default_timeout_microseconds == 150_000
+        )
         assert (await client.model_config(running.graph.model_name)).response_cache.enable

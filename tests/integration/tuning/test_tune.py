@@ -20,15 +20,16 @@ from triton_pipelines.api.status import TuningStatus
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.cli.documents import only
 from triton_pipelines.cli.serve import _lay_out
-from triton_pipelines.load import LoadSpec
+from triton_pipelines.compile.graph import Graph, Options, build
+from triton_pipelines.compile.graph.resource_patch import PaddingSetting, patch_pipeline
+from triton_pipelines.compile.render.model_config import configs
 from triton_pipelines.loader.uris import SourceMap
-from triton_pipelines.pipeline import Graph, Options, build
-from triton_pipelines.render.modelconfig import configs
+from triton_pipelines.tools.loadgen import LoadSpec
+from triton_pipelines.tools.tuner.contract import Knobs, TuneTarget
+from triton_pipelines.tools.tuner.knobs import knobs_of
+from triton_pipelines.tools.tuner.measured_server import Server, load_of
 from triton_pipelines.triton.client import TritonClient
-from triton_pipelines.triton.local import LocalTriton
-from triton_pipelines.tuning.contract import Knobs, Padded, TuneTarget
-from triton_pipelines.tuning.knobs import changed, knobs_of
-from triton_pipelines.tuning.server import Server, load_of
+from triton_pipelines.triton.local_server import LocalTriton
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 FILE = ROOT / "bench" / "gpu-step.yaml"
@@ -64,7 +65,9 @@ def serving(file: Path, folder: Path) -> Iterator[Canary]:
 def knobs(document: dict[str, Any]) -> Knobs:
     """A setting as the report tells it."""
     padding = document["padding"]
-    return Knobs(**(document | {"padding": Padded(padding["mode"], tuple(padding["buckets"]))}))
+    return Knobs(
+        **(document | {"padding": PaddingSetting(padding["mode"], tuple(padding["buckets"]))})
+    )
 
 
 async def running(canary: Canary) -> Knobs:
@@ -77,11 +80,29 @@ async def running(canary: Canary) -> Knobs:
         return Knobs(model.max_batch_size, delay, model.instance_group[0].count, tokenizers)
 
 
-async def test_a_run_measures_and_leaves_the_server_as_it_was(canary: Canary, tmp_path: Path) -> None:
+async def test_a_run_measures_and_leaves_the_server_as_it_was(
+    canary: Canary, tmp_path: Path
+) -> None:
     report, plot = tmp_path / "report.json", tmp_path / "plot.svg"
     done = run(
-        *("tune", str(FILE), "--server", canary.server.grpc_address, "--control-key-file", str(canary.key)),
-        *("--slo", "300", "--seconds", "1.5", "--cores", "1", "--lengths", "median=100,sigma=0.4,cap=256"),
+        *(
+            "tune",
+            str(FILE),
+            "--server",
+            canary.server.grpc_address,
+            "--control-key-file",
+            str(canary.key),
+        ),
+        *(
+            "--slo",
+            "300",
+            "--seconds",
+            "1.5",
+            "--cores",
+            "1",
+            "--lengths",
+            "median=100,sigma=0.4,cap=256",
+        ),
         *("--output", "json", "--report-file", str(report), "--plot", str(plot)),
         seconds=240,
     )
@@ -104,17 +125,25 @@ async def test_a_run_measures_and_leaves_the_server_as_it_was(canary: Canary, tm
     before, _ = only(FILE, Options())
     recommended = knobs(said["recommended"])
     if status.patch:
-        after = build(changed(before, yaml.safe_load(status.patch)), Options())
+        after = build(patch_pipeline(before, yaml.safe_load(status.patch)), Options())
         assert knobs_of(after) == recommended
         configs(after)
-        assert all(point["outcome"] == "WithinSLO" for point in points if knobs(point["knobs"]) == recommended)
+        assert all(
+            point["outcome"] == "WithinSLO"
+            for point in points
+            if knobs(point["knobs"]) == recommended
+        )
     else:
         assert recommended == knobs_of(canary.graph)
     assert await running(canary) == knobs_of(canary.graph)
-    assert said["padding"].startswith("Ragged is cheapest"), "each request keeps its own length already, and no buckets can be better"
+    assert said["padding"].startswith("Ragged is cheapest"), (
+        "each request keeps its own length already, and no buckets can be better"
+    )
 
 
-async def test_a_padding_that_costs_less_is_tried_on_the_server_and_taken_back(tmp_path: Path) -> None:
+async def test_a_padding_that_costs_less_is_tried_on_the_server_and_taken_back(
+    tmp_path: Path,
+) -> None:
     """The step costs 2 ms and 1.5 us a token; Fixed computes 512 tokens a row of texts with some 30."""
     document = yaml.safe_load(FILE.read_text())
     document["spec"]["tokenizer"]["padding"] = "Fixed"
@@ -123,7 +152,14 @@ async def test_a_padding_that_costs_less_is_tried_on_the_server_and_taken_back(t
     file.write_text(yaml.safe_dump(document))
     with serving(file, tmp_path) as canary:
         done = run(
-            *("tune", str(file), "--server", canary.server.grpc_address, "--control-key-file", str(canary.key)),
+            *(
+                "tune",
+                str(file),
+                "--server",
+                canary.server.grpc_address,
+                "--control-key-file",
+                str(canary.key),
+            ),
             *("--slo", "200", "--seconds", "1.5", "--cores", "1", "--output", "json"),
             seconds=240,
         )
@@ -143,14 +179,16 @@ async def test_a_padding_that_costs_less_is_tried_on_the_server_and_taken_back(t
     assert tried, said["notes"]
     if said["patch"]:  # a busy machine proves nothing
         before, _ = only(file, Options())
-        after = build(changed(before, said["patch"]), Options())
+        after = build(patch_pipeline(before, said["patch"]), Options())
         assert after.padding is not None
         chosen = said["recommended"]["padding"]["mode"] or Padding.FIXED.value
         assert after.padding.chosen.value == chosen
         assert ("proven on the server" in said["advice"]) == (chosen == Padding.RAGGED.value)
 
 
-async def test_what_ran_comes_back_field_by_field_whatever_the_resource_says(canary: Canary) -> None:
+async def test_what_ran_comes_back_field_by_field_whatever_the_resource_says(
+    canary: Canary,
+) -> None:
     """Instances, delay and batch size that were changed by hand before; the very configs that Triton tells are compared."""
     models = ("tokenizer", "model", canary.graph.model_name)
     target = TuneTarget(canary.server.grpc_address, lambda changed: build(changed, Options()), KEY)
@@ -174,20 +212,34 @@ async def test_what_ran_comes_back_field_by_field_whatever_the_resource_says(can
         assert first != other
         before = await running(canary)
         try:
-            tokenizer, model, public = (json_format.Parse(json_format.MessageToJson(one), type(one)()) for one in first)
+            tokenizer, model, public = (
+                json_format.Parse(json_format.MessageToJson(one), type(one)()) for one in first
+            )
             tokenizer.instance_group[0].count, tokenizer.max_batch_size = 2, 16
-            model.instance_group[0].count, model.max_batch_size, model.dynamic_batching.max_queue_delay_microseconds = 3, 16, 3000
+            (
+                model.instance_group[0].count,
+                model.max_batch_size,
+                model.dynamic_batching.max_queue_delay_microseconds,
+            ) = 3, 16, 3000
             public.max_batch_size = 16
             for config in (tokenizer, model, public):
-                await client.load_model(config.name, json_format.MessageToJson(config, preserving_proto_field_name=True))
+                await client.load_model(
+                    config.name, json_format.MessageToJson(config, preserving_proto_field_name=True)
+                )
             by_hand = await told()
             assert await running(canary) == Knobs(16, 3000, 3, 2)
             notes, _ = await tried()
-            assert any("model ran with max_batch_size 16 (2), a queue delay of 3000 us (0), instances: 3 (1)" in note for note in notes)
+            assert any(
+                "model ran with max_batch_size 16 (2), a queue delay of 3000 us (0), instances: 3 (1)"
+                in note
+                for note in notes
+            )
             assert by_hand == await told()
         finally:
             for config in reversed(first):
-                await client.load_model(config.name, json_format.MessageToJson(config, preserving_proto_field_name=True))
+                await client.load_model(
+                    config.name, json_format.MessageToJson(config, preserving_proto_field_name=True)
+                )
         assert await running(canary) == before
 
 
@@ -199,7 +251,9 @@ async def test_an_overload_ends_in_seconds_and_the_server_is_free_again(canary: 
         requests = [{"TEXT": np.array([[b"a text of some words"]], dtype=object)}]
         clock = asyncio.get_running_loop().time
         begun = clock()
-        result = await server.run(requests, LoadSpec(rate=1500, duration_s=60, warmup_s=0.5, behind_s=1.0))
+        result = await server.run(
+            requests, LoadSpec(rate=1500, duration_s=60, warmup_s=0.5, behind_s=1.0)
+        )
         assert clock() - begun < 30
         assert result.overloaded
         assert 1 < result.end_s < 15

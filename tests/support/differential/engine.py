@@ -23,8 +23,8 @@ from tritonclient.utils import InferenceServerException
 
 from tests.support import nullbackend
 from tests.support.triton import triton_server
-from triton_pipelines.render.judge import DEADLY, LIMITS, ServerFacts, Violation, judge
-from triton_pipelines.triton.local import LocalTriton
+from triton_pipelines.compile.validation import DEADLY, LIMITS, ServerFacts, Violation, judge
+from triton_pipelines.triton.local_server import LocalTriton
 
 RELEASE: Final = (24, 10)
 """Release of the local Triton (2.51.0)."""
@@ -32,7 +32,9 @@ FOLDER: Final = "{folder}"
 """In a parameter: stands for the model's folder as the server sees it."""
 
 _LOAD_S: Final = 60.0
-_POLL_FAILED: Final = re.compile(r"Poll failed for model directory '([^']*)': (.*?)\"?$", re.MULTILINE)
+_POLL_FAILED: Final = re.compile(
+    r"Poll failed for model directory '([^']*)': (.*?)\"?$", re.MULTILINE
+)
 _POLL_S: Final = 0.01
 _END_S: Final = 5.0
 _BUSY: Final = ("READY", "LOADING", "UNLOADING")
@@ -71,7 +73,9 @@ class Repository:
         result.files = {f"{prefix}{name}": dict(self.beside(name)) for name in self.configs}
         for name, config in result.configs.items():
             config.name = f"{prefix}{config.name}" if config.name else ""
-            for step in config.ensemble_scheduling.step if config.HasField("ensemble_scheduling") else ():
+            for step in (
+                config.ensemble_scheduling.step if config.HasField("ensemble_scheduling") else ()
+            ):
                 step.model_name = f"{prefix}{step.model_name}" if step.model_name else ""
             for parameter in config.parameters.values():
                 parameter.string_value = parameter.string_value.replace(FOLDER, str(root / name))
@@ -102,7 +106,15 @@ class Counts:
 
     def add(self, other: Counts) -> None:
         """Add the counts of another server."""
-        for name in ("accepted", "refused", "limits", "untried", "through_step", "disagreements", "loads"):
+        for name in (
+            "accepted",
+            "refused",
+            "limits",
+            "untried",
+            "through_step",
+            "disagreements",
+            "loads",
+        ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.rules.update(other.rules)
 
@@ -124,16 +136,28 @@ class Differential:
         self.server = server
         self.rate_limiting = rate_limiting
         self.counts = Counts()
-        self.backends = {folder.name: frozenset(path.name for path in folder.iterdir()) for folder in backends.iterdir()}
+        self.backends = {
+            folder.name: frozenset(path.name for path in folder.iterdir())
+            for folder in backends.iterdir()
+        }
         self._cases = 0
         self._log_at = 0
 
     def facts(self, repository: Repository) -> ServerFacts:
         """What is known of this server and of a repository on it."""
-        files = {name: {path: len(content) for path, content in repository.beside(name).items()} for name in repository.configs}
+        files = {
+            name: {path: len(content) for path, content in repository.beside(name).items()}
+            for name in repository.configs
+        }
         root = str(self.server.repository)
         return ServerFacts(
-            release=RELEASE, gpus=0, backends=self.backends, agents=frozenset(), files=files, root=root, rate_limiting=self.rate_limiting
+            release=RELEASE,
+            gpus=0,
+            backends=self.backends,
+            agents=frozenset(),
+            files=files,
+            root=root,
+            rate_limiting=self.rate_limiting,
         )
 
     def compare(self, repositories: Sequence[Repository]) -> None:
@@ -146,7 +170,9 @@ class Differential:
 
     def alone(self, repository: Repository, model: str) -> str | None:
         """Why the server does not serve one model of a repository, which may end it: None where it loads."""
-        placed, prefix = self._place(Repository({model: repository.configs[model]}, {model: repository.beside(model)}))
+        placed, prefix = self._place(
+            Repository({model: repository.configs[model]}, {model: repository.beside(model)})
+        )
         try:
             return asyncio.run(self._ask([placed]))[f"{prefix}{model}"]
         except DisagreementError as error:
@@ -155,16 +181,23 @@ class Differential:
     def served(self, repository: Repository) -> dict[str, str | None]:
         """Model → why the server refuses it, None where it loads. Names as given."""
         placed, prefix = self._place(repository)
-        return {name.removeprefix(prefix): reason for name, reason in asyncio.run(self._ask([placed])).items()}
+        return {
+            name.removeprefix(prefix): reason
+            for name, reason in asyncio.run(self._ask([placed])).items()
+        }
 
     def outcome(self, repository: Repository) -> tuple[list[Violation], dict[str, str | None]]:
         """Both sides' answers for one repository: the judge's violations, and model → the server's reason (None: loaded). Names as given."""
         return asyncio.run(self._outcome(repository))
 
-    async def _outcome(self, repository: Repository) -> tuple[list[Violation], dict[str, str | None]]:
+    async def _outcome(
+        self, repository: Repository
+    ) -> tuple[list[Violation], dict[str, str | None]]:
         placed, prefix = self._place(repository)
         reasons = await self._ask([placed])
-        return self.judged(repository), {name.removeprefix(prefix): reason for name, reason in reasons.items()}
+        return self.judged(repository), {
+            name.removeprefix(prefix): reason for name, reason in reasons.items()
+        }
 
     def judged(self, repository: Repository) -> list[Violation]:
         """The judge's answer alone."""
@@ -182,7 +215,9 @@ class Differential:
             judged.append((placed, said))
         reasons = await self._ask([placed for placed, _ in judged])
         self.counts.loads += len(reasons)
-        reports = [report for placed, said in judged if (report := self._agree(placed, said, reasons))]
+        reports = [
+            report for placed, said in judged if (report := self._agree(placed, said, reasons))
+        ]
         if reports:
             self.counts.disagreements += len(reports)
             raise DisagreementError("\n\n".join(reports))
@@ -192,14 +227,20 @@ class Differential:
         prefix = f"c{self._cases}_"
         return repository.renamed(prefix, self.server.repository), prefix
 
-    def _agree(self, repository: Repository, said: Sequence[Violation], reasons: Mapping[str, str | None]) -> str:
+    def _agree(
+        self, repository: Repository, said: Sequence[Violation], reasons: Mapping[str, str | None]
+    ) -> str:
         """Count the models of one repository; a report where the two differ, else ""."""
         differ = []
         for name, config in repository.configs.items():
             mine = [violation for violation in said if violation.model == name]
             hard = [violation for violation in mine if violation.rule not in LIMITS]
             reason = reasons[name]
-            steps = {step.model_name for step in config.ensemble_scheduling.step} if config.HasField("ensemble_scheduling") else set()
+            steps = (
+                {step.model_name for step in config.ensemble_scheduling.step}
+                if config.HasField("ensemble_scheduling")
+                else set()
+            )
             self.counts.rules.update({str(violation.rule) for violation in mine})
             if reason is None and not mine:
                 self.counts.accepted += 1
@@ -210,14 +251,23 @@ class Differential:
             elif reason is not None and any(reasons.get(step) is not None for step in steps):
                 self.counts.through_step += 1
             else:
-                judged = "\n".join(f"    {violation.rule}: {violation}" for violation in mine) or "    accepted"
-                differ.append(f"{name}\n  the judge says:\n{judged}\n  Triton says:\n    {reason or 'loaded'}")
+                judged = (
+                    "\n".join(f"    {violation.rule}: {violation}" for violation in mine)
+                    or "    accepted"
+                )
+                differ.append(
+                    f"{name}\n  the judge says:\n{judged}\n  Triton says:\n    {reason or 'loaded'}"
+                )
         return "\n".join([*differ, repository.text()]) if differ else ""
 
     # --- the server ------------------------------------------------------------------------------------------------------
     async def _ask(self, repositories: Sequence[Repository]) -> dict[str, str | None]:
         """Model → why the server refused it, None where it loaded; afterwards nothing of it is left."""
-        configs = {name: config for repository in repositories for name, config in repository.configs.items()}
+        configs = {
+            name: config
+            for repository in repositories
+            for name, config in repository.configs.items()
+        }
         reasons: dict[str, str | None] = {}
         limit = asyncio.Semaphore(_ACTIONS)
         try:
@@ -230,7 +280,9 @@ class Differential:
                         try:
                             await client.load_model(name, client_timeout=_LOAD_S)
                             ready = await client.is_model_ready(name, client_timeout=_LOAD_S)
-                            reasons[name] = None if ready else "the load succeeded, and the model is not ready"
+                            reasons[name] = (
+                                None if ready else "the load succeeded, and the model is not ready"
+                            )
                         except InferenceServerException as error:
                             reasons[name] = error.message() or str(error)
 
@@ -247,12 +299,17 @@ class Differential:
                     await asyncio.gather(*(unload(name) for name in level))
                 async with asyncio.timeout(_LOAD_S):
                     # The server tells nobody when it is done.
-                    while any(state.state in _BUSY for state in (await client.get_model_repository_index()).models):  # noqa: ASYNC110
+                    while any(  # noqa: ASYNC110
+                        state.state in _BUSY
+                        for state in (await client.get_model_repository_index()).models
+                    ):
                         await asyncio.sleep(_POLL_S)
         except InferenceServerException as error:
             if await self._ended():
                 texts = "\n".join(repository.text() for repository in repositories)
-                raise DisagreementError(f"the server ended: {_signal(self.server.log())}\n{texts}") from error
+                raise DisagreementError(
+                    f"the server ended: {_signal(self.server.log())}\n{texts}"
+                ) from error
             raise
         finally:
             for name in configs:
@@ -276,7 +333,10 @@ class Differential:
             log.seek(self._log_at)
             logged = dict(_POLL_FAILED.findall(log.read()))
             self._log_at = log.tell()
-        return {name: logged.get(name, reason) if reason is not None else None for name, reason in reasons.items()}
+        return {
+            name: logged.get(name, reason) if reason is not None else None
+            for name, reason in reasons.items()
+        }
 
 
 def _signal(log: str) -> str:
@@ -301,12 +361,16 @@ def _write(root: Path, repository: Repository) -> None:
 def _levels(configs: Mapping[str, Any]) -> list[list[str]]:
     """Models by depth, those without steps first; ensembles in a circle come last."""
     waiting = {
-        name: {step.model_name for step in config.ensemble_scheduling.step} & set(configs) if config.HasField("ensemble_scheduling") else set()
+        name: {step.model_name for step in config.ensemble_scheduling.step} & set(configs)
+        if config.HasField("ensemble_scheduling")
+        else set()
         for name, config in configs.items()
     }
     levels: list[list[str]] = []
     while waiting:
-        level = [name for name, steps in waiting.items() if not steps & set(waiting)] or list(waiting)
+        level = [name for name, steps in waiting.items() if not steps & set(waiting)] or list(
+            waiting
+        )
         levels.append(level)
         for name in level:
             del waiting[name]
@@ -314,7 +378,9 @@ def _levels(configs: Mapping[str, Any]) -> list[list[str]]:
 
 
 @contextlib.contextmanager
-def running(folder: Path, extra_args: Sequence[str] = (), rate_limiting: bool = False, python: bool = True) -> Iterator[Differential]:
+def running(
+    folder: Path, extra_args: Sequence[str] = (), rate_limiting: bool = False, python: bool = True
+) -> Iterator[Differential]:
     """A server with the null backend and an empty repository below ``folder`` (new), ready to compare with; ``python`` as of the null backend."""
     repository, backends = folder / "repository", folder / "backends"
     repository.mkdir(parents=True)
@@ -322,6 +388,11 @@ def running(folder: Path, extra_args: Sequence[str] = (), rate_limiting: bool = 
     log = folder / "tritonserver.log"
     # TRITONSERVER logs a line per request at this verbosity for nothing that is looked at here; errors stay.
     with triton_server(
-        repository, [], distribution=distribution, log_file=log, precompile=False, extra_args=["--log-info=false", *extra_args]
+        repository,
+        [],
+        distribution=distribution,
+        log_file=log,
+        precompile=False,
+        extra_args=["--log-info=false", *extra_args],
     ) as server:
         yield Differential(server, backends, rate_limiting)

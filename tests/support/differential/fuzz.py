@@ -58,29 +58,52 @@ def campaign(differential: Differential, number: int, examples: int = _EXAMPLES)
 
 def main(arguments: list[str] | None = None) -> int:
     """Run; exit code 1 when the two sides disagreed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.support.differential", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--loads", type=int, default=5000, help="real loads to reach (default 5000)")
-    parser.add_argument("--seconds", type=float, default=900.0, help="time to stop after in any case (default 900)")
-    parser.add_argument("--seed", type=int, default=None, help="seed of an earlier run (default: a new one)")
-    parser.add_argument("--out", type=Path, default=Path("out/fuzz"), help="folder for what was found (default out/fuzz)")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.support.differential",
+        description=__doc__.splitlines()[0] if __doc__ else None,
+    )
+    parser.add_argument(
+        "--loads", type=int, default=5000, help="real loads to reach (default 5000)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=900.0, help="time to stop after in any case (default 900)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=None, help="seed of an earlier run (default: a new one)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("out/fuzz"),
+        help="folder for what was found (default out/fuzz)",
+    )
     options = parser.parse_args(arguments)
     number = random.SystemRandom().randrange(10**9) if options.seed is None else options.seed
     print(f"seed {number}: at least {options.loads} loads, or {options.seconds:.0f} s", flush=True)
     began, total, rounds = time.monotonic(), Counts(), 0
     while total.loads < options.loads and time.monotonic() - began < options.seconds:
         # A server per round: its memory grows with every load.
-        with tempfile.TemporaryDirectory(prefix="tritonpipe-fuzz-") as folder, running(Path(folder) / "server") as differential:
+        with (
+            tempfile.TemporaryDirectory(prefix="tritonpipe-fuzz-") as folder,
+            running(Path(folder) / "server") as differential,
+        ):
             try:
                 campaign(differential, number + rounds)
             except DisagreementError as error:
                 options.out.mkdir(parents=True, exist_ok=True)
                 target = options.out / f"disagreement-{number + rounds}.txt"
                 target.write_text(f"{error}\n")
-                print(f"{error}\n\nseed {number + rounds}: the judge and Triton disagree; saved as {target}", flush=True)
+                print(
+                    f"{error}\n\nseed {number + rounds}: the judge and Triton disagree; saved as {target}",
+                    flush=True,
+                )
                 return 1
             finally:
                 total.add(differential.counts)
         rounds += 1
         print(f"{time.monotonic() - began:6.0f} s  {total}", flush=True)
-    print("rules met: " + ", ".join(f"{rule} {count}" for rule, count in total.rules.most_common()), flush=True)
+    print(
+        "rules met: " + ", ".join(f"{rule} {count}" for rule, count in total.rules.most_common()),
+        flush=True,
+    )
     return 0

@@ -11,8 +11,27 @@ Draw = st.DrawFn
 
 TYPES: Final = tuple(number for number in pb.DataType.values() if number != pb.TYPE_INVALID)
 BACKENDS: Final = ("null", "null", "null", "onnxruntime", "tensorrt", "pytorch", "vllm")
-_PLATFORMS: Final = {"tensorrt": "tensorrt_plan", "onnxruntime": "onnxruntime_onnx", "pytorch": "pytorch_libtorch"}
-_NAMES: Final = st.sampled_from(("x", "y", "INPUT_IDS", "attention_mask", "a.b", "a b", "x/0", 'q"uote', "tä", "back\\slash", "0", "__"))
+_PLATFORMS: Final = {
+    "tensorrt": "tensorrt_plan",
+    "onnxruntime": "onnxruntime_onnx",
+    "pytorch": "pytorch_libtorch",
+}
+_NAMES: Final = st.sampled_from(
+    (
+        "x",
+        "y",
+        "INPUT_IDS",
+        "attention_mask",
+        "a.b",
+        "a b",
+        "x/0",
+        'q"uote',
+        "tä",
+        "back\\slash",
+        "0",
+        "__",
+    )
+)
 _BUCKETS: Final = 4
 _CONTROL: Final = pb.ModelSequenceBatching.Control
 
@@ -32,7 +51,17 @@ def tensor_names(draw: Draw, low: int, high: int) -> list[str]:
     return draw(st.lists(_NAMES, min_size=low, max_size=high, unique=True))
 
 
-def tensor(draw: Draw, target: Any, name: str, data_type: int, shape: list[int], *, batching: bool, tensorrt: bool, output: bool) -> None:
+def tensor(
+    draw: Draw,
+    target: Any,
+    name: str,
+    data_type: int,
+    shape: list[int],
+    *,
+    batching: bool,
+    tensorrt: bool,
+    output: bool,
+) -> None:
     """Fill one input or output."""
     target.name, target.data_type = name, data_type
     target.dims.extend(shape)
@@ -45,7 +74,9 @@ def tensor(draw: Draw, target: Any, name: str, data_type: int, shape: list[int],
     if output:
         return
     if len(shape) == 3 and chance(draw, 20):
-        target.format = draw(st.sampled_from((pb.ModelInput.FORMAT_NCHW, pb.ModelInput.FORMAT_NHWC)))
+        target.format = draw(
+            st.sampled_from((pb.ModelInput.FORMAT_NCHW, pb.ModelInput.FORMAT_NHWC))
+        )
     target.allow_ragged_batch = chance(draw, 15)
     target.optional = chance(draw, 15)
 
@@ -76,7 +107,9 @@ def decorate(draw: Draw, config: Any, files: dict[str, bytes]) -> None:
     if chance(draw, 10) and config.backend:
         config.runtime = f"libtriton_{config.backend}.so"
     if chance(draw, 10):
-        config.default_model_filename = draw(st.sampled_from(("model.bin", "model.onnx", "dir/model")))
+        config.default_model_filename = draw(
+            st.sampled_from(("model.bin", "model.onnx", "dir/model"))
+        )
     scheduler = draw(st.sampled_from(("", "dynamic", "dynamic", "direct", "oldest", "sequence")))
     if scheduler == "dynamic":
         _dynamic(draw, config)
@@ -91,7 +124,9 @@ def decorate(draw: Draw, config: Any, files: dict[str, bytes]) -> None:
 
 
 def _queue_policy(draw: Draw, policy: Any, ordered: bool) -> None:
-    policy.timeout_action = draw(st.sampled_from((pb.ModelQueuePolicy.REJECT, pb.ModelQueuePolicy.DELAY)))
+    policy.timeout_action = draw(
+        st.sampled_from((pb.ModelQueuePolicy.REJECT, pb.ModelQueuePolicy.DELAY))
+    )
     if not ordered or policy.timeout_action == pb.ModelQueuePolicy.REJECT:
         policy.default_timeout_microseconds = draw(st.sampled_from((0, 1, 100_000)))
     policy.allow_timeout_override = draw(st.booleans())
@@ -99,7 +134,11 @@ def _queue_policy(draw: Draw, policy: Any, ordered: bool) -> None:
 
 
 def _sizes(draw: Draw, config: Any) -> list[int]:
-    return draw(st.lists(st.integers(1, config.max_batch_size), max_size=3)) if config.max_batch_size else []
+    return (
+        draw(st.lists(st.integers(1, config.max_batch_size), max_size=3))
+        if config.max_batch_size
+        else []
+    )
 
 
 def _dynamic(draw: Draw, config: Any) -> None:
@@ -135,12 +174,23 @@ def _sequence(draw: Draw, config: Any, strategy: str, files: dict[str, bytes]) -
         tensor = batching.control_input.add(name=f"control-{kind}")
         control = tensor.control.add(kind=kind)
         if kind == _CONTROL.CONTROL_SEQUENCE_CORRID:
-            control.data_type = draw(st.sampled_from((pb.TYPE_UINT64, pb.TYPE_INT64, pb.TYPE_UINT32, pb.TYPE_INT32, pb.TYPE_STRING)))
+            control.data_type = draw(
+                st.sampled_from(
+                    (pb.TYPE_UINT64, pb.TYPE_INT64, pb.TYPE_UINT32, pb.TYPE_INT32, pb.TYPE_STRING)
+                )
+            )
         else:
-            field = draw(st.sampled_from(("int32_false_true", "fp32_false_true", "bool_false_true")))
+            field = draw(
+                st.sampled_from(("int32_false_true", "fp32_false_true", "bool_false_true"))
+            )
             getattr(control, field).extend([0, 1])
     for index in range(draw(st.integers(0, 2))):
-        _state(draw, batching.state.add(input_name=f"in-{index}", output_name=f"out-{index}"), index, files)
+        _state(
+            draw,
+            batching.state.add(input_name=f"in-{index}", output_name=f"out-{index}"),
+            index,
+            files,
+        )
 
 
 def _state(draw: Draw, state: Any, index: int, files: dict[str, bytes]) -> None:
@@ -167,7 +217,9 @@ def _versions(draw: Draw, config: Any, files: dict[str, bytes]) -> None:
     elif choice == "all":
         config.version_policy.all.SetInParent()
     elif choice == "specific":
-        config.version_policy.specific.versions.extend([folders[0], 99] if chance(draw, 20) else [folders[0]])
+        config.version_policy.specific.versions.extend(
+            [folders[0], 99] if chance(draw, 20) else [folders[0]]
+        )
     elif choice == "empty":
         config.version_policy.SetInParent()
 
@@ -175,7 +227,9 @@ def _versions(draw: Draw, config: Any, files: dict[str, bytes]) -> None:
 def _instances(draw: Draw, config: Any) -> None:
     group_type = pb.ModelInstanceGroup
     for _ in range(draw(st.sampled_from((0, 1, 1, 2)))):
-        kind = draw(st.sampled_from((group_type.KIND_CPU, group_type.KIND_MODEL, group_type.KIND_AUTO)))
+        kind = draw(
+            st.sampled_from((group_type.KIND_CPU, group_type.KIND_MODEL, group_type.KIND_AUTO))
+        )
         group = config.instance_group.add(kind=kind, count=draw(st.sampled_from((-1, 0, 1, 2))))
         group.name = draw(st.sampled_from(("", "group")))
         group.passive = chance(draw, 10)
@@ -183,7 +237,9 @@ def _instances(draw: Draw, config: Any) -> None:
         if config.backend == "tensorrt" and chance(draw, 40):
             group.profile.extend(draw(st.lists(st.sampled_from(("0", "1", "7")), max_size=2)))
         if chance(draw, 15):
-            group.secondary_devices.add(kind=group.SecondaryDevice.KIND_NVDLA, device_id=draw(st.integers(0, 1)))
+            group.secondary_devices.add(
+                kind=group.SecondaryDevice.KIND_NVDLA, device_id=draw(st.integers(0, 1))
+            )
         if chance(draw, 15):
             group.rate_limiter.priority = 2
             resource = group.rate_limiter.resources.add(name="R", count=draw(st.integers(1, 3)))
@@ -195,7 +251,11 @@ def _warmup(draw: Draw, config: Any, files: dict[str, bytes]) -> None:
     if any(tensor.is_shape_tensor for tensor in config.input):
         return
     for number in range(draw(st.sampled_from((0, 0, 0, 1, 2)))):
-        sample = config.model_warmup.add(name=f"sample-{number}", batch_size=draw(st.sampled_from((0, 1, 2))), count=draw(st.integers(0, 2)))
+        sample = config.model_warmup.add(
+            name=f"sample-{number}",
+            batch_size=draw(st.sampled_from((0, 1, 2))),
+            count=draw(st.integers(0, 2)),
+        )
         for tensor in config.input:
             if tensor.optional and chance(draw, 50):
                 continue
@@ -211,7 +271,10 @@ def _warmup(draw: Draw, config: Any, files: dict[str, bytes]) -> None:
 
 
 def _batch_io(draw: Draw, config: Any) -> None:
-    names, outputs = [tensor.name for tensor in config.input], [tensor.name for tensor in config.output]
+    names, outputs = (
+        [tensor.name for tensor in config.input],
+        [tensor.name for tensor in config.output],
+    )
     if names and chance(draw, 15):
         batch = config.batch_input.add(kind=draw(st.sampled_from(pb.BatchInput.Kind.values())))
         batch.data_type = draw(st.sampled_from((pb.TYPE_INT32, pb.TYPE_FP32)))
@@ -230,8 +293,14 @@ def _rest(draw: Draw, config: Any, files: dict[str, bytes]) -> None:
         config.response_cache.enable = True
     if chance(draw, 25):
         _optimization(draw, config.optimization)
-    for key in draw(st.lists(st.sampled_from(("EXECUTION_ENV_PATH", "k", "ä b", "x.y")), max_size=2, unique=True)):
-        config.parameters[key].string_value = draw(st.sampled_from(("", "1", 'a "quoted" text', "line\nbreak", "${X}", "\\")))
+    for key in draw(
+        st.lists(
+            st.sampled_from(("EXECUTION_ENV_PATH", "k", "ä b", "x.y")), max_size=2, unique=True
+        )
+    ):
+        config.parameters[key].string_value = draw(
+            st.sampled_from(("", "1", 'a "quoted" text', "line\nbreak", "${X}", "\\"))
+        )
     for key in draw(st.lists(st.sampled_from(("tag", "team")), max_size=1)):
         config.metric_tags[key] = "v"
     if config.output and chance(draw, 20):

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from triton_pipelines.api import Finding
-from triton_pipelines.render.judge import DEADLY
+from triton_pipelines.compile.validation import DEADLY
 
 from .engine import Differential, DisagreementError
 from .resources import Document, documents, through
@@ -62,10 +62,16 @@ def compare(differential: Differential, document: Document, tally: Tally) -> Non
     if passage.repository is None:
         tally.unrendered += 1
         return
-    if passage.findings and any(violation.rule in DEADLY for violation in differential.judged(passage.repository)):
+    if passage.findings and any(
+        violation.rule in DEADLY for violation in differential.judged(passage.repository)
+    ):
         tally.unrendered += 1
         return
-    reasons = {name: reason for name, reason in differential.served(passage.repository).items() if reason is not None}
+    reasons = {
+        name: reason
+        for name, reason in differential.served(passage.repository).items()
+        if reason is not None
+    }
     tally.loads += len(passage.repository.configs)
     if not passage.findings and not reasons:
         tally.loaded += 1
@@ -73,17 +79,29 @@ def compare(differential: Differential, document: Document, tally: Tally) -> Non
         tally.refused += 1
     elif reasons:
         raise DisagreementError(
-            _report("the product accepts, Triton refuses", document, "\n".join(f"{name}: {text}" for name, text in reasons.items()))
+            _report(
+                "the product accepts, Triton refuses",
+                document,
+                "\n".join(f"{name}: {text}" for name, text in reasons.items()),
+            )
         )
     elif claimed := [finding for finding in passage.findings if claims_triton(finding)]:
-        raise DisagreementError(_report("the product refuses by a rule of Triton's, Triton loads", document, "\n".join(map(str, claimed))))
+        raise DisagreementError(
+            _report(
+                "the product refuses by a rule of Triton's, Triton loads",
+                document,
+                "\n".join(map(str, claimed)),
+            )
+        )
     else:
         tally.own[_kind(passage.findings[0])] += 1
 
 
 def claims_triton(finding: Finding) -> bool:
     """Whether a finding says that Triton would refuse, and is not known to go further."""
-    return _CLAIMS.search(finding.message) is not None and not any(re.search(pattern, finding.message) for pattern in STRICTER)
+    return _CLAIMS.search(finding.message) is not None and not any(
+        re.search(pattern, finding.message) for pattern in STRICTER
+    )
 
 
 def _kind(finding: Finding) -> str:
@@ -101,7 +119,12 @@ def campaign(differential: Differential, number: int, examples: int) -> Tally:
 
     @seed(number)
     @settings(
-        max_examples=examples, phases=[Phase.generate], deadline=None, database=None, derandomize=False, suppress_health_check=list(HealthCheck)
+        max_examples=examples,
+        phases=[Phase.generate],
+        deadline=None,
+        database=None,
+        derandomize=False,
+        suppress_health_check=list(HealthCheck),
     )
     @given(documents())
     def ask(document: Document) -> None:

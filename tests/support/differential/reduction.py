@@ -62,7 +62,9 @@ def _paths(message: Any, before: _Path = ()) -> Iterator[_Path]:
                 yield from _paths(value, (*before, (field.name, None)))
             continue
         is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
-        holds_messages = field.message_type is not None and (not is_map or field.message_type.fields_by_name["value"].message_type is not None)
+        holds_messages = field.message_type is not None and (
+            not is_map or field.message_type.fields_by_name["value"].message_type is not None
+        )
         for key in list(value) if is_map else range(len(value)):
             yield (*before, (field.name, key))
             if holds_messages:

@@ -13,7 +13,23 @@ from .engine import Repository
 from .models import TYPES, Draw, chance, decorate, dims, tensor, tensor_names
 
 _MAX_STEPS: Final = 6
-_TEXTS: Final = ("", "x", "y", "m0", "m1", "e", "t0", "in0", "null", "tensorrt_plan", "ensemble", "python", "-1", "0", "zz")
+_TEXTS: Final = (
+    "",
+    "x",
+    "y",
+    "m0",
+    "m1",
+    "e",
+    "t0",
+    "in0",
+    "null",
+    "tensorrt_plan",
+    "ensemble",
+    "python",
+    "-1",
+    "0",
+    "zz",
+)
 _NUMBERS: Final = (-2, -1, 0, 1, 2, 3, 7)
 # Fields whose random values would end or fill up the machine's memory, or ask for things beyond Triton's core.
 _SPARED: Final = frozenset({"name", "profile", "parameters"})
@@ -46,15 +62,22 @@ def repositories(draw: Draw, faults: bool = True) -> Repository:
 
 
 def _ensemble(draw: Draw, repository: Repository) -> None:
-    config = pb.ModelConfig(name="e", platform="ensemble", max_batch_size=draw(st.sampled_from((0, 1, 4, 8))))
+    config = pb.ModelConfig(
+        name="e", platform="ensemble", max_batch_size=draw(st.sampled_from((0, 1, 4, 8)))
+    )
     batched = config.max_batch_size > 0
-    pool = [_Tensor(f"in{i}", draw(st.sampled_from(TYPES)), draw(dims()), batched) for i in range(draw(st.integers(1, 3)))]
+    pool = [
+        _Tensor(f"in{i}", draw(st.sampled_from(TYPES)), draw(dims()), batched)
+        for i in range(draw(st.integers(1, 3)))
+    ]
     made: list[_Tensor] = []
     for index in range(draw(st.integers(1, _MAX_STEPS))):
         made += _step(draw, repository, config, pool + made, index)
     origins = sorted({entry.decoupled for entry in made if not entry.read})
     kept = draw(st.sampled_from(origins)) if origins else ""
-    outputs = [entry for entry in made if entry.decoupled == kept and (not entry.read or chance(draw, 20))]
+    outputs = [
+        entry for entry in made if entry.decoupled == kept and (not entry.read or chance(draw, 20))
+    ]
     for entry in outputs:
         target = config.output.add(name=entry.name, data_type=entry.data_type)
         target.dims.extend(-1 if chance(draw, 15) else dim for dim in entry.dims)
@@ -96,17 +119,23 @@ def _prune(config: Any, needed: set[str]) -> set[str]:
     return read
 
 
-def _step(draw: Draw, repository: Repository, ensemble: Any, pool: list[_Tensor], index: int) -> list[_Tensor]:
+def _step(
+    draw: Draw, repository: Repository, ensemble: Any, pool: list[_Tensor], index: int
+) -> list[_Tensor]:
     """One more model and its step; the tensors it writes."""
     name = f"m{index}"
     first = draw(st.sampled_from(pool))
     alike = [entry for entry in pool if entry.decoupled == first.decoupled]
-    read = draw(st.lists(st.sampled_from(alike), min_size=1, max_size=3, unique_by=lambda entry: entry.name))
+    read = draw(
+        st.lists(st.sampled_from(alike), min_size=1, max_size=3, unique_by=lambda entry: entry.name)
+    )
     config = pb.ModelConfig(name=name)
     size = ensemble.max_batch_size
     config.max_batch_size = draw(st.sampled_from((size, size, size + 1, 2 * size))) if size else 0
     if size and chance(draw, 15):
-        config.max_batch_size = 0  # a model that does not batch sees the batch as a dimension of its own
+        config.max_batch_size = (
+            0  # a model that does not batch sees the batch as a dimension of its own
+        )
     batching = config.max_batch_size > 0
     tensorrt = False
     step = ensemble.ensemble_scheduling.step.add(model_name=name, model_version=-1)
@@ -117,17 +146,44 @@ def _step(draw: Draw, repository: Repository, ensemble: Any, pool: list[_Tensor]
             shape = [-1, *shape]
         elif batching and not entry.batched:
             shape = shape[1:] if len(shape) > 1 and shape[0] == -1 else shape
-        tensor(draw, config.input.add(), key, entry.data_type, shape, batching=batching, tensorrt=tensorrt, output=False)
+        tensor(
+            draw,
+            config.input.add(),
+            key,
+            entry.data_type,
+            shape,
+            batching=batching,
+            tensorrt=tensorrt,
+            output=False,
+        )
         step.input_map[key] = entry.name
     if chance(draw, 10):
         taken = {entry.name for entry in config.input}
-        tensor(draw, config.input.add(), "extra", draw(st.sampled_from(TYPES)), draw(dims()), batching=batching, tensorrt=tensorrt, output=False)
+        tensor(
+            draw,
+            config.input.add(),
+            "extra",
+            draw(st.sampled_from(TYPES)),
+            draw(dims()),
+            batching=batching,
+            tensorrt=tensorrt,
+            output=False,
+        )
         config.input[-1].optional = "extra" not in taken
     made: list[_Tensor] = []
     for key in tensor_names(draw, 1, 3):
         shape = draw(dims())
         entry = _Tensor(f"t{index}-{len(made)}", draw(st.sampled_from(TYPES)), shape, batching)
-        tensor(draw, config.output.add(), key, entry.data_type, shape, batching=batching, tensorrt=tensorrt, output=True)
+        tensor(
+            draw,
+            config.output.add(),
+            key,
+            entry.data_type,
+            shape,
+            batching=batching,
+            tensorrt=tensorrt,
+            output=True,
+        )
         step.output_map[key] = entry.name
         made.append(entry)
     files: dict[str, bytes] = {}
@@ -144,11 +200,20 @@ def _outer(draw: Draw, repository: Repository) -> None:
     if not inner.output:
         return
     config = pb.ModelConfig(name="outer", platform="ensemble", max_batch_size=inner.max_batch_size)
-    step = config.ensemble_scheduling.step.add(model_name="e", model_version=draw(st.sampled_from((-1, 1))))
-    for side, tensors, target in (("i", inner.input, config.input), ("o", inner.output, config.output)):
+    step = config.ensemble_scheduling.step.add(
+        model_name="e", model_version=draw(st.sampled_from((-1, 1)))
+    )
+    for side, tensors, target in (
+        ("i", inner.input, config.input),
+        ("o", inner.output, config.output),
+    ):
         for entry in tensors:
-            target.add(name=f"{side}-{entry.name}", data_type=entry.data_type).dims.extend(entry.dims)
-            (step.input_map if side == "i" else step.output_map)[entry.name] = f"{side}-{entry.name}"
+            target.add(name=f"{side}-{entry.name}", data_type=entry.data_type).dims.extend(
+                entry.dims
+            )
+            (step.input_map if side == "i" else step.output_map)[entry.name] = (
+                f"{side}-{entry.name}"
+            )
     repository.configs["outer"] = config
 
 
@@ -158,12 +223,23 @@ def _fault(draw: Draw, message: Any) -> None:
     if not fields:
         return
     present = [
-        field for field in fields if (field.is_repeated and len(getattr(message, field.name))) or (not field.is_repeated and field.message_type)
+        field
+        for field in fields
+        if (field.is_repeated and len(getattr(message, field.name)))
+        or (not field.is_repeated and field.message_type)
     ]
-    deeper = [field for field in present if field.message_type and not field.message_type.GetOptions().map_entry]
+    deeper = [
+        field
+        for field in present
+        if field.message_type and not field.message_type.GetOptions().map_entry
+    ]
     if deeper and chance(draw, 70):
         field = draw(st.sampled_from(deeper))
-        part = draw(st.sampled_from(list(getattr(message, field.name)))) if field.is_repeated else getattr(message, field.name)
+        part = (
+            draw(st.sampled_from(list(getattr(message, field.name))))
+            if field.is_repeated
+            else getattr(message, field.name)
+        )
         _fault(draw, part)
         if not field.is_repeated:
             part.SetInParent()
@@ -195,7 +271,11 @@ def _fault_map(draw: Draw, values: Any, field: FieldDescriptor) -> None:
     if len(values) and chance(draw, 40):
         del values[draw(st.sampled_from(sorted(values)))]
         return
-    key = draw(st.sampled_from(sorted(values))) if len(values) and chance(draw, 50) else _value(draw, key_type)
+    key = (
+        draw(st.sampled_from(sorted(values)))
+        if len(values) and chance(draw, 50)
+        else _value(draw, key_type)
+    )
     if value_type.message_type is not None:
         values[key].SetInParent()
         _fault(draw, values[key])

@@ -14,12 +14,12 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from tests.support import builders, libyaml
 from triton_pipelines.api import Finding, parse
-from triton_pipelines.pipeline import Graph, build, check
-from triton_pipelines.render.errors import RefusedError, RenderError
-from triton_pipelines.render.modelconfig import ensemble_config, step_config
-from triton_pipelines.render.patch import patch
-from triton_pipelines.render.render import facts, review
-from triton_pipelines.render.repository import repository as rendered
+from triton_pipelines.compile.graph import Graph, build, check
+from triton_pipelines.compile.render.config_patch import patch
+from triton_pipelines.compile.render.errors import RefusedError, RenderError
+from triton_pipelines.compile.render.model_config import ensemble_config, step_config
+from triton_pipelines.compile.render.model_repository import repository as rendered
+from triton_pipelines.compile.render.render import facts, review
 
 from .engine import RELEASE, Repository
 from .models import chance
@@ -32,7 +32,11 @@ _ROOT: Final = Path(__file__).resolve().parents[3]
 _TYPES: Final = ("FP32", "FP16", "INT64", "INT32", "BOOL", "STRING", "UINT8", "BF16")
 _DIMS: Final = st.lists(st.sampled_from((1, 2, 3, 8, -1)), min_size=1, max_size=3)
 _PLATFORMS: Final = ("onnxruntime_onnx", "pytorch_libtorch", "tensorrt_plan", "python")
-_SOURCES: Final = {"onnxruntime_onnx": "model.onnx", "pytorch_libtorch": "model.pt", "tensorrt_plan": "model.plan"}
+_SOURCES: Final = {
+    "onnxruntime_onnx": "model.onnx",
+    "pytorch_libtorch": "model.pt",
+    "tensorrt_plan": "model.plan",
+}
 _CODE: Final = "import triton_python_backend_utils as pb_utils\n\n\nclass TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 _VALUES: Final[tuple[Any, ...]] = (
     None,
@@ -62,8 +66,13 @@ _VALUES: Final[tuple[Any, ...]] = (
 @cache
 def samples() -> tuple[Document, ...]:
     """The resources of the corpus and the samples."""
-    files = [*sorted((_ROOT / "tests" / "corpus" / "good").glob("*.yaml")), *sorted((_ROOT / "manifests" / "samples").glob("*.yaml"))]
-    found = [document for file in files for document in libyaml.load_all(file.read_text()) if document]
+    files = [
+        *sorted((_ROOT / "tests" / "corpus" / "good").glob("*.yaml")),
+        *sorted((_ROOT / "manifests" / "samples").glob("*.yaml")),
+    ]
+    found = [
+        document for file in files for document in libyaml.load_all(file.read_text()) if document
+    ]
     return tuple(document for document in found if document.get("kind") == "InferencePipeline")
 
 
@@ -80,17 +89,32 @@ def documents(draw: Draw) -> Document:
 def _made(draw: Draw) -> Document:
     """A pipeline of one to four steps of any platform, each with batchers, groups and tensors of its own."""
     size = draw(st.sampled_from((0, 1, 8)))
-    inputs = [{"name": f"IN{index}", "dataType": draw(st.sampled_from(_TYPES)), "dims": draw(_DIMS)} for index in range(draw(st.integers(1, 2)))]
+    inputs = [
+        {"name": f"IN{index}", "dataType": draw(st.sampled_from(_TYPES)), "dims": draw(_DIMS)}
+        for index in range(draw(st.integers(1, 2)))
+    ]
     pool = [(f"pipeline.{tensor['name']}", tensor) for tensor in inputs]
     steps = []
     for index in range(draw(st.integers(1, 4))):
-        read = draw(st.lists(st.sampled_from(pool), min_size=1, max_size=2, unique_by=lambda entry: entry[0]))
+        read = draw(
+            st.lists(
+                st.sampled_from(pool), min_size=1, max_size=2, unique_by=lambda entry: entry[0]
+            )
+        )
         step = _step(draw, f"s{index}", read, size)
         steps.append(step)
         pool += [(f"s{index}.{tensor['name']}", tensor) for tensor in step["outputs"]]
     used = {tensor["from"] for step in steps for tensor in step["inputs"]}
-    outputs = [{"name": f"OUT{index}", "from": name} for index, (name, _) in enumerate(pool) if not name.startswith("pipeline.") and name not in used]
-    ensemble = {"inputs": [tensor for tensor in inputs if f"pipeline.{tensor['name']}" in used], "outputs": outputs, "maxBatchSize": size}
+    outputs = [
+        {"name": f"OUT{index}", "from": name}
+        for index, (name, _) in enumerate(pool)
+        if not name.startswith("pipeline.") and name not in used
+    ]
+    ensemble = {
+        "inputs": [tensor for tensor in inputs if f"pipeline.{tensor['name']}" in used],
+        "outputs": outputs,
+        "maxBatchSize": size,
+    }
     if chance(draw, 20):
         ensemble["responseCache"] = "Enabled"
     return {
@@ -103,23 +127,32 @@ def _made(draw: Draw) -> Document:
 
 def _step(draw: Draw, name: str, read: list[tuple[str, Document]], size: int) -> Document:
     platform = draw(st.sampled_from(_PLATFORMS))
-    step: Document = {"name": name, "platform": platform, "maxBatchSize": size * draw(st.sampled_from((1, 1, 2)))}
+    step: Document = {
+        "name": name,
+        "platform": platform,
+        "maxBatchSize": size * draw(st.sampled_from((1, 1, 2))),
+    }
     if platform == "python":
         step["python"] = {"code": {"inline": _CODE}}
     else:
         step["source"] = {"uri": f"s3://models/{name}/{_SOURCES[platform]}"}
     step["inputs"] = [
-        {"name": f"i{index}", **{key: entry[key] for key in ("dataType", "dims")}, "from": source} for index, (source, entry) in enumerate(read)
+        {"name": f"i{index}", **{key: entry[key] for key in ("dataType", "dims")}, "from": source}
+        for index, (source, entry) in enumerate(read)
     ]
     step["outputs"] = [
-        {"name": f"o{index}", "dataType": draw(st.sampled_from(_TYPES)), "dims": draw(_DIMS)} for index in range(draw(st.integers(1, 2)))
+        {"name": f"o{index}", "dataType": draw(st.sampled_from(_TYPES)), "dims": draw(_DIMS)}
+        for index in range(draw(st.integers(1, 2)))
     ]
     if chance(draw, 30):
         step["dynamicBatching"] = _batching(draw, step["maxBatchSize"])
     elif chance(draw, 25):
         step["sequenceBatching"] = _sequences(draw, step["maxBatchSize"])
     if chance(draw, 30):
-        step["instances"] = {"count": draw(st.integers(1, 3)), "kind": draw(st.sampled_from(("CPU", "MODEL")))}
+        step["instances"] = {
+            "count": draw(st.integers(1, 3)),
+            "kind": draw(st.sampled_from(("CPU", "MODEL"))),
+        }
     if chance(draw, 20):
         step["parameters"] = {"k": draw(st.sampled_from(("", "v", 'a "b"', "${x}")))}
     if chance(draw, 15):
@@ -129,7 +162,12 @@ def _step(draw: Draw, name: str, read: list[tuple[str, Document]], size: int) ->
     if chance(draw, 15):
         step["configPatch"] = draw(
             st.sampled_from(
-                ({"metric_tags": {"a": "b"}}, {"optimization": {"eager_batching": True}}, {"max_batch_size": 4}, {"response_cache": {"enable": True}})
+                (
+                    {"metric_tags": {"a": "b"}},
+                    {"optimization": {"eager_batching": True}},
+                    {"max_batch_size": 4},
+                    {"response_cache": {"enable": True}},
+                )
             )
         )
     return step
@@ -138,13 +176,23 @@ def _step(draw: Draw, name: str, read: list[tuple[str, Document]], size: int) ->
 def _batching(draw: Draw, size: int) -> Document:
     batching: Document = {"maxQueueDelayMicroseconds": draw(st.sampled_from((0, 100, 5000)))}
     if size:
-        batching["preferredBatchSizes"] = sorted(draw(st.sets(st.integers(1, size), min_size=1, max_size=2)))
+        batching["preferredBatchSizes"] = sorted(
+            draw(st.sets(st.integers(1, size), min_size=1, max_size=2))
+        )
     if chance(draw, 30):
-        batching |= {"priorityLevels": 3, "defaultPriorityLevel": 2, "priorityQueuePolicies": [{"priority": 1, "maxQueueSize": 4}]}
+        batching |= {
+            "priorityLevels": 3,
+            "defaultPriorityLevel": 2,
+            "priorityQueuePolicies": [{"priority": 1, "maxQueueSize": 4}],
+        }
     elif chance(draw, 30):
         batching["preserveOrdering"] = "Enabled"
     if chance(draw, 30):
-        batching["queuePolicy"] = {"maxQueueSize": 64, "timeoutAction": "REJECT", "defaultTimeoutMicroseconds": 1000}
+        batching["queuePolicy"] = {
+            "maxQueueSize": 64,
+            "timeoutAction": "REJECT",
+            "defaultTimeoutMicroseconds": 1000,
+        }
     return batching
 
 
@@ -152,10 +200,19 @@ def _sequences(draw: Draw, size: int) -> Document:
     result: Document = {"strategy": draw(st.sampled_from(("Direct", "Oldest")))}
     if result["strategy"] == "Oldest":
         result["maxCandidateSequences"] = draw(st.integers(1, 8))
-    kinds = draw(st.lists(st.sampled_from(("START", "END", "READY", "CORRID")), max_size=3, unique=True))
+    kinds = draw(
+        st.lists(st.sampled_from(("START", "END", "READY", "CORRID")), max_size=3, unique=True)
+    )
     result["controls"] = [{"name": f"c-{kind}", "kind": kind} for kind in kinds]
     if chance(draw, 30):
-        result["states"] = [{"inputName": "si", "outputName": "so", "dataType": "FP32", "dims": [draw(st.sampled_from((1, -1)))]}]
+        result["states"] = [
+            {
+                "inputName": "si",
+                "outputName": "so",
+                "dataType": "FP32",
+                "dims": [draw(st.sampled_from((1, -1)))],
+            }
+        ]
     return result
 
 
@@ -224,7 +281,16 @@ def _for_the_local_server(document: Document) -> Document:
     server = spec.get("server") or {}
     if not isinstance(server, dict):
         return document
-    return {**document, "spec": {**spec, "server": {**{key: value for key, value in server.items() if key != "image"}, "version": _VERSION}}}
+    return {
+        **document,
+        "spec": {
+            **spec,
+            "server": {
+                **{key: value for key, value in server.items() if key != "image"},
+                "version": _VERSION,
+            },
+        },
+    }
 
 
 def _past_the_checks(graph: Graph) -> dict[str, str]:
@@ -245,7 +311,11 @@ def _repository(graph: Graph, texts: dict[str, str]) -> Repository:
     configs = {name: text_format.Parse(text, pb.ModelConfig()) for name, text in texts.items()}
     files = {name: {"1/": b""} for name in configs}
     for step in graph.models:
-        versions = {1, *(step.version_policy.specific if step.version_policy is not None else ()), step.version or 1}
+        versions = {
+            1,
+            *(step.version_policy.specific if step.version_policy is not None else ()),
+            step.version or 1,
+        }
         files[step.model_name] = {f"{version}/": b"" for version in versions}
         config = configs[step.model_name]
         for group in config.instance_group:

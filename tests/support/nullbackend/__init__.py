@@ -52,7 +52,13 @@ def compiled(source: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
-        done = subprocess.run([_compiler(), *FLAGS, "-o", str(made), str(source)], capture_output=True, text=True, timeout=_COMPILE_S, check=False)
+        done = subprocess.run(
+            [_compiler(), *FLAGS, "-o", str(made), str(source)],
+            capture_output=True,
+            text=True,
+            timeout=_COMPILE_S,
+            check=False,
+        )
         if done.returncode:
             raise CompilerError(f"{source.name} does not compile: {done.stderr.strip()}")
         made.rename(target)
@@ -63,7 +69,9 @@ def _compiler() -> str:
     wanted = [os.environ["CC"]] if os.environ.get("CC") else _COMPILERS
     found = next((path for name in wanted if (path := shutil.which(name))), None)
     if found is None:
-        raise CompilerError(f"no C compiler ({', '.join(wanted)}) is on this machine: install gcc (Debian: apt-get install gcc libc6-dev), or set CC")
+        raise CompilerError(
+            f"no C compiler ({', '.join(wanted)}) is on this machine: install gcc (Debian: apt-get install gcc libc6-dev), or set CC"
+        )
     return found
 
 
@@ -85,7 +93,10 @@ def distribution(backends: Path, *extra: str, python: bool = True) -> Distributi
         (backends / name).mkdir()
         # A copy: Triton refuses a library that a link takes out of its backend's folder.
         shutil.copy(made, backends / name / f"libtriton_{name}.so")
-    return _Rooted(**{field.name: getattr(real, field.name) for field in dataclasses.fields(real)}, folder=backends)
+    return _Rooted(
+        **{field.name: getattr(real, field.name) for field in dataclasses.fields(real)},
+        folder=backends,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -58,7 +58,9 @@ EXCEPTIONS = {
         "status.tuning.points": "no key; one writer",
     },
     "messages": {"spec.*.controls[]": "the whole message is what may stand there"},
-    "defaults": {"status": "until the operator has looked, kstatus must not take the object for current"},
+    "defaults": {
+        "status": "until the operator has looked, kstatus must not take the object for current"
+    },
     "tested defaults": {
         "spec.*.modelName": "names have to be distinct with the defaults filled in, which is what the rule asks",
         "spec.*.mode": "the default is the side that the rule has nothing against",
@@ -82,18 +84,65 @@ def _small() -> dict[str, Any]:
     """A definition without a fault, small enough that each doctoring below breaks exactly what it is there for."""
     text = {"type": "string", "maxLength": 10}
     condition = {
-        **{name: {**text, "description": "As in metav1.Condition."} for name in ("type", "reason", "message", "lastTransitionTime")},
-        "status": {"type": "string", "enum": ["True", "False", "Unknown"], "description": "Whether it holds."},
-        "observedGeneration": {"type": "integer", "format": "int64", "minimum": 0, "maximum": 9, "description": "Judged spec."},
+        **{
+            name: {**text, "description": "As in metav1.Condition."}
+            for name in ("type", "reason", "message", "lastTransitionTime")
+        },
+        "status": {
+            "type": "string",
+            "enum": ["True", "False", "Unknown"],
+            "description": "Whether it holds.",
+        },
+        "observedGeneration": {
+            "type": "integer",
+            "format": "int64",
+            "minimum": 0,
+            "maximum": 9,
+            "description": "Judged spec.",
+        },
     }
     spec = {
-        "size": {"type": "integer", "format": "int32", "minimum": 0, "maximum": 9, "description": "How many run."},
-        "limit": {"type": "integer", "format": "int32", "minimum": 0, "maximum": 9, "description": "Most that run."},
-        "waitSeconds": {"type": "integer", "format": "int32", "minimum": 0, "maximum": 9, "default": 1, "description": "Longest pause, in seconds."},
-        "side": {"type": "string", "enum": ["Left", "RightHand"], "description": "Where it stands."},
+        "size": {
+            "type": "integer",
+            "format": "int32",
+            "minimum": 0,
+            "maximum": 9,
+            "description": "How many run.",
+        },
+        "limit": {
+            "type": "integer",
+            "format": "int32",
+            "minimum": 0,
+            "maximum": 9,
+            "description": "Most that run.",
+        },
+        "waitSeconds": {
+            "type": "integer",
+            "format": "int32",
+            "minimum": 0,
+            "maximum": 9,
+            "default": 1,
+            "description": "Longest pause, in seconds.",
+        },
+        "side": {
+            "type": "string",
+            "enum": ["Left", "RightHand"],
+            "description": "Where it stands.",
+        },
         "label": {**text, "description": "Shown to people."},
-        "memory": {crd.INT_OR_STRING: True, "anyOf": [{"type": "integer"}, {"type": "string"}], "maxLength": 9, "description": "Most bytes."},
-        "tags": {"type": "array", "maxItems": 3, "x-kubernetes-list-type": "set", "items": text, "description": "Words to find it by."},
+        "memory": {
+            crd.INT_OR_STRING: True,
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "maxLength": 9,
+            "description": "Most bytes.",
+        },
+        "tags": {
+            "type": "array",
+            "maxItems": 3,
+            "x-kubernetes-list-type": "set",
+            "items": text,
+            "description": "Words to find it by.",
+        },
         "parts": {
             **{
                 "type": "array",
@@ -102,31 +151,67 @@ def _small() -> dict[str, Any]:
                 "x-kubernetes-list-map-keys": ["name"],
                 "description": "Made of these.",
             },
-            "items": {"type": "object", "required": ["name"], "properties": {"name": {**text, "description": "What people call it."}}},
+            "items": {
+                "type": "object",
+                "required": ["name"],
+                "properties": {"name": {**text, "description": "What people call it."}},
+            },
         },
         "dataRef": {
             **{"type": "object", "required": ["name"], "description": "Where the data lie."},
             "properties": {"name": {**text, "description": "What the ConfigMap is called."}},
         },
     }
-    rule = {"rule": "!has(self.limit) || self.size <= self.limit", "message": "size must be at most limit", "fieldPath": ".size"}
-    conditions = {
-        **{"type": "array", "maxItems": 9, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"], "description": "What is known."},
-        "items": {"type": "object", "required": list(crdlint.CONDITION_FIELDS), "properties": condition},
+    rule = {
+        "rule": "!has(self.limit) || self.size <= self.limit",
+        "message": "size must be at most limit",
+        "fieldPath": ".size",
     }
-    count = {"type": "integer", "format": "int32", "minimum": 0, "maximum": 9, "description": "How many run now."}
+    conditions = {
+        **{
+            "type": "array",
+            "maxItems": 9,
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["type"],
+            "description": "What is known.",
+        },
+        "items": {
+            "type": "object",
+            "required": list(crdlint.CONDITION_FIELDS),
+            "properties": condition,
+        },
+    }
+    count = {
+        "type": "integer",
+        "format": "int32",
+        "minimum": 0,
+        "maximum": 9,
+        "description": "How many run now.",
+    }
     schema = {
         "type": "object",
         "required": ["spec"],
         "properties": {
-            "spec": {"type": "object", "description": "What is wanted.", "required": ["size"], "properties": spec, crdlint.RULES: [rule]},
-            "status": {"type": "object", "description": "What was seen.", "properties": {"conditions": conditions, "replicas": count}},
+            "spec": {
+                "type": "object",
+                "description": "What is wanted.",
+                "required": ["size"],
+                "properties": spec,
+                crdlint.RULES: [rule],
+            },
+            "status": {
+                "type": "object",
+                "description": "What was seen.",
+                "properties": {"conditions": conditions, "replicas": count},
+            },
         },
     }
     version = {
         "schema": {"openAPIV3Schema": schema},
         "subresources": {"status": {}, "scale": {"statusReplicasPath": ".status.replicas"}},
-        "additionalPrinterColumns": [{"name": "Ready", "jsonPath": '.status.conditions[?(@.type=="Ready")].status'}],
+        "additionalPrinterColumns": [
+            {"name": "Ready", "jsonPath": '.status.conditions[?(@.type=="Ready")].status'}
+        ],
     }
     return {"spec": {"versions": [version]}}
 
@@ -146,7 +231,12 @@ def _set(name: str, **values: Any) -> Doctor:
     return lambda definition: (
         _spec(definition)["properties"]
         .setdefault(name, {"description": "Something new."})
-        .update({key.replace("list_type", "x-kubernetes-list-type"): value for key, value in values.items()})
+        .update(
+            {
+                key.replace("list_type", "x-kubernetes-list-type"): value
+                for key, value in values.items()
+            }
+        )
     )
 
 
@@ -155,7 +245,9 @@ def _drop(name: str, keyword: str) -> Doctor:
 
 
 def _rename(old: str, new: str) -> Doctor:
-    return lambda definition: _spec(definition)["properties"].update({new: _spec(definition)["properties"].pop(old)})
+    return lambda definition: _spec(definition)["properties"].update(
+        {new: _spec(definition)["properties"].pop(old)}
+    )
 
 
 def _rule(**values: str) -> Doctor:
@@ -172,8 +264,13 @@ def _rule_without_path(message: str) -> Doctor:
 
 
 def _conditions(**values: Any) -> Doctor:
-    return lambda definition: _root(definition)["properties"]["status"]["properties"]["conditions"].update(
-        {key.replace("list_map_keys", "x-kubernetes-list-map-keys"): value for key, value in values.items()}
+    return lambda definition: _root(definition)["properties"]["status"]["properties"][
+        "conditions"
+    ].update(
+        {
+            key.replace("list_map_keys", "x-kubernetes-list-map-keys"): value
+            for key, value in values.items()
+        }
     )
 
 
@@ -183,17 +280,32 @@ def _conditions_last(definition: dict[str, Any]) -> None:
 
 
 def _condition_required(definition: dict[str, Any]) -> None:
-    _root(definition)["properties"]["status"]["properties"]["conditions"]["items"]["required"].remove("reason")
+    _root(definition)["properties"]["status"]["properties"]["conditions"]["items"][
+        "required"
+    ].remove("reason")
 
 
 def _default_below_a_list(definition: dict[str, Any]) -> None:
     items = _spec(definition)["properties"]["parts"]["items"]
-    items["properties"]["weight"] = {"type": "string", "maxLength": 3, "default": "low", "description": "How heavy."}
+    items["properties"]["weight"] = {
+        "type": "string",
+        "maxLength": 3,
+        "default": "low",
+        "description": "How heavy.",
+    }
 
 
-MAP = {"type": "object", "additionalProperties": {"type": "string", "maxLength": 9}, "maxProperties": 3, "description": "Free words."}
+MAP = {
+    "type": "object",
+    "additionalProperties": {"type": "string", "maxLength": 9},
+    "maxProperties": 3,
+    "description": "Free words.",
+}
 UNBOUNDED = {key: value for key, value in MAP.items() if key != "maxProperties"}
-KEYS = {"rule": "self.all(key, size(key) <= 9)", "message": "each key must have at most 9 characters"}
+KEYS = {
+    "rule": "self.all(key, size(key) <= 9)",
+    "message": "each key must have at most 9 characters",
+}
 
 DOCTORED: list[tuple[str, str, Doctor]] = [
     ("description", "has no description", _drop("size", "description")),
@@ -216,7 +328,11 @@ DOCTORED: list[tuple[str, str, Doctor]] = [
     ("strings", "maxLength", _drop("memory", "maxLength")),
     ("lists", "maxItems", _drop("tags", "maxItems")),
     ("lists", "how it merges", _drop("tags", "x-kubernetes-list-type")),
-    ("lists", "map keys", lambda definition: _spec(definition)["properties"]["parts"]["items"].pop("required")),
+    (
+        "lists",
+        "map keys",
+        lambda definition: _spec(definition)["properties"]["parts"]["items"].pop("required"),
+    ),
     ("lists", "neither text nor number", _set("parts", list_type="set")),
     ("atomic lists", "replaced as a whole", _set("tags", list_type="atomic")),
     ("maps", "free keys", _set("words", **MAP, **{crdlint.RULES: [KEYS]})),
@@ -226,31 +342,61 @@ DOCTORED: list[tuple[str, str, Doctor]] = [
     ("open objects", "takes anything", _set("extra", type="object")),
     ("units", "a unit", _rename("waitSeconds", "waitTimeout")),
     ("units", "a unit", _set("size", description="How many seconds it runs.")),
-    ("units", "speaks of microseconds", _set("waitSeconds", description="Longest pause, in microseconds.")),
+    (
+        "units",
+        "speaks of microseconds",
+        _set("waitSeconds", description="Longest pause, in microseconds."),
+    ),
     ("enums", "CamelCase", _set("side", enum=["left_hand"])),
     ("yaml traps", "no text to YAML", _set("side", enum=["On"])),
-    ("defaults", "outside spec", lambda definition: _root(definition)["properties"]["status"]["properties"]["replicas"].update(default=1)),
+    (
+        "defaults",
+        "outside spec",
+        lambda definition: _root(definition)["properties"]["status"]["properties"][
+            "replicas"
+        ].update(default=1),
+    ),
     ("defaults", "below a list", _default_below_a_list),
     ("defaults", "neither text nor number", _set("tags", default=["a"])),
     ("defaults", "not among its choices", _set("side", default="Below")),
     ("tested defaults", "tested by a rule", _set("limit", default=3)),
     ("required", "no field", lambda definition: _spec(definition)["required"].append("colour")),
-    ("required", "one of them", lambda definition: _spec(definition)["required"].append("waitSeconds")),
+    (
+        "required",
+        "one of them",
+        lambda definition: _spec(definition)["required"].append("waitSeconds"),
+    ),
     ("times", "a time", _set("label", format="date-time")),
     ("times", "a time", _rename("label", "startTime")),
     ("secrets", "a secret", _rename("label", "apiToken")),
-    ("references", "without a required name", lambda definition: _spec(definition)["properties"]["dataRef"].pop("required")),
+    (
+        "references",
+        "without a required name",
+        lambda definition: _spec(definition)["properties"]["dataRef"].pop("required"),
+    ),
     ("conditions", "do not come first", _conditions_last),
     ("conditions", "do not merge", _conditions(list_map_keys=["reason"])),
     ("conditions", "lacks required", _condition_required),
-    ("status", "no subresource", lambda definition: definition["spec"]["versions"][0]["subresources"].pop("status")),
+    (
+        "status",
+        "no subresource",
+        lambda definition: definition["spec"]["versions"][0]["subresources"].pop("status"),
+    ),
     ("status", "is required", lambda definition: _root(definition)["required"].append("status")),
     (
         "status",
         "is no field",
-        lambda definition: definition["spec"]["versions"][0]["subresources"]["scale"].update(statusReplicasPath=".status.pods"),
+        lambda definition: definition["spec"]["versions"][0]["subresources"]["scale"].update(
+            statusReplicasPath=".status.pods"
+        ),
     ),
-    ("status", "is no field", lambda definition: definition["spec"]["versions"][0]["additionalPrinterColumns"][0].update(jsonPath=".status.phase")),
+    (
+        "status",
+        "is no field",
+        lambda definition: definition["spec"]["versions"][0]["additionalPrinterColumns"][0].update(
+            jsonPath=".status.phase"
+        ),
+    ),
     ("messages", "which is no field", _rule(fieldPath=".sizes")),
     ("messages", "empty", _rule(message="size must be at most limit.")),
     ("messages", "names none", _rule_without_path("it must be small enough")),
@@ -259,7 +405,9 @@ DOCTORED: list[tuple[str, str, Doctor]] = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "wrong", "doctor"), DOCTORED, ids=[f"{rule}: {wrong}" for rule, wrong, _ in DOCTORED])
+@pytest.mark.parametrize(
+    ("rule", "wrong", "doctor"), DOCTORED, ids=[f"{rule}: {wrong}" for rule, wrong, _ in DOCTORED]
+)
 def test_each_rule_can_be_broken(rule: str, wrong: str, doctor: Doctor) -> None:
     excused = {"yaml traps": {"status.conditions[].status": "metav1.Condition"}, "enums": {}}
     definition = _small()
@@ -274,19 +422,37 @@ def test_every_rule_is_among_those_broken() -> None:
 
 
 def test_a_needless_exception_is_a_finding() -> None:
-    excused = {"yaml traps": {"status.conditions[].status": "metav1.Condition"}, "enums": {"spec.side": "no reason"}}
-    assert crdlint.findings(_small(), excused) == ["enums: the exception spec.side is no longer needed"]
+    excused = {
+        "yaml traps": {"status.conditions[].status": "metav1.Condition"},
+        "enums": {"spec.side": "no reason"},
+    }
+    assert crdlint.findings(_small(), excused) == [
+        "enums: the exception spec.side is no longer needed"
+    ]
 
 
 def test_doctoring_the_real_definition_shows_as_well() -> None:
     definition = copy.deepcopy(DEFINITION)
     _spec(definition)["properties"]["replicas"].update(type="boolean")
-    assert [line for line in crdlint.findings(definition, EXCEPTIONS) if "spec.replicas is a boolean" in line]
+    assert [
+        line
+        for line in crdlint.findings(definition, EXCEPTIONS)
+        if "spec.replicas is a boolean" in line
+    ]
 
 
 def test_rules_are_asked_what_they_test() -> None:
     nodes = dict(crd.walk(_root(_small())))
     ask = "self.spec.parts.all(p, p.name != 'self.spec.label') && (has(self.spec.size) ? self.spec.size > 1 : self.spec.tags.exists(t, t == 'x'))"
-    assert cel.tested(ask, nodes[""], "") == {"spec.parts", "spec.parts[].name", "spec.size", "spec.tags"}
-    assert cel.alternatives("!has(self.a) || (self.b || self.c) || self.d == '||'") == ["!has(self.a)", "(self.b || self.c)", "self.d == '||'"]
+    assert cel.tested(ask, nodes[""], "") == {
+        "spec.parts",
+        "spec.parts[].name",
+        "spec.size",
+        "spec.tags",
+    }
+    assert cel.alternatives("!has(self.a) || (self.b || self.c) || self.d == '||'") == [
+        "!has(self.a)",
+        "(self.b || self.c)",
+        "self.d == '||'",
+    ]
     assert cel.alternatives("a || b ? c : d") == ["a || b ? c : d"]

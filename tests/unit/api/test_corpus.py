@@ -23,7 +23,9 @@ def test_good_resources_have_no_findings(sample: Sample) -> None:
 @pytest.mark.parametrize("sample", bad(), ids=lambda sample: sample.name)
 def test_bad_resources_have_exactly_the_finding_they_name(sample: Sample) -> None:
     _, findings = parse(sample.document)
-    assert [(finding.path, finding.message) for finding in findings] == [(sample.path, sample.message)]
+    assert [(finding.path, finding.message) for finding in findings] == [
+        (sample.path, sample.message)
+    ]
 
 
 def test_every_message_is_in_the_golden_list() -> None:
@@ -43,19 +45,42 @@ def _models(value: object) -> Iterator[ApiModel]:
 
 def test_every_rule_is_broken_by_a_bad_resource() -> None:
     rules = {rule for model in model_classes(ApiModel).values() for rule in model.rules}
-    broken = {rule for sample in bad() for model in _models(parse(sample.document)[0]) for rule in model.rules if not rule.holds(model)}
+    broken = {
+        rule
+        for sample in bad()
+        for model in _models(parse(sample.document)[0])
+        for rule in model.rules
+        if not rule.holds(model)
+    }
     assert len(rules) > 20
     assert {rule.message for rule in rules - broken} == set()
 
 
 def test_all_findings_come_at_once() -> None:
-    document = good()[0].document | {"spec": {"replicas": "2", "tokenizer": {"maxLength": 0}, "model": {"outputs": [{}]}}}
+    document = good()[0].document | {
+        "spec": {"replicas": "2", "tokenizer": {"maxLength": 0}, "model": {"outputs": [{}]}}
+    }
     _, findings = parse(document)
     missing = {f"spec.model.outputs[0].{name}" for name in ("name", "dataType", "dims")}
-    assert {finding.path for finding in findings} == missing | {"spec.replicas", "spec.tokenizer.maxLength"}
+    assert {finding.path for finding in findings} == missing | {
+        "spec.replicas",
+        "spec.tokenizer.maxLength",
+    }
 
 
-@pytest.mark.parametrize("document", [None, [], "text", 5, {}, {"spec": None}, {"metadata": []}, {"spec": {"tokenizer": {"source": []}}}])
+@pytest.mark.parametrize(
+    "document",
+    [
+        None,
+        [],
+        "text",
+        5,
+        {},
+        {"spec": None},
+        {"metadata": []},
+        {"spec": {"tokenizer": {"source": []}}},
+    ],
+)
 def test_any_document_gets_findings_and_never_an_exception(document: object) -> None:
     pipeline, findings = parse(document)  # type: ignore[arg-type]
     assert pipeline is None
@@ -65,7 +90,11 @@ def test_any_document_gets_findings_and_never_an_exception(document: object) -> 
 
 def test_status_and_foreign_metadata_are_ignored() -> None:
     document = good()[0].document
-    seen = {**document, "status": {"anything": 1}, "metadata": {**document["metadata"], "managedFields": [{}], "generation": 7, "uid": "u"}}
+    seen = {
+        **document,
+        "status": {"anything": 1},
+        "metadata": {**document["metadata"], "managedFields": [{}], "generation": 7, "uid": "u"},
+    }
     pipeline, findings = parse(seen)
     assert findings == []
     assert pipeline is not None
@@ -74,13 +103,24 @@ def test_status_and_foreign_metadata_are_ignored() -> None:
 
 def test_parts_of_other_apis_keep_their_nulls() -> None:
     """As the API server stores them, and as a configPatch clears a field."""
-    kept = {re.sub(r"\[\]$", "", path).rsplit(".", 1)[-1] for path, node in walk(root_schema()) if "x-kubernetes-preserve-unknown-fields" in node}
+    kept = {
+        re.sub(r"\[\]$", "", path).rsplit(".", 1)[-1]
+        for path, node in walk(root_schema())
+        if "x-kubernetes-preserve-unknown-fields" in node
+    }
     assert kept
     for key in kept:
         assert _as_sent({"a": {key: {"b": None}, "c": None}}) == {"a": {key: {"b": None}}}, key
 
 
-@pytest.mark.parametrize("secret", ["https://user:hunter2@host/a b", "https://host/a b?signature=hunter2", "ftp://user:hunter2@host/a"])
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "https://user:hunter2@host/a b",
+        "https://host/a b?signature=hunter2",
+        "ftp://user:hunter2@host/a",
+    ],
+)
 def test_no_message_shows_a_secret_of_a_uri(secret: str) -> None:
     document = {**good()[0].document, "spec": {"source": {"uri": secret}}}
     _, findings = parse(document)

@@ -20,12 +20,22 @@ def test_the_file_is_what_the_models_say() -> None:
 
 def test_defaults_that_others_build_on() -> None:
     assert NODES["spec.replicas"]["default"] == 1  # the scale subresource needs it
-    assert NODES["status"]["default"] == {"observedGeneration": crd.NOT_OBSERVED}  # or kstatus takes what nobody has looked at for current
+    assert NODES["status"]["default"] == {
+        "observedGeneration": crd.NOT_OBSERVED
+    }  # or kstatus takes what nobody has looked at for current
 
 
 def test_rules_stand_on_their_objects() -> None:
-    placed = {(rule["rule"], rule["message"]) for node in NODES.values() for rule in node.get("x-kubernetes-validations", [])}
-    wanted = {(rule.cel, rule.message) for model in crd.model_classes(ApiModel).values() for rule in model.rules}
+    placed = {
+        (rule["rule"], rule["message"])
+        for node in NODES.values()
+        for rule in node.get("x-kubernetes-validations", [])
+    }
+    wanted = {
+        (rule.cel, rule.message)
+        for model in crd.model_classes(ApiModel).values()
+        for rule in model.rules
+    }
     assert wanted <= placed
 
 

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from triton_pipelines.api import crd, docs
+from triton_pipelines.api import crd, reference
 from triton_pipelines.api.base import ApiModel
 from triton_pipelines.api.conditions import KIND_OF, ConditionType, Kind, Reason
 
@@ -11,12 +11,12 @@ FILE = Path(__file__).parents[3] / "docs" / "reference" / "api.md"
 
 
 def test_the_file_is_what_the_models_say() -> None:
-    """After a change of the models: ``python -m triton_pipelines.api.docs > docs/reference/api.md``."""
-    assert FILE.read_text(encoding="utf-8") == docs.render()
+    """After a change of the models: ``python -m triton_pipelines.api.reference > docs/reference/api.md``."""
+    assert FILE.read_text(encoding="utf-8") == reference.render()
 
 
 def test_every_field_and_rule_is_told() -> None:
-    text = docs.render()
+    text = reference.render()
     for path, node in crd.walk(crd.root_schema()):
         if path.startswith(("spec.", "status.")):
             key = re.sub(r"(\[\]|\{\})+$", "", path).rsplit(".", 1)[-1]
@@ -24,30 +24,47 @@ def test_every_field_and_rule_is_told() -> None:
         for rule in node.get("x-kubernetes-validations", []):
             if "size(key)" not in rule["rule"]:
                 assert rule["message"] in text, path
-    assert all(rule.message in text for model in crd.model_classes(ApiModel).values() for rule in model.rules)
+    assert all(
+        rule.message in text
+        for model in crd.model_classes(ApiModel).values()
+        for rule in model.rules
+    )
 
 
 def test_every_condition_and_reason_has_a_meaning() -> None:
-    assert set(docs.CONDITION_MEANING) == set(ConditionType)
-    assert set(docs.REASON_MEANING) == set(Reason) == set(KIND_OF)
-    assert set(docs.KIND_MEANING) == set(Kind)
+    assert set(reference.CONDITION_MEANING) == set(ConditionType)
+    assert set(reference.REASON_MEANING) == set(Reason) == set(KIND_OF)
+    assert set(reference.KIND_MEANING) == set(Kind)
 
 
 def test_links_lead_to_sections() -> None:
-    text = docs.render()
-    anchors = {line.removeprefix("### ").lower() for line in text.splitlines() if line.startswith("### ")}
+    text = reference.render()
+    anchors = {
+        line.removeprefix("### ").lower() for line in text.splitlines() if line.startswith("### ")
+    }
     assert set(re.findall(r"\]\(#([a-z]+)\)", text)) <= anchors
 
 
 def test_tables_are_whole() -> None:
-    for line in docs.render().splitlines():
+    for line in reference.render().splitlines():
         if line.startswith("| `"):
             assert len(re.findall(r"(?<!\\)\|", line)) in (4, 5), line
 
 
 def test_long_lists_of_places_are_told_by_a_few() -> None:
-    lines = [line.partition(" Stands at ")[2] for line in docs.render().splitlines() if " Stands at " in line]
-    counted = [(line, int(said[1])) for line in lines if (said := re.match(r"(\d+) places, such as ", line))]
+    lines = [
+        line.partition(" Stands at ")[2]
+        for line in reference.render().splitlines()
+        if " Stands at " in line
+    ]
+    counted = [
+        (line, int(said[1]))
+        for line in lines
+        if (said := re.match(r"(\d+) places, such as ", line))
+    ]
     assert counted
-    assert all(count > docs.MAX_PLACES and line.count("`") == 2 * docs.PLACES_SHOWN for line, count in counted)
-    assert all(line.count("`") <= 2 * docs.MAX_PLACES for line in lines)
+    assert all(
+        count > reference.MAX_PLACES and line.count("`") == 2 * reference.PLACES_SHOWN
+        for line, count in counted
+    )
+    assert all(line.count("`") <= 2 * reference.MAX_PLACES for line in lines)

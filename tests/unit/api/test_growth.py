@@ -20,7 +20,9 @@ SAMPLES = [(version, sample) for version in VERSIONS for sample in grown(version
 
 
 def _accepted(version: str, part: str) -> list[dict[str, str]]:
-    entries: list[dict[str, str]] = libyaml.load((GROWN / version / "accepted.yaml").read_text(encoding="utf-8"))[part]
+    entries: list[dict[str, str]] = libyaml.load(
+        (GROWN / version / "accepted.yaml").read_text(encoding="utf-8")
+    )[part]
     assert all(entry["reason"].strip() for entry in entries)
     return entries
 
@@ -32,14 +34,24 @@ def test_the_definition_only_grows(version: str) -> None:
     needed = []
     refused = []
     for path, change in growth.breaking(old, crd.definition()):
-        fitting = [entry for entry in accepted if crdlint.matches(path, entry["path"]) and change.startswith(entry["change"])]
+        fitting = [
+            entry
+            for entry in accepted
+            if crdlint.matches(path, entry["path"]) and change.startswith(entry["change"])
+        ]
         needed += fitting
         refused += [] if fitting else [f"{path}: {change}"]
     assert refused == []
-    assert [entry for entry in accepted if entry not in needed] == [], "accepted, and no longer needed"
+    assert [entry for entry in accepted if entry not in needed] == [], (
+        "accepted, and no longer needed"
+    )
 
 
-@pytest.mark.parametrize(("version", "sample"), SAMPLES, ids=lambda value: value.name if isinstance(value, Sample) else value)
+@pytest.mark.parametrize(
+    ("version", "sample"),
+    SAMPLES,
+    ids=lambda value: value.name if isinstance(value, Sample) else value,
+)
 def test_resources_of_older_versions_are_taken(version: str, sample: Sample) -> None:
     pipeline, findings = parse(sample.document)
     assert findings == []
@@ -52,14 +64,18 @@ def test_an_upgrade_rolls_no_pods_of_unchanged_resources(version: str) -> None:
     accepted = _accepted(version, "meaning")
     needed, refused = [], []
     for sample in grown(version):
-        stored = libyaml.load((GROWN / version / "meaning" / sample.file.name).read_text(encoding="utf-8"))
+        stored = libyaml.load(
+            (GROWN / version / "meaning" / sample.file.name).read_text(encoding="utf-8")
+        )
         assert stored.keys() == {"models", "plan", "template"}
         for path in differences(stored, meaning(sample.document), sample.name):
             fitting = [entry for entry in accepted if crdlint.matches(path, entry["path"])]
             needed += fitting
             refused += [] if fitting else [path]
     assert refused == [], "pods would be rolled by the operator's upgrade"
-    assert [entry for entry in accepted if entry not in needed] == [], "accepted, and no longer needed"
+    assert [entry for entry in accepted if entry not in needed] == [], (
+        "accepted, and no longer needed"
+    )
 
 
 def test_a_difference_in_meaning_is_found() -> None:
@@ -68,7 +84,10 @@ def test_a_difference_in_meaning_is_found() -> None:
     changed["spec"]["model"]["maxBatchSize"] = 3
     found = set(differences(meaning(sample.document), meaning(changed), ""))
     assert "/models/pipeline/config.pbtxt/max_batch_size" in found
-    assert list(differences(meaning(sample.document), meaning(copy.deepcopy(sample.document)), "")) == []
+    assert (
+        list(differences(meaning(sample.document), meaning(copy.deepcopy(sample.document)), ""))
+        == []
+    )
 
 
 OLD = crd.definition()
@@ -77,7 +96,9 @@ Change = Callable[[dict[str, Any]], object]
 
 
 def _node(definition: dict[str, Any], path: str) -> dict[str, Any]:
-    found = {where: node for where, node in crd.walk(crdlint.schema_of(definition)) if where == path}
+    found = {
+        where: node for where, node in crd.walk(crdlint.schema_of(definition)) if where == path
+    }
     return found[path]  # type: ignore[return-value]
 
 
@@ -103,7 +124,9 @@ def _rule(path: str, rule: str, field: str = "colour") -> Change:
     def change(definition: dict[str, Any]) -> None:
         node = _node(definition, path)
         node["properties"][field] = {"type": "string", "maxLength": 9, "description": "New."}
-        node.setdefault("x-kubernetes-validations", []).append({"rule": rule, "message": "colour must be grey"})
+        node.setdefault("x-kubernetes-validations", []).append(
+            {"rule": rule, "message": "colour must be grey"}
+        )
 
     return change
 
@@ -112,7 +135,11 @@ def _alternative(path: str, more: str) -> Change:
     """A further way to fulfil the first rule of a node that is made of alternatives."""
 
     def change(definition: dict[str, Any]) -> None:
-        rule = next(rule for rule in _node(definition, path)["x-kubernetes-validations"] if "||" in rule["rule"])
+        rule = next(
+            rule
+            for rule in _node(definition, path)["x-kubernetes-validations"]
+            if "||" in rule["rule"]
+        )
         rule["rule"] = f"{rule['rule']} || {more}"
 
     return change
@@ -131,33 +158,74 @@ BREAKS: list[tuple[str, str, Change]] = [
     ("spec.source.uri", "choices are gone", _set("spec.source.uri", enum=["https://one"])),
     ("spec.source.uri", "maxLength fell", _set("spec.source.uri", maxLength=5)),
     ("spec.source.uri", "pattern ^hf:.*$ refuses", _set("spec.source.uri", pattern="^hf:.*$")),
-    ("spec.source.region", "pattern ^[a-z]+$ refuses", _set("spec.source.region", pattern="^[a-z]+$")),
+    (
+        "spec.source.region",
+        "pattern ^[a-z]+$ refuses",
+        _set("spec.source.region", pattern="^[a-z]+$"),
+    ),
     ("spec.tokenizer.buckets", "maxItems fell", _set("spec.tokenizer.buckets", maxItems=1)),
-    ("spec.tokenizer.buckets", "x-kubernetes-list-type was atomic, is set", _set("spec.tokenizer.buckets", list_type="set")),
-    ("spec", "became required", _set("spec", required=["replicas", *NODES["spec"].get("required", []), "tokenizer"])),
+    (
+        "spec.tokenizer.buckets",
+        "x-kubernetes-list-type was atomic, is set",
+        _set("spec.tokenizer.buckets", list_type="set"),
+    ),
+    (
+        "spec",
+        "became required",
+        _set("spec", required=["replicas", *NODES["spec"].get("required", []), "tokenizer"]),
+    ),
     ("spec", "has a new rule", _rule("spec", "self.replicas < 9")),
     ("spec", "has a new rule", _rule("spec", "has(self.colour) || self.replicas < 9")),
     ("spec", "has a new rule", _rule("spec", "!has(self.replicas) || self.replicas < 9")),
-    ("spec", "has a new rule", _rule("spec", "!has(self.colour) && self.replicas < 9 || self.replicas < 3")),
+    (
+        "spec",
+        "has a new rule",
+        _rule("spec", "!has(self.colour) && self.replicas < 9 || self.replicas < 3"),
+    ),
     ("group", "was", lambda definition: definition["spec"].update(group="example.com")),
-    ("names.shortNames", "was", lambda definition: definition["spec"]["names"].update(shortNames=[])),
+    (
+        "names.shortNames",
+        "was",
+        lambda definition: definition["spec"]["names"].update(shortNames=[]),
+    ),
     ("names.kind", "was", lambda definition: definition["spec"]["names"].update(kind="Pipe")),
-    ("versions.v1alpha1", "is no longer served", lambda definition: definition["spec"]["versions"][0].update(served=False)),
-    ("subresources.scale", "was", lambda definition: definition["spec"]["versions"][0]["subresources"].pop("scale")),
+    (
+        "versions.v1alpha1",
+        "is no longer served",
+        lambda definition: definition["spec"]["versions"][0].update(served=False),
+    ),
+    (
+        "subresources.scale",
+        "was",
+        lambda definition: definition["spec"]["versions"][0]["subresources"].pop("scale"),
+    ),
 ]
 GROWTH: list[tuple[str, Change]] = [
     ("wider bounds", _set(REPLICAS, minimum=-1, maximum=2**31 - 1)),
     ("a further choice", _set("spec.suspend", enum=["Enabled", "Disabled", "Scheduled"])),
     ("any text", _drop("spec.source.uri", "pattern")),
-    ("a wider pattern", _set("spec.source.uri", pattern=NODES["spec.source.uri"]["pattern"].replace("^(", "^(gs|az|"))),
+    (
+        "a wider pattern",
+        _set(
+            "spec.source.uri", pattern=NODES["spec.source.uri"]["pattern"].replace("^(", "^(gs|az|")
+        ),
+    ),
     ("another description", _set("spec.source.uri", description="Somewhere.")),
-    ("a rule about a new field", _rule("spec", "!has(self.colour) || self.replicas < 9 && self.colour == 'grey'")),
-    ("an older rule with a further alternative", _alternative("spec.source", "self.uri.startsWith('new://')")),
+    (
+        "a rule about a new field",
+        _rule("spec", "!has(self.colour) || self.replicas < 9 && self.colour == 'grey'"),
+    ),
+    (
+        "an older rule with a further alternative",
+        _alternative("spec.source", "self.uri.startsWith('new://')"),
+    ),
     ("a new field alone", _rule("spec", "true || self.replicas < 9 || !has(self.colour)")),
 ]
 
 
-@pytest.mark.parametrize(("path", "change", "doctor"), BREAKS, ids=[f"{path} {change}" for path, change, _ in BREAKS])
+@pytest.mark.parametrize(
+    ("path", "change", "doctor"), BREAKS, ids=[f"{path} {change}" for path, change, _ in BREAKS]
+)
 def test_each_break_is_found(path: str, change: str, doctor: Change) -> None:
     new = copy.deepcopy(OLD)
     doctor(new)
@@ -174,7 +242,15 @@ def test_growth_is_no_break(what: str, doctor: Change) -> None:
     assert growth.breaking(OLD, new) == []
 
 
-OLDER = {"": {"required": ["must"]}, "must": {}, "a": {}, "kind": {"enum": ["X", "Y"]}, "items": {}, "items[]": {}, "items[].a": {}}
+OLDER = {
+    "": {"required": ["must"]},
+    "must": {},
+    "a": {},
+    "kind": {"enum": ["X", "Y"]},
+    "items": {},
+    "items[]": {},
+    "items[].a": {},
+}
 
 
 @pytest.mark.parametrize(
@@ -200,7 +276,10 @@ OLDER = {"": {"required": ["must"]}, "must": {}, "a": {}, "kind": {"enum": ["X",
         ("self.items.all(i, i.a > 3)", False),
         ("self.items.all(i, self.items.all(j, !has(j.new) || i.a != j.a))", True),
         ("size(self.items) < 3 && !has(self.new)", False),
-        ("!has(self.new) || self.items.exists_one(i, i == self.new) && self.new.matches('^a|b$')", True),
+        (
+            "!has(self.new) || self.items.exists_one(i, i == self.new) && self.new.matches('^a|b$')",
+            True,
+        ),
     ],
 )
 def test_a_rule_is_read_as_an_older_resource_meets_it(rule: str, holds: bool) -> None:

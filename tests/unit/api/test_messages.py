@@ -5,11 +5,17 @@ import re
 import pytest
 
 from triton_pipelines.api import crd, parse
+from triton_pipelines.api.field_paths import _CALLED, _places, unknown_field, written
 from triton_pipelines.api.messages import MEANING
-from triton_pipelines.api.nearest import did_you_mean, nearest
-from triton_pipelines.api.places import _CALLED, _places, unknown_field, written
+from triton_pipelines.api.suggestions import did_you_mean, nearest
 
-PATTERNS = sorted({node["pattern"] for path, node in crd.walk(crd.root_schema()) if "pattern" in node and path.startswith("spec")})
+PATTERNS = sorted(
+    {
+        node["pattern"]
+        for path, node in crd.walk(crd.root_schema())
+        if "pattern" in node and path.startswith("spec")
+    }
+)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -21,7 +27,9 @@ def test_every_pattern_is_said_in_words(pattern: str) -> None:
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_example_of_each_pattern_fits_it(pattern: str) -> None:
-    named = re.search(r"such as (\S+?)[,)]?(?: |$)|^a source: it starts with (\S+?),", MEANING[pattern])
+    named = re.search(
+        r"such as (\S+?)[,)]?(?: |$)|^a source: it starts with (\S+?),", MEANING[pattern]
+    )
     if named is None:
         assert "64 hex digits" in MEANING[pattern]  # too long to be shown
         return
@@ -30,7 +38,11 @@ def test_the_example_of_each_pattern_fits_it(pattern: str) -> None:
 
 
 def test_fields_that_others_name_lead_to_fields_that_are_there() -> None:
-    ends = {".".join(part.removesuffix("[]") for part in place[-length:]) for place in _places() for length in (1, 2, 3)}
+    ends = {
+        ".".join(part.removesuffix("[]") for part in place[-length:])
+        for place in _places()
+        for length in (1, 2, 3)
+    }
     wanted = {chain.replace("[]", "") for chains in _CALLED.values() for chain in chains if chain}
     assert wanted - ends == set()
 
@@ -58,7 +70,9 @@ def test_fields_that_others_name_lead_to_fields_that_are_there() -> None:
     ],
     ids=lambda value: written(value) if isinstance(value, tuple) else None,
 )
-def test_an_unknown_name_leads_to_the_field_that_was_meant(location: tuple[str | int, ...], meant: str) -> None:
+def test_an_unknown_name_leads_to_the_field_that_was_meant(
+    location: tuple[str | int, ...], meant: str
+) -> None:
     assert unknown_field(location) == f"is not a field here; did you mean {meant}?"
 
 
@@ -67,7 +81,10 @@ def test_a_name_like_nothing_leads_to_all_that_may_stand_there() -> None:
         unknown_field(("spec", "slo", "colour"))
         == "is not a field; spec.slo takes p99Milliseconds, networkAndQueueBudgetMilliseconds, minThroughputPerSecond"
     )
-    assert unknown_field(("colour",)) == "is not a field; the document takes apiVersion, kind, metadata, spec"
+    assert (
+        unknown_field(("colour",))
+        == "is not a field; the document takes apiVersion, kind, metadata, spec"
+    )
 
 
 def test_only_alike_names_are_suggested() -> None:
@@ -77,17 +94,49 @@ def test_only_alike_names_are_suggested() -> None:
     assert did_you_mean("logit", ["logits"], before="model.") == "; did you mean model.logits?"
 
 
-@pytest.mark.parametrize("steps", [None, "text", {"a": 1}, [1, None, {"name": 3}, {"name": "a", "outputs": "x"}, {"name": "b", "outputs": [1, {}]}]])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        None,
+        "text",
+        {"a": 1},
+        [1, None, {"name": 3}, {"name": "a", "outputs": "x"}, {"name": "b", "outputs": [1, {}]}],
+    ],
+)
 def test_a_reference_in_a_broken_document_gets_a_message(steps: object) -> None:
-    document = {"apiVersion": "tritonpipelines.io/v1alpha1", "kind": "InferencePipeline", "metadata": {"name": "x"}}
-    spec = {"tokenizer": "text", "steps": steps, "ensemble": {"outputs": [{"name": "y", "from": "Model.y"}]}}
+    document = {
+        "apiVersion": "tritonpipelines.io/v1alpha1",
+        "kind": "InferencePipeline",
+        "metadata": {"name": "x"},
+    }
+    spec = {
+        "tokenizer": "text",
+        "steps": steps,
+        "ensemble": {"outputs": [{"name": "y", "from": "Model.y"}]},
+    }
     _, findings = parse({**document, "spec": spec})
-    assert any(finding.path == "spec.ensemble.outputs[0].from" and "STEP.OUTPUT" in finding.message for finding in findings)
+    assert any(
+        finding.path == "spec.ensemble.outputs[0].from" and "STEP.OUTPUT" in finding.message
+        for finding in findings
+    )
 
 
-@pytest.mark.parametrize("uri", ["http://user:hunter2@host/a", "gcs://user:hunter2@host/a", "docker://host/a?signature=hunter2", "user:hunter2@host"])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://user:hunter2@host/a",
+        "gcs://user:hunter2@host/a",
+        "docker://host/a?signature=hunter2",
+        "user:hunter2@host",
+    ],
+)
 def test_no_suggestion_shows_a_secret(uri: str) -> None:
-    document = {"apiVersion": "tritonpipelines.io/v1alpha1", "kind": "InferencePipeline", "metadata": {"name": "x"}, "spec": {"source": {"uri": uri}}}
+    document = {
+        "apiVersion": "tritonpipelines.io/v1alpha1",
+        "kind": "InferencePipeline",
+        "metadata": {"name": "x"},
+        "spec": {"source": {"uri": uri}},
+    }
     _, findings = parse(document)
     said = [finding.message for finding in findings if finding.path == "spec.source.uri"]
     assert said

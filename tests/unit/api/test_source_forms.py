@@ -27,7 +27,15 @@ REGISTRY = [
     "oci://ghcr.io/acme/sst2@",
     "oci://ghcr.io/acme/_sst2",
 ]
-AZURE = ["az://acc/cont", "az://acc/cont/", "az://acc/cont/a/b.onnx", "az://acc", "az://acc/", "az:///cont/key", "az://acc//key"]
+AZURE = [
+    "az://acc/cont",
+    "az://acc/cont/",
+    "az://acc/cont/a/b.onnx",
+    "az://acc",
+    "az://acc/",
+    "az:///cont/key",
+    "az://acc//key",
+]
 
 
 def _kept(uri: str) -> bool:
@@ -64,7 +72,23 @@ def test_the_lists_hold_both_kinds() -> None:
     assert {_kept(uri) for uri in REGISTRY} == {_kept(uri) for uri in AZURE} == {True, False}
 
 
-@pytest.mark.parametrize("text", ["v1", "latest", "1.0", DIGEST, "a" * 128, "a" * 129, "-a", ".a", "sha256:ff", "a/b", "a:b", ""])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "v1",
+        "latest",
+        "1.0",
+        DIGEST,
+        "a" * 128,
+        "a" * 129,
+        "-a",
+        ".a",
+        "sha256:ff",
+        "a/b",
+        "a:b",
+        "",
+    ],
+)
 def test_tags_and_digests(text: str) -> None:
     assert (re.match(OCI_REFERENCE_PATTERN, text) is not None) is is_reference(text)
 

@@ -14,9 +14,9 @@ from tests.support.loops import Loop, Told, loop_of
 from tests.support.operators import eventually
 from tests.support.worlds import ModelPod, World
 from triton_pipelines.api import names
-from triton_pipelines.metrics.samples import Failure, Trouble
-from triton_pipelines.scaling.actuator import PodGoneError, PodRefusedError
-from triton_pipelines.scaling.types import Verdict
+from triton_pipelines.autoscaling.metrics.samples import Failure, Trouble
+from triton_pipelines.autoscaling.types import Verdict
+from triton_pipelines.controllers.autoscaler.actuator import PodGoneError, PodRefusedError
 
 RANGE = {"initial": 1, "min": 1, "max": 8}
 RENDERED: dict[str, Any] = {}
@@ -24,7 +24,10 @@ BUSY: dict[str, Any] = {"rate": 95.0, "service": 0.010, "pending": 100.0, "growt
 
 
 def settled(**spec: Any) -> World:
-    return World(builders.document(**builders.merge({"tokenizer": {"instances": RANGE}}, spec)), rendered=RENDERED).settle()
+    return World(
+        builders.document(**builders.merge({"tokenizer": {"instances": RANGE}}, spec)),
+        rendered=RENDERED,
+    ).settle()
 
 
 @pytest.fixture
@@ -66,7 +69,10 @@ async def test_a_change_is_recorded_before_a_pod_is_touched(loop: Loop) -> None:
     assert set(loop.tritons.counts.values()) == {wanted}
     (event,) = [event for made in loop.plans for event in made.events if event.reason == "Scaled"]
     assert event.note.startswith(f"tokenizer from 1 to {wanted}: TokenizerBound")
-    assert (loop.status()["scaling"]["history"][0]["from"], loop.status()["tokenizer"]["desiredInstances"]) == (1, wanted)
+    assert (
+        loop.status()["scaling"]["history"][0]["from"],
+        loop.status()["tokenizer"]["desiredInstances"],
+    ) == (1, wanted)
 
 
 async def test_what_cannot_be_recorded_changes_nothing(loop: Loop) -> None:
@@ -99,7 +105,10 @@ async def test_what_is_refused_is_taken_back_and_tried_again_ever_more_seldom(lo
             assert loop.counts == {"tokenizer": 1}, "new pods start from what works"
             loop.flow(**BUSY)
     assert "no space left on /dev/shm" in condition(loop, "ScalingActive")["message"]
-    assert (condition(loop, "ScalingActive")["reason"], loop.status()["scaling"]["history"][0]["to"]) == ("ActuationFailed", 1)
+    assert (
+        condition(loop, "ScalingActive")["reason"],
+        loop.status()["scaling"]["history"][0]["to"],
+    ) == ("ActuationFailed", 1)
     gaps = [later - earlier for earlier, later in pairwise(tried)]
     assert gaps == sorted(gaps)
     assert gaps[:3] == [16, 32, 64]
@@ -119,7 +128,9 @@ async def test_a_failed_growth_that_is_no_longer_wanted_is_no_failure(loop: Loop
 
 
 @pytest.mark.parametrize("pods", [1, 3])
-async def test_a_drifted_pod_is_brought_in_line_and_no_other_follows_it(monkeypatch: pytest.MonkeyPatch, pods: int) -> None:
+async def test_a_drifted_pod_is_brought_in_line_and_no_other_follows_it(
+    monkeypatch: pytest.MonkeyPatch, pods: int
+) -> None:
     loop = await grown(loop_of(monkeypatch, settled(replicas=pods)))
     count = loop.counts["tokenizer"]
     loop.flow(rate=95.0 * count * 0.7, service=0.010)
@@ -170,12 +181,16 @@ async def test_a_new_spec_in_mid_change_loses_nothing_of_it(loop: Loop) -> None:
 
 
 @pytest.mark.parametrize("spoil", [False, True])
-async def test_another_process_takes_recorded_counts_over(monkeypatch: pytest.MonkeyPatch, loop: Loop, spoil: bool) -> None:
+async def test_another_process_takes_recorded_counts_over(
+    monkeypatch: pytest.MonkeyPatch, loop: Loop, spoil: bool
+) -> None:
     """Whether or not what scaling remembered can be read, and before any pod has said how many it runs."""
     await grown(loop)
     count = loop.counts["tokenizer"]
     if spoil:
-        loop.world.children["ConfigMap", names.live_name(loop.world.name)]["data"][names.KEY_SCALING] = "{broken"
+        loop.world.children["ConfigMap", names.live_name(loop.world.name)]["data"][
+            names.KEY_SCALING
+        ] = "{broken"
     second = loop_of(monkeypatch, loop.world)
     (pod,) = loop.world.pods
     second.tritons.mute[pod.name] = PodGoneError("away")
@@ -188,7 +203,9 @@ async def test_another_process_takes_recorded_counts_over(monkeypatch: pytest.Mo
     assert second.tritons.loads == []
 
 
-async def test_a_start_says_nothing_until_it_has_looked(monkeypatch: pytest.MonkeyPatch, loop: Loop) -> None:
+async def test_a_start_says_nothing_until_it_has_looked(
+    monkeypatch: pytest.MonkeyPatch, loop: Loop
+) -> None:
     await grown(loop)
     told = loop.status()
     second = loop_of(monkeypatch, loop.world)
@@ -244,7 +261,11 @@ async def test_advice_is_told_and_nothing_is_changed(monkeypatch: pytest.MonkeyP
     assert (told["status"], told["reason"]) == ("False", "Advisory")
     assert "tokenizer would go from 1 to " in told["message"]
     state = loop.status()["scaling"]
-    assert (state["bottleneck"], state["mode"], "lastScaleTime" in state) == ("TokenizerBound", "Advisory", False)
+    assert (state["bottleneck"], state["mode"], "lastScaleTime" in state) == (
+        "TokenizerBound",
+        "Advisory",
+        False,
+    )
     events = [event for made in loop.plans for event in made.events if event.action == "Scale"]
     assert [event.reason for event in events] == ["ScalingAdvised"]
     again = loop_of(monkeypatch, loop.world)
@@ -292,14 +313,19 @@ async def test_without_a_ready_pod_counts_stay_and_it_is_said(loop: Loop) -> Non
     assert loop.counts == before
 
 
-async def test_pods_of_two_revisions_are_each_changed_by_their_own_config(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pods_of_two_revisions_are_each_changed_by_their_own_config(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = settled(replicas=2)
     old = world.pods[0]
     world.change(tokenizer={"maxLength": 128})
     world.step()
     world.control()
     new = next(pod for pod in world.pods if pod.revision != old.revision)
-    world.pods = [old, ModelPod(new.name, new.revision, new.template, new.created, phase="Ready", since=world.now)]
+    world.pods = [
+        old,
+        ModelPod(new.name, new.revision, new.template, new.created, phase="Ready", since=world.now),
+    ]
     loop = loop_of(monkeypatch, world)
     loop.flow(**BUSY)
     await loop.tick()
@@ -315,7 +341,9 @@ async def test_a_paused_or_deleted_pipeline_is_left_alone(loop: Loop) -> None:
     await loop.scaler.tick()
     assert loop.scaler.view(loop.key) is None
     assert not loop.scaler._watched
-    assert not [sample for family in loop.scaler.metrics.desired.collect() for sample in family.samples]
+    assert not [
+        sample for family in loop.scaler.metrics.desired.collect() for sample in family.samples
+    ]
 
 
 @pytest.mark.proves("spec.scaling.prometheusRef", "behaviour")

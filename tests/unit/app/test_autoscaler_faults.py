@@ -16,12 +16,19 @@ from tests.support.loops import Loop, loop_of
 from tests.support.worlds import World
 from tests.unit.app.test_autoscaler import BUSY, RANGE, condition, grown, settled
 from triton_pipelines.api import names
-from triton_pipelines.app.autoscaler import UNANSWERED_SECONDS
+from triton_pipelines.autoscaling.metrics.samples import (
+    Counters,
+    Failure,
+    PodHistory,
+    Sample,
+    Scrape,
+    Trouble,
+)
+from triton_pipelines.autoscaling.state_json import loads
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
-from triton_pipelines.metrics.samples import Counters, Failure, PodHistory, Sample, Scrape, Trouble
-from triton_pipelines.reconcile.observed import Pod
-from triton_pipelines.scaling.actuator import PodRefusedError, PodSilentError
-from triton_pipelines.scaling.memory import loads
+from triton_pipelines.controllers.autoscaler.actuator import PodRefusedError, PodSilentError
+from triton_pipelines.controllers.autoscaler.controller import UNANSWERED_SECONDS
+from triton_pipelines.controllers.pipeline.snapshot import Pod
 
 
 @pytest.fixture
@@ -33,7 +40,9 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
 
 
 @pytest.mark.parametrize("trouble", list(Trouble))
-async def test_without_metrics_counts_stay_and_the_cause_is_told(loop: Loop, trouble: Trouble) -> None:
+async def test_without_metrics_counts_stay_and_the_cause_is_told(
+    loop: Loop, trouble: Trouble
+) -> None:
     await grown(loop)
     before = loop.counts
     loop.collector.says = Failure(trouble, "why and what to look at")
@@ -43,11 +52,15 @@ async def test_without_metrics_counts_stay_and_the_cause_is_told(loop: Loop, tro
     told = condition(loop, "MetricsAvailable")
     assert (told["status"], told["reason"]) == ("False", trouble.value)
     assert "why and what to look at" in told["message"]
-    (event,) = [event for made in loop.plans for event in made.events if event.action == "ReadMetrics"]
+    (event,) = [
+        event for made in loop.plans for event in made.events if event.action == "ReadMetrics"
+    ]
     assert (event.warning, event.reason) == (True, trouble.value)
     loop.flow(50.0 * before["tokenizer"], service=0.010)
     await loop.tick()
-    assert [event.reason for event in loop.plans[-1].events if event.action == "ReadMetrics"] == ["MetricsRecovered"]
+    assert [event.reason for event in loop.plans[-1].events if event.action == "ReadMetrics"] == [
+        "MetricsRecovered"
+    ]
 
 
 async def test_a_collector_that_fails_is_the_trouble_of_its_pipelines_alone(loop: Loop) -> None:
@@ -55,12 +68,18 @@ async def test_a_collector_that_fails_is_the_trouble_of_its_pipelines_alone(loop
     for _ in range(40):
         await loop.tick()
     assert condition(loop, "MetricsAvailable")["reason"] == "PrometheusError"
-    assert "a defect" not in condition(loop, "MetricsAvailable")["message"], "what an exception says may hold anything"
+    assert "a defect" not in condition(loop, "MetricsAvailable")["message"], (
+        "what an exception says may hold anything"
+    )
 
 
-async def test_a_pod_that_does_not_answer_is_left_alone_for_a_while_and_a_new_server_is_not(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pod_that_does_not_answer_is_left_alone_for_a_while_and_a_new_server_is_not(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     starts = ["first"]
-    monkeypatch.setattr("triton_pipelines.app.scaled.start_of", lambda _: starts[-1])
+    monkeypatch.setattr(
+        "triton_pipelines.controllers.autoscaler.pipeline_state.start_of", lambda _: starts[-1]
+    )
     loop.cache()
     (pod,) = (Pod.of(item).name for item in loop.store.all(PODS))
     loop.tritons.mute[pod] = PodSilentError("no answer")
@@ -96,21 +115,45 @@ async def test_one_pipeline_that_cannot_be_decided_is_not_the_others_trouble(loo
 
 def failing(loop: Loop) -> set[str]:
     """Pipelines with errors on the metrics page."""
-    return {sample.labels["pipeline"] for family in loop.scaler.metrics.errors.collect() for sample in family.samples}
+    return {
+        sample.labels["pipeline"]
+        for family in loop.scaler.metrics.errors.collect()
+        for sample in family.samples
+    }
 
 
 ODD = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, -1.0, 1e300])
-COUNTERS = st.builds(Counters, success=ODD, execs=ODD, queue_us=ODD, compute_infer_us=ODD, pending=ODD)
-SCRAPES = st.lists(st.builds(Scrape, at=ODD, models=st.dictionaries(st.sampled_from(["tokenizer", "model"]), COUNTERS)), max_size=4)
+COUNTERS = st.builds(
+    Counters, success=ODD, execs=ODD, queue_us=ODD, compute_infer_us=ODD, pending=ODD
+)
+SCRAPES = st.lists(
+    st.builds(
+        Scrape, at=ODD, models=st.dictionaries(st.sampled_from(["tokenizer", "model"]), COUNTERS)
+    ),
+    max_size=4,
+)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(says=st.one_of(st.builds(Failure, st.sampled_from(Trouble), st.text(max_size=50)), SCRAPES))
-def test_nothing_that_a_collector_says_ends_the_loop(says: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_that_a_collector_says_ends_the_loop(
+    says: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Counts stay within their bounds, and the next tick comes."""
-    loop = loop_of(monkeypatch, World(builders.document(tokenizer={"instances": RANGE}), rendered=RENDERED).settle() if not WORLDS else WORLDS[0])
+    loop = loop_of(
+        monkeypatch,
+        World(builders.document(tokenizer={"instances": RANGE}), rendered=RENDERED).settle()
+        if not WORLDS
+        else WORLDS[0],
+    )
     WORLDS[:] = [loop.world]
-    loop.collector.says = (lambda one: Sample({pod: PodHistory(tuple(says)) for pod in one.pods}, 5.0)) if isinstance(says, list) else says
+    loop.collector.says = (
+        (lambda one: Sample({pod: PodHistory(tuple(says)) for pod in one.pods}, 5.0))
+        if isinstance(says, list)
+        else says
+    )
 
     async def ticks() -> None:
         for _ in range(2):
@@ -135,7 +178,10 @@ async def test_no_secret_is_told_anywhere(loop: Loop, capsys: pytest.CaptureFixt
     await loop.tick()
     (key,) = loop.tritons.keys
     assert key.startswith("key of ")
-    told = json.dumps([loop.status(), loop.live, [str(made.events) for made in loop.plans]]) + capsys.readouterr().out
+    told = (
+        json.dumps([loop.status(), loop.live, [str(made.events) for made in loop.plans]])
+        + capsys.readouterr().out
+    )
     assert "ActuationFailed" in told
     assert "key of " not in told
 
@@ -149,5 +195,8 @@ async def test_what_is_remembered_is_what_holds(loop: Loop) -> None:
 
 def test_flows_are_as_meant() -> None:
     """The load of these tests is more than one instance carries."""
-    first, last = history({"tokenizer": Flow(**BUSY)}).scrapes[0], history({"tokenizer": Flow(**BUSY)}).scrapes[-1]
+    first, last = (
+        history({"tokenizer": Flow(**BUSY)}).scrapes[0],
+        history({"tokenizer": Flow(**BUSY)}).scrapes[-1],
+    )
     assert last.models["tokenizer"].pending > first.models["tokenizer"].pending

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from triton_pipelines.app.config import ConfigError, OperatorConfig, load_config, variable_of
-from triton_pipelines.metrics.connection import ConnectionsError
-from triton_pipelines.pipeline.options import DEFAULT_FAMILY_IMAGES
+from triton_pipelines.autoscaling.metrics.connection import ConnectionsError
+from triton_pipelines.compile.graph.options import DEFAULT_FAMILY_IMAGES
 
 
 def test_defaults_are_valid_and_cluster_wide() -> None:
@@ -54,13 +54,25 @@ def test_variables_fill_in_and_options_win() -> None:
         ({"namespaces": ["team-*"]}, ["--namespaces", "team-*", "patterns are not supported"]),
         ({"images": ["noequals"]}, ["--images", "'noequals'", "NAME=VALUE"]),
         ({"source_map": ["nonsense"]}, ["--source-map", "nonsense", "PREFIX=TARGET"]),
-        ({"images": ["default=a:1", "vlm=b:1"]}, ["--images", "vlm: no family of images", "default, vllm, tensorrtllm"]),
-        ({"substitute_runner": ["onnxruntime_onnx", "tensorrt_plan"]}, ["--substitute-runner", "tensorrt_plan", "it runs onnxruntime_onnx"]),
+        (
+            {"images": ["default=a:1", "vlm=b:1"]},
+            ["--images", "vlm: no family of images", "default, vllm, tensorrtllm"],
+        ),
+        (
+            {"substitute_runner": ["onnxruntime_onnx", "tensorrt_plan"]},
+            ["--substitute-runner", "tensorrt_plan", "it runs onnxruntime_onnx"],
+        ),
         ({"pod_template": "maybe"}, ["--pod-template", "'allow' or 'forbid'"]),
         ({"custom_code": "maybe"}, ["--custom-code", "'allow' or 'forbid'"]),
         ({"metrics_port": 9000, "liveness_port": 9000}, ["metrics_port", "liveness_port", "9000"]),
-        ({"prometheus_url": "prometheus:9090"}, ["--prometheus-url", "TRITONPIPE_PROMETHEUS_URL", "no http or https URL"]),
-        ({"prometheus_url": "http://a", "metrics_connections": "/b"}, ["metrics_connections and prometheus_url are both given"]),
+        (
+            {"prometheus_url": "prometheus:9090"},
+            ["--prometheus-url", "TRITONPIPE_PROMETHEUS_URL", "no http or https URL"],
+        ),
+        (
+            {"prometheus_url": "http://a", "metrics_connections": "/b"},
+            ["metrics_connections and prometheus_url are both given"],
+        ),
         ({"unknown": 1}, ["--unknown"]),
     ],
 )
@@ -75,7 +87,10 @@ def test_connections_are_read_from_their_file(tmp_path: Path) -> None:
     file = tmp_path / "connections.yaml"
     file.write_text("connections: [{name: a, url: 'http://b'}]")
     assert load_config({"metrics_connections": file}, {}).connections["a"].url == "http://b"
-    assert load_config({}, {"TRITONPIPE_PROMETHEUS_URL": "http://c"}).connections["default"].url == "http://c"
+    assert (
+        load_config({}, {"TRITONPIPE_PROMETHEUS_URL": "http://c"}).connections["default"].url
+        == "http://c"
+    )
     assert load_config({}, {}).connections == {}
     file.write_text("connections: []")
     with pytest.raises(ConnectionsError, match="wanted is at least one"):

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from triton_pipelines.app.controlkey import ControlKeyError, derive, load_or_create, read_key_file
+from triton_pipelines.app.control_key import ControlKeyError, derive, load_or_create, read_key_file
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.errors import Conflict, Forbidden
 
@@ -36,15 +36,24 @@ async def no_sleep(_: float) -> None:
     raise AssertionError("nothing to wait for")
 
 
-async def load(creates: Creates, path: Path, sleep: Callable[[float], Awaitable[None]] = no_sleep) -> bytes:
+async def load(
+    creates: Creates, path: Path, sleep: Callable[[float], Awaitable[None]] = no_sleep
+) -> bytes:
     client = cast(Client, creates)
-    return await load_or_create(client, path=path, namespace="n", secret="s", wait_seconds=5, sleep=sleep)
+    return await load_or_create(
+        client, path=path, namespace="n", secret="s", wait_seconds=5, sleep=sleep
+    )
 
 
 def test_derived_keys_are_hmacs_of_uid_and_revision() -> None:
     expected = hmac.HMAC(KEY, b"uid-1\x00rev-1", hashlib.sha256).hexdigest()[:40]
     assert derive(KEY, "uid-1", "rev-1") == expected
-    keys = {derive(key, uid, revision) for key in (KEY, b"x" * 64) for uid in ("u", "ur") for revision in ("r", "rr")}
+    keys = {
+        derive(key, uid, revision)
+        for key in (KEY, b"x" * 64)
+        for uid in ("u", "ur")
+        for revision in ("r", "rr")
+    }
     assert len(keys) == 8
 
 
@@ -60,7 +69,11 @@ async def test_a_new_key_is_created_as_it_will_be_mounted(tmp_path: Path) -> Non
     key = await load(creates, tmp_path / "key")
     assert len(bytes.fromhex(key.decode())) == 32
     (secret,) = creates.created
-    assert (secret["kind"], secret["metadata"]["namespace"], secret["metadata"]["name"]) == ("Secret", "n", "s")
+    assert (secret["kind"], secret["metadata"]["namespace"], secret["metadata"]["name"]) == (
+        "Secret",
+        "n",
+        "s",
+    )
     assert base64.b64decode(secret["data"]["key"]) == key
     assert await load(Creates(), tmp_path / "key") != key
 
@@ -77,7 +90,9 @@ async def test_an_existing_secret_is_waited_for(tmp_path: Path) -> None:
     assert waits == [1.0] * 3
 
 
-async def test_a_secret_that_is_never_mounted_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+async def test_a_secret_that_is_never_mounted_is_an_error_that_says_what_to_do(
+    tmp_path: Path,
+) -> None:
     waits: list[float] = []
 
     async def sleep(seconds: float) -> None:

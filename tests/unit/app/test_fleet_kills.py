@@ -14,11 +14,14 @@ from tests.support.loops import Loop, loop_of
 from tests.support.worlds import World
 from tests.unit.app.test_fleets import FULL, SPEC, flow
 from triton_pipelines.api import names
-from triton_pipelines.metrics.samples import Failure, Trouble
-from triton_pipelines.reconcile.replicas import KEY_MILLIS, KEY_REPLICAS, recorded
+from triton_pipelines.autoscaling.metrics.samples import Failure, Trouble
+from triton_pipelines.controllers.pipeline.replicas import KEY_MILLIS, KEY_REPLICAS, recorded
 
 RENDERED: dict[str, Any] = {}
-IN_PLACE: dict[str, Any] = {"tokenizer": {"instances": {"initial": 1, "max": 3}}, "scaling": {"cpuResize": "InPlace", "pods": {"max": 2}}}
+IN_PLACE: dict[str, Any] = {
+    "tokenizer": {"instances": {"initial": 1, "max": 3}},
+    "scaling": {"cpuResize": "InPlace", "pods": {"max": 2}},
+}
 
 
 class Killed(Exception):
@@ -32,7 +35,13 @@ class Life:
         self.monkeypatch, self.world, self.after, self.deaths = monkeypatch, world, after, 0
         self.take, self.resize = world.take, world.resize
         monkeypatch.setattr(world, "take", lambda item: self.write(self.take, item))
-        monkeypatch.setattr(world, "resize", lambda decided: self.write(self.resize, decided) if decided.resize is not None else None)
+        monkeypatch.setattr(
+            world,
+            "resize",
+            lambda decided: (
+                self.write(self.resize, decided) if decided.resize is not None else None
+            ),
+        )
         self.loop: Loop = loop_of(monkeypatch, world)
         self.left = next(after)
         self.seen: dict[str, int] = {}
@@ -48,7 +57,9 @@ class Life:
         """Another process, which knows what is recorded and what pods say."""
         self.deaths += 1
         before, self.left = self.loop, next(self.after)
-        if (watched := before.scaler._watched.get(before.key)) is not None and watched.action is not None:
+        if (
+            watched := before.scaler._watched.get(before.key)
+        ) is not None and watched.action is not None:
             watched.action.cancel()
         self.loop = loop_of(self.monkeypatch, self.world)
         self.loop.tritons.counts |= before.tritons.counts
@@ -58,7 +69,11 @@ class Life:
         """So long under one load (none: what is said stays); looked at after every tick. A process has a minute until it may die again."""
         for tick in range(int(seconds / 5)):
             if load:
-                flow(self.loop, cores=0.2 + self.loop.counts["tokenizer"] if self.now()["cpu"] else 0.3, **load)
+                flow(
+                    self.loop,
+                    cores=0.2 + self.loop.counts["tokenizer"] if self.now()["cpu"] else 0.3,
+                    **load,
+                )
             self.world.control().run_pods()
             try:
                 await self.loop.tick(5.0)
@@ -71,42 +86,67 @@ class Life:
 
     def limits(self) -> dict[str, int]:
         """The CPU limit of each pod, thousandths of a core."""
-        found = {pod.name: self.world._raw(pod)["spec"]["containers"][0]["resources"]["limits"]["cpu"] for pod in self.world.pods if not pod.away}
-        return {pod: int(cpu[:-1]) if cpu.endswith("m") else 1000 * int(cpu) for pod, cpu in found.items()}
+        found = {
+            pod.name: self.world._raw(pod)["spec"]["containers"][0]["resources"]["limits"]["cpu"]
+            for pod in self.world.pods
+            if not pod.away
+        }
+        return {
+            pod: int(cpu[:-1]) if cpu.endswith("m") else 1000 * int(cpu)
+            for pod, cpu in found.items()
+        }
 
     def now(self) -> dict[str, int]:
         """All that must not fall: what is recorded, what is asked for, and what pods have."""
         live = self.loop.live
         known, tritons = recorded(live), self.loop.tritons.counts
-        numbers = {"pods": known.get(KEY_REPLICAS, 0), "cpu": known.get(KEY_MILLIS, 0), "deployment": self.world.deployment["spec"]["replicas"]}
+        numbers = {
+            "pods": known.get(KEY_REPLICAS, 0),
+            "cpu": known.get(KEY_MILLIS, 0),
+            "deployment": self.world.deployment["spec"]["replicas"],
+        }
         numbers["count"] = json.loads(live[names.KEY_COUNTS])["tokenizer"]
         pods = {f"cpu of {pod}": cpu for pod, cpu in self.limits().items()}
-        return numbers | pods | {f"count of {pod}": count for pod, count in tritons.items() if pod in self.limits()}
+        return (
+            numbers
+            | pods
+            | {f"count of {pod}": count for pod, count in tritons.items() if pod in self.limits()}
+        )
 
     def look(self) -> None:
         """Nothing is less than it was."""
         found = self.now()
-        fallen = {key: (before, found[key]) for key, before in self.seen.items() if key in found and found[key] < before}
+        fallen = {
+            key: (before, found[key])
+            for key, before in self.seen.items()
+            if key in found and found[key] < before
+        }
         assert not fallen, f"after {self.deaths} deaths"
         self.seen = found
 
 
 @pytest.mark.parametrize("after", [(0, 1), (1, 2)], ids=str)
 @pytest.mark.parametrize("spec", [SPEC, IN_PLACE], ids=["pods", "CPU and pods"])
-async def test_killed_over_and_over_nothing_falls(monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any], after: tuple[int, ...]) -> None:
+async def test_killed_over_and_over_nothing_falls(
+    monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any], after: tuple[int, ...]
+) -> None:
     document = builders.document(**builders.merge(SPEC, spec))
     life = Life(monkeypatch, World(document, rendered=RENDERED).settle(), itertools.cycle(after))
     start = life.now()
     await life.run(300, **FULL)
     assert life.deaths > 1
     reached = life.now()
-    assert {"pods", "deployment", "count", *(["cpu"] if spec is IN_PLACE else [])} <= {key for key in start if reached[key] > start[key]}
+    assert {"pods", "deployment", "count", *(["cpu"] if spec is IN_PLACE else [])} <= {
+        key for key in start if reached[key] > start[key]
+    }
     # Prometheus goes, and a pod.
     life.loop.collector.says = Failure(Trouble.MISSING, "gone")
     await life.run(30)
     del life.world.pods[0]
     await life.run(60)
     kept = life.now()
-    assert [kept[key] for key in start if " of " not in key] == [reached[key] for key in start if " of " not in key]
+    assert [kept[key] for key in start if " of " not in key] == [
+        reached[key] for key in start if " of " not in key
+    ]
     assert len(life.world.serving) == kept["deployment"] == kept["pods"]
     assert set(life.limits().values()) == {kept["cpu"]} or spec is SPEC

@@ -14,10 +14,10 @@ from tests.support.flows import Flow, history
 from tests.support.loops import Loop, loop_of
 from tests.support.worlds import World
 from triton_pipelines.api import names
+from triton_pipelines.autoscaling.metrics.samples import Expected, Failure, Sample, Trouble, Usage
+from triton_pipelines.autoscaling.types import Verdict
 from triton_pipelines.cluster.resources import PODS
-from triton_pipelines.metrics.samples import Expected, Failure, Sample, Trouble, Usage
-from triton_pipelines.reconcile.refusals import Refusal, Refused
-from triton_pipelines.scaling.types import Verdict
+from triton_pipelines.controllers.pipeline.resize_rejections import Refusal, Refused
 
 SPEC: dict[str, Any] = {
     "tokenizer": {"instances": {"initial": 1, "min": 1, "max": 2}},
@@ -41,7 +41,13 @@ def recorded(loop: Loop) -> dict[str, int]:
 
 
 def flow(
-    loop: Loop, rate: float = 0.0, gpu: Flow | None = None, full: float = 0.0, cores: float = 0.3, throttled: float = 0.0, **fields: float
+    loop: Loop,
+    rate: float = 0.0,
+    gpu: Flow | None = None,
+    full: float = 0.0,
+    cores: float = 0.3,
+    throttled: float = 0.0,
+    **fields: float,
 ) -> None:
     """``rate`` of each pod's tokenizers, or as many as they carry where they are ``full`` (requests/s of each instance); what its GPU step
     does; ``cores`` that the container uses."""
@@ -50,7 +56,9 @@ def flow(
     def says(one: Expected) -> Sample:
         flows = {"tokenizer": Flow(passed, **fields), "model": gpu or Flow(passed, service=0.0005)}
         usage = Usage(loop.now, cpu_cores=cores, throttled=throttled)
-        return Sample({pod: history(flows, now=loop.now, usage=usage) for pod in one.pods}, 5.0, "test")
+        return Sample(
+            {pod: history(flows, now=loop.now, usage=usage) for pod in one.pods}, 5.0, "test"
+        )
 
     loop.collector.says = says
 
@@ -68,7 +76,11 @@ async def run(loop: Loop, seconds: float, **load: Any) -> None:
 
 # Each tokenizer carries 100/s, and more arrives than they carry.
 FULL: dict[str, Any] = {"full": 99.0, "service": 0.010, "pending": 400.0, "growth": 40.0}
-FULL_GPU: dict[str, Any] = {"rate": 50.0, "service": 0.001, "gpu": Flow(50.0, service=0.0195, pending=80.0)}
+FULL_GPU: dict[str, Any] = {
+    "rate": 50.0,
+    "service": 0.001,
+    "gpu": Flow(50.0, service=0.0195, pending=80.0),
+}
 
 
 @pytest.mark.proves("spec.scaling.pods.max", "behaviour")
@@ -81,7 +93,9 @@ async def test_pods_grow_when_counts_stand_at_their_most_and_start_from_them(loo
     assert loop.world.deployment["spec"]["replicas"] == recorded(loop)["replicas"]
     (entry,) = [item for item in loop.status()["scaling"]["history"] if item["step"] == "pods"]
     assert entry["reason"].startswith("TokenizerBound: tokenizer stands at 2 in every pod")
-    events = [event.note for made in loop.plans for event in made.events if event.reason == "Scaled"]
+    events = [
+        event.note for made in loop.plans for event in made.events if event.reason == "Scaled"
+    ]
     assert any(note.startswith("pods from 1 to ") for note in events)
     assert loop.counts == {"tokenizer": 2}, "new pods start from the recorded counts"
     await run(loop, 600, **FULL)
@@ -98,16 +112,24 @@ async def test_a_full_gpu_grows_pods_and_no_tokenizer(loop: Loop) -> None:
 
 
 @pytest.mark.proves("spec.scaling.pods.min", "behaviour")
-async def test_pods_go_before_counts_and_not_below_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pods_go_before_counts_and_not_below_the_least(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     loop = loop_of(monkeypatch, world(scaling={"pods": {"min": 2}}))
     await run(loop, 240, **FULL)
     assert (recorded(loop), loop.counts) == ({"replicas": 4}, {"tokenizer": 2})
     await run(loop, 290, rate=5.0, service=0.010)
-    assert (recorded(loop), loop.counts) == ({"replicas": 4}, {"tokenizer": 2}), "instances wait for the pods"
+    assert (recorded(loop), loop.counts) == ({"replicas": 4}, {"tokenizer": 2}), (
+        "instances wait for the pods"
+    )
     await run(loop, 120, rate=5.0, service=0.010)
     assert recorded(loop) == {"replicas": 2}
     await run(loop, 400, rate=5.0, service=0.010)
-    assert (recorded(loop), loop.counts, len(loop.world.serving)) == ({"replicas": 2}, {"tokenizer": 1}, 2)
+    assert (recorded(loop), loop.counts, len(loop.world.serving)) == (
+        {"replicas": 2},
+        {"tokenizer": 1},
+        2,
+    )
 
 
 async def test_no_pod_goes_while_metrics_are_away(loop: Loop) -> None:
@@ -138,7 +160,10 @@ async def test_a_pod_that_has_ended_is_history(monkeypatch: pytest.MonkeyPatch, 
     loop = loop_of(monkeypatch, world())
     ended = loop.world._raw(loop.world.pods[0])
     ended["metadata"] |= {"name": "evicted", "uid": "uid-evicted", "namespace": loop.key[0]}
-    ended["metadata"]["labels"] |= {names.LABEL_REVISION: "0123456789", "pod-template-hash": "0123456789"}
+    ended["metadata"]["labels"] |= {
+        names.LABEL_REVISION: "0123456789",
+        "pod-template-hash": "0123456789",
+    }
     ended["status"] = {"phase": phase, "reason": "Evicted"}
     cached = Loop.cache
 
@@ -153,7 +178,9 @@ async def test_a_pod_that_has_ended_is_history(monkeypatch: pytest.MonkeyPatch, 
     assert "evicted" not in [pod.name for pod in loop.scaler._watched[loop.key].everyone]
 
 
-async def test_what_was_decided_survives_the_operator(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_was_decided_survives_the_operator(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await run(loop, 240, **FULL)
     assert recorded(loop) == {"replicas": 4}
     other = loop_of(monkeypatch, loop.world)
@@ -178,7 +205,9 @@ async def test_what_cannot_be_recorded_is_not_carried_out(loop: Loop) -> None:
     assert loop.world.deployment["spec"]["replicas"] == recorded(loop)["replicas"] > 1
 
 
-async def test_who_gives_the_number_to_scaling_again_starts_from_the_pods_that_there_are(loop: Loop) -> None:
+async def test_who_gives_the_number_to_scaling_again_starts_from_the_pods_that_there_are(
+    loop: Loop,
+) -> None:
     await run(loop, 110, **FULL)
     wanted = recorded(loop)["replicas"]
     assert wanted > 1
@@ -200,37 +229,60 @@ async def test_advisory_tells_and_changes_nothing(monkeypatch: pytest.MonkeyPatc
     await run(loop, 120, **FULL_GPU)
     assert names.KEY_PODS not in loop.live
     assert loop.world.deployment["spec"]["replicas"] == 1
-    notes = [event.note for made in loop.plans for event in made.events if event.reason == "ScalingAdvised"]
+    notes = [
+        event.note
+        for made in loop.plans
+        for event in made.events
+        if event.reason == "ScalingAdvised"
+    ]
     assert [note for note in notes if note.startswith("pods would go from 1 to 2: GPUBound")] != []
     assert len([note for note in notes if note.startswith("pods")]) == 1
 
 
 async def test_another_owner_of_the_deployments_number_is_not_fought(loop: Loop) -> None:
     """An HPA writes; live scaling wants more all the time; the Deployment is the HPA's."""
-    hpa = {"manager": "kube-controller-manager", "operation": "Update", "subresource": "scale", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
+    hpa = {
+        "manager": "kube-controller-manager",
+        "operation": "Update",
+        "subresource": "scale",
+        "fieldsV1": {"f:spec": {"f:replicas": {}}},
+    }
     await run(loop, 40, **FULL)
     for number in range(60):
         loop.world.deployment["spec"]["replicas"] = 2 + number % 2
         loop.world.deployment["metadata"]["managedFields"] = [hpa]
         made = len(loop.plans)
         await run(loop, 15, **FULL)
-        assert not [item for plan in loop.plans[made:] for item in plan.apply if item["kind"] == "Deployment"]
+        assert not [
+            item
+            for plan in loop.plans[made:]
+            for item in plan.apply
+            if item["kind"] == "Deployment"
+        ]
     assert loop.world.condition("ScalingLimited")["reason"] == "ReplicasOwnerConflict"
 
 
 # --- CPU in place -----------------------------------------------------------------------------------------------------------------------
 
-IN_PLACE: dict[str, Any] = {"tokenizer": {"instances": {"initial": 1, "max": 4}}, "scaling": {"cpuResize": "InPlace", "pods": {"max": 2}}}
+IN_PLACE: dict[str, Any] = {
+    "tokenizer": {"instances": {"initial": 1, "max": 4}},
+    "scaling": {"cpuResize": "InPlace", "pods": {"max": 2}},
+}
 
 
 def limit(loop: Loop) -> int:
     """The CPU limit that all pods ask for."""
-    (found,) = {loop.world._raw(pod)["spec"]["containers"][0]["resources"]["limits"]["cpu"] for pod in loop.world.pods}
+    (found,) = {
+        loop.world._raw(pod)["spec"]["containers"][0]["resources"]["limits"]["cpu"]
+        for pod in loop.world.pods
+    }
     return int(str(found).removesuffix("m")) * (1 if str(found).endswith("m") else 1000)
 
 
 @pytest.mark.proves("spec.scaling.cpuResize", "behaviour")
-async def test_cpu_grows_first_and_counts_only_when_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cpu_grows_first_and_counts_only_when_it_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     loop = loop_of(monkeypatch, world(**IN_PLACE))
     start = limit(loop)
     loop.world.kubelet[loop.world.pods[0].name] = "Deferred"
@@ -256,7 +308,9 @@ async def test_cpu_grows_first_and_counts_only_when_it_is_there(monkeypatch: pyt
     assert len(loop.world.pods) == 1
 
 
-async def test_a_node_that_is_too_small_is_remembered_and_pods_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_that_is_too_small_is_remembered_and_pods_are_added(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     loop = loop_of(monkeypatch, world(**IN_PLACE))
     start = limit(loop)
     loop.world.kubelet[loop.world.pods[0].name] = "Infeasible"
@@ -269,7 +323,10 @@ async def test_a_node_that_is_too_small_is_remembered_and_pods_are_added(monkeyp
     assert len(resizes) == 2, "asked once, taken back once"
     assert recorded(loop) == {"replicas": 2, "cpuMillis": start}
     assert loop.counts == {"tokenizer": 1}
-    assert "a pod on node node-1 cannot have more than 1350m" in loop.world.condition("ScalingLimited")["message"]
+    assert (
+        "a pod on node node-1 cannot have more than 1350m"
+        in loop.world.condition("ScalingLimited")["message"]
+    )
 
 
 def refusing(loop: Loop, monkeypatch: pytest.MonkeyPatch, kind: Refused) -> dict[str, Refusal]:
@@ -279,7 +336,9 @@ def refusing(loop: Loop, monkeypatch: pytest.MonkeyPatch, kind: Refused) -> dict
     def resize(decided: Any) -> None:
         if (asked := decided.resize) is not None:
             text = f"is not given {asked.limit}m: no"
-            known[asked.uid] = Refusal(asked.pod, kind, asked.limit, text, loop.world.now + dt.timedelta(seconds=60))
+            known[asked.uid] = Refusal(
+                asked.pod, kind, asked.limit, text, loop.world.now + dt.timedelta(seconds=60)
+            )
 
     monkeypatch.setattr(loop.world, "resize", resize)
     observed = loop.world.observed
@@ -288,19 +347,30 @@ def refusing(loop: Loop, monkeypatch: pytest.MonkeyPatch, kind: Refused) -> dict
     return known
 
 
-async def test_a_node_that_the_api_server_says_is_too_small_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_that_the_api_server_says_is_too_small_is_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Kubernetes 1.36 answers 403 (measured); the pod's spec stays as it was."""
     loop = loop_of(monkeypatch, world(**IN_PLACE))
     start = limit(loop)
     refusing(loop, monkeypatch, Refused.NODE)
     await run(loop, 200, cores=0.98 * start / 1000, throttled=0.3, **FULL)
     assert recorded(loop) == {"replicas": 2, "cpuMillis": start}
-    assert "a pod on node node-1 cannot have more than 1350m" in loop.world.condition("ScalingLimited")["message"]
+    assert (
+        "a pod on node node-1 cannot have more than 1350m"
+        in loop.world.condition("ScalingLimited")["message"]
+    )
 
 
-@pytest.mark.parametrize("kind", [Refused.QUOTA, Refused.RIGHTS, Refused.RANGE, Refused.ADMISSION, Refused.INVALID])
-async def test_what_somebody_can_mend_is_told_as_it_is_and_asked_for_until_it_is_given(monkeypatch: pytest.MonkeyPatch, kind: Refused) -> None:
-    loop = loop_of(monkeypatch, world(**builders.merge(IN_PLACE, {"scaling": {"pods": {"max": 1}}})))
+@pytest.mark.parametrize(
+    "kind", [Refused.QUOTA, Refused.RIGHTS, Refused.RANGE, Refused.ADMISSION, Refused.INVALID]
+)
+async def test_what_somebody_can_mend_is_told_as_it_is_and_asked_for_until_it_is_given(
+    monkeypatch: pytest.MonkeyPatch, kind: Refused
+) -> None:
+    loop = loop_of(
+        monkeypatch, world(**builders.merge(IN_PLACE, {"scaling": {"pods": {"max": 1}}}))
+    )
     start = limit(loop)
     with monkeypatch.context() as patched:
         refused = refusing(loop, patched, kind)
@@ -309,30 +379,50 @@ async def test_what_somebody_can_mend_is_told_as_it_is_and_asked_for_until_it_is
         assert wanted > start, "the node is not held to be too small"
         assert 2 <= sum(made.resize is not None for made in loop.plans) <= 4, "now and then"
         told = loop.world.condition("ScalingLimited")
-        assert (told["reason"], told["message"]) == ("ActuationFailed", f"cpu: pod {loop.world.pods[0].name} is not given {wanted}m: no")
+        assert (told["reason"], told["message"]) == (
+            "ActuationFailed",
+            f"cpu: pod {loop.world.pods[0].name} is not given {wanted}m: no",
+        )
     refused.clear()
     await run(loop, 60, cores=0.98 * start / 1000, throttled=0.3, **FULL)
     assert limit(loop) >= wanted
 
 
-async def test_cpu_that_somebody_else_writes_is_left_to_them_and_pods_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cpu_that_somebody_else_writes_is_left_to_them_and_pods_are_added(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     loop = loop_of(monkeypatch, world(**IN_PLACE))
     live = loop.world.children["ConfigMap", names.live_name(loop.world.name)]["data"]
     live[names.KEY_MEMORY] = replace(loop.world.memory, resized_manager="vpa-updater").to_json()
-    fields: dict[str, Any] = {"f:spec": {"f:containers": {'k:{"name":"triton"}': {"f:resources": {"f:limits": {"f:cpu": {}}}}}}}
+    fields: dict[str, Any] = {
+        "f:spec": {
+            "f:containers": {'k:{"name":"triton"}': {"f:resources": {"f:limits": {"f:cpu": {}}}}}
+        }
+    }
     for pod in loop.world.pods:
         pod.asked = pod.given = {"limits": {"cpu": "1200m"}}
-        loop.world.managed[pod.name] = [{"manager": "vpa-updater", "subresource": "resize", "time": "2026-01-01T11:00:00Z", "fieldsV1": fields}]
+        loop.world.managed[pod.name] = [
+            {
+                "manager": "vpa-updater",
+                "subresource": "resize",
+                "time": "2026-01-01T11:00:00Z",
+                "fieldsV1": fields,
+            }
+        ]
     await run(loop, 150, cores=1.19, throttled=0.3, **FULL)
     assert not [made.resize for made in loop.plans if made.resize is not None]
-    assert recorded(loop) == {"replicas": 2, "cpuMillis": 1350}, "no CPU is wanted that nobody gives"
+    assert recorded(loop) == {"replicas": 2, "cpuMillis": 1350}, (
+        "no CPU is wanted that nobody gives"
+    )
     assert loop.world.condition("ScalingLimited")["reason"] == "CPUOwnerConflict"
 
 
 # --- what is shown ----------------------------------------------------------------------------------------------------------------------
 
 
-async def test_pods_and_their_cpu_are_metrics_of_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pods_and_their_cpu_are_metrics_of_the_operator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     loop = loop_of(monkeypatch, world(**IN_PLACE))
     start = limit(loop)
     loop.world.kubelet[loop.world.pods[0].name] = "Deferred"
@@ -358,7 +448,9 @@ async def test_pods_and_their_cpu_are_metrics_of_the_operator(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("started_anew", [False, True])
-async def test_a_deleted_live_config_map_is_made_anew_from_what_runs(monkeypatch: pytest.MonkeyPatch, started_anew: bool) -> None:
+async def test_a_deleted_live_config_map_is_made_anew_from_what_runs(
+    monkeypatch: pytest.MonkeyPatch, started_anew: bool
+) -> None:
     loop = loop_of(monkeypatch, world(**IN_PLACE))
     await run(loop, 30, cores=0.98 * limit(loop) / 1000, throttled=0.3, **FULL)
     await run(loop, 100, cores=1.5, **FULL)
@@ -373,18 +465,26 @@ async def test_a_deleted_live_config_map_is_made_anew_from_what_runs(monkeypatch
         loop.tritons.counts |= tritons.counts
         loop.collector.says = Failure(Trouble.MISSING, "gone")
     else:
-        monkeypatch.setattr(loop.scaler._watched[loop.key], "intent", None)  # as long after the last change
+        monkeypatch.setattr(
+            loop.scaler._watched[loop.key], "intent", None
+        )  # as long after the last change
     del loop.world.children["ConfigMap", names.live_name(loop.world.name)]
     decided = loop.reconcile()
     assert not [item for item in decided.apply if item["kind"] == "Deployment"]
     assert decided.resize is None
     assert (loop.counts, recorded(loop)) == (counts, pods)
     await run(loop, 60)
-    assert (loop.counts, recorded(loop), loop.tritons.loads[-1:] if started_anew else []) == (counts, pods, [])
+    assert (loop.counts, recorded(loop), loop.tritons.loads[-1:] if started_anew else []) == (
+        counts,
+        pods,
+        [],
+    )
     assert limit(loop) == pods["cpuMillis"]
 
 
-async def test_in_mode_advisory_the_number_that_was_left_stays_without_its_record(loop: Loop) -> None:
+async def test_in_mode_advisory_the_number_that_was_left_stays_without_its_record(
+    loop: Loop,
+) -> None:
     await run(loop, 240, **FULL)
     assert recorded(loop) == {"replicas": 4}
     loop.world.change(scaling={"mode": "Advisory"})
@@ -406,9 +506,13 @@ async def lived(loop: Loop, seconds: float, **load: Any) -> None:
         loop.reconcile()
 
 
-async def test_a_rollout_that_fails_half_way_keeps_those_that_serve_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_rollout_that_fails_half_way_keeps_those_that_serve_from_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Pods of both revisions serve: their CPU grows, and when another number of them is wanted, the failed one is taken back."""
-    loop = loop_of(monkeypatch, world(**builders.merge(IN_PLACE, {"scaling": {"pods": {"min": 3, "max": 6}}})))
+    loop = loop_of(
+        monkeypatch, world(**builders.merge(IN_PLACE, {"scaling": {"pods": {"min": 3, "max": 6}}}))
+    )
     start, old = limit(loop), loop.world.deployed
     await lived(loop, 10, rate=20.0, service=0.010)
     loop.world.change(tokenizer={"maxLength": 64}, rollout={"strategy": "Surge"})
@@ -421,7 +525,9 @@ async def test_a_rollout_that_fails_half_way_keeps_those_that_serve_from_nothing
     assert {pod.revision for pod in loop.world.serving} == {old, new}
     assert loop.world.condition("Ready")["reason"] == "ModelMismatch"
     await lived(loop, 40, cores=0.98 * start / 1000, throttled=0.3, **FULL)
-    assert {pod.revision for pod in loop.world.serving if pod.asked} == {old, new}, "CPU of those that serve"
+    assert {pod.revision for pod in loop.world.serving if pod.asked} == {old, new}, (
+        "CPU of those that serve"
+    )
     assert loop.world.deployed == new, "and it is tried on"
     await lived(loop, 300, cores=3.3, **FULL)
     assert recorded(loop)["replicas"] > 3
@@ -430,7 +536,9 @@ async def test_a_rollout_that_fails_half_way_keeps_those_that_serve_from_nothing
     assert loop.world.condition("Ready")["reason"] == "RolledBack"
 
 
-async def test_a_revision_that_does_not_come_keeps_those_that_serve_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_revision_that_does_not_come_keeps_those_that_serve_from_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The CPU of the serving pods grows beside it; when another number of them is wanted, it is taken back."""
     loop = loop_of(monkeypatch, world(**IN_PLACE))
     start, old = limit(loop), loop.world.deployed
@@ -444,11 +552,17 @@ async def test_a_revision_that_does_not_come_keeps_those_that_serve_from_nothing
     assert {pod.revision for pod in loop.world.pods} == {old, new}
     assert loop.world.condition("Ready")["reason"] == "ModelMismatch"
     await lived(loop, 40, cores=0.98 * start / 1000, throttled=0.3, **FULL)
-    assert [pod.asked for pod in loop.world.pods if pod.revision == old and pod.asked], "CPU of those that serve"
+    assert [pod.asked for pod in loop.world.pods if pod.revision == old and pod.asked], (
+        "CPU of those that serve"
+    )
     assert loop.world.deployed == new, "and it is tried on"
     await lived(loop, 300, cores=3.3, **FULL)
     assert recorded(loop)["replicas"] == 2
-    assert (loop.world.deployed, {pod.revision for pod in loop.world.serving}, len(loop.world.serving)) == (old, {old}, 2)
+    assert (
+        loop.world.deployed,
+        {pod.revision for pod in loop.world.serving},
+        len(loop.world.serving),
+    ) == (old, {old}, 2)
     assert loop.world.condition("Ready")["reason"] == "RolledBack"
     loop.world.verdicts[new] = "good"
     loop.world.change(tokenizer={"maxLength": 96})

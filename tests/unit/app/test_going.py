@@ -13,9 +13,9 @@ from tests.support.loops import Loop, loop_of
 from tests.support.worlds import STIFF, World
 from triton_pipelines.api import names
 from triton_pipelines.api.tokenizer import Padding
-from triton_pipelines.app.specs import Specs
-from triton_pipelines.pipeline.fingerprint import cost_fingerprint
-from triton_pipelines.reconcile.measured import Choice, data
+from triton_pipelines.compile.graph.fingerprint import cost_fingerprint
+from triton_pipelines.controllers.current_specs import Specs
+from triton_pipelines.controllers.pipeline.tuned_padding import Choice, data
 
 RANGE = {"initial": 1, "min": 1, "max": 8}
 CHOICE = Choice(Padding.BUCKETED, (32, 128), "measured: it is better", "monday")
@@ -31,7 +31,9 @@ def seen(loop: Loop) -> tuple[str, tuple[int, ...], Any]:
 
 async def test_the_padding_that_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes with a tuning run, and no spec changes."""
-    document = builders.document(model={"platform": "tensorrt_plan"}, tokenizer={"instances": RANGE})
+    document = builders.document(
+        model={"platform": "tensorrt_plan"}, tokenizer={"instances": RANGE}
+    )
     loop = loop_of(monkeypatch, World(document).settle())
     loop.flow(1.0, service=0.010)
     await loop.tick()
@@ -44,7 +46,9 @@ async def test_the_padding_that_was_measured(monkeypatch: pytest.MonkeyPatch) ->
     assert seen(loop) == ("Bucketed", (32, 128, 512), None)
 
 
-async def test_the_padding_that_is_left_where_the_loader_refused_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_padding_that_is_left_where_the_loader_refused_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = World(builders.document(tokenizer={"instances": RANGE}))
     world.step()
     world.verdicts[world.deployed] = STIFF

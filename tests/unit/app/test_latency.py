@@ -9,11 +9,11 @@ from typing import Any, Self
 from tests.support import builders
 from tests.support.operators import ready_status
 from triton_pipelines.api import names
-from triton_pipelines.app.latency import TICK_SECONDS, LatencyWatch
+from triton_pipelines.autoscaling.metrics.latency_reader import Latency
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
-from triton_pipelines.metrics.latency import Latency
-from triton_pipelines.reconcile.watch import Figure
+from triton_pipelines.controllers.pipeline.slo_guard import Figure
+from triton_pipelines.controllers.slo_latency import TICK_SECONDS, LatencyWatch
 
 KEY = ("nlp", "sentiment")
 START = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
@@ -60,7 +60,9 @@ class Stage:
 
     def pod(self, restarts: int = 0, revision: str = "0123456789") -> None:
         labels = {**names.labels("sentiment"), names.LABEL_REVISION: revision}
-        pod: dict[str, Any] = {"metadata": {"name": "p", "namespace": "nlp", "uid": "u", "labels": labels}}
+        pod: dict[str, Any] = {
+            "metadata": {"name": "p", "namespace": "nlp", "uid": "u", "labels": labels}
+        }
         pod["status"] = ready_status(pod)
         pod["status"]["containerStatuses"][0]["restartCount"] = restarts
         self.put(PODS, pod)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import structlog
 
-from triton_pipelines.app.logs import configure_logging
+from triton_pipelines.app.log_setup import configure_logging
 
 
 @pytest.fixture
@@ -38,15 +38,32 @@ def test_own_and_foreign_records_have_one_shape(stream: io.StringIO) -> None:
         logging.getLogger(name).info("chatter")
     logging.getLogger("x").debug("hidden")
     own, foreign = lines(stream)
-    assert (own["event"], own["objects"], own["logger"], own["level"], own["pipeline"]) == ("applied", 3, "own", "info", "p")
-    assert (foreign["event"], foreign["logger"], foreign["level"], foreign["pipeline"]) == ("retry 2", "kopf.core", "warning", "p")
+    assert (own["event"], own["objects"], own["logger"], own["level"], own["pipeline"]) == (
+        "applied",
+        3,
+        "own",
+        "info",
+        "p",
+    )
+    assert (foreign["event"], foreign["logger"], foreign["level"], foreign["pipeline"]) == (
+        "retry 2",
+        "kopf.core",
+        "warning",
+        "p",
+    )
     assert own["timestamp"].endswith("Z")
 
 
 def test_secrets_are_blacked_out_wherever_they_stand(stream: io.StringIO) -> None:
     secret = "hunter2hunter2"
     log = structlog.get_logger("x")
-    log.info("a", token=secret, control_key=secret, headers={"Authorization": f"Bearer {secret}"}, nested=[{"password": secret}])
+    log.info(
+        "a",
+        token=secret,
+        control_key=secret,
+        headers={"Authorization": f"Bearer {secret}"},
+        nested=[{"password": secret}],
+    )
     log.info(f"GET https://user:{secret}@host/path?X-Amz-Signature={secret} with Bearer {secret}")
     log.info("b", url=f"s3://id:{secret}@bucket/key", admin_key=secret)
     logging.getLogger("y").warning("authorization: Basic %s", secret)
@@ -59,6 +76,12 @@ def test_secrets_are_blacked_out_wherever_they_stand(stream: io.StringIO) -> Non
 
 
 def test_names_of_keys_and_secrets_stay_readable(stream: io.StringIO) -> None:
-    structlog.get_logger("x").info("a", key="ns/name", secret="ns/secret-name", tokenizer="tokenizer")
+    structlog.get_logger("x").info(
+        "a", key="ns/name", secret="ns/secret-name", tokenizer="tokenizer"
+    )
     (line,) = lines(stream)
-    assert (line["key"], line["secret"], line["tokenizer"]) == ("ns/name", "ns/secret-name", "tokenizer")
+    assert (line["key"], line["secret"], line["tokenizer"]) == (
+        "ns/name",
+        "ns/secret-name",
+        "tokenizer",
+    )

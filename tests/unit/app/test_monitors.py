@@ -11,14 +11,14 @@ import pytest
 
 from tests.support import builders
 from triton_pipelines.api import parse
-from triton_pipelines.app.monitors import Monitors
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.errors import NotFound
 from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES, Resource
 from triton_pipelines.cluster.store import Store
-from triton_pipelines.reconcile.keeping import accepted_data
-from triton_pipelines.reconcile.observed import Object, Observed
-from triton_pipelines.render.objects import live_config_map
+from triton_pipelines.compile.render.objects import live_config_map
+from triton_pipelines.controllers.monitoring_objects import Monitors
+from triton_pipelines.controllers.pipeline.last_good_spec import accepted_data
+from triton_pipelines.controllers.pipeline.snapshot import Object, Observed
 
 KEY = ("nlp", "sentiment")
 PATH = "spec.observability.podMonitor"
@@ -44,13 +44,19 @@ class Server:
         return item
 
 
-def watching(warnings: list[dict[str, str]], **observability: str) -> tuple[Monitors, Server, list[tuple[str, str]]]:
+def watching(
+    warnings: list[dict[str, str]], **observability: str
+) -> tuple[Monitors, Server, list[tuple[str, str]]]:
     document = builders.document(observability=observability)
     document["status"] = {"warnings": warnings}
     document["metadata"]["resourceVersion"] = "1"
     store, server, dues = Store(), Server(), list[tuple[str, str]]()
     store.put(INFERENCE_PIPELINES, document)
-    return Monitors(cast(Client, server), store, (None,), {}, frozenset(), dues.append), server, dues
+    return (
+        Monitors(cast(Client, server), store, (None,), {}, frozenset(), dues.append),
+        server,
+        dues,
+    )
 
 
 SAID = [{"path": PATH, "message": "the cluster does not serve PodMonitor"}]
@@ -58,7 +64,9 @@ OTHER = [{"path": "spec.model.dynamicBatching", "message": "is doubtful"}]
 
 
 @pytest.mark.parametrize("mode", ["Enabled", "Auto", "Disabled"])
-async def test_what_an_earlier_process_said_and_is_no_longer_true_is_cleared_at_the_first_look(mode: str) -> None:
+async def test_what_an_earlier_process_said_and_is_no_longer_true_is_cleared_at_the_first_look(
+    mode: str,
+) -> None:
     monitors, _, dues = watching(SAID, podMonitor=mode)
     assert monitors.findings(KEY) is None
     await monitors.round()
@@ -93,7 +101,9 @@ async def test_a_warning_that_still_holds_after_a_restart_is_no_news() -> None:
     server.serves = False
     await monitors.round()
     (found,) = monitors.findings(KEY) or ()
-    again, server, dues = watching([{"path": found.path, "message": found.message}], podMonitor="Enabled")
+    again, server, dues = watching(
+        [{"path": found.path, "message": found.message}], podMonitor="Enabled"
+    )
     server.serves = False
     await again.round()
     assert (again.findings(KEY), dues) == ((found,), [])
@@ -107,7 +117,9 @@ async def test_a_spec_that_cannot_be_acted_on_takes_no_object_away() -> None:
     live = live_config_map(pipeline, data)
     live["metadata"]["resourceVersion"] = "2"
     monitors.store.put(CONFIG_MAPS, live)
-    refused = builders.document(observability={"podMonitor": "Disabled"}, postprocess={"labels": ["a", "b", "c"]})
+    refused = builders.document(
+        observability={"podMonitor": "Disabled"}, postprocess={"labels": ["a", "b", "c"]}
+    )
     refused["metadata"]["resourceVersion"] = "3"
     monitors.store.put(INFERENCE_PIPELINES, refused)
     await monitors.round()

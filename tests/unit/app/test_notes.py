@@ -8,7 +8,7 @@ from tests.support import builders
 from tests.support.flows import Flow, history
 from tests.support.loops import Loop, loop_of
 from tests.support.worlds import World
-from triton_pipelines.metrics.samples import Expected, Sample, Usage
+from triton_pipelines.autoscaling.metrics.samples import Expected, Sample, Usage
 
 FLOWS = {"tokenizer": Flow(50.0), "model": Flow(50.0, service=0.0005)}
 
@@ -32,8 +32,12 @@ async def told(loop: Loop, gpu: float, seconds: float = 150.0) -> str:
     return str(loop.world.condition("ScalingActive")["message"])
 
 
-async def test_a_gpu_that_disagrees_is_news_and_its_digits_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(builders.document(tokenizer={"instances": {"initial": 1, "min": 1, "max": 8}}), rendered={}).settle()
+async def test_a_gpu_that_disagrees_is_news_and_its_digits_are_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(
+        builders.document(tokenizer={"instances": {"initial": 1, "min": 1, "max": 8}}), rendered={}
+    ).settle()
     loop = loop_of(monkeypatch, world)
     calm = await told(loop, 0.5)
     assert "GPU" not in calm

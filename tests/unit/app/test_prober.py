@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.support.builders import built
-from triton_pipelines.app.prober import ask, question_of
-from triton_pipelines.pipeline.example import example_of
-from triton_pipelines.reconcile.observed import Pod
-from triton_pipelines.reconcile.reconciler import ProbeTarget
+from triton_pipelines.compile.graph.example_request import example_of
+from triton_pipelines.controllers.pipeline.prober import ask, question_of
+from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget
+from triton_pipelines.controllers.pipeline.snapshot import Pod
 from triton_pipelines.triton.probe import ProbeResult
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -38,24 +38,36 @@ def test_rows_of_a_request_that_was_made_up_can_be_taken_back() -> None:
 @pytest.mark.parametrize(
     ("spec", "alone", "told"),
     [
-        ({}, False, "no (asked with 'Hello.' in 2 rows; spec.health.text or spec.health.inputs gives another example, of one row)"),
-        ({}, True, "no (asked with 'Hello.'; spec.health.text or spec.health.inputs gives another example)"),
+        (
+            {},
+            False,
+            "no (asked with 'Hello.' in 2 rows; spec.health.text or spec.health.inputs gives another example, of one row)",
+        ),
+        (
+            {},
+            True,
+            "no (asked with 'Hello.'; spec.health.text or spec.health.inputs gives another example)",
+        ),
         ({"health": {"text": "SELECT 1"}}, False, "no"),
     ],
 )
-async def test_a_failure_says_what_was_asked(monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any], alone: bool, told: str) -> None:
+async def test_a_failure_says_what_was_asked(
+    monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any], alone: bool, told: str
+) -> None:
     async def looked(*_: object) -> ProbeResult:
         return ProbeResult(True, inference_error="no", alone=alone)
 
-    monkeypatch.setattr("triton_pipelines.app.prober.probe", looked)
+    monkeypatch.setattr("triton_pipelines.controllers.pipeline.prober.probe", looked)
     assert (await ask(target(**spec), NOW)).inference_error == told
 
 
 async def test_a_mismatch_is_no_failure_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     async def looked(*_: object) -> ProbeResult:
-        return ProbeResult(True, inference_error="output PROBABILITIES is FP64, declared FP32", mismatch=True)
+        return ProbeResult(
+            True, inference_error="output PROBABILITIES is FP64, declared FP32", mismatch=True
+        )
 
-    monkeypatch.setattr("triton_pipelines.app.prober.probe", looked)
+    monkeypatch.setattr("triton_pipelines.controllers.pipeline.prober.probe", looked)
     seen = await ask(target(), NOW)
     assert seen.inference_error == ""
     assert seen.mismatch.startswith("output PROBABILITIES is FP64, declared FP32")

@@ -9,11 +9,18 @@ import pytest
 from tests.support import builders
 from triton_pipelines.api.parse import parse
 from triton_pipelines.api.scaling import ScalingMode
-from triton_pipelines.app.scaled import Counted, Watched, said_in, settling, taken_back, telling
-from triton_pipelines.pipeline import build
-from triton_pipelines.reconcile.observed import Pod
-from triton_pipelines.reconcile.scaling import Intent, View
-from triton_pipelines.scaling.types import Action, Decision, Growth, Memory, StepMemory, Verdict
+from triton_pipelines.autoscaling.types import Action, Decision, Growth, Memory, StepMemory, Verdict
+from triton_pipelines.compile.graph import build
+from triton_pipelines.controllers.autoscaler.pipeline_state import (
+    Counted,
+    Watched,
+    said_in,
+    settling,
+    taken_back,
+    telling,
+)
+from triton_pipelines.controllers.handover import Intent, View
+from triton_pipelines.controllers.pipeline.snapshot import Pod
 
 START = 1_000.0
 
@@ -25,7 +32,14 @@ def watched(said: str = "", slow: int = 60) -> Watched:
 
 
 def status(bottleneck: str, instances: int = 1) -> dict[str, Any]:
-    return {"scaling": {"bottleneck": bottleneck}, "steps": [{"name": "tokenizer", "instances": instances}]} if bottleneck else {}
+    return (
+        {
+            "scaling": {"bottleneck": bottleneck},
+            "steps": [{"name": "tokenizer", "instances": instances}],
+        }
+        if bottleneck
+        else {}
+    )
 
 
 def seen(found: Watched, instances: int) -> Watched:
@@ -35,12 +49,20 @@ def seen(found: Watched, instances: int) -> Watched:
     return found
 
 
-def view(verdict: Verdict = Verdict.BALANCED, *, history: tuple[Action, ...] = (), mode: ScalingMode = ScalingMode.ACTIVE, message: str = "") -> View:
+def view(
+    verdict: Verdict = Verdict.BALANCED,
+    *,
+    history: tuple[Action, ...] = (),
+    mode: ScalingMode = ScalingMode.ACTIVE,
+    message: str = "",
+) -> View:
     return View(Decision((), verdict, Memory(history=history), message=message), mode)
 
 
 @pytest.mark.parametrize("verdict", [Verdict.IDLE, Verdict.UNKNOWN, Verdict.OVERPROVISIONED])
-def test_a_process_that_has_just_started_says_nothing_calm_against_its_predecessor(verdict: Verdict) -> None:
+def test_a_process_that_has_just_started_says_nothing_calm_against_its_predecessor(
+    verdict: Verdict,
+) -> None:
     assert settling(watched("Balanced"), verdict, START + 89)
     assert not settling(watched("Balanced"), verdict, START + 90)
     assert not settling(watched(verdict.value), verdict, START)
@@ -93,24 +115,34 @@ def test_a_new_trouble_with_the_same_metrics_is_held_back_for_the_first_looks_al
     found = started(metrics_said("Succeeded", f"metrics of every ready pod are read from {ASKED}"))
     assert settling(found, Verdict.UNKNOWN, START + 29, "PrometheusError", ASKED)
     assert not settling(found, Verdict.UNKNOWN, START + 30, "PrometheusError", ASKED)
-    assert settling(found, Verdict.UNKNOWN, START + 89, "", ASKED), "without trouble there are only few looks"
+    assert settling(found, Verdict.UNKNOWN, START + 89, "", ASKED), (
+        "without trouble there are only few looks"
+    )
 
 
 def test_metrics_that_come_from_elsewhere_than_the_status_says_are_told_of_at_once() -> None:
     """What is said is of a source that nobody asks any longer."""
-    found = started(metrics_said("Succeeded", "metrics of every ready pod are read from the pods themselves"))
+    found = started(
+        metrics_said("Succeeded", "metrics of every ready pod are read from the pods themselves")
+    )
     assert not settling(found, Verdict.UNKNOWN, START, "PrometheusError", ASKED)
     assert not settling(found, Verdict.IDLE, START, "", ASKED)
     assert settling(found, Verdict.IDLE, START, "", "the pods themselves")
-    assert settling(found, Verdict.UNKNOWN, START, "MetricsMissing", ""), "who was asked is not known"
+    assert settling(found, Verdict.UNKNOWN, START, "MetricsMissing", ""), (
+        "who was asked is not known"
+    )
 
 
 def test_a_trouble_that_is_over_is_told_of_at_once() -> None:
     """The status would name an address that may be another one now."""
-    found = started(metrics_said("PrometheusError", f"{ASKED} (http://10.99.0.1:1234): refuses the connection"))
+    found = started(
+        metrics_said("PrometheusError", f"{ASKED} (http://10.99.0.1:1234): refuses the connection")
+    )
     assert not settling(found, Verdict.BALANCED, START, "", "the pods themselves")
     assert not settling(found, Verdict.BALANCED, START, "", ASKED)
-    assert settling(found, Verdict.BALANCED, START, "MetricsPartial", ASKED), "another trouble waits for a second look"
+    assert settling(found, Verdict.BALANCED, START, "MetricsPartial", ASKED), (
+        "another trouble waits for a second look"
+    )
 
 
 def test_digits_are_no_news_and_a_mode_a_verdict_or_an_action_is() -> None:
@@ -121,8 +153,14 @@ def test_digits_are_no_news_and_a_mode_a_verdict_or_an_action_is() -> None:
     assert telling(view(history=(Action(START, "tokenizer", 1, 2, "why"),))) != before
 
 
-@pytest.mark.parametrize(("before", "after", "judged"), [(2, 4, False), (1, 2, True)], ids=["the one taken back", "an earlier one"])
-def test_a_growth_that_was_never_in_force_is_not_judged(before: int, after: int, *, judged: bool) -> None:
+@pytest.mark.parametrize(
+    ("before", "after", "judged"),
+    [(2, 4, False), (1, 2, True)],
+    ids=["the one taken back", "an earlier one"],
+)
+def test_a_growth_that_was_never_in_force_is_not_judged(
+    before: int, after: int, *, judged: bool
+) -> None:
     """The knee would find that it bought nothing, and hold the next one for a quarter of an hour."""
     growth = Growth(START, before, after, 200.0, 0.010)
     memory = Memory({"tokenizer": StepMemory(desired=4, growth=growth)})

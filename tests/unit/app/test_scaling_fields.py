@@ -10,7 +10,15 @@ from tests.support import builders
 from tests.support.flows import Flow, history
 from tests.support.loops import Loop, loop_of
 from tests.support.worlds import World
-from triton_pipelines.metrics.samples import Counters, Expected, Failure, PodHistory, Sample, Scrape, Trouble
+from triton_pipelines.autoscaling.metrics.samples import (
+    Counters,
+    Expected,
+    Failure,
+    PodHistory,
+    Sample,
+    Scrape,
+    Trouble,
+)
 
 E = 0.010
 """Seconds of one instance per request."""
@@ -19,9 +27,14 @@ FREE: dict[str, Any] = {"server": {"resources": {"limits": {"cpu": "64"}}}}
 RENDERED: dict[str, Any] = {}
 
 
-async def made(monkeypatch: pytest.MonkeyPatch, count: int = 1, *, initial: int = 1, **scaling: Any) -> Loop:
+async def made(
+    monkeypatch: pytest.MonkeyPatch, count: int = 1, *, initial: int = 1, **scaling: Any
+) -> Loop:
     """A pipeline whose pod runs ``count`` tokenizers, and has been looked at."""
-    spec = builders.merge(FREE, {"tokenizer": {"instances": {"initial": initial, "min": 1, "max": 20}}, "scaling": scaling})
+    spec = builders.merge(
+        FREE,
+        {"tokenizer": {"instances": {"initial": initial, "min": 1, "max": 20}}, "scaling": scaling},
+    )
     world = World(builders.document(**spec), rendered=RENDERED).settle()
     live = world.children["ConfigMap", f"{world.name}-live"]["data"]
     live["counts.json"] = f'{{"tokenizer": {count}}}'
@@ -40,7 +53,9 @@ async def under(loop: Loop, rate: float, seconds: float = 6.0, **fields: float) 
 
 
 @pytest.mark.proves("spec.scaling.targetUtilizationPercent", "behaviour")
-async def test_the_target_is_the_share_of_instances_that_is_aimed_at(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_target_is_the_share_of_instances_that_is_aimed_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     low = await under(await made(monkeypatch, 8, targetUtilizationPercent=40), 780.0)
     high = await under(await made(monkeypatch, 8, targetUtilizationPercent=90), 780.0)
     assert low > high >= 8
@@ -48,21 +63,33 @@ async def test_the_target_is_the_share_of_instances_that_is_aimed_at(monkeypatch
 
 @pytest.mark.proves("spec.scaling.scaleUpThresholdPercent", "behaviour")
 @pytest.mark.parametrize(("threshold", "grows"), [(70, True), (95, False)])
-async def test_below_the_threshold_nothing_grows(monkeypatch: pytest.MonkeyPatch, threshold: int, grows: bool) -> None:
-    loop = await made(monkeypatch, 4, targetUtilizationPercent=60, scaleUpThresholdPercent=threshold)
+async def test_below_the_threshold_nothing_grows(
+    monkeypatch: pytest.MonkeyPatch, threshold: int, grows: bool
+) -> None:
+    loop = await made(
+        monkeypatch, 4, targetUtilizationPercent=60, scaleUpThresholdPercent=threshold
+    )
     assert (await under(loop, 330.0) > 4) == grows
 
 
 @pytest.mark.proves("spec.scaling.backlogDrainSeconds", "behaviour")
-async def test_a_backlog_that_may_last_needs_fewer_instances(monkeypatch: pytest.MonkeyPatch) -> None:
-    soon = await under(await made(monkeypatch, 2, backlogDrainSeconds=1), 200.0, pending=300.0, growth=1.0)
-    late = await under(await made(monkeypatch, 2, backlogDrainSeconds=600), 200.0, pending=300.0, growth=1.0)
+async def test_a_backlog_that_may_last_needs_fewer_instances(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    soon = await under(
+        await made(monkeypatch, 2, backlogDrainSeconds=1), 200.0, pending=300.0, growth=1.0
+    )
+    late = await under(
+        await made(monkeypatch, 2, backlogDrainSeconds=600), 200.0, pending=300.0, growth=1.0
+    )
     assert soon > late
 
 
 @pytest.mark.proves("spec.scaling.scaleUp.cooldownSeconds", "behaviour")
 @pytest.mark.parametrize(("cooldown", "again"), [(2, True), (600, False)])
-async def test_a_growth_is_followed_by_a_pause(monkeypatch: pytest.MonkeyPatch, cooldown: int, again: bool) -> None:
+async def test_a_growth_is_followed_by_a_pause(
+    monkeypatch: pytest.MonkeyPatch, cooldown: int, again: bool
+) -> None:
     loop = await made(monkeypatch, 2, scaleUp={"cooldownSeconds": cooldown})
     first = await under(loop, 195.0, pending=20.0, growth=2.0, seconds=2)
     assert first > 2
@@ -71,15 +98,21 @@ async def test_a_growth_is_followed_by_a_pause(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.proves("spec.scaling.scaleDown.stabilizationSeconds", "behaviour")
 @pytest.mark.parametrize(("seconds", "shrinks"), [(10, True), (3600, False)])
-async def test_a_count_falls_to_what_sufficed_all_the_time(monkeypatch: pytest.MonkeyPatch, seconds: int, shrinks: bool) -> None:
+async def test_a_count_falls_to_what_sufficed_all_the_time(
+    monkeypatch: pytest.MonkeyPatch, seconds: int, shrinks: bool
+) -> None:
     loop = await made(monkeypatch, 8, scaleDown={"stabilizationSeconds": seconds})
     assert (await under(loop, 50.0, seconds=60) < 8) == shrinks
 
 
 @pytest.mark.proves("spec.scaling.scaleDown.maxStepPercent", "behaviour")
 @pytest.mark.parametrize(("percent", "fallen"), [(10, 9), (50, 5)])
-async def test_one_step_down_takes_a_share_at_most(monkeypatch: pytest.MonkeyPatch, percent: int, fallen: int) -> None:
-    loop = await made(monkeypatch, 10, scaleDown={"stabilizationSeconds": 10, "maxStepPercent": percent})
+async def test_one_step_down_takes_a_share_at_most(
+    monkeypatch: pytest.MonkeyPatch, percent: int, fallen: int
+) -> None:
+    loop = await made(
+        monkeypatch, 10, scaleDown={"stabilizationSeconds": 10, "maxStepPercent": percent}
+    )
     for _ in range(60):
         if await under(loop, 50.0, seconds=2) < 10:
             break
@@ -88,8 +121,13 @@ async def test_one_step_down_takes_a_share_at_most(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.proves("spec.scaling.maxDirectionChangesPerHour", "behaviour")
 @pytest.mark.parametrize(("most", "falls"), [(1, 1), (120, 3)])
-async def test_after_so_many_turns_counts_only_grow(monkeypatch: pytest.MonkeyPatch, most: int, falls: int) -> None:
-    changes = {"scaleDown": {"stabilizationSeconds": 10, "maxStepPercent": 100}, "scaleUp": {"cooldownSeconds": 2}}
+async def test_after_so_many_turns_counts_only_grow(
+    monkeypatch: pytest.MonkeyPatch, most: int, falls: int
+) -> None:
+    changes = {
+        "scaleDown": {"stabilizationSeconds": 10, "maxStepPercent": 100},
+        "scaleUp": {"cooldownSeconds": 2},
+    }
     loop = await made(monkeypatch, 2, maxDirectionChangesPerHour=most, **changes)
     seen = 0
     for _ in range(4):
@@ -100,8 +138,13 @@ async def test_after_so_many_turns_counts_only_grow(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.proves("spec.scaling.fallback", "behaviour")
 @pytest.mark.proves("spec.scaling.staleAfterSeconds", "behaviour")
-@pytest.mark.parametrize(("fallback", "stale", "count"), [("Initial", 20, 6), ("Initial", 3600, 2), ("Hold", 20, 2), ("RecentMax", 20, 2)])
-async def test_without_metrics_counts_rise_to_what_was_enough(monkeypatch: pytest.MonkeyPatch, fallback: str, stale: int, count: int) -> None:
+@pytest.mark.parametrize(
+    ("fallback", "stale", "count"),
+    [("Initial", 20, 6), ("Initial", 3600, 2), ("Hold", 20, 2), ("RecentMax", 20, 2)],
+)
+async def test_without_metrics_counts_rise_to_what_was_enough(
+    monkeypatch: pytest.MonkeyPatch, fallback: str, stale: int, count: int
+) -> None:
     loop = await made(monkeypatch, 2, initial=6, fallback=fallback, staleAfterSeconds=stale)
     assert await under(loop, 150.0) == 2
     loop.collector.says = Failure(Trouble.ERROR, "no Prometheus")
@@ -112,7 +155,9 @@ async def test_without_metrics_counts_rise_to_what_was_enough(monkeypatch: pytes
 
 
 @pytest.mark.proves("spec.scaling.fallback", "behaviour")
-async def test_the_highest_count_of_late_comes_back_without_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_highest_count_of_late_comes_back_without_metrics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     quick = {"scaleDown": {"stabilizationSeconds": 10, "maxStepPercent": 100}}
     loop = await made(monkeypatch, 5, fallback="RecentMax", staleAfterSeconds=20, **quick)
     await under(loop, 450.0)
@@ -126,7 +171,9 @@ async def test_the_highest_count_of_late_comes_back_without_metrics(monkeypatch:
 
 @pytest.mark.proves("spec.scaling.windows.fastSeconds", "behaviour")
 @pytest.mark.parametrize(("fast", "grows"), [(10, True), (60, False)])
-async def test_growth_looks_at_the_fast_window(monkeypatch: pytest.MonkeyPatch, fast: int, grows: bool) -> None:
+async def test_growth_looks_at_the_fast_window(
+    monkeypatch: pytest.MonkeyPatch, fast: int, grows: bool
+) -> None:
     """Ten seconds of twice the load after a calm minute."""
     loop = await made(monkeypatch, 4, windows={"fastSeconds": fast, "slowSeconds": 60})
     await seen(loop, calm=100.0, now=390.0, since=10.0)
@@ -134,7 +181,10 @@ async def test_growth_looks_at_the_fast_window(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.proves("spec.scaling.windows.fastSeconds", "behaviour")
-@pytest.mark.parametrize(("connection", "windows", "grows"), [("", {}, True), ("default", {}, False), ("", {"fastSeconds": 12}, False)])
+@pytest.mark.parametrize(
+    ("connection", "windows", "grows"),
+    [("", {}, True), ("default", {}, False), ("", {"fastSeconds": 12}, False)],
+)
 async def test_without_prometheus_growth_looks_at_fewer_seconds(
     monkeypatch: pytest.MonkeyPatch, connection: str, windows: dict[str, int], grows: bool
 ) -> None:
@@ -146,7 +196,9 @@ async def test_without_prometheus_growth_looks_at_fewer_seconds(
 
 
 @pytest.mark.proves("spec.scaling.windows.slowSeconds", "behaviour")
-async def test_the_slow_window_is_how_far_back_samples_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_slow_window_is_how_far_back_samples_are_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     loop = await made(monkeypatch, 4, windows={"slowSeconds": 300})
     await under(loop, 100.0, seconds=2)
     (one,) = loop.collector.asked[-1].values()
@@ -157,13 +209,21 @@ async def seen(loop: Loop, *, calm: float, now: float, since: float, interval: f
     """One tick: requests came at rate ``calm``, and for ``since`` seconds at rate ``now``."""
 
     def says(one: Expected) -> Sample:
-        before = history({"tokenizer": Flow(calm, service=E), "model": Flow(calm, service=0.0005)}, now=loop.now - since)
+        before = history(
+            {"tokenizer": Flow(calm, service=E), "model": Flow(calm, service=0.0005)},
+            now=loop.now - since,
+        )
         last, more = before.scrapes[-1], []
         for age in (since / 2, 0.0):
             added = now * (since - age)
-            models = {name: grown(counters, added, E if name == "tokenizer" else 0.0005) for name, counters in last.models.items()}
+            models = {
+                name: grown(counters, added, E if name == "tokenizer" else 0.0005)
+                for name, counters in last.models.items()
+            }
             more.append(Scrape(loop.now - age, models))
-        return Sample({pod: PodHistory((*before.scrapes, *more)) for pod in one.pods}, interval, "test")
+        return Sample(
+            {pod: PodHistory((*before.scrapes, *more)) for pod in one.pods}, interval, "test"
+        )
 
     loop.collector.says = says
     await loop.tick(2.0)
@@ -172,4 +232,8 @@ async def seen(loop: Loop, *, calm: float, now: float, since: float, interval: f
 
 def grown(counters: Counters, done: float, service: float) -> Counters:
     """Counters after so many more requests."""
-    return Counters(success=counters.success + done, execs=counters.execs + done, compute_infer_us=counters.compute_infer_us + done * service * 1e6)
+    return Counters(
+        success=counters.success + done,
+        execs=counters.execs + done,
+        compute_infer_us=counters.compute_infer_us + done * service * 1e6,
+    )

@@ -11,16 +11,22 @@ import pytest
 from tests.support import builders
 from tests.support.loops import Loop, loop_of
 from tests.support.worlds import World
-from triton_pipelines.metrics.samples import Expected, Failure, Sample, Trouble
-from triton_pipelines.scaling.actuator import PodRefusedError
-from triton_pipelines.scaling.types import REASON_MAX
+from triton_pipelines.autoscaling.metrics.samples import Expected, Failure, Sample, Trouble
+from triton_pipelines.autoscaling.types import REASON_MAX
+from triton_pipelines.controllers.autoscaler.actuator import PodRefusedError
 
 CONNECTION = 'Prometheus connection "default"'
 
 
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
-    return loop_of(monkeypatch, World(builders.document(tokenizer={"instances": {"initial": 1, "min": 1, "max": 8}}), rendered={}).settle())
+    return loop_of(
+        monkeypatch,
+        World(
+            builders.document(tokenizer={"instances": {"initial": 1, "min": 1, "max": 8}}),
+            rendered={},
+        ).settle(),
+    )
 
 
 def available(loop: Loop) -> dict[str, Any]:
@@ -33,7 +39,9 @@ def gone(address: str) -> Failure:
     return Failure(Trouble.ERROR, f"{CONNECTION} ({address}): refuses the connection", CONNECTION)
 
 
-async def told_by_another(monkeypatch: pytest.MonkeyPatch, loop: Loop, says: Failure | None, ticks: int = 1) -> dict[str, Any]:
+async def told_by_another(
+    monkeypatch: pytest.MonkeyPatch, loop: Loop, says: Failure | None, ticks: int = 1
+) -> dict[str, Any]:
     """Condition MetricsAvailable after so many ticks of a new process, whose collector says this; ``None``: a load, read from the pods."""
     second = loop_of(monkeypatch, loop.world)
     for _ in range(ticks):
@@ -45,7 +53,9 @@ async def told_by_another(monkeypatch: pytest.MonkeyPatch, loop: Loop, says: Fai
     return available(second)
 
 
-async def test_another_process_that_asks_elsewhere_says_so_at_once(monkeypatch: pytest.MonkeyPatch, loop: Loop) -> None:
+async def test_another_process_that_asks_elsewhere_says_so_at_once(
+    monkeypatch: pytest.MonkeyPatch, loop: Loop
+) -> None:
     """A URL that is given, mistaken, corrected to another mistake, and taken away again: each with a start of the operator."""
     for _ in range(5):
         loop.flow(50.0, service=0.010)
@@ -56,10 +66,15 @@ async def test_another_process_that_asks_elsewhere_says_so_at_once(monkeypatch: 
         assert (told["status"], told["reason"]) == ("False", "PrometheusError")
         assert address in told["message"]
     told = await told_by_another(monkeypatch, loop, None)
-    assert (told["status"], told["message"]) == ("True", "metrics of every ready pod are read from test")
+    assert (told["status"], told["message"]) == (
+        "True",
+        "metrics of every ready pod are read from test",
+    )
 
 
-async def test_a_connection_that_fails_since_a_start_is_told_within_half_a_minute(monkeypatch: pytest.MonkeyPatch, loop: Loop) -> None:
+async def test_a_connection_that_fails_since_a_start_is_told_within_half_a_minute(
+    monkeypatch: pytest.MonkeyPatch, loop: Loop
+) -> None:
     loop.flow(50.0, service=0.010)
     await loop.tick()
     connection = replace(gone("http://10.99.0.1:1234"), source="test")
@@ -84,18 +99,29 @@ async def test_no_message_begins_with_its_own_reason(loop: Loop) -> None:
     """The reason stands before it wherever people read it: kubectl describe, events, the history."""
     loop.flow(50.0, service=0.010)
     await loop.tick()
-    trouble = Failure(Trouble.ERROR, f"{CONNECTION} (http://10.99.0.1:1234): no answer for 4 s", CONNECTION)
+    trouble = Failure(
+        Trouble.ERROR, f"{CONNECTION} (http://10.99.0.1:1234): no answer for 4 s", CONNECTION
+    )
     loop.collector.says = trouble
     await loop.tick()
     for kind in ("MetricsAvailable", "ScalingActive"):
         found = loop.world.condition(kind)
         assert (found["reason"], found["message"]) == ("PrometheusError", trouble.message)
-    assert [event.note for made in loop.plans for event in made.events if event.reason == "PrometheusError"] == [trouble.message]
+    assert [
+        event.note
+        for made in loop.plans
+        for event in made.events
+        if event.reason == "PrometheusError"
+    ] == [trouble.message]
     loop.plans.clear()
     for number in range(40):
-        loop.collector.says = replace(trouble, message=trouble.message.replace("for 4 s", f"for {number} s"))
+        loop.collector.says = replace(
+            trouble, message=trouble.message.replace("for 4 s", f"for {number} s")
+        )
         await loop.tick()
-    assert [made.status for made in loop.plans if made.status is not None] == [], "digits are no news"
+    assert [made.status for made in loop.plans if made.status is not None] == [], (
+        "digits are no news"
+    )
 
 
 async def test_what_is_too_long_for_the_history_says_that_it_goes_on(loop: Loop) -> None:
@@ -117,7 +143,9 @@ async def test_where_metrics_are_read_from_is_told_though_no_figure_moves(loop: 
             loop.flow(50.0, service=0.010)
             made = loop.collector.says
 
-            def says(one: Expected, made: Callable[[Expected], Sample] = made, source: str = source) -> Sample:
+            def says(
+                one: Expected, made: Callable[[Expected], Sample] = made, source: str = source
+            ) -> Sample:
                 return replace(made(one), source=source)
 
             loop.collector.says = says
@@ -125,7 +153,9 @@ async def test_where_metrics_are_read_from_is_told_though_no_figure_moves(loop: 
         assert available(loop)["message"].endswith(f"read from {source}")
 
 
-async def test_a_connection_that_the_operator_does_not_have_is_told_of_though_pods_can_be_read(loop: Loop) -> None:
+async def test_a_connection_that_the_operator_does_not_have_is_told_of_though_pods_can_be_read(
+    loop: Loop,
+) -> None:
     loop.flow(50.0, service=0.010)
     await loop.tick()
     assert "prometheusRef" not in available(loop)["message"]

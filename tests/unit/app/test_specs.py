@@ -11,14 +11,17 @@ from tests.support import builders
 from tests.support.loops import Loop, loop_of
 from tests.support.worlds import World
 from triton_pipelines.api import names
-from triton_pipelines.app.specs import Specs
 from triton_pipelines.cluster.resources import CONFIG_MAPS
 from triton_pipelines.cluster.store import Store
+from triton_pipelines.controllers.current_specs import Specs
 
 RANGE = {"initial": 1, "min": 1, "max": 8}
 RENDERED: dict[str, Any] = {}
 # Refused by a rule of the schema, and by a check of the whole.
-INVALID: dict[str, dict[str, Any]] = {"field": {"model": {"maxBatchSize": -1}}, "graph": {"postprocess": {"labels": ["a", "b", "c"]}}}
+INVALID: dict[str, dict[str, Any]] = {
+    "field": {"model": {"maxBatchSize": -1}},
+    "graph": {"postprocess": {"labels": ["a", "b", "c"]}},
+}
 HOW = pytest.mark.parametrize("how", INVALID)
 BUSY: dict[str, Any] = {"rate": 95.0, "service": 0.010, "pending": 100.0, "growth": 10.0}
 
@@ -57,7 +60,9 @@ async def test_an_invalid_spec_lowers_no_count(how: str, monkeypatch: pytest.Mon
 
 
 @HOW
-async def test_an_invalid_spec_brings_no_other_bounds(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_invalid_spec_brings_no_other_bounds(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What no pass records would be an intent that fails again and again."""
     loop = loop_of(monkeypatch, scaled(tokenizer={"instances": {"max": 2}}))
     await busy(loop, 30, load=1.2)
@@ -69,7 +74,9 @@ async def test_an_invalid_spec_brings_no_other_bounds(how: str, monkeypatch: pyt
 
 
 @HOW
-async def test_a_pipeline_with_an_invalid_spec_is_scaled_after_a_restart(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pipeline_with_an_invalid_spec_is_scaled_after_a_restart(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loop = loop_of(monkeypatch, scaled())
     await busy(loop, 10, load=0.5)
     spoil(loop, how)
@@ -80,7 +87,9 @@ async def test_a_pipeline_with_an_invalid_spec_is_scaled_after_a_restart(how: st
     assert set(again.tritons.counts.values()) == {again.counts["tokenizer"]}
 
 
-def test_the_present_spec_counts_once_a_pass_has_acted_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_present_spec_counts_once_a_pass_has_acted_on_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     loop, specs = loop_of(monkeypatch, scaled()), Specs()
     loop.cache()
 
@@ -122,7 +131,12 @@ def test_a_spec_that_is_not_recorded_is_the_present_one() -> None:
     assert most(live, document) == 8
     assert most(None, document) == 3
     assert most(live | {"data": {}}, document) == 3
-    assert most(live | {"data": {names.KEY_ACCEPTED: '{"spec": {"model": 1}, "digests": {}}'}}, document) == 3
+    assert (
+        most(
+            live | {"data": {names.KEY_ACCEPTED: '{"spec": {"model": 1}, "digests": {}}'}}, document
+        )
+        == 3
+    )
     other = copy.deepcopy(document)
     other["metadata"]["uid"] = "another"
     assert most(live, other) == 3
@@ -138,7 +152,9 @@ def test_a_spec_is_read_once_while_it_is_the_same() -> None:
 
 
 @HOW
-async def test_the_status_of_an_invalid_spec_goes_on_telling_of_counts(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_status_of_an_invalid_spec_goes_on_telling_of_counts(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loop = loop_of(monkeypatch, scaled())
     await busy(loop, 10, load=0.5)
     spoil(loop, how)
@@ -146,10 +162,19 @@ async def test_the_status_of_an_invalid_spec_goes_on_telling_of_counts(how: str,
     await busy(loop, 60, load=2.1)
     told, count = loop.status(), loop.counts["tokenizer"]
     assert count >= 3
-    assert told["tokenizer"] == {"instances": count, "desiredInstances": count, "summary": f"{count}/8"}
-    assert [step["desiredInstances"] for step in told["steps"] if step["name"] == "tokenizer"] == [count]
+    assert told["tokenizer"] == {
+        "instances": count,
+        "desiredInstances": count,
+        "summary": f"{count}/8",
+    }
+    assert [step["desiredInstances"] for step in told["steps"] if step["name"] == "tokenizer"] == [
+        count
+    ]
     assert told["scaling"]["history"][0]["to"] == count
     assert [event.reason for made in loop.plans for event in made.events] == ["Scaled"]
-    assert loop.world.told() | {"Stalled": "True InvalidSpec", "ScalingActive": "True Succeeded"} == loop.world.told()
+    assert (
+        loop.world.told() | {"Stalled": "True InvalidSpec", "ScalingActive": "True Succeeded"}
+        == loop.world.told()
+    )
     loop.reconcile()
     assert loop.reconcile().quiet

@@ -11,18 +11,38 @@ import pytest
 import yaml
 
 from triton_pipelines.api import names
-from triton_pipelines.app import watches
+from triton_pipelines.app import kubernetes_watches
 from triton_pipelines.app.config import load_config
-from triton_pipelines.app.metrics import Metrics
-from triton_pipelines.app.watches import WATCHED, connection_info, kopf_settings, selector_of, take_in
+from triton_pipelines.app.kubernetes_watches import (
+    WATCHED,
+    connection_info,
+    kopf_settings,
+    selector_of,
+    take_in,
+)
+from triton_pipelines.app.operator_metrics import Metrics
 from triton_pipelines.cluster.login import LoginError
-from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES, PODS, SECRETS, Resource
+from triton_pipelines.cluster.resources import (
+    CONFIG_MAPS,
+    INFERENCE_PIPELINES,
+    PODS,
+    SECRETS,
+    Resource,
+)
 from triton_pipelines.cluster.store import Store
 
 
 def obj(name: str, version: int, pipeline: str = "p", uid: str = "u") -> dict[str, Any]:
     labels = {names.LABEL_PIPELINE: pipeline} if pipeline else {}
-    return {"metadata": {"name": name, "namespace": "n", "uid": uid, "resourceVersion": str(version), "labels": labels}}
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "n",
+            "uid": uid,
+            "resourceVersion": str(version),
+            "labels": labels,
+        }
+    }
 
 
 def test_events_make_owners_due() -> None:
@@ -110,10 +130,12 @@ class Known:
     watched_resources: set[Resource]
 
 
-async def test_a_crd_that_comes_again_and_is_not_watched_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_crd_that_comes_again_and_is_not_watched_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Not while the API server does not serve it, and not for what Kopf finds by itself."""
-    monkeypatch.setattr(watches, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(watches.until_watched, "__defaults__", (0.1,))
+    monkeypatch.setattr(kubernetes_watches, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(kubernetes_watches.until_watched, "__defaults__", (0.1,))
     known: Any = Known(set(WATCHED))
     served, asked = {INFERENCE_PIPELINES: False}, asyncio.Event()
 
@@ -125,7 +147,7 @@ async def test_a_crd_that_comes_again_and_is_not_watched_ends_the_process(monkey
         asked.clear()
         await asyncio.wait_for(asked.wait(), 5)
 
-    looking = asyncio.create_task(watches.keep_watched(known, listed, 0.02))
+    looking = asyncio.create_task(kubernetes_watches.keep_watched(known, listed, 0.02))
     await asyncio.sleep(0)  # it has begun, with every kind watched
     known.watched_resources.discard(INFERENCE_PIPELINES)
     await is_asked()
@@ -134,12 +156,14 @@ async def test_a_crd_that_comes_again_and_is_not_watched_ends_the_process(monkey
     known.watched_resources.add(INFERENCE_PIPELINES)
     served[INFERENCE_PIPELINES] = True
     known.watched_resources.discard(INFERENCE_PIPELINES)
-    with pytest.raises(watches.UnwatchedError, match=names.PLURAL):
+    with pytest.raises(kubernetes_watches.UnwatchedError, match=names.PLURAL):
         await asyncio.wait_for(looking, 5)
 
 
-async def test_a_crd_that_comes_again_and_is_watched_in_time_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watches, "_LOOK_SECONDS", 0.01)
+async def test_a_crd_that_comes_again_and_is_watched_in_time_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kubernetes_watches, "_LOOK_SECONDS", 0.01)
     known: Any = Known(set(WATCHED))
     back = asyncio.Event()
 
@@ -148,7 +172,7 @@ async def test_a_crd_that_comes_again_and_is_watched_in_time_is_no_fault(monkeyp
         back.set()
         return True
 
-    looking = asyncio.create_task(watches.keep_watched(known, listed, 0.02))
+    looking = asyncio.create_task(kubernetes_watches.keep_watched(known, listed, 0.02))
     await asyncio.sleep(0)
     for _ in range(3):
         back.clear()

@@ -9,9 +9,15 @@ import pytest
 from bench import bad_metrics, kept
 from bench.in_place import AFTER_SECONDS, Change, beyond
 from bench.plots import write_bars
+from bench.simulator.measures import Measures
 from e2e.load.bins import Answer
-from triton_pipelines.metrics.samples import Counters, Failure, PodHistory, Sample, Scrape
-from triton_pipelines.tuning.simulator.measures import Measures
+from triton_pipelines.autoscaling.metrics.samples import (
+    Counters,
+    Failure,
+    PodHistory,
+    Sample,
+    Scrape,
+)
 
 CHANGE = Change(1, 2, 10.0, 11.0)
 
@@ -36,7 +42,9 @@ def measures(violations: float) -> Measures:
     return Measures(violations, 1.0, 2.0, 1, 2, 0, 0.01, 0.05, None, 0.0, 0)
 
 
-def test_runs_are_made_once_and_a_broken_line_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_are_made_once_and_a_broken_line_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "runs.jsonl"
     jobs = [("step", "managed", 1), ("step", "managed", 2)]
     monkeypatch.setattr(kept, "play", lambda scenario, law, seed: (None, measures(seed / 100)))
@@ -49,7 +57,14 @@ def test_runs_are_made_once_and_a_broken_line_again(tmp_path: Path, monkeypatch:
 
 def sample() -> Sample:
     scrapes = tuple(
-        Scrape(1000.0 + 5 * n, {"tokenizer": Counters(success=10.0 * n, pending=1.0), "model": Counters(success=10.0 * n)}) for n in range(13)
+        Scrape(
+            1000.0 + 5 * n,
+            {
+                "tokenizer": Counters(success=10.0 * n, pending=1.0),
+                "model": Counters(success=10.0 * n),
+            },
+        )
+        for n in range(13)
     )
     return Sample({"pod-0": PodHistory(scrapes), "pod-1": PodHistory(scrapes)}, 5.0)
 
@@ -67,7 +82,9 @@ def test_all_kinds_of_the_goal_are_there() -> None:
 
 
 def test_bars_beyond_the_picture_are_cut_and_told(tmp_path: Path) -> None:
-    write_bars(tmp_path / "x.svg", "Starved <b>", {"step": {"managed": 1.0, "rival": 99.0}}, "%", 8.0)
+    write_bars(
+        tmp_path / "x.svg", "Starved <b>", {"step": {"managed": 1.0, "rival": 99.0}}, "%", 8.0
+    )
     text = (tmp_path / "x.svg").read_text()
     assert 'height="300.0"' in text
     assert "99.0" in text

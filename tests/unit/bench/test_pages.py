@@ -49,7 +49,9 @@ def test_what_is_met_needs_no_reason(folder: Path) -> None:
 
 
 def test_every_goal_that_may_be_missed_has_a_reason_at_hand() -> None:
-    assert {"C1", "C2", "C3", "C4", "C5", "C6", "C8"} <= json.loads(pages.REMARKS.read_text()).keys()
+    assert {"C1", "C2", "C3", "C4", "C5", "C6", "C8"} <= json.loads(
+        pages.REMARKS.read_text()
+    ).keys()
 
 
 def test_runs_changes_and_faults_are_tables(folder: Path) -> None:
@@ -65,8 +67,9 @@ def test_runs_changes_and_faults_are_tables(folder: Path) -> None:
         "failed": 0,
         "verdicts": ["Balanced"],
     }
-    assert "| documents | direct | never | 1.2 % (9.0 % of this short run) | 1.20 | 1 → 2 → 1 | 6 % | 0 | Balanced |" in pages.runs(
-        {"detail": {"runs": [run]}}
+    assert (
+        "| documents | direct | never | 1.2 % (9.0 % of this short run) | 1.20 | 1 → 2 → 1 | 6 % | 0 | Balanced |"
+        in pages.runs({"detail": {"runs": [run]}})
     )
     change = {
         "workload": "short",
@@ -77,9 +80,14 @@ def test_runs_changes_and_faults_are_tables(folder: Path) -> None:
         "longestBeyondSteadyMilliseconds": [3.0, 44.0],
         "changeSeconds": [0.3, 2.4],
     }
-    assert "| short | 300 | 9000 | 0 | 20 ms | 3, 44 ms | 0.3 to 2.4 s |" in pages.changes({"detail": {"workloads": [change]}})
+    assert "| short | 300 | 9000 | 0 | 20 ms | 3, 44 ms | 0.3 to 2.4 s |" in pages.changes(
+        {"detail": {"workloads": [change]}}
+    )
     fault = {"goodMetrics": [4], "faults": {"old samples": {"kind": "stale", "downwardSteps": [0]}}}
-    assert pages.faults({"detail": fault}).splitlines()[2:] == ["| stale | old samples | 0 |", "| none | good metrics, for comparison | 4 |"]
+    assert pages.faults({"detail": fault}).splitlines()[2:] == [
+        "| stale | old samples | 0 |",
+        "| none | good metrics, for comparison | 4 |",
+    ]
 
 
 def test_blocks_are_renewed_and_all_else_stays(folder: Path) -> None:
@@ -96,7 +104,10 @@ def test_blocks_are_renewed_and_all_else_stays(folder: Path) -> None:
 def test_only_plots_that_there_are(folder: Path) -> None:
     (folder / "plots").mkdir()
     (folder / "plots" / "C1-short.svg").touch()
-    assert pages.block("plots", ["C1-documents", "C1-short"]) == "![C1-short](../../bench/results/plots/C1-short.svg)"
+    assert (
+        pages.block("plots", ["C1-documents", "C1-short"])
+        == "![C1-short](../../bench/results/plots/C1-short.svg)"
+    )
     assert pages.block("plots", ["C9"]) == "No plots have been made yet."
 
 

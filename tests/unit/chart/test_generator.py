@@ -56,14 +56,22 @@ def test_braces_are_escaped(text: str, escaped: str) -> None:
 
 def test_crd_template_has_switches_and_keeps_own_annotations() -> None:
     template = chart.crd_template(CRD, "crds/things.yaml")
-    assert template.startswith("{{- /* Made by `python -m hack.chart`; edit crds/things.yaml instead. */}}\n{{- if .Values.crds.enabled }}\n")
+    assert template.startswith(
+        "{{- /* Made by `python -m hack.chart`; edit crds/things.yaml instead. */}}\n{{- if .Values.crds.enabled }}\n"
+    )
     assert template.endswith("{{- end }}\n")
     assert 'example.com/template: "{{ "{{" }} x {{ "}}" }}"' in template
     assert "{{- if .Values.crds.keep }}\n    helm.sh/resource-policy: keep" in template
     assert "A comment of the generator" not in template
 
 
-@pytest.mark.parametrize("text", ["kind: ConfigMap\nmetadata:\n  name: x\n", "kind: CustomResourceDefinition\nmetadata: {name: x}\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kind: ConfigMap\nmetadata:\n  name: x\n",
+        "kind: CustomResourceDefinition\nmetadata: {name: x}\n",
+    ],
+)
 def test_what_is_no_crd_is_refused_by_file(text: str) -> None:
     with pytest.raises(chart.ChartError, match=r"crds/x\.yaml"):
         chart.crd_template(text, "crds/x.yaml")
@@ -104,7 +112,10 @@ def test_schema_is_closed_and_described() -> None:
     objects = objects_of(SCHEMA)
     assert len(objects) > 15
     assert [path for path, item in objects if item.get("additionalProperties") is not False] == []
-    documented = {".".join(value.path) for value in chart.documented_values((chart.CHART / "values.yaml").read_text())}
+    documented = {
+        ".".join(value.path)
+        for value in chart.documented_values((chart.CHART / "values.yaml").read_text())
+    }
     undescribed = [path for path in documented if "description" not in _property(path)]
     assert undescribed == []
 
@@ -118,13 +129,23 @@ def _property(path: str) -> dict[str, Any]:
 
 def test_schema_knows_every_value_and_no_other() -> None:
     def leaves(node: Any, path: tuple[str, ...] = ()) -> set[str]:
-        if isinstance(node, dict) and node and path != ("nodeSelector",) and path[-1:] != ("requests",) and path[-1:] != ("limits",):
+        if (
+            isinstance(node, dict)
+            and node
+            and path != ("nodeSelector",)
+            and path[-1:] != ("requests",)
+            and path[-1:] != ("limits",)
+        ):
             return {leaf for key, item in node.items() for leaf in leaves(item, (*path, key))}
         return {".".join(path)}
 
     def properties(schema: dict[str, Any], path: tuple[str, ...] = ()) -> set[str]:
         if "properties" in schema:
-            return {leaf for key, item in schema["properties"].items() for leaf in properties(item, (*path, key))}
+            return {
+                leaf
+                for key, item in schema["properties"].items()
+                for leaf in properties(item, (*path, key))
+            }
         return {".".join(path)}
 
     inner = {"affinity"}  # free form with known keys, empty by default

@@ -14,13 +14,23 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from triton_pipelines.cli.benchloads import concurrencies, made, rates
-from triton_pipelines.cli.benchreport import BASELINE, COLUMNS, Report, as_csv, as_json, plot, remarks, shown, svg
-from triton_pipelines.cli.failure import EXIT_USAGE, Failure
+from triton_pipelines.cli.bench_loads import concurrencies, made, rates
+from triton_pipelines.cli.bench_report import (
+    BASELINE,
+    COLUMNS,
+    Report,
+    as_csv,
+    as_json,
+    plot,
+    remarks,
+    shown,
+    svg,
+)
+from triton_pipelines.cli.errors import EXIT_USAGE, Failure
 from triton_pipelines.cli.output import figures
 from triton_pipelines.cli.tensors import Described, Model
-from triton_pipelines.load import LoadSpec, Stability, StepFigures, Summary
-from triton_pipelines.load.sweep import Measured
+from triton_pipelines.tools.loadgen import LoadSpec, Stability, StepFigures, Summary
+from triton_pipelines.tools.loadgen.sweep import Measured
 
 TEXT = Described("TEXT", "BYTES", (-1, 1))
 MODEL = Model((TEXT,), ("LABEL",), batched=True)
@@ -47,7 +57,10 @@ def test_rates() -> None:
     assert rates("0.5,7") == [0.5, 7]
 
 
-@pytest.mark.parametrize("written", ["", "x", "0", "-1", "4:1", "1:2:3:4", "1.5", "1:8:0", "1:9999:1", "nan", "inf", "9999"])
+@pytest.mark.parametrize(
+    "written",
+    ["", "x", "0", "-1", "4:1", "1:2:3:4", "1.5", "1:8:0", "1:9999:1", "nan", "inf", "9999"],
+)
 def test_wrong_concurrencies_name_the_option(written: str) -> None:
     with pytest.raises(Failure, match=r"--concurrency") as caught:
         concurrencies(written)
@@ -61,14 +74,30 @@ def test_wrong_rates_name_the_option(written: str) -> None:
 
 
 def requests(model: Model = MODEL, **options: Any) -> Any:
-    return made(model, **{"file": None, "lengths": None, "rows": 1, "values": (), "files": (), "seed": 0, **options})
+    return made(
+        model,
+        **{
+            "file": None,
+            "lengths": None,
+            "rows": 1,
+            "values": (),
+            "files": (),
+            "seed": 0,
+            **options,
+        },
+    )
 
 
 def test_requests_of_a_distribution() -> None:
     found = requests(lengths="median=10,sigma=0,cap=20", rows=3)
     assert found.arrays[0]["TEXT"].shape == (3, 1)
-    assert {len(text.split()) for item in found.arrays for text in item["TEXT"].ravel()} == {8}  # and [CLS], [SEP]
-    assert np.array_equal(found.arrays[5]["TEXT"], requests(lengths="median=10,sigma=0,cap=20", rows=3).arrays[5]["TEXT"])
+    assert {len(text.split()) for item in found.arrays for text in item["TEXT"].ravel()} == {
+        8
+    }  # and [CLS], [SEP]
+    assert np.array_equal(
+        found.arrays[5]["TEXT"],
+        requests(lengths="median=10,sigma=0,cap=20", rows=3).arrays[5]["TEXT"],
+    )
     split = found.split()
     assert len(split.arrays) == 3 * len(found.arrays)
     assert split.arrays[4]["TEXT"].tolist() == [found.arrays[1]["TEXT"][1].tolist()]
@@ -77,13 +106,22 @@ def test_requests_of_a_distribution() -> None:
 def test_requests_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "texts.txt"
     file.write_text("one\ntwo\n")
-    assert [item["TEXT"].tolist() for item in requests(file=file).arrays] == [[[b"one"]], [[b"two"]]]
+    assert [item["TEXT"].tolist() for item in requests(file=file).arrays] == [
+        [[b"one"]],
+        [[b"two"]],
+    ]
 
 
 def test_requests_of_perf_analyzers_input_data(tmp_path: Path) -> None:
     file = tmp_path / "data.json"
-    file.write_text('{"data": [{"IDS": [1, 2]}, {"IDS": {"content": [3, 4], "shape": [2]}}, {"IDS": {"b64": "BQAAAAAAAAAGAAAAAAAAAA=="}}]}')
-    assert [item["IDS"].tolist() for item in requests(IDS, file=file).arrays] == [[[1, 2]], [[3, 4]], [[5, 6]]]
+    file.write_text(
+        '{"data": [{"IDS": [1, 2]}, {"IDS": {"content": [3, 4], "shape": [2]}}, {"IDS": {"b64": "BQAAAAAAAAAGAAAAAAAAAA=="}}]}'
+    )
+    assert [item["IDS"].tolist() for item in requests(IDS, file=file).arrays] == [
+        [[1, 2]],
+        [[3, 4]],
+        [[5, 6]],
+    ]
     assert requests(IDS, file=file, rows=3).arrays[0]["IDS"].tolist() == [[1, 2], [3, 4], [5, 6]]
     file.write_text('{"data": [{"TEXT": ["a text"]}]}')
     assert requests(file=file).arrays[0]["TEXT"].tolist() == [[b"a text"]]
@@ -102,14 +140,24 @@ def test_other_inputs_are_the_same_in_every_request() -> None:
         ("", {}, "holds no text"),
         ("one\n", {"lengths": "median=3"}, "--texts and --lengths"),
         ('{"data": [{"OTHER": [1]}]}', {}, "OTHER: no input; the model takes TEXT"),
-        ('{"data": [{"TEXT": {"content": ["a", "b"], "shape": [7]}}]}', {}, "data[0].TEXT: does not fit TEXT BYTES"),
+        (
+            '{"data": [{"TEXT": {"content": ["a", "b"], "shape": [7]}}]}',
+            {},
+            "data[0].TEXT: does not fit TEXT BYTES",
+        ),
         ('{"data": 3}', {}, '"data"'),
         (None, {}, "cannot be read"),
         (None, {"file": None, "lengths": "median=0"}, "--lengths"),
-        (None, {"file": None, "model": Model((TEXT,), ("L",), batched=False), "rows": 2}, "--rows 2"),
+        (
+            None,
+            {"file": None, "model": Model((TEXT,), ("L",), batched=False), "rows": 2},
+            "--rows 2",
+        ),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, content: str | None, options: dict[str, Any], message: str) -> None:
+def test_what_is_wrong_is_named(
+    tmp_path: Path, content: str | None, options: dict[str, Any], message: str
+) -> None:
     file = tmp_path / "texts"
     if content is not None:
         file.write_text(content)
@@ -122,8 +170,25 @@ def test_what_is_wrong_is_named(tmp_path: Path, content: str | None, options: di
 # --- what is printed ----------------------------------------------------------------------------------------------------------
 
 
-def summary(rate: float, p99: float = 0.02, *, stable: bool = True, rows: int = 1, **fields: Any) -> Summary:
-    step = StepFigures("tokenizer", 100, 0, 100, 50, 0.001, 0.0001, 0.002, 0.0001, 0.0035, 2.0, 0.0022, 0.5, {2: 50})
+def summary(
+    rate: float, p99: float = 0.02, *, stable: bool = True, rows: int = 1, **fields: Any
+) -> Summary:
+    step = StepFigures(
+        "tokenizer",
+        100,
+        0,
+        100,
+        50,
+        0.001,
+        0.0001,
+        0.002,
+        0.0001,
+        0.0035,
+        2.0,
+        0.0022,
+        0.5,
+        {2: 50},
+    )
     values: dict[str, Any] = {
         "load": "", "requests_per_s": rate, "rows_per_s": rate * rows, "requests": 100, "failed": 0, "mean_s": 0.01, "p50_s": 0.01, "p90_s": 0.012,
         "p95_s": 0.015, "p99_s": p99, "max_s": 0.05, "lag_p99_s": 0.0001, "cpu_per_request_s": 4e-5, "cpu_share": 0.1, "errors": {},
@@ -135,7 +200,9 @@ def summary(rate: float, p99: float = 0.02, *, stable: bool = True, rows: int = 
 def report(**fields: Any) -> Report:
     points = [
         Measured(LoadSpec(concurrency=1), (summary(90), summary(100), summary(98))),
-        Measured(LoadSpec(concurrency=8), (summary(400, 0.05), summary(420, 0.06), summary(410, 0.055))),
+        Measured(
+            LoadSpec(concurrency=8), (summary(400, 0.05), summary(420, 0.06), summary(410, 0.055))
+        ),
         Measured(LoadSpec(rate=200), (summary(199, 0.03),) * 3),
     ]
     values: dict[str, Any] = {
@@ -158,12 +225,30 @@ def test_csv_has_a_line_for_each_load() -> None:
 
 def test_json_has_every_run() -> None:
     document = json.loads(as_json(report()))
-    assert list(document) == ["version", "model", "address", "protocol", "requests", "secondsMeasured", "secondsWarmUp", "baseline", "points"]
-    assert [point["load"] for point in document["points"]] == [{"concurrency": 1}, {"concurrency": 8}, {"rate": 200, "arrivals": "poisson"}]
+    assert list(document) == [
+        "version",
+        "model",
+        "address",
+        "protocol",
+        "requests",
+        "secondsMeasured",
+        "secondsWarmUp",
+        "baseline",
+        "points",
+    ]
+    assert [point["load"] for point in document["points"]] == [
+        {"concurrency": 1},
+        {"concurrency": 8},
+        {"rate": 200, "arrivals": "poisson"},
+    ]
     run = document["points"][1]["runs"][2]
     assert len(document["points"][1]["runs"]) == 3
     assert run["p99Milliseconds"] == 55.0
-    assert run["generator"] == {"lagP99Milliseconds": 0.1, "cpuMicrosecondsPerRequest": 40.0, "cores": 0.1}
+    assert run["generator"] == {
+        "lagP99Milliseconds": 0.1,
+        "cpuMicrosecondsPerRequest": 40.0,
+        "cores": 0.1,
+    }
     assert run["steps"]["tokenizer"]["queueMilliseconds"] == 1.0
     assert run["steps"]["tokenizer"]["batches"] == {"2": 50}
     # The median is one whole run, so that its figures go together.
@@ -171,7 +256,9 @@ def test_json_has_every_run() -> None:
 
 
 def test_a_load_without_an_answer_is_printed_without_numbers() -> None:
-    silent = summary(0, math.nan, p50_s=math.nan, errors={"503: no": 9}, failed=9, requests=0, steps={})
+    silent = summary(
+        0, math.nan, p50_s=math.nan, errors={"503: no": 9}, failed=9, requests=0, steps={}
+    )
     found = report(points=[Measured(LoadSpec(concurrency=2), (silent,))], baseline={})
     assert json.loads(as_json(found))["points"][0]["median"]["p99Milliseconds"] is None
     assert ",," in as_csv(found)
@@ -184,11 +271,21 @@ def test_table_shows_loads_steps_and_remarks() -> None:
     for part in shown(report()):
         out.print(part)
     text = out.export_text()
-    for words in ("× one by one", "concurrency 8", "4.18", "200/s poisson", "tokenizer", "where the time goes at concurrency 8", "rows/s"):
+    for words in (
+        "× one by one",
+        "concurrency 8",
+        "4.18",
+        "200/s poisson",
+        "tokenizer",
+        "where the time goes at concurrency 8",
+        "rows/s",
+    ):
         assert words in text
 
 
-def test_a_narrow_terminal_cuts_no_figure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_narrow_terminal_cuts_no_figure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     for part in shown(report()):
         figures(part)
@@ -202,7 +299,19 @@ def test_remarks_say_what_makes_figures_doubtful() -> None:
     points = [
         Measured(LoadSpec(concurrency=1), (summary(100, stable=False),)),
         Measured(LoadSpec(concurrency=64), (summary(9000, cpu_share=0.95),)),
-        Measured(LoadSpec(rate=500), (summary(300, 0.02, lag_p99_s=0.004, stable=False, failed=7, errors={"no answer within 30 s": 7}),)),
+        Measured(
+            LoadSpec(rate=500),
+            (
+                summary(
+                    300,
+                    0.02,
+                    lag_p99_s=0.004,
+                    stable=False,
+                    failed=7,
+                    errors={"no answer within 30 s": 7},
+                ),
+            ),
+        ),
     ]
     text = "\n".join(remarks(report(points=points, baseline={})))
     assert "not stable: concurrency 1 (p99 differs by 40% between windows)" in text
@@ -210,13 +319,17 @@ def test_remarks_say_what_makes_figures_doubtful() -> None:
     assert "left late at 500/s poisson" in text
     assert "overloaded at 500/s poisson: 300 requests/s are answered, and latency grows" in text
     assert "of those that failed no time is among the percentiles" in text
-    assert "500/s poisson (p99 differs" not in text, "a longer measurement of a queue that grows is no steadier"
+    assert "500/s poisson (p99 differs" not in text, (
+        "a longer measurement of a queue that grows is no steadier"
+    )
     assert remarks(report()) == []
 
 
 def test_plots_hold_every_point() -> None:
     page = svg(report())
-    circles = [item for item in ET.fromstring(page).iter("{http://www.w3.org/2000/svg}circle") if len(item)]
+    circles = [
+        item for item in ET.fromstring(page).iter("{http://www.w3.org/2000/svg}circle") if len(item)
+    ]
     # p99 and p50 of two loads in a closed loop and one in an open one, and the baseline.
     assert len(circles) == 2 * 3 + 1
     drawn = plot(report().points)

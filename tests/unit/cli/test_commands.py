@@ -13,7 +13,7 @@ import yaml
 from tests.unit.cli.conftest import Run, Serve, told
 from triton_pipelines.api import crd
 from triton_pipelines.cli import infer, output
-from triton_pipelines.cli.failure import Failure
+from triton_pipelines.cli.errors import Failure
 
 ROOT = Path(__file__).parents[3]
 SENTIMENT = str(ROOT / "manifests" / "samples" / "sentiment.yaml")
@@ -21,7 +21,10 @@ COMMANDS = ["validate", "render", "serve", "infer", "status", "crd", "load", "op
 METADATA = {
     "name": "m",
     "inputs": [{"name": "QUERY", "datatype": "BYTES", "shape": [-1, 1]}],
-    "outputs": [{"name": "B", "datatype": "FP32", "shape": [-1, 2]}, {"name": "A", "datatype": "BYTES", "shape": [-1, 1]}],
+    "outputs": [
+        {"name": "B", "datatype": "FP32", "shape": [-1, 2]},
+        {"name": "A", "datatype": "BYTES", "shape": [-1, 1]},
+    ],
 }
 ANSWER = {
     "model_name": "m",
@@ -34,7 +37,9 @@ ANSWER = {
 
 # --- help and wrong use -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("columns", ["60", "200"])
-def test_help_names_every_command_and_its_options(tritonpipe: Run, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+def test_help_names_every_command_and_its_options(
+    tritonpipe: Run, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     ended = tritonpipe("--help")
     assert ended.code == 0
@@ -50,7 +55,10 @@ def test_help_names_every_command_and_its_options(tritonpipe: Run, monkeypatch: 
 def test_the_kubectl_plugin_is_the_same_program(tritonpipe: Run) -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts["kubectl-tritonpipe"] == scripts["tritonpipe"]
-    assert "Usage: kubectl tritonpipe status" in tritonpipe("status", "--help", program="/usr/local/bin/kubectl-tritonpipe").out
+    assert (
+        "Usage: kubectl tritonpipe status"
+        in tritonpipe("status", "--help", program="/usr/local/bin/kubectl-tritonpipe").out
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +108,9 @@ def test_crd_is_the_definition(tritonpipe: Run) -> None:
     assert ended.out == crd.render()
 
 
-def test_a_defect_of_ours_is_a_message_too(tritonpipe: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_of_ours_is_a_message_too(
+    tritonpipe: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken() -> str:
         raise KeyError("lost")
 
@@ -115,7 +125,9 @@ def test_a_port_that_is_taken_is_named_before_anything_is_fetched(tritonpipe: Ru
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        ended = tritonpipe("serve", SENTIMENT, "--port", "0", "--grpc-port", "0", "--metrics-port", str(port))
+        ended = tritonpipe(
+            "serve", SENTIMENT, "--port", "0", "--grpc-port", "0", "--metrics-port", str(port)
+        )
     assert ended.code == 3
     assert f"--metrics-port: 127.0.0.1:{port} cannot be used" in ended.err
     assert "laying out" not in ended.err
@@ -171,8 +183,16 @@ def test_an_answer_as_table_and_as_json(tritonpipe: Run, server: Serve) -> None:
     url = server({"GET": told(METADATA), "POST": told(ANSWER)})
     ended = tritonpipe("infer", url, "[bold]one", "--", "-two")
     assert ended.code == 0
-    rows = [[cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")] for line in ended.out.splitlines() if "│" in line or "┃" in line]
-    assert rows == [["text", "B", "A"], ["[bold]one", "0.2500 0.7500", "[red]"], ["-two", "1.0000 0.0000", "zwei"]]
+    rows = [
+        [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")]
+        for line in ended.out.splitlines()
+        if "│" in line or "┃" in line
+    ]
+    assert rows == [
+        ["text", "B", "A"],
+        ["[bold]one", "0.2500 0.7500", "[red]"],
+        ["-two", "1.0000 0.0000", "zwei"],
+    ]
     whole = json.loads(tritonpipe("infer", url, "a", "b", "--json").out)
     assert [item["name"] for item in whole["outputs"]] == ["B", "A"]
 
@@ -186,15 +206,32 @@ def test_an_answer_as_table_and_as_json(tritonpipe: Run, server: Serve) -> None:
         (told({"inputs": 1, "outputs": 2}), None, 3, "no model's metadata"),
         ((502, b"<html>Bad Gateway"), None, 3, "answered 502: Bad Gateway"),
         (told({"error": "unknown model"}, 404), None, 3, "answered 404: unknown model"),
-        (told({**METADATA, "inputs": [{"name": "X", "datatype": "FP32"}]}), None, 2, "takes X FP32"),
-        (told({**METADATA, "inputs": [*METADATA["inputs"], {"name": "MORE", "datatype": "BYTES"}]}), None, 2, "nothing is given for MORE BYTES"),
+        (
+            told({**METADATA, "inputs": [{"name": "X", "datatype": "FP32"}]}),
+            None,
+            2,
+            "takes X FP32",
+        ),
+        (
+            told(
+                {**METADATA, "inputs": [*METADATA["inputs"], {"name": "MORE", "datatype": "BYTES"}]}
+            ),
+            None,
+            2,
+            "nothing is given for MORE BYTES",
+        ),
         (told(METADATA), told({}), 3, "no inference answer"),
         (told(METADATA), told({"outputs": [{"name": "Z", "data": []}]}), 3, "no inference answer"),
         (told(METADATA), told({"error": "too many rows"}, 400), 3, "answered 400: too many rows"),
     ],
 )
 def test_servers_that_answer_something_else(
-    tritonpipe: Run, server: Serve, metadata: tuple[int, bytes], answer: tuple[int, bytes] | None, code: int, said: str
+    tritonpipe: Run,
+    server: Serve,
+    metadata: tuple[int, bytes],
+    answer: tuple[int, bytes] | None,
+    code: int,
+    said: str,
 ) -> None:
     ended = tritonpipe("infer", server({"GET": metadata, "POST": answer or (200, b"")}), "x")
     assert ended.code == code
@@ -210,16 +247,26 @@ def test_no_server(tritonpipe: Run) -> None:
 
 
 @pytest.mark.parametrize(("proxied", "code"), [("http://127.0.0.1:1", 0)])
-def test_a_proxy_is_not_asked_for_this_machine(tritonpipe: Run, server: Serve, monkeypatch: pytest.MonkeyPatch, proxied: str, code: int) -> None:
+def test_a_proxy_is_not_asked_for_this_machine(
+    tritonpipe: Run, server: Serve, monkeypatch: pytest.MonkeyPatch, proxied: str, code: int
+) -> None:
     monkeypatch.setenv("HTTP_PROXY", proxied)
     monkeypatch.setenv("http_proxy", proxied)
     answer = {"outputs": [{"name": "B", "data": [0.5, 0.5]}]}
-    assert tritonpipe("infer", server({"GET": told(METADATA), "POST": told(answer)}), "x").code == code
+    assert (
+        tritonpipe("infer", server({"GET": told(METADATA), "POST": told(answer)}), "x").code == code
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "shown"),
-    [("plain", "plain"), ("", ""), ("a\nb\t\x1b[31m", "a\\nb\\t\\x1b[31m"), ("ü🎉", "ü🎉"), ("x" * 121, "x" * 120 + "… (121 characters)")],
+    [
+        ("plain", "plain"),
+        ("", ""),
+        ("a\nb\t\x1b[31m", "a\\nb\\t\\x1b[31m"),
+        ("ü🎉", "ü🎉"),
+        ("x" * 121, "x" * 120 + "… (121 characters)"),
+    ],
 )
 def test_shortened(text: str, shown: str) -> None:
     assert output.shortened(text) == shown

@@ -14,10 +14,10 @@ from tests.support import builders
 from tests.unit.cli.conftest import Run
 from triton_pipelines.api.crd import stored
 from triton_pipelines.cli.render import KEY_PLACEHOLDER
-from triton_pipelines.pipeline import Options
-from triton_pipelines.reconcile.observed import Observed
-from triton_pipelines.reconcile.plan import Context, plan
-from triton_pipelines.render.objects import PLACEHOLDER_UID
+from triton_pipelines.compile.graph import Options
+from triton_pipelines.compile.render.objects import PLACEHOLDER_UID
+from triton_pipelines.controllers.pipeline.plan import Context, plan
+from triton_pipelines.controllers.pipeline.snapshot import Observed
 
 SAMPLES = sorted((Path(__file__).parents[3] / "manifests" / "samples").glob("*.yaml"))
 SENTIMENT = next(path for path in SAMPLES if path.stem == "sentiment")
@@ -43,13 +43,22 @@ ADAPTED = "the ONNX file is adapted when it is loaded, so that requests of diffe
 
 
 def test_validate_says_which_padding_was_chosen_and_why(tritonpipe: Run, tmp_path: Path) -> None:
-    document = builders.document(tokenizer={"source": {"revision": "1"}}, model={"source": {"revision": "1"}})
+    document = builders.document(
+        tokenizer={"source": {"revision": "1"}}, model={"source": {"revision": "1"}}
+    )
     label, file = f"{tmp_path / 'file.yaml'} (sentiment)", tmp_path / "file.yaml"
-    ended = tritonpipe("validate", "--strict", written(file, json.dumps(builders.merge(document, {"spec": {"tokenizer": QUEUE}}))))
+    ended = tritonpipe(
+        "validate",
+        "--strict",
+        written(file, json.dumps(builders.merge(document, {"spec": {"tokenizer": QUEUE}}))),
+    )
     assert ended.code == 0
     assert ended.out == f"{label}: padding Ragged (Auto: {ADAPTED})\n{label}: valid\n"
     substituted = written(tmp_path / "operator.yaml", "substitute_runner: [onnxruntime_onnx]")
-    assert ": padding Ragged (Auto: requests of different lengths need not" in tritonpipe("validate", str(file), "--operator-config", substituted).out
+    assert (
+        ": padding Ragged (Auto: requests of different lengths need not"
+        in tritonpipe("validate", str(file), "--operator-config", substituted).out
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,7 +66,9 @@ def test_validate_says_which_padding_was_chosen_and_why(tritonpipe: Run, tmp_pat
     [{"tokenizer": {"padding": "Fixed"}}, {"model": {"outputs": None}}],
     ids=["named by the resource", "not valid"],
 )
-def test_padding_is_not_told_where_nothing_was_chosen(tritonpipe: Run, changes: dict[str, Any]) -> None:
+def test_padding_is_not_told_where_nothing_was_chosen(
+    tritonpipe: Run, changes: dict[str, Any]
+) -> None:
     ended = tritonpipe("validate", "-", text=yaml.safe_dump(builders.document(**changes)).encode())
     assert "padding" not in ended.out
 
@@ -75,19 +86,32 @@ def test_a_bare_letter_is_what_kubectl_takes_it_for(tritonpipe: Run, bare: str) 
     ended = tritonpipe("validate", "-", text=text.encode())
     assert ended.code == 1
     assert "error: spec.model.outputs[0].name: " in ended.out
-    assert tritonpipe("validate", "-", text=text.replace(f"name: {bare}\n", f"name: '{bare}'\n").encode()).code == 0
+    assert (
+        tritonpipe(
+            "validate", "-", text=text.replace(f"name: {bare}\n", f"name: '{bare}'\n").encode()
+        ).code
+        == 0
+    )
 
 
-def test_manifests_quote_what_kubectl_would_not_take_for_text(tritonpipe: Run, tmp_path: Path) -> None:
-    document = builders.document(server={"env": [{"name": "FLAG", "value": "y"}, {"name": "CODE", "value": "1e3"}]})
-    ended = tritonpipe("render", written(tmp_path / "file.yaml", json.dumps(document)), "--manifests")
+def test_manifests_quote_what_kubectl_would_not_take_for_text(
+    tritonpipe: Run, tmp_path: Path
+) -> None:
+    document = builders.document(
+        server={"env": [{"name": "FLAG", "value": "y"}, {"name": "CODE", "value": "1e3"}]}
+    )
+    ended = tritonpipe(
+        "render", written(tmp_path / "file.yaml", json.dumps(document)), "--manifests"
+    )
     assert ended.code == 0
     assert 'value: "y"\n' in ended.out
     assert 'value: "1e3"\n' in ended.out
 
 
 def test_all_findings_at_once_from_standard_input(tritonpipe: Run) -> None:
-    document = builders.document(model={"platfrom": "x", "maxBatchSize": -1}, postprocess={"topK": 3})
+    document = builders.document(
+        model={"platfrom": "x", "maxBatchSize": -1}, postprocess={"topK": 3}
+    )
     ended = tritonpipe("validate", "-", text=yaml.safe_dump(document).encode())
     assert ended.code == 1
     assert "standard input (sentiment): error: spec.model.platfrom: is not a field" in ended.out
@@ -98,25 +122,45 @@ def test_all_findings_at_once_from_standard_input(tritonpipe: Run) -> None:
     ("content", "said"),
     [
         ("a: [1", ": is no YAML: expected ',' or ']'"),
-        ("a: {b: 1\nc: 2\n", ":2:2: is no YAML: expected ',' or '}', but got ':', while parsing a flow mapping that begins in line 1; is it closed?"),
-        ("a:\n\tb: 1\n", ":2:1: is no YAML: found character '\\t' that cannot start any token; indent with blanks, not with tabs"),
-        ("a:\n    b: 1\n   c: 2\n", "that begins in line 1; lines that belong together stand equally far in"),
+        (
+            "a: {b: 1\nc: 2\n",
+            ":2:2: is no YAML: expected ',' or '}', but got ':', while parsing a flow mapping that begins in line 1; is it closed?",
+        ),
+        (
+            "a:\n\tb: 1\n",
+            ":2:1: is no YAML: found character '\\t' that cannot start any token; indent with blanks, not with tabs",
+        ),
+        (
+            "a:\n    b: 1\n   c: 2\n",
+            "that begins in line 1; lines that belong together stand equally far in",
+        ),
         ("a: *x", ":1:4: is no YAML: found undefined alias"),
         ("kind: A\nkind: B", ":2:1: is no YAML: the key 'kind' stands here a second time"),
         (b"\xff\xfe", "is no UTF-8 text (byte 0)"),
         ("a: \x00", "is no YAML"),
         ("", "holds no InferencePipeline (apiVersion tritonpipelines.io/v1alpha1): it is empty"),
-        ("- a\n- b", "holds no InferencePipeline (apiVersion tritonpipelines.io/v1alpha1): it is no mapping of fields"),
+        (
+            "- a\n- b",
+            "holds no InferencePipeline (apiVersion tritonpipelines.io/v1alpha1): it is no mapping of fields",
+        ),
         ("just text", "it is no mapping of fields"),
-        ("kind: Deployment\n---\nkind: Service\n---\nkind: Service", "its kind is Deployment, Service"),
-        ("kind: InferencePipelines", "its kind is InferencePipelines; did you mean InferencePipeline?"),
+        (
+            "kind: Deployment\n---\nkind: Service\n---\nkind: Service",
+            "its kind is Deployment, Service",
+        ),
+        (
+            "kind: InferencePipelines",
+            "its kind is InferencePipelines; did you mean InferencePipeline?",
+        ),
         ("metadata: {name: a}", "it has no kind; write kind: InferencePipeline"),
         ("a: &x [*x]", "cannot be a resource"),
         ("2020-01-01: x", "cannot be a resource"),
     ],
 )
 @pytest.mark.parametrize("command", ["validate", "render", "serve", "infer"])
-def test_files_that_are_no_resource(tritonpipe: Run, tmp_path: Path, command: str, content: str | bytes, said: str) -> None:
+def test_files_that_are_no_resource(
+    tritonpipe: Run, tmp_path: Path, command: str, content: str | bytes, said: str
+) -> None:
     file = written(tmp_path / "file.yaml", content)
     ended = tritonpipe(command, file, *(["text"] if command == "infer" else []))
     assert ended.code == 2
@@ -124,12 +168,18 @@ def test_files_that_are_no_resource(tritonpipe: Run, tmp_path: Path, command: st
     assert said in ended.err
 
 
-@pytest.mark.parametrize(("namespaces", "code"), [((None, None), 1), (("a", "a"), 1), (("a", "b"), 0), (("a", None), 0)])
-def test_a_name_stands_once_in_a_file(tritonpipe: Run, namespaces: tuple[str | None, ...], code: int) -> None:
+@pytest.mark.parametrize(
+    ("namespaces", "code"), [((None, None), 1), (("a", "a"), 1), (("a", "b"), 0), (("a", None), 0)]
+)
+def test_a_name_stands_once_in_a_file(
+    tritonpipe: Run, namespaces: tuple[str | None, ...], code: int
+) -> None:
     """kubectl would apply one over the other."""
     documents = [builders.document() for _ in namespaces]
     for document, namespace in zip(documents, namespaces, strict=True):
-        document["metadata"] = {"name": "sentiment"} | ({} if namespace is None else {"namespace": namespace})
+        document["metadata"] = {"name": "sentiment"} | (
+            {} if namespace is None else {"namespace": namespace}
+        )
     ended = tritonpipe("validate", "-", text=yaml.safe_dump_all(documents).encode())
     told = "standard input (sentiment): error: metadata.name: an earlier document of the file has this name"
     assert (ended.code, ended.out.count(told)) == (code, code)
@@ -163,7 +213,9 @@ def test_every_file_is_judged_though_one_cannot_be_read(tritonpipe: Run, tmp_pat
 
 def test_lists_as_kubectl_prints_them(tritonpipe: Run, tmp_path: Path) -> None:
     items = [yaml.safe_load(path.read_text()) for path in SAMPLES]
-    file = written(tmp_path / "list.yaml", yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": items}))
+    file = written(
+        tmp_path / "list.yaml", yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": items})
+    )
     ended = tritonpipe("validate", file)
     assert ended.code == 0
     assert ended.out.count(": valid") == len(SAMPLES)
@@ -185,7 +237,9 @@ def test_manifests_are_what_the_operator_applies(tritonpipe: Run, path: Path) ->
     document["metadata"] |= {"namespace": "default", "uid": UID, "generation": 1}
     now = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     # As an API server stores it. The placeholder as key, because a hash of the key stands in the live ConfigMap.
-    applied = plan(Observed(stored(document)), Context(Options(), lambda _uid, _revision: KEY_PLACEHOLDER), now).apply
+    applied = plan(
+        Observed(stored(document)), Context(Options(), lambda _uid, _revision: KEY_PLACEHOLDER), now
+    ).apply
     text = json.dumps(rendered(tritonpipe, str(path)), indent=1)
     assert text.replace(PLACEHOLDER_UID, UID) == json.dumps(applied, indent=1)
 
@@ -201,18 +255,44 @@ def test_operator_config_is_the_operators_options(tritonpipe: Run, tmp_path: Pat
     }
     config = written(tmp_path / "operator.yaml", yaml.safe_dump(options))
     document = yaml.safe_load(SENTIMENT.read_text())
-    document["spec"]["server"] = {"networkPolicy": {"inferenceFrom": [{"podSelector": {}}]}}  # where the operator's namespace shows
+    document["spec"]["server"] = {
+        "networkPolicy": {"inferenceFrom": [{"podSelector": {}}]}
+    }  # where the operator's namespace shows
     file = written(tmp_path / "file.yaml", yaml.safe_dump(document))
     by_file = rendered(tritonpipe, file, "--operator-config", config)
     flags = [
-        *("--server-image", "registry.example/triton:24.10-py3", "--loader-image", "registry.example/operator:1"),
-        *("--source-map", "hf://=https://mirror.example/", "--substitute-runner", "onnxruntime_onnx", "--operator-namespace", "platform"),
+        *(
+            "--server-image",
+            "registry.example/triton:24.10-py3",
+            "--loader-image",
+            "registry.example/operator:1",
+        ),
+        *(
+            "--source-map",
+            "hf://=https://mirror.example/",
+            "--substitute-runner",
+            "onnxruntime_onnx",
+            "--operator-namespace",
+            "platform",
+        ),
     ]
     assert by_file == rendered(tritonpipe, file, *flags)
     text = json.dumps(by_file)
-    for value in ("registry.example/triton:24.10-py3", "registry.example/operator:1", "https://mirror.example/", '"platform"', "KIND_CPU"):
+    for value in (
+        "registry.example/triton:24.10-py3",
+        "registry.example/operator:1",
+        "https://mirror.example/",
+        '"platform"',
+        "KIND_CPU",
+    ):
         assert value in text
-    over = next(item for item in rendered(tritonpipe, file, "--operator-config", config, "--loader-image", "mine:2") if item["kind"] == "Deployment")
+    over = next(
+        item
+        for item in rendered(
+            tritonpipe, file, "--operator-config", config, "--loader-image", "mine:2"
+        )
+        if item["kind"] == "Deployment"
+    )
     assert over["spec"]["template"]["spec"]["initContainers"][0]["image"] == "mine:2"
 
 
@@ -241,7 +321,9 @@ def test_wrong_operator_config(tritonpipe: Run, tmp_path: Path, config: str, sai
         assert said in ended.err
 
 
-def test_own_code_is_an_error_where_the_operator_forbids_it(tritonpipe: Run, tmp_path: Path) -> None:
+def test_own_code_is_an_error_where_the_operator_forbids_it(
+    tritonpipe: Run, tmp_path: Path
+) -> None:
     config = written(tmp_path / "operator.yaml", "custom_code: forbid")
     ended = tritonpipe("validate", str(OWN_CODE), "--operator-config", config)
     assert ended.code == 1
@@ -266,9 +348,15 @@ def test_what_sources_bring_is_told(tritonpipe: Run, tmp_path: Path) -> None:
         "labels": None,
         "inputs": [{"name": "logits", "dataType": "FP32", "dims": [2]}],
         "outputs": [{"name": "O", "dataType": "FP32", "dims": [2]}],
-        "python": {"code": {"configMapKeyRef": {"name": "answers", "key": "code.py"}}, "files": [{"source": {"uri": "s3://b/words/"}}]},
+        "python": {
+            "code": {"configMapKeyRef": {"name": "answers", "key": "code.py"}},
+            "files": [{"source": {"uri": "s3://b/words/"}}],
+        },
     }
-    changes: dict[str, Any] = {"model": {"source": {"uri": "https://host/a/model.onnx?signature=abc"}}, "postprocess": post}
+    changes: dict[str, Any] = {
+        "model": {"source": {"uri": "https://host/a/model.onnx?signature=abc"}},
+        "postprocess": post,
+    }
     file = written(tmp_path / "file.yaml", json.dumps(builders.document(**changes)))
     said = (
         "not rendered, since sources bring it:\n"
@@ -280,7 +368,9 @@ def test_what_sources_bring_is_told(tritonpipe: Run, tmp_path: Path) -> None:
     printed = tritonpipe("render", file)
     assert printed.err == f"padding Ragged (Auto: {ADAPTED})\n{said}"
     folder = tmp_path / "models"
-    assert tritonpipe("render", file, "--repository", str(folder)).err.endswith(f"into {folder}\n{said}")
+    assert tritonpipe("render", file, "--repository", str(folder)).err.endswith(
+        f"into {folder}\n{said}"
+    )
     assert "not rendered" not in tritonpipe("render", file, "--manifests").err
 
 
@@ -293,7 +383,9 @@ def test_repository_that_cannot_be_written(tritonpipe: Run, tmp_path: Path) -> N
 
 
 def test_render_of_what_is_not_valid(tritonpipe: Run, tmp_path: Path) -> None:
-    file = written(tmp_path / "file.yaml", yaml.safe_dump(builders.document(model={"outputs": None})))
+    file = written(
+        tmp_path / "file.yaml", yaml.safe_dump(builders.document(model={"outputs": None}))
+    )
     ended = tritonpipe("render", file)
     assert ended.code == 1
     assert "spec.model.outputs: outputs is needed" in ended.err

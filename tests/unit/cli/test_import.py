@@ -15,7 +15,11 @@ from tests.support.imports import REPOSITORIES
 from tests.unit.cli.conftest import Run
 from triton_pipelines.runtime import source
 
-FILL = ("--set=triton_max_batch_size=8", "--set=preprocessing_instance_count=2", "--set=decoupled_mode=true")
+FILL = (
+    "--set=triton_max_batch_size=8",
+    "--set=preprocessing_instance_count=2",
+    "--set=decoupled_mode=true",
+)
 
 
 @pytest.fixture
@@ -28,14 +32,20 @@ def test_strict_fails_where_something_was_changed(tritonpipe: Run) -> None:
     assert tritonpipe("import", str(REPOSITORIES / "article")).code == 0
     ended = tritonpipe("import", str(REPOSITORIES / "article"), "--strict")
     assert ended.code == 1
-    assert "sentiment_ensemble/config.pbtxt: dynamic_batching: changed: an ensemble has no queue of its own" in ended.err
+    assert (
+        "sentiment_ensemble/config.pbtxt: dynamic_batching: changed: an ensemble has no queue of its own"
+        in ended.err
+    )
     assert tritonpipe("import", str(REPOSITORIES / "versions"), "--strict").code == 0
 
 
 def test_findings_of_the_result_are_told(tritonpipe: Run) -> None:
     ended = tritonpipe("import", str(REPOSITORIES / "accelerated"))
     assert ended.code == 1
-    assert "error: spec.model.configPatch.model_metrics: Triton 24.10 does not know model_metrics" in ended.err
+    assert (
+        "error: spec.model.configPatch.model_metrics: Triton 24.10 does not know model_metrics"
+        in ended.err
+    )
     assert yaml.safe_load(ended.out)["kind"] == "InferencePipeline"
 
 
@@ -43,7 +53,10 @@ def test_the_placeholder_is_named_by_validate(tritonpipe: Run, tmp_path: Path) -
     file = tmp_path / "match.yaml"
     ended = tritonpipe("import", str(REPOSITORIES / "branches"), "-o", str(file))
     assert (ended.code, ended.out) == (0, "")
-    assert f"tritonpipe serve {file} --source-map pvc://replace-me/=file://{REPOSITORIES}/branches/" in ended.err
+    assert (
+        f"tritonpipe serve {file} --source-map pvc://replace-me/=file://{REPOSITORIES}/branches/"
+        in ended.err
+    )
     judged = tritonpipe("validate", str(file))
     assert "spec.model.source.uri: pvc://replace-me is a placeholder" in judged.out
 
@@ -52,31 +65,55 @@ def test_templates_are_asked_for_and_filled(tritonpipe: Run) -> None:
     folder = str(REPOSITORIES / "tensorrtllm")
     ended = tritonpipe("import", folder)
     assert ended.code == 2
-    assert "ensemble/config.pbtxt: has templates where numbers or words belong: triton_max_batch_size (line 3)" in ended.err
+    assert (
+        "ensemble/config.pbtxt: has templates where numbers or words belong: triton_max_batch_size (line 3)"
+        in ended.err
+    )
     filled = tritonpipe("import", folder, *FILL, "--set=tokenizer_dir=/engines/tokenizer")
     assert filled.code == 0, filled.err
-    assert yaml.safe_load(filled.out)["spec"]["steps"][0]["parameters"]["tokenizer_dir"] == "/engines/tokenizer"
-    assert "tensorrt_llm/config.pbtxt:24: note: ${engine_dir} is a template that was never filled in" in filled.err
+    assert (
+        yaml.safe_load(filled.out)["spec"]["steps"][0]["parameters"]["tokenizer_dir"]
+        == "/engines/tokenizer"
+    )
+    assert (
+        "tensorrt_llm/config.pbtxt:24: note: ${engine_dir} is a template that was never filled in"
+        in filled.err
+    )
 
 
 def test_the_model_that_clients_call_may_be_code(tritonpipe: Run) -> None:
-    ended = tritonpipe("import", str(REPOSITORIES / "tensorrtllm"), "--ensemble=tensorrt_llm_bls", *FILL)
+    ended = tritonpipe(
+        "import", str(REPOSITORIES / "tensorrtllm"), "--ensemble=tensorrt_llm_bls", *FILL
+    )
     assert ended.code == 0, ended.err
     spec = yaml.safe_load(ended.out)["spec"]
     assert spec["ensemble"] == {"entryPoint": "model"}
     assert spec["model"]["modelName"] == "tensorrt_llm_bls"
-    assert [step["modelName"] for step in spec["auxiliaryModels"] if "modelName" in step] == ["tensorrt_llm"]
-    assert [step["name"] for step in spec["auxiliaryModels"]] == ["postprocessing", "preprocessing", "tensorrt-llm"]
+    assert [step["modelName"] for step in spec["auxiliaryModels"] if "modelName" in step] == [
+        "tensorrt_llm"
+    ]
+    assert [step["name"] for step in spec["auxiliaryModels"]] == [
+        "postprocessing",
+        "preprocessing",
+        "tensorrt-llm",
+    ]
     assert "left out: ensemble" in ended.err
 
 
 def test_models_may_be_left_out(tritonpipe: Run) -> None:
     folder = str(REPOSITORIES / "tensorrtllm")
     assert "auxiliaryModels" in yaml.safe_load(tritonpipe("import", folder, *FILL).out)["spec"]
-    assert "auxiliaryModels" not in yaml.safe_load(tritonpipe("import", folder, *FILL, "--without=tensorrt_llm_bls").out)["spec"]
+    assert (
+        "auxiliaryModels"
+        not in yaml.safe_load(
+            tritonpipe("import", folder, *FILL, "--without=tensorrt_llm_bls").out
+        )["spec"]
+    )
 
 
-def test_a_repository_without_configs_is_completed_from_its_graph(tmp_path: Path, tritonpipe: Run) -> None:
+def test_a_repository_without_configs_is_completed_from_its_graph(
+    tmp_path: Path, tritonpipe: Run
+) -> None:
     tinymodel.write(tmp_path / "tiny" / "1")
     (tmp_path / "tiny" / "1" / "tokenizer.json").unlink()
     ended = tritonpipe("import", str(tmp_path), "--source-uri=s3://models")
@@ -84,8 +121,15 @@ def test_a_repository_without_configs_is_completed_from_its_graph(tmp_path: Path
     model = yaml.safe_load(ended.out)["spec"]["model"]
     assert model["source"]["uri"] == "s3://models/tiny/1/model.onnx"
     assert (model["maxBatchSize"], model["platform"]) == (4, "onnxruntime_onnx")
-    assert model["inputs"] == [{"name": name, "dataType": "INT64", "dims": [-1]} for name in ("input_ids", "attention_mask")]
-    assert model["outputs"][0] == {"name": "hidden", "dataType": "FP32", "dims": [-1, tinymodel.WIDTH]}
+    assert model["inputs"] == [
+        {"name": name, "dataType": "INT64", "dims": [-1]}
+        for name in ("input_ids", "attention_mask")
+    ]
+    assert model["outputs"][0] == {
+        "name": "hidden",
+        "dataType": "FP32",
+        "dims": [-1, tinymodel.WIDTH],
+    }
     assert "tiny: note: inputs, outputs and batching were completed from model.onnx" in ended.err
 
 
@@ -95,7 +139,10 @@ def test_changed_code_of_the_operators_own_is_told(tmp_path: Path, tritonpipe: R
     assert done.code == 0, done.err
     assert "postprocess" not in tritonpipe("import", str(folder)).err
     (folder / "postprocess" / "1" / "model.py").write_text(source("postprocess") + "\n# mine\n")
-    assert "postprocess/1/model.py: changed: is not this release's own" in tritonpipe("import", str(folder)).err
+    assert (
+        "postprocess/1/model.py: changed: is not this release's own"
+        in tritonpipe("import", str(folder)).err
+    )
 
 
 def _replace(file: str, old: str, new: str) -> Callable[[Path], list[str]]:
@@ -141,7 +188,11 @@ RANK, RANKER = "rank/config.pbtxt", "ranker/config.pbtxt"
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(
-    repository: Callable[[str], Path], tritonpipe: Run, name: str, change: Callable[[Path], list[str]], told: str
+    repository: Callable[[str], Path],
+    tritonpipe: Run,
+    name: str,
+    change: Callable[[Path], list[str]],
+    told: str,
 ) -> None:
     folder = repository(name)
     options = change(folder)

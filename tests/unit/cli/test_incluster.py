@@ -13,22 +13,39 @@ from typer.testing import CliRunner
 
 from tests.support.serving import SAMPLES
 from triton_pipelines.api.v1alpha1 import Tuning, TuningMode
-from triton_pipelines.cli.failure import EXIT_USAGE, Failure
-from triton_pipelines.cli.incluster import asking
+from triton_pipelines.cli.cluster_tuning import asking
+from triton_pipelines.cli.errors import EXIT_USAGE, Failure
 from triton_pipelines.cli.main import app
 from triton_pipelines.cli.tune import _finite
 
 NOW = dt.datetime(2026, 2, 1, 12, 30, tzinfo=dt.UTC)
 
 
-@pytest.mark.parametrize(("thorough", "mode"), [(False, TuningMode.QUICK), (True, TuningMode.THOROUGH)])
+@pytest.mark.parametrize(
+    ("thorough", "mode"), [(False, TuningMode.QUICK), (True, TuningMode.THOROUGH)]
+)
 def test_the_command_patches_the_request_alone(thorough: bool, mode: TuningMode) -> None:
-    said = [line for line in asking("sentiment", "nlp", thorough, NOW).splitlines() if not line.startswith("#")]
+    said = [
+        line
+        for line in asking("sentiment", "nlp", thorough, NOW).splitlines()
+        if not line.startswith("#")
+    ]
     patch, follow = (shlex.split(line) for line in said)
-    assert patch[:8] == ["kubectl", "patch", "inferencepipeline", "sentiment", "--namespace", "nlp", "--type", "merge"]
+    assert patch[:8] == [
+        "kubectl",
+        "patch",
+        "inferencepipeline",
+        "sentiment",
+        "--namespace",
+        "nlp",
+        "--type",
+        "merge",
+    ]
     body = json.loads(patch[9])
     assert list(body["spec"]) == ["tuning"]
-    assert Tuning.model_validate(body["spec"]["tuning"]) == Tuning(request="2026-02-01T12:30:00Z", mode=mode)
+    assert Tuning.model_validate(body["spec"]["tuning"]) == Tuning(
+        request="2026-02-01T12:30:00Z", mode=mode
+    )
     assert follow[:4] == ["kubectl", "get", "inferencepipeline", "sentiment"]
 
 
@@ -65,7 +82,9 @@ def test_an_option_that_is_not_carried_is_refused_by_name(option: list[str], ins
 
 
 def test_a_namespace_goes_with_the_cluster() -> None:
-    assert "--namespace: goes with --in-cluster" in str(refused("sentiment.yaml", "--namespace", "nlp")[0])
+    assert "--namespace: goes with --in-cluster" in str(
+        refused("sentiment.yaml", "--namespace", "nlp")[0]
+    )
 
 
 def refused(*arguments: str) -> tuple[Failure, str]:
@@ -85,10 +104,16 @@ def refused(*arguments: str) -> tuple[Failure, str]:
         (["--rate", "inf"], "--rate: "),
         (["--texts", "texts.txt", "--lengths", "median=8"], "--lengths: "),
         (["--server", "127.0.0.1:1", "--mounts", "/tmp"], "--mounts: "),
-        (["--plot", "no-such-folder/plot.svg"], "--plot: no-such-folder/plot.svg cannot be written: there is no folder no-such-folder"),
+        (
+            ["--plot", "no-such-folder/plot.svg"],
+            "--plot: no-such-folder/plot.svg cannot be written: there is no folder no-such-folder",
+        ),
         (["--report-file", "."], "--report-file: . cannot be written: is a folder"),
         (["--server", ""], "--server: '' is no HOST:PORT"),
-        (["--server", "http://127.0.0.1:8001"], "--server: 'http://127.0.0.1:8001' is no HOST:PORT"),
+        (
+            ["--server", "http://127.0.0.1:8001"],
+            "--server: 'http://127.0.0.1:8001' is no HOST:PORT",
+        ),
         (["--server", "127.0.0.1"], "--server: '127.0.0.1' is no HOST:PORT"),
         (["--server", "127.0.0.1:port"], "--server: '127.0.0.1:port' is no HOST:PORT"),
     ],
@@ -100,13 +125,17 @@ def test_wrong_use_is_told_before_anything_is_measured(arguments: list[str], sai
 
 
 @pytest.mark.parametrize("server", [[], ["--server", "127.0.0.1:1"], ["--server", "[::1]:1"]])
-def test_requests_of_more_rows_than_the_pipeline_takes_are_refused_before_anything_is_started(server: list[str], tmp_path: Path) -> None:
+def test_requests_of_more_rows_than_the_pipeline_takes_are_refused_before_anything_is_started(
+    server: list[str], tmp_path: Path
+) -> None:
     file = tmp_path / "sentiment.yaml"
     document = yaml.safe_load((SAMPLES / "sentiment.yaml").read_text())
     document["spec"]["model"]["maxBatchSize"] = 8
     file.write_text(yaml.safe_dump(document))
     failure, printed = refused(str(file), "--slo", "100", "--rows", "16", *server)
-    assert str(failure).startswith("--rows 16: a request has more rows than spec.model.maxBatchSize 8 lets in")
+    assert str(failure).startswith(
+        "--rows 16: a request has more rows than spec.model.maxBatchSize 8 lets in"
+    )
     assert printed == ""
 
 

@@ -21,7 +21,10 @@ from tests.unit.cli.conftest import Ended, Run
 
 INT64, INT32, FLOAT = TensorProto.INT64, TensorProto.INT32, TensorProto.FLOAT
 Axes = Sequence[int | str | None] | None
-IDS = {"input_ids": (INT64, ["batch", "sequence"]), "attention_mask": (INT64, ["batch", "sequence"])}
+IDS = {
+    "input_ids": (INT64, ["batch", "sequence"]),
+    "attention_mask": (INT64, ["batch", "sequence"]),
+}
 
 
 def graph(inputs: dict[str, tuple[int, Axes]], outputs: dict[str, tuple[int, Axes]]) -> bytes:
@@ -42,7 +45,12 @@ class Model:
     folder: Path
     tritonpipe: Run
 
-    def write(self, outputs: dict[str, tuple[int, Axes]], inputs: dict[str, tuple[int, Axes]] | None = None, **files: Any) -> Model:
+    def write(
+        self,
+        outputs: dict[str, tuple[int, Axes]],
+        inputs: dict[str, tuple[int, Axes]] | None = None,
+        **files: Any,
+    ) -> Model:
         """Files by name, with dots and slashes as `_` and `__`."""
         (self.folder / "model.onnx").write_bytes(graph(IDS if inputs is None else inputs, outputs))
         tinymodel.tokenizer(baked_in=False).save(str(self.folder / "tokenizer.json"))
@@ -53,7 +61,14 @@ class Model:
         return self
 
     def init(self, *options: str) -> Ended:
-        return self.tritonpipe("init", "--onnx", str(self.folder / "model.onnx"), "--tokenizer", str(self.folder), *options)
+        return self.tritonpipe(
+            "init",
+            "--onnx",
+            str(self.folder / "model.onnx"),
+            "--tokenizer",
+            str(self.folder),
+            *options,
+        )
 
     def spec(self, *options: str) -> dict[str, Any]:
         """The spec of a run that ends well; `validate` has to say so as well."""
@@ -85,13 +100,22 @@ def test_a_classifier_is_written_whole(model: Model) -> None:
     }
     ended = model.write(LOGITS, config=config, tokenizer_config={"model_max_length": 256}).init()
     assert ended.code == 0
-    digests = {name: hashlib.sha256((model.folder / name).read_bytes()).hexdigest() for name in ("model.onnx", "tokenizer.json")}
+    digests = {
+        name: hashlib.sha256((model.folder / name).read_bytes()).hexdigest()
+        for name in ("model.onnx", "tokenizer.json")
+    }
     assert yaml.safe_load(ended.out) == {
         "apiVersion": "tritonpipelines.io/v1alpha1",
         "kind": "InferencePipeline",
         "metadata": {"name": "topics"},
         "spec": {
-            "tokenizer": {"source": {"uri": "pvc://replace-me/tokenizer.json", "sha256": digests["tokenizer.json"]}, "maxLength": 256},
+            "tokenizer": {
+                "source": {
+                    "uri": "pvc://replace-me/tokenizer.json",
+                    "sha256": digests["tokenizer.json"],
+                },
+                "maxLength": 256,
+            },
             "model": {
                 "platform": "onnxruntime_onnx",
                 "source": {"uri": "pvc://replace-me/model.onnx", "sha256": digests["model.onnx"]},
@@ -103,14 +127,20 @@ def test_a_classifier_is_written_whole(model: Model) -> None:
         },
     }
     comments = [line.strip() for line in ended.out.splitlines() if line.strip().startswith("#")]
-    assert "# From model_max_length of tokenizer_config.json; 512 is max_position_embeddings of config.json." in comments
+    assert (
+        "# From model_max_length of tokenizer_config.json; 512 is max_position_embeddings of config.json."
+        in comments
+    )
     assert "# From id2label of config.json, in the model's order." in comments
     assert "placeholder" in ended.err
     assert f"--source-map pvc://replace-me/model.onnx=file://{model.folder}/model.onnx" in ended.err
 
 
 POOLED = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
-MODULES = [{"type": f"sentence_transformers.models.{name}"} for name in ("Transformer", "Pooling", "Normalize")]
+MODULES = [
+    {"type": f"sentence_transformers.models.{name}"}
+    for name in ("Transformer", "Pooling", "Normalize")
+]
 
 
 @pytest.mark.parametrize(
@@ -141,30 +171,62 @@ MODULES = [{"type": f"sentence_transformers.models.{name}"} for name in ("Transf
         "not normalized", "first token", "max pooling", "unknown pooling", "pooled in the graph", "question answering",
     ],
 )  # fmt: skip
-def test_the_postprocess_follows_from_the_files(model: Model, outputs: dict[str, tuple[int, Axes]], files: dict[str, Any], postprocess: Any) -> None:
+def test_the_postprocess_follows_from_the_files(
+    model: Model, outputs: dict[str, tuple[int, Axes]], files: dict[str, Any], postprocess: Any
+) -> None:
     assert model.write(outputs, **files).spec().get("postprocess") == postprocess
 
 
 @pytest.mark.parametrize(
     ("files", "length"),
     [
-        ({"config": {"max_position_embeddings": 514, "model_type": "roberta", "pad_token_id": 1}}, 512),
-        ({"config": {"max_position_embeddings": 512}, "tokenizer_config": {"model_max_length": 1e30}}, 512),
-        ({"config": {"max_position_embeddings": 512}, "sentence_bert_config": {"max_seq_length": 128}}, 128),
+        (
+            {
+                "config": {
+                    "max_position_embeddings": 514,
+                    "model_type": "roberta",
+                    "pad_token_id": 1,
+                }
+            },
+            512,
+        ),
+        (
+            {
+                "config": {"max_position_embeddings": 512},
+                "tokenizer_config": {"model_max_length": 1e30},
+            },
+            512,
+        ),
+        (
+            {
+                "config": {"max_position_embeddings": 512},
+                "sentence_bert_config": {"max_seq_length": 128},
+            },
+            128,
+        ),
         ({}, None),
     ],
     ids=["roberta", "no limit", "sentence transformers", "nothing"],
 )
-def test_the_length_is_the_one_that_counts(model: Model, files: dict[str, Any], length: int | None) -> None:
+def test_the_length_is_the_one_that_counts(
+    model: Model, files: dict[str, Any], length: int | None
+) -> None:
     assert model.write(LOGITS, **files).spec()["tokenizer"].get("maxLength") == length
 
 
 def test_a_length_that_nothing_says_is_a_comment(model: Model) -> None:
-    assert "# LOOK: no file says how many tokens the model takes; left out, it is 512." in model.write(LOGITS).init().out
+    assert (
+        "# LOOK: no file says how many tokens the model takes; left out, it is 512."
+        in model.write(LOGITS).init().out
+    )
 
 
 def test_a_fixed_length_pads_to_it(model: Model) -> None:
-    spec = model.write(LOGITS, {name: (INT32, ["batch", 128]) for name in IDS}, config={"max_position_embeddings": 512}).spec()
+    spec = model.write(
+        LOGITS,
+        {name: (INT32, ["batch", 128]) for name in IDS},
+        config={"max_position_embeddings": 512},
+    ).spec()
     assert (spec["tokenizer"]["maxLength"], spec["tokenizer"]["padding"]) == (128, "Fixed")
     assert spec["model"]["inputs"][0] == {"name": "input_ids", "dataType": "INT32", "dims": [128]}
 
@@ -176,18 +238,35 @@ def test_a_fixed_batch_stands_in_dims(model: Model) -> None:
 
 
 def test_open_last_axes_come_from_the_configuration(model: Model) -> None:
-    outputs: dict[str, tuple[int, Axes]] = {"last_hidden_state": (FLOAT, ["batch", "sequence", "width"])}
-    assert model.write(outputs, config={"hidden_size": 384}).spec()["model"]["outputs"][0]["dims"] == [-1, 384]
+    outputs: dict[str, tuple[int, Axes]] = {
+        "last_hidden_state": (FLOAT, ["batch", "sequence", "width"])
+    }
+    assert model.write(outputs, config={"hidden_size": 384}).spec()["model"]["outputs"][0][
+        "dims"
+    ] == [-1, 384]
 
 
 def test_inputs_that_no_tokenizer_makes_are_the_clients(model: Model) -> None:
     spec = model.write(LOGITS, {**IDS, "weights": (FLOAT, ["batch", 4])}).spec()
-    assert spec["model"]["inputs"][2] == {"name": "weights", "dataType": "FP32", "dims": [4], "from": "pipeline.weights"}
+    assert spec["model"]["inputs"][2] == {
+        "name": "weights",
+        "dataType": "FP32",
+        "dims": [4],
+        "from": "pipeline.weights",
+    }
 
 
 def test_a_model_without_text_needs_no_tokenizer(model: Model) -> None:
     model.write({"scores": (FLOAT, ["n", 10])}, {"pixels": (FLOAT, ["n", 3, 224, 224])})
-    ended = model.tritonpipe("init", "--onnx", str(model.folder / "model.onnx"), "--name", "images", "--source-uri", "s3://models/images")
+    ended = model.tritonpipe(
+        "init",
+        "--onnx",
+        str(model.folder / "model.onnx"),
+        "--name",
+        "images",
+        "--source-uri",
+        "s3://models/images",
+    )
     made = yaml.safe_load(ended.out)
     assert (ended.code, made["metadata"]["name"], list(made["spec"])) == (0, "images", ["model"])
     assert made["spec"]["model"]["source"]["uri"] == "s3://models/images/model.onnx"
@@ -195,7 +274,9 @@ def test_a_model_without_text_needs_no_tokenizer(model: Model) -> None:
 
 def test_pairs_and_labels_by_hand(model: Model) -> None:
     (model.folder / "labels.txt").write_text("no\nyes\n")
-    spec = model.write(LOGITS).spec("--pair", "--labels", str(model.folder / "labels.txt"), "--postprocess", "Sigmoid")
+    spec = model.write(LOGITS).spec(
+        "--pair", "--labels", str(model.folder / "labels.txt"), "--postprocess", "Sigmoid"
+    )
     assert spec["tokenizer"]["inputs"] == {"text": "TEXT", "textPair": "TEXT_PAIR"}
     assert spec["postprocess"] == {"type": "Sigmoid", "labels": ["no", "yes"]}
 
@@ -205,10 +286,15 @@ def test_pairs_and_labels_by_hand(model: Model) -> None:
     [
         ("s3://models/topics/", {"uri": "s3://models/topics/model.onnx"}),
         ("hf://org/topics@v1", {"uri": "hf://org/topics", "revision": "v1", "path": "model.onnx"}),
-        ("oci://registry.example/topics:1", {"uri": "oci://registry.example/topics:1", "path": "model.onnx"}),
+        (
+            "oci://registry.example/topics:1",
+            {"uri": "oci://registry.example/topics:1", "path": "model.onnx"},
+        ),
     ],
 )
-def test_sources_are_written_as_their_store_names_files(model: Model, uri: str, source: dict[str, str]) -> None:
+def test_sources_are_written_as_their_store_names_files(
+    model: Model, uri: str, source: dict[str, str]
+) -> None:
     held = model.write(LOGITS).spec("--source-uri", uri)["model"]["source"]
     assert {key: value for key, value in held.items() if key != "sha256"} == source
 
@@ -216,17 +302,31 @@ def test_sources_are_written_as_their_store_names_files(model: Model, uri: str, 
 def test_a_vocabulary_without_tokenizer_json_is_a_folder(model: Model) -> None:
     model.write(LOGITS, tokenizer_config={"tokenizer_class": "BertTokenizer"})
     (model.folder / "tokenizer.json").unlink()
-    (model.folder / "vocab.txt").write_text("\n".join([*tinymodel.SPECIAL, "[MASK]", *tinymodel.WORDS]) + "\n")
-    assert model.spec("--source-uri", "s3://models/topics")["tokenizer"]["source"] == {"uri": "s3://models/topics/"}
+    (model.folder / "vocab.txt").write_text(
+        "\n".join([*tinymodel.SPECIAL, "[MASK]", *tinymodel.WORDS]) + "\n"
+    )
+    assert model.spec("--source-uri", "s3://models/topics")["tokenizer"]["source"] == {
+        "uri": "s3://models/topics/"
+    }
 
 
 Break = Callable[[Model], list[str]]
 
 
-def _break(outputs: dict[str, tuple[int, Axes]] = LOGITS, inputs: dict[str, tuple[int, Axes]] | None = None, *options: str) -> Break:
+def _break(
+    outputs: dict[str, tuple[int, Axes]] = LOGITS,
+    inputs: dict[str, tuple[int, Axes]] | None = None,
+    *options: str,
+) -> Break:
     def made(model: Model) -> list[str]:
         model.write(outputs, inputs)
-        return ["--onnx", str(model.folder / "model.onnx"), "--tokenizer", str(model.folder), *options]
+        return [
+            "--onnx",
+            str(model.folder / "model.onnx"),
+            "--tokenizer",
+            str(model.folder),
+            *options,
+        ]
 
     return made
 
@@ -303,13 +403,26 @@ def hub() -> Iterator[HubServer]:
 
 
 def small(name: str) -> bytes:
-    return json.dumps({"config.json": {"id2label": {"0": "no", "1": "yes"}, "max_position_embeddings": 64}}.get(name, {})).encode()
+    return json.dumps(
+        {"config.json": {"id2label": {"0": "no", "1": "yes"}, "max_position_embeddings": 64}}.get(
+            name, {}
+        )
+    ).encode()
 
 
 def repository(**more: bytes) -> dict[str, bytes]:
     tokenizer = tinymodel.tokenizer().to_str().encode()
-    files = {"tokenizer.json": tokenizer, "config.json": small("config.json"), "onnx/model.onnx": graph(IDS, LOGITS)}
-    return {**files, "onnx/model_quantized.onnx": b"never read", "pytorch_model.bin": b"never read", **more}
+    files = {
+        "tokenizer.json": tokenizer,
+        "config.json": small("config.json"),
+        "onnx/model.onnx": graph(IDS, LOGITS),
+    }
+    return {
+        **files,
+        "onnx/model_quantized.onnx": b"never read",
+        "pytorch_model.bin": b"never read",
+        **more,
+    }
 
 
 def test_a_repository_is_read_file_by_file(hub: HubServer, tritonpipe: Run) -> None:
@@ -320,9 +433,18 @@ def test_a_repository_is_read_file_by_file(hub: HubServer, tritonpipe: Run) -> N
     assert made["metadata"] == {"name": "yes-no"}
     assert made["spec"]["tokenizer"]["source"] == {"uri": "hf://org/Yes-No", "revision": commit}
     digest = hashlib.sha256(repository()["onnx/model.onnx"]).hexdigest()
-    assert made["spec"]["model"]["source"] == {"uri": "hf://org/Yes-No", "revision": commit, "path": "onnx/model.onnx", "sha256": digest}
+    assert made["spec"]["model"]["source"] == {
+        "uri": "hf://org/Yes-No",
+        "revision": commit,
+        "path": "onnx/model.onnx",
+        "sha256": digest,
+    }
     assert made["spec"]["postprocess"] == {"type": "Softmax", "labels": ["no", "yes"]}
-    fetched = {request.path.rpartition(f"/{commit}/")[2] for request in hub.requests if "/resolve/" in request.path}
+    fetched = {
+        request.path.rpartition(f"/{commit}/")[2]
+        for request in hub.requests
+        if "/resolve/" in request.path
+    }
     assert fetched == {"tokenizer.json", "config.json", "onnx/model.onnx"}
 
 
@@ -340,14 +462,29 @@ def test_a_hub_may_be_a_folder_of_this_machine(tmp_path: Path, tritonpipe: Run) 
     ("files", "options", "code", "told"),
     [
         ({"model.bin": b""}, (), 2, "holds no ONNX file"),
-        ({"a.onnx": b"", "b.onnx": b""}, (), 2, "holds several ONNX files, say which with --onnx-path: a.onnx, b.onnx"),
-        (repository(), ("--onnx-path=nosuch.onnx",), 2, "has no file nosuch.onnx; its ONNX files: onnx/model.onnx, onnx/model_quantized.onnx"),
+        (
+            {"a.onnx": b"", "b.onnx": b""},
+            (),
+            2,
+            "holds several ONNX files, say which with --onnx-path: a.onnx, b.onnx",
+        ),
+        (
+            repository(),
+            ("--onnx-path=nosuch.onnx",),
+            2,
+            "has no file nosuch.onnx; its ONNX files: onnx/model.onnx, onnx/model_quantized.onnx",
+        ),
         (repository(), ("--tokenizer=x",), 2, "a repository brings its own tokenizer"),
         (None, (), 2, "the hub shows no repository org/name"),
     ],
 )
 def test_a_repository_that_does_not_do(
-    hub: HubServer, tritonpipe: Run, files: dict[str, bytes] | None, options: tuple[str, ...], code: int, told: str
+    hub: HubServer,
+    tritonpipe: Run,
+    files: dict[str, bytes] | None,
+    options: tuple[str, ...],
+    code: int,
+    told: str,
 ) -> None:
     if files is not None:
         hub.publish("org/name", files)
@@ -363,7 +500,12 @@ def test_a_private_repository_needs_a_token(tmp_path: Path, tritonpipe: Run) -> 
         refused = tritonpipe("init", "hf://org/name", f"--source-map=hf://={hub.url}")
         assert refused.code == 2
         assert "--token-file" in refused.err
-        granted = tritonpipe("init", "hf://org/name", f"--source-map=hf://={hub.url}", f"--token-file={tmp_path / 'token'}")
+        granted = tritonpipe(
+            "init",
+            "hf://org/name",
+            f"--source-map=hf://={hub.url}",
+            f"--token-file={tmp_path / 'token'}",
+        )
         assert granted.code == 0, granted.err
         assert "hf_secret" not in granted.out + granted.err
 
@@ -377,6 +519,11 @@ def test_an_unreachable_hub_is_another_failure(tritonpipe: Run) -> None:
 def test_the_graph_of_a_real_model(tmp_path: Path, tritonpipe: Run) -> None:
     """The tiny encoder that other tests serve: what is not chosen is named."""
     tinymodel.write(tmp_path)
-    ended = tritonpipe("init", f"--onnx={tmp_path / 'model.onnx'}", f"--tokenizer={tmp_path}", "--name=tiny")
-    assert "# As the graph declares them. Not served: hidden; what nobody reads costs time." in ended.out
+    ended = tritonpipe(
+        "init", f"--onnx={tmp_path / 'model.onnx'}", f"--tokenizer={tmp_path}", "--name=tiny"
+    )
+    assert (
+        "# As the graph declares them. Not served: hidden; what nobody reads costs time."
+        in ended.out
+    )
     assert onnx.load(str(tmp_path / "model.onnx")).graph.output[0].name == "hidden"

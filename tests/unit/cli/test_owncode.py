@@ -31,8 +31,14 @@ def warnings(tritonpipe: Run, code: str) -> list[str]:
         ("import json\ndef x(:\n", "line 2: invalid syntax"),
         ("class TritonPythonModel:\nx = 1\n", "line 2: expected an indented block"),
         ("import json\n", "defines no class TritonPythonModel, which Triton looks for"),
-        ("class TritonPythonmodel:\n    def execute(self, requests): ...\n", "defines no class TritonPythonModel"),
-        ("import json\n\n\nclass TritonPythonModel:\n    def excute(self, requests): ...\n", "line 4: TritonPythonModel has no method execute"),
+        (
+            "class TritonPythonmodel:\n    def execute(self, requests): ...\n",
+            "defines no class TritonPythonModel",
+        ),
+        (
+            "import json\n\n\nclass TritonPythonModel:\n    def excute(self, requests): ...\n",
+            "line 4: TritonPythonModel has no method execute",
+        ),
     ],
 )
 def test_what_cannot_work_is_warned_of(tritonpipe: Run, code: str, told: str) -> None:
@@ -62,6 +68,10 @@ def test_code_that_no_parser_takes_ends_nothing(tritonpipe: Run) -> None:
     assert warnings(tritonpipe, "x = " + "-" * 50000 + "1") == []
 
 
-@pytest.mark.parametrize("sample", sorted((Path(markdown.ROOT) / "manifests/samples").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "sample",
+    sorted((Path(markdown.ROOT) / "manifests/samples").glob("*.yaml")),
+    ids=lambda path: path.stem,
+)
 def test_samples_are_not_warned_of(tritonpipe: Run, sample: Path) -> None:
     assert "code.inline" not in tritonpipe("validate", str(sample)).out

@@ -10,16 +10,26 @@ import pytest
 
 from tests.unit.cli.conftest import Run, Serve, told
 from tests.unit.cli.test_status import kubeconfig
+from triton_pipelines.autoscaling.types import Verdict
+from triton_pipelines.autoscaling.verdict_advice import ADVICE
 from triton_pipelines.cli import scaling
-from triton_pipelines.scaling.advice import ADVICE
-from triton_pipelines.scaling.types import Verdict
 
 
 def pipeline(verdict: str = "GPUBound", **state: Any) -> dict[str, Any]:
     status = {
         "conditions": [
-            {"type": "MetricsAvailable", "status": "True", "reason": "Succeeded", "message": "metrics of every ready pod are read"},
-            {"type": "ScalingLimited", "status": "True", "reason": "GPUBound", "message": "tokenizer: the load asks for 5; GPUBound holds it at 3"},
+            {
+                "type": "MetricsAvailable",
+                "status": "True",
+                "reason": "Succeeded",
+                "message": "metrics of every ready pod are read",
+            },
+            {
+                "type": "ScalingLimited",
+                "status": "True",
+                "reason": "GPUBound",
+                "message": "tokenizer: the load asks for 5; GPUBound holds it at 3",
+            },
         ],
         "steps": [
             {
@@ -32,17 +42,42 @@ def pipeline(verdict: str = "GPUBound", **state: Any) -> dict[str, Any]:
                 "verdict": verdict,
                 "verdictReason": "model computes 99% of the time",
             },
-            {"name": "model", "modelName": "model", "pods": 2, "instances": 1, "desiredInstances": 1},
+            {
+                "name": "model",
+                "modelName": "model",
+                "pods": 2,
+                "instances": 1,
+                "desiredInstances": 1,
+            },
         ],
         "scaling": {
             "bottleneck": verdict,
             "mode": "Active",
             "lastScaleTime": "2026-01-01T12:00:00Z",
-            "history": [{"time": "2026-01-01T12:00:00Z", "step": "tokenizer", "from": 1, "to": 3, "reason": "TokenizerBound: 95 requests/s"}],
-            "figures": [{"step": "tokenizer", "requestsPerSecond": 200, "busyPercent": 66, "waitMilliseconds": 2}],
+            "history": [
+                {
+                    "time": "2026-01-01T12:00:00Z",
+                    "step": "tokenizer",
+                    "from": 1,
+                    "to": 3,
+                    "reason": "TokenizerBound: 95 requests/s",
+                }
+            ],
+            "figures": [
+                {
+                    "step": "tokenizer",
+                    "requestsPerSecond": 200,
+                    "busyPercent": 66,
+                    "waitMilliseconds": 2,
+                }
+            ],
         },
     }
-    return {"metadata": {"namespace": "nlp", "name": "sentiment"}, "spec": {}, "status": {**status, **state}}
+    return {
+        "metadata": {"namespace": "nlp", "name": "sentiment"},
+        "spec": {},
+        "status": {**status, **state},
+    }
 
 
 @pytest.fixture
@@ -95,7 +130,11 @@ def test_every_verdict_is_explained(verdict: Verdict, shown: Any) -> None:
 
 @pytest.mark.parametrize(
     ("spec", "said"),
-    [({}, "has said nothing"), ({"scaling": {"mode": "Disabled"}}, "mode is Disabled"), ({"suspend": "Enabled"}, "suspended")],
+    [
+        ({}, "has said nothing"),
+        ({"scaling": {"mode": "Disabled"}}, "mode is Disabled"),
+        ({"suspend": "Enabled"}, "suspended"),
+    ],
 )
 def test_why_nothing_is_known(spec: dict[str, Any], said: str, shown: Any) -> None:
     document = {"metadata": {"namespace": "nlp", "name": "sentiment"}, "spec": spec, "status": {}}
@@ -105,30 +144,56 @@ def test_why_nothing_is_known(spec: dict[str, Any], said: str, shown: Any) -> No
 def test_a_load_that_is_not_known_is_not_shown_as_none(shown: Any) -> None:
     """Without metrics the status keeps zeros, whatever the load is."""
     document = pipeline("Unknown")
-    document["status"]["scaling"]["figures"] = [{"step": "tokenizer", "requestsPerSecond": 0, "busyPercent": 0, "waitMilliseconds": 0}]
+    document["status"]["scaling"]["figures"] = [
+        {"step": "tokenizer", "requestsPerSecond": 0, "busyPercent": 0, "waitMilliseconds": 0}
+    ]
     text = shown(document, "explain", "sentiment")
     assert "wanted in each pod; load not known" in text
     assert "0 requests/s" not in text
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown(document, "scaling", "sentiment").splitlines() if "│" in line]
+    rows = [
+        [cell.strip() for cell in line.split("│")[1:-1]]
+        for line in shown(document, "scaling", "sentiment").splitlines()
+        if "│" in line
+    ]
     assert rows[0][3:6] == ["-", "-", "-"]
     history = scaling.History()
     history.add(pipeline(), 100.0)
     history.add(document, 102.0)
-    assert [line.plain.split() for line in history.plot(80)][3] == ["tokenizer", "requests/s", "-", "█"]
+    assert [line.plain.split() for line in history.plot(80)][3] == [
+        "tokenizer",
+        "requests/s",
+        "-",
+        "█",
+    ]
 
 
 @pytest.mark.parametrize(
     ("before", "left"),
-    [("PrometheusError: ", []), ("PrometheusError for 62 s: up to 2 (RecentMax); ", ["    PrometheusError for 62 s: up to 2 (RecentMax)"])],
+    [
+        ("PrometheusError: ", []),
+        (
+            "PrometheusError for 62 s: up to 2 (RecentMax); ",
+            ["    PrometheusError for 62 s: up to 2 (RecentMax)"],
+        ),
+    ],
 )
 def test_what_two_conditions_and_a_step_say_is_said_once(before: str, left: list[str]) -> None:
     document = pipeline("Unknown")
     message = 'Prometheus connection "default": cannot be reached'
-    trouble = {"status": "False", "reason": "PrometheusError", "message": f"PrometheusError: {message}"}
-    document["status"]["conditions"] = [{"type": kind, **trouble} for kind in ("MetricsAvailable", "ScalingActive")]
+    trouble = {
+        "status": "False",
+        "reason": "PrometheusError",
+        "message": f"PrometheusError: {message}",
+    }
+    document["status"]["conditions"] = [
+        {"type": kind, **trouble} for kind in ("MetricsAvailable", "ScalingActive")
+    ]
     document["status"]["steps"][0]["verdictReason"] = before + message
     lines = scaling.explained(document)
-    assert [line for line in lines if "PrometheusError" in line] == [*left, f"  MetricsAvailable, ScalingActive PrometheusError: {message}"]
+    assert [line for line in lines if "PrometheusError" in line] == [
+        *left,
+        f"  MetricsAvailable, ScalingActive PrometheusError: {message}",
+    ]
 
 
 def test_a_suspended_pipeline_is_said_to_be_suspended(shown: Any) -> None:
@@ -145,16 +210,37 @@ def test_a_verdict_of_a_newer_operator_is_no_traceback(shown: Any) -> None:
 
 def test_counts_figures_and_changes_as_tables(shown: Any) -> None:
     text = shown(pipeline(), "scaling", "sentiment")
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if "│" in line]
-    assert rows[0] == ["tokenizer", "3/3", "2/2", "200", "66", "2", "GPUBound", "model computes 99% of the time"]
-    assert rows[1] == ["2026-01-01T12:00:00Z", "tokenizer", "1", "3", "TokenizerBound: 95 requests/s"]
+    rows = [
+        [cell.strip() for cell in line.split("│")[1:-1]]
+        for line in text.splitlines()
+        if "│" in line
+    ]
+    assert rows[0] == [
+        "tokenizer",
+        "3/3",
+        "2/2",
+        "200",
+        "66",
+        "2",
+        "GPUBound",
+        "model computes 99% of the time",
+    ]
+    assert rows[1] == [
+        "2026-01-01T12:00:00Z",
+        "tokenizer",
+        "1",
+        "3",
+        "TokenizerBound: 95 requests/s",
+    ]
     assert "Active  GPUBound  last change 2026-01-01T12:00:00Z" in text
     found = json.loads(shown(pipeline(), "scaling", "sentiment", "--json"))
     assert found["scaling"]["bottleneck"] == "GPUBound"
     assert [item["name"] for item in found["steps"]] == ["tokenizer"]
 
 
-def test_a_watch_into_a_pipe_prints_what_changes(tritonpipe: Run, server: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_into_a_pipe_prints_what_changes(
+    tritonpipe: Run, server: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     documents = [pipeline(), pipeline(), pipeline("Balanced")]
     url = server({"GET": told(documents.pop(0))}).partition("/v2")[0]
 
@@ -164,7 +250,9 @@ def test_a_watch_into_a_pipe_prints_what_changes(tritonpipe: Run, server: Serve,
         server({"GET": told(documents.pop(0))})
 
     monkeypatch.setattr("triton_pipelines.cli.status.asyncio.sleep", next_look)
-    ended = tritonpipe("scaling", "sentiment", "--watch", "--kubeconfig", kubeconfig(tmp_path / "config", url))
+    ended = tritonpipe(
+        "scaling", "sentiment", "--watch", "--kubeconfig", kubeconfig(tmp_path / "config", url)
+    )
     assert ended.code == 0
     assert ended.out.count("Active  ") == 2
     assert ended.out.index("Active  GPUBound") < ended.out.index("Active  Balanced")

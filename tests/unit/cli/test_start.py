@@ -14,10 +14,24 @@ IMPORTED = "import sys; from triton_pipelines.cli.main import application; appli
 
 @pytest.mark.parametrize("command", ["load", "render", "validate", "serve", "status"])
 def test_a_command_imports_no_other(command: str) -> None:
-    done = subprocess.run([sys.executable, "-c", IMPORTED, command], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED, command],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
     imported = set(done.stdout.split())
     assert f"triton_pipelines.cli.{command}" in imported
-    assert not {"kopf", "triton_pipelines.app.main", "triton_pipelines.cli.operate", "triton_pipelines.cli.bench"} & imported
+    assert (
+        not {
+            "kopf",
+            "triton_pipelines.app.main",
+            "triton_pipelines.cli.operator_command",
+            "triton_pipelines.cli.bench",
+        }
+        & imported
+    )
 
 
 def test_an_unknown_command_is_told_beside_all_others() -> None:

@@ -24,7 +24,10 @@ def kubeconfig(path: Path, server: str, namespace: str | None = "nlp") -> str:
                 "current-context": "here",
                 "clusters": [{"name": "c", "cluster": {"server": server}}],
                 "users": [{"name": "u", "user": {"token": "secret"}}],
-                "contexts": [{"name": "here", "context": context}, {"name": "bare", "context": {"cluster": "c", "user": "u"}}],
+                "contexts": [
+                    {"name": "here", "context": context},
+                    {"name": "bare", "context": {"cluster": "c", "user": "u"}},
+                ],
             }
         )
     )
@@ -46,7 +49,14 @@ def test_no_kubeconfig(tritonpipe: Run, tmp_path: Path) -> None:
 
 
 def test_a_context_that_does_not_exist(tritonpipe: Run, tmp_path: Path) -> None:
-    ended = tritonpipe("status", "sentiment", "--kubeconfig", kubeconfig(tmp_path / "config", "http://127.0.0.1:1"), "--context", "nowhere")
+    ended = tritonpipe(
+        "status",
+        "sentiment",
+        "--kubeconfig",
+        kubeconfig(tmp_path / "config", "http://127.0.0.1:1"),
+        "--context",
+        "nowhere",
+    )
     assert ended.code == 3
     assert "'nowhere'" in ended.err
 
@@ -62,17 +72,30 @@ def test_no_api_server(tritonpipe: Run, tmp_path: Path) -> None:
 
 
 def not_found(message: str) -> dict[str, Any]:
-    return {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404, "message": message}
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "reason": "NotFound",
+        "code": 404,
+        "message": message,
+    }
 
 
 @pytest.mark.parametrize(
     ("message", "code", "said"),
     [
-        ('inferencepipelines.tritonpipelines.io "sentiment" not found', 2, "no InferencePipeline sentiment in namespace nlp"),
+        (
+            'inferencepipelines.tritonpipelines.io "sentiment" not found',
+            2,
+            "no InferencePipeline sentiment in namespace nlp",
+        ),
         ("the server could not find the requested resource", 3, "knows no InferencePipeline"),
     ],
 )
-def test_what_is_not_there(tritonpipe: Run, server: Serve, tmp_path: Path, message: str, code: int, said: str) -> None:
+def test_what_is_not_there(
+    tritonpipe: Run, server: Serve, tmp_path: Path, message: str, code: int, said: str
+) -> None:
     url = server({"GET": told(not_found(message), 404)}).partition("/v2")[0]
     ended = tritonpipe("status", "sentiment", "--kubeconfig", kubeconfig(tmp_path / "config", url))
     assert ended.code == code
@@ -86,57 +109,133 @@ def test_a_status_for_people(tritonpipe: Run, server: Serve, tmp_path: Path) -> 
         "servingRevision": "old",
         "replicas": 1,
         "readyReplicas": 1,
-        "conditions": [{"type": "Ready", "status": "False", "reason": "InvalidSpec", "message": "spec.model [bold]: wrong"}],
-        "steps": [{"name": "tokenizer", "modelName": "tok", "pods": 1, "readyPods": 1, "instances": 2}],
+        "conditions": [
+            {
+                "type": "Ready",
+                "status": "False",
+                "reason": "InvalidSpec",
+                "message": "spec.model [bold]: wrong",
+            }
+        ],
+        "steps": [
+            {"name": "tokenizer", "modelName": "tok", "pods": 1, "readyPods": 1, "instances": 2}
+        ],
         "tokenizer": {"summary": "2/4"},
-        "ensemble": {"modelName": "sentiment", "inputs": [{"name": "TEXT", "dataType": "STRING", "shape": [-1, 1]}], "outputs": []},
+        "ensemble": {
+            "modelName": "sentiment",
+            "inputs": [{"name": "TEXT", "dataType": "STRING", "shape": [-1, 1]}],
+            "outputs": [],
+        },
         "endpoints": {"http": "http://sentiment.nlp.svc:8000"},
-        "sources": [{"step": "model", "uri": "s3://m/x", "resolvedRevision": "v7", "sha256": "0123456789abcdef"}],
+        "sources": [
+            {
+                "step": "model",
+                "uri": "s3://m/x",
+                "resolvedRevision": "v7",
+                "sha256": "0123456789abcdef",
+            }
+        ],
         "warnings": [{"path": "spec.model", "message": "careful"}],
-        "tuning": {"request": "monday", "state": "Succeeded", "message": "batch 32 is recommended", "advice": "Compute-bound: fuller batches"},
+        "tuning": {
+            "request": "monday",
+            "state": "Succeeded",
+            "message": "batch 32 is recommended",
+            "advice": "Compute-bound: fuller batches",
+        },
     }
-    document = {"metadata": {"namespace": "nlp", "name": "sentiment", "generation": 3}, "status": state}
+    document = {
+        "metadata": {"namespace": "nlp", "name": "sentiment", "generation": 3},
+        "status": state,
+    }
     url = server({"GET": told(document)}).partition("/v2")[0]
     file = kubeconfig(tmp_path / "config", url)
     shown = tritonpipe("status", "sentiment", "--kubeconfig", file)
     assert shown.code == 0
     for text in (
-        *("nlp/sentiment", "revision abc (serving old)", "tokenizers 2/4", "has not looked at its latest change", "spec.model [bold]: wrong"),
-        *("TEXT STRING[-1, 1]", "http://sentiment.nlp.svc:8000", "at v7 sha256 0123456789ab", "warning: spec.model: careful"),
-        *("tuning 'monday': Succeeded: batch 32 is recommended", "tuning advice: Compute-bound: fuller batches"),
+        *(
+            "nlp/sentiment",
+            "revision abc (serving old)",
+            "tokenizers 2/4",
+            "has not looked at its latest change",
+            "spec.model [bold]: wrong",
+        ),
+        *(
+            "TEXT STRING[-1, 1]",
+            "http://sentiment.nlp.svc:8000",
+            "at v7 sha256 0123456789ab",
+            "warning: spec.model: careful",
+        ),
+        *(
+            "tuning 'monday': Succeeded: batch 32 is recommended",
+            "tuning advice: Compute-bound: fuller batches",
+        ),
     ):
         assert text in shown.out
-    assert json.loads(tritonpipe("status", "sentiment", "--kubeconfig", file, "--json").out) == state
+    assert (
+        json.loads(tritonpipe("status", "sentiment", "--kubeconfig", file, "--json").out) == state
+    )
 
 
 def listed(*pipelines: dict[str, Any]) -> tuple[int, bytes]:
-    return told({"kind": "InferencePipelineList", "apiVersion": "tritonpipelines.io/v1alpha1", "metadata": {}, "items": list(pipelines)})
+    return told(
+        {
+            "kind": "InferencePipelineList",
+            "apiVersion": "tritonpipelines.io/v1alpha1",
+            "metadata": {},
+            "items": list(pipelines),
+        }
+    )
 
 
 def pipeline(name: str, ready: str, **state: Any) -> dict[str, Any]:
-    conditions = [{"type": "Ready", "status": ready, "reason": "Succeeded" if ready == "True" else "Loading", "message": f"of {name}"}]
-    return {"metadata": {"namespace": "nlp", "name": name}, "status": {"conditions": conditions, "readyReplicas": 1, "replicas": 2, **state}}
+    conditions = [
+        {
+            "type": "Ready",
+            "status": ready,
+            "reason": "Succeeded" if ready == "True" else "Loading",
+            "message": f"of {name}",
+        }
+    ]
+    return {
+        "metadata": {"namespace": "nlp", "name": name},
+        "status": {"conditions": conditions, "readyReplicas": 1, "replicas": 2, **state},
+    }
 
 
-def test_without_a_name_each_pipeline_has_a_line(tritonpipe: Run, server: Serve, tmp_path: Path) -> None:
-    answer = listed(pipeline("topics", "False"), pipeline("sentiment", "True", tokenizer={"summary": "2/4"}))
+def test_without_a_name_each_pipeline_has_a_line(
+    tritonpipe: Run, server: Serve, tmp_path: Path
+) -> None:
+    answer = listed(
+        pipeline("topics", "False"), pipeline("sentiment", "True", tokenizer={"summary": "2/4"})
+    )
     file = kubeconfig(tmp_path / "config", server({"GET": answer}).partition("/v2")[0])
-    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in tritonpipe("status", "--kubeconfig", file).out.splitlines() if "│" in line]
+    lines = [
+        [cell.strip() for cell in line.split("│")[1:-1]]
+        for line in tritonpipe("status", "--kubeconfig", file).out.splitlines()
+        if "│" in line
+    ]
     assert lines == [
         ["sentiment", "True", "1/2", "2/4", "-", "Succeeded", "of sentiment"],
         ["topics", "False", "1/2", "-", "-", "Loading", "of topics"],
     ]
     everywhere = tritonpipe("status", "-A", "--json", "--kubeconfig", file)
-    assert [item["metadata"] for item in json.loads(everywhere.out)] == [{"namespace": "nlp", "name": name} for name in ("sentiment", "topics")]
+    assert [item["metadata"] for item in json.loads(everywhere.out)] == [
+        {"namespace": "nlp", "name": name} for name in ("sentiment", "topics")
+    ]
 
 
 def test_no_pipelines(tritonpipe: Run, server: Serve, tmp_path: Path) -> None:
     file = kubeconfig(tmp_path / "config", server({"GET": listed()}).partition("/v2")[0])
-    assert tritonpipe("status", "--kubeconfig", file).out == "there are no pipelines in namespace nlp\n"
+    assert (
+        tritonpipe("status", "--kubeconfig", file).out
+        == "there are no pipelines in namespace nlp\n"
+    )
     assert tritonpipe("status", "sentiment", "-A", "--kubeconfig", file).code == 2
 
 
-def test_a_watch_prints_what_changes_and_outlasts_an_absence(tritonpipe: Run, server: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_prints_what_changes_and_outlasts_an_absence(
+    tritonpipe: Run, server: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks = [
         listed(pipeline("a", "False")),
         listed(pipeline("a", "False")),

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from triton_pipelines.cli.failure import Failure
+from triton_pipelines.cli.errors import Failure
 from triton_pipelines.cli.tensors import Described, Model, cell, decode, encode, plain, requests
 
 TEXT = Described("TEXT", "BYTES", (-1, 1))
@@ -19,7 +19,14 @@ IMAGE = Described("IMAGE", "FP32", (-1, 3, -1, -1))
 IDS = Described("IDS", "INT64", (-1, -1))
 
 
-def ask(*inputs: Described, texts: Any = (), pairs: Any = (), values: Any = (), files: Any = (), batched: bool = True) -> dict[str, Any]:
+def ask(
+    *inputs: Described,
+    texts: Any = (),
+    pairs: Any = (),
+    values: Any = (),
+    files: Any = (),
+    batched: bool = True,
+) -> dict[str, Any]:
     return requests(Model(inputs, ("Y",), batched), texts, pairs, values, files)
 
 
@@ -32,18 +39,33 @@ def shown(arrays: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("shape", "batched", "shaped"),
-    [((-1, 1), True, [[b"a"], [b"b"]]), ((-1,), False, [b"a", b"b"]), ((1, -1), False, [[b"a", b"b"]]), ((-1, -1), True, [[b"a"], [b"b"]])],
+    [
+        ((-1, 1), True, [[b"a"], [b"b"]]),
+        ((-1,), False, [b"a", b"b"]),
+        ((1, -1), False, [[b"a", b"b"]]),
+        ((-1, -1), True, [[b"a"], [b"b"]]),
+    ],
 )
-def test_texts_take_the_shape_of_their_input(shape: tuple[int, ...], batched: bool, shaped: Any) -> None:
-    assert shown(ask(Described("TEXT", "BYTES", shape), texts=["a", "b"], batched=batched)) == {"TEXT": shaped}
+def test_texts_take_the_shape_of_their_input(
+    shape: tuple[int, ...], batched: bool, shaped: Any
+) -> None:
+    assert shown(ask(Described("TEXT", "BYTES", shape), texts=["a", "b"], batched=batched)) == {
+        "TEXT": shaped
+    }
 
 
 def test_pairs_one_query_for_all_passages() -> None:
-    assert shown(ask(TEXT, PASSAGE, texts=["q"], pairs=["a", "b"])) == {"TEXT": [[b"q"], [b"q"]], "PASSAGE": [[b"a"], [b"b"]]}
+    assert shown(ask(TEXT, PASSAGE, texts=["q"], pairs=["a", "b"])) == {
+        "TEXT": [[b"q"], [b"q"]],
+        "PASSAGE": [[b"a"], [b"b"]],
+    }
 
 
 def test_a_text_by_name_leaves_the_other_input_to_texts() -> None:
-    assert shown(ask(TEXT, PASSAGE, texts=["a"], values=["TEXT=q=1"])) == {"TEXT": [[b"q=1"]], "PASSAGE": [[b"a"]]}
+    assert shown(ask(TEXT, PASSAGE, texts=["a"], values=["TEXT=q=1"])) == {
+        "TEXT": [[b"q=1"]],
+        "PASSAGE": [[b"a"]],
+    }
 
 
 # --- numbers ------------------------------------------------------------------------------------------------------------------
@@ -62,7 +84,9 @@ def test_a_text_by_name_leaves_the_other_input_to_texts() -> None:
         ((-1, -1), "9223372036854775807", [[2**63 - 1]]),
     ],
 )
-def test_numbers_take_the_shape_of_their_input(shape: tuple[int, ...], text: str, expected: Any) -> None:
+def test_numbers_take_the_shape_of_their_input(
+    shape: tuple[int, ...], text: str, expected: Any
+) -> None:
     array = ask(Described("X", "INT64", shape), values=[f"X={text}"], batched=shape[0] == -1)["X"]
     assert array.dtype == np.int64
     assert array.tolist() == expected
@@ -70,18 +94,27 @@ def test_numbers_take_the_shape_of_their_input(shape: tuple[int, ...], text: str
 
 @pytest.mark.parametrize(
     ("kind", "text", "dtype"),
-    [("FP16", "0.5", np.float16), ("BF16", "0.5", ml_dtypes.bfloat16), ("BOOL", "true", np.bool_), ("UINT8", "255", np.uint8)],
+    [
+        ("FP16", "0.5", np.float16),
+        ("BF16", "0.5", ml_dtypes.bfloat16),
+        ("BOOL", "true", np.bool_),
+        ("UINT8", "255", np.uint8),
+    ],
 )
 def test_numbers_have_the_type_of_their_input(kind: str, text: str, dtype: Any) -> None:
     assert ask(Described("X", kind, (-1, 1)), values=[f"X={text}"])["X"].dtype == dtype
 
 
 def test_nested_lists_of_truths() -> None:
-    assert shown(ask(Described("X", "BOOL", (-1, 2)), values=["X=[true, false]"])) == {"X": [[True, False]]}
+    assert shown(ask(Described("X", "BOOL", (-1, 2)), values=["X=[true, false]"])) == {
+        "X": [[True, False]]
+    }
 
 
 def test_an_optional_input_may_be_left_out() -> None:
-    assert list(ask(TEXT, Described("K", "INT32", (1,), optional=True), texts=["a"], batched=False)) == ["TEXT"]
+    assert list(
+        ask(TEXT, Described("K", "INT32", (1,), optional=True), texts=["a"], batched=False)
+    ) == ["TEXT"]
 
 
 # --- files ----------------------------------------------------------------------------------------------------------------------
@@ -95,12 +128,16 @@ def test_an_array_from_a_file_may_lack_the_batch_axis(tmp_path: Path) -> None:
 def test_bytes_of_an_image(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"\x89PNG\xff")
     assert shown(ask(TEXT, files=[f"TEXT={tmp_path}/a.png"])) == {"TEXT": [[b"\x89PNG\xff"]]}
-    assert shown(ask(Described("RAW", "UINT8", (-1, -1)), files=[f"RAW={tmp_path}/a.png"])) == {"RAW": [[137, 80, 78, 71, 255]]}
+    assert shown(ask(Described("RAW", "UINT8", (-1, -1)), files=[f"RAW={tmp_path}/a.png"])) == {
+        "RAW": [[137, 80, 78, 71, 255]]
+    }
 
 
 def test_texts_from_an_array(tmp_path: Path) -> None:
     np.save(tmp_path / "texts.npy", np.array([["a"], ["\u00e9"]]))
-    assert shown(ask(TEXT, files=[f"TEXT={tmp_path}/texts.npy"])) == {"TEXT": [[b"a"], ["\u00e9".encode()]]}
+    assert shown(ask(TEXT, files=[f"TEXT={tmp_path}/texts.npy"])) == {
+        "TEXT": [[b"a"], ["\u00e9".encode()]]
+    }
 
 
 # --- what does not fit -----------------------------------------------------------------------------------------------------------
@@ -114,9 +151,17 @@ def test_texts_from_an_array(tmp_path: Path) -> None:
         ([TEXT], {"values": ["TEXT"]}, "write NAME="),
         ([IDS], {"texts": ["a"]}, "no text input is left"),
         ([TEXT], {"texts": ["a"], "pairs": ["b"]}, "--pair: no text input is left"),
-        ([TEXT, PASSAGE], {"texts": ["a", "b"], "pairs": ["a", "b", "c"]}, "inputs differ in rows: TEXT 2, PASSAGE 3"),
+        (
+            [TEXT, PASSAGE],
+            {"texts": ["a", "b"], "pairs": ["a", "b", "c"]},
+            "inputs differ in rows: TEXT 2, PASSAGE 3",
+        ),
         ([IDS], {"values": ["IDS=1,a"]}, "IDS: 'a' is no whole number; it is INT64"),
-        ([IDS], {"values": ["IDS=[[1,2],[3]]"]}, "lists of different lengths|is no list of numbers"),
+        (
+            [IDS],
+            {"values": ["IDS=[[1,2],[3]]"]},
+            "lists of different lengths|is no list of numbers",
+        ),
         ([IDS], {"values": ["IDS=[1,"]}, "is no list of numbers as in JSON"),
         ([IDS], {"values": ["IDS=[[[1]]]"]}, r"shape \[1, 1, 1\] does not fit IDS INT64\[-1, -1\]"),
         ([IDS], {"values": ["IDS=1", "IDS=2"]}, "is given 2 times"),
@@ -126,7 +171,9 @@ def test_texts_from_an_array(tmp_path: Path) -> None:
         ([TEXT], {"values": ["TEXT=a"], "files": ["TEXT=b"]}, "choose one"),
     ],
 )
-def test_what_does_not_fit_is_said(inputs: list[Described], given: dict[str, Any], words: str) -> None:
+def test_what_does_not_fit_is_said(
+    inputs: list[Described], given: dict[str, Any], words: str
+) -> None:
     with pytest.raises(Failure, match=words):
         ask(*inputs, **given)
 
@@ -141,11 +188,16 @@ def test_an_array_of_another_type_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_body_and_back() -> None:
-    arrays = {"TEXT": np.array([[b"a\xff"], [b""]], object), "X": np.array([[0.5], [1]], ml_dtypes.bfloat16)}
+    arrays = {
+        "TEXT": np.array([[b"a\xff"], [b""]], object),
+        "X": np.array([[0.5], [1]], ml_dtypes.bfloat16),
+    }
     model = Model((TEXT, Described("X", "BF16", (-1, 1))), ("Y", "Z"), batched=True)
     body, length = encode(arrays, model)
     head = json.loads(body[:length])
-    assert head["outputs"] == [{"name": name, "parameters": {"binary_data": True}} for name in ("Y", "Z")]
+    assert head["outputs"] == [
+        {"name": name, "parameters": {"binary_data": True}} for name in ("Y", "Z")
+    ]
     back = decode({"outputs": head["inputs"]}, body[length:])
     assert shown(back) == shown(arrays)
     assert back["X"].dtype == ml_dtypes.bfloat16
@@ -177,7 +229,16 @@ def test_cells_are_short() -> None:
 
 
 def test_a_model_from_what_the_server_says() -> None:
-    metadata = {"inputs": [{"name": "A", "datatype": "FP32", "shape": [4]}], "outputs": [{"name": "Y"}]}
-    config = {"max_batch_size": 0, "input": [{"name": "A", "optional": True}], "model_transaction_policy": {"decoupled": True}}
-    assert Model.of(metadata, config) == Model((Described("A", "FP32", (4,), optional=True),), ("Y",), batched=False, decoupled=True)
+    metadata = {
+        "inputs": [{"name": "A", "datatype": "FP32", "shape": [4]}],
+        "outputs": [{"name": "Y"}],
+    }
+    config = {
+        "max_batch_size": 0,
+        "input": [{"name": "A", "optional": True}],
+        "model_transaction_policy": {"decoupled": True},
+    }
+    assert Model.of(metadata, config) == Model(
+        (Described("A", "FP32", (4,), optional=True),), ("Y",), batched=False, decoupled=True
+    )
     assert not Model.of(metadata, {}).batched

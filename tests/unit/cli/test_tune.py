@@ -26,14 +26,19 @@ KEPT = "the first setting could not be put back on the server; start it anew"
     ids=["put back", "not put back"],
 )
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_setting_that_stays_on_the_server_is_told(number: int, left: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_that_stays_on_the_server_is_told(
+    number: int, left: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert stopping([number], left, monkeypatch) == (128 + number, said)
 
 
 def test_who_stops_it_twice_is_told_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     code, said = stopping([signal.SIGINT, signal.SIGINT], "", monkeypatch)
     assert code == 128 + signal.SIGINT
-    assert said == f"stopped; {SERVER}: the first setting may not have been put back on the server; start it anew"
+    assert (
+        said
+        == f"stopped; {SERVER}: the first setting may not have been put back on the server; start it anew"
+    )
 
 
 def stopping(numbers: list[int], left: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
@@ -50,7 +55,9 @@ def stopping(numbers: list[int], left: str, monkeypatch: pytest.MonkeyPatch) -> 
                 raise Stopped(numbers[1])
 
     monkeypatch.setattr(tune, "run", run)
-    result = CliRunner().invoke(application("tune"), ["tune", str(SAMPLE), "--server", SERVER, "--slo", "100"])
+    result = CliRunner().invoke(
+        application("tune"), ["tune", str(SAMPLE), "--server", SERVER, "--slo", "100"]
+    )
     return result.exit_code, result.stderr.strip().splitlines()[-1]
 
 
@@ -68,6 +75,8 @@ def test_a_signal_in_a_callback_of_the_loop_ends_the_run(monkeypatch: pytest.Mon
             raise
 
     monkeypatch.setattr(tune, "run", run)
-    result = CliRunner().invoke(application("tune"), ["tune", str(SAMPLE), "--server", SERVER, "--slo", "100"])
+    result = CliRunner().invoke(
+        application("tune"), ["tune", str(SAMPLE), "--server", SERVER, "--slo", "100"]
+    )
     assert result.exit_code == 128 + signal.SIGTERM
     assert cleaned == ["cancelled"]

@@ -12,15 +12,40 @@ from aiohttp import web
 from kubernetes.aio.client import Configuration
 
 from triton_pipelines.cluster.client import Client, ClientOptions
-from triton_pipelines.cluster.errors import Conflict, Forbidden, Gone, Invalid, NotFound, TooMany, Unauthorized, Unavailable
-from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES, NODES, Resource, resource_of
+from triton_pipelines.cluster.errors import (
+    Conflict,
+    Forbidden,
+    Gone,
+    Invalid,
+    NotFound,
+    TooMany,
+    Unauthorized,
+    Unavailable,
+)
+from triton_pipelines.cluster.resources import (
+    CONFIG_MAPS,
+    INFERENCE_PIPELINES,
+    NODES,
+    Resource,
+    resource_of,
+)
 
 Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]] | Callable[[web.Request], Any]
-CONFIG_MAP: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "n"}}
+CONFIG_MAP: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {"name": "a", "namespace": "n"},
+}
 
 
 def status(code: int, reason: str, message: str = "", **details: Any) -> tuple[int, Any]:
-    return code, {"kind": "Status", "code": code, "reason": reason, "message": message, "details": details}
+    return code, {
+        "kind": "Status",
+        "code": code,
+        "reason": reason,
+        "message": message,
+        "details": details,
+    }
 
 
 class Script:
@@ -40,7 +65,9 @@ class Script:
         raw = await request.read()
         body = json.loads(raw) if raw else None
         self.raw.append(raw)
-        self.seen.append((request.method, request.path, dict(request.query), body, dict(request.headers)))
+        self.seen.append(
+            (request.method, request.path, dict(request.query), body, dict(request.headers))
+        )
         answer = self.answers.pop(0)
         if callable(answer):
             result: web.StreamResponse = await answer(request)
@@ -96,7 +123,9 @@ async def drop(request: web.Request) -> web.StreamResponse:
     return web.Response()
 
 
-async def test_what_lies_beyond_the_first_plane_is_applied_as_it_is(script: Script, client: Client) -> None:
+async def test_what_lies_beyond_the_first_plane_is_applied_as_it_is(
+    script: Script, client: Client
+) -> None:
     """The API server reads an apply as YAML, which refuses pairs of escapes (``found invalid Unicode character escape code``)."""
     script.answers = [(200, CONFIG_MAP)]
     labels = {**CONFIG_MAP, "data": {"labels": "\U0001f642 \u00e9"}}
@@ -117,7 +146,11 @@ async def test_apply_is_one_patch_with_manager_and_force(script: Script, client:
 
 
 async def test_status_has_its_own_path_and_manager(script: Script, client: Client) -> None:
-    pipeline = {"apiVersion": "tritonpipelines.io/v1alpha1", "kind": "InferencePipeline", "metadata": {"name": "p", "namespace": "n"}}
+    pipeline = {
+        "apiVersion": "tritonpipelines.io/v1alpha1",
+        "kind": "InferencePipeline",
+        "metadata": {"name": "p", "namespace": "n"},
+    }
     script.answers = [(200, pipeline)]
     await client.apply_status(pipeline)
     _, path, query, *_ = script.seen[0]
@@ -128,11 +161,19 @@ async def test_status_has_its_own_path_and_manager(script: Script, client: Clien
 
 async def test_list_reads_all_pages_and_names_the_kind(script: Script, client: Client) -> None:
     script.answers = [
-        (200, {"metadata": {"continue": "t", "resourceVersion": "5"}, "items": [{"metadata": {"name": "a"}}]}),
+        (
+            200,
+            {
+                "metadata": {"continue": "t", "resourceVersion": "5"},
+                "items": [{"metadata": {"name": "a"}}],
+            },
+        ),
         (200, {"metadata": {"resourceVersion": "5"}, "items": [{"metadata": {"name": "b"}}]}),
     ]
     listing = await client.list(CONFIG_MAPS, label_selector="x=y")
-    assert [(item["metadata"]["name"], item["apiVersion"], item["kind"]) for item in listing.items] == [
+    assert [
+        (item["metadata"]["name"], item["apiVersion"], item["kind"]) for item in listing.items
+    ] == [
         ("a", "v1", "ConfigMap"),
         ("b", "v1", "ConfigMap"),
     ]
@@ -152,9 +193,16 @@ async def test_a_list_whose_token_ran_out_starts_again_once(script: Script, clie
         await client.list(CONFIG_MAPS)
 
 
-async def test_delete_sends_preconditions_and_takes_absence_for_done(script: Script, client: Client) -> None:
+async def test_delete_sends_preconditions_and_takes_absence_for_done(
+    script: Script, client: Client
+) -> None:
     script.answers = [(200, {}), status(404, "NotFound")]
-    assert await client.delete(CONFIG_MAPS, "n", "a", uid="u", resource_version="7", propagation="Foreground") is True
+    assert (
+        await client.delete(
+            CONFIG_MAPS, "n", "a", uid="u", resource_version="7", propagation="Foreground"
+        )
+        is True
+    )
     assert script.seen[0][3] == {
         "apiVersion": "v1",
         "kind": "DeleteOptions",
@@ -175,8 +223,12 @@ async def test_delete_sends_preconditions_and_takes_absence_for_done(script: Scr
         (422, "Invalid", Invalid),
     ],
 )
-async def test_answers_that_no_retry_helps(script: Script, client: Client, code: int, reason: str, kind: type[Exception]) -> None:
-    script.answers = [status(code, reason, "what the server said", causes=[{"field": "spec.x", "message": "bad"}])]
+async def test_answers_that_no_retry_helps(
+    script: Script, client: Client, code: int, reason: str, kind: type[Exception]
+) -> None:
+    script.answers = [
+        status(code, reason, "what the server said", causes=[{"field": "spec.x", "message": "bad"}])
+    ]
     with pytest.raises(kind, match="what the server said") as caught:
         await client.get(CONFIG_MAPS, "n", "a")
     error: Any = caught.value
@@ -185,7 +237,9 @@ async def test_answers_that_no_retry_helps(script: Script, client: Client, code:
     assert script.waits == []
 
 
-async def test_a_proxy_that_answers_in_html_is_reported_with_its_status(script: Script, client: Client) -> None:
+async def test_a_proxy_that_answers_in_html_is_reported_with_its_status(
+    script: Script, client: Client
+) -> None:
     async def html(_: web.Request) -> web.StreamResponse:
         return web.Response(status=502, text="<html>", content_type="text/html")
 
@@ -195,13 +249,17 @@ async def test_a_proxy_that_answers_in_html_is_reported_with_its_status(script: 
     assert script.waits == [0.2, 0.4, 0.8]
 
 
-async def test_too_many_waits_as_long_as_asked_also_for_a_create(script: Script, client: Client) -> None:
+async def test_too_many_waits_as_long_as_asked_also_for_a_create(
+    script: Script, client: Client
+) -> None:
     script.answers = [(429, {}, {"Retry-After": "3"}), (201, CONFIG_MAP)]
     assert await client.create(CONFIG_MAP) == CONFIG_MAP
     assert script.waits == [3.2]
 
 
-async def test_a_retry_after_beyond_our_patience_goes_to_the_caller(script: Script, client: Client) -> None:
+async def test_a_retry_after_beyond_our_patience_goes_to_the_caller(
+    script: Script, client: Client
+) -> None:
     script.answers = [(429, {}, {"Retry-After": "60"})]
     with pytest.raises(TooMany) as caught:
         await client.get(CONFIG_MAPS, "n", "a")
@@ -209,10 +267,15 @@ async def test_a_retry_after_beyond_our_patience_goes_to_the_caller(script: Scri
     assert script.waits == []
 
 
-async def test_a_dropped_connection_repeats_an_apply_but_never_a_create(script: Script, client: Client) -> None:
+async def test_a_dropped_connection_repeats_an_apply_but_never_a_create(
+    script: Script, client: Client
+) -> None:
     script.answers = [drop, (200, CONFIG_MAP)]
     await client.apply(CONFIG_MAP)
-    assert script.observed == [("apply", "configmaps", "ConnectionLost"), ("apply", "configmaps", "200")]
+    assert script.observed == [
+        ("apply", "configmaps", "ConnectionLost"),
+        ("apply", "configmaps", "200"),
+    ]
     script.answers = [drop]
     with pytest.raises(Unavailable):
         await client.create(CONFIG_MAP)
@@ -270,7 +333,9 @@ async def test_credentials_are_read_anew_once_after_a_401(script: Script, client
     script.answers = [status(401, "Unauthorized")] * 2 + [(200, CONFIG_MAP)] * 2
     await asyncio.gather(client.get(CONFIG_MAPS, "n", "a"), client.get(CONFIG_MAPS, "n", "a"))
     assert script.logins == 2
-    assert [seen[4]["Authorization"] for seen in script.seen] == ["Bearer first"] * 2 + ["Bearer second"] * 2
+    assert [seen[4]["Authorization"] for seen in script.seen] == ["Bearer first"] * 2 + [
+        "Bearer second"
+    ] * 2
     script.answers = [status(401, "Unauthorized")] * 2
     with pytest.raises(Unauthorized):
         await client.get(CONFIG_MAPS, "n", "a")
@@ -279,7 +344,9 @@ async def test_credentials_are_read_anew_once_after_a_401(script: Script, client
 def test_paths_refuse_what_does_not_fit() -> None:
     assert NODES.path(name="n1") == "/api/v1/nodes/n1"
     assert CONFIG_MAPS.path() == "/api/v1/configmaps"
-    assert CONFIG_MAPS.path("n", "../secrets/x") == "/api/v1/namespaces/n/configmaps/..%2Fsecrets%2Fx"
+    assert (
+        CONFIG_MAPS.path("n", "../secrets/x") == "/api/v1/namespaces/n/configmaps/..%2Fsecrets%2Fx"
+    )
     for resource, arguments in (
         (NODES, ("n", "a")),
         (CONFIG_MAPS, (None, "a")),
@@ -291,7 +358,9 @@ def test_paths_refuse_what_does_not_fit() -> None:
 
 
 def test_resource_of_an_object() -> None:
-    found: Resource = resource_of({"apiVersion": "tritonpipelines.io/v1alpha1", "kind": "InferencePipeline"})
+    found: Resource = resource_of(
+        {"apiVersion": "tritonpipelines.io/v1alpha1", "kind": "InferencePipeline"}
+    )
     assert found is INFERENCE_PIPELINES
     with pytest.raises(LookupError, match="Gadget"):
         resource_of({"apiVersion": "x/v1", "kind": "Gadget"})

@@ -19,7 +19,11 @@ def deployment() -> dict[str, Any]:
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {"name": "sentiment", "namespace": "default", "labels": {"app.kubernetes.io/name": "triton-pipelines"}},
+        "metadata": {
+            "name": "sentiment",
+            "namespace": "default",
+            "labels": {"app.kubernetes.io/name": "triton-pipelines"},
+        },
         "spec": {
             "replicas": 2,
             "selector": {"matchLabels": {"a": "b"}},
@@ -31,9 +35,17 @@ def deployment() -> dict[str, Any]:
                             "name": "triton",
                             "image": "triton:24.10",
                             "env": [{"name": "A", "value": "1"}, {"name": "EMPTY", "value": ""}],
-                            "ports": [{"containerPort": 8000, "name": "http"}, {"containerPort": 8001, "name": "grpc"}],
-                            "resources": {"requests": {"cpu": "1500m", "memory": "1Gi"}, "limits": {"nvidia.com/gpu": 1}},
-                            "volumeMounts": [{"name": "data", "mountPath": "/tripe", "readOnly": False}],
+                            "ports": [
+                                {"containerPort": 8000, "name": "http"},
+                                {"containerPort": 8001, "name": "grpc"},
+                            ],
+                            "resources": {
+                                "requests": {"cpu": "1500m", "memory": "1Gi"},
+                                "limits": {"nvidia.com/gpu": 1},
+                            },
+                            "volumeMounts": [
+                                {"name": "data", "mountPath": "/tripe", "readOnly": False}
+                            ],
                         }
                     ],
                     "volumes": [
@@ -51,7 +63,12 @@ def deployment() -> dict[str, Any]:
 def served() -> dict[str, Any]:
     """The object above as an API server returns it: defaults in, empty values out, quantities in canonical form."""
     live = copy.deepcopy(deployment())
-    live["metadata"] |= {"uid": "1", "resourceVersion": "7", "generation": 1, "annotations": {"deployment.kubernetes.io/revision": "1"}}
+    live["metadata"] |= {
+        "uid": "1",
+        "resourceVersion": "7",
+        "generation": 1,
+        "annotations": {"deployment.kubernetes.io/revision": "1"},
+    }
     live["spec"] |= {"progressDeadlineSeconds": 600, "strategy": {"type": "RollingUpdate"}}
     spec = live["spec"]["template"]["spec"]
     spec |= {"dnsPolicy": "ClusterFirst", "restartPolicy": "Always"}
@@ -85,7 +102,10 @@ def test_a_missing_object_differs() -> None:
     [
         (lambda o: o["spec"].update(replicas=3), "spec.replicas"),
         (lambda o: o["metadata"]["labels"].clear(), "metadata.labels[app.kubernetes.io/name]"),
-        (lambda o: o["spec"]["template"]["spec"]["containers"][1].update(image="x"), "spec.template.spec.containers[name=triton].image"),
+        (
+            lambda o: o["spec"]["template"]["spec"]["containers"][1].update(image="x"),
+            "spec.template.spec.containers[name=triton].image",
+        ),
         (
             lambda o: o["spec"]["template"]["spec"]["containers"][1]["env"][0].update(value="2"),
             "spec.template.spec.containers[name=triton].env[name=A].value",
@@ -99,20 +119,31 @@ def test_a_missing_object_differs() -> None:
             "spec.template.spec.containers[name=triton].ports[containerPort=8001]",
         ),
         (
-            lambda o: o["spec"]["template"]["spec"]["containers"][1]["resources"]["requests"].update(memory="1G"),
+            lambda o: o["spec"]["template"]["spec"]["containers"][1]["resources"][
+                "requests"
+            ].update(memory="1G"),
             "spec.template.spec.containers[name=triton].resources.requests.memory",
         ),
         (
-            lambda o: o["spec"]["template"]["spec"]["volumes"].__setitem__(0, {"name": "data", "hostPath": {"path": "/"}}),
+            lambda o: o["spec"]["template"]["spec"]["volumes"].__setitem__(
+                0, {"name": "data", "hostPath": {"path": "/"}}
+            ),
             "spec.template.spec.volumes[name=data].emptyDir",
         ),
         (
-            lambda o: o["spec"]["template"]["spec"]["volumes"][1]["emptyDir"].update(sizeLimit="2Gi"),
+            lambda o: o["spec"]["template"]["spec"]["volumes"][1]["emptyDir"].update(
+                sizeLimit="2Gi"
+            ),
             "spec.template.spec.volumes[name=shm].emptyDir.sizeLimit",
         ),
-        (lambda o: o["spec"]["template"]["spec"]["tolerations"].append({"operator": "Exists"}), "spec.template.spec.tolerations"),
         (
-            lambda o: o["spec"]["template"]["spec"]["containers"][1]["volumeMounts"][0].update(readOnly=True),
+            lambda o: o["spec"]["template"]["spec"]["tolerations"].append({"operator": "Exists"}),
+            "spec.template.spec.tolerations",
+        ),
+        (
+            lambda o: o["spec"]["template"]["spec"]["containers"][1]["volumeMounts"][0].update(
+                readOnly=True
+            ),
             "spec.template.spec.containers[name=triton].volumeMounts[mountPath=/tripe].readOnly",
         ),
     ],
@@ -124,7 +155,11 @@ def test_an_edit_by_hand_is_found_at_its_path(edit: Any, path: str) -> None:
 
 
 def test_ports_of_a_service_by_number_and_of_a_network_policy_by_place() -> None:
-    service = {"spec": {"ports": [{"port": 8000, "targetPort": 8000}, {"port": 8001, "targetPort": "grpc"}]}}
+    service = {
+        "spec": {
+            "ports": [{"port": 8000, "targetPort": 8000}, {"port": 8001, "targetPort": "grpc"}]
+        }
+    }
     live = {
         "spec": {
             "ports": [
@@ -137,7 +172,9 @@ def test_ports_of_a_service_by_number_and_of_a_network_policy_by_place() -> None
     live["spec"]["ports"][0]["targetPort"] = "http"
     assert covers(live, service) == ["spec.ports[port=8001].targetPort"]
     policy = {"spec": {"podSelector": {}, "ingress": [{"ports": [{"port": 8000}], "from": []}, {}]}}
-    stored = {"spec": {"podSelector": {}, "ingress": [{"ports": [{"port": 8000, "protocol": "TCP"}]}, {}]}}
+    stored = {
+        "spec": {"podSelector": {}, "ingress": [{"ports": [{"port": 8000, "protocol": "TCP"}]}, {}]}
+    }
     assert covers(stored, policy) == []
     stored["spec"]["ingress"][0]["ports"].append({"port": 22, "protocol": "TCP"})
     assert covers(stored, policy) == ["spec.ingress[0].ports"]
@@ -145,7 +182,9 @@ def test_ports_of_a_service_by_number_and_of_a_network_policy_by_place() -> None
 
 def test_an_empty_selector_is_not_an_absent_one() -> None:
     peer = {"spec": {"ingress": [{"from": [{"namespaceSelector": {}}]}]}}
-    assert covers({"spec": {"ingress": [{"from": [{"podSelector": {}}]}]}}, peer) == ["spec.ingress[0].from[0].namespaceSelector"]
+    assert covers({"spec": {"ingress": [{"from": [{"podSelector": {}}]}]}}, peer) == [
+        "spec.ingress[0].from[0].namespaceSelector"
+    ]
 
 
 def test_empty_strings_count_in_config_maps() -> None:
@@ -155,7 +194,12 @@ def test_empty_strings_count_in_config_maps() -> None:
 
 
 def test_conditions_by_type_and_custom_lists_by_given_keys() -> None:
-    status = {"status": {"conditions": [{"type": "Ready", "status": "True"}], "steps": [{"name": "b", "pods": 1}, {"name": "a", "pods": 0}]}}
+    status = {
+        "status": {
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "steps": [{"name": "b", "pods": 1}, {"name": "a", "pods": 0}],
+        }
+    }
     live = {
         "status": {
             "conditions": [{"type": "X", "status": "True"}, {"type": "Ready", "status": "True"}],
@@ -172,7 +216,9 @@ def test_bool_and_int_are_different() -> None:
 
 
 def owned(obj: dict[str, Any], fields: dict[str, Any], **entry: Any) -> dict[str, Any]:
-    obj.setdefault("metadata", {}).setdefault("managedFields", []).append({"manager": MANAGER, "operation": "Apply", "fieldsV1": fields, **entry})
+    obj.setdefault("metadata", {}).setdefault("managedFields", []).append(
+        {"manager": MANAGER, "operation": "Apply", "fieldsV1": fields, **entry}
+    )
     return obj
 
 
@@ -191,7 +237,12 @@ def test_what_we_owned_and_no_longer_want() -> None:
                         'k:{"name":"triton"}': {
                             ".": {},
                             "f:name": {},
-                            "f:ports": {'k:{"containerPort":8000,"protocol":"TCP"}': {".": {}, "f:containerPort": {}}},
+                            "f:ports": {
+                                'k:{"containerPort":8000,"protocol":"TCP"}': {
+                                    ".": {},
+                                    "f:containerPort": {},
+                                }
+                            },
                         },
                         'k:{"name":"old"}': {".": {}, "f:name": {}},
                     }
@@ -201,7 +252,11 @@ def test_what_we_owned_and_no_longer_want() -> None:
     }
     desired = {
         "metadata": {"labels": {"a.b/c": "1"}, "ownerReferences": [{"uid": "u"}], "finalizers": []},
-        "spec": {"template": {"spec": {"containers": [{"name": "triton", "ports": [{"containerPort": 8000}]}]}}},
+        "spec": {
+            "template": {
+                "spec": {"containers": [{"name": "triton", "ports": [{"containerPort": 8000}]}]}
+            }
+        },
     }
     assert owned_extra(owned({}, fields), desired, MANAGER) == [
         "metadata.finalizers[x]",
@@ -228,19 +283,33 @@ NAMES = st.text("defgh", min_size=1, max_size=3)
 
 def trees(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     maps = st.dictionaries(NAMES, children, min_size=1, max_size=3)
-    named = st.lists(st.tuples(NAMES, maps), min_size=1, max_size=3, unique_by=lambda pair: pair[0]).map(
-        lambda pairs: {"containers": [{"name": name} | {"k" + key: value for key, value in body.items()} for name, body in pairs]}
+    named = st.lists(
+        st.tuples(NAMES, maps), min_size=1, max_size=3, unique_by=lambda pair: pair[0]
+    ).map(
+        lambda pairs: {
+            "containers": [
+                {"name": name} | {"k" + key: value for key, value in body.items()}
+                for name, body in pairs
+            ]
+        }
     )
     return st.one_of(maps, named, st.lists(SCALARS, min_size=1, max_size=3))
 
 
-OBJECTS = st.dictionaries(NAMES, st.recursive(SCALARS, trees, max_leaves=12), min_size=1, max_size=3)
+OBJECTS = st.dictionaries(
+    NAMES, st.recursive(SCALARS, trees, max_leaves=12), min_size=1, max_size=3
+)
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     if isinstance(value, dict):
         # Names of list items are keys: changing one makes another item, which the examples above show.
-        return [leaf for key, item in value.items() if key != "name" for leaf in leaves(item, (*path, key))]
+        return [
+            leaf
+            for key, item in value.items()
+            if key != "name"
+            for leaf in leaves(item, (*path, key))
+        ]
     if isinstance(value, list):
         return [leaf for index, item in enumerate(value) for leaf in leaves(item, (*path, index))]
     return [path]
@@ -252,7 +321,11 @@ def with_defaults(value: Any) -> Any:
         return {key: with_defaults(item) for key, item in value.items()} | {"zDefault": {"a": [1]}}
     if isinstance(value, list):
         items = [with_defaults(item) for item in value]
-        return [{"name": "zInjected"}, *reversed(items)] if items and isinstance(items[0], dict) else items
+        return (
+            [{"name": "zInjected"}, *reversed(items)]
+            if items and isinstance(items[0], dict)
+            else items
+        )
     return value
 
 
@@ -269,7 +342,11 @@ def test_one_changed_leaf_is_one_path(desired: dict[str, Any], data: st.DataObje
     if not places:
         return
     path = data.draw(st.sampled_from(places))
-    live = with_defaults(desired) if data.draw(st.booleans()) and not any(isinstance(part, int) for part in path) else copy.deepcopy(desired)
+    live = (
+        with_defaults(desired)
+        if data.draw(st.booleans()) and not any(isinstance(part, int) for part in path)
+        else copy.deepcopy(desired)
+    )
     node: Any = live
     for part in path[:-1]:
         node = node[part]
@@ -282,7 +359,9 @@ def fields_of(value: Any) -> dict[str, Any]:
     if isinstance(value, dict):
         return {f"f:{key}": fields_of(item) for key, item in value.items()}
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        return {f"k:{json.dumps({'name': item['name']})}": {".": {}} | fields_of(item) for item in value}
+        return {
+            f"k:{json.dumps({'name': item['name']})}": {".": {}} | fields_of(item) for item in value
+        }
     return {}
 
 

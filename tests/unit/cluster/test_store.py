@@ -12,9 +12,19 @@ from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFEREN
 from triton_pipelines.cluster.store import Store, owner_key
 
 
-def obj(name: str, version: int, *, namespace: str = "n", uid: str = "", pipeline: str = "p") -> dict[str, Any]:
+def obj(
+    name: str, version: int, *, namespace: str = "n", uid: str = "", pipeline: str = "p"
+) -> dict[str, Any]:
     labels = {names.LABEL_PIPELINE: pipeline} if pipeline else {}
-    return {"metadata": {"name": name, "namespace": namespace, "uid": uid or name, "resourceVersion": str(version), "labels": labels}}
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "uid": uid or name,
+            "resourceVersion": str(version),
+            "labels": labels,
+        }
+    }
 
 
 def test_owner_is_the_labelled_pipeline_or_the_pipeline_itself() -> None:
@@ -60,7 +70,10 @@ def test_children_follow_the_label() -> None:
     store.put(CONFIG_MAPS, obj("b", 1))
     store.put(CONFIG_MAPS, obj("a", 2))
     store.put(CONFIG_MAPS, obj("a", 3, namespace="other"))
-    assert [child["metadata"]["name"] for child in store.children(CONFIG_MAPS, ("n", "p"))] == ["a", "b"]
+    assert [child["metadata"]["name"] for child in store.children(CONFIG_MAPS, ("n", "p"))] == [
+        "a",
+        "b",
+    ]
     store.put(CONFIG_MAPS, obj("a", 4, pipeline="q"))
     assert [child["metadata"]["name"] for child in store.children(CONFIG_MAPS, ("n", "p"))] == ["b"]
     assert [child["metadata"]["name"] for child in store.children(CONFIG_MAPS, ("n", "q"))] == ["a"]
@@ -70,7 +83,10 @@ def test_children_follow_the_label() -> None:
 
 def test_of_a_pods_managed_fields_is_kept_who_resized_it_alone() -> None:
     store = Store()
-    created, resized = {"manager": "kube-controller-manager", "fieldsV1": {}}, {"manager": "vpa", "subresource": "resize", "fieldsV1": {}}
+    created, resized = (
+        {"manager": "kube-controller-manager", "fieldsV1": {}},
+        {"manager": "vpa", "subresource": "resize", "fieldsV1": {}},
+    )
     for name, fields in (("a", [created]), ("b", [created, resized])):
         pod = obj(name, 1)
         pod["metadata"]["managedFields"] = fields
@@ -78,7 +94,11 @@ def test_of_a_pods_managed_fields_is_kept_who_resized_it_alone() -> None:
     listed = obj("c", 1)
     listed["metadata"]["managedFields"] = [created, resized]
     store.replace(PODS, [*store.all(PODS), listed], since=store.mark())
-    assert [pod["metadata"].get("managedFields") for pod in store.children(PODS, ("n", "p"))] == [None, [resized], [resized]]
+    assert [pod["metadata"].get("managedFields") for pod in store.children(PODS, ("n", "p"))] == [
+        None,
+        [resized],
+        [resized],
+    ]
 
 
 def test_a_list_finds_what_the_watch_missed() -> None:
@@ -88,9 +108,20 @@ def test_a_list_finds_what_the_watch_missed() -> None:
     store.put(PODS, obj("same", 3, pipeline="same"))
     store.put(PODS, obj("elsewhere", 4, namespace="other"))
     since = store.mark()
-    listed = [obj("old", 5, pipeline="new-owner"), obj("same", 3, pipeline="same"), obj("new", 6, pipeline="new")]
-    assert store.replace(PODS, listed, since=since, namespace="n") == {("n", name) for name in ("gone", "old", "new-owner", "new")}
-    assert {pod["metadata"]["name"] for pod in store.all(PODS)} == {"old", "same", "new", "elsewhere"}
+    listed = [
+        obj("old", 5, pipeline="new-owner"),
+        obj("same", 3, pipeline="same"),
+        obj("new", 6, pipeline="new"),
+    ]
+    assert store.replace(PODS, listed, since=since, namespace="n") == {
+        ("n", name) for name in ("gone", "old", "new-owner", "new")
+    }
+    assert {pod["metadata"]["name"] for pod in store.all(PODS)} == {
+        "old",
+        "same",
+        "new",
+        "elsewhere",
+    }
     assert store.replace(PODS, listed, since=store.mark(), namespace="n") == set()
 
 
@@ -104,12 +135,21 @@ def test_a_list_does_not_undo_what_happened_while_it_was_on_its_way() -> None:
     store.put(PODS, obj("changed", 3))
     store.put(PODS, obj("created", 4))
     assert store.replace(PODS, listed, since=since) == set()
-    assert {(pod["metadata"]["name"], pod["metadata"]["resourceVersion"]) for pod in store.all(PODS)} == {("changed", "3"), ("created", "4")}
+    assert {
+        (pod["metadata"]["name"], pod["metadata"]["resourceVersion"]) for pod in store.all(PODS)
+    } == {("changed", "3"), ("created", "4")}
 
 
 NAMES = st.sampled_from(["a", "b", "c"])
 OWNERS = st.sampled_from(["p", "q", ""])
-STEPS = st.lists(st.tuples(st.sampled_from(["put", "delete", "missed put", "missed delete", "echo", "list"]), NAMES, OWNERS), max_size=40)
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["put", "delete", "missed put", "missed delete", "echo", "list"]),
+        NAMES,
+        OWNERS,
+    ),
+    max_size=40,
+)
 
 
 @given(STEPS)
@@ -134,7 +174,11 @@ def test_after_a_list_the_store_is_what_the_cluster_is(steps: list[tuple[str, st
         elif step == "echo":
             # An older state of something that still exists, as a slow watch delivers it after our own write.
             for old in past:
-                if old["metadata"]["name"] == name and name in cluster and store.get(PODS, "n", name) is cluster[name]:
+                if (
+                    old["metadata"]["name"] == name
+                    and name in cluster
+                    and store.get(PODS, "n", name) is cluster[name]
+                ):
                     assert not store.put(PODS, old)
         else:
             told = store.replace(PODS, list(cluster.values()), since=store.mark())
@@ -142,5 +186,9 @@ def test_after_a_list_the_store_is_what_the_cluster_is(steps: list[tuple[str, st
             missed = False
             assert {pod["metadata"]["name"]: pod for pod in store.all(PODS)} == cluster
             for pipeline in ("p", "q"):
-                expected = sorted(key for key, pod in cluster.items() if owner_key(PODS, pod) == ("n", pipeline))
-                assert [pod["metadata"]["name"] for pod in store.children(PODS, ("n", pipeline))] == expected
+                expected = sorted(
+                    key for key, pod in cluster.items() if owner_key(PODS, pod) == ("n", pipeline)
+                )
+                assert [
+                    pod["metadata"]["name"] for pod in store.children(PODS, ("n", pipeline))
+                ] == expected

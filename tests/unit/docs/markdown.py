@@ -48,8 +48,13 @@ def fences(page: Path) -> Iterator[Fence]:
     text = page.read_text(encoding="utf-8")
     for match in _FENCE.finditer(text):
         indent = len(match[1])
-        body = "".join(line[indent:] if line[:indent].isspace() or not indent else line for line in match[4].splitlines(keepends=True))
-        yield Fence(name(page), text.count("\n", 0, match.start()) + 1, tuple(match[3].split()), body)
+        body = "".join(
+            line[indent:] if line[:indent].isspace() or not indent else line
+            for line in match[4].splitlines(keepends=True)
+        )
+        yield Fence(
+            name(page), text.count("\n", 0, match.start()) + 1, tuple(match[3].split()), body
+        )
 
 
 def prose(page: Path) -> str:
@@ -78,4 +83,6 @@ def anchors(page: Path) -> set[str]:
 def links(page: Path) -> list[str]:
     """Targets of a page's links and images."""
     text = re.sub(r"`[^`\n]*`", "", prose(page))
-    return re.findall(r"\]\(\s*<?([^)>\s]+)>?[^)]*\)", text) + re.findall(r"^\[[^]]+\]:\s*(\S+)", text, re.MULTILINE)
+    return re.findall(r"\]\(\s*<?([^)>\s]+)>?[^)]*\)", text) + re.findall(
+        r"^\[[^]]+\]:\s*(\S+)", text, re.MULTILINE
+    )

@@ -20,14 +20,16 @@ from tests.unit.docs import markdown
 from triton_pipelines.api import crd, names
 from triton_pipelines.cli.documents import judge
 from triton_pipelines.cli.main import app
-from triton_pipelines.pipeline import Options
+from triton_pipelines.compile.graph import Options
 
 FENCES = [fence for page in markdown.pages() for fence in markdown.fences(page)]
 YAML = [fence for fence in FENCES if fence.language == "yaml"]
 SHELL = [fence for fence in FENCES if fence.language in ("console", "bash", "sh")]
 PYTHON = [fence for fence in FENCES if fence.language == "python"]
 # What a fragment (a document that is only `spec:`) is laid over.
-BASE = yaml.safe_load((markdown.ROOT / "manifests/samples/sentiment.yaml").read_text(encoding="utf-8"))
+BASE = yaml.safe_load(
+    (markdown.ROOT / "manifests/samples/sentiment.yaml").read_text(encoding="utf-8")
+)
 
 
 def merged(base: Any, fragment: Any) -> Any:
@@ -36,7 +38,9 @@ def merged(base: Any, fragment: Any) -> Any:
         return copy.deepcopy(fragment)
     result = copy.deepcopy(base)
     for key, value in fragment.items():
-        result[key] = value if key in ("postprocess", "source", "rollout") else merged(base.get(key), value)
+        result[key] = (
+            value if key in ("postprocess", "source", "rollout") else merged(base.get(key), value)
+        )
     return result
 
 
@@ -67,17 +71,27 @@ def test_pipelines_are_valid_unless_marked(fence: markdown.Fence) -> None:
 TOLD = [
     (fence, behind.text)
     for fence, behind in itertools.pairwise(FENCES)
-    if fence.language == "yaml" and "invalid" in fence.info and behind.page == fence.page and behind.language == "text"
+    if fence.language == "yaml"
+    and "invalid" in fence.info
+    and behind.page == fence.page
+    and behind.language == "text"
 ]
 
 
 @pytest.mark.parametrize(("fence", "told"), TOLD, ids=str)
 def test_messages_on_a_page_are_those_that_come(fence: markdown.Fence, told: str) -> None:
-    assert [finding for document in pipelines(fence) for finding in findings(document)] == told.splitlines()
+    assert [
+        finding for document in pipelines(fence) for finding in findings(document)
+    ] == told.splitlines()
 
 
 def test_fragments_are_looked_at() -> None:
-    wrong = markdown.Fence("page", 1, ("yaml",), "spec:\n  model:\n    instances: {kind: GPU}\n  server:\n    gpu: {count: 0}\n")
+    wrong = markdown.Fence(
+        "page",
+        1,
+        ("yaml",),
+        "spec:\n  model:\n    instances: {kind: GPU}\n  server:\n    gpu: {count: 0}\n",
+    )
     assert [len(findings(document)) for document in pipelines(wrong)] == [1]
 
 
@@ -99,18 +113,33 @@ def options(name: str) -> set[str]:
     command = typer.main.get_command(app).commands.get(name)  # type: ignore[attr-defined]
     assert command is not None, f"tritonpipe has no command {name}"
     return {"--help"} | {
-        option for parameter in command.params if parameter.param_type_name == "option" for option in (*parameter.opts, *parameter.secondary_opts)
+        option
+        for parameter in command.params
+        if parameter.param_type_name == "option"
+        for option in (*parameter.opts, *parameter.secondary_opts)
     }
 
 
-COMMANDS = [pytest.param(words, id=f"{fence}: {' '.join(words)}") for fence in SHELL for words in commands(fence)]
-TARGETS = set(re.findall(r"^([a-z0-9-]+)(?: [a-z0-9- ]+)?:", (markdown.ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+COMMANDS = [
+    pytest.param(words, id=f"{fence}: {' '.join(words)}")
+    for fence in SHELL
+    for words in commands(fence)
+]
+TARGETS = set(
+    re.findall(
+        r"^([a-z0-9-]+)(?: [a-z0-9- ]+)?:",
+        (markdown.ROOT / "Makefile").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+)
 
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_commands_exist(words: list[str]) -> None:
     if words[0] == "make":
-        assert {word for word in words[1:] if "=" not in word and not word.startswith("-")} <= TARGETS
+        assert {
+            word for word in words[1:] if "=" not in word and not word.startswith("-")
+        } <= TARGETS
     elif words[0] == "tritonpipe":
         if words[1:] and not words[1].startswith("-") and words[1] != "COMMAND":
             used = {word.partition("=")[0] for word in words[2:] if re.match(r"--?[a-z]", word)}
@@ -135,12 +164,27 @@ def test_programs_are_python(fence: markdown.Fence) -> None:
 
 PATHS = {re.sub(r"(\[\]|\{\})", "", path) for path, _ in crd.walk(crd.root_schema())}
 # Below these stand objects of the Kubernetes API, or free keys.
-OPEN = {re.sub(r"(\[\]|\{\})", "", path) for path, node in crd.walk(crd.root_schema()) if crd.PRESERVE in node or "additionalProperties" in node}
+OPEN = {
+    re.sub(r"(\[\]|\{\})", "", path)
+    for path, node in crd.walk(crd.root_schema())
+    if crd.PRESERVE in node or "additionalProperties" in node
+}
 
 
-@pytest.mark.parametrize("page", [page for page in markdown.pages() if page.name != "api.md"], ids=markdown.name)
+@pytest.mark.parametrize(
+    "page", [page for page in markdown.pages() if page.name != "api.md"], ids=markdown.name
+)
 def test_fields_exist(page: Path) -> None:
     """Every `spec.…` and `status.…` that a page names is a field."""
-    named = set(re.findall(r"(?<![\w./-])((?:spec|status)(?:\.[a-zA-Z][a-zA-Z0-9]*)+)", "\n".join(re.findall(r"`([^`\n]+)`", markdown.prose(page)))))
-    unknown = {path for path in named if path not in PATHS and not any(path.startswith(f"{known}.") for known in OPEN)}
+    named = set(
+        re.findall(
+            r"(?<![\w./-])((?:spec|status)(?:\.[a-zA-Z][a-zA-Z0-9]*)+)",
+            "\n".join(re.findall(r"`([^`\n]+)`", markdown.prose(page))),
+        )
+    )
+    unknown = {
+        path
+        for path in named
+        if path not in PATHS and not any(path.startswith(f"{known}.") for known in OPEN)
+    }
     assert unknown == set()

@@ -30,10 +30,14 @@ def test_relative_links_resolve(page: Path) -> None:
 def test_the_index_leads_to_every_page_of_docs() -> None:
     index = markdown.ROOT / "docs" / "index.md"
     led_to = {(index.parent / link.partition("#")[0]).resolve() for link in markdown.links(index)}
-    assert {page for page in (markdown.ROOT / "docs").rglob("*.md") if page != index} - led_to == set()
+    assert {
+        page for page in (markdown.ROOT / "docs").rglob("*.md") if page != index
+    } - led_to == set()
 
 
 def test_anchors_are_githubs(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# One two\n## `make x` & [y](z.md)\n## Same\n## Same\n## Same\n```sh\n# no heading\n```\n")
+    page.write_text(
+        "# One two\n## `make x` & [y](z.md)\n## Same\n## Same\n## Same\n```sh\n# no heading\n```\n"
+    )
     assert markdown.anchors(page) == {"one-two", "make-x--y", "same", "same-1", "same-2"}

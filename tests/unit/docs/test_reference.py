@@ -38,19 +38,29 @@ def _help_of_load() -> str:
 def known_options(name: str) -> set[str]:
     """Long options of a command of `tritonpipe`."""
     if name == "load":
-        return set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", _help_of_load(), re.MULTILINE)) - {"--help"}
+        return set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", _help_of_load(), re.MULTILINE)) - {
+            "--help"
+        }
     command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
     return {
-        option for parameter in command.params if parameter.param_type_name == "option" for option in parameter.opts if option.startswith("--")
+        option
+        for parameter in command.params
+        if parameter.param_type_name == "option"
+        for option in parameter.opts
+        if option.startswith("--")
     } - {"--help"}
 
 
 def test_every_command_has_its_section() -> None:
     commands = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
-    assert {title.split()[1] for title in sections(CLI) if title.startswith("tritonpipe ")} == commands
+    assert {
+        title.split()[1] for title in sections(CLI) if title.startswith("tritonpipe ")
+    } == commands
 
 
-@pytest.mark.parametrize("title", [title for title in sections(CLI) if title.startswith("tritonpipe ")])
+@pytest.mark.parametrize(
+    "title", [title for title in sections(CLI) if title.startswith("tritonpipe ")]
+)
 def test_every_option_is_told_and_no_other(title: str) -> None:
     told = set(re.findall(r"^\| `(--[a-z-]+)", sections(CLI)[title], re.MULTILINE))
     assert told == known_options(title.split()[1])
@@ -63,7 +73,9 @@ def test_operator_variables_are_those_of_the_configuration() -> None:
 
 
 def test_every_reason_that_is_not_fine_has_a_section() -> None:
-    assert set(sections(REASONS)) == {reason.value for reason in Reason if KIND_OF[reason] is not Kind.FINE}
+    assert set(sections(REASONS)) == {
+        reason.value for reason in Reason if KIND_OF[reason] is not Kind.FINE
+    }
 
 
 def test_the_table_of_first_steps_has_every_section_once() -> None:
@@ -78,7 +90,9 @@ def test_the_status_page_has_every_reason_in_the_row_of_its_kind() -> None:
         for first, told in re.findall(r"^\| ([a-z][^|]*?) \| (.+) \|$", STATUS, re.MULTILINE)
     }
     for kind in Kind:
-        assert rows[kind.value.lower()] == {reason.value for reason in Reason if KIND_OF[reason] is kind}
+        assert rows[kind.value.lower()] == {
+            reason.value for reason in Reason if KIND_OF[reason] is kind
+        }
 
 
 @pytest.mark.parametrize("title", sections(REASONS))
@@ -101,13 +115,29 @@ FORBIDDEN = re.compile(
 
 @pytest.mark.parametrize("page", markdown.pages(), ids=markdown.name)
 def test_pages_speak_of_the_product_alone(page: Path) -> None:
-    found = [f"{number}: {line}" for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1) if FORBIDDEN.search(line)]
+    found = [
+        f"{number}: {line}"
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1)
+        if FORBIDDEN.search(line)
+    ]
     assert found == []
 
 
 def test_changelog_fragments_build() -> None:
     draft = subprocess.run(
-        [sys.executable, "-m", "towncrier", "build", "--draft", "--version", "9.9.9", "--date", "2000-01-01", "--dir", str(markdown.ROOT)],
+        [
+            sys.executable,
+            "-m",
+            "towncrier",
+            "build",
+            "--draft",
+            "--version",
+            "9.9.9",
+            "--date",
+            "2000-01-01",
+            "--dir",
+            str(markdown.ROOT),
+        ],
         capture_output=True,
         text=True,
         check=True,
@@ -117,7 +147,9 @@ def test_changelog_fragments_build() -> None:
     told = " ".join(draft.split())
     for fragment in (markdown.ROOT / "changelog.d").glob("*.md"):
         # +WHAT.TYPE.md; a fragment of another type would be passed over in silence.
-        assert fragment.name.split(".")[-2] in ("feature", "bugfix", "doc", "removal"), fragment.name
+        assert fragment.name.split(".")[-2] in ("feature", "bugfix", "doc", "removal"), (
+            fragment.name
+        )
         assert " ".join(fragment.read_text(encoding="utf-8").split()[:6]) in told, fragment.name
 
 
@@ -136,4 +168,8 @@ def test_the_table_of_measured_figures() -> None:
 
 def test_every_sample_is_listed() -> None:
     samples = {path.name for path in (markdown.ROOT / "manifests/samples").glob("*.yaml")}
-    assert samples == {link for link in markdown.links(markdown.ROOT / "manifests/samples/README.md") if link.endswith(".yaml")}
+    assert samples == {
+        link
+        for link in markdown.links(markdown.ROOT / "manifests/samples/README.md")
+        if link.endswith(".yaml")
+    }

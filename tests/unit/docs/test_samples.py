@@ -13,30 +13,57 @@ from tritonclient.grpc import model_config_pb2
 
 from tests.unit.docs import markdown
 from triton_pipelines.cli.documents import judge, only
-from triton_pipelines.pipeline import Options
-from triton_pipelines.reconcile.plan import first_objects
-from triton_pipelines.render import render
+from triton_pipelines.compile.graph import Options
+from triton_pipelines.compile.render import render
+from triton_pipelines.controllers.pipeline.plan import first_objects
 
-SAMPLES = {path.stem: path for path in sorted((markdown.ROOT / "manifests" / "samples").glob("*.yaml"))}
-OPTIONS = {"GPU nodes": Options(), "a server without the ONNX backend": Options(substitute_runner=frozenset({"onnxruntime_onnx"}))}
+SAMPLES = {
+    path.stem: path for path in sorted((markdown.ROOT / "manifests" / "samples").glob("*.yaml"))
+}
+OPTIONS = {
+    "GPU nodes": Options(),
+    "a server without the ONNX backend": Options(substitute_runner=frozenset({"onnxruntime_onnx"})),
+}
 
 # Warnings that the samples give, and why they are let stand. Field → reason; a field with a * is any index. One warning names all sources that are
 # not pinned, at the first of them.
 UNPINNED = "a sample follows its repository; whoever copies it pins what it uses"
 UNBOUNDED = "a first resource is to be short; slo, documents and tensorrt show bounds"
-COMMON = {"spec.tokenizer.source": UNPINNED, "spec.tokenizer.dynamicBatching.queuePolicy": UNBOUNDED}
+COMMON = {
+    "spec.tokenizer.source": UNPINNED,
+    "spec.tokenizer.dynamicBatching.queuePolicy": UNBOUNDED,
+}
 WARNINGS: dict[str, dict[str, str]] = {
-    name: dict(COMMON) for name in ("advisory", "article", "embedding", "mig", "ner", "onnx-tensorrt", "reranker", "sentiment")
+    name: dict(COMMON)
+    for name in (
+        "advisory",
+        "article",
+        "embedding",
+        "mig",
+        "ner",
+        "onnx-tensorrt",
+        "reranker",
+        "sentiment",
+    )
 }
 WARNINGS |= {
     "bls": {
         "spec.tokenizer.source": UNPINNED,
         "spec.tokenizer.dynamicBatching.queuePolicy": UNBOUNDED,
     },
-    "cleaner": {"spec.tokenizer.source": UNPINNED, "spec.steps[*].dynamicBatching.queuePolicy": UNBOUNDED},
-    "custom-python": {"spec.tokenizer.source": UNPINNED, "spec.tokenizer.dynamicBatching.queuePolicy": UNBOUNDED},
+    "cleaner": {
+        "spec.tokenizer.source": UNPINNED,
+        "spec.steps[*].dynamicBatching.queuePolicy": UNBOUNDED,
+    },
+    "custom-python": {
+        "spec.tokenizer.source": UNPINNED,
+        "spec.tokenizer.dynamicBatching.queuePolicy": UNBOUNDED,
+    },
     "documents": {"spec.tokenizer.source": UNPINNED},
-    "image": {"spec.model.source": UNPINNED, "spec.steps[*].dynamicBatching.queuePolicy": UNBOUNDED},
+    "image": {
+        "spec.model.source": UNPINNED,
+        "spec.steps[*].dynamicBatching.queuePolicy": UNBOUNDED,
+    },
     "sequence": {},
     "slo": {"spec.tokenizer.source": UNPINNED},
     "tensorrt": {"spec.tokenizer.source": UNPINNED},
@@ -59,7 +86,9 @@ def test_every_sample_has_its_line_in_the_table() -> None:
 def test_warnings_are_those_of_the_table(name: str) -> None:
     judged = judge(name, document(name), Options())
     assert judged.findings == ()
-    assert {re.sub(r"\[\d+\]", "[*]", warning.path) for warning in judged.warnings} == set(WARNINGS[name])
+    assert {re.sub(r"\[\d+\]", "[*]", warning.path) for warning in judged.warnings} == set(
+        WARNINGS[name]
+    )
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
@@ -69,12 +98,18 @@ def test_configs_are_what_tritons_proto_takes(name: str, options: Options) -> No
     """`only` has judged them by the rules of the server already."""
     pipeline, graph = only(SAMPLES[name], options)
     revision = render(pipeline, graph, options)
-    configs = {Path(path).parts[0]: text for path, text in revision.files.items() if path.endswith("/config.pbtxt")}
+    configs = {
+        Path(path).parts[0]: text
+        for path, text in revision.files.items()
+        if path.endswith("/config.pbtxt")
+    }
     wanted = {step.model_name for step in graph.models} | {graph.model_name}
     assert set(configs) == wanted
     for model, text in configs.items():
         assert text_format.Parse(text, model_config_pb2.ModelConfig()).name == model
-    assert {"Deployment", "Service", "ConfigMap"} <= {item["kind"] for item in first_objects(pipeline, graph, revision, options, "key")}
+    assert {"Deployment", "Service", "ConfigMap"} <= {
+        item["kind"] for item in first_objects(pipeline, graph, revision, options, "key")
+    }
 
 
 @pytest.mark.parametrize("name", SAMPLES)

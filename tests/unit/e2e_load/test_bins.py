@@ -7,12 +7,23 @@ import math
 import pytest
 
 from e2e.load.bins import Answer, Second, figures, percentile, second, with_answers
-from triton_pipelines.metrics.samples import Counters, Scrape
+from triton_pipelines.autoscaling.metrics.samples import Counters, Scrape
 
 
-def look(at: float, *, done: int, queue: float, busy: float, gpu: float, pending: float = 0.0, gpu_batch: int = 1) -> Scrape:
+def look(
+    at: float,
+    *,
+    done: int,
+    queue: float,
+    busy: float,
+    gpu: float,
+    pending: float = 0.0,
+    gpu_batch: int = 1,
+) -> Scrape:
     """A pod's page: requests done by both steps so far; seconds that they waited, that the tokenizer and the GPU step computed so far."""
-    fed = Counters(success=done, execs=done, queue_us=queue * 1e6, compute_infer_us=busy * 1e6, pending=pending)
+    fed = Counters(
+        success=done, execs=done, queue_us=queue * 1e6, compute_infer_us=busy * 1e6, pending=pending
+    )
     # As Triton counts: a batch's time once for each of its requests.
     works = Counters(success=done, execs=done / gpu_batch, compute_infer_us=gpu * gpu_batch * 1e6)
     return Scrape(at, {"tokenizer": fed, "model": works})
@@ -38,25 +49,39 @@ def test_idle_behind_a_queue_is_starved() -> None:
     ids=["short wait", "wait of more than a service time", "GPU full", "GPU nearly full"],
 )
 def test_limits_of_starved(waited: float, gpu: float, starved: bool) -> None:
-    assert between(look(101.0, done=1080, queue=50.0 + 80 * waited, busy=11.0, gpu=5.0 + gpu)).starved is starved
+    assert (
+        between(look(101.0, done=1080, queue=50.0 + 80 * waited, busy=11.0, gpu=5.0 + gpu)).starved
+        is starved
+    )
 
 
 @pytest.mark.parametrize(("pending", "starved"), [(0.0, False), (2.0, False), (3.0, True)])
-def test_without_a_completion_more_than_one_per_instance_has_to_wait(pending: float, starved: bool) -> None:
-    assert between(look(101.0, done=1000, queue=50.0, busy=10.0, gpu=5.0, pending=pending), count=2).starved is starved
+def test_without_a_completion_more_than_one_per_instance_has_to_wait(
+    pending: float, starved: bool
+) -> None:
+    assert (
+        between(
+            look(101.0, done=1000, queue=50.0, busy=10.0, gpu=5.0, pending=pending), count=2
+        ).starved
+        is starved
+    )
 
 
 def test_a_batch_keeps_the_gpu_busy_once() -> None:
     after = look(102.0, done=1064, queue=50.0, busy=10.5, gpu=5.0 + 0.8 / 16 * 16, gpu_batch=16)
     first = look(100.0, done=1000, queue=50.0, busy=10.0, gpu=5.0, gpu_batch=16)
-    assert second(first, after, step="tokenizer", gpu="model", count=1).gpu_busy == pytest.approx(0.4)
+    assert second(first, after, step="tokenizer", gpu="model", count=1).gpu_busy == pytest.approx(
+        0.4
+    )
 
 
 def test_a_restart_in_between_says_nothing() -> None:
     assert between(look(101.0, done=3, queue=0.1, busy=0.1, gpu=0.1)) == Second(at=101.0, count=1)
 
 
-@pytest.mark.parametrize("after", [FIRST, Scrape(101.0, {"tokenizer": Counters()})], ids=["same look", "model missing"])
+@pytest.mark.parametrize(
+    "after", [FIRST, Scrape(101.0, {"tokenizer": Counters()})], ids=["same look", "model missing"]
+)
 def test_looks_that_do_not_fit_are_refused(after: Scrape) -> None:
     with pytest.raises(ValueError, match="two looks in order"):
         between(after)
@@ -64,8 +89,16 @@ def test_looks_that_do_not_fit_are_refused(after: Scrape) -> None:
 
 def test_figures_of_seconds() -> None:
     answers = [Answer(0.0, 0.1), Answer(0.0, 0.3), Answer(0.5, 0.6, error="refused")]
-    found = figures([with_answers(Second(at=1.0, count=1, starved=True), answers), Second(at=2.0, count=2)])
-    assert (found.rate, found.p99, found.starved, found.instances, found.failed) == (1.0, 0.3, 0.5, 1.5, 1)
+    found = figures(
+        [with_answers(Second(at=1.0, count=1, starved=True), answers), Second(at=2.0, count=2)]
+    )
+    assert (found.rate, found.p99, found.starved, found.instances, found.failed) == (
+        1.0,
+        0.3,
+        0.5,
+        1.5,
+        1,
+    )
     assert str(found) == "1 requests/s, p99 300 ms, GPU starved 50 %"
     assert "no answer" in str(figures([Second(at=1.0)]))
     with pytest.raises(ValueError, match="no seconds"):

@@ -6,9 +6,24 @@ from e2e.load.record import Outcome, summarize
 
 
 def test_counts_per_kind_of_client() -> None:
-    found = summarize([Outcome("a", 0, 0.0, 0.1, "old"), Outcome("b", 0, 0.0, 0.1, error="reset"), Outcome("a", 1, 0.2, 0.1, "new")])
-    assert (found["a"].requests, found["a"].failed, found["a"].answers) == (2, 0, {"old": 1, "new": 1})
-    assert (found["b"].requests, found["b"].failed, found["b"].errors, found["b"].answers) == (1, 1, {"reset": 1}, {})
+    found = summarize(
+        [
+            Outcome("a", 0, 0.0, 0.1, "old"),
+            Outcome("b", 0, 0.0, 0.1, error="reset"),
+            Outcome("a", 1, 0.2, 0.1, "new"),
+        ]
+    )
+    assert (found["a"].requests, found["a"].failed, found["a"].answers) == (
+        2,
+        0,
+        {"old": 1, "new": 1},
+    )
+    assert (found["b"].requests, found["b"].failed, found["b"].errors, found["b"].answers) == (
+        1,
+        1,
+        {"reset": 1},
+        {},
+    )
 
 
 def test_latency_is_that_of_answered_requests_by_nearest_rank() -> None:
@@ -24,7 +39,9 @@ def test_latency_is_that_of_answered_requests_by_nearest_rank() -> None:
 )
 def test_gap_is_the_longest_time_without_an_answer(answered: tuple[float, ...], gap: float) -> None:
     right = [Outcome("a", 0, end - 0.05, 0.05, "x") for end in answered]
-    found = summarize([*right, Outcome("a", 0, 0.0, 0.01, error="lost"), Outcome("a", 0, 3.4, 0.1, error="lost")])["a"]
+    found = summarize(
+        [*right, Outcome("a", 0, 0.0, 0.01, error="lost"), Outcome("a", 0, 3.4, 0.1, error="lost")]
+    )["a"]
     assert found.gap_seconds == pytest.approx(gap)
 
 

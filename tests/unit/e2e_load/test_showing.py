@@ -17,7 +17,15 @@ from e2e.suite.scraping import Scraper
 from tests.support.prometheus import PrometheusServer
 from triton_pipelines.api import names
 
-BUSY = Second(at=1.0, answered=80, latencies=(0.25,) * 80, gpu_busy=0.41, count=1, starved=True, verdict="TokenizerBound")
+BUSY = Second(
+    at=1.0,
+    answered=80,
+    latencies=(0.25,) * 80,
+    gpu_busy=0.41,
+    count=1,
+    starved=True,
+    verdict="TokenizerBound",
+)
 GOOD = Second(at=2.0, answered=100, latencies=(0.05,) * 100, gpu_busy=0.6, count=2)
 
 
@@ -37,7 +45,10 @@ def shown(terminal: bool, seconds: int) -> str:
 def test_plain_lines_now_and_then_where_there_is_no_terminal() -> None:
     lines = shown(False, 2 * PLAIN_EVERY + 1).splitlines()
     assert len(lines) == 2
-    assert lines[0].split() == f"{PLAIN_EVERY} s: tokenizers 1, 80 requests/s, p99 250 ms, GPU busy 41 %, starved 100 %, TokenizerBound".split()
+    assert (
+        lines[0].split()
+        == f"{PLAIN_EVERY} s: tokenizers 1, 80 requests/s, p99 250 ms, GPU busy 41 %, starved 100 %, TokenizerBound".split()
+    )
 
 
 def test_one_table_kept_up_to_date_on_a_terminal() -> None:
@@ -45,7 +56,9 @@ def test_one_table_kept_up_to_date_on_a_terminal() -> None:
 
 
 def test_closing_line() -> None:
-    said = Shown(Figures(78.4, 0.262, 1.0, 1.0, 0), Figures(97.0, 0.081, 0.08, 2.0, 0), 6, 1, 2, 4321, 0).closing()
+    said = Shown(
+        Figures(78.4, 0.262, 1.0, 1.0, 0), Figures(97.0, 0.081, 0.08, 2.0, 0), 6, 1, 2, 4321, 0
+    ).closing()
     assert said == (
         "documents with 1 tokenizer fixed: 78 requests/s, p99 262 ms, GPU starved 100 %; managed (1 → 2 in place after 6 s): "
         "97 requests/s, p99 81 ms, GPU starved 8 %; 0 of 4321 requests failed"
@@ -59,7 +72,10 @@ class Pods:
         assert (kind, namespace, selector) == ("Pod", "demo", names.LABEL_PIPELINE)
         labels = {names.LABEL_PIPELINE: "documents"}
         return [
-            {"metadata": {"name": "documents-a", "labels": labels}, "status": {"podIP": "10.244.0.7"}},
+            {
+                "metadata": {"name": "documents-a", "labels": labels},
+                "status": {"podIP": "10.244.0.7"},
+            },
             {"metadata": {"name": "documents-b", "labels": labels}, "status": {}},
         ]
 
@@ -68,4 +84,6 @@ def test_prometheus_is_told_of_pods_that_have_an_address(tmp_path: Path) -> None
     file = tmp_path / "pods.json"
     Scraper(PrometheusServer(), file).watch(cast(Kube, Pods()), "demo")
     labels = {"namespace": "demo", "pod": "documents-a", "pipeline": "documents"}
-    assert json.loads(file.read_text()) == [{"targets": [f"10.244.0.7:{names.PORT_METRICS}"], "labels": labels}]
+    assert json.loads(file.read_text()) == [
+        {"targets": [f"10.244.0.7:{names.PORT_METRICS}"], "labels": labels}
+    ]

@@ -6,7 +6,14 @@ from itertools import combinations
 
 import pytest
 
-from e2e.local.network import MAX_CLUSTERS, NetworkError, Subnets, allocate, link_names, parse_routes
+from e2e.local.network import (
+    MAX_CLUSTERS,
+    NetworkError,
+    Subnets,
+    allocate,
+    link_names,
+    parse_routes,
+)
 
 DEFAULT_ROUTE = IPv4Network("0.0.0.0/0")
 
@@ -46,10 +53,20 @@ def test_no_index_left() -> None:
 
 
 def test_routes_are_read_as_ip_prints_them() -> None:
-    document = [{"dst": "default", "gateway": "192.0.2.1"}, {"dst": "10.99.0.1", "type": "local"}, {"dst": "192.0.2.0/24"}]
-    assert parse_routes(json.dumps(document)) == [DEFAULT_ROUTE, IPv4Network("10.99.0.1/32"), IPv4Network("192.0.2.0/24")]
+    document = [
+        {"dst": "default", "gateway": "192.0.2.1"},
+        {"dst": "10.99.0.1", "type": "local"},
+        {"dst": "192.0.2.0/24"},
+    ]
+    assert parse_routes(json.dumps(document)) == [
+        DEFAULT_ROUTE,
+        IPv4Network("10.99.0.1/32"),
+        IPv4Network("192.0.2.0/24"),
+    ]
     assert parse_routes("") == []
 
 
 def test_interface_names_fit_the_kernel() -> None:
-    assert all(len(name) <= 15 for index in range(MAX_CLUSTERS) for name in link_names(Subnets(index)))
+    assert all(
+        len(name) <= 15 for index in range(MAX_CLUSTERS) for name in link_names(Subnets(index))
+    )

@@ -11,7 +11,9 @@ import pytest
 from e2e.local import binaries, cache
 
 
-def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_folder_follows_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("TRITONPIPE_CACHE", str(tmp_path / "explicit"))
     assert cache.cache_root() == tmp_path / "explicit"
     monkeypatch.delenv("TRITONPIPE_CACHE")
@@ -40,7 +42,9 @@ def test_tree_digest_sees_names_contents_and_modes(tmp_path: Path) -> None:
 
 
 def test_lock_excludes_other_processes(tmp_path: Path) -> None:
-    program = "import fcntl, sys; fcntl.flock(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    program = (
+        "import fcntl, sys; fcntl.flock(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    )
     command = [sys.executable, "-c", program, str(tmp_path / "thing.lock")]
     with cache.locked(tmp_path / "thing"):
         assert subprocess.run(command, capture_output=True, check=False).returncode != 0
@@ -64,7 +68,9 @@ def test_version_of_a_found_binary(name: str, output: str, fits: bool) -> None:
     assert binaries.BINARIES[name].fits(output) is fits
 
 
-def test_binaries_are_found_in_kubebuilder_assets_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_binaries_are_found_in_kubebuilder_assets_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for folder, version in (("old", "3.5.0"), ("assets", "3.6.1"), ("path", "3.6.2")):
         program = tmp_path / folder / "etcd"
         program.parent.mkdir()
@@ -81,7 +87,9 @@ def test_binaries_are_found_in_kubebuilder_assets_first(monkeypatch: pytest.Monk
 
 def test_module_versions_are_the_advertised_ones() -> None:
     def required(module: str, package: str) -> str:
-        match = re.search(rf"{re.escape(package)} v(\S+)", (binaries.MODULES / module / "go.mod").read_text())
+        match = re.search(
+            rf"{re.escape(package)} v(\S+)", (binaries.MODULES / module / "go.mod").read_text()
+        )
         assert match
         return match[1]
 
@@ -90,7 +98,9 @@ def test_module_versions_are_the_advertised_ones() -> None:
     assert required("helm", "helm.sh/helm/v4") == binaries.HELM_VERSION
 
 
-@pytest.mark.parametrize("name", sorted({binary.module.name for binary in binaries.BINARIES.values()}))
+@pytest.mark.parametrize(
+    "name", sorted({binary.module.name for binary in binaries.BINARIES.values()})
+)
 def test_every_module_is_there_and_locked(name: str) -> None:
     module = binaries.MODULES / name
     definition = (module / "go.mod").read_text()

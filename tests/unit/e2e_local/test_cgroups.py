@@ -19,7 +19,9 @@ def version1(root: Path) -> Path:
 def test_version_1_has_a_group_per_controller(tmp_path: Path) -> None:
     root = version1(tmp_path)
     cgroups.create("/group", root)
-    assert sorted(str(path.parent.name) for path in root.glob("*/group") if not path.parent.is_symlink()) == ["cpu", "cpuset", "memory"]
+    assert sorted(
+        str(path.parent.name) for path in root.glob("*/group") if not path.parent.is_symlink()
+    ) == ["cpu", "cpuset", "memory"]
 
 
 def test_version_2_has_one_with_all_controllers_on(tmp_path: Path) -> None:

@@ -28,7 +28,9 @@ def test_root_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         packages.require_root()
 
 
-def test_missing_programs_are_named_by_their_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_programs_are_named_by_their_packages(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(packages, "SBIN", ())
     monkeypatch.setattr(packages, "CNI_PLUGINS", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -43,7 +45,9 @@ def test_bad_cluster_names(name: str) -> None:
         Cluster(name)
 
 
-def test_a_cluster_that_is_down_says_how_to_bring_it_up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cluster_that_is_down_says_how_to_bring_it_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "argv", ["e2e.local", "gpus", "3", "--name", "nowhere"])
     assert main() == 1
     assert "python -m e2e.local up --name nowhere" in capsys.readouterr().err
@@ -55,13 +59,17 @@ def test_status_of_a_named_cluster_fails_unless_ready() -> None:
 
 
 def test_early_end_is_reported_with_the_log(tmp_path: Path) -> None:
-    process = Process("short", ["/bin/sh", "-c", "echo the reason >&2; exit 3"], tmp_path / "short.log")
+    process = Process(
+        "short", ["/bin/sh", "-c", "echo the reason >&2; exit 3"], tmp_path / "short.log"
+    )
     with pytest.raises(ProcessDiedError, match=r"(?s)short ended with exit code 3.*the reason"):
         api.wait_for("its end", lambda: False, 10, process.check)
 
 
 def test_stubborn_processes_end_too(tmp_path: Path) -> None:
-    stubborn = Process("stubborn", ["/bin/sh", "-c", "trap '' TERM; echo up; exec sleep 600"], tmp_path / "log")
+    stubborn = Process(
+        "stubborn", ["/bin/sh", "-c", "trap '' TERM; echo up; exec sleep 600"], tmp_path / "log"
+    )
     tame = Process("tame", ["/bin/sleep", "600"], tmp_path / "tame.log")
     try:
         api.wait_for("its trap", lambda: (tmp_path / "log").read_text() == "up\n", 10)

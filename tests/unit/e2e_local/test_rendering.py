@@ -30,7 +30,14 @@ CONTROL = control.ControlSpec(
     service_range="10.96.32.0/20",
     node_name="x-node",
 )
-NODE = node.NodeSpec(name="x-node", cluster="x", state=Path("/state"), control=Path("/state/control"), binaries=Path("/bin"), subnets=Subnets(2))
+NODE = node.NodeSpec(
+    name="x-node",
+    cluster="x",
+    state=Path("/state"),
+    control=Path("/state/control"),
+    binaries=Path("/bin"),
+    subnets=Subnets(2),
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +53,15 @@ def client_certificate(kubeconfig: bytes) -> x509.Certificate:
 def test_api_server_certificate_covers_every_way_to_it(written: dict[str, bytes]) -> None:
     certificate = x509.load_pem_x509_certificate(written["apiserver.crt"])
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert {str(address) for address in names.get_values_for_type(x509.IPAddress)} == {"127.0.0.1", "10.96.32.1", "10.99.2.2"}
+    assert {str(address) for address in names.get_values_for_type(x509.IPAddress)} == {
+        "127.0.0.1",
+        "10.96.32.1",
+        "10.99.2.2",
+    }
     assert {"localhost", "kubernetes.default.svc"} <= set(names.get_values_for_type(x509.DNSName))
-    assert certificate.not_valid_before_utc < NOW < certificate.not_valid_after_utc == NOW + pki.VALID
+    assert (
+        certificate.not_valid_before_utc < NOW < certificate.not_valid_after_utc == NOW + pki.VALID
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,13 +74,17 @@ def test_api_server_certificate_covers_every_way_to_it(written: dict[str, bytes]
         ("kubelet", "system:node:x-node", ["system:nodes"]),
     ],
 )
-def test_client_identities(written: dict[str, bytes], file: str, user: str, groups: list[str]) -> None:
+def test_client_identities(
+    written: dict[str, bytes], file: str, user: str, groups: list[str]
+) -> None:
     certificate = client_certificate(written[f"{file}.kubeconfig"])
     authority = x509.load_pem_x509_certificate(written["ca.crt"])
     certificate.verify_directly_issued_by(authority)
     subject = certificate.subject
     assert [part.value for part in subject.get_attributes_for_oid(NameOID.COMMON_NAME)] == [user]
-    assert [part.value for part in subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)] == groups
+    assert [
+        part.value for part in subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
+    ] == groups
     usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert list(usage) == [ExtendedKeyUsageOID.CLIENT_AUTH]
     assert isinstance(certificate.public_key(), ec.EllipticCurvePublicKey)
@@ -90,7 +107,11 @@ def test_every_file_named_in_a_flag_is_written(written: dict[str, bytes]) -> Non
     spec = replace(CONTROL, audit_log=Path("/log/audit"))
     names = control.files(spec, NOW).keys()
     folders = {"etcd", "apiserver", "controller-manager", "scheduler"}
-    for command in (control.api_server_command, control.controller_manager_command, control.scheduler_command):
+    for command in (
+        control.api_server_command,
+        control.controller_manager_command,
+        control.scheduler_command,
+    ):
         for flag in command(spec):
             value = Path(flag.partition("=")[2])
             if value.is_relative_to(spec.folder) and value.name not in folders:
@@ -104,8 +125,14 @@ def test_bare_api_server_can_create_pods() -> None:
 
 
 def test_options_of_the_api_server() -> None:
-    assert not [flag for flag in control.api_server_command(CONTROL) if "audit" in flag or "inflight" in flag]
-    spec = replace(CONTROL, audit_log=Path("/log/audit"), flow_control=False, extra_api_server_flags=("--v=4",))
+    assert not [
+        flag
+        for flag in control.api_server_command(CONTROL)
+        if "audit" in flag or "inflight" in flag
+    ]
+    spec = replace(
+        CONTROL, audit_log=Path("/log/audit"), flow_control=False, extra_api_server_flags=("--v=4",)
+    )
     command = control.api_server_command(spec)
     assert {"--audit-log-path=/log/audit", "--max-mutating-requests-inflight=0"} <= set(command)
     assert command[-1] == "--v=4"
@@ -135,7 +162,9 @@ def test_kubelets_of_two_clusters_do_not_share_control_groups() -> None:
 def test_taint_is_an_option() -> None:
     assert "registerWithTaints" not in node.kubelet_config(NODE)
     tainted: dict[str, Any] = node.kubelet_config(replace(NODE, gpu_taint=True))
-    assert tainted["registerWithTaints"] == [{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}]
+    assert tainted["registerWithTaints"] == [
+        {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+    ]
 
 
 def test_node_is_labelled_as_one_with_gpus() -> None:
@@ -154,11 +183,20 @@ install.trusted-host='mirror.example'
 """
     lines = build.pip_secret(listing).splitlines()
     assert lines[0] == "[global]"
-    assert sorted(lines[1:]) == ["index-url = https://mirror.example/simple", "timeout = 60", "trusted-host = mirror.example"]
+    assert sorted(lines[1:]) == [
+        "index-url = https://mirror.example/simple",
+        "timeout = 60",
+        "trusted-host = mirror.example",
+    ]
 
 
 def test_operator_image_depends_on_its_sources(tmp_path: Path) -> None:
-    names = ("operator/pkg/a.py", "operator/pkg/__pycache__/a.pyc", "operator/x.egg-info/PKG-INFO", "docs/index.md")
+    names = (
+        "operator/pkg/a.py",
+        "operator/pkg/__pycache__/a.pyc",
+        "operator/x.egg-info/PKG-INFO",
+        "docs/index.md",
+    )
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()

@@ -10,7 +10,9 @@ from e2e.suite.access import AccessError, Images, choose, keep
 
 def kubeconfig(folder: Path, context: str) -> dict[str, str]:
     path = folder / "kubeconfig"
-    path.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", "current-context": context}))
+    path.write_text(
+        yaml.safe_dump({"apiVersion": "v1", "kind": "Config", "current-context": context})
+    )
     return {"KUBECONFIG": str(path)}
 
 
@@ -24,7 +26,9 @@ def test_clusters_of_nobody_are_used(tmp_path: Path, context: str) -> None:
 
 @pytest.mark.parametrize("context", ["production", "my-kind-cluster", "gke_kind-"])
 def test_other_clusters_are_refused_with_the_variable_to_set(tmp_path: Path, context: str) -> None:
-    with pytest.raises(AccessError, match=rf"context '{context}' is not on .* set E2E_CONTEXTS={context}$"):
+    with pytest.raises(
+        AccessError, match=rf"context '{context}' is not on .* set E2E_CONTEXTS={context}$"
+    ):
         choose(kubeconfig(tmp_path, context))
 
 
@@ -51,4 +55,7 @@ def test_keep_and_images_follow_the_environment() -> None:
     assert keep({"KEEP": "1"})
     assert not keep({"KEEP": "0"})
     assert not keep({})
-    assert Images.of({"E2E_TRITON_IMAGE": "nvcr.io/nvidia/tritonserver:24.10-py3"}).triton == "nvcr.io/nvidia/tritonserver:24.10-py3"
+    assert (
+        Images.of({"E2E_TRITON_IMAGE": "nvcr.io/nvidia/tritonserver:24.10-py3"}).triton
+        == "nvcr.io/nvidia/tritonserver:24.10-py3"
+    )

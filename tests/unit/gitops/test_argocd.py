@@ -18,7 +18,9 @@ HEALTH_KEY = f"resource.customizations.health.{names.GROUP}_{names.KIND}"
 
 def health(obj: Mapping[str, Any]) -> dict[str, str]:
     """What the script returns; as in Argo CD, `obj` is its only input and the libraries that touch the machine are absent."""
-    runtime = lua51.LuaRuntime(unpack_returned_tuples=True, register_eval=False, register_builtins=False)
+    runtime = lua51.LuaRuntime(
+        unpack_returned_tuples=True, register_eval=False, register_builtins=False
+    )
     runtime.execute("os, io, package, require, dofile, loadfile, debug = nil")
     runtime.globals().obj = runtime.table_from(obj, recursive=True)
     return dict(runtime.execute(SCRIPT))
@@ -38,7 +40,9 @@ EXPECTED: list[tuple[Callable[[], dict[str, Any]], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("story", "expected"), EXPECTED, ids=[story.__name__ for story, _ in EXPECTED])
+@pytest.mark.parametrize(
+    ("story", "expected"), EXPECTED, ids=[story.__name__ for story, _ in EXPECTED]
+)
 def test_health_of_a_pipeline(story: Callable[[], dict[str, Any]], expected: str) -> None:
     item = story()
     found = health(item)
@@ -48,11 +52,20 @@ def test_health_of_a_pipeline(story: Callable[[], dict[str, Any]], expected: str
 
 def test_message_names_reason_and_remedy() -> None:
     item = statuses.failed_rollout()
-    (stalled,) = (condition for condition in item["status"]["conditions"] if condition["type"] == "Stalled")
+    (stalled,) = (
+        condition for condition in item["status"]["conditions"] if condition["type"] == "Stalled"
+    )
     assert health(item)["message"] == f"{stalled['reason']}: {stalled['message']}"
 
 
-@pytest.mark.parametrize("status", [{"observedGeneration": -1}, {"conditions": []}, {"conditions": [{"type": "Ready", "status": "Unknown"}]}])
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"observedGeneration": -1},
+        {"conditions": []},
+        {"conditions": [{"type": "Ready", "status": "Unknown"}]},
+    ],
+)
 def test_odd_statuses_are_progressing(status: dict[str, Any]) -> None:
     item = {**statuses.created(), "status": status}
     assert health(item)["status"] == "Progressing"

@@ -57,7 +57,10 @@ def test_obstacles_name_what_is_missing() -> None:
     assert obstacle([Path("/dev/nvidia0")], lambda module: module in MODULES) == ""
 
 
-@pytest.mark.parametrize(("visible", "handle"), [(None, "index 0"), ("", "index 0"), ("2,0", "index 2"), ("GPU-0a1b,GPU-9", "uuid GPU-0a1b")])
+@pytest.mark.parametrize(
+    ("visible", "handle"),
+    [(None, "index 0"), ("", "index 0"), ("2,0", "index 2"), ("GPU-0a1b,GPU-9", "uuid GPU-0a1b")],
+)
 def test_the_gpu_is_the_first_visible_one(visible: str | None, handle: str) -> None:
     found = nvml.gpu(visible, stand_in([0]))
     assert (found.handle, found.uuid, found.cuda, found.memory_mib) == (handle, UUID, "12.8", 8192)
@@ -67,11 +70,19 @@ def test_samples_are_summarised() -> None:
     with nvml.Sampler("handle", stand_in([10, 60])) as sampler:
         sampler.collect(2)
     del sampler.busy[2:]
-    assert sampler.summary() == {"samples": 2, "mean_percent": 35.0, "max_percent": 60, "memory_mib": 3072}
+    assert sampler.summary() == {
+        "samples": 2,
+        "mean_percent": 35.0,
+        "max_percent": 60,
+        "memory_mib": 3072,
+    }
 
 
 def test_an_error_of_nvml_ends_the_sampling_and_is_told() -> None:
-    with pytest.raises(NVMLError, match="Not Supported"), nvml.Sampler("handle", stand_in([50], error_after=1)) as sampler:
+    with (
+        pytest.raises(NVMLError, match="Not Supported"),
+        nvml.Sampler("handle", stand_in([50], error_after=1)) as sampler,
+    ):
         sampler.collect(5)
 
 
@@ -87,17 +98,39 @@ nv_gpu_memory_total_bytes{gpu_uuid="%s"} 1000.0
 
 
 def test_gpu_metrics_are_those_of_the_one_gpu() -> None:
-    assert figures.gpu_metrics(METRICS % (UUID, UUID), UUID) == {"nv_gpu_utilization": 0.42, "nv_gpu_memory_total_bytes": 1000.0}
+    assert figures.gpu_metrics(METRICS % (UUID, UUID), UUID) == {
+        "nv_gpu_utilization": 0.42,
+        "nv_gpu_memory_total_bytes": 1000.0,
+    }
 
 
-@pytest.mark.parametrize("text", ["", 'nv_inference_count{model="m",version="1"} 5\n', METRICS % ("GPU-a", "GPU-b"), METRICS % ("GPU-a", UUID)])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        'nv_inference_count{model="m",version="1"} 5\n',
+        METRICS % ("GPU-a", "GPU-b"),
+        METRICS % ("GPU-a", UUID),
+    ],
+)
 def test_absent_gpu_metrics_are_unavailable_and_not_zero(text: str) -> None:
     assert figures.gpu_metrics(text, UUID) == "GPUMetricsUnavailable"
 
 
 def test_load_is_summarised_over_windows() -> None:
-    load = figures.Load(seconds=2.0, windows=[20, 40, 24], latencies_ms=[float(value) for value in range(1, 101)], mean_rows=7.256)
-    assert load.summary() == {"requests_per_second": 12.0, "spread": [10.0, 20.0], "p50_ms": 50.5, "p99_ms": 99.01, "mean_batch_rows": 7.26}
+    load = figures.Load(
+        seconds=2.0,
+        windows=[20, 40, 24],
+        latencies_ms=[float(value) for value in range(1, 101)],
+        mean_rows=7.256,
+    )
+    assert load.summary() == {
+        "requests_per_second": 12.0,
+        "spread": [10.0, 20.0],
+        "p50_ms": 50.5,
+        "p99_ms": 99.01,
+        "mean_batch_rows": 7.26,
+    }
 
 
 def test_a_rehearsal_is_recorded_as_no_result() -> None:
@@ -105,7 +138,13 @@ def test_a_rehearsal_is_recorded_as_no_result() -> None:
     rehearsal = figures.record({"load": load}, None, {})
     assert "rehearsal" in rehearsal["stand_ins"][0]
     real = figures.record({"load": load}, nvml.gpu(None, stand_in([0])), {})
-    assert (real["stand_ins"], real["value"], real["unit"], real["goal"], real["met"]) == ([], 2.0, "requests/s", None, None)
+    assert (real["stand_ins"], real["value"], real["unit"], real["goal"], real["met"]) == (
+        [],
+        2.0,
+        "requests/s",
+        None,
+        None,
+    )
     assert real["machine"]["gpu"]["name"] == "NVIDIA Stand-in"
 
 

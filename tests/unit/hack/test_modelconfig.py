@@ -29,7 +29,10 @@ def test_the_page_is_current() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ("max_batch_size: {made: twice}\ninput: {made: all of it}\ninput.name: {made: again}", "input.name: 2 entries"),
+        (
+            "max_batch_size: {made: twice}\ninput: {made: all of it}\ninput.name: {made: again}",
+            "input.name: 2 entries",
+        ),
         ("colour: {made: up}", "colour: is no field of ModelConfig"),
         ("max_batch_size: {fields: [spec.colour]}", "spec.colour is no field of the resource"),
         ("max_batch_size: {made: up}", "backend: 0 entries"),
@@ -66,7 +69,11 @@ def test_the_table_is_what_is_rendered() -> None:
     for place in PLACES:
         for _, document in resources_in(place):
             patched = "configPatch" in str(document)
-            here = {path for config in models_of(document).values() for path in modelconfig.written(config)}
+            here = {
+                path
+                for config in models_of(document).values()
+                for path in modelconfig.written(config)
+            }
             if not patched:
                 assert {path for path in here if COVERED[path].kind in ("patch", "never")} == set()
             seen |= here

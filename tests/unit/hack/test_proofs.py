@@ -48,7 +48,10 @@ def test_marks_are_read_from_the_source(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("mark", ['proves(f"spec.{x}", "loaded")', 'proves("spec.a")', 'proves(path="spec.a", level="loaded")'])
+@pytest.mark.parametrize(
+    "mark",
+    ['proves(f"spec.{x}", "loaded")', 'proves("spec.a")', 'proves(path="spec.a", level="loaded")'],
+)
 def test_a_mark_that_cannot_be_read_is_an_error(tmp_path: Path, mark: str) -> None:
     file = tmp_path / "test_x.py"
     file.write_text(f"import pytest\n@pytest.mark.{mark}\ndef test_x(): ...\n", encoding="utf-8")
@@ -60,7 +63,11 @@ def _claim(target: str, level: str, *, files: bool = False) -> proofs.Claim:
     return proofs.Claim("tests/test_x.py::test_x", target, level, files)
 
 
-ENOUGH = [_claim("spec.*.maxBatchSize", "parsed"), _claim("spec.model.maxBatchSize", "loaded"), _claim("spec.replicas", "applied")]
+ENOUGH = [
+    _claim("spec.*.maxBatchSize", "parsed"),
+    _claim("spec.model.maxBatchSize", "loaded"),
+    _claim("spec.replicas", "applied"),
+]
 
 
 def test_one_place_beyond_the_first_level_and_all_at_it_are_enough() -> None:
@@ -71,11 +78,16 @@ def test_one_place_beyond_the_first_level_and_all_at_it_are_enough() -> None:
         ("Spec.replicas", "applied", 1),
     ]
     page = proofs.render(found)
-    assert "| `maxBatchSize` | `spec.model.maxBatchSize` and 1 more | loaded | [test_x](../../tests/test_x.py) |" in page
+    assert (
+        "| `maxBatchSize` | `spec.model.maxBatchSize` and 1 more | loaded | [test_x](../../tests/test_x.py) |"
+        in page
+    )
 
 
 def test_a_way_stands_for_the_fields_below_it() -> None:
-    found, wrong = proofs.prove(NAMES, [_claim("spec.model", "loaded"), _claim("spec.steps", "parsed"), ENOUGH[2]], {})
+    found, wrong = proofs.prove(
+        NAMES, [_claim("spec.model", "loaded"), _claim("spec.steps", "parsed"), ENOUGH[2]], {}
+    )
     assert wrong == []
     assert found[0].level == "loaded"
 
@@ -83,26 +95,54 @@ def test_a_way_stands_for_the_fields_below_it() -> None:
 @pytest.mark.parametrize(
     ("claims", "reasons", "told"),
     [
-        ([], {}, "StepFields.maxBatchSize: no test shows it parsed at spec.model.maxBatchSize, spec.steps[].maxBatchSize"),
-        (ENOUGH[1:], {}, "StepFields.maxBatchSize: no test shows it parsed at spec.steps[].maxBatchSize"),
+        (
+            [],
+            {},
+            "StepFields.maxBatchSize: no test shows it parsed at spec.model.maxBatchSize, spec.steps[].maxBatchSize",
+        ),
+        (
+            ENOUGH[1:],
+            {},
+            "StepFields.maxBatchSize: no test shows it parsed at spec.steps[].maxBatchSize",
+        ),
         ([ENOUGH[0], ENOUGH[2]], {}, "StepFields.maxBatchSize: no test shows it loaded"),
-        ([*ENOUGH[:2], _claim("spec.replicas", "accepted")], {}, "Spec.replicas: no test shows it applied"),
+        (
+            [*ENOUGH[:2], _claim("spec.replicas", "accepted")],
+            {},
+            "Spec.replicas: no test shows it applied",
+        ),
         ([*ENOUGH, _claim("spec.colour", "applied")], {}, "there is no field spec.colour"),
         ([*ENOUGH, _claim("spec.*.colour", "applied")], {}, "there is no field spec.*.colour"),
-        ([*ENOUGH, _claim("spec.replicas", "loaded")], {}, "spec.replicas has the levels accepted, applied, behaviour, not loaded"),
+        (
+            [*ENOUGH, _claim("spec.replicas", "loaded")],
+            {},
+            "spec.replicas has the levels accepted, applied, behaviour, not loaded",
+        ),
         ([*ENOUGH, _claim("spec.replicas", "seen")], {}, "there is no level seen"),
-        ([*ENOUGH, _claim("tests/nowhere", "applied", files=True)], {}, "no resource in tests/nowhere"),
-        (ENOUGH, {"spec.replicas": "no cluster at hand"}, "nothing needs the reason for spec.replicas"),
+        (
+            [*ENOUGH, _claim("tests/nowhere", "applied", files=True)],
+            {},
+            "no resource in tests/nowhere",
+        ),
+        (
+            ENOUGH,
+            {"spec.replicas": "no cluster at hand"},
+            "nothing needs the reason for spec.replicas",
+        ),
         (ENOUGH, {"spec.colour": "no paint at hand"}, "nothing needs the reason for spec.colour"),
     ],
 )
-def test_what_is_missing_or_needless_is_told(claims: list[proofs.Claim], reasons: dict[str, str], told: str) -> None:
+def test_what_is_missing_or_needless_is_told(
+    claims: list[proofs.Claim], reasons: dict[str, str], told: str
+) -> None:
     _, wrong = proofs.prove(NAMES, claims, reasons)
     assert any(told in line for line in wrong), wrong
 
 
 def test_a_reason_stands_in_for_a_level_and_is_shown() -> None:
-    found, wrong = proofs.prove(NAMES, [ENOUGH[0], ENOUGH[2]], {"spec.*.maxBatchSize": "no GPU at hand"})
+    found, wrong = proofs.prove(
+        NAMES, [ENOUGH[0], ENOUGH[2]], {"spec.*.maxBatchSize": "no GPU at hand"}
+    )
     assert wrong == []
     assert "| parsed | [test_x](../../tests/test_x.py); no GPU at hand |" in proofs.render(found)
 
@@ -111,24 +151,53 @@ def test_files_claim_the_fields_that_they_write(tmp_path: Path) -> None:
     (tmp_path / "good").mkdir()
     text = "kind: InferencePipeline\nspec: {replicas: 2, model: {maxBatchSize: 4, inputs: null}, steps: [{name: a, maxBatchSize: 2}]}\n"
     (tmp_path / "good" / "a.yaml").write_text(text, encoding="utf-8")
-    claims = [_claim("good", "parsed", files=True), _claim("good", "accepted", files=True), ENOUGH[1]]
+    claims = [
+        _claim("good", "parsed", files=True),
+        _claim("good", "accepted", files=True),
+        ENOUGH[1],
+    ]
     found, wrong = proofs.prove(NAMES, claims, {"spec.replicas": "no cluster at hand"}, tmp_path)
     assert wrong == []
     assert [proof.level for proof in found] == ["loaded", "accepted"]
     spared = proofs.Claim("tests/test_x.py::test_x", "good", "applied", True, ("spec.replicas",))
-    assert proofs.prove(NAMES, [*claims, spared], {"spec.replicas": "no cluster at hand"}, tmp_path) == (found, [])
-    _, wrong = proofs.prove(NAMES, [*claims, proofs.Claim("t", "good", "applied", True, ("spec.colour",))], {}, tmp_path)
+    assert proofs.prove(
+        NAMES, [*claims, spared], {"spec.replicas": "no cluster at hand"}, tmp_path
+    ) == (found, [])
+    _, wrong = proofs.prove(
+        NAMES, [*claims, proofs.Claim("t", "good", "applied", True, ("spec.colour",))], {}, tmp_path
+    )
     assert wrong == ["t: spec.colour excepts nothing"]
 
 
 def test_fields_are_what_takes_a_value() -> None:
     known = fields()
-    assert {"spec.replicas", "spec.tokenizer.buckets", "spec.model.parameters", "spec.server.affinity", "spec.model.inputs[].dims"} <= set(known)
-    assert not {"spec.model", "spec.model.inputs", "spec.model.inputs[]", "spec.tokenizer.buckets[]", "spec.model.parameters{}"} & set(known)
+    assert {
+        "spec.replicas",
+        "spec.tokenizer.buckets",
+        "spec.model.parameters",
+        "spec.server.affinity",
+        "spec.model.inputs[].dims",
+    } <= set(known)
+    assert not {
+        "spec.model",
+        "spec.model.inputs",
+        "spec.model.inputs[]",
+        "spec.tokenizer.buckets[]",
+        "spec.model.parameters{}",
+    } & set(known)
     assert set(known) <= set(owners())
-    assert {path for path, _ in crd.walk(crd.root_schema()) if path.startswith("spec.")} >= set(known)
+    assert {path for path, _ in crd.walk(crd.root_schema()) if path.startswith("spec.")} >= set(
+        known
+    )
     document = {
-        "spec": {"model": {"inputs": [{"name": "a", "dims": [1]}, {"from": "x.y"}], "parameters": {"a": "b"}, "outputs": None, "nonsense": 1}}
+        "spec": {
+            "model": {
+                "inputs": [{"name": "a", "dims": [1]}, {"from": "x.y"}],
+                "parameters": {"a": "b"},
+                "outputs": None,
+                "nonsense": 1,
+            }
+        }
     }
     inputs = {f"spec.model.inputs[].{name}" for name in ("name", "dims", "from")}
     assert fields_of(document) == inputs | {"spec.model.parameters"}

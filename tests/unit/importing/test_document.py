@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triton_pipelines.importing.document import WIDTH, Draft, slug
+from triton_pipelines.tools.importer.yaml_document import WIDTH, Draft, slug
 
 keys = st.one_of(st.sampled_from(["name", "y", "1e3", "a.b", "", "no"]), st.text(max_size=8))
 scalars = st.one_of(
@@ -21,7 +21,11 @@ scalars = st.one_of(
     st.none(),
     st.floats(allow_nan=False),
 )  # fmt: skip
-values = st.recursive(scalars, lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(keys, inner, max_size=4)), max_leaves=12)
+values = st.recursive(
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(keys, inner, max_size=4)),
+    max_leaves=12,
+)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -31,7 +35,9 @@ def test_whatever_it_holds_is_read_back(spec: dict[str, Any]) -> None:
     assert yaml.safe_load(made.text())["spec"] == spec
 
 
-@pytest.mark.parametrize("text", ["1e3", "1_0", "0o17", ".5", "+1", "y", "N", "2026-01-01", "no", "true", "~"])
+@pytest.mark.parametrize(
+    "text", ["1e3", "1_0", "0o17", ".5", "+1", "y", "N", "2026-01-01", "no", "true", "~"]
+)
 def test_texts_that_other_readers_take_for_something_else_are_quoted(text: str) -> None:
     """kubectl reads numbers by YAML 1.2 and booleans by YAML 1.1; PyYAML alone knows neither rule whole."""
     line = Draft("name", {"parameters": {"value": text}}).text().splitlines()[-1]
@@ -39,7 +45,16 @@ def test_texts_that_other_readers_take_for_something_else_are_quoted(text: str) 
 
 
 def test_comments_stand_above_what_they_are_about() -> None:
-    made = Draft("name", {"model": {"outputs": [{"name": "logits", "dims": [2]}, {"name": "other", "dims": [1]}], "platform": "python"}}, ["Head."])
+    made = Draft(
+        "name",
+        {
+            "model": {
+                "outputs": [{"name": "logits", "dims": [2]}, {"name": "other", "dims": [1]}],
+                "platform": "python",
+            }
+        },
+        ["Head."],
+    )
     made.say("spec.model.outputs[1]", "Of the second.")
     made.say("spec.model.outputs[0].dims", "Of a field in a list.")
     made.say("spec.model.platform", "Twice.", "Twice.")
@@ -76,7 +91,14 @@ def test_long_comments_are_wrapped_and_examples_are_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "made"), [("My Model_v2.onnx", "my-model-v2-onnx"), ("854", "pipeline"), ("--x--", "x"), ("a" * 60, "a" * 40), ("größe", "gr-e")]
+    ("text", "made"),
+    [
+        ("My Model_v2.onnx", "my-model-v2-onnx"),
+        ("854", "pipeline"),
+        ("--x--", "x"),
+        ("a" * 60, "a" * 40),
+        ("größe", "gr-e"),
+    ],
 )
 def test_names_are_made_of_anything(text: str, made: str) -> None:
     assert slug(text, 40) == made

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from triton_pipelines.importing.choice import choose
-from triton_pipelines.importing.notes import ConfigError, Weight
-from triton_pipelines.importing.repository import read_repository
+from triton_pipelines.tools.importer.import_notes import ConfigError, Weight
+from triton_pipelines.tools.importer.model_selection import choose
+from triton_pipelines.tools.importer.repository import read_repository
 
 TEXT = 'input [{ name: "TEXT" data_type: TYPE_STRING dims: [1] }]'
 PROBS = 'output [{ name: "PROBS" data_type: TYPE_FP32 dims: [3] }]'
@@ -38,10 +38,8 @@ def step(name: str, inputs: dict[str, str], outputs: dict[str, str]) -> str:
 
 def ensemble(inputs: str, outputs: str, *steps: str, more: str = "") -> str:
     """The config of an ensemble."""
-    return (
-        f"{model('', inputs, outputs).replace(chr(34) * 2, chr(34) + 'NAME' + chr(34))} ensemble_scheduling {{ {' '.join(steps)} }} {more}".replace(
-            'backend: "python"', 'platform: "ensemble"'
-        )
+    return f"{model('', inputs, outputs).replace(chr(34) * 2, chr(34) + 'NAME' + chr(34))} ensemble_scheduling {{ {' '.join(steps)} }} {more}".replace(
+        'backend: "python"', 'platform: "ensemble"'
     )
 
 
@@ -52,10 +50,22 @@ def folder(tmp_path: Path) -> Path:
         "clean": model("clean", "IN", "OUT"),
         "cut": model("cut", "IN", "OUT"),
         "score": model("score", "IN", "OUT"),
-        "deep": ensemble("A", "B", step("cut", {"IN": "A"}, {"OUT": "x"}), step("score", {"IN": "x"}, {"OUT": "B"})),
-        "inner": ensemble("A", "B", step("clean", {"IN": "A"}, {"OUT": "x"}), step("deep", {"A": "x"}, {"B": "B"})),
+        "deep": ensemble(
+            "A",
+            "B",
+            step("cut", {"IN": "A"}, {"OUT": "x"}),
+            step("score", {"IN": "x"}, {"OUT": "B"}),
+        ),
+        "inner": ensemble(
+            "A", "B", step("clean", {"IN": "A"}, {"OUT": "x"}), step("deep", {"A": "x"}, {"B": "B"})
+        ),
         "last": model("last", "IN", "OUT"),
-        "outer": ensemble("TEXT", "ANSWER", step("inner", {"A": "TEXT"}, {"B": "x"}), step("last", {"IN": "x"}, {"OUT": "ANSWER"})),
+        "outer": ensemble(
+            "TEXT",
+            "ANSWER",
+            step("inner", {"A": "TEXT"}, {"B": "x"}),
+            step("last", {"IN": "x"}, {"OUT": "ANSWER"}),
+        ),
     }
     for name, config in configs.items():
         (tmp_path / name / "1").mkdir(parents=True)
@@ -67,7 +77,11 @@ def folder(tmp_path: Path) -> Path:
 
 def wires(config: Any) -> Iterator[tuple[str, str, str, str]]:
     """(maker, its output, reader, its input) of every tensor; clients are called by the empty name."""
-    made = {value: (one.model_name, key) for one in config.ensemble_scheduling.step for key, value in one.output_map.items()}
+    made = {
+        value: (one.model_name, key)
+        for one in config.ensemble_scheduling.step
+        for key, value in one.output_map.items()
+    }
     made |= {tensor.name: ("", tensor.name) for tensor in config.input}
     for one in config.ensemble_scheduling.step:
         yield from ((*made[value], one.model_name, key) for key, value in one.input_map.items())
@@ -108,17 +122,28 @@ def test_what_is_read_is_left_as_it_was(folder: Path) -> None:
 def test_an_ensemble_called_twice_is_named_by_its_models(folder: Path) -> None:
     path = folder / "outer" / "config.pbtxt"
     again = step("inner", {"A": "TEXT"}, {"B": "y"})
-    path.write_text(path.read_text().replace("ensemble_scheduling {", f"ensemble_scheduling {{ {again}"))
-    with pytest.raises(ConfigError, match=r"outer/config\.pbtxt: ensemble_scheduling: clean, cut, score is called by several steps"):
+    path.write_text(
+        path.read_text().replace("ensemble_scheduling {", f"ensemble_scheduling {{ {again}")
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"outer/config\.pbtxt: ensemble_scheduling: clean, cut, score is called by several steps",
+    ):
         choose(read_repository(folder), None)
 
 
 def test_an_optional_input_that_nobody_feeds_is_read_by_nobody(folder: Path) -> None:
     path = folder / "inner" / "config.pbtxt"
     text = path.read_text().replace(
-        'input [{ name: "A"', 'input [{ name: "HINT" data_type: TYPE_STRING dims: [1] optional: true }] input [{ name: "A"'
+        'input [{ name: "A"',
+        'input [{ name: "HINT" data_type: TYPE_STRING dims: [1] optional: true }] input [{ name: "A"',
     )
-    path.write_text(text.replace('input_map { key: "IN" value: "A" }', 'input_map { key: "IN" value: "A" } input_map { key: "HINT" value: "HINT" }'))
+    path.write_text(
+        text.replace(
+            'input_map { key: "IN" value: "A" }',
+            'input_map { key: "IN" value: "A" } input_map { key: "HINT" value: "HINT" }',
+        )
+    )
     choice = choose(read_repository(folder), None)
     assert dict(choice.public.config.ensemble_scheduling.step[0].input_map) == {"IN": "TEXT"}
 
@@ -127,7 +152,10 @@ def test_a_cache_within_is_told(folder: Path) -> None:
     path = folder / "deep" / "config.pbtxt"
     path.write_text(path.read_text() + " response_cache { enable: true }")
     choice = choose(read_repository(folder), None)
-    assert [(note.where, note.weight) for note in choice.notes][-1] == ("deep/config.pbtxt: response_cache", Weight.LOST)
+    assert [(note.where, note.weight) for note in choice.notes][-1] == (
+        "deep/config.pbtxt: response_cache",
+        Weight.LOST,
+    )
 
 
 def test_a_circle_is_refused(folder: Path) -> None:
@@ -138,5 +166,7 @@ def test_a_circle_is_refused(folder: Path) -> None:
         .replace('key: "IN" value: "A"', 'key: "A" value: "A"')
         .replace('key: "OUT" value: "x"', 'key: "B" value: "x"')
     )
-    with pytest.raises(ConfigError, match="outer → inner → deep → inner: ensembles call each other in a circle"):
+    with pytest.raises(
+        ConfigError, match="outer → inner → deep → inner: ensembles call each other in a circle"
+    ):
         choose(read_repository(folder), "outer")

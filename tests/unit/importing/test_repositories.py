@@ -14,14 +14,28 @@ from tritonclient.grpc import model_config_pb2
 
 from tests.support.differential import Repository
 from tests.support.differential.repositories import repositories
-from tests.support.imports import FILLED, NAMED, REPOSITORIES, configs_of, corpus_import, golden_of, golden_text, graph_of, imported
+from tests.support.imports import (
+    FILLED,
+    NAMED,
+    REPOSITORIES,
+    configs_of,
+    corpus_import,
+    golden_of,
+    golden_text,
+    graph_of,
+    imported,
+)
 from triton_pipelines.api import parse
-from triton_pipelines.importing.notes import ConfigError, Weight
-from triton_pipelines.pipeline import Options, build, check
-from triton_pipelines.render import review
+from triton_pipelines.compile.graph import Options, build, check
+from triton_pipelines.compile.render import review
+from triton_pipelines.tools.importer.import_notes import ConfigError, Weight
 
 NAMES = sorted(path.name for path in REPOSITORIES.iterdir())
-BACKENDS = {"onnxruntime_onnx": "onnxruntime", "tensorrt_plan": "tensorrt", "pytorch_libtorch": "pytorch"}
+BACKENDS = {
+    "onnxruntime_onnx": "onnxruntime",
+    "tensorrt_plan": "tensorrt",
+    "pytorch_libtorch": "pytorch",
+}
 
 # Lines of a config that are gone (-) or new (+) after an import, by repository and model. All else is equal.
 BATCHER = [
@@ -81,10 +95,14 @@ def as_written(name: str) -> dict[str, Any]:
         config.name = folder.name
         if config.platform != "ensemble":
             config.backend = config.backend or BACKENDS[config.platform]
-            config.platform = config.platform or {backend: platform for platform, backend in BACKENDS.items()}.get(config.backend, "")
+            config.platform = config.platform or {
+                backend: platform for platform, backend in BACKENDS.items()
+            }.get(config.backend, "")
             if not config.instance_group:
                 config.instance_group.add(count=1)
-            if config.HasField("sequence_batching") and not config.sequence_batching.WhichOneof("strategy_choice"):
+            if config.HasField("sequence_batching") and not config.sequence_batching.WhichOneof(
+                "strategy_choice"
+            ):
                 config.sequence_batching.direct.SetInParent()
         made[folder.name] = config
     return made
@@ -97,7 +115,11 @@ def lines(config: Any) -> Counter[str]:
     for group in copy.instance_group:
         group.name, group.count = "", max(group.count, 1)
     public = {tensor.name for tensor in (*copy.input, *copy.output)}
-    made = {tensor: f"{step.model_name} {output}" for step in copy.ensemble_scheduling.step for output, tensor in step.output_map.items()}
+    made = {
+        tensor: f"{step.model_name} {output}"
+        for step in copy.ensemble_scheduling.step
+        for output, tensor in step.output_map.items()
+    }
     for step in copy.ensemble_scheduling.step:
         step.model_version = step.model_version or -1
         for mapped in (step.input_map, step.output_map):
@@ -114,7 +136,10 @@ def test_the_configs_say_the_same(name: str) -> None:
     found = {}
     for model, config in written.items():
         before, after = lines(config), lines(rendered[model])
-        different = [*(f"-{line}" for line in (before - after).elements()), *(f"+{line}" for line in (after - before).elements())]
+        different = [
+            *(f"-{line}" for line in (before - after).elements()),
+            *(f"+{line}" for line in (after - before).elements()),
+        ]
         if different:
             found[model] = sorted(different)
     assert found == {model: sorted(listed) for model, listed in DIFFERENT.get(name, {}).items()}
@@ -154,7 +179,15 @@ def test_there_are_a_dozen(tmp_path: Path) -> None:
 
 
 # What Triton means by what a config leaves out, which the operator writes.
-COMPLETED = ("+backend", "+platform", "+instance_group {", "+  count: 1", "+}", "+  direct {", "+  }")
+COMPLETED = (
+    "+backend",
+    "+platform",
+    "+instance_group {",
+    "+  count: 1",
+    "+}",
+    "+  direct {",
+    "+  }",
+)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -188,4 +221,6 @@ def test_whatever_differs_of_any_repository_is_said(repository: Repository) -> N
         if name in rendered and not any(name in str(note) for note in made.notes):
             before, after = lines(config), lines(rendered[name])
             assert list((before - after).elements()) == []
-            assert [line for line in (after - before).elements() if not f"+{line}".startswith(COMPLETED)] == []
+            assert [
+                line for line in (after - before).elements() if not f"+{line}".startswith(COMPLETED)
+            ] == []

@@ -15,14 +15,22 @@ from tests.support.differential.resources import documents
 from tests.support.imports import configs_of, graph_of, imported, write_repository
 from tests.unit.render.test_properties import resources
 from triton_pipelines.api import parse
-from triton_pipelines.importing.notes import Weight
-from triton_pipelines.pipeline import Options, build, check
-from triton_pipelines.render import review
+from triton_pipelines.compile.graph import Options, build, check
+from triton_pipelines.compile.render import review
+from triton_pipelines.tools.importer.import_notes import Weight
 
 SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
 GOOD = [pytest.param(sample.document, id=sample.name) for sample in corpus.good()]
-GOOD += [pytest.param(yaml.safe_load(file.read_text(encoding="utf-8")), id=file.name) for file in sorted(SAMPLES.glob("*.yaml"))]
-RANDOM = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+GOOD += [
+    pytest.param(yaml.safe_load(file.read_text(encoding="utf-8")), id=file.name)
+    for file in sorted(SAMPLES.glob("*.yaml"))
+]
+RANDOM = settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
 
 
 def same_again(document: dict[str, Any], folder: Path) -> None:
@@ -32,7 +40,9 @@ def same_again(document: dict[str, Any], folder: Path) -> None:
     write_repository(graph, folder)
     made = imported(folder, graph.model_name)
     after = configs_of(graph_of(made.document))
-    assert {name: str(config) for name, config in after.items()} == {name: str(config) for name, config in before.items()}
+    assert {name: str(config) for name, config in after.items()} == {
+        name: str(config) for name, config in before.items()
+    }
     assert after == before
     assert [str(note) for note in made.notes if note.weight is not Weight.INFO] == []
 

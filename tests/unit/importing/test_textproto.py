@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from triton_pipelines.importing.notes import ConfigError, Weight
-from triton_pipelines.importing.textproto import read_config
+from triton_pipelines.tools.importer.import_notes import ConfigError, Weight
+from triton_pipelines.tools.importer.textproto import read_config
 
 PLAIN = 'name: "m"\nbackend: "python"\n'
 ENSEMBLE = 'platform: "ensemble"\nensemble_scheduling { step { model_name: "a" } }\n'
@@ -17,21 +17,38 @@ def test_a_plain_config_is_read_without_a_word() -> None:
 
 
 def test_templates_in_texts_stay_and_are_named() -> None:
-    read = read_config(PLAIN + 'parameters { key: "dir" value { string_value: "${dir}/x" } }\n# ${comment}\n', "m/config.pbtxt", {})
+    read = read_config(
+        PLAIN + 'parameters { key: "dir" value { string_value: "${dir}/x" } }\n# ${comment}\n',
+        "m/config.pbtxt",
+        {},
+    )
     assert read.config.parameters["dir"].string_value == "${dir}/x"
     assert [(note.where, note.weight) for note in read.notes] == [("m/config.pbtxt:3", Weight.INFO)]
 
 
 def test_templates_elsewhere_are_asked_for_together() -> None:
     with pytest.raises(
-        ConfigError, match=r"m/config\.pbtxt: has templates .*: rows \(line 1\), count \(line 2\).* --set rows=VALUE --set count=VALUE"
+        ConfigError,
+        match=r"m/config\.pbtxt: has templates .*: rows \(line 1\), count \(line 2\).* --set rows=VALUE --set count=VALUE",
     ):
-        read_config("max_batch_size: ${rows}\ninstance_group { count: ${count} }\n# ${other}\n", "m/config.pbtxt", {})
+        read_config(
+            "max_batch_size: ${rows}\ninstance_group { count: ${count} }\n# ${other}\n",
+            "m/config.pbtxt",
+            {},
+        )
 
 
 def test_templates_are_filled_everywhere() -> None:
-    read = read_config('max_batch_size: ${n}\ndefault_model_filename: "model_${n}.onnx"\n', "m/config.pbtxt", {"n": "4"})
-    assert (read.config.max_batch_size, read.config.default_model_filename, read.notes) == (4, "model_4.onnx", ())
+    read = read_config(
+        'max_batch_size: ${n}\ndefault_model_filename: "model_${n}.onnx"\n',
+        "m/config.pbtxt",
+        {"n": "4"},
+    )
+    assert (read.config.max_batch_size, read.config.default_model_filename, read.notes) == (
+        4,
+        "model_4.onnx",
+        (),
+    )
 
 
 @pytest.mark.parametrize(

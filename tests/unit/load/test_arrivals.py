@@ -8,9 +8,18 @@ import json
 import numpy as np
 import pytest
 
-from triton_pipelines.load import Arrivals, LoadSpec
-from triton_pipelines.load.arrivals import due_times
-from triton_pipelines.load.texts import Lengths, Tensor, TextsError, batches, is_perf_analyzer, lines, perf_analyzer, texts
+from triton_pipelines.tools.loadgen import Arrivals, LoadSpec
+from triton_pipelines.tools.loadgen.arrivals import due_times
+from triton_pipelines.tools.loadgen.texts import (
+    Lengths,
+    Tensor,
+    TextsError,
+    batches,
+    is_perf_analyzer,
+    lines,
+    perf_analyzer,
+    texts,
+)
 
 
 def times(count: int, **fields: object) -> list[float]:
@@ -39,7 +48,9 @@ def test_the_same_seed_is_the_same_load() -> None:
 
 
 def test_constant_arrivals_do_not_drift() -> None:
-    assert times(30_001, rate=300.0, arrivals=Arrivals.CONSTANT)[-1] == pytest.approx(100.0, abs=1e-9)
+    assert times(30_001, rate=300.0, arrivals=Arrivals.CONSTANT)[-1] == pytest.approx(
+        100.0, abs=1e-9
+    )
 
 
 def test_lengths_are_lognormal_and_cut() -> None:
@@ -60,14 +71,29 @@ def test_texts_have_a_word_for_each_token_but_the_special_ones() -> None:
 
 @pytest.mark.parametrize(
     ("written", "meant"),
-    [("median=50", Lengths(50, 0.6, 512)), ("cap=64, sigma=0,median=8", Lengths(8, 0, 64)), (str(Lengths(9, 0.25, 99)), Lengths(9, 0.25, 99))],
+    [
+        ("median=50", Lengths(50, 0.6, 512)),
+        ("cap=64, sigma=0,median=8", Lengths(8, 0, 64)),
+        (str(Lengths(9, 0.25, 99)), Lengths(9, 0.25, 99)),
+    ],
 )
 def test_lengths_as_written(written: str, meant: Lengths) -> None:
     assert Lengths.parse(written) == meant
 
 
 @pytest.mark.parametrize(
-    "written", ["", "mean=3", "median=3,median=4", "median=x", "median=nan", "median=600", "cap=0", "sigma=-1", "cap=12.5,median=3"]
+    "written",
+    [
+        "",
+        "mean=3",
+        "median=3,median=4",
+        "median=x",
+        "median=nan",
+        "median=600",
+        "cap=0",
+        "sigma=-1",
+        "cap=12.5,median=3",
+    ],
 )
 def test_wrong_lengths_are_refused(written: str) -> None:
     with pytest.raises(TextsError):
@@ -97,7 +123,10 @@ def test_a_file_of_texts() -> None:
 # As NVIDIA's documentation of perf_analyzer has its input data: plain lists, content with a shape, base64, several streams.
 DOCUMENT = {
     "data": [
-        [{"TEXT": ["first"], "IDS": {"content": [1, 2, 3, 4], "shape": [2, 2]}}, {"TEXT": {"content": ["second"]}, "IDS": {"b64": "AQACAA=="}}],
+        [
+            {"TEXT": ["first"], "IDS": {"content": [1, 2, 3, 4], "shape": [2, 2]}},
+            {"TEXT": {"content": ["second"]}, "IDS": {"b64": "AQACAA=="}},
+        ],
         [{"TEXT": "third", "IDS": [7]}],
     ],
     "validation_data": [],

@@ -11,16 +11,28 @@ import numpy as np
 import pytest
 
 from tests.support.kserve import kserve
-from triton_pipelines.load import Arrivals, LoadError, LoadSpec, Progress, Target, engine, run, summarise
-from triton_pipelines.load.engine import Load
-from triton_pipelines.load.statistics import Reader
-from triton_pipelines.load.summary import too_late
+from triton_pipelines.tools.loadgen import (
+    Arrivals,
+    LoadError,
+    LoadSpec,
+    Progress,
+    Target,
+    engine,
+    run,
+    summarise,
+)
+from triton_pipelines.tools.loadgen.engine import Load
+from triton_pipelines.tools.loadgen.summary import too_late
+from triton_pipelines.tools.loadgen.triton_statistics import Reader
 
 QUICK: dict[str, Any] = {"duration_s": 0.3, "warmup_s": 0.0, "statistics": False}
 
 
 def target(url: str, rows: int = 1, texts: int = 3) -> Target:
-    inputs = [{"TEXT": np.array([[b"text %d" % number]] * rows, dtype=np.object_)} for number in range(texts)]
+    inputs = [
+        {"TEXT": np.array([[b"text %d" % number]] * rows, dtype=np.object_)}
+        for number in range(texts)
+    ]
     return Target(url, "sentiment", inputs)
 
 
@@ -63,21 +75,32 @@ async def test_latency_of_an_open_loop_counts_from_when_requests_were_due() -> N
     def stalls(number: int) -> float:
         return 1.0 if number == 10 else 0.001
 
-    even = LoadSpec(rate=100, arrivals=Arrivals.CONSTANT, duration_s=3, warmup_s=0, statistics=False)
+    even = LoadSpec(
+        rate=100, arrivals=Arrivals.CONSTANT, duration_s=3, warmup_s=0, statistics=False
+    )
     open_loop = await Load(even, [b""], [1], Counter(stalls).send, None, None).run()
     waited = np.sort(open_loop.latencies)[::-1]
     # Those due later waited less: the request that stalled a second, the next one (10 ms later) 991 ms, and so on.
     assert waited[:100] == pytest.approx([1.0 - 0.009 * number for number in range(100)], abs=1e-6)
     assert summarise(open_loop).p99_s > 0.95
     # A client that waits for its answers sends nothing meanwhile, and sees one slow request of two thousand: p99 does not know of the stall.
-    closed = await Load(replace(even, rate=0, concurrency=1), [b""], [1], Counter(stalls).send, None, None).run()
+    closed = await Load(
+        replace(even, rate=0, concurrency=1), [b""], [1], Counter(stalls).send, None, None
+    ).run()
     assert summarise(closed).p99_s == pytest.approx(0.001)
 
 
 async def test_the_wait_for_a_free_connection_is_in_the_latency() -> None:
     # One connection, and a server that stalls once for 0.3 s: thirty requests were due meanwhile and could not even be sent.
     async with kserve(lambda number: (0.3 if number == 5 else 0.0, 200, b"{}")) as stand:
-        spec = LoadSpec(rate=100, arrivals=Arrivals.CONSTANT, connections=1, duration_s=0.6, warmup_s=0, statistics=False)
+        spec = LoadSpec(
+            rate=100,
+            arrivals=Arrivals.CONSTANT,
+            connections=1,
+            duration_s=0.6,
+            warmup_s=0,
+            statistics=False,
+        )
         result = await run(target(stand.url), spec)
     assert stand.connections == 1
     assert np.count_nonzero(result.latencies > 0.1) >= 18
@@ -86,7 +109,9 @@ async def test_the_wait_for_a_free_connection_is_in_the_latency() -> None:
 
 async def test_open_loop_sends_when_due_however_late_the_answers_are() -> None:
     async with kserve(lambda _: (0.2, 200, b"{}")) as stand:
-        result = await run(target(stand.url), LoadSpec(rate=100, arrivals=Arrivals.CONSTANT, **QUICK))
+        result = await run(
+            target(stand.url), LoadSpec(rate=100, arrivals=Arrivals.CONSTANT, **QUICK)
+        )
     assert stand.most_under_way >= 18
     assert np.sort(result.due)[:30] == pytest.approx(np.arange(30) / 100)
     # Answered after the measured time, and counted all the same: they were due in it.
@@ -103,7 +128,11 @@ async def test_a_schedule_is_kept_and_ends() -> None:
 
 async def test_errors_are_counted_by_what_the_server_said() -> None:
     def behave(number: int) -> tuple[float, int, bytes]:
-        return (0.0, 503, b'{"error": "queue\\n is full"}') if number % 2 else (0.002, 200, b"x" * 100_000)
+        return (
+            (0.0, 503, b'{"error": "queue\\n is full"}')
+            if number % 2
+            else (0.002, 200, b"x" * 100_000)
+        )
 
     async with kserve(behave) as stand:
         summary = summarise(await run(target(stand.url), LoadSpec(concurrency=1, **QUICK)))
@@ -172,7 +201,9 @@ async def test_what_a_late_generator_has_not_sent_at_the_end_counts() -> None:
                 pass
         done("")
 
-    result = await Load(LoadSpec(rate=1000, arrivals=Arrivals.CONSTANT, **QUICK), [b""], [1], send, None, None).run()
+    result = await Load(
+        LoadSpec(rate=1000, arrivals=Arrivals.CONSTANT, **QUICK), [b""], [1], send, None, None
+    ).run()
     summary = summarise(result)
     assert summary.requests == 300
     assert summary.p99_s > 0.1
@@ -198,7 +229,14 @@ async def test_a_server_that_is_slow_to_tell_its_statistics_is_not_sent_more_for
 async def test_an_overload_is_ended_when_the_server_is_far_behind() -> None:
     """200 requests/s on a server that answers 100: a second of arrivals waits after two seconds, and more would show nothing new."""
     server = Counter(lambda _: 0.01)
-    spec = LoadSpec(rate=200, arrivals=Arrivals.CONSTANT, duration_s=60, warmup_s=0.5, behind_s=1, statistics=False)
+    spec = LoadSpec(
+        rate=200,
+        arrivals=Arrivals.CONSTANT,
+        duration_s=60,
+        warmup_s=0.5,
+        behind_s=1,
+        statistics=False,
+    )
     result = await Load(spec, [b""], [1], server.send, None, None).run()
     assert result.overloaded
     assert result.begin_s == 0.0, "less than a window: all of it counts"
@@ -210,9 +248,18 @@ async def test_an_overload_is_ended_when_the_server_is_far_behind() -> None:
 
 
 @pytest.mark.looptime(start=0)
-async def test_what_an_overloaded_server_does_not_answer_is_given_up_long_before_its_timeout() -> None:
+async def test_what_an_overloaded_server_does_not_answer_is_given_up_long_before_its_timeout() -> (
+    None
+):
     server = Counter(lambda number: 0.01 if number < 200 else 100.0)
-    spec = LoadSpec(rate=100, arrivals=Arrivals.CONSTANT, duration_s=6, warmup_s=0, behind_s=0.5, statistics=False)
+    spec = LoadSpec(
+        rate=100,
+        arrivals=Arrivals.CONSTANT,
+        duration_s=6,
+        warmup_s=0,
+        behind_s=0.5,
+        statistics=False,
+    )
     result = await Load(spec, [b""], [1], server.send, None, None).run()
     assert result.overloaded
     assert result.begin_s == 0.0
@@ -228,7 +275,16 @@ async def test_what_an_overloaded_server_does_not_answer_is_given_up_long_before
 @pytest.mark.parametrize("behind_s", [5.0, float("inf")])
 async def test_as_many_requests_as_there_may_be_are_an_overload(behind_s: float) -> None:
     """Fifty requests are half a second of arrivals: what is not sent beyond them would never be five seconds behind."""
-    spec = LoadSpec(rate=100, arrivals=Arrivals.CONSTANT, duration_s=9, warmup_s=0, pending=50, behind_s=behind_s, timeout_s=20, statistics=False)
+    spec = LoadSpec(
+        rate=100,
+        arrivals=Arrivals.CONSTANT,
+        duration_s=9,
+        warmup_s=0,
+        pending=50,
+        behind_s=behind_s,
+        timeout_s=20,
+        statistics=False,
+    )
     result = await Load(spec, [b""], [1], Counter(lambda _: 0.5).send, None, None).run()
     ends = behind_s < 60
     assert result.overloaded == ends
@@ -245,7 +301,14 @@ async def test_one_request_that_never_ends_is_no_overload() -> None:
                 return
             super().send(payload, done)
 
-    spec = LoadSpec(rate=100, arrivals=Arrivals.CONSTANT, duration_s=6, warmup_s=0, behind_s=0.5, statistics=False)
+    spec = LoadSpec(
+        rate=100,
+        arrivals=Arrivals.CONSTANT,
+        duration_s=6,
+        warmup_s=0,
+        behind_s=0.5,
+        statistics=False,
+    )
     result = await Load(spec, [b""], [1], OneHangs(lambda _: 0.001).send, None, None).run()
     assert not result.overloaded
     assert (result.begin_s, result.end_s) == (0.0, 6.0)
@@ -254,7 +317,9 @@ async def test_one_request_that_never_ends_is_no_overload() -> None:
 
 @pytest.mark.looptime(start=0)
 async def test_an_open_loop_whose_queue_grows_is_not_prolonged_for_being_unsteady() -> None:
-    spec = LoadSpec(rate=200, arrivals=Arrivals.CONSTANT, duration_s=3, warmup_s=1, extend=6, statistics=False)
+    spec = LoadSpec(
+        rate=200, arrivals=Arrivals.CONSTANT, duration_s=3, warmup_s=1, extend=6, statistics=False
+    )
     result = await Load(spec, [b""], [1], Counter(lambda _: 0.01).send, None, None).run()
     assert (result.begin_s, result.end_s) == (1.0, 4.0)
     summary = summarise(result)
@@ -264,7 +329,9 @@ async def test_an_open_loop_whose_queue_grows_is_not_prolonged_for_being_unstead
 
 
 @pytest.mark.looptime(start=0)
-async def test_windows_do_not_wait_for_looks_and_looks_are_dated_between_question_and_answer() -> None:
+async def test_windows_do_not_wait_for_looks_and_looks_are_dated_between_question_and_answer() -> (
+    None
+):
     """The last look is told two seconds late, with counters as they were a second before: half of a core was busy all the time."""
 
     class Late:
@@ -276,11 +343,18 @@ async def test_windows_do_not_wait_for_looks_and_looks_are_dated_between_questio
             await asyncio.sleep(late)
             done = round(asyncio.get_running_loop().time() - late / 2) * 10  # 50 ms of work each
             batch = {"batch_size": 1, "compute_infer": {"count": done, "ns": done * 5 * 10**7}}
-            model = {"name": "m", "execution_count": done, "inference_count": done, "batch_stats": [batch]}
+            model = {
+                "name": "m",
+                "execution_count": done,
+                "inference_count": done,
+                "batch_stats": [batch],
+            }
             return lambda: [model | {"inference_stats": {"success": {"count": done}}}]
 
     spec = LoadSpec(rate=10, arrivals=Arrivals.CONSTANT, duration_s=3, warmup_s=1)
-    result = await Load(spec, [b""], [1], Counter(lambda _: 0.001).send, cast("Reader", Late()), None).run()
+    result = await Load(
+        spec, [b""], [1], Counter(lambda _: 0.001).send, cast("Reader", Late()), None
+    ).run()
     assert (result.begin_s, result.end_s) == (1.0, 4.0)
     assert result.steps["m"].requests == 40
     assert result.steps["m"].busy == pytest.approx(0.5, rel=0.01)
@@ -333,25 +407,45 @@ async def test_progress_is_told_and_a_cancelled_load_leaves_nothing() -> None:
             twice.set()
 
     async with kserve(lambda _: (0.01, 200, b"{}")) as stand:
-        load = asyncio.create_task(run(target(stand.url), LoadSpec(concurrency=2, duration_s=30, statistics=False), tell))
+        load = asyncio.create_task(
+            run(target(stand.url), LoadSpec(concurrency=2, duration_s=30, statistics=False), tell)
+        )
         await twice.wait()
         load.cancel()
         with pytest.raises(asyncio.CancelledError):
             await load
         assert told[-1].answered > 0
         assert told[-1].total_s == 31.0
-        assert asyncio.all_tasks() == {asyncio.current_task()} | {task for task in asyncio.all_tasks() if "serve" in repr(task)}
+        assert asyncio.all_tasks() == {asyncio.current_task()} | {
+            task for task in asyncio.all_tasks() if "serve" in repr(task)
+        }
 
 
-@pytest.mark.parametrize("fields", [{}, {"concurrency": 1, "rate": 5.0}, {"concurrency": 1, "duration_s": 0.0}, {"rate": 5.0, "warmup_s": -1.0}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"concurrency": 1, "rate": 5.0},
+        {"concurrency": 1, "duration_s": 0.0},
+        {"rate": 5.0, "warmup_s": -1.0},
+    ],
+)
 def test_wrong_specifications_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(LoadError):
         LoadSpec(**fields)
 
 
 @pytest.mark.looptime(start=0)
-@pytest.mark.parametrize("load", [LoadSpec(concurrency=4, duration_s=60.0, warmup_s=0.0), LoadSpec(rate=1000.0, duration_s=60.0, warmup_s=0.0)])
-async def test_a_load_ends_where_its_times_would_fill_the_memory(load: LoadSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "load",
+    [
+        LoadSpec(concurrency=4, duration_s=60.0, warmup_s=0.0),
+        LoadSpec(rate=1000.0, duration_s=60.0, warmup_s=0.0),
+    ],
+)
+async def test_a_load_ends_where_its_times_would_fill_the_memory(
+    load: LoadSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(engine, "MOST_REQUESTS", 500)
     server = Counter(lambda _: 0.001)
     with pytest.raises(LoadError, match=r"more than 500 requests in one run.*--duration"):

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from triton_pipelines.load import steps
-from triton_pipelines.load.statistics import parse
+from triton_pipelines.tools.loadgen import steps
+from triton_pipelines.tools.loadgen.triton_statistics import parse
 
 
 def stats(scale: int, name: str = "tokenizer", version: str = "1") -> dict[str, Any]:
@@ -63,8 +63,15 @@ def test_numbers_written_as_text_are_numbers() -> None:
 
 
 def test_versions_of_a_model_are_taken_together() -> None:
-    both, one = steps({}, parse([stats(1), stats(2, version="2")]), 1.0)["tokenizer"], steps({}, parse([stats(3)]), 1.0)["tokenizer"]
-    assert (both.requests, both.rows, both.batches) == (one.requests, one.rows, one.batches) == (30, 60, {5: 12})
+    both, one = (
+        steps({}, parse([stats(1), stats(2, version="2")]), 1.0)["tokenizer"],
+        steps({}, parse([stats(3)]), 1.0)["tokenizer"],
+    )
+    assert (
+        (both.requests, both.rows, both.batches)
+        == (one.requests, one.rows, one.batches)
+        == (30, 60, {5: 12})
+    )
     assert (both.infer_s, both.busy) == pytest.approx((one.infer_s, one.busy))
 
 
@@ -74,10 +81,29 @@ def test_a_model_loaded_anew_counts_from_its_load() -> None:
 
 def test_a_model_that_did_nothing_divides_nothing() -> None:
     found = steps(parse([stats(3)]), parse([stats(3)]), 1.0)["tokenizer"]
-    assert (found.requests, found.queue_s, found.rows_per_execution, found.execution_s, found.busy, found.batches) == (0, 0, 0, 0, 0, {})
+    assert (
+        found.requests,
+        found.queue_s,
+        found.rows_per_execution,
+        found.execution_s,
+        found.busy,
+        found.batches,
+    ) == (0, 0, 0, 0, 0, {})
 
 
 def test_an_ensemble_has_no_executions() -> None:
-    found = steps({}, parse([{"name": "pipeline", "version": "1", "inference_stats": {"success": {"count": 2, "ns": 4_000_000}}}]), 1.0)
+    found = steps(
+        {},
+        parse(
+            [
+                {
+                    "name": "pipeline",
+                    "version": "1",
+                    "inference_stats": {"success": {"count": 2, "ns": 4_000_000}},
+                }
+            ]
+        ),
+        1.0,
+    )
     assert found["pipeline"].request_s == pytest.approx(0.002)
     assert found["pipeline"].executions == 0

@@ -8,13 +8,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from triton_pipelines.load import LoadResult, LoadSpec, stability, summarise
-from triton_pipelines.load.summary import Window, figures, percentiles, steady
+from triton_pipelines.tools.loadgen import LoadResult, LoadSpec, stability, summarise
+from triton_pipelines.tools.loadgen.summary import Window, figures, percentiles, steady
 
 CLOSED = LoadSpec(concurrency=1, duration_s=3.0, warmup_s=1.0)
 
 
-def result(due: list[float], end: list[float], spec: LoadSpec = CLOSED, error: list[int] | None = None, rows: int = 1) -> LoadResult:
+def result(
+    due: list[float],
+    end: list[float],
+    spec: LoadSpec = CLOSED,
+    error: list[int] | None = None,
+    rows: int = 1,
+) -> LoadResult:
     return LoadResult(
         spec=spec,
         due=np.array(due),
@@ -43,7 +49,9 @@ def test_percentiles_are_exact() -> None:
 
 
 def test_warm_up_does_not_count() -> None:
-    summary = summarise(result(due=[0.0, 0.5, 1.0, 2.0, 3.0, 4.0], end=[0.5, 0.9, 2.0, 3.0, 4.0, 4.5], rows=4))
+    summary = summarise(
+        result(due=[0.0, 0.5, 1.0, 2.0, 3.0, 4.0], end=[0.5, 0.9, 2.0, 3.0, 4.0, 4.5], rows=4)
+    )
     # Ended in [1, 4): two requests, of a second each; those before are warm-up, those after are over.
     assert summary.requests == 2
     assert summary.requests_per_s == pytest.approx(2 / 3)
@@ -63,7 +71,9 @@ def test_of_an_open_loop_what_was_due_counts_however_late() -> None:
 
 
 def test_failed_requests_are_counted_by_message_and_have_no_latency() -> None:
-    summary = summarise(result(due=[1.0, 1.1, 1.2, 1.3], end=[1.2, 1.3, 1.4, 1.5], error=[0, -1, 0, 1]))
+    summary = summarise(
+        result(due=[1.0, 1.1, 1.2, 1.3], end=[1.2, 1.3, 1.4, 1.5], error=[0, -1, 0, 1])
+    )
     assert summary.errors == {"503: full": 2, "late": 1}
     assert (summary.failed, summary.requests) == (3, 1)
 
@@ -79,13 +89,19 @@ def test_nothing_answered_is_no_number() -> None:
     ("windows", "stable", "reason"),
     [
         ([(100, 0.010), (105, 0.0105), (95, 0.0095)], True, ""),
-        ([(100, 0.010), (120, 0.010), (80, 0.010)], False, "requests/s differs by 20% between windows"),
+        (
+            [(100, 0.010), (120, 0.010), (80, 0.010)],
+            False,
+            "requests/s differs by 20% between windows",
+        ),
         ([(100, 0.010), (100, 0.010), (100, 0.016)], False, "p99 differs by 33% between windows"),
         ([(100, 0.010), (100, 0.010), (0, math.nan)], False, "a window without an answer"),
         ([(0, math.nan)] * 3, False, "a window without an answer"),
     ],
 )
-def test_windows_that_differ_by_more_than_a_tenth_are_not_stable(windows: list[tuple[float, float]], stable: bool, reason: str) -> None:
+def test_windows_that_differ_by_more_than_a_tenth_are_not_stable(
+    windows: list[tuple[float, float]], stable: bool, reason: str
+) -> None:
     found = steady([Window(*item) for item in windows])
     assert found.stable is stable
     assert found.reason.startswith(reason)

@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from triton_pipelines.load import LoadSpec, Target
-from triton_pipelines.load.spec import LoadError
-from triton_pipelines.load.sweep import SweepEndedError, sweep
+from triton_pipelines.tools.loadgen import LoadSpec, Target
+from triton_pipelines.tools.loadgen.load_spec import LoadError
+from triton_pipelines.tools.loadgen.sweep import SweepEndedError, sweep
 
 
 class _Server(ThreadingHTTPServer):
@@ -56,9 +56,23 @@ def server() -> Iterator[_Server]:
         thread.join()
 
 
-def test_rounds_go_over_all_loads_and_the_next_begins_when_the_backlog_is_done(server: _Server) -> None:
-    target = Target(f"http://127.0.0.1:{server.server_address[1]}", "m", (), path="/", bodies=[b"x"])
-    specs = [LoadSpec(concurrency=number, duration_s=0.06, warmup_s=0, timeout_s=0.15, statistics=False, seed=5) for number in (1, 2)]
+def test_rounds_go_over_all_loads_and_the_next_begins_when_the_backlog_is_done(
+    server: _Server,
+) -> None:
+    target = Target(
+        f"http://127.0.0.1:{server.server_address[1]}", "m", (), path="/", bodies=[b"x"]
+    )
+    specs = [
+        LoadSpec(
+            concurrency=number,
+            duration_s=0.06,
+            warmup_s=0,
+            timeout_s=0.15,
+            statistics=False,
+            seed=5,
+        )
+        for number in (1, 2)
+    ]
     told: list[tuple[int, int, str, bool]] = []
     ends: list[float] = []
 
@@ -68,7 +82,12 @@ def test_rounds_go_over_all_loads_and_the_next_begins_when_the_backlog_is_done(s
             ends.append(time.monotonic())
 
     found = sweep([(target, spec) for spec in specs], 2, tell)
-    assert [(number, name) for number, _, name, _ in told] == [(0, "concurrency 1"), (1, "concurrency 2"), (2, "concurrency 1"), (3, "concurrency 2")]
+    assert [(number, name) for number, _, name, _ in told] == [
+        (0, "concurrency 1"),
+        (1, "concurrency 2"),
+        (2, "concurrency 1"),
+        (3, "concurrency 2"),
+    ]
     assert [len(item.runs) for item in found] == [2, 2]
     # The first request was given up after 0.15 s, and the server was busy with it for 0.4 s: nobody else paid for that.
     assert dict(found[0].errors) == {"no answer within 0.15 s": 1}
@@ -79,8 +98,13 @@ def test_rounds_go_over_all_loads_and_the_next_begins_when_the_backlog_is_done(s
 
 def test_a_server_that_goes_leaves_what_was_measured(server: _Server) -> None:
     server.first = False
-    target = Target(f"http://127.0.0.1:{server.server_address[1]}", "m", (), path="/", bodies=[b"x"])
-    specs = [LoadSpec(concurrency=number, duration_s=0.06, warmup_s=0, timeout_s=0.5, statistics=False) for number in (1, 2, 3)]
+    target = Target(
+        f"http://127.0.0.1:{server.server_address[1]}", "m", (), path="/", bodies=[b"x"]
+    )
+    specs = [
+        LoadSpec(concurrency=number, duration_s=0.06, warmup_s=0, timeout_s=0.5, statistics=False)
+        for number in (1, 2, 3)
+    ]
 
     def tell(number: int, total: int, spec: LoadSpec, far: object) -> None:
         if far is None and number == 1:  # behind the second of three loads
@@ -89,7 +113,10 @@ def test_a_server_that_goes_leaves_what_was_measured(server: _Server) -> None:
 
     with pytest.raises(SweepEndedError, match="ended after 2 of 6 runs") as caught:
         sweep([(target, spec) for spec in specs], 2, tell)
-    assert {place: (item.spec.concurrency, len(item.runs)) for place, item in caught.value.measured.items()} == {0: (1, 1), 1: (2, 1)}
+    assert {
+        place: (item.spec.concurrency, len(item.runs))
+        for place, item in caught.value.measured.items()
+    } == {0: (1, 1), 1: (2, 1)}
     assert all(run.requests > 0 for item in caught.value.measured.values() for run in item.runs)
 
 

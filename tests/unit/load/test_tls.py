@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from e2e.local.pki import Authority
-from triton_pipelines.load import LoadError, LoadSpec, Target, run
+from triton_pipelines.tools.loadgen import LoadError, LoadSpec, Target, run
 
 ONCE = LoadSpec(concurrency=1, duration_s=0.1, warmup_s=0.0, statistics=False)
 
@@ -22,7 +22,10 @@ async def serving(folder: Path, *, tls: bool = True) -> AsyncIterator[Target]:
     """A server that answers everything, with a certificate of an authority of its own, which is written to ``folder``/ca.pem."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
+        with (
+            contextlib.suppress(asyncio.IncompleteReadError, ConnectionError),
+            contextlib.closing(writer),
+        ):
             if not tls:
                 await reader.readexactly(1)
                 writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
@@ -40,10 +43,18 @@ async def serving(folder: Path, *, tls: bool = True) -> AsyncIterator[Target]:
     context.load_cert_chain(folder / "server.pem")
     server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context if tls else None)
     async with server:
-        yield Target(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}", "m", (), path="/", bodies=[b"x"])
+        yield Target(
+            f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}",
+            "m",
+            (),
+            path="/",
+            bodies=[b"x"],
+        )
 
 
-async def test_an_authority_of_the_environment_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_authority_of_the_environment_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with serving(tmp_path) as target:
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
         result = await run(target, ONCE)

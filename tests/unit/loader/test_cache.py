@@ -18,7 +18,7 @@ import pytest
 from triton_pipelines.api.loadplan import INFORMATIVE, Reason
 from triton_pipelines.loader import cache as cache_module
 from triton_pipelines.loader.cache import IN_USE_SECONDS, FileCache, key_of
-from triton_pipelines.loader.lease import LeaseTimes, try_lease, wait_for
+from triton_pipelines.loader.file_lease import LeaseTimes, try_lease, wait_for
 
 FAST = LeaseTimes(beat=0.01, dead_after=0.2, poll=0.005, patience=5.0)
 OLD = IN_USE_SECONDS + 100
@@ -62,7 +62,18 @@ def test_a_file_comes_back_by_its_key(made: FileCache, tmp_path: Path) -> None:
 
 
 def test_keys_differ_by_every_part() -> None:
-    assert len({key_of("a", "b"), key_of("ab"), key_of("a", None, "b"), key_of("b", "a"), key_of("a,b")}) == 5
+    assert (
+        len(
+            {
+                key_of("a", "b"),
+                key_of("ab"),
+                key_of("a", None, "b"),
+                key_of("b", "a"),
+                key_of("a,b"),
+            }
+        )
+        == 5
+    )
 
 
 def test_equal_content_lies_there_once(made: FileCache, tmp_path: Path) -> None:
@@ -84,7 +95,10 @@ def test_a_broken_copy_is_never_used(made: FileCache, tmp_path: Path, out: io.St
     assert made.take(key, tmp_path / "target") is not None
 
 
-@pytest.mark.parametrize("note", ["", "[]", "{}", '{"sha256": "../../etc/passwd", "size": 1}', '{"sha256": 1, "size": "x"}'])
+@pytest.mark.parametrize(
+    "note",
+    ["", "[]", "{}", '{"sha256": "../../etc/passwd", "size": 1}', '{"sha256": 1, "size": "x"}'],
+)
 def test_a_broken_index_is_a_miss(made: FileCache, tmp_path: Path, note: str) -> None:
     key = kept(made, tmp_path, b"weights")
     next((tmp_path / "volume/v1/index").glob("*/*")).write_text(note)
@@ -98,7 +112,9 @@ def test_a_file_removed_by_another_pod_is_a_miss(made: FileCache, tmp_path: Path
     assert made.finding() is None
 
 
-def test_a_volume_that_cannot_be_written_costs_only_a_note(tmp_path: Path, log: logging.Logger) -> None:
+def test_a_volume_that_cannot_be_written_costs_only_a_note(
+    tmp_path: Path, log: logging.Logger
+) -> None:
     (tmp_path / "volume").write_text("a file where the mount should be")
     cache = FileCache(tmp_path / "volume", log, times=FAST)
     key = kept(cache, tmp_path, b"weights")
@@ -120,11 +136,15 @@ class Volume:
 
     def __call__(self, _: object) -> os.statvfs_result:
         used = sum(path.stat().st_size for path in self.root.glob("v1/files/*/*"))
-        return os.statvfs_result((1, 1, self.blocks, self.blocks - used, self.blocks - used, 0, 0, 0, 0, 255))
+        return os.statvfs_result(
+            (1, 1, self.blocks, self.blocks - used, self.blocks - used, 0, 0, 0, 0, 255)
+        )
 
 
 @pytest.fixture
-def small(tmp_path: Path, log: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileCache]:
+def small(
+    tmp_path: Path, log: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FileCache]:
     monkeypatch.setattr(cache_module.os, "statvfs", Volume(tmp_path / "volume", 1000))
     return FileCache(tmp_path / "volume", log, keep_free=0.1, times=FAST)
 
@@ -136,7 +156,9 @@ def age(tmp_path: Path, data: bytes, seconds: float) -> Path:
     return blob
 
 
-def test_the_least_recently_used_goes_first_and_what_is_used_stays(small: FileCache, tmp_path: Path) -> None:
+def test_the_least_recently_used_goes_first_and_what_is_used_stays(
+    small: FileCache, tmp_path: Path
+) -> None:
     parts = {name: name.encode() * 300 for name in "abc"}
     keys = {name: kept(small, tmp_path, data, name) for name, data in parts.items()}
     for name, seconds in (("a", OLD + 2), ("b", OLD + 3), ("c", OLD + 1)):
@@ -158,7 +180,9 @@ def test_what_was_used_lately_is_never_evicted(small: FileCache, tmp_path: Path)
     assert "has no room for 300 B (300 B more would have to be free)" in finding.message
 
 
-def test_a_reader_keeps_its_file_when_another_pod_evicts_it(small: FileCache, tmp_path: Path) -> None:
+def test_a_reader_keeps_its_file_when_another_pod_evicts_it(
+    small: FileCache, tmp_path: Path
+) -> None:
     data = b"a" * 600
     kept(small, tmp_path, data, "a")
     blob = age(tmp_path, data, OLD)
@@ -168,7 +192,9 @@ def test_a_reader_keeps_its_file_when_another_pod_evicts_it(small: FileCache, tm
         assert reader.read() == data
 
 
-def test_unfinished_files_of_pods_that_are_gone_are_removed(made: FileCache, tmp_path: Path) -> None:
+def test_unfinished_files_of_pods_that_are_gone_are_removed(
+    made: FileCache, tmp_path: Path
+) -> None:
     kept(made, tmp_path, b"x", "x")
     left, young = tmp_path / "volume/v1/tmp/left", tmp_path / "volume/v1/tmp/young"
     for path in (left, young):
@@ -230,7 +256,9 @@ def test_a_dead_owner_keeps_nobody_waiting(tmp_path: Path) -> None:
     assert owner is not None
     # Never entered: nobody touches the file, as after the owner's end.
     now = iter(x / 10 for x in range(100))
-    wait_for(path, LeaseTimes(dead_after=0.5, sleep=lambda _: None), lambda: False, lambda: next(now))
+    wait_for(
+        path, LeaseTimes(dead_after=0.5, sleep=lambda _: None), lambda: False, lambda: next(now)
+    )
     assert not path.exists()
     assert next(now) < 2.0
     # The owner comes back to life: it gives back nothing that is not its own.
@@ -250,7 +278,12 @@ def test_waiting_has_an_end(tmp_path: Path) -> None:
     def alive(_: float) -> None:
         os.utime(path, ns=(next(stamps),) * 2)
 
-    wait_for(path, LeaseTimes(dead_after=5, patience=50, sleep=alive), lambda: False, lambda: float(next(now)))
+    wait_for(
+        path,
+        LeaseTimes(dead_after=5, patience=50, sleep=alive),
+        lambda: False,
+        lambda: float(next(now)),
+    )
     assert path.exists()
     assert 50 <= next(now) < 200
 

@@ -12,8 +12,8 @@ import pytest
 from triton_pipelines.api.loadplan import PlanFetch
 from triton_pipelines.loader.credentials import Credentials, read_credentials
 from triton_pipelines.loader.errors import SourceError
-from triton_pipelines.loader.redact import Redactor
 from triton_pipelines.loader.uris import Located
+from triton_pipelines.redaction import Redactor
 
 LINE = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7"
 PEM = f"-----BEGIN PRIVATE KEY-----\n{LINE}\n-----END PRIVATE KEY-----\n"
@@ -48,9 +48,22 @@ def test_the_signature_of_a_shared_access_signature_is_masked_alone(tmp_path: Pa
 
 def test_a_proxys_password_is_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     redact = Redactor()
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+    for name in (
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "ALL_PROXY",
+        "http_proxy",
+        "https_proxy",
+        "all_proxy",
+    ):
         monkeypatch.setenv(name, f"http://ada:pass%2Fof-{name}@proxy:3128")
-    read_credentials(PlanFetch(step="m", uri="https://a/b", target="m/1/x"), Located("https://a/b"), tmp_path, tmp_path, redact)
+    read_credentials(
+        PlanFetch(step="m", uri="https://a/b", target="m/1/x"),
+        Located("https://a/b"),
+        tmp_path,
+        tmp_path,
+        redact,
+    )
     for name in ("HTTP_PROXY", "https_proxy", "ALL_PROXY"):
         assert f"of-{name}" not in redact(f"pass/of-{name} and pass%2Fof-{name}")
 
@@ -59,7 +72,12 @@ def test_the_kubelets_choice_among_a_docker_configuration(tmp_path: Path) -> Non
     def auth(user: str) -> dict[str, str]:
         return {"auth": base64.b64encode(f"{user}:of-{user}".encode()).decode()}
 
-    config = {"registry.example": auth("all"), "registry.example/models": auth("models"), "https://index.docker.io/v1/": auth("hub"), "x": auth("x")}
+    config = {
+        "registry.example": auth("all"),
+        "registry.example/models": auth("models"),
+        "https://index.docker.io/v1/": auth("hub"),
+        "x": auth("x"),
+    }
     for uri, user in (
         ("oci://registry.example/models/bert", "models"),
         ("oci://registry.example/models", "models"),
@@ -77,7 +95,10 @@ def test_the_kubelets_choice_among_a_docker_configuration(tmp_path: Path) -> Non
     ("config", "says"),
     [
         ('{"auths": {"r.example": {"auth": "!!"}}}', "auth of r.example is not base64"),
-        ('{"auths": {"r.example": {"identitytoken": "x"}}}', "has no user and password for r.example"),
+        (
+            '{"auths": {"r.example": {"identitytoken": "x"}}}',
+            "has no user and password for r.example",
+        ),
         ('{"auths": []}', "has no auths"),
         ("[]", "must hold a JSON object"),
     ],
@@ -88,6 +109,13 @@ def test_a_docker_configuration_that_cannot_be_used(tmp_path: Path, config: str,
 
 
 def test_no_credential_shows_in_a_repr() -> None:
-    held = Credentials(token="t0ken", user=("u", "passw0rd"), keys=("a", "s3cret", None), account_key="k3y", sas_token="s4s", service_account="j50n")
+    held = Credentials(
+        token="t0ken",
+        user=("u", "passw0rd"),
+        keys=("a", "s3cret", None),
+        account_key="k3y",
+        sas_token="s4s",
+        service_account="j50n",
+    )
     for secret in ("t0ken", "passw0rd", "s3cret", "k3y", "s4s", "j50n"):
         assert secret not in repr(held)

@@ -33,8 +33,18 @@ PLAN = {
     "revision": "4f1d",
     "files": [{"key": "tokenizer.config.pbtxt", "path": "tokenizer/config.pbtxt"}],
     "emptyDirs": ["sentiment/1"],
-    "counts": [{"step": "tokenizer", "path": "tokenizer/config.pbtxt", "initial": 1, "min": 1, "max": 4}],
-    "fetch": [{"step": "tokenizer", "uri": "hf://org/name", "kind": "tokenizer", "target": "tokenizer/1/tokenizer.json", "credentials": True}],
+    "counts": [
+        {"step": "tokenizer", "path": "tokenizer/config.pbtxt", "initial": 1, "min": 1, "max": 4}
+    ],
+    "fetch": [
+        {
+            "step": "tokenizer",
+            "uri": "hf://org/name",
+            "kind": "tokenizer",
+            "target": "tokenizer/1/tokenizer.json",
+            "credentials": True,
+        }
+    ],
     "checks": [
         {
             "step": "model",
@@ -62,7 +72,11 @@ def test_a_plan_survives_its_json_and_is_canonical() -> None:
     assert read.fetch[0].spec_field == "spec.tokenizer.source"
 
 
-@pytest.mark.parametrize("path", ["", ".", "..", "/etc/passwd", "a/../b", "../a", "a//b", "a/", "./a", "a\\b", "a\0b"], ids=lambda path: repr(path))
+@pytest.mark.parametrize(
+    "path",
+    ["", ".", "..", "/etc/passwd", "a/../b", "../a", "a//b", "a/", "./a", "a\\b", "a\0b"],
+    ids=lambda path: repr(path),
+)
 @pytest.mark.parametrize("where", ["files", "emptyDirs", "fetch", "path"])
 def test_paths_that_could_leave_the_repository_are_refused(path: str, where: str) -> None:
     if (where, path) == ("path", "a/"):
@@ -83,13 +97,38 @@ def test_paths_that_could_leave_the_repository_are_refused(path: str, where: str
     [
         ({"version": 2}, "Input should be 1"),
         ({"novel": 1}, "Extra inputs"),
-        ({"counts": [{"step": "t", "path": "other", "initial": 1, "min": 1, "max": 1}]}, "files that the plan does not write: other"),
-        ({"counts": [{"step": "t", "path": "tokenizer/config.pbtxt", "initial": 5, "min": 1, "max": 4}]}, "initial 5"),
-        ({"files": [{"key": "a", "path": "x"}, {"key": "b", "path": "x"}], "counts": []}, "written twice: x"),
+        (
+            {"counts": [{"step": "t", "path": "other", "initial": 1, "min": 1, "max": 1}]},
+            "files that the plan does not write: other",
+        ),
+        (
+            {
+                "counts": [
+                    {
+                        "step": "t",
+                        "path": "tokenizer/config.pbtxt",
+                        "initial": 5,
+                        "min": 1,
+                        "max": 4,
+                    }
+                ]
+            },
+            "initial 5",
+        ),
+        (
+            {"files": [{"key": "a", "path": "x"}, {"key": "b", "path": "x"}], "counts": []},
+            "written twice: x",
+        ),
         ({"files": [{"key": "../a", "path": "x"}], "counts": []}, "String should match"),
         ({"fetch": [{"step": "../up", "uri": "hf://a/b", "target": "x"}]}, "String should match"),
-        ({"fetch": [{"step": "s", "uri": "hf://a/b", "target": "x", "sha256": "AB"}]}, "String should match"),
-        ({"fetch": [{"step": "s", "uri": "hf://a/b", "target": "x", "credentials": "yes"}]}, "valid boolean"),
+        (
+            {"fetch": [{"step": "s", "uri": "hf://a/b", "target": "x", "sha256": "AB"}]},
+            "String should match",
+        ),
+        (
+            {"fetch": [{"step": "s", "uri": "hf://a/b", "target": "x", "credentials": "yes"}]},
+            "valid boolean",
+        ),
     ],
 )
 def test_a_plan_in_error_is_refused(changes: dict[str, object], says: str) -> None:
@@ -104,7 +143,9 @@ def test_counts_stay_in_their_bounds(wanted: int | None, count: int) -> None:
 
 def test_the_live_files_are_read_and_checked() -> None:
     assert LiveCounts.model_validate_json('{"tokenizer": 2}').root == {"tokenizer": 2}
-    resolved = ResolvedSources.model_validate_json('{"4f1d": {"tokenizer": {"revision": "abc"}}}').root
+    resolved = ResolvedSources.model_validate_json(
+        '{"4f1d": {"tokenizer": {"revision": "abc"}}}'
+    ).root
     assert resolved["4f1d"]["tokenizer"].revision == "abc"
     for broken in ('{"tokenizer": -1}', '{"tokenizer": "2"}', "[]"):
         with pytest.raises(ValidationError):
@@ -112,21 +153,38 @@ def test_the_live_files_are_read_and_checked() -> None:
 
 
 def test_a_fetch_may_name_its_field() -> None:
-    assert PlanFetch(step="model", uri="hf://a/b", target="x", field="spec.source").spec_field == "spec.source"
+    assert (
+        PlanFetch(step="model", uri="hf://a/b", target="x", field="spec.source").spec_field
+        == "spec.source"
+    )
 
 
 findings = st.lists(
-    st.builds(Finding, step=st.just("model"), reason=st.sampled_from(Reason), message=st.text(max_size=6000), field=st.just("spec.model")),
+    st.builds(
+        Finding,
+        step=st.just("model"),
+        reason=st.sampled_from(Reason),
+        message=st.text(max_size=6000),
+        field=st.just("spec.model"),
+    ),
     max_size=12,
 )
 sources = st.lists(
-    st.builds(ReportSource, step=st.just("model"), uri=st.text(max_size=900), resolved_revision=st.just("a" * 40), sha256=st.just("0" * 64)),
+    st.builds(
+        ReportSource,
+        step=st.just("model"),
+        uri=st.text(max_size=900),
+        resolved_revision=st.just("a" * 40),
+        sha256=st.just("0" * 64),
+    ),
     max_size=12,
 )
 
 
 @given(findings, sources)
-def test_a_report_of_any_content_fits_and_is_json(findings: list[Finding], sources: list[ReportSource]) -> None:
+def test_a_report_of_any_content_fits_and_is_json(
+    findings: list[Finding], sources: list[ReportSource]
+) -> None:
     report = LoadReport(ok=False, revision="4f1d", sources=tuple(sources), findings=tuple(findings))
     text = report.to_json()
     assert len(text.encode()) <= REPORT_MAX_BYTES
@@ -141,9 +199,13 @@ def test_a_report_of_any_content_fits_and_is_json(findings: list[Finding], sourc
 
 def test_long_messages_are_cut_in_the_middle_and_sources_survive() -> None:
     message = "why it failed " + "x" * 9000 + " what to do"
-    finding = Finding(step="model", reason=Reason.MODEL_MISMATCH, message=message, field="spec.model")
+    finding = Finding(
+        step="model", reason=Reason.MODEL_MISMATCH, message=message, field="spec.model"
+    )
     source = ReportSource(step="model", uri="hf://a/b", resolved_revision="c" * 40, sha256="0" * 64)
-    read = LoadReport.model_validate_json(LoadReport(ok=False, revision="r", sources=(source,), findings=(finding,)).to_json())
+    read = LoadReport.model_validate_json(
+        LoadReport(ok=False, revision="r", sources=(source,), findings=(finding,)).to_json()
+    )
     assert read.sources == (source,)
     assert read.findings[0].message.startswith("why it failed")
     assert read.findings[0].message.endswith("what to do")
@@ -151,17 +213,47 @@ def test_long_messages_are_cut_in_the_middle_and_sources_survive() -> None:
 
 
 def fetch(**rest: object) -> dict[str, object]:
-    return {"step": "model", "uri": "hf://a/b", "target": "bert", "kind": "model", "file": "model.onnx", **rest}
+    return {
+        "step": "model",
+        "uri": "hf://a/b",
+        "target": "bert",
+        "kind": "model",
+        "file": "model.onnx",
+        **rest,
+    }
 
 
 def test_a_plan_without_the_later_fields_keeps_its_bytes() -> None:
     """Its JSON is hashed into the revision: a new operator must not roll every pipeline."""
     text = plan().to_json()
-    for later in ("slot", "sourceFile", "whole", "versions", "pinned", "cutsPairs", '"model":', '"file":'):
+    for later in (
+        "slot",
+        "sourceFile",
+        "whole",
+        "versions",
+        "pinned",
+        "cutsPairs",
+        '"model":',
+        '"file":',
+    ):
         assert later not in text
-    full = plan(fetch=[fetch(slot="weights", versions={"specific": [1, 3]}, pinned=3, sourceFile="net.onnx")])
+    full = plan(
+        fetch=[
+            fetch(slot="weights", versions={"specific": [1, 3]}, pinned=3, sourceFile="net.onnx")
+        ]
+    )
     assert LoadPlan.model_validate_json(full.to_json()) == full
-    pairs = plan(fetch=[{"step": "tokenizer", "uri": "hf://a/b", "target": "tokenizer/1/tokenizer.json", "kind": "tokenizer", "cutsPairs": True}])
+    pairs = plan(
+        fetch=[
+            {
+                "step": "tokenizer",
+                "uri": "hf://a/b",
+                "target": "tokenizer/1/tokenizer.json",
+                "kind": "tokenizer",
+                "cutsPairs": True,
+            }
+        ]
+    )
     assert LoadPlan.model_validate_json(pairs.to_json()) == pairs
     assert json.loads(full.to_json())["fetch"][0]["versions"] == {"specific": [1, 3]}
 
@@ -190,7 +282,13 @@ def test_what_no_fetch_of_a_model_may_say(wrong: dict[str, object]) -> None:
 
 
 def test_the_sources_of_a_step_have_names_of_their_own() -> None:
-    read = plan(fetch=[fetch(), fetch(kind="folder", file=None, target="bert/1", slot="extra"), fetch(kind="folder", file=None, slot="more")])
+    read = plan(
+        fetch=[
+            fetch(),
+            fetch(kind="folder", file=None, target="bert/1", slot="extra"),
+            fetch(kind="folder", file=None, slot="more"),
+        ]
+    )
     assert [item.key for item in read.fetch] == ["model", "model.extra", "model.more"]
     for twice in ([fetch(), fetch(target="other")], [fetch(), fetch(slot="b")]):
         with pytest.raises(ValidationError, match="twice"):
@@ -207,7 +305,9 @@ def test_the_sources_of_a_step_have_names_of_their_own() -> None:
         ({"specific": [9, 1, 4]}, (1, 9)),
     ],
 )
-def test_the_versions_that_a_policy_serves(policy: dict[str, object], served: tuple[int, ...]) -> None:
+def test_the_versions_that_a_policy_serves(
+    policy: dict[str, object], served: tuple[int, ...]
+) -> None:
     assert PlanVersions.model_validate(policy).select([10, 1, 9]) == served
 
 
@@ -221,7 +321,10 @@ def test_a_check_names_one_place() -> None:
 
 
 def reported(*sources: tuple[str, str, str | None, str | None]) -> LoadReport:
-    made = [ReportSource(step=step, slot=slot, uri="s3://b/k", resolved_revision=revision, sha256=sha) for step, slot, revision, sha in sources]
+    made = [
+        ReportSource(step=step, slot=slot, uri="s3://b/k", resolved_revision=revision, sha256=sha)
+        for step, slot, revision, sha in sources
+    ]
     return LoadReport(ok=True, revision="r", sources=tuple(made))
 
 
@@ -229,7 +332,10 @@ def test_a_pod_that_loaded_something_else_is_found() -> None:
     one, two = "1" * 64, "2" * 64
     first = reported(("model", "", "a", one), ("model", "extra", "b", None))
     recorded = resolution(first)
-    assert recorded == {"model": ResolvedSource(revision="a", sha256=one), "model.extra": ResolvedSource(revision="b")}
+    assert recorded == {
+        "model": ResolvedSource(revision="a", sha256=one),
+        "model.extra": ResolvedSource(revision="b"),
+    }
     assert strayed(recorded, first) == ()
     # The same content under another ETag, and a source that is not recorded.
     assert strayed(recorded, reported(("model", "", "z", one), ("other", "", "z", two))) == ()
@@ -240,15 +346,31 @@ def test_a_pod_that_loaded_something_else_is_found() -> None:
 
 
 def test_what_sources_resolved_to_is_the_last_to_go() -> None:
-    many = [ReportSource(step=f"step-{n}", uri="s3://bucket/" + "k" * 900, resolved_revision="e" * 40, sha256="0" * 64) for n in range(15)]
-    read = LoadReport.model_validate_json(LoadReport(ok=True, revision="r", sources=tuple(many)).to_json())
+    many = [
+        ReportSource(
+            step=f"step-{n}",
+            uri="s3://bucket/" + "k" * 900,
+            resolved_revision="e" * 40,
+            sha256="0" * 64,
+        )
+        for n in range(15)
+    ]
+    read = LoadReport.model_validate_json(
+        LoadReport(ok=True, revision="r", sources=tuple(many)).to_json()
+    )
     assert [item.resolved_revision for item in read.sources] == ["e" * 40] * 15
-    more = LoadReport.model_validate_json(LoadReport(ok=True, revision="r", sources=tuple(many * 4)).to_json())
+    more = LoadReport.model_validate_json(
+        LoadReport(ok=True, revision="r", sources=tuple(many * 4)).to_json()
+    )
     assert len(more.sources) + more.sources_left_out == 60
     assert more.sources_left_out > 0
 
 
-ADAPT = {"step": "model", "path": "model/1/model.onnx", "inputs": [{"name": "input_ids"}, {"name": "attention_mask", "padValue": 0}]}
+ADAPT = {
+    "step": "model",
+    "path": "model/1/model.onnx",
+    "inputs": [{"name": "input_ids"}, {"name": "attention_mask", "padValue": 0}],
+}
 
 
 def test_a_plan_without_adapted_files_keeps_the_bytes_it_had_before_there_were_any() -> None:
@@ -284,7 +406,13 @@ def test_what_an_adapted_file_needs(changes: dict[str, object], words: str) -> N
 
 
 def test_reports_of_loaders_pinned_by_old_revisions_are_still_read() -> None:
-    report = LoadReport(ok=False, revision="a1", findings=(Finding(step="model", reason=Reason.RAGGED_UNSUPPORTED, message="axis 1 is 128"),))
+    report = LoadReport(
+        ok=False,
+        revision="a1",
+        findings=(
+            Finding(step="model", reason=Reason.RAGGED_UNSUPPORTED, message="axis 1 is 128"),
+        ),
+    )
     old = report.to_json().replace("RaggedUnsupported", "NotRagged")
     assert "NotRagged" in old
     assert LoadReport.model_validate_json(old) == report

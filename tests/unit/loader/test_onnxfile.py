@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from triton_pipelines.api.loadplan import PlanCheck, PlanTensor
-from triton_pipelines.loader.onnxfile import FileTensor, OnnxFile, compare, read_onnx
+from triton_pipelines.loader.onnx_file import FileTensor, OnnxFile, compare, read_onnx
 
 IDS = FileTensor("input_ids", "INT64", ("batch", "sequence"))
 MASK = FileTensor("attention_mask", "INT64", ("batch", None))
@@ -21,14 +21,17 @@ def tensor(name: str, data_type: str, *dims: int) -> PlanTensor:
     return PlanTensor(name=name, data_type=data_type, dims=dims)
 
 
-def check(*, batch: int = 8, inputs: tuple[PlanTensor, ...] = (), outputs: tuple[PlanTensor, ...] = ()) -> PlanCheck:
+def check(
+    *, batch: int = 8, inputs: tuple[PlanTensor, ...] = (), outputs: tuple[PlanTensor, ...] = ()
+) -> PlanCheck:
     axis = () if batch else (-1,)
     return PlanCheck(
         step="model",
         path="model/1/model.onnx",
         field="spec.model",
         max_batch_size=batch,
-        inputs=inputs or (tensor("input_ids", "INT64", *axis, -1), tensor("attention_mask", "INT64", *axis, -1)),
+        inputs=inputs
+        or (tensor("input_ids", "INT64", *axis, -1), tensor("attention_mask", "INT64", *axis, -1)),
         outputs=outputs or (tensor("logits", "FP32", *axis, 2),),
     )
 
@@ -40,11 +43,29 @@ def check(*, batch: int = 8, inputs: tuple[PlanTensor, ...] = (), outputs: tuple
         (check(batch=0), FILE),
         (check(outputs=(tensor("hidden", "TYPE_FP32", -1, 384),)), FILE),
         # A dynamic axis of the file takes any declared number.
-        (check(inputs=(tensor("input_ids", "INT64", 128), tensor("attention_mask", "INT64", 128))), FILE),
-        (check(inputs=(tensor("t", "BYTES", 1),)), OnnxFile((FileTensor("t", "STRING", ("n", 1)),), (LOGITS,), ())),
+        (
+            check(
+                inputs=(tensor("input_ids", "INT64", 128), tensor("attention_mask", "INT64", 128))
+            ),
+            FILE,
+        ),
+        (
+            check(inputs=(tensor("t", "BYTES", 1),)),
+            OnnxFile((FileTensor("t", "STRING", ("n", 1)),), (LOGITS,), ()),
+        ),
         # A file without shapes says nothing that could be wrong.
-        (check(), OnnxFile((FileTensor("input_ids", "INT64", None), MASK), (FileTensor("logits", "FP32", None),), ())),
-        (check(batch=0, inputs=(tensor("s", "FP32", 1),)), OnnxFile((FileTensor("s", "FP32", ()),), (LOGITS,), ())),
+        (
+            check(),
+            OnnxFile(
+                (FileTensor("input_ids", "INT64", None), MASK),
+                (FileTensor("logits", "FP32", None),),
+                (),
+            ),
+        ),
+        (
+            check(batch=0, inputs=(tensor("s", "FP32", 1),)),
+            OnnxFile((FileTensor("s", "FP32", ()),), (LOGITS,), ()),
+        ),
     ],
 )
 def test_what_fits(declared: PlanCheck, file: OnnxFile) -> None:
@@ -54,25 +75,67 @@ def test_what_fits(declared: PlanCheck, file: OnnxFile) -> None:
 @pytest.mark.parametrize(
     ("declared", "file", "says"),
     [
-        (check(inputs=(tensor("input_ids", "INT64", -1),)), FILE, ["input attention_mask is not declared", "attention_mask | absent"]),
         (
-            check(inputs=(tensor("input_ids", "INT64", -1), tensor("mask", "INT64", -1), tensor("attention_mask", "INT64", -1))),
+            check(inputs=(tensor("input_ids", "INT64", -1),)),
+            FILE,
+            ["input attention_mask is not declared", "attention_mask | absent"],
+        ),
+        (
+            check(
+                inputs=(
+                    tensor("input_ids", "INT64", -1),
+                    tensor("mask", "INT64", -1),
+                    tensor("attention_mask", "INT64", -1),
+                )
+            ),
             FILE,
             ["input mask is not in the file", "INT64 [-1, -1] | absent"],
         ),
-        (check(outputs=(tensor("output", "FP32", 2),)), FILE, ["output output is not in the file", "spec.model.outputs: [{name: logits,"]),
-        (check(outputs=(tensor("logits", "FP32", 3),)), FILE, ["output logits has other fixed dimensions", "dims: [2]}]"]),
+        (
+            check(outputs=(tensor("output", "FP32", 2),)),
+            FILE,
+            ["output output is not in the file", "spec.model.outputs: [{name: logits,"],
+        ),
+        (
+            check(outputs=(tensor("logits", "FP32", 3),)),
+            FILE,
+            ["output logits has other fixed dimensions", "dims: [2]}]"],
+        ),
         # Triton refuses -1 where the file is fixed.
-        (check(outputs=(tensor("logits", "FP32", -1),)), FILE, ["output logits has other fixed dimensions", "dims: [2]}]"]),
-        (check(outputs=(tensor("logits", "FP16", 2),)), FILE, ["output logits is FP32", "dataType: FP32"]),
-        (check(outputs=(tensor("hidden", "FP32", 384),)), FILE, ["output hidden has rank 3, not 2", "dims: [-1, 384]"]),
-        (check(batch=0, outputs=(tensor("logits", "FP32", 2),)), FILE, ["output logits has rank 2, not 1", "dims: [-1, 2]"]),
+        (
+            check(outputs=(tensor("logits", "FP32", -1),)),
+            FILE,
+            ["output logits has other fixed dimensions", "dims: [2]}]"],
+        ),
+        (
+            check(outputs=(tensor("logits", "FP16", 2),)),
+            FILE,
+            ["output logits is FP32", "dataType: FP32"],
+        ),
+        (
+            check(outputs=(tensor("hidden", "FP32", 384),)),
+            FILE,
+            ["output hidden has rank 3, not 2", "dims: [-1, 384]"],
+        ),
+        (
+            check(batch=0, outputs=(tensor("logits", "FP32", 2),)),
+            FILE,
+            ["output logits has rank 2, not 1", "dims: [-1, 2]"],
+        ),
         (
             check(),
             OnnxFile((FileTensor("input_ids", "INT64", (1, "s")), MASK), (LOGITS,), ()),
-            ["fixed batch axis of 1", "write spec.model.maxBatchSize: 0 and all axes in dims:", "{name: input_ids, dataType: INT64, dims: [1, -1]}"],
+            [
+                "fixed batch axis of 1",
+                "write spec.model.maxBatchSize: 0 and all axes in dims:",
+                "{name: input_ids, dataType: INT64, dims: [1, -1]}",
+            ],
         ),
-        (check(), OnnxFile((IDS, MASK), (FileTensor("logits", "FP32", ()),), ()), ["output logits is a scalar and has no batch axis"]),
+        (
+            check(),
+            OnnxFile((IDS, MASK), (FileTensor("logits", "FP32", ()),), ()),
+            ["output logits is a scalar and has no batch axis"],
+        ),
         (
             check(),
             OnnxFile((IDS, MASK), (FileTensor("logits", "sequence", None),), ()),
@@ -80,7 +143,9 @@ def test_what_fits(declared: PlanCheck, file: OnnxFile) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_shows_both_sides_and_the_cure(declared: PlanCheck, file: OnnxFile, says: list[str]) -> None:
+def test_what_does_not_fit_shows_both_sides_and_the_cure(
+    declared: PlanCheck, file: OnnxFile, says: list[str]
+) -> None:
     message = compare(declared, file, "hf://a/b")
     assert message is not None
     assert message.startswith("hf://a/b does not fit spec.model")
@@ -90,7 +155,9 @@ def test_what_does_not_fit_shows_both_sides_and_the_cure(declared: PlanCheck, fi
 
 def external(path: Path, location: str) -> Path:
     """A model whose one weight lies in another file."""
-    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL)
+    weight = TensorProto(
+        name="w", data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL
+    )
     weight.external_data.add(key="location", value=location)
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, 1]) for name in "xy")
     graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", [x], [y], [weight])
@@ -98,7 +165,17 @@ def external(path: Path, location: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("location", ["model.onnx_data", "model.onnx.data", "weights/0001.bin", "w", "Constant_7_attr__value", "layers.0.python"])
+@pytest.mark.parametrize(
+    "location",
+    [
+        "model.onnx_data",
+        "model.onnx.data",
+        "weights/0001.bin",
+        "w",
+        "Constant_7_attr__value",
+        "layers.0.python",
+    ],
+)
 def test_side_files_of_weights_are_found(tmp_path: Path, location: str) -> None:
     assert read_onnx(external(tmp_path / "model.onnx", location)).side_files == (location,)
 
@@ -119,7 +196,9 @@ def test_side_files_of_weights_are_found(tmp_path: Path, location: str) -> None:
         "model.onnx",
     ],
 )
-def test_side_files_that_would_be_run_or_lie_elsewhere_are_refused(tmp_path: Path, location: str) -> None:
+def test_side_files_that_would_be_run_or_lie_elsewhere_are_refused(
+    tmp_path: Path, location: str
+) -> None:
     with pytest.raises(ValueError, match="keeps data of tensor w in"):
         read_onnx(external(tmp_path / "model.onnx", location))
 

@@ -18,13 +18,21 @@ from triton_pipelines.api.loadplan import FetchKind, PlanFetch, Reason
 from triton_pipelines.loader.errors import LoadError, SourceError
 from triton_pipelines.loader.main import parse_options
 from triton_pipelines.loader.progress import GroupProgress, Progress, human
-from triton_pipelines.loader.redact import RedactingFormatter, Redactor, redact_url
 from triton_pipelines.loader.repository import with_count
 from triton_pipelines.loader.retry import Retrier, RetryPolicy
 from triton_pipelines.loader.sources import wanted_file
 from triton_pipelines.loader.sources.hub import HubSource
 from triton_pipelines.loader.staging import digest_of
-from triton_pipelines.loader.uris import HubUri, Located, SourceMap, check_scheme, parse_bucket, parse_folder, parse_hub
+from triton_pipelines.loader.uris import (
+    HubUri,
+    Located,
+    SourceMap,
+    check_scheme,
+    parse_bucket,
+    parse_folder,
+    parse_hub,
+)
+from triton_pipelines.redaction import RedactingFormatter, Redactor, redact_url
 
 
 @pytest.mark.parametrize(
@@ -33,11 +41,27 @@ from triton_pipelines.loader.uris import HubUri, Located, SourceMap, check_schem
         (["hf://=http://127.0.0.1:1"], "hf://a/b", Located("hf://a/b", "http://127.0.0.1:1", True)),
         (["s3://=https://minio/"], "s3://b/k", Located("s3://b/k", "https://minio", True)),
         (["hf://=file:///samples/"], "hf://a/b", Located("file:///samples/a/b", None, True)),
-        (["hf://a/=pvc://claim/hub/"], "hf://a/b@main", Located("pvc://claim/hub/b@main", None, True)),
-        (["https://host/=http://127.0.0.1:1/m/"], "https://host/x?y", Located("http://127.0.0.1:1/m/x?y", None, True)),
-        (["https://host/=file:///short/", "https://host/a/=file:///long/"], "https://host/a/x", Located("file:///long/x", None, True)),
+        (
+            ["hf://a/=pvc://claim/hub/"],
+            "hf://a/b@main",
+            Located("pvc://claim/hub/b@main", None, True),
+        ),
+        (
+            ["https://host/=http://127.0.0.1:1/m/"],
+            "https://host/x?y",
+            Located("http://127.0.0.1:1/m/x?y", None, True),
+        ),
+        (
+            ["https://host/=file:///short/", "https://host/a/=file:///long/"],
+            "https://host/a/x",
+            Located("file:///long/x", None, True),
+        ),
         (["https://host/=file:///short/"], "https://other/x", Located("https://other/x")),
-        (["", " hf://=https://mirror?a=b "], "hf://a/b", Located("hf://a/b", "https://mirror?a=b", True)),
+        (
+            ["", " hf://=https://mirror?a=b "],
+            "hf://a/b",
+            Located("hf://a/b", "https://mirror?a=b", True),
+        ),
     ],
 )
 def test_source_maps(rules: list[str], uri: str, located: Located) -> None:
@@ -51,17 +75,31 @@ def test_a_source_map_in_error_names_the_rule(rule: str) -> None:
 
 
 def test_a_folder_as_target_is_told_how_it_is_written() -> None:
-    with pytest.raises(ValueError, match=r"a folder of this machine is written file:///srv/models/$"):
+    with pytest.raises(
+        ValueError, match=r"a folder of this machine is written file:///srv/models/$"
+    ):
         SourceMap.parse(["s3://models/=/srv/models/"])
 
 
-@pytest.mark.parametrize("uri", ["ftp://a/b", "file:///etc/passwd", "http://example.com/x", "/etc/passwd", "hf:/a"])
+@pytest.mark.parametrize(
+    "uri", ["ftp://a/b", "file:///etc/passwd", "http://example.com/x", "/etc/passwd", "hf:/a"]
+)
 def test_schemes_that_a_resource_may_not_use(uri: str) -> None:
     with pytest.raises(SourceError):
         check_scheme(Located(uri))
 
 
-@pytest.mark.parametrize("uri", ["hf://a/b", "s3://a/b", "https://a/b", "pvc://a/b", "configmap://a/b", "http://127.0.0.1:8000/x"])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "hf://a/b",
+        "s3://a/b",
+        "https://a/b",
+        "pvc://a/b",
+        "configmap://a/b",
+        "http://127.0.0.1:8000/x",
+    ],
+)
 def test_schemes_that_a_resource_may_use(uri: str) -> None:
     check_scheme(Located(uri))
 
@@ -80,7 +118,12 @@ def test_the_parts_of_uris() -> None:
     assert parse_bucket("s3://b/a/k") == ("b", "a/k")
     assert parse_folder("configmap://name") == ("name", "")
     assert parse_folder("pvc://claim/a/b/") == ("claim", "a/b")
-    for parse, uri in ((parse_hub, "hf://"), (parse_hub, "hf://a/../b"), (parse_bucket, "s3:///k"), (parse_folder, "pvc://")):
+    for parse, uri in (
+        (parse_hub, "hf://"),
+        (parse_hub, "hf://a/../b"),
+        (parse_bucket, "s3:///k"),
+        (parse_folder, "pvc://"),
+    ):
         with pytest.raises(SourceError, match="names no"):
             parse(uri)
 
@@ -98,8 +141,17 @@ def test_the_parts_of_uris() -> None:
         (FetchKind.TOKENIZER, "sub/tokenizer.json", "x", True, (True, "sub/tokenizer.json")),
     ],
 )
-def test_which_file_of_a_source_is_wanted(kind: FetchKind, path: str | None, last: str, is_folder: bool | None, wanted: object) -> None:
-    assert wanted_file(PlanFetch(step="m", uri="x", kind=kind, path=path, target="m/1/model.onnx"), last, is_folder) == wanted
+def test_which_file_of_a_source_is_wanted(
+    kind: FetchKind, path: str | None, last: str, is_folder: bool | None, wanted: object
+) -> None:
+    assert (
+        wanted_file(
+            PlanFetch(step="m", uri="x", kind=kind, path=path, target="m/1/model.onnx"),
+            last,
+            is_folder,
+        )
+        == wanted
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,7 +170,9 @@ def test_urls_are_redacted(text: str, redacted: str) -> None:
     assert redact_url(text) == redacted
 
 
-@given(st.text(st.characters(codec="ascii", categories=["L", "N", "P", "S"]), min_size=8, max_size=40))
+@given(
+    st.text(st.characters(codec="ascii", categories=["L", "N", "P", "S"]), min_size=8, max_size=40)
+)
 def test_a_known_secret_shows_in_no_encoding(secret: str) -> None:
     from urllib.parse import quote
 
@@ -167,7 +221,12 @@ class Script:
 
 
 def retrier(waits: list[float], **policy: int) -> Retrier:
-    return Retrier(logging.Logger("quiet", logging.CRITICAL), RetryPolicy(**policy), sleep=waits.append, draw=lambda: 0.0)
+    return Retrier(
+        logging.Logger("quiet", logging.CRITICAL),
+        RetryPolicy(**policy),
+        sleep=waits.append,
+        draw=lambda: 0.0,
+    )
 
 
 def progressing() -> SourceError:
@@ -212,7 +271,13 @@ def test_progress_speaks_at_most_every_five_seconds() -> None:
         "spec.model.source x: 2.2 MiB of 4.0 MiB (56 %), 128.0 KiB/s",
         "spec.model.source x: fetched 2.2 MiB of 4.0 MiB (56 %), 106.7 KiB/s",
     ]
-    assert [human(value) for value in (0, 1023, 1024, 1 << 40, 5 << 50)] == ["0 B", "1023 B", "1.0 KiB", "1.0 TiB", "5120.0 TiB"]
+    assert [human(value) for value in (0, 1023, 1024, 1 << 40, 5 << 50)] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "1.0 TiB",
+        "5120.0 TiB",
+    ]
 
 
 LAYOUTS = [
@@ -260,13 +325,28 @@ def test_a_config_without_one_count_is_refused(config: str, says: str) -> None:
 def test_the_digest_of_several_files_is_that_of_their_sha256sum_lines() -> None:
     one, two = hashlib.sha256(b"1").hexdigest(), hashlib.sha256(b"2").hexdigest()
     assert digest_of({"a": one}) == one
-    assert digest_of({"b": two, "a": one}) == hashlib.sha256(f"{one}  a\n{two}  b\n".encode()).hexdigest()
+    assert (
+        digest_of({"b": two, "a": one})
+        == hashlib.sha256(f"{one}  a\n{two}  b\n".encode()).hexdigest()
+    )
 
 
-@pytest.mark.parametrize("query", ["sig=S3CRET", "a=it's&sig=S3CRET", "a=(1)&sig=S3CRET", "a=b)S3CRET", "a='S3CRET'", "a=?S3CRET"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "sig=S3CRET",
+        "a=it's&sig=S3CRET",
+        "a=(1)&sig=S3CRET",
+        "a=b)S3CRET",
+        "a='S3CRET'",
+        "a=?S3CRET",
+    ],
+)
 @pytest.mark.parametrize("path", ["models/m.onnx", "it's/m.onnx", "m(1)/m.onnx", "m'?b/m.onnx"])
 @pytest.mark.parametrize("around", ["{}", "'{}'", "({})", "at {}, attempt 2"])
-def test_no_character_that_a_query_may_hold_ends_its_masking(path: str, query: str, around: str) -> None:
+def test_no_character_that_a_query_may_hold_ends_its_masking(
+    path: str, query: str, around: str
+) -> None:
     """RFC 3986 allows quotes and brackets in paths and queries as they stand."""
     said = redact_url(around.format(f"https://files.example/{path}?{query}"))
     assert "S3CRET" not in said
@@ -277,7 +357,15 @@ def test_no_character_that_a_query_may_hold_ends_its_masking(path: str, query: s
 def test_a_name_that_no_hub_has_is_final(repository: str) -> None:
     """Nothing is asked: the hub's library knows the rules of names. Trying again would hold the pod for nothing."""
     with httpx.Client() as client:
-        source = HubSource(client, repository, None, "", endpoint="http://127.0.0.1:9", token=None, context=ssl.create_default_context())
+        source = HubSource(
+            client,
+            repository,
+            None,
+            "",
+            endpoint="http://127.0.0.1:9",
+            token=None,
+            context=ssl.create_default_context(),
+        )
         with pytest.raises(SourceError, match="is no name of a repository") as raised:
             source.resolve()
     assert not raised.value.retryable
@@ -287,7 +375,12 @@ def test_options_of_the_cache_and_of_parallel_downloads(capsys: pytest.CaptureFi
     options = parse_options(["--cache", "/cache", "--cache-keep-free", "5", "--parallel", "2"])
     assert (str(options.cache), options.cache_keep_free, options.parallel) == ("/cache", 5.0, 2)
     assert (parse_options([]).cache, parse_options([]).cache_keep_free) == (None, 10.0)
-    for wrong in (["--parallel", "0"], ["--cache-keep-free", "95"], ["--cache-keep-free", "-1"], ["--parallel", "x"]):
+    for wrong in (
+        ["--parallel", "0"],
+        ["--cache-keep-free", "95"],
+        ["--cache-keep-free", "-1"],
+        ["--parallel", "x"],
+    ):
         with pytest.raises(SystemExit):
             parse_options(wrong)
         assert wrong[0] in capsys.readouterr().err

@@ -6,15 +6,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triton_pipelines.api.loadplan import FetchKind, LoadPlan, PlanFetch, PlanFile, PlanVersions, Reason
+from triton_pipelines.api.loadplan import (
+    FetchKind,
+    LoadPlan,
+    PlanFetch,
+    PlanFile,
+    PlanVersions,
+    Reason,
+)
 from triton_pipelines.loader.errors import LoadError, SourceError
 from triton_pipelines.loader.layout import Layout
-from triton_pipelines.loader.listing import MAX_FILES, Entry, Listing, Record, digest, folder, numbered
+from triton_pipelines.loader.listing import (
+    MAX_FILES,
+    Entry,
+    Listing,
+    Record,
+    digest,
+    folder,
+    numbered,
+)
 from triton_pipelines.loader.selection import ignored_finding, select
 
 
 def model(**rest: object) -> PlanFetch:
-    return PlanFetch(**{"step": "model", "uri": "s3://b/k", "target": "bert", "kind": FetchKind.MODEL, "file": "model.onnx", **rest})  # type: ignore[arg-type]
+    return PlanFetch(
+        **{
+            "step": "model",
+            "uri": "s3://b/k",
+            "target": "bert",
+            "kind": FetchKind.MODEL,
+            "file": "model.onnx",
+            **rest,
+        }
+    )  # type: ignore[arg-type]
 
 
 def held(*names: str) -> Listing:
@@ -25,33 +49,85 @@ def taken(item: PlanFetch, listing: Listing, before: tuple[int, ...] = ()) -> di
     return {path: entry.name for path, entry in select(item, listing, before).files.items()}
 
 
-VERSIONS = held("1/model.onnx", "2/model.onnx", "2/data/w.bin", "10/model.onnx", "10/config.pbtxt", "config.pbtxt", "labels.txt")
+VERSIONS = held(
+    "1/model.onnx",
+    "2/model.onnx",
+    "2/data/w.bin",
+    "10/model.onnx",
+    "10/config.pbtxt",
+    "config.pbtxt",
+    "labels.txt",
+)
 
 
 @pytest.mark.parametrize(
     ("item", "listing", "files"),
     [
         (model(), Listing((Entry("net.onnx"),), single=True), {"1/model.onnx": "net.onnx"}),
-        (model(file=None, whole=True), Listing((Entry("net.pt"),), single=True), {"1/net.pt": "net.pt"}),
+        (
+            model(file=None, whole=True),
+            Listing((Entry("net.pt"),), single=True),
+            {"1/net.pt": "net.pt"},
+        ),
         (model(pinned=1), Listing((Entry("net.onnx"),), single=True), {"1/model.onnx": "net.onnx"}),
         (model(), held("model.onnx", "README.md", "other.onnx"), {"1/model.onnx": "model.onnx"}),
-        (model(source_file="onnx/net.onnx"), held("onnx/net.onnx", "x"), {"1/model.onnx": "onnx/net.onnx"}),
-        (model(whole=True), held("model.onnx", "a/b.txt"), {"1/model.onnx": "model.onnx", "1/a/b.txt": "a/b.txt"}),
-        (model(whole=True, source_file="net.onnx"), held("net.onnx", "b"), {"1/model.onnx": "net.onnx", "1/b": "b"}),
-        (model(file="model.json", whole=True), held("model.json", "config.pbtxt"), {"1/model.json": "model.json"}),
+        (
+            model(source_file="onnx/net.onnx"),
+            held("onnx/net.onnx", "x"),
+            {"1/model.onnx": "onnx/net.onnx"},
+        ),
+        (
+            model(whole=True),
+            held("model.onnx", "a/b.txt"),
+            {"1/model.onnx": "model.onnx", "1/a/b.txt": "a/b.txt"},
+        ),
+        (
+            model(whole=True, source_file="net.onnx"),
+            held("net.onnx", "b"),
+            {"1/model.onnx": "net.onnx", "1/b": "b"},
+        ),
+        (
+            model(file="model.json", whole=True),
+            held("model.json", "config.pbtxt"),
+            {"1/model.json": "model.json"},
+        ),
         (model(), VERSIONS, {"10/model.onnx": "10/model.onnx"}),
-        (model(versions=PlanVersions(latest=2)), VERSIONS, {n: n for n in ("2/model.onnx", "2/data/w.bin", "10/model.onnx")}),
-        (model(versions=PlanVersions(specific=(1,)), pinned=2), VERSIONS, {n: n for n in ("1/model.onnx", "2/model.onnx", "2/data/w.bin")}),
-        (model(versions=PlanVersions(all=True)), held("3/model.onnx"), {"3/model.onnx": "3/model.onnx"}),
+        (
+            model(versions=PlanVersions(latest=2)),
+            VERSIONS,
+            {n: n for n in ("2/model.onnx", "2/data/w.bin", "10/model.onnx")},
+        ),
+        (
+            model(versions=PlanVersions(specific=(1,)), pinned=2),
+            VERSIONS,
+            {n: n for n in ("1/model.onnx", "2/model.onnx", "2/data/w.bin")},
+        ),
+        (
+            model(versions=PlanVersions(all=True)),
+            held("3/model.onnx"),
+            {"3/model.onnx": "3/model.onnx"},
+        ),
         # Folders of digits beside the model are just folders; with a leading zero they are never versions.
         (model(), held("model.onnx", "512/x"), {"1/model.onnx": "model.onnx"}),
-        (model(), held("model.onnx", "01/model.onnx", "0/model.onnx"), {"1/model.onnx": "model.onnx"}),
+        (
+            model(),
+            held("model.onnx", "01/model.onnx", "0/model.onnx"),
+            {"1/model.onnx": "model.onnx"},
+        ),
         (model(), held("model.onnx", "2/model.onnx"), {"2/model.onnx": "2/model.onnx"}),
         (model(), Listing(None), {"1/model.onnx": "model.onnx"}),
         (model(source_file="net.onnx"), held("7/net.onnx"), {"7/model.onnx": "7/net.onnx"}),
         (model(kind=FetchKind.FOLDER, file=None), held("a", "b/c"), {"a": "a", "b/c": "b/c"}),
-        (model(kind=FetchKind.FOLDER, file=None), Listing((Entry("a.txt"),), single=True), {"a.txt": "a.txt"}),
-        (model(kind=FetchKind.FOLDER, file=None), held("1/config.pbtxt", "config.pbtxt"), {"1/config.pbtxt": "1/config.pbtxt"}),
+        (
+            model(kind=FetchKind.FOLDER, file=None),
+            Listing((Entry("a.txt"),), single=True),
+            {"a.txt": "a.txt"},
+        ),
+        (
+            model(kind=FetchKind.FOLDER, file=None),
+            held("1/config.pbtxt", "config.pbtxt"),
+            {"1/config.pbtxt": "1/config.pbtxt"},
+        ),
     ],
 )
 def test_what_is_taken(item: PlanFetch, listing: Listing, files: dict[str, str]) -> None:
@@ -68,19 +144,71 @@ def test_the_versions_of_the_first_load_stay_when_newer_ones_are_published() -> 
 @pytest.mark.parametrize(
     ("item", "listing", "reason", "says"),
     [
-        (model(versions=PlanVersions(all=True)), held("model.onnx"), Reason.MODEL_MISMATCH, "asks for several versions of the model"),
-        (model(versions=PlanVersions(latest=2)), Listing((Entry("m"),), single=True), Reason.MODEL_MISMATCH, "the one file m"),
-        (model(versions=PlanVersions(specific=(1, 3))), Listing(None), Reason.MODEL_MISMATCH, "asks for versions 1, 3 of the model"),
-        (model(pinned=4), held("model.onnx", "x/y"), Reason.MODEL_MISMATCH, "asks for version 4 of the model, and the source is a folder without"),
-        (model(pinned=4), VERSIONS, Reason.MODEL_MISMATCH, "version 4 is asked for; the source has 1, 2, 10"),
-        (model(versions=PlanVersions(specific=(3, 1))), VERSIONS, Reason.MODEL_MISMATCH, "version 3 is asked for"),
-        (model(), held("2/model.pt", "1/model.onnx"), Reason.SOURCE_UNAVAILABLE, "has no file 2/model.onnx; 2/ holds model.pt"),
-        (model(), held("b.onnx", "c/d"), Reason.SOURCE_UNAVAILABLE, "has no file model.onnx; the folder holds b.onnx, c/"),
-        (model(), held(*(f"f{n}" for n in range(9))), Reason.SOURCE_UNAVAILABLE, "f0, f1, f2, f3, f4, f5 and 3 more"),
-        (model(whole=True, source_file="net.onnx"), held("net.onnx", "model.onnx"), Reason.MODEL_MISMATCH, "holds both net.onnx and model.onnx"),
+        (
+            model(versions=PlanVersions(all=True)),
+            held("model.onnx"),
+            Reason.MODEL_MISMATCH,
+            "asks for several versions of the model",
+        ),
+        (
+            model(versions=PlanVersions(latest=2)),
+            Listing((Entry("m"),), single=True),
+            Reason.MODEL_MISMATCH,
+            "the one file m",
+        ),
+        (
+            model(versions=PlanVersions(specific=(1, 3))),
+            Listing(None),
+            Reason.MODEL_MISMATCH,
+            "asks for versions 1, 3 of the model",
+        ),
+        (
+            model(pinned=4),
+            held("model.onnx", "x/y"),
+            Reason.MODEL_MISMATCH,
+            "asks for version 4 of the model, and the source is a folder without",
+        ),
+        (
+            model(pinned=4),
+            VERSIONS,
+            Reason.MODEL_MISMATCH,
+            "version 4 is asked for; the source has 1, 2, 10",
+        ),
+        (
+            model(versions=PlanVersions(specific=(3, 1))),
+            VERSIONS,
+            Reason.MODEL_MISMATCH,
+            "version 3 is asked for",
+        ),
+        (
+            model(),
+            held("2/model.pt", "1/model.onnx"),
+            Reason.SOURCE_UNAVAILABLE,
+            "has no file 2/model.onnx; 2/ holds model.pt",
+        ),
+        (
+            model(),
+            held("b.onnx", "c/d"),
+            Reason.SOURCE_UNAVAILABLE,
+            "has no file model.onnx; the folder holds b.onnx, c/",
+        ),
+        (
+            model(),
+            held(*(f"f{n}" for n in range(9))),
+            Reason.SOURCE_UNAVAILABLE,
+            "f0, f1, f2, f3, f4, f5 and 3 more",
+        ),
+        (
+            model(whole=True, source_file="net.onnx"),
+            held("net.onnx", "model.onnx"),
+            Reason.MODEL_MISMATCH,
+            "holds both net.onnx and model.onnx",
+        ),
     ],
 )
-def test_what_does_not_fit_says_what_lies_there(item: PlanFetch, listing: Listing, reason: Reason, says: str) -> None:
+def test_what_does_not_fit_says_what_lies_there(
+    item: PlanFetch, listing: Listing, reason: Reason, says: str
+) -> None:
     with pytest.raises(LoadError, match=says) as raised:
         select(item, listing)
     assert raised.value.reason is reason
@@ -104,7 +232,9 @@ def test_configurations_of_the_source_are_left_out_and_said() -> None:
     assert list(only.files) == ["1/model.onnx"]
 
 
-@pytest.mark.parametrize("name", ["../a", "/a", "a/../b", "a//b", "./a", "a\\b", "a\0", "", "a/", "x" * 1025])
+@pytest.mark.parametrize(
+    "name", ["../a", "/a", "a/../b", "a//b", "./a", "a\\b", "a\0", "", "a/", "x" * 1025]
+)
 def test_names_that_lead_astray_are_refused(name: str) -> None:
     with pytest.raises(SourceError, match="rename it"):
         held("good", name)
@@ -122,7 +252,12 @@ def test_a_folder_is_bounded_and_consistent() -> None:
 
 def test_the_digest_of_a_listing_changes_with_name_size_and_identity() -> None:
     base = [Entry("a", 1, "x"), Entry("b", 2, "y")]
-    others = [[Entry("a", 1, "x")], [Entry("c", 1, "x"), base[1]], [Entry("a", 2, "x"), base[1]], [Entry("a", 1, "z"), base[1]]]
+    others = [
+        [Entry("a", 1, "x")],
+        [Entry("c", 1, "x"), base[1]],
+        [Entry("a", 2, "x"), base[1]],
+        [Entry("a", 1, "z"), base[1]],
+    ]
     digests = {digest(entries) for entries in (base, *others)}
     assert len(digests) == 5
     assert digest(reversed(base)) == digest(base)
@@ -136,28 +271,58 @@ def test_a_record_survives_its_text(versions: set[int], listing: str | None) -> 
         assert Record.parse(str(record)) == record
 
 
-@pytest.mark.parametrize("text", [None, "", "a" * 40, '"etag"', "sha256:" + "0" * 64, "versions=", "versions=1;listing=0", "listing=" + "g" * 64])
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "a" * 40,
+        '"etag"',
+        "sha256:" + "0" * 64,
+        "versions=",
+        "versions=1;listing=0",
+        "listing=" + "g" * 64,
+    ],
+)
 def test_what_is_no_record(text: str | None) -> None:
     assert Record.parse(text) is None
 
 
 def test_version_folders_are_those_that_triton_reads() -> None:
-    assert list(numbered(held("1/a", "02/a", "0/a", "3x/a", "x/3/a", "12/b/c", "4").entries or ())) == [1, 12]
+    assert list(
+        numbered(held("1/a", "02/a", "0/a", "3x/a", "x/3/a", "12/b/c", "4").entries or ())
+    ) == [1, 12]
 
 
 # --- who writes what ----------------------------------------------------------------------------------------------------
 
 
-def layout(*fetch: PlanFetch, files: tuple[str, ...] = ("bert/config.pbtxt", "bert/1/model.py")) -> Layout:
-    return Layout(LoadPlan(pipeline="p", namespace="n", revision="r", files=tuple(PlanFile(key="k", path=path) for path in files), fetch=fetch))
+def layout(
+    *fetch: PlanFetch, files: tuple[str, ...] = ("bert/config.pbtxt", "bert/1/model.py")
+) -> Layout:
+    return Layout(
+        LoadPlan(
+            pipeline="p",
+            namespace="n",
+            revision="r",
+            files=tuple(PlanFile(key="k", path=path) for path in files),
+            fetch=fetch,
+        )
+    )
 
 
 def test_what_the_plan_puts_into_version_1_belongs_to_every_version() -> None:
-    item, extra = model(), model(kind=FetchKind.FOLDER, file=None, slot="extra", target="bert/1/data")
+    item, extra = (
+        model(),
+        model(kind=FetchKind.FOLDER, file=None, slot="extra", target="bert/1/data"),
+    )
     made = layout(item, extra)
     assert made.of_plan()["bert/1/model.py"] == ("bert/1/model.py",)
     made.found(item, (2, 10))
-    assert made.of_plan() == {"bert/config.pbtxt": ("bert/config.pbtxt",), "bert/1/model.py": ("bert/2/model.py", "bert/10/model.py")}
+    assert made.of_plan() == {
+        "bert/config.pbtxt": ("bert/config.pbtxt",),
+        "bert/1/model.py": ("bert/2/model.py", "bert/10/model.py"),
+    }
     assert made.place(extra, "bert/1/data/x", "w") == ("bert/2/data/x", "bert/10/data/x")
     assert made.place(item, "bert/2/model.onnx", "w") == ("bert/2/model.onnx",)
 
@@ -173,7 +338,16 @@ def test_a_source_never_overwrites_what_the_operator_writes(path: str) -> None:
 
 
 def test_two_sources_never_write_one_file() -> None:
-    item, extra = model(), model(kind=FetchKind.FOLDER, file=None, slot="extra", target="bert/1", field="spec.model.files[0].source")
+    item, extra = (
+        model(),
+        model(
+            kind=FetchKind.FOLDER,
+            file=None,
+            slot="extra",
+            target="bert/1",
+            field="spec.model.files[0].source",
+        ),
+    )
     made = layout(item, extra, files=())
     made.place(item, "bert/1/data", "w")
     for path in ("bert/1/data", "bert/1/data/x"):

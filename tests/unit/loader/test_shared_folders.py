@@ -10,7 +10,14 @@ import pytest
 from triton_pipelines.api import names
 from triton_pipelines.loader.main import parse_options, run
 
-PLAN = {"version": 1, "pipeline": "p", "namespace": "n", "revision": "0123456789", "files": [], "site": []}
+PLAN = {
+    "version": 1,
+    "pipeline": "p",
+    "namespace": "n",
+    "revision": "0123456789",
+    "files": [],
+    "site": [],
+}
 
 
 @pytest.fixture
@@ -31,6 +38,8 @@ def test_folders_are_made_and_may_be_there_already(arguments: list[str], tmp_pat
     assert parse_options(arguments).folders == ()
 
 
-def test_a_folder_that_cannot_be_made_holds_nothing_up(arguments: list[str], tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_holds_nothing_up(
+    arguments: list[str], tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     assert run([*arguments, f"--folder={tmp_path / 'file/engines'}"]) == 0

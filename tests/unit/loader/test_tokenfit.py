@@ -16,10 +16,10 @@ from tokenizers.processors import TemplateProcessing
 
 from tests.support.raggedgraphs import POSITIONS, VOCABULARY, WIDTH, Encoder, Places, as_calls, make
 from triton_pipelines.api.loadplan import PlanTokens
-from triton_pipelines.loader import tokenfit
-from triton_pipelines.loader.ragged.prove import Means
-from triton_pipelines.loader.tokenfit import Misfit, misfits
-from triton_pipelines.loader.tokenizer import Highest, highest
+from triton_pipelines.loader import tokenizer_fit
+from triton_pipelines.loader.ragged.equivalence import Means
+from triton_pipelines.loader.tokenizer_files import Highest, highest
+from triton_pipelines.loader.tokenizer_fit import Misfit, misfits
 
 MODEL, TOKENIZER = "hf://org/model", "hf://org/tokenizer"
 LAST = Highest(VOCABULARY - 1, "last")
@@ -28,13 +28,19 @@ ENGINES = [Means.ONNX_RUNTIME, Means.REFERENCE]
 
 @pytest.fixture(params=ENGINES)
 def file(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tokenfit, "means_for", lambda weights: request.param)
+    monkeypatch.setattr(tokenizer_fit, "means_for", lambda weights: request.param)
     return tmp_path / "model.onnx"
 
 
 def tokens(max_length: int = POSITIONS, *, types: bool = False) -> PlanTokens:
     others = ("token_type_ids",) if types else ()
-    return PlanTokens(tokenizer="tokenizer/1/tokenizer.json", ids=("input_ids",), masks=("attention_mask",), others=others, max_length=max_length)
+    return PlanTokens(
+        tokenizer="tokenizer/1/tokenizer.json",
+        ids=("input_ids",),
+        masks=("attention_mask",),
+        others=others,
+        max_length=max_length,
+    )
 
 
 def found(file: Path, known: Highest = LAST, wanted: PlanTokens | None = None) -> list[Misfit]:
@@ -44,7 +50,9 @@ def found(file: Path, known: Highest = LAST, wanted: PlanTokens | None = None) -
 def test_a_file_that_takes_all(file: Path) -> None:
     onnx.save(make(Encoder(types=True)), str(file))
     assert found(file, wanted=tokens(types=True)) == []
-    assert found(file, Highest(3, "few"), tokens(5, types=True)) == [], "more rows than tokens are filling"
+    assert found(file, Highest(3, "few"), tokens(5, types=True)) == [], (
+        "more rows than tokens are filling"
+    )
 
 
 @pytest.mark.parametrize("change", [lambda model: None, as_calls])
@@ -77,9 +85,13 @@ def test_rows_longer_than_the_positions(file: Path, places: Places) -> None:
 def test_a_small_table_that_is_cut_to_length_is_not_taken_for_the_positions(file: Path) -> None:
     model = make(Encoder())
     constants = {tensor.name for tensor in model.graph.initializer}
-    cut = next(node for node in model.graph.node if node.op_type == "Slice" and node.input[0] in constants)
+    cut = next(
+        node for node in model.graph.node if node.op_type == "Slice" and node.input[0] in constants
+    )
     model.graph.initializer.append(numpy_helper.from_array(np.zeros((3, 1), np.float32), "small"))
-    model.graph.node.append(helper.make_node("Slice", ["small", cut.input[1], cut.input[2], cut.input[1]], ["unused"]))
+    model.graph.node.append(
+        helper.make_node("Slice", ["small", cut.input[1], cut.input[2], cut.input[1]], ["unused"])
+    )
     onnx.save(model, str(file))
     assert found(file) == []
 
@@ -87,9 +99,19 @@ def test_a_small_table_that_is_cut_to_length_is_not_taken_for_the_positions(file
 def test_a_buffer_as_long_as_the_table_hides_no_counted_positions(file: Path) -> None:
     # RoBERTa without token types as an input: they are cut from a buffer that has the two kept rows of the table of positions, too.
     model = make(Encoder(places=Places.MASK, types=True))
-    table = next(tensor for tensor in model.graph.initializer if tuple(tensor.dims) == (POSITIONS + 2, WIDTH))
+    table = next(
+        tensor for tensor in model.graph.initializer if tuple(tensor.dims) == (POSITIONS + 2, WIDTH)
+    )
     zeros = numpy_helper.from_array(np.zeros((1, table.dims[0]), np.int64), "buffer")
-    model.graph.initializer.extend([zeros, *(numpy_helper.from_array(np.array([number], np.int64), f"at{number}") for number in (0, 1, 2))])
+    model.graph.initializer.extend(
+        [
+            zeros,
+            *(
+                numpy_helper.from_array(np.array([number], np.int64), f"at{number}")
+                for number in (0, 1, 2)
+            ),
+        ]
+    )
     model.graph.node.extend(
         [
             helper.make_node("Shape", ["input_ids"], ["shape"]),
@@ -104,20 +126,28 @@ def test_a_buffer_as_long_as_the_table_hides_no_counted_positions(file: Path) ->
 
 
 @pytest.mark.parametrize("places", [Places.SLICED_TABLE, Places.MASK])
-def test_rows_that_would_fill_the_memory_are_not_run(file: Path, monkeypatch: pytest.MonkeyPatch, places: Places) -> None:
+def test_rows_that_would_fill_the_memory_are_not_run(
+    file: Path, monkeypatch: pytest.MonkeyPatch, places: Places
+) -> None:
     lengths = list[int]()
     onnx.save(make(Encoder(places=places)), str(file))
-    monkeypatch.setattr(tokenfit, "open_model", lambda path, means: lambda fed: lengths.append(fed["input_ids"].shape[1]) or {})
+    monkeypatch.setattr(
+        tokenizer_fit,
+        "open_model",
+        lambda path, means: lambda fed: lengths.append(fed["input_ids"].shape[1]) or {},
+    )
     assert found(file, wanted=tokens(131_072)) == []
     assert lengths == [2048]
 
 
-def test_what_does_not_fit_into_memory_is_not_blamed_on_its_length(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_into_memory_is_not_blamed_on_its_length(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def run(fed: Any) -> Any:
         raise MemoryError
 
     onnx.save(make(Encoder()), str(file))
-    monkeypatch.setattr(tokenfit, "open_model", lambda path, means: run)
+    monkeypatch.setattr(tokenizer_fit, "open_model", lambda path, means: run)
     assert found(file, wanted=tokens(512)) == []
 
 
@@ -129,10 +159,15 @@ def test_what_no_engine_runs_is_not_blamed_on_its_length(file: Path) -> None:
     assert found(file, wanted=tokens(512)) == []
 
 
-def test_without_an_engine_only_ids_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenfit, "means_for", lambda weights: Means.NONE)
+def test_without_an_engine_only_ids_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer_fit, "means_for", lambda weights: Means.NONE)
     onnx.save(make(Encoder()), str(tmp_path / "model.onnx"))
-    assert [misfit.field for misfit in found(tmp_path / "model.onnx", Highest(VOCABULARY + 9, ""), tokens(512))] == [None]
+    assert [
+        misfit.field
+        for misfit in found(tmp_path / "model.onnx", Highest(VOCABULARY + 9, ""), tokens(512))
+    ] == [None]
 
 
 def _padded_with_an_added_token(made: Tokenizer) -> None:
@@ -150,15 +185,37 @@ def _padded_with_an_added_token(made: Tokenizer) -> None:
         (lambda made: made.add_special_tokens(["<pad>"]), Highest(3, "b")),
         (_padded_with_an_added_token, Highest(2, "<pad>")),
         (lambda made: made.enable_padding(pad_id=70, pad_token="[PAD]"), Highest(70, "")),
-        (lambda made: setattr(made, "post_processor", TemplateProcessing(single="$A [X]", special_tokens=[("[X]", 80)])), Highest(80, "")),
         (
-            lambda made: setattr(made, "post_processor", TemplateProcessing(single="$A", pair="$A [X] $B", special_tokens=[("[X]", 81)])),
+            lambda made: setattr(
+                made,
+                "post_processor",
+                TemplateProcessing(single="$A [X]", special_tokens=[("[X]", 80)]),
+            ),
+            Highest(80, ""),
+        ),
+        (
+            lambda made: setattr(
+                made,
+                "post_processor",
+                TemplateProcessing(single="$A", pair="$A [X] $B", special_tokens=[("[X]", 81)]),
+            ),
             Highest(81, ""),
         ),
     ],
-    ids=["vocabulary", "added", "special", "special, not used to pad", "special, used to pad", "padding", "template", "pairs"],
+    ids=[
+        "vocabulary",
+        "added",
+        "special",
+        "special, not used to pad",
+        "special, used to pad",
+        "padding",
+        "template",
+        "pairs",
+    ],
 )
-def test_the_highest_id_of_a_tokenizer(tmp_path: Path, change: Callable[[Tokenizer], None], expected: Highest) -> None:
+def test_the_highest_id_of_a_tokenizer(
+    tmp_path: Path, change: Callable[[Tokenizer], None], expected: Highest
+) -> None:
     made = Tokenizer(WordLevel({"[UNK]": 0, "[PAD]": 1, "a": 2, "b": 3}, unk_token="[UNK]"))
     change(made)
     made.save(str(tmp_path / "tokenizer.json"))

@@ -11,9 +11,25 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE, Unigram, WordLevel, WordPiece
 from tokenizers.processors import TemplateProcessing
 
-from triton_pipelines.loader.tokenizer import build_from_vocabulary, check, highest
+from triton_pipelines.loader.tokenizer_files import build_from_vocabulary, check, highest
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "A", "é", "e", "日", "本", "##本", "<s>", "</s>", "<unk>"]
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "a",
+    "A",
+    "é",
+    "e",
+    "日",
+    "本",
+    "##本",
+    "<s>",
+    "</s>",
+    "<unk>",
+]
 
 
 @pytest.fixture
@@ -23,7 +39,9 @@ def vocabulary(tmp_path: Path) -> Path:
     return path
 
 
-def tokens(vocabulary: Path, text: str, special: dict[str, Any] | None = None, **configuration: Any) -> list[str]:
+def tokens(
+    vocabulary: Path, text: str, special: dict[str, Any] | None = None, **configuration: Any
+) -> list[str]:
     built = Tokenizer.from_str(build_from_vocabulary(vocabulary, configuration, special or {}))
     return list(built.encode(text).tokens)
 
@@ -45,12 +63,18 @@ def tokens(vocabulary: Path, text: str, special: dict[str, Any] | None = None, *
         ({"tokenizer_class": "DistilBertTokenizerFast"}, "a", ["a"]),
     ],
 )
-def test_settings_have_their_effect(vocabulary: Path, configuration: dict[str, Any], text: str, expected: list[str]) -> None:
+def test_settings_have_their_effect(
+    vocabulary: Path, configuration: dict[str, Any], text: str, expected: list[str]
+) -> None:
     assert tokens(vocabulary, text, **configuration) == ["[CLS]", *expected, "[SEP]"]
 
 
 def test_special_tokens_come_from_the_configuration_then_the_map(vocabulary: Path) -> None:
-    special = {"cls_token": {"content": "<s>", "lstrip": False}, "sep_token": "[CLS]", "unk_token": "<unk>"}
+    special = {
+        "cls_token": {"content": "<s>", "lstrip": False},
+        "sep_token": "[CLS]",
+        "unk_token": "<unk>",
+    }
     assert tokens(vocabulary, "a ?", special, sep_token="</s>") == ["<s>", "a", "<unk>", "</s>"]
 
 
@@ -63,7 +87,9 @@ def test_special_tokens_come_from_the_configuration_then_the_map(vocabulary: Pat
         ({"cls_token": "<cls>"}, "vocab.txt has no <cls>"),
     ],
 )
-def test_what_cannot_be_built_says_why(vocabulary: Path, configuration: dict[str, Any], says: str) -> None:
+def test_what_cannot_be_built_says_why(
+    vocabulary: Path, configuration: dict[str, Any], says: str
+) -> None:
     with pytest.raises(ValueError, match=says):
         build_from_vocabulary(vocabulary, configuration, {})
 
@@ -77,7 +103,9 @@ def test_what_cannot_be_built_says_why(vocabulary: Path, configuration: dict[str
         (64, 32, "truncation to 64 tokens and padding to 32 tokens"),
     ],
 )
-def test_settings_of_its_own_are_told(vocabulary: Path, tmp_path: Path, truncate: int | None, pad: int | None, words: str | None) -> None:
+def test_settings_of_its_own_are_told(
+    vocabulary: Path, tmp_path: Path, truncate: int | None, pad: int | None, words: str | None
+) -> None:
     built = Tokenizer.from_str(build_from_vocabulary(vocabulary, {}, {}))
     if truncate:
         built.enable_truncation(truncate)
@@ -102,9 +130,13 @@ def test_settings_of_its_own_are_told(vocabulary: Path, tmp_path: Path, truncate
     ],
     ids=["when it is read", "when it encodes"],
 )
-def test_a_panic_of_the_library_is_a_tokenizer_that_cannot_be_used(vocabulary: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+def test_a_panic_of_the_library_is_a_tokenizer_that_cannot_be_used(
+    vocabulary: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
     path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(json.loads(build_from_vocabulary(vocabulary, {}, {})) | change), encoding="utf-8")
+    path.write_text(
+        json.dumps(json.loads(build_from_vocabulary(vocabulary, {}, {})) | change), encoding="utf-8"
+    )
     with pytest.raises(ValueError, match=r"Precompiled|no entry found"):
         check(path)
 
@@ -114,7 +146,11 @@ def test_a_panic_over_pairs_hides_no_token(vocabulary: Path, tmp_path: Path) -> 
     made["post_processor"] = {
         "type": "TemplateProcessing",
         "single": [{"Sequence": {"id": "A", "type_id": 0}}],
-        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "[X]", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "pair": [
+            {"Sequence": {"id": "A", "type_id": 0}},
+            {"SpecialToken": {"id": "[X]", "type_id": 0}},
+            {"Sequence": {"id": "B", "type_id": 0}},
+        ],
         "special_tokens": {},
     }
     path.write_text(json.dumps(made), encoding="utf-8")
@@ -146,13 +182,20 @@ def test_a_tokenizer_that_encodes_no_text_is_refused(tmp_path: Path) -> None:
         check(tmp_path / "tokenizer.json")
 
 
-def test_a_template_with_a_text_twice_is_refused_where_it_has_to_be_cut(vocabulary: Path, tmp_path: Path) -> None:
-    made, path = Tokenizer.from_str(build_from_vocabulary(vocabulary, {}, {})), tmp_path / "tokenizer.json"
+def test_a_template_with_a_text_twice_is_refused_where_it_has_to_be_cut(
+    vocabulary: Path, tmp_path: Path
+) -> None:
+    made, path = (
+        Tokenizer.from_str(build_from_vocabulary(vocabulary, {}, {})),
+        tmp_path / "tokenizer.json",
+    )
     made.enable_truncation(1)
     made.enable_padding(length=9)
     made.save(str(path))
     assert check(path, cuts_pairs=True) == "truncation to 1 tokens and padding to 9 tokens"
-    made.post_processor = TemplateProcessing(single="$A", pair="$A [SEP] $B $A", special_tokens=[("[SEP]", 3)])
+    made.post_processor = TemplateProcessing(
+        single="$A", pair="$A [SEP] $B $A", special_tokens=[("[SEP]", 3)]
+    )
     made.save(str(path))
     assert check(path) is not None
     with pytest.raises(ValueError, match="its post_processor puts the first text in 2 times"):

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.metrics.answers import JSON, series
-from triton_pipelines.metrics import answers, queries
-from triton_pipelines.metrics.answers import AnswerError, Seen
-from triton_pipelines.metrics.connection import Connection, SeriesLabels
-from triton_pipelines.metrics.samples import Counters, Usage
+from triton_pipelines.autoscaling.metrics import queries, query_results
+from triton_pipelines.autoscaling.metrics.connection import Connection, SeriesLabels
+from triton_pipelines.autoscaling.metrics.query_results import AnswerError, Seen
+from triton_pipelines.autoscaling.metrics.samples import Counters, Usage
 
 POD = ("default", "a")
 WANTED = {POD: frozenset({"tokenizer", "model"})}
@@ -21,11 +21,16 @@ INTERVAL = 5.0
 
 
 def read(result: list[Any], address: str = "") -> Seen:
-    return answers.counters("matrix", result, SeriesLabels(), WANTED, {POD: address}, INTERVAL).get(POD, Seen())
+    return query_results.counters(
+        "matrix", result, SeriesLabels(), WANTED, {POD: address}, INTERVAL
+    ).get(POD, Seen())
 
 
 def whole(**labels: str) -> list[dict[str, Any]]:
-    return [*series("a", "tokenizer", {100.0: 1, 105.0: 2}, **labels), *series("a", "model", {100.0: 3, 105.0: 4}, **labels)]
+    return [
+        *series("a", "tokenizer", {100.0: 1, 105.0: 2}, **labels),
+        *series("a", "model", {100.0: 3, 105.0: 4}, **labels),
+    ]
 
 
 def test_series_become_scrapes_with_their_own_times() -> None:
@@ -39,16 +44,29 @@ def test_series_become_scrapes_with_their_own_times() -> None:
 def test_label_sets_of_one_model_are_summed() -> None:
     """A GPU model has series with and without gpu_uuid, failures one for each reason, and a model may have several versions."""
     extra = [
-        {"metric": {**series("a", "model", {})[0]["metric"], "gpu_uuid": "GPU-1"}, "values": [[105.0, "10"]]},
-        {"metric": {**series("a", "model", {})[0]["metric"], "version": "2"}, "values": [[105.0, "100"]]},
-        {"metric": {**series("a", "model", {})[1]["metric"], "reason": "REJECTED"}, "values": [[105.0, "7"]]},
+        {
+            "metric": {**series("a", "model", {})[0]["metric"], "gpu_uuid": "GPU-1"},
+            "values": [[105.0, "10"]],
+        },
+        {
+            "metric": {**series("a", "model", {})[0]["metric"], "version": "2"},
+            "values": [[105.0, "100"]],
+        },
+        {
+            "metric": {**series("a", "model", {})[1]["metric"], "reason": "REJECTED"},
+            "values": [[105.0, "7"]],
+        },
     ]
     newest = read([*whole(), *extra]).scrapes[-1].models["model"]
     assert (newest.success, newest.failure) == (114, 11)
 
 
 def test_others_are_passed_over() -> None:
-    stranger = [*series("b", "model", {105.0: 9}), *series("a", "other", {105.0: 9}), *series("a", "model", {105.0: 9}, namespace="x")]
+    stranger = [
+        *series("b", "model", {105.0: 9}),
+        *series("a", "other", {105.0: 9}),
+        *series("a", "model", {105.0: 9}, namespace="x"),
+    ]
     assert read([*stranger, *whole()]) == read(whole())
     assert read(stranger) == Seen()
 
@@ -85,12 +103,18 @@ def test_a_partial_newest_scrape_is_left_out_and_said() -> None:
 
 
 def test_a_model_that_is_not_loaded() -> None:
-    assert read(series("a", "model", {105.0: 1})).problem == "no series of model tokenizer; is it loaded?"
+    assert (
+        read(series("a", "model", {105.0: 1})).problem
+        == "no series of model tokenizer; is it loaded?"
+    )
 
 
 @pytest.mark.parametrize("label", ["job", "prometheus_replica", "endpoint"])
 def test_what_is_scraped_twice_counts_once(label: str) -> None:
-    second = [*series("a", "tokenizer", {102.0: 1, 107.0: 2}, **{label: "zz"}), *series("a", "model", {102.0: 3, 107.0: 4}, **{label: "zz"})]
+    second = [
+        *series("a", "tokenizer", {102.0: 1, 107.0: 2}, **{label: "zz"}),
+        *series("a", "model", {102.0: 3, 107.0: 4}, **{label: "zz"}),
+    ]
     seen = read([*second, *whole()])
     assert [scrape.at for scrape in seen.scrapes] == [100.0, 105.0]
     assert seen.scrapes == read([*whole(), *second]).scrapes
@@ -111,7 +135,10 @@ def test_series_of_another_cluster_are_never_mixed_in() -> None:
 
 
 def test_namesakes_are_told_apart_by_the_pods_address() -> None:
-    foreign = [*series("a", "tokenizer", {104.0: 900}, cluster="two", instance="10.9.9.9:8002"), *series("a", "model", {104.0: 900}, cluster="two")]
+    foreign = [
+        *series("a", "tokenizer", {104.0: 900}, cluster="two", instance="10.9.9.9:8002"),
+        *series("a", "model", {104.0: 900}, cluster="two"),
+    ]
     for one in foreign:
         one["metric"]["instance"] = "10.9.9.9:8002"
     seen = read([*foreign, *whole(cluster="one", instance="10.1.1.1:8002")], "10.1.1.1:8002")
@@ -126,7 +153,10 @@ def test_a_namesake_with_other_versions_is_noticed_as_well() -> None:
 
 
 def test_a_target_that_has_gone_does_not_count() -> None:
-    gone = [*series("a", "tokenizer", {90.0: 50}, instance="old:8002"), *series("a", "model", {90.0: 50}, instance="old:8002")]
+    gone = [
+        *series("a", "tokenizer", {90.0: 50}, instance="old:8002"),
+        *series("a", "model", {90.0: 50}, instance="old:8002"),
+    ]
     seen = read([*gone, *whole()])
     assert seen.problem == ""
     assert [scrape.at for scrape in seen.scrapes] == [100.0, 105.0]
@@ -140,22 +170,26 @@ def test_the_same_series_twice_is_a_problem() -> None:
 def test_any_json_is_an_answer_or_an_answer_error(result: list[Any], kind: str) -> None:
     connection = Connection(url="http://a")
     for call in (
-        lambda: answers.counters(kind, result, SeriesLabels(), WANTED, {}, INTERVAL),
-        lambda: answers.figures(kind, result, connection),
-        lambda: answers.targets(kind, result, connection),
+        lambda: query_results.counters(kind, result, SeriesLabels(), WANTED, {}, INTERVAL),
+        lambda: query_results.figures(kind, result, connection),
+        lambda: query_results.targets(kind, result, connection),
     ):
         with contextlib.suppress(AnswerError):
             assert not call()
     with contextlib.suppress(AnswerError):
-        assert math.isfinite(answers.clock(kind, result))
+        assert math.isfinite(query_results.clock(kind, result))
 
 
 PLACES = st.sampled_from(["metric", "values", "time", "value", "label"])
 ABSURD = JSON | st.sampled_from(["NaN", "+Inf", "-Inf", "-3", "1e999", "0x1", "", 12, None])
 
 
-@given(st.lists(st.tuples(st.integers(0, 15), PLACES, ABSURD), min_size=1, max_size=6), st.randoms())
-def test_no_spoilt_answer_gives_a_counter_that_was_not_there(spoils: list[tuple[int, str, Any]], random: Any) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 15), PLACES, ABSURD), min_size=1, max_size=6), st.randoms()
+)
+def test_no_spoilt_answer_gives_a_counter_that_was_not_there(
+    spoils: list[tuple[int, str, Any]], random: Any
+) -> None:
     """Spoil an answer in any places: what is read still is only what Prometheus said, or there is a problem, or an error."""
     result = copy.deepcopy(whole())
     for index, place, absurd in spoils:
@@ -163,8 +197,14 @@ def test_no_spoilt_answer_gives_a_counter_that_was_not_there(spoils: list[tuple[
         if place in ("metric", "values"):
             item[place] = absurd
         elif place == "label" and isinstance(item["metric"], dict):
-            item["metric"][random.choice(["pod", "model", "__name__", "version", "cluster"])] = absurd
-        elif isinstance(item["values"], list) and item["values"] and isinstance(item["values"][0], list):
+            item["metric"][random.choice(["pod", "model", "__name__", "version", "cluster"])] = (
+                absurd
+            )
+        elif (
+            isinstance(item["values"], list)
+            and item["values"]
+            and isinstance(item["values"][0], list)
+        ):
             item["values"][0][1 if place == "value" else 0] = absurd
     random.shuffle(result)
     try:
@@ -176,8 +216,13 @@ def test_no_spoilt_answer_gives_a_counter_that_was_not_there(spoils: list[tuple[
     for scrape in seen.scrapes:
         assert set(scrape.models) == {"tokenizer", "model"}
         for counters in scrape.models.values():
-            assert all(math.isfinite(value) and value >= 0 for value in (counters.success, counters.execs, counters.pending))
-        if scrape.at == 105.0 and not any(place in ("value", "time", "label", "values") for _, place, _ in spoils):
+            assert all(
+                math.isfinite(value) and value >= 0
+                for value in (counters.success, counters.execs, counters.pending)
+            )
+        if scrape.at == 105.0 and not any(
+            place in ("value", "time", "label", "values") for _, place, _ in spoils
+        ):
             assert scrape.models["tokenizer"].success == 2
 
 
@@ -187,7 +232,7 @@ def figure(name: str, value: str, **labels: str) -> dict[str, Any]:
 
 def test_usage_of_a_pod() -> None:
     labels = {"namespace": "default", "pod": "a"}
-    found = answers.figures(
+    found = query_results.figures(
         "vector",
         [
             figure("cpu", "1.5", **labels),
@@ -198,27 +243,43 @@ def test_usage_of_a_pod() -> None:
         ],
         Connection(url="http://a"),
     )
-    assert answers.usages(found, [POD, ("default", "b")], 40.0) == {POD: Usage(40.0, 1.5, 0.2, 1e9, 0.8)}
+    assert query_results.usages(found, [POD, ("default", "b")], 40.0) == {
+        POD: Usage(40.0, 1.5, 0.2, 1e9, 0.8)
+    }
 
 
 @pytest.mark.parametrize(
     ("figures", "gpu"),
     [
-        ([figure("gpu", "0.3", namespace="default", pod="a"), figure("dcgm", "90", namespace="default", pod="a")], 0.3),
+        (
+            [
+                figure("gpu", "0.3", namespace="default", pod="a"),
+                figure("dcgm", "90", namespace="default", pod="a"),
+            ],
+            0.3,
+        ),
         ([figure("exported-engine", "0.4", exported_namespace="default", exported_pod="a")], 0.4),
         ([figure("exported-dcgm", "100", exported_namespace="default", exported_pod="a")], 1.0),
         ([figure("gpu", "NaN", namespace="default", pod="a")], None),
         ([figure("gpu", "-1", namespace="default", pod="a")], None),
-        ([figure("gpu", "37", namespace="default", pod="a"), figure("dcgm", "37", namespace="default", pod="a")], 0.37),
+        (
+            [
+                figure("gpu", "37", namespace="default", pod="a"),
+                figure("dcgm", "37", namespace="default", pod="a"),
+            ],
+            0.37,
+        ),
         ([figure("dcgm", "101", namespace="default", pod="exporter")], None),
     ],
 )
 def test_gpu_figures_in_all_their_forms(figures: list[dict[str, Any]], gpu: float | None) -> None:
-    usage = answers.usages(answers.figures("vector", figures, Connection(url="http://a")), [POD], 0.0).get(POD)
+    usage = query_results.usages(
+        query_results.figures("vector", figures, Connection(url="http://a")), [POD], 0.0
+    ).get(POD)
     assert (usage.gpu if usage else None) == gpu
 
 
 @pytest.mark.parametrize("result", [[1.0, "NaN"], [1.0], [], [1.0, "-5"], ["x", "y"], [1, None]])
 def test_a_server_without_a_time(result: list[Any]) -> None:
     with pytest.raises(AnswerError, match="does not tell its time"):
-        answers.clock("scalar", result)
+        query_results.clock("scalar", result)

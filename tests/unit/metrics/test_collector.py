@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from tests.support.web import LoopbackServer, Request, Response
 from tests.unit.metrics.answers import JSON, series
-from triton_pipelines.metrics.collector import PrometheusCollector, unknown
-from triton_pipelines.metrics.connection import Connection
-from triton_pipelines.metrics.prometheus import Answer
-from triton_pipelines.metrics.queries import FIGURE
-from triton_pipelines.metrics.samples import Expected, Failure, Sample, Trouble
+from triton_pipelines.autoscaling.metrics.collector import PrometheusCollector, unknown
+from triton_pipelines.autoscaling.metrics.connection import Connection
+from triton_pipelines.autoscaling.metrics.prometheus_client import Answer
+from triton_pipelines.autoscaling.metrics.queries import FIGURE
+from triton_pipelines.autoscaling.metrics.samples import Expected, Failure, Sample, Trouble
 
 KEY = ("default", "sentiment")
 MODELS = frozenset({"tokenizer", "model"})
@@ -65,7 +65,13 @@ class Stand:
             found = re.search(r"\[(\d+)ms\]$", query)
             assert found is not None
             since = self.now - int(found[1]) / 1000
-            cut = [{**one, "values": [value for value in one["values"] if since <= value[0] <= self.now]} for one in self.series]
+            cut = [
+                {
+                    **one,
+                    "values": [value for value in one["values"] if since <= value[0] <= self.now],
+                }
+                for one in self.series
+            ]
             return "matrix", [one for one in cut if one["values"]]
         return "vector", self.up if "(up{" in query else self.figures
 
@@ -93,7 +99,9 @@ def expected(*pods: str, models: frozenset[str] = MODELS) -> dict[tuple[str, str
 def collector(url: str, stand: Stand, *, ahead: float = 0.0, **more: Any) -> PrometheusCollector:
     """A collector whose clock is ``ahead`` of the stand-in's."""
     connection = Connection.model_validate({"url": url, "timeoutSeconds": 3, **more})
-    return PrometheusCollector(connection, clock=lambda: stand.now + ahead, monotonic=lambda: stand.now)
+    return PrometheusCollector(
+        connection, clock=lambda: stand.now + ahead, monotonic=lambda: stand.now
+    )
 
 
 def sample(said: Sample | Failure) -> Sample:
@@ -106,7 +114,9 @@ def failure(said: Sample | Failure) -> Failure:
     return said
 
 
-async def test_new_pods_are_looked_back_at_once_and_then_only_the_newest_is_asked(stand: Stand, url: str) -> None:
+async def test_new_pods_are_looked_back_at_once_and_then_only_the_newest_is_asked(
+    stand: Stand, url: str
+) -> None:
     for at in range(930, 1000, 5):
         stand.scrape(float(at), float(at))
     async with collector(url, stand) as made:
@@ -118,9 +128,13 @@ async def test_new_pods_are_looked_back_at_once_and_then_only_the_newest_is_aske
         stand.scrape(1005.0, 1005.0)
         second = sample((await made.collect(expected()))[KEY])
     assert [scrape.at for scrape in second.pods["a"].scrapes][-3:] == [995.0, 1000.0, 1005.0]
-    windows = [int(found[1]) for query in stand.queries for found in re.finditer(r"\[(\d+)ms\]$", query)]
+    windows = [
+        int(found[1]) for query in stand.queries for found in re.finditer(r"\[(\d+)ms\]$", query)
+    ]
     assert windows == [75000, 7500]
-    assert len(stand.queries) - queries == 2  # the time and the counters; container figures are asked every 10 s
+    assert (
+        len(stand.queries) - queries == 2
+    )  # the time and the counters; container figures are asked every 10 s
 
 
 async def test_after_an_outage_the_gap_is_asked_for(stand: Stand, url: str) -> None:
@@ -132,7 +146,9 @@ async def test_after_an_outage_the_gap_is_asked_for(stand: Stand, url: str) -> N
             stand.scrape(float(at), float(at))
         stand.now = 1040.0
         found = sample((await made.collect(expected()))[KEY])
-    assert [scrape.at for scrape in found.pods["a"].scrapes] == [float(at) for at in range(995, 1045, 5)]
+    assert [scrape.at for scrape in found.pods["a"].scrapes] == [
+        float(at) for at in range(995, 1045, 5)
+    ]
 
 
 async def test_all_pipelines_with_one_set_of_queries(stand: Stand, url: str) -> None:
@@ -142,11 +158,20 @@ async def test_all_pipelines_with_one_set_of_queries(stand: Stand, url: str) -> 
         stand.scrape(999.0, float(index), f"pod-{index}")
     async with collector(url, stand) as made:
         said = await made.collect(wanted)
-    assert [sample(said["default", f"p{index}"]).pods[f"pod-{index}"].scrapes[-1].models["model"].success for index in range(30)] == list(range(30))
+    assert [
+        sample(said["default", f"p{index}"])
+        .pods[f"pod-{index}"]
+        .scrapes[-1]
+        .models["model"]
+        .success
+        for index in range(30)
+    ] == list(range(30))
     assert len(stand.queries) <= 5
 
 
-async def test_a_stale_pod_is_left_out_and_named_while_another_is_fresh(stand: Stand, url: str) -> None:
+async def test_a_stale_pod_is_left_out_and_named_while_another_is_fresh(
+    stand: Stand, url: str
+) -> None:
     for at in (985.0, 990.0, 995.0):
         stand.scrape(at, 1.0, "a", "b")
     async with collector(url, stand) as made:
@@ -155,7 +180,10 @@ async def test_a_stale_pod_is_left_out_and_named_while_another_is_fresh(stand: S
         stand.scrape(1005.0, 2.0, "a")
         found = sample((await made.collect(expected("a", "b")))[KEY])
         assert set(found.pods) == {"a"}
-        assert "1 of 2 pods give no usable samples; b: the newest scrape is 15 s old, more than 12 s" in found.notes[0]
+        assert (
+            "1 of 2 pods give no usable samples; b: the newest scrape is 15 s old, more than 12 s"
+            in found.notes[0]
+        )
         stand.now = 1020.0
         gone = failure((await made.collect(expected("a", "b")))[KEY])
     assert gone.trouble is Trouble.STALE
@@ -166,17 +194,27 @@ async def test_a_stale_pod_is_left_out_and_named_while_another_is_fresh(stand: S
     ("up", "words"),
     [
         ([], "Prometheus has no such target"),
-        ([{"metric": {"namespace": "default", "pod": "a"}, "value": [1, "0"]}], r"cannot scrape it \(up is 0\)"),
+        (
+            [{"metric": {"namespace": "default", "pod": "a"}, "value": [1, "0"]}],
+            r"cannot scrape it \(up is 0\)",
+        ),
         ([{"metric": {"namespace": "default", "pod": "a"}, "value": [1, "1"]}], "the target is up"),
     ],
 )
-async def test_no_series_at_all_gets_a_checklist(stand: Stand, url: str, up: list[Any], words: str) -> None:
+async def test_no_series_at_all_gets_a_checklist(
+    stand: Stand, url: str, up: list[Any], words: str
+) -> None:
     stand.up = up
     async with collector(url, stand) as made:
         said = failure((await made.collect(expected()))[KEY])
     assert said.trouble is Trouble.MISSING
     assert re.search(words, said.message)
-    for part in ("PodMonitor", "does Prometheus select it", "do series arrive", 'nv_inference_request_success{namespace="default",pod="a"}'):
+    for part in (
+        "PodMonitor",
+        "does Prometheus select it",
+        "do series arrive",
+        'nv_inference_request_success{namespace="default",pod="a"}',
+    ):
         assert part in said.message
 
 
@@ -186,7 +224,9 @@ async def test_another_clock_is_allowed_for_and_said(stand: Stand, url: str) -> 
     async with collector(url, stand, ahead=-300.0) as made:
         found = sample((await made.collect(expected()))[KEY])
     assert [scrape.at for scrape in found.pods["a"].scrapes] == [695.0, 700.0]
-    assert found.notes == ("the clock of Prometheus is 300 s ahead of the operator's, which is allowed for",)
+    assert found.notes == (
+        "the clock of Prometheus is 300 s ahead of the operator's, which is allowed for",
+    )
 
 
 async def test_a_clock_that_was_set_back_starts_anew(stand: Stand, url: str) -> None:
@@ -209,7 +249,11 @@ async def test_a_scrape_of_the_future_is_not_believed(stand: Stand, url: str) ->
     async with collector(url, stand) as made:
         await made.collect(expected())
         stand.before = lambda request, query: (
-            reply("matrix", series("a", "model", {1100.0: 5}) + series("a", "tokenizer", {1100.0: 5})) if query[0] == "{" else None
+            reply(
+                "matrix", series("a", "model", {1100.0: 5}) + series("a", "tokenizer", {1100.0: 5})
+            )
+            if query[0] == "{"
+            else None
         )
         said = failure((await made.collect(expected()))[KEY])
     assert said.trouble is Trouble.STALE
@@ -219,7 +263,10 @@ async def test_a_scrape_of_the_future_is_not_believed(stand: Stand, url: str) ->
 async def test_figures_of_containers_and_gpus(stand: Stand, url: str) -> None:
     place = {"namespace": "default", "pod": "a"}
     stand.scrape(999.0, 1.0)
-    stand.figures = [{"metric": {FIGURE: "cpu", **place}, "value": [1, "1.5"]}, {"metric": {FIGURE: "dcgm", **place}, "value": [1, "50"]}]
+    stand.figures = [
+        {"metric": {FIGURE: "cpu", **place}, "value": [1, "1.5"]},
+        {"metric": {FIGURE: "dcgm", **place}, "value": [1, "50"]},
+    ]
     async with collector(url, stand) as made:
         found = sample((await made.collect(expected()))[KEY])
         usage = found.pods["a"].usage
@@ -236,17 +283,25 @@ async def test_figures_of_containers_and_gpus(stand: Stand, url: str) -> None:
 
 async def test_a_longer_window_where_containers_are_scraped_seldom(stand: Stand, url: str) -> None:
     stand.scrape(999.0, 1.0)
-    stand.figures = [{"metric": {FIGURE: "memory", "namespace": "default", "pod": "a"}, "value": [1, "1e9"]}]
+    stand.figures = [
+        {"metric": {FIGURE: "memory", "namespace": "default", "pod": "a"}, "value": [1, "1e9"]}
+    ]
     async with collector(url, stand) as made:
         await made.collect(expected())
         await made.collect(expected())
-    assert [set(re.findall(r"_total\{[^}]*\}\[(\d+s)\]", query)) for query in stand.queries if "container_" in query] == [{"60s"}, {"150s"}]
+    assert [
+        set(re.findall(r"_total\{[^}]*\}\[(\d+s)\]", query))
+        for query in stand.queries
+        if "container_" in query
+    ] == [{"60s"}, {"150s"}]
 
 
 async def test_figures_that_fail_are_no_reason_to_fail(stand: Stand, url: str) -> None:
     stand.scrape(999.0, 1.0)
     stand.before = lambda request, query: (
-        Response(422, {}, b'{"status":"error","errorType":"execution","error":"too many"}') if "container_" in query else None
+        Response(422, {}, b'{"status":"error","errorType":"execution","error":"too many"}')
+        if "container_" in query
+        else None
     )
     async with collector(url, stand) as made:
         found = sample((await made.collect(expected()))[KEY])
@@ -257,28 +312,46 @@ async def test_warnings_are_passed_on(stand: Stand, url: str) -> None:
     stand.scrape(999.0, 1.0)
     stand.warnings = ["store-2 did not answer"]
     async with collector(url, stand) as made:
-        assert sample((await made.collect(expected()))[KEY]).notes == ("Prometheus warns: store-2 did not answer",)
+        assert sample((await made.collect(expected()))[KEY]).notes == (
+            "Prometheus warns: store-2 did not answer",
+        )
 
 
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
         (Response(503, {}, b"<html>busy</html>"), "HTTP 503: <html>busy</html>"),
-        (Response(503, {}, b'{"status":"error","errorType":"timeout","error":"query timed out"}'), "HTTP 503: timeout: query timed out"),
+        (
+            Response(
+                503, {}, b'{"status":"error","errorType":"timeout","error":"query timed out"}'
+            ),
+            "HTTP 503: timeout: query timed out",
+        ),
         (Response(401, {}, b"no"), "HTTP 401: the credentials are missing or not accepted"),
         (Response(404, {}, b""), "is the path prefix right"),
-        (Response(302, {"Location": "https://login/"}, b""), "redirects to https://login/, which is not followed"),
-        (Response(200, {}, b'{"status":"error","errorType":"bad_data","error":"no"}'), "says bad_data: no"),
+        (
+            Response(302, {"Location": "https://login/"}, b""),
+            "redirects to https://login/, which is not followed",
+        ),
+        (
+            Response(200, {}, b'{"status":"error","errorType":"bad_data","error":"no"}'),
+            "says bad_data: no",
+        ),
         (Response(200, {}, b"<html>"), "is no JSON"),
         (Response(200, {}, b"[1]"), "JSON of another kind"),
         (Response(200, {}, b'{"status":"success"}'), "has no result"),
-        (Response(200, {}, b'{"status":"success","data":{"resultType":"matrix","result":{}}}'), "has no result"),
+        (
+            Response(200, {}, b'{"status":"success","data":{"resultType":"matrix","result":{}}}'),
+            "has no result",
+        ),
         (Response(200, {}, b"[" * 100_000), "is no JSON"),
         (Response(200, {}, b'{"status":"success"', cut=5), "its answer breaks off"),
         (Response(200, {"Content-Encoding": "gzip"}, b"no gzip"), "its answer cannot be unpacked"),
     ],
 )
-async def test_every_bad_answer_is_a_failure_in_words(stand: Stand, url: str, answer: Response, words: str) -> None:
+async def test_every_bad_answer_is_a_failure_in_words(
+    stand: Stand, url: str, answer: Response, words: str
+) -> None:
     stand.before = lambda request, query: answer
     async with collector(url, stand) as made:
         said = failure((await made.collect(expected()))[KEY])
@@ -290,18 +363,27 @@ async def test_every_bad_answer_is_a_failure_in_words(stand: Stand, url: str, an
 
 async def test_nobody_there() -> None:
     async with PrometheusCollector(Connection(url="http://127.0.0.1:1")) as made:
-        assert "cannot be reached: Connection refused" in failure((await made.collect(expected()))[KEY]).message
+        assert (
+            "cannot be reached: Connection refused"
+            in failure((await made.collect(expected()))[KEY]).message
+        )
     async with PrometheusCollector(Connection(url="http://prometheus.invalid:9090")) as made:
         assert "cannot be resolved" in failure((await made.collect(expected()))[KEY]).message
 
 
-async def test_an_answer_without_end_is_given_up_and_nothing_else_is_asked_meanwhile(stand: Stand, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triton_pipelines.metrics.collector._GRACE_SECONDS", -0.3)
+async def test_an_answer_without_end_is_given_up_and_nothing_else_is_asked_meanwhile(
+    stand: Stand, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("triton_pipelines.autoscaling.metrics.collector._GRACE_SECONDS", -0.3)
     released = threading.Event()
-    stand.before = lambda request, query: Response(200, {}, b'{"status": "success"}', hold=(5, released))
+    stand.before = lambda request, query: Response(
+        200, {}, b'{"status": "success"}', hold=(5, released)
+    )
     connection = Connection.model_validate({"url": url, "timeoutSeconds": 0.5})
     async with PrometheusCollector(connection) as made:
-        assert "no whole answer within 0.5 s" in failure((await made.collect(expected()))[KEY]).message
+        assert (
+            "no whole answer within 0.5 s" in failure((await made.collect(expected()))[KEY]).message
+        )
         assert "has not come back yet" in failure((await made.collect(expected()))[KEY]).message
         assert len(stand.queries) == 1
         released.set()
@@ -332,7 +414,9 @@ async def test_the_thread_gives_up_a_body_that_does_not_end(stops: bool) -> None
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
-    async with PrometheusCollector(Connection.model_validate({"url": f"http://{host}:{port}", "timeoutSeconds": 0.5})) as made:
+    async with PrometheusCollector(
+        Connection.model_validate({"url": f"http://{host}:{port}", "timeoutSeconds": 0.5})
+    ) as made:
         said = failure((await made.collect(expected()))[KEY])
         assert "no whole answer within 0.5 s" in said.message
         running = made._running
@@ -342,7 +426,9 @@ async def test_the_thread_gives_up_a_body_that_does_not_end(stops: bool) -> None
     server.close()
 
 
-async def test_a_token_rotates_and_is_never_said(stand: Stand, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_token_rotates_and_is_never_said(
+    stand: Stand, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     token = tmp_path / "token"
     token.write_text(SECRET)
     good = ["other"]
@@ -364,7 +450,10 @@ async def test_a_token_rotates_and_is_never_said(stand: Stand, url: str, tmp_pat
         good[0] = "third"
         assert isinstance((await made.collect(expected()))[KEY], Failure)
         token.unlink()
-        assert f"bearerTokenFile: {token} cannot be read" in failure((await made.collect(expected()))[KEY]).message
+        assert (
+            f"bearerTokenFile: {token} cannot be read"
+            in failure((await made.collect(expected()))[KEY]).message
+        )
     assert SECRET not in caplog.text + repr(made.connection) + refused.message
 
 
@@ -378,7 +467,9 @@ async def test_tenant_and_prefix(stand: Stand, url: str) -> None:
     assert all(request.path.startswith("/a/b/api/v1/query?") for request in seen)
 
 
-async def test_the_environment_does_not_speak_for_a_connection(stand: Stand, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_environment_does_not_speak_for_a_connection(
+    stand: Stand, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither a proxy for downloads nor a .netrc with other credentials is used."""
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login wrong password wrong\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
@@ -391,12 +482,19 @@ async def test_the_environment_does_not_speak_for_a_connection(stand: Stand, url
     assert all("authorization" not in request.headers for request in seen)
 
 
-async def test_one_group_fails_and_others_do_not(stand: Stand, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triton_pipelines.metrics.queries.VALUE_CHARACTERS", 8)
+async def test_one_group_fails_and_others_do_not(
+    stand: Stand, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("triton_pipelines.autoscaling.metrics.queries.VALUE_CHARACTERS", 8)
     stand.scrape(999.0, 1.0, "a", namespace="one")
     stand.scrape(999.0, 1.0, "b", namespace="two")
-    stand.before = lambda request, query: Response(422, {}, b"{}") if query[0] == "{" and '"two"' in query else None
-    wanted = {("one", "p"): Expected("one", {"a": ""}, MODELS, 60.0), ("two", "q"): Expected("two", {"b": ""}, MODELS, 60.0)}
+    stand.before = lambda request, query: (
+        Response(422, {}, b"{}") if query[0] == "{" and '"two"' in query else None
+    )
+    wanted = {
+        ("one", "p"): Expected("one", {"a": ""}, MODELS, 60.0),
+        ("two", "q"): Expected("two", {"b": ""}, MODELS, 60.0),
+    }
     async with collector(url, stand) as made:
         said = await made.collect(wanted)
     sample(said["one", "p"])
@@ -426,23 +524,37 @@ class Absurd:
 METRIC = st.fixed_dictionaries(
     {},
     optional={
-        "__name__": st.sampled_from(["nv_inference_request_success", "nv_inference_exec_count", "up"]) | JSON,
+        "__name__": st.sampled_from(
+            ["nv_inference_request_success", "nv_inference_exec_count", "up"]
+        )
+        | JSON,
         "namespace": st.just("default") | JSON,
         "pod": st.just("a") | JSON,
         "model": st.just("model") | JSON,
         FIGURE: st.sampled_from(["cpu", "memory", "gpu", "dcgm"]) | JSON,
     },
 )
-POINT = st.tuples(st.floats(990, 1000) | JSON, st.sampled_from(["1", "NaN", "-1", "+Inf", ""]) | JSON).map(list)
-ITEM = st.fixed_dictionaries({"metric": METRIC | JSON}, optional={"values": st.lists(POINT, max_size=3) | JSON, "value": POINT | JSON})
-ANSWER = st.builds(Answer, st.sampled_from(["matrix", "vector", "scalar", "string"]), st.lists(ITEM | JSON, max_size=4))
+POINT = st.tuples(
+    st.floats(990, 1000) | JSON, st.sampled_from(["1", "NaN", "-1", "+Inf", ""]) | JSON
+).map(list)
+ITEM = st.fixed_dictionaries(
+    {"metric": METRIC | JSON},
+    optional={"values": st.lists(POINT, max_size=3) | JSON, "value": POINT | JSON},
+)
+ANSWER = st.builds(
+    Answer,
+    st.sampled_from(["matrix", "vector", "scalar", "string"]),
+    st.lists(ITEM | JSON, max_size=4),
+)
 
 
 @given(st.lists(ANSWER, max_size=6))
 def test_whatever_is_answered_is_a_failure_and_never_an_exception(drawn: list[Answer]) -> None:
     async def collected() -> Sample | Failure:
         clock = Answer("scalar", [1000.0, "1000"])
-        async with PrometheusCollector(Connection(url="http://a"), clock=lambda: 1000.0, monotonic=lambda: 1000.0) as made:
+        async with PrometheusCollector(
+            Connection(url="http://a"), clock=lambda: 1000.0, monotonic=lambda: 1000.0
+        ) as made:
             made._client = Absurd([*drawn, clock])  # type: ignore[assignment]
             return (await made.collect(expected()))[KEY]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from triton_pipelines.metrics.connection import (
+from triton_pipelines.autoscaling.metrics.connection import (
     SECRET_BYTES_MAX,
     Connection,
     ConnectionsError,
@@ -39,7 +39,10 @@ def test_everything_that_can_be_said() -> None:
     one = found["default"]
     assert one.url == "https://prometheus.monitoring.svc:9090/prom"
     assert (one.labels.namespace, one.labels.pod) == ("exported_namespace", "exported_pod")
-    assert (one.container_labels.namespace, one.container_labels.container) == ("namespace", "container_name")
+    assert (one.container_labels.namespace, one.container_labels.container) == (
+        "namespace",
+        "container_name",
+    )
     assert dict(one.matchers) == {"cluster": "a"}
     assert one.timeout_seconds == 2.5
     assert found["other"].security is Security.INSECURE
@@ -60,24 +63,51 @@ def test_one_url_is_the_connection_default() -> None:
         ("connections: [{name: a}]", r"connections\[0\].url: Field required"),
         ("connections: [{url: 'http://a', token: x}]", r"connections\[0\].token: no such field"),
         ("connections: [{url: 'http://a', name: A_b}]", r"connections\[0\].name: 'A_b' is no name"),
-        ("connections: [{url: 'http://a'}, {url: 'http://b'}]", r"connections\[1\].name: 'default' is there twice"),
+        (
+            "connections: [{url: 'http://a'}, {url: 'http://b'}]",
+            r"connections\[1\].name: 'default' is there twice",
+        ),
         ("connections: [{url: 'ftp://a'}]", r"connections\[0\].url: is no http or https URL"),
         ("connections: [{url: 'http://a:x'}]", r"connections\[0\].url: is no URL"),
         ("connections: [{url: 'http://a/?q=1'}]", "has a query or fragment"),
         ("connections: [{url: 'http://a/api/v1/'}]", "ends in /api/v1"),
         ("connections: [{url: 'http://a', bearerTokenFile: /t}]", "would go in clear over http"),
-        ("connections: [{url: 'https://a', bearerTokenFile: /t, basicAuth: {usernameFile: /u, passwordFile: /p}}]", "give one"),
-        ("connections: [{url: 'https://a', tls: {certFile: /c}}]", r"connections\[0\].tls: certFile and keyFile belong together"),
+        (
+            "connections: [{url: 'https://a', bearerTokenFile: /t, basicAuth: {usernameFile: /u, passwordFile: /p}}]",
+            "give one",
+        ),
+        (
+            "connections: [{url: 'https://a', tls: {certFile: /c}}]",
+            r"connections\[0\].tls: certFile and keyFile belong together",
+        ),
         ("connections: [{url: 'http://a', tls: {caFile: /c}}]", "wanted is https"),
-        ("connections: [{url: 'https://a', security: Maybe}]", r"connections\[0\].security: Input should be 'Verified' or 'Insecure'"),
-        ("connections: [{url: 'https://a', tenant: {header: Authorization, value: x}}]", "a header with a meaning of its own"),
-        ("connections: [{url: 'https://a', tenant: {header: 'a b', value: x}}]", "is no header name"),
+        (
+            "connections: [{url: 'https://a', security: Maybe}]",
+            r"connections\[0\].security: Input should be 'Verified' or 'Insecure'",
+        ),
+        (
+            "connections: [{url: 'https://a', tenant: {header: Authorization, value: x}}]",
+            "a header with a meaning of its own",
+        ),
+        (
+            "connections: [{url: 'https://a', tenant: {header: 'a b', value: x}}]",
+            "is no header name",
+        ),
         ("connections: [{url: 'https://a', tenant: {}}]", "exactly one of value and valueFile"),
         ("connections: [{url: 'https://a', tenant: {value: 'a b'}}]", "printable ASCII"),
         ("connections: [{url: 'https://a', matchers: {a-b: x}}]", "'a-b' is no label name"),
-        ("connections: [{url: 'https://a', matchers: {pod: x}}]", "pod is a label that the operator matches itself"),
-        ("connections: [{url: 'https://a', labels: {pod: __name__}}]", r"connections\[0\].labels.pod: '__name__' is no label name"),
-        ("connections: [{url: 'https://a', timeoutSeconds: 0.1}]", "timeoutSeconds: Input should be greater than"),
+        (
+            "connections: [{url: 'https://a', matchers: {pod: x}}]",
+            "pod is a label that the operator matches itself",
+        ),
+        (
+            "connections: [{url: 'https://a', labels: {pod: __name__}}]",
+            r"connections\[0\].labels.pod: '__name__' is no label name",
+        ),
+        (
+            "connections: [{url: 'https://a', timeoutSeconds: 0.1}]",
+            "timeoutSeconds: Input should be greater than",
+        ),
     ],
 )
 def test_each_mistake_has_its_field(text: str, words: str) -> None:
@@ -89,7 +119,9 @@ def test_all_mistakes_are_said_at_once() -> None:
     with pytest.raises(ConnectionsError) as raised:
         parse_connections("connections: [{name: A}, {url: 'ftp://x'}]", "/etc/x.yaml")
     assert len(str(raised.value).splitlines()) == 3
-    assert all(line.startswith("/etc/x.yaml: connections[") for line in str(raised.value).splitlines())
+    assert all(
+        line.startswith("/etc/x.yaml: connections[") for line in str(raised.value).splitlines()
+    )
 
 
 @pytest.mark.parametrize(
@@ -155,7 +187,9 @@ def test_basic_and_tenant_from_files(tmp_path: Path) -> None:
         (b"x" * (SECRET_BYTES_MAX + 1), "is longer than"),
     ],
 )
-def test_a_token_file_that_cannot_be_used_names_itself_and_not_its_content(tmp_path: Path, data: bytes | None, words: str) -> None:
+def test_a_token_file_that_cannot_be_used_names_itself_and_not_its_content(
+    tmp_path: Path, data: bytes | None, words: str
+) -> None:
     token = tmp_path / "token"
     if data is not None:
         token.write_bytes(data)

@@ -8,11 +8,15 @@ import pytest
 
 from tests.support.flows import NOW, TOKENIZER, limits, rested
 from tests.unit.metrics.test_exposition import PAGE
-from triton_pipelines.metrics.direct import PAGE_BYTES_MAX, DirectReader, Expected
-from triton_pipelines.metrics.history import Histories
-from triton_pipelines.metrics.samples import Failure, Sample, Scrape, Trouble
-from triton_pipelines.scaling.decide import decide
-from triton_pipelines.scaling.types import Memory, StepMemory
+from triton_pipelines.autoscaling.decide import decide
+from triton_pipelines.autoscaling.metrics.direct_reader import (
+    PAGE_BYTES_MAX,
+    DirectReader,
+    Expected,
+)
+from triton_pipelines.autoscaling.metrics.samples import Failure, Sample, Scrape, Trouble
+from triton_pipelines.autoscaling.metrics.scrape_history import Histories
+from triton_pipelines.autoscaling.types import Memory, StepMemory
 
 KEY = ("default", "sentiment")
 MODELS = frozenset({"tokenizer", "model"})
@@ -40,7 +44,10 @@ async def pages(answer: bytes, *, hang: bool = False) -> AsyncIterator[str]:
 
 def page(text: str, status: str = "200 OK") -> bytes:
     body = text.encode()
-    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
+    return (
+        f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+        + body
+    )
 
 
 def expected(**pods: str) -> dict[tuple[str, str], Expected]:
@@ -71,9 +78,15 @@ async def test_each_look_adds_a_scrape_with_its_own_time() -> None:
         (page(PAGE.replace('model="model"', 'model="other"')), "has no metrics of model"),
     ],
 )
-async def test_a_bad_pod_is_left_out_and_named_and_nothing_falls_for_it(answer: bytes, words: str) -> None:
+async def test_a_bad_pod_is_left_out_and_named_and_nothing_falls_for_it(
+    answer: bytes, words: str
+) -> None:
     now = [NOW]
-    async with pages(page(PAGE)) as good, pages(answer) as bad, DirectReader(clock=lambda: now[0]) as reader:
+    async with (
+        pages(page(PAGE)) as good,
+        pages(answer) as bad,
+        DirectReader(clock=lambda: now[0]) as reader,
+    ):
         alone = (await reader.collect(expected(b=bad)))[KEY]
         for now[0] in (NOW + 60, NOW + 62, NOW + 64):
             said = (await reader.collect(expected(a=good, b=bad)))[KEY]
@@ -87,7 +100,9 @@ async def test_a_bad_pod_is_left_out_and_named_and_nothing_falls_for_it(answer: 
     # Both pods idle as far as anybody knows, and eight instances each have not been needed for long.
     memory = rested(Memory(steps={TOKENIZER: StepMemory(desired=8, service=0.01)}), 1, now=now[0])
     reported = {TOKENIZER: {"a": 8, "b": 8}}
-    both, one = (decide(limits(), memory, said, reported, ready, now[0]) for ready in (["a", "b"], ["a"]))
+    both, one = (
+        decide(limits(), memory, said, reported, ready, now[0]) for ready in (["a", "b"], ["a"])
+    )
     assert both.steps[0].count == 8
     assert not both.fresh
     assert "b" in both.message
@@ -105,7 +120,11 @@ async def test_a_pod_at_no_address_at_all_is_left_out_like_any_other() -> None:
 
 
 async def test_a_pod_whose_page_cannot_be_read_once_is_back_with_the_next_look() -> None:
-    async with pages(page(PAGE)) as good, pages(page("no", "503 Service Unavailable")) as bad, DirectReader() as reader:
+    async with (
+        pages(page(PAGE)) as good,
+        pages(page("no", "503 Service Unavailable")) as bad,
+        DirectReader() as reader,
+    ):
         await reader.collect(expected(a=good, b=good))
         broken = (await reader.collect(expected(a=good, b=bad)))[KEY]
         mended = (await reader.collect(expected(a=good, b=good)))[KEY]
@@ -116,7 +135,9 @@ async def test_a_pod_whose_page_cannot_be_read_once_is_back_with_the_next_look()
     assert mended.notes == ()
 
 
-async def test_a_pod_that_stays_out_of_reach_is_asked_now_and_then_and_one_at_another_address_at_once() -> None:
+async def test_a_pod_that_stays_out_of_reach_is_asked_now_and_then_and_one_at_another_address_at_once() -> (
+    None
+):
     now, asked = [NOW], 0
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -134,10 +155,19 @@ async def test_a_pod_that_stays_out_of_reach_is_asked_now_and_then_and_one_at_an
         assert isinstance((await reader.collect(expected(a=good)))[KEY], Sample)
 
 
-async def test_a_page_that_drips_is_given_up_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triton_pipelines.metrics.direct.TIMEOUT_SECONDS", 0.1)
-    async with pages(page(PAGE)[:-5], hang=True) as bad, pages(page(PAGE)) as good, DirectReader(timeout=0.15) as reader:
-        wanted = {**expected(a=bad), ("default", "other"): Expected("default", {"b": good}, MODELS, 60.0)}
+async def test_a_page_that_drips_is_given_up_and_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("triton_pipelines.autoscaling.metrics.direct_reader.TIMEOUT_SECONDS", 0.1)
+    async with (
+        pages(page(PAGE)[:-5], hang=True) as bad,
+        pages(page(PAGE)) as good,
+        DirectReader(timeout=0.15) as reader,
+    ):
+        wanted = {
+            **expected(a=bad),
+            ("default", "other"): Expected("default", {"b": good}, MODELS, 60.0),
+        }
         said = await reader.collect(wanted)
     missing = said[KEY]
     assert isinstance(missing, Failure)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from triton_pipelines.metrics.exposition import ExpositionError, parse
+from triton_pipelines.autoscaling.metrics.metrics_page import ExpositionError, parse
 
 # As Triton 2.51.0 writes it, shortened; a model on a GPU has some series with and some without gpu_uuid.
 PAGE = """\
@@ -35,7 +35,12 @@ def test_sums_label_sets_and_versions_of_a_model() -> None:
     assert scrape.at == 12.5
     assert set(scrape.models) == {"tokenizer", "model"}
     tokenizer, model = scrape.models["tokenizer"], scrape.models["model"]
-    assert (tokenizer.success, tokenizer.execs, tokenizer.compute_infer_us, tokenizer.pending) == (40, 10, 4000, 3)
+    assert (tokenizer.success, tokenizer.execs, tokenizer.compute_infer_us, tokenizer.pending) == (
+        40,
+        10,
+        4000,
+        3,
+    )
     assert (model.success, model.failure, model.execs, model.pending) == (30, 3, 5, 5)
     assert gpu == 0.75
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.metrics.test_direct import page, pages
-from triton_pipelines.metrics.exposition import ExpositionError
-from triton_pipelines.metrics.latency import Latency, LatencyReader, latency_of
+from triton_pipelines.autoscaling.metrics.latency_reader import Latency, LatencyReader, latency_of
+from triton_pipelines.autoscaling.metrics.metrics_page import ExpositionError
 
 PAGE = """# HELP nv_inference_request_summary_us Summary of inference request duration in microseconds (includes cached requests)
 # TYPE nv_inference_request_summary_us summary
@@ -53,7 +53,9 @@ async def test_a_pod_is_read() -> None:
     async with pages(page(PAGE)) as address, LatencyReader() as reader:
         assert await reader.read(address, "model") == Latency(1.011, 40)
         missing = await reader.read(address, "other")
-        assert missing == ("Triton tells no nv_inference_request_summary_us with quantile 0.99 of model other; does spec.server.args say otherwise?")
+        assert missing == (
+            "Triton tells no nv_inference_request_summary_us with quantile 0.99 of model other; does spec.server.args say otherwise?"
+        )
 
 
 @pytest.mark.parametrize("answer", [page("", "404 Not Found"), b"nonsense\r\n\r\n"])
@@ -63,5 +65,8 @@ async def test_a_pod_that_cannot_be_read(answer: bytes) -> None:
 
 
 async def test_a_pod_that_does_not_answer_is_given_up() -> None:
-    async with pages(b"HTTP/1.1 200 OK\r\n\r\n", hang=True) as address, LatencyReader(timeout=0.1) as reader:
+    async with (
+        pages(b"HTTP/1.1 200 OK\r\n\r\n", hang=True) as address,
+        LatencyReader(timeout=0.1) as reader,
+    ):
         assert "cannot be read" in str(await reader.read(address, "model"))

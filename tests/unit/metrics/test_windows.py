@@ -12,8 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.flows import NOW, Flow, history
-from triton_pipelines.metrics.samples import Counters, PodHistory, Scrape
-from triton_pipelines.metrics.windows import Ran, Series, absurd, mean_pending, rates, total
+from triton_pipelines.autoscaling.metrics.rates import (
+    Ran,
+    Series,
+    absurd,
+    mean_pending,
+    rates,
+    total,
+)
+from triton_pipelines.autoscaling.metrics.samples import Counters, PodHistory, Scrape
 
 
 def instances(count: int) -> Callable[[float, float], Ran]:
@@ -21,7 +28,9 @@ def instances(count: int) -> Callable[[float, float], Ran]:
     return lambda begin, end: Ran(count, count)
 
 
-def executed(lanes: Sequence[Sequence[float]], batch: int, *, interval: float = 5.0, waiting: float = 1.0) -> PodHistory:
+def executed(
+    lanes: Sequence[Sequence[float]], batch: int, *, interval: float = 5.0, waiting: float = 1.0
+) -> PodHistory:
     """Scrapes of instances that run one batch after the other: ``lanes`` holds the seconds of each instance's executions.
 
     The first scrape is when all begin, the last when the last has ended.
@@ -31,7 +40,12 @@ def executed(lanes: Sequence[Sequence[float]], batch: int, *, interval: float = 
     scrapes = []
     for number in range(last + 1):
         done = [seconds for at, seconds in ends if at <= number * interval]
-        counters = Counters(success=batch * len(done), execs=len(done), compute_infer_us=1e6 * batch * sum(done), pending=waiting)
+        counters = Counters(
+            success=batch * len(done),
+            execs=len(done),
+            compute_infer_us=1e6 * batch * sum(done),
+            pending=waiting,
+        )
         scrapes.append(Scrape(NOW + number * interval, {"m": counters}))
     return PodHistory(tuple(scrapes))
 
@@ -42,7 +56,9 @@ def test_rates_of_a_steady_flow() -> None:
     assert window is not None
     assert window.seconds == pytest.approx(60)
     assert window.throughput == pytest.approx(120)
-    assert window.growth == pytest.approx(30 / 60)  # the backlog began 15 s ago: 2/s over 15 of 60 s
+    assert window.growth == pytest.approx(
+        30 / 60
+    )  # the backlog began 15 s ago: 2/s over 15 of 60 s
     assert window.busy == pytest.approx(0.48)
     assert window.service == pytest.approx(0.004)
     assert window.covered
@@ -61,19 +77,38 @@ def test_a_batch_adds_its_time_once_for_each_request_and_is_corrected() -> None:
 def test_full_batches_and_single_requests_in_one_window_have_no_common_batch() -> None:
     """A backlog of 256 requests goes in four batches of 64 texts, 10 ms each, within one interval; 50 requests/s follow, one by one."""
     backlog = Counters(success=256, execs=4, compute_infer_us=4 * 64 * 640e3)
-    after = [Counters(success=256 + 250 * n, execs=4 + 250 * n, compute_infer_us=4 * 64 * 640e3 + 250 * n * 10e3) for n in range(11)]
-    scrapes = [Scrape(NOW + 5 * n, {"m": counters}) for n, counters in enumerate([Counters(), backlog, *after[1:]])]
+    after = [
+        Counters(
+            success=256 + 250 * n,
+            execs=4 + 250 * n,
+            compute_infer_us=4 * 64 * 640e3 + 250 * n * 10e3,
+        )
+        for n in range(11)
+    ]
+    scrapes = [
+        Scrape(NOW + 5 * n, {"m": counters})
+        for n, counters in enumerate([Counters(), backlog, *after[1:]])
+    ]
     window = rates(PodHistory(tuple(scrapes)), "m", 60)
     assert window is not None
     assert window.service == pytest.approx(0.010)
 
 
-def test_single_requests_and_full_batches_in_one_interval_are_bounded_by_what_the_instances_had() -> None:
+def test_single_requests_and_full_batches_in_one_interval_are_bounded_by_what_the_instances_had() -> (
+    None
+):
     """In 5 s one instance runs 100 requests one by one and six batches of 64, 10 ms for each request: 4.84 s, which the mean batch makes 54 s of."""
     executed = 100 + 6
-    mixed = Counters(success=100 + 6 * 64, execs=executed, compute_infer_us=100 * 10e3 + 6 * 64 * 640e3)
-    series = Series(PodHistory((Scrape(NOW, {"m": Counters()}), Scrape(NOW + 5, {"m": mixed}))), "m")
-    window, bounded, two = (one.rates(None) for one in (series, series.bounded(instances(1)), series.bounded(instances(2))))
+    mixed = Counters(
+        success=100 + 6 * 64, execs=executed, compute_infer_us=100 * 10e3 + 6 * 64 * 640e3
+    )
+    series = Series(
+        PodHistory((Scrape(NOW, {"m": Counters()}), Scrape(NOW + 5, {"m": mixed}))), "m"
+    )
+    window, bounded, two = (
+        one.rates(None)
+        for one in (series, series.bounded(instances(1)), series.bounded(instances(2)))
+    )
     assert window is not None
     assert bounded is not None
     assert two is not None
@@ -87,7 +122,10 @@ def test_single_requests_and_full_batches_in_one_interval_are_bounded_by_what_th
 def test_executions_longer_than_an_interval_are_not_cut() -> None:
     """One instance, 3 s for each request, scraped every 2 s."""
     finished = [0, 0, 1, 2, 2, 3, 4, 4, 5, 6, 6]
-    scrapes = [Scrape(NOW + 2 * n, {"m": Counters(success=done, execs=done, compute_infer_us=done * 3e6)}) for n, done in enumerate(finished)]
+    scrapes = [
+        Scrape(NOW + 2 * n, {"m": Counters(success=done, execs=done, compute_infer_us=done * 3e6)})
+        for n, done in enumerate(finished)
+    ]
     window = Series(PodHistory(tuple(scrapes)), "m").bounded(instances(1)).rates(20)
     assert window is not None
     assert window.service == pytest.approx(3.0)
@@ -104,13 +142,23 @@ def test_an_execution_of_many_intervals_is_not_cut_where_short_ones_end_beside_i
 
 def test_nothing_is_carried_over_from_idle_time() -> None:
     """No request for a minute, or a few, and then the interval of single requests and full batches: it is bounded as ever."""
-    mixed = Counters(success=100 + 6 * 64, execs=106, compute_infer_us=100 * 10e3 + 6 * 64 * 640e3, pending=200)
+    mixed = Counters(
+        success=100 + 6 * 64, execs=106, compute_infer_us=100 * 10e3 + 6 * 64 * 640e3, pending=200
+    )
     for before in (0, 3):
-        quiet = [Counters(success=before * n, execs=before * n, compute_infer_us=before * n * 10e3) for n in range(13)]
+        quiet = [
+            Counters(success=before * n, execs=before * n, compute_infer_us=before * n * 10e3)
+            for n in range(13)
+        ]
         jumped = replace(
-            mixed, success=mixed.success + before * 12, execs=106 + before * 12, compute_infer_us=mixed.compute_infer_us + before * 12 * 10e3
+            mixed,
+            success=mixed.success + before * 12,
+            execs=106 + before * 12,
+            compute_infer_us=mixed.compute_infer_us + before * 12 * 10e3,
         )
-        scrapes = [Scrape(NOW + 5 * n, {"m": counters}) for n, counters in enumerate([*quiet, jumped])]
+        scrapes = [
+            Scrape(NOW + 5 * n, {"m": counters}) for n, counters in enumerate([*quiet, jumped])
+        ]
         series = Series(PodHistory(tuple(scrapes)), "m")
         window, bounded = series.rates(None), series.bounded(instances(1)).rates(None)
         assert window is not None
@@ -122,8 +170,13 @@ def test_nothing_is_carried_over_from_idle_time() -> None:
 SECONDS = st.floats(0.05, 30.0)
 
 
-@given(st.lists(st.lists(SECONDS, min_size=1, max_size=12), min_size=1, max_size=4), st.sampled_from((2.0, 5.0, 15.0)))
-def test_the_time_of_requests_that_go_one_by_one_is_never_cut(lanes: list[list[float]], interval: float) -> None:
+@given(
+    st.lists(st.lists(SECONDS, min_size=1, max_size=12), min_size=1, max_size=4),
+    st.sampled_from((2.0, 5.0, 15.0)),
+)
+def test_the_time_of_requests_that_go_one_by_one_is_never_cut(
+    lanes: list[list[float]], interval: float
+) -> None:
     """Whatever they take, and whether or not any wait: it is exact."""
     for waiting in (0.0, 1.0):
         series = Series(executed(lanes, 1, interval=interval, waiting=waiting), "m")
@@ -132,9 +185,19 @@ def test_the_time_of_requests_that_go_one_by_one_is_never_cut(lanes: list[list[f
         assert bounded.busy * bounded.seconds == pytest.approx(sum(sum(lane) for lane in lanes))
 
 
-@given(st.lists(st.floats(10.0, 30.0), min_size=1, max_size=12), st.lists(st.floats(0.05, 0.4), max_size=30), st.integers(2, 64))
-def test_the_time_of_batches_longer_than_two_intervals_is_never_cut_while_requests_wait(long: list[float], short: list[float], batch: int) -> None:
-    lane = [seconds for number, each in enumerate(long) for seconds in (each, *short[2 * number : 2 * number + 3])]
+@given(
+    st.lists(st.floats(10.0, 30.0), min_size=1, max_size=12),
+    st.lists(st.floats(0.05, 0.4), max_size=30),
+    st.integers(2, 64),
+)
+def test_the_time_of_batches_longer_than_two_intervals_is_never_cut_while_requests_wait(
+    long: list[float], short: list[float], batch: int
+) -> None:
+    lane = [
+        seconds
+        for number, each in enumerate(long)
+        for seconds in (each, *short[2 * number : 2 * number + 3])
+    ]
     series = Series(executed([lane], batch), "m")
     bounded = series.bounded(instances(1)).rates(1e6)
     assert bounded is not None
@@ -142,9 +205,16 @@ def test_the_time_of_batches_longer_than_two_intervals_is_never_cut_while_reques
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 64), st.floats(0.001, 8.0), st.integers(0, 3)), min_size=1, max_size=12), st.integers(1, 4)
+    st.lists(
+        st.tuples(st.integers(0, 40), st.integers(1, 64), st.floats(0.001, 8.0), st.integers(0, 3)),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(1, 4),
 )
-def test_bounded_time_is_no_more_than_measured_and_no_less_than_proven(batches: list[tuple[int, int, float, int]], count: int) -> None:
+def test_bounded_time_is_no_more_than_measured_and_no_less_than_proven(
+    batches: list[tuple[int, int, float, int]], count: int
+) -> None:
     """So many single requests and one batch in each interval: no more than by the mean batch, no less than had the largest batch taken all the time."""
     now, scrapes = Counters(), [Scrape(NOW, {"m": Counters()})]
     floor = 0.0
@@ -179,7 +249,15 @@ def test_cache_hits_are_completions_but_no_executions() -> None:
 def test_only_samples_after_a_reset_count_and_the_window_is_not_covered() -> None:
     whole = history({"m": Flow(rate=100)})
     fresh = [
-        replace(scrape, models={"m": Counters(success=100 * (10 + scrape.at - NOW), compute_infer_us=1e6 * (10 + scrape.at - NOW))})
+        replace(
+            scrape,
+            models={
+                "m": Counters(
+                    success=100 * (10 + scrape.at - NOW),
+                    compute_infer_us=1e6 * (10 + scrape.at - NOW),
+                )
+            },
+        )
         for scrape in whole.scrapes[-3:]
     ]
     window = rates(PodHistory((*whole.scrapes[:-3], *fresh)), "m", 60)
@@ -232,8 +310,15 @@ def test_absurd_values_are_named(value: float) -> None:
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=2, max_size=12), st.randoms(use_true_random=False))
-def test_never_a_negative_rate_whatever_counters_do_and_order_does_not_matter(values: list[float], random: object) -> None:
-    scrapes = [Scrape(NOW + 5 * number, {"m": Counters(success=value, execs=value, compute_infer_us=value)}) for number, value in enumerate(values)]
+def test_never_a_negative_rate_whatever_counters_do_and_order_does_not_matter(
+    values: list[float], random: object
+) -> None:
+    scrapes = [
+        Scrape(
+            NOW + 5 * number, {"m": Counters(success=value, execs=value, compute_infer_us=value)}
+        )
+        for number, value in enumerate(values)
+    ]
     window = rates(PodHistory(tuple(scrapes)), "m", 60)
     mixed = list(scrapes)
     random.shuffle(mixed)  # type: ignore[attr-defined]

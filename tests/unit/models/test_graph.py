@@ -22,7 +22,10 @@ from e2e.models.weights import EncoderConfig, Weights, load_weights
 
 Run = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]]
 ROWS = ([1, 5, 9, 2], [1, 2], [1, 7, 7, 49, 30, 11, 2], list(range(16)))
-HEAD = LinearHead(np.random.default_rng(3).normal(size=(24, 2)).astype(np.float32), np.array([0.25, -0.5], np.float32))
+HEAD = LinearHead(
+    np.random.default_rng(3).normal(size=(24, 2)).astype(np.float32),
+    np.array([0.25, -0.5], np.float32),
+)
 
 
 def runner(data: bytes) -> Run:
@@ -32,13 +35,17 @@ def runner(data: bytes) -> Run:
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
     def run(ids: NDArray[np.int64], mask: NDArray[np.int64]) -> NDArray[np.float32]:
-        result: NDArray[np.float32] = session.run(None, {"input_ids": ids, "attention_mask": mask})[0]
+        result: NDArray[np.float32] = session.run(None, {"input_ids": ids, "attention_mask": mask})[
+            0
+        ]
         return result
 
     return run
 
 
-def padded(rows: tuple[list[int], ...], length: int, filler: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def padded(
+    rows: tuple[list[int], ...], length: int, filler: int = 0
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows right-padded to one length, and their mask."""
     ids = np.full((len(rows), length), filler, np.int64)
     mask = np.zeros_like(ids)
@@ -63,7 +70,9 @@ def reference(checkpoint: Path) -> ReferenceEncoder:
     return ReferenceEncoder(checkpoint)
 
 
-def test_every_row_equals_the_reference_alone_and_in_a_padded_batch(encoder: Run, reference: ReferenceEncoder) -> None:
+def test_every_row_equals_the_reference_alone_and_in_a_padded_batch(
+    encoder: Run, reference: ReferenceEncoder
+) -> None:
     batch = encoder(*padded(ROWS, 16))
     for number, row in enumerate(ROWS):
         expected = reference.hidden_state(row)
@@ -73,11 +82,17 @@ def test_every_row_equals_the_reference_alone_and_in_a_padded_batch(encoder: Run
 
 
 @pytest.mark.parametrize("filler", [0, 49])
-def test_logits_do_not_depend_on_padding_or_neighbours(classifier: Run, reference: ReferenceEncoder, filler: int) -> None:
-    expected = np.stack([reference.pooled(row) @ HEAD.weight.astype(np.float64) + HEAD.bias for row in ROWS])
+def test_logits_do_not_depend_on_padding_or_neighbours(
+    classifier: Run, reference: ReferenceEncoder, filler: int
+) -> None:
+    expected = np.stack(
+        [reference.pooled(row) @ HEAD.weight.astype(np.float64) + HEAD.bias for row in ROWS]
+    )
     np.testing.assert_allclose(classifier(*padded(ROWS, 16, filler)), expected, atol=1e-5, rtol=0)
     for length in (7, 12, 16):
-        np.testing.assert_allclose(classifier(*padded(ROWS[:3], length, filler)), expected[:3], atol=1e-5, rtol=0)
+        np.testing.assert_allclose(
+            classifier(*padded(ROWS[:3], length, filler)), expected[:3], atol=1e-5, rtol=0
+        )
 
 
 def test_masked_token_in_the_middle_has_no_say(classifier: Run) -> None:
@@ -103,7 +118,9 @@ def test_sequence_beyond_the_position_table_is_an_error(encoder: Run) -> None:
         encoder(*padded(([1] * 17,), 17))
 
 
-def test_same_weights_give_the_same_bytes_and_standard_operators_only(weights: Weights, config: EncoderConfig) -> None:
+def test_same_weights_give_the_same_bytes_and_standard_operators_only(
+    weights: Weights, config: EncoderConfig
+) -> None:
     first, second = (serialize(minilm.build_model(weights, config, HEAD)) for _ in range(2))
     assert first == second
     model = onnx.load_from_string(first)
@@ -116,14 +133,26 @@ def test_same_weights_give_the_same_bytes_and_standard_operators_only(weights: W
 def test_declared_inputs_and_outputs(weights: Weights, config: EncoderConfig) -> None:
     def shapes(values: Any) -> dict[str, tuple[int, list[Any]]]:
         return {
-            value.name: (value.type.tensor_type.elem_type, [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim])
+            value.name: (
+                value.type.tensor_type.elem_type,
+                [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim],
+            )
             for value in values
         }
 
-    embedding, classifier = minilm.build_model(weights, config), minilm.build_model(weights, config, HEAD)
+    embedding, classifier = (
+        minilm.build_model(weights, config),
+        minilm.build_model(weights, config, HEAD),
+    )
     tokens = (onnx.TensorProto.INT64, ["batch", "sequence"])
-    assert shapes(embedding.graph.input) == shapes(classifier.graph.input) == {"input_ids": tokens, "attention_mask": tokens}
-    assert shapes(embedding.graph.output) == {"last_hidden_state": (onnx.TensorProto.FLOAT, ["batch", "sequence", 24])}
+    assert (
+        shapes(embedding.graph.input)
+        == shapes(classifier.graph.input)
+        == {"input_ids": tokens, "attention_mask": tokens}
+    )
+    assert shapes(embedding.graph.output) == {
+        "last_hidden_state": (onnx.TensorProto.FLOAT, ["batch", "sequence", 24])
+    }
     assert shapes(classifier.graph.output) == {"logits": (onnx.TensorProto.FLOAT, ["batch", 2])}
 
 
@@ -136,13 +165,19 @@ def test_every_weight_counts(weights: Weights, config: EncoderConfig, encoder: R
     before = encoder(ids, mask)
     for name, tensor in weights.items():
         changed = tensor.copy()
-        changed.flat[0] += 0.5  # one element: a shift of a whole vector is undone by the normalisation
+        changed.flat[0] += (
+            0.5  # one element: a shift of a whole vector is undone by the normalisation
+        )
         after = runner(serialize(minilm.build_model({**weights, name: changed}, config)))(ids, mask)
         assert (np.abs(after - before).max() > 1e-4) != name.endswith("key.bias"), name
 
 
 def test_missing_tensor_is_named(weights: Weights, config: EncoderConfig) -> None:
-    short = {name: tensor for name, tensor in weights.items() if name != "encoder.layer.1.output.dense.bias"}
+    short = {
+        name: tensor
+        for name, tensor in weights.items()
+        if name != "encoder.layer.1.output.dense.bias"
+    }
     with pytest.raises(KeyError, match=r"encoder\.layer\.1\.output\.dense\.bias"):
         minilm.build_model(short, config)
 
@@ -154,9 +189,13 @@ def test_both_readers_see_the_same_checkpoint(checkpoint: Path) -> None:
         np.testing.assert_array_equal(own[name], tensor)
 
 
-def test_unknown_architecture_is_refused_by_name(checkpoint: Path, tmp_path: Path, config: EncoderConfig) -> None:
+def test_unknown_architecture_is_refused_by_name(
+    checkpoint: Path, tmp_path: Path, config: EncoderConfig
+) -> None:
     assert EncoderConfig.read(checkpoint / "config.json") == replace(config)
     content = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    (tmp_path / "config.json").write_text(json.dumps({**content, "hidden_act": "relu"}), encoding="utf-8")
+    (tmp_path / "config.json").write_text(
+        json.dumps({**content, "hidden_act": "relu"}), encoding="utf-8"
+    )
     with pytest.raises(ValueError, match="hidden_act is 'relu', only 'gelu'"):
         EncoderConfig.read(tmp_path / "config.json")

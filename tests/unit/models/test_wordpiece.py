@@ -8,7 +8,22 @@ import pytest
 
 from e2e.models.wordpiece import WordPiece, words
 
-VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "un", "##aff", "##able", "cafe", "!", "$", "你", "好", "##s", "a"]
+VOCABULARY = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "un",
+    "##aff",
+    "##able",
+    "cafe",
+    "!",
+    "$",
+    "你",
+    "好",
+    "##s",
+    "a",
+]
 
 
 @pytest.fixture

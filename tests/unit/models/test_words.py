@@ -29,12 +29,16 @@ TEXTS = (
 def run(model: Any, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(serialize(model), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        serialize(model), options, providers=["CPUExecutionProvider"]
+    )
     result: NDArray[np.float32] = session.run(None, dict(inputs))[0]
     return result
 
 
-def padded(rows: Sequence[Sequence[int]], filler: int, length: int = 16) -> dict[str, NDArray[np.int64]]:
+def padded(
+    rows: Sequence[Sequence[int]], filler: int, length: int = 16
+) -> dict[str, NDArray[np.int64]]:
     ids = np.full((len(rows), length), filler, np.int64)
     mask = np.zeros_like(ids)
     for number, row in enumerate(rows):
@@ -52,11 +56,19 @@ def test_topics(filler: int) -> None:
     model = words.build_classifier(words.topic_table(IDS), np.zeros(4, np.float32))
     expected = np.array([golden_words.topic_logits(list(text)) for text in TEXTS])
     assert expected.argmax(axis=1).tolist()[3] == list(words.TOPICS).index("sports")
-    np.testing.assert_allclose(run(model, padded([encoded(text) for text in TEXTS], filler)), expected, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(
+        run(model, padded([encoded(text) for text in TEXTS], filler)), expected, atol=1e-5, rtol=0
+    )
 
 
 def test_tensor_names_are_chosen() -> None:
-    model = words.build_classifier(np.ones((5, 2), np.float32), np.array([1.0, -1.0], np.float32), "INPUT_IDS", "ATTENTION_MASK", "LOGITS")
+    model = words.build_classifier(
+        np.ones((5, 2), np.float32),
+        np.array([1.0, -1.0], np.float32),
+        "INPUT_IDS",
+        "ATTENTION_MASK",
+        "LOGITS",
+    )
     answer = run(model, {"INPUT_IDS": np.array([[1, 2]]), "ATTENTION_MASK": np.array([[1, 0]])})
     np.testing.assert_allclose(answer, [[2.0, 0.0]])
     assert [output.name for output in model.graph.output] == ["LOGITS"]
@@ -69,15 +81,21 @@ def test_a_head_on_word_vectors_is_a_score_per_word() -> None:
         LinearHead(generator.normal(size=(6, 2)).astype(np.float32), np.zeros(2, np.float32)),
     )
     table = words.word_table(vectors, head)
-    np.testing.assert_allclose(table[[1, 4, 4]].mean(axis=0), vectors[[1, 4, 4]].mean(axis=0) @ head.weight, atol=1e-5)
+    np.testing.assert_allclose(
+        table[[1, 4, 4]].mean(axis=0), vectors[[1, 4, 4]].mean(axis=0) @ head.weight, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("filler", [0, IDS["york"]])
 def test_tags(filler: int) -> None:
     """The neighbour of the last token is padding, which must not count, whatever it is filled with."""
-    answer = run(words.build_tagger(words.tag_table(IDS)), padded([encoded(text) for text in TEXTS], filler))
+    answer = run(
+        words.build_tagger(words.tag_table(IDS)), padded([encoded(text) for text in TEXTS], filler)
+    )
     for row, text in zip(answer, TEXTS, strict=True):
-        np.testing.assert_allclose(row[: len(text)], golden_words.tag_logits(list(text)), atol=1e-5, rtol=0)
+        np.testing.assert_allclose(
+            row[: len(text)], golden_words.tag_logits(list(text)), atol=1e-5, rtol=0
+        )
     tags = [words.TAGS[best] for best in answer[0].argmax(axis=-1)]
     assert tags[1:10] == ["PERSON", "PERSON", "O", "PLACE", "PLACE", "O", "O", "O", "O"]
 
@@ -87,14 +105,28 @@ def test_pairs(filler: int) -> None:
     vectors = np.random.default_rng(2).normal(size=(3000, 24)).astype(np.float32)
     special = [IDS[token] for token in words.SPECIAL]
     scorer = golden_words.PairScorer(vectors.astype(np.float64), IDS)
-    pairs = [([2, 2100, 2900, 3], [2900, 2500, 3]), ([2, 2400, 3], [3]), ([2, 3], [2400, 3]), ([2, 2050, 2060, 2070, 3], [2070, 2999, 2050, 2333, 3])]
+    pairs = [
+        ([2, 2100, 2900, 3], [2900, 2500, 3]),
+        ([2, 2400, 3], [3]),
+        ([2, 3], [2400, 3]),
+        ([2, 2050, 2060, 2070, 3], [2070, 2999, 2050, 2333, 3]),
+    ]
     inputs = padded([[*first, *second] for first, second in pairs], filler)
     types = np.zeros_like(inputs["input_ids"])
     for row, (first, second) in enumerate(pairs):
         types[row, len(first) : len(first) + len(second)] = 1
-    answer = run(words.build_pair_scorer(*words.pair_tables(vectors, special)), {**inputs, "token_type_ids": types})
-    np.testing.assert_allclose(answer[:, 0], [scorer.logit(first, second) for first, second in pairs], atol=1e-4, rtol=0)
-    assert answer[0, 0] > answer[1, 0] == pytest.approx(-words.PAIR_SCALE * words.PAIR_MIDDLE, abs=1e-5)
+    answer = run(
+        words.build_pair_scorer(*words.pair_tables(vectors, special)),
+        {**inputs, "token_type_ids": types},
+    )
+    np.testing.assert_allclose(
+        answer[:, 0], [scorer.logit(first, second) for first, second in pairs], atol=1e-4, rtol=0
+    )
+    assert (
+        answer[0, 0]
+        > answer[1, 0]
+        == pytest.approx(-words.PAIR_SCALE * words.PAIR_MIDDLE, abs=1e-5)
+    )
 
 
 def test_colours() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from tests.support import builders
 from triton_pipelines.api.parse import parse
-from triton_pipelines.pipeline import build
-from triton_pipelines.pipeline.adapting import refusal_key
-from triton_pipelines.pipeline.graph import Graph
+from triton_pipelines.compile.graph import build
+from triton_pipelines.compile.graph.graph import Graph
+from triton_pipelines.compile.graph.ragged_eligibility import refusal_key
 
 MASK = {"name": "attention_mask", "dataType": "INT64", "dims": [-1]}
 IDS = {"name": "input_ids", "dataType": "INT64", "dims": [-1]}
@@ -32,12 +32,24 @@ def told(of: Graph) -> tuple[str, str]:
 HINDRANCES: dict[str, tuple[dict[str, Any], str]] = {
     "tensorrt": ({"optimization": {"tensorrt": {}}}, "TensorRT inside ONNX Runtime"),
     "batching off": ({"dynamicBatching": {"mode": "Disabled"}}, "its batching is off"),
-    "versions": ({"versionPolicy": {"all": {}}, "source": {"uri": "s3://models/folder"}}, "several versions"),
+    "versions": (
+        {"versionPolicy": {"all": {}}, "source": {"uri": "s3://models/folder"}},
+        "several versions",
+    ),
     "patched": ({"configPatch": {"batchInput": []}}, "configPatch writes batchInput"),
     "no mask": ({"inputs": [IDS]}, "it reads no attention mask"),
-    "own words": ({"inputs": [IDS, {**MASK, "ragged": "Disabled"}]}, "its input attention_mask says ragged or optional itself"),
-    "offsets": ({"inputs": [IDS, MASK, {"name": "offsets", "dataType": "INT64", "dims": [-1, 2]}]}, "its input offsets has a length of its own"),
-    "odd output": ({"outputs": [{"name": "scores", "dataType": "FP32", "dims": [2, -1]}]}, "output scores has dims [2, -1]"),
+    "own words": (
+        {"inputs": [IDS, {**MASK, "ragged": "Disabled"}]},
+        "its input attention_mask says ragged or optional itself",
+    ),
+    "offsets": (
+        {"inputs": [IDS, MASK, {"name": "offsets", "dataType": "INT64", "dims": [-1, 2]}]},
+        "its input offsets has a length of its own",
+    ),
+    "odd output": (
+        {"outputs": [{"name": "scores", "dataType": "FP32", "dims": [2, -1]}]},
+        "output scores has dims [2, -1]",
+    ),
 }
 
 
@@ -54,14 +66,28 @@ def test_what_stands_in_the_way_is_told_and_rows_are_padded(case: str) -> None:
 
 def test_one_vector_per_token_and_other_inputs_go_with_it() -> None:
     built = graph(
-        tokenizer={"outputs": [{"name": name} for name in ("input_ids", "attention_mask", "token_type_ids", "lengths")]},
-        model={"outputs": [{"name": "hidden", "dataType": "FP32", "dims": [-1, 8]}, {"name": "pooled", "dataType": "FP32", "dims": [8]}]},
+        tokenizer={
+            "outputs": [
+                {"name": name}
+                for name in ("input_ids", "attention_mask", "token_type_ids", "lengths")
+            ]
+        },
+        model={
+            "outputs": [
+                {"name": "hidden", "dataType": "FP32", "dims": [-1, 8]},
+                {"name": "pooled", "dataType": "FP32", "dims": [8]},
+            ]
+        },
         postprocess=None,
     )
     model = built.steps[1]
     assert told(built)[0] == "Ragged"
     assert model.flat == {"input_ids": 0, "attention_mask": 0, "token_type_ids": 0}
-    assert [entry.tensor.name for entry in model.inputs if entry.ragged] == ["input_ids", "attention_mask", "token_type_ids"]
+    assert [entry.tensor.name for entry in model.inputs if entry.ragged] == [
+        "input_ids",
+        "attention_mask",
+        "token_type_ids",
+    ]
 
 
 def test_on_cpu_each_request_keeps_its_length_and_the_file_is_left_alone() -> None:
@@ -70,8 +96,14 @@ def test_on_cpu_each_request_keeps_its_length_and_the_file_is_left_alone() -> No
         chosen, reason = told(built)
         assert (chosen, built.steps[1].flat) == ("Ragged", None)
         assert "a model on CPU pays for every padded token" in reason
-    fixed = graph(server={"gpu": {"count": 0}}, model={"inputs": [{**IDS, "dims": [512]}, {**MASK, "dims": [512]}]})
-    assert told(fixed) == ("Fixed", "Auto: spec.model: its inputs are declared with one length, so every row has 512 tokens")
+    fixed = graph(
+        server={"gpu": {"count": 0}},
+        model={"inputs": [{**IDS, "dims": [512]}, {**MASK, "dims": [512]}]},
+    )
+    assert told(fixed) == (
+        "Fixed",
+        "Auto: spec.model: its inputs are declared with one length, so every row has 512 tokens",
+    )
 
 
 def test_a_refused_file_is_padded_and_the_reason_kept() -> None:
@@ -92,5 +124,9 @@ def test_a_refusal_speaks_of_a_file_and_how_it_is_read() -> None:
 
     same = key()
     assert key(replicas=3, tokenizer={"maxLength": 9}) == same
-    others = [key(model={"source": {"revision": "2"}}), key(model={"inputs": [IDS, MASK]}), key(model={"source": {"uri": "s3://models/other.onnx"}})]
+    others = [
+        key(model={"source": {"revision": "2"}}),
+        key(model={"inputs": [IDS, MASK]}),
+        key(model={"source": {"uri": "s3://models/other.onnx"}}),
+    ]
     assert len({same, *others}) == 4

@@ -8,10 +8,16 @@ import pytest
 
 from tests.support.builders import built, options
 from triton_pipelines.api import Finding
-from triton_pipelines.pipeline import Options
+from triton_pipelines.compile.graph import Options
 
-TOKENS = [{"name": "input_ids", "dataType": "INT64", "dims": [-1]}, {"name": "attention_mask", "dataType": "INT64", "dims": [-1]}]
-VECTORS = [{"name": "hidden", "dataType": "FP32", "dims": [-1, 8]}, {"name": "mask", "dataType": "INT64", "dims": [-1]}]
+TOKENS = [
+    {"name": "input_ids", "dataType": "INT64", "dims": [-1]},
+    {"name": "attention_mask", "dataType": "INT64", "dims": [-1]},
+]
+VECTORS = [
+    {"name": "hidden", "dataType": "FP32", "dims": [-1, 8]},
+    {"name": "mask", "dataType": "INT64", "dims": [-1]},
+]
 CODE = {"platform": "python", "python": {"code": {"inline": "class TritonPythonModel: ..."}}}
 
 
@@ -152,7 +158,9 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
 def test_names_the_field_and_the_remedy(case: str) -> None:
     changes, path, words = WRONG[case]
     findings = built(**changes).findings
-    assert [item for item in findings if item.path == path and words in item.message], [str(item) for item in findings]
+    assert [item for item in findings if item.path == path and words in item.message], [
+        str(item) for item in findings
+    ]
 
 
 def test_a_right_resource_has_no_finding() -> None:
@@ -160,8 +168,14 @@ def test_a_right_resource_has_no_finding() -> None:
 
 
 def test_all_findings_come_at_once() -> None:
-    findings = built(postprocess={"labels": ["a"]}, server={"version": "23.01", "args": ["--http-port=1"]}).findings
-    assert {item.path for item in findings} == {"spec.postprocess.labels", "spec.server.version", "spec.server.args[0]"}
+    findings = built(
+        postprocess={"labels": ["a"]}, server={"version": "23.01", "args": ["--http-port=1"]}
+    ).findings
+    assert {item.path for item in findings} == {
+        "spec.postprocess.labels",
+        "spec.server.version",
+        "spec.server.args[0]",
+    }
 
 
 def test_a_password_is_not_repeated() -> None:
@@ -174,12 +188,22 @@ def test_own_code_may_be_forbidden() -> None:
     forbidden: Options = options(custom_code_allowed=False)
     changes = {"model": {**CODE, "source": None, **inputs()}}
     assert built(**changes).findings == []
-    assert [item.path for item in built(forbidden, **changes).findings] == ["spec.model.python.code"]
+    assert [item.path for item in built(forbidden, **changes).findings] == [
+        "spec.model.python.code"
+    ]
 
 
 @pytest.mark.parametrize("value", ["void", "none"])
 def test_a_pod_without_gpu_may_hide_the_nodes_gpus(value: str) -> None:
-    assert built(server={"gpu": {"count": 0}, "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": value}]}).findings == []
+    assert (
+        built(
+            server={
+                "gpu": {"count": 0},
+                "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": value}],
+            }
+        ).findings
+        == []
+    )
 
 
 PINNED = {"tokenizer": {"source": {"revision": "1"}}, "model": {"source": {"revision": "1"}}}
@@ -209,7 +233,9 @@ def test_lint_says_what_is_probably_not_meant(case: str) -> None:
     one = built(**changes)
     assert one.findings == []
     assert [(item.path, words in item.message) for item in one.warnings] == [(path, True)]
-    assert all(isinstance(item, Finding) and item.severity.value == "Warning" for item in one.warnings)
+    assert all(
+        isinstance(item, Finding) and item.severity.value == "Warning" for item in one.warnings
+    )
     assert "signature" not in str(one.warnings)
 
 

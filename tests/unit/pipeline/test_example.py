@@ -10,13 +10,20 @@ import pytest
 
 from tests.support.builders import Built, built
 from triton_pipelines.api.tensors import DataType
-from triton_pipelines.pipeline.example import EXAMPLE_BYTES_MAX, ExampleRequest, example_of, parse_element
+from triton_pipelines.compile.graph.example_request import (
+    EXAMPLE_BYTES_MAX,
+    ExampleRequest,
+    example_of,
+    parse_element,
+)
 
 CODE = {"platform": "python", "python": {"code": {"inline": "class TritonPythonModel: ..."}}}
 OUTPUTS = [{"name": "Y", "dataType": "FP32", "dims": [1]}]
 
 
-def own(inputs: list[dict[str, Any]], *, health: dict[str, Any] | None = None, **model: Any) -> Built:
+def own(
+    inputs: list[dict[str, Any]], *, health: dict[str, Any] | None = None, **model: Any
+) -> Built:
     """A pipeline of one python step that reads these inputs."""
     changes: dict[str, Any] = {
         "tokenizer": None,
@@ -35,7 +42,11 @@ def example(subject: Built) -> ExampleRequest:
 
 
 def health_findings(subject: Built) -> list[tuple[str, str]]:
-    return [(item.path, item.message) for item in subject.findings if item.path.startswith("spec.health")]
+    return [
+        (item.path, item.message)
+        for item in subject.findings
+        if item.path.startswith("spec.health")
+    ]
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------------
@@ -43,9 +54,19 @@ def health_findings(subject: Built) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(
     ("dims", "batch", "shape"),
-    [([1], 8, (1, 1)), ([-1], 8, (1, 1)), ([-1], 0, (1,)), ([1], 0, (1,)), ([1, -1], 0, (1, 1)), ([-1, 1], 0, (1, 1)), ([2, -1], 4, (1, 2, 1))],
+    [
+        ([1], 8, (1, 1)),
+        ([-1], 8, (1, 1)),
+        ([-1], 0, (1,)),
+        ([1], 0, (1,)),
+        ([1, -1], 0, (1, 1)),
+        ([-1, 1], 0, (1, 1)),
+        ([2, -1], 4, (1, 2, 1)),
+    ],
 )
-def test_a_text_has_the_shape_that_clients_send(dims: list[int], batch: int, shape: tuple[int, ...]) -> None:
+def test_a_text_has_the_shape_that_clients_send(
+    dims: list[int], batch: int, shape: tuple[int, ...]
+) -> None:
     subject = own([{"name": "TEXT", "dataType": "STRING", "dims": dims}], maxBatchSize=batch)
     found = example(subject)
     assert found.made_up
@@ -56,9 +77,14 @@ def test_a_text_has_the_shape_that_clients_send(dims: list[int], batch: int, sha
 
 @pytest.mark.proves("spec.health.text", "applied")
 def test_a_pair_of_texts_gets_the_text_twice() -> None:
-    subject = built(tokenizer={"inputs": {"text": "QUERY", "textPair": "PASSAGE"}}, health={"text": "Gr\u00fc\u00dfe"})
+    subject = built(
+        tokenizer={"inputs": {"text": "QUERY", "textPair": "PASSAGE"}},
+        health={"text": "Gr\u00fc\u00dfe"},
+    )
     found = example(subject)
-    assert {name: array.tolist() for name, array in found.inputs.items()} == {name: [["Gr\u00fc\u00dfe".encode()]] for name in ("QUERY", "PASSAGE")}
+    assert {name: array.tolist() for name, array in found.inputs.items()} == {
+        name: [["Gr\u00fc\u00dfe".encode()]] for name in ("QUERY", "PASSAGE")
+    }
     assert not found.made_up
     # Whoever wrote the text may know that the pipeline takes one row a request.
     assert found.repeat == 1
@@ -72,7 +98,9 @@ def test_what_a_model_answers_itself_is_not_held_to_finite_numbers() -> None:
 
 @pytest.mark.proves("spec.health.inference", "applied")
 def test_disabled_asks_nothing_and_warns_of_nothing() -> None:
-    subject = own([{"name": "X", "dataType": "FP32", "dims": [4]}], health={"inference": "Disabled"})
+    subject = own(
+        [{"name": "X", "dataType": "FP32", "dims": [4]}], health={"inference": "Disabled"}
+    )
     assert example_of(subject.pipeline, subject.graph) is None
     assert not [item for item in subject.warnings if item.path.startswith("spec.health")]
 
@@ -81,7 +109,12 @@ def test_disabled_asks_nothing_and_warns_of_nothing() -> None:
 
 
 def test_without_an_example_for_numbers_only_readiness_is_asked_and_lint_says_so() -> None:
-    subject = own([{"name": "TEXT", "dataType": "STRING", "dims": [1]}, {"name": "K", "dataType": "INT32", "dims": [1]}])
+    subject = own(
+        [
+            {"name": "TEXT", "dataType": "STRING", "dims": [1]},
+            {"name": "K", "dataType": "INT32", "dims": [1]},
+        ]
+    )
     assert not subject.findings
     assert example_of(subject.pipeline, subject.graph) is None
     (warning,) = [item for item in subject.warnings if item.path == "spec.health.inputs"]
@@ -94,7 +127,12 @@ def test_a_text_for_a_pipeline_that_reads_more_has_no_effect_and_lint_says_so() 
     assert [item.path for item in subject.warnings if item.path == "spec.health.text"]
 
 
-SEQUENCES = {"sequenceBatching": {"strategy": "Direct", "controls": [{"name": "START", "kind": "START"}, {"name": "ID", "kind": "CORRID"}]}}
+SEQUENCES = {
+    "sequenceBatching": {
+        "strategy": "Direct",
+        "controls": [{"name": "START", "kind": "START"}, {"name": "ID", "kind": "CORRID"}],
+    }
+}
 TEXT = {"name": "TEXT", "dataType": "STRING", "dims": [1]}
 
 
@@ -102,13 +140,26 @@ def test_a_pipeline_with_sequences_is_asked_only_with_an_example_of_its_own() ->
     subject = own([TEXT], **SEQUENCES)
     assert not subject.findings
     assert example_of(subject.pipeline, subject.graph) is None
-    assert "model keeps sequences" in next(item.message for item in subject.warnings if item.path == "spec.health.inputs")
-    found = example(own([TEXT], health={"inputs": [{"name": "TEXT", "shape": [1, 1], "data": ["a"]}]}, **SEQUENCES))
+    assert "model keeps sequences" in next(
+        item.message for item in subject.warnings if item.path == "spec.health.inputs"
+    )
+    found = example(
+        own(
+            [TEXT],
+            health={"inputs": [{"name": "TEXT", "shape": [1, 1], "data": ["a"]}]},
+            **SEQUENCES,
+        )
+    )
     assert (found.sequence, found.text_ids) == (True, False)
 
 
 def test_ids_of_sequences_have_the_type_of_the_control() -> None:
-    sequences = {"sequenceBatching": {"strategy": "Direct", "controls": [{"name": "ID", "kind": "CORRID", "dataType": "STRING"}]}}
+    sequences = {
+        "sequenceBatching": {
+            "strategy": "Direct",
+            "controls": [{"name": "ID", "kind": "CORRID", "dataType": "STRING"}],
+        }
+    }
     assert example(own([TEXT], health={"text": "a"}, **sequences)).text_ids
 
 
@@ -135,11 +186,19 @@ TYPES = [
     ("UINT8", ["0", "255", "1", "2"], np.array([0, 255, 1, 2], np.uint8)),
     ("UINT16", ["0", "65535", "1", "2"], np.array([0, 65535, 1, 2], np.uint16)),
     ("UINT32", ["0", "4294967295", "1", "2"], np.array([0, 4294967295, 1, 2], np.uint32)),
-    ("UINT64", ["0", "18446744073709551615", "1", "2"], np.array([0, 18446744073709551615, 1, 2], np.uint64)),
+    (
+        "UINT64",
+        ["0", "18446744073709551615", "1", "2"],
+        np.array([0, 18446744073709551615, 1, 2], np.uint64),
+    ),
     ("INT8", ["-128", "127", "+1", "2"], np.array([-128, 127, 1, 2], np.int8)),
     ("INT16", ["-32768", "32767", "1", "2"], np.array([-32768, 32767, 1, 2], np.int16)),
     ("INT32", ["-2147483648", "7", "1", "2"], np.array([-2147483648, 7, 1, 2], np.int32)),
-    ("INT64", ["-9223372036854775808", "9223372036854775807", "1", "2"], np.array([-(2**63), 2**63 - 1, 1, 2], np.int64)),
+    (
+        "INT64",
+        ["-9223372036854775808", "9223372036854775807", "1", "2"],
+        np.array([-(2**63), 2**63 - 1, 1, 2], np.int64),
+    ),
     ("FP16", ["0.5", "-65504", "1e-3", ".25"], np.array([0.5, -65504, 1e-3, 0.25], np.float16)),
     ("FP32", ["0.5", "-3e38", "1e-3", "2."], np.array([0.5, -3e38, 1e-3, 2], np.float32)),
     ("FP64", ["0.1", "-1e300", "1e-3", "2"], np.array([0.1, -1e300, 1e-3, 2], np.float64)),
@@ -154,7 +213,10 @@ TYPES = [
 @pytest.mark.proves("spec.health.inputs[].data", "applied")
 @pytest.mark.parametrize(("kind", "data", "expected"), TYPES, ids=[kind for kind, _, _ in TYPES])
 def test_elements_of_every_type(kind: str, data: list[str], expected: Any) -> None:
-    subject = own([{"name": "X", "dataType": kind, "dims": [2, -1]}], health={"inputs": [{"name": "X", "shape": [1, 2, 2], "data": data}]})
+    subject = own(
+        [{"name": "X", "dataType": kind, "dims": [2, -1]}],
+        health={"inputs": [{"name": "X", "shape": [1, 2, 2], "data": data}]},
+    )
     array = example(subject).inputs["X"]
     assert array.dtype == expected.dtype
     assert array.tolist() == expected.reshape(1, 2, 2).tolist()
@@ -166,7 +228,10 @@ def test_every_type_is_among_them() -> None:
 
 @pytest.mark.proves("spec.health.inputs[].data", "applied")
 def test_a_single_element_stands_for_all() -> None:
-    subject = own([{"name": "X", "dataType": "FP32", "dims": [3, 4, 4]}], health={"inputs": [{"name": "X", "shape": [2, 3, 4, 4], "data": ["0.25"]}]})
+    subject = own(
+        [{"name": "X", "dataType": "FP32", "dims": [3, 4, 4]}],
+        health={"inputs": [{"name": "X", "shape": [2, 3, 4, 4], "data": ["0.25"]}]},
+    )
     array = example(subject).inputs["X"]
     assert array.shape == (2, 3, 4, 4)
     assert set(array.ravel().tolist()) == {0.25}
@@ -192,7 +257,10 @@ def test_a_single_element_stands_for_all() -> None:
 def test_what_is_none_of_its_type(kind: str, text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         parse_element(text, DataType(kind))
-    subject = own([{"name": "X", "dataType": kind, "dims": [1]}], health={"inputs": [{"name": "X", "shape": [1, 1], "data": [text]}]})
+    subject = own(
+        [{"name": "X", "dataType": kind, "dims": [1]}],
+        health={"inputs": [{"name": "X", "shape": [1, 1], "data": [text]}]},
+    )
     ((path, message),) = health_findings(subject)
     assert path == "spec.health.inputs[0].data[0]"
     assert message.startswith(f"{text!r} {words}")
@@ -206,7 +274,11 @@ B = {"name": "B", "dataType": "FP32", "dims": [-1]}
 @pytest.mark.parametrize(
     ("inputs", "path", "words"),
     [
-        ([{"name": "C", "shape": [1, 1], "data": ["1"]}], "spec.health.inputs[0].name", "'C' is no input of the pipeline; it has A, B"),
+        (
+            [{"name": "C", "shape": [1, 1], "data": ["1"]}],
+            "spec.health.inputs[0].name",
+            "'C' is no input of the pipeline; it has A, B",
+        ),
         ([{"name": "A", "shape": [1, 1], "data": ["1"]}], "spec.health.inputs", "leaves out B"),
         (
             [{"name": name, "shape": [1, 2, 1], "data": ["1"]} for name in "AB"],
@@ -224,7 +296,10 @@ B = {"name": "B", "dataType": "FP32", "dims": [-1]}
             "has 2 elements, but shape [1, 3] has 3",
         ),
         (
-            [{"name": "A", "shape": [1, 1], "data": ["1"]}, {"name": "B", "shape": [2, 1], "data": ["1"]}],
+            [
+                {"name": "A", "shape": [1, 1], "data": ["1"]},
+                {"name": "B", "shape": [2, 1], "data": ["1"]},
+            ],
             "spec.health.inputs",
             "inputs differ in rows, the first number of their shapes: A 1, B 2",
         ),
@@ -235,7 +310,9 @@ B = {"name": "B", "dataType": "FP32", "dims": [-1]}
         ),
     ],
 )
-def test_what_is_no_request_of_this_pipeline(inputs: list[dict[str, Any]], path: str, words: str) -> None:
+def test_what_is_no_request_of_this_pipeline(
+    inputs: list[dict[str, Any]], path: str, words: str
+) -> None:
     found = health_findings(own([A, B], maxBatchSize=8, health={"inputs": inputs}))
     assert (path, True) in [(where, words in message) for where, message in found]
 

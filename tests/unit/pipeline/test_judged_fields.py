@@ -8,7 +8,7 @@ import pytest
 from tests.corpus import good
 from tests.support.meaning import OPTIONS
 from triton_pipelines.api import parse
-from triton_pipelines.pipeline import build, check, lint
+from triton_pipelines.compile.graph import build, check, lint
 
 TEXTS: dict[str, Any] = next(sample.document for sample in good() if sample.name == "pair")
 
@@ -22,35 +22,60 @@ def _told(**changes: dict[str, Any]) -> dict[str, str]:
     assert pipeline is not None, findings
     assert findings == []
     graph = build(pipeline, OPTIONS)
-    return {finding.path: finding.message for finding in (*check(pipeline, graph, OPTIONS), *lint(pipeline, graph, OPTIONS))}
+    return {
+        finding.path: finding.message
+        for finding in (*check(pipeline, graph, OPTIONS), *lint(pipeline, graph, OPTIONS))
+    }
 
 
 @pytest.mark.proves("spec.model.lengths.max", "behaviour")
 def test_texts_longer_than_the_model_takes_are_warned_of() -> None:
-    assert "256: longer texts will fail; set it to 256" in _told(model={"lengths": {"max": 256}})["spec.tokenizer.maxLength"]
+    assert (
+        "256: longer texts will fail; set it to 256"
+        in _told(model={"lengths": {"max": 256}})["spec.tokenizer.maxLength"]
+    )
     assert "spec.tokenizer.maxLength" not in _told(model={"lengths": {"max": 512}})
 
 
 @pytest.mark.proves("spec.model.lengths.min", "behaviour")
 def test_buckets_shorter_than_the_model_takes_are_warned_of() -> None:
     bucketed = {"padding": "Bucketed", "buckets": [16, 32]}
-    assert _told(tokenizer=bucketed, model={"lengths": {"min": 32}})["spec.tokenizer.buckets[0]"].startswith(
-        "16 is outside of spec.model.lengths, 32 to"
+    assert _told(tokenizer=bucketed, model={"lengths": {"min": 32}})[
+        "spec.tokenizer.buckets[0]"
+    ].startswith("16 is outside of spec.model.lengths, 32 to")
+    assert "spec.tokenizer.buckets[0]" not in _told(
+        tokenizer=bucketed, model={"lengths": {"min": 16}}
     )
-    assert "spec.tokenizer.buckets[0]" not in _told(tokenizer=bucketed, model={"lengths": {"min": 16}})
 
 
 @pytest.mark.proves("spec.server.version", "behaviour")
 def test_the_release_decides_what_a_server_takes() -> None:
     new = {"maxInflightRequests": 8}
-    assert "came with 25.11" in _told(ensemble=new, server={"version": "24.10"})["spec.ensemble.maxInflightRequests"]
-    assert "spec.ensemble.maxInflightRequests" not in _told(ensemble=new, server={"version": "25.11"})
+    assert (
+        "came with 25.11"
+        in _told(ensemble=new, server={"version": "24.10"})["spec.ensemble.maxInflightRequests"]
+    )
+    assert "spec.ensemble.maxInflightRequests" not in _told(
+        ensemble=new, server={"version": "25.11"}
+    )
 
 
 @pytest.mark.proves("spec.slo.p99Milliseconds", "behaviour")
 @pytest.mark.proves("spec.slo.networkAndQueueBudgetMilliseconds", "behaviour")
 def test_a_delay_that_uses_the_goal_up_is_warned_of() -> None:
-    path, waiting = "spec.model.dynamicBatching.maxQueueDelayMicroseconds", {"dynamicBatching": {"maxQueueDelayMicroseconds": 15_000}}
-    assert "(10 ms)" in _told(model=waiting, slo={"p99Milliseconds": 20, "networkAndQueueBudgetMilliseconds": 10})[path]
-    assert path not in _told(model=waiting, slo={"p99Milliseconds": 20, "networkAndQueueBudgetMilliseconds": 2})
-    assert path not in _told(model=waiting, slo={"p99Milliseconds": 50, "networkAndQueueBudgetMilliseconds": 10})
+    path, waiting = (
+        "spec.model.dynamicBatching.maxQueueDelayMicroseconds",
+        {"dynamicBatching": {"maxQueueDelayMicroseconds": 15_000}},
+    )
+    assert (
+        "(10 ms)"
+        in _told(
+            model=waiting, slo={"p99Milliseconds": 20, "networkAndQueueBudgetMilliseconds": 10}
+        )[path]
+    )
+    assert path not in _told(
+        model=waiting, slo={"p99Milliseconds": 20, "networkAndQueueBudgetMilliseconds": 2}
+    )
+    assert path not in _told(
+        model=waiting, slo={"p99Milliseconds": 50, "networkAndQueueBudgetMilliseconds": 10}
+    )

@@ -7,10 +7,16 @@ from typing import Any
 import pytest
 
 from tests.support.builders import built
-from triton_pipelines.pipeline.linting import _labels
+from triton_pipelines.compile.graph.lint_warnings import _labels
 
-CODE: dict[str, Any] = {"platform": "python", "python": {"code": {"inline": "class TritonPythonModel: ..."}}}
-PINNED: dict[str, Any] = {"tokenizer": {"source": {"revision": "1"}}, "model": {"source": {"revision": "1"}}}
+CODE: dict[str, Any] = {
+    "platform": "python",
+    "python": {"code": {"inline": "class TritonPythonModel: ..."}},
+}
+PINNED: dict[str, Any] = {
+    "tokenizer": {"source": {"revision": "1"}},
+    "model": {"source": {"revision": "1"}},
+}
 QUEUE: dict[str, Any] = {"dynamicBatching": {"queuePolicy": {"maxQueueSize": 9}}}
 GOOD: dict[str, Any] = {"tokenizer": {**PINNED["tokenizer"], **QUEUE}, "model": PINNED["model"]}
 LOGITS: dict[str, Any] = {"name": "logits", "dataType": "FP32", "dims": [2]}
@@ -22,7 +28,10 @@ OWN_TOKENIZER: dict[str, Any] = {
 
 def reading(**tensors: str) -> list[dict[str, Any]]:
     """Inputs of these names, each with the token tensor that it reads."""
-    return [{"name": name, "dataType": "INT64", "dims": [-1], "from": f"tokenizer.{tensor}"} for name, tensor in tensors.items()]
+    return [
+        {"name": name, "dataType": "INT64", "dims": [-1], "from": f"tokenizer.{tensor}"}
+        for name, tensor in tensors.items()
+    ]
 
 
 WARNED: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -54,28 +63,51 @@ def test_one_warning_names_the_field_and_the_remedy(case: str) -> None:
     changes, path, words = WARNED[case]
     one = built(**changes)
     assert one.findings == []
-    assert [(item.path, words in item.message) for item in one.warnings] == [(path, True)], one.warnings
+    assert [(item.path, words in item.message) for item in one.warnings] == [(path, True)], (
+        one.warnings
+    )
 
 
 @pytest.mark.parametrize(
     "model",
     [
-        {"inputs": reading(INPUT__0="input_ids", INPUT__1="attention_mask"), "outputs": [{**LOGITS, "name": "OUTPUT__0"}]},
-        {"inputs": reading(input_ids="input_ids", attention_mask="attention_mask"), "outputs": [LOGITS]},  # arguments of forward, or in this order
-        {"inputs": reading(a__b__0="input_ids", a___1="attention_mask"), "outputs": [LOGITS]},  # no index: Triton splits at the first two underscores
+        {
+            "inputs": reading(INPUT__0="input_ids", INPUT__1="attention_mask"),
+            "outputs": [{**LOGITS, "name": "OUTPUT__0"}],
+        },
+        {
+            "inputs": reading(input_ids="input_ids", attention_mask="attention_mask"),
+            "outputs": [LOGITS],
+        },  # arguments of forward, or in this order
+        {
+            "inputs": reading(a__b__0="input_ids", a___1="attention_mask"),
+            "outputs": [LOGITS],
+        },  # no index: Triton splits at the first two underscores
     ],
     ids=["indexes", "names", "underscores"],
 )
 def test_lint_takes_names_that_torchscript_has_one_meaning_for(model: dict[str, Any]) -> None:
-    assert built(**{**GOOD, "model": {**PINNED["model"], "platform": "pytorch_libtorch", **model}}).warnings == []
+    assert (
+        built(
+            **{**GOOD, "model": {**PINNED["model"], "platform": "pytorch_libtorch", **model}}
+        ).warnings
+        == []
+    )
 
 
 def test_lint_takes_buckets_for_a_backend_that_batches_equal_lengths() -> None:
-    assert built(**{**GOOD, "tokenizer": {**GOOD["tokenizer"], "padding": "Bucketed", "buckets": [8]}}).warnings == []
+    assert (
+        built(
+            **{**GOOD, "tokenizer": {**GOOD["tokenizer"], "padding": "Bucketed", "buckets": [8]}}
+        ).warnings
+        == []
+    )
 
 
 def test_lint_does_not_judge_the_lengths_of_an_own_tokenizer() -> None:
-    fixed = [{**output, "dims": [700]} for output in OWN_TOKENIZER["outputs"]]  # longer than any default
+    fixed = [
+        {**output, "dims": [700]} for output in OWN_TOKENIZER["outputs"]
+    ]  # longer than any default
     model = {**GOOD["model"], "lengths": {"max": 128}, "inputs": reading(ids="ids", mask="mask")}
     assert built(tokenizer={**OWN_TOKENIZER, "outputs": fixed}, model=model).warnings == []
 

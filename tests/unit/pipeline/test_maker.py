@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import built
-from triton_pipelines.pipeline.maker import with_maker
+from triton_pipelines.compile.graph.tensor_origin import with_maker
 
 MADE = "(made by spec.model: step model declares its output as logits FP32[2], and has to answer just that)"
 
@@ -23,7 +23,10 @@ MADE = "(made by spec.model: step model declares its output as logits FP32[2], a
             "max_batch_size in the model config requires a batch dimension to be prepended to each input shape. If you want to specify the full shape\n",
             "in ensemble 'sentiment', unexpected shape for input 'logits' for model 'postprocess'. Expected [-1,2], got [2,3,1]",
         ),
-        ("input byte size mismatch for input 'logits' for model 'postprocess'. Expected 12, got 0", None),
+        (
+            "input byte size mismatch for input 'logits' for model 'postprocess'. Expected 12, got 0",
+            None,
+        ),
         ("input 'logits' has no shape but model requires batch dimension for 'postprocess'", None),
         (
             "expected 1 inputs but got 0 inputs for model 'postprocess'. Got input(s) [], but missing required input(s) ['logits']. Please provide all "
@@ -38,8 +41,16 @@ def test_what_a_step_reads(said: str, told: str | None) -> None:
 
 def test_what_clients_read() -> None:
     graph = built(postprocess=None).graph
-    assert with_maker(graph, "output logits is FP64, declared FP32") == f"output logits is FP64, declared FP32 {MADE}"
-    for fault in ("is missing from the answer", "has 1 rows for 2 rows of input", "has shape [2, 3, 1], declared [-1, 2]", "is empty: shape [2, 0]"):
+    assert (
+        with_maker(graph, "output logits is FP64, declared FP32")
+        == f"output logits is FP64, declared FP32 {MADE}"
+    )
+    for fault in (
+        "is missing from the answer",
+        "has 1 rows for 2 rows of input",
+        "has shape [2, 3, 1], declared [-1, 2]",
+        "is empty: shape [2, 0]",
+    ):
         assert with_maker(graph, f"output logits {fault}").endswith(MADE)
 
 
@@ -55,4 +66,9 @@ def test_what_clients_read() -> None:
     ],
 )
 def test_what_no_step_made(said: str) -> None:
-    assert with_maker(built(postprocess=None).graph if said.startswith("output") else built().graph, said) == said
+    assert (
+        with_maker(
+            built(postprocess=None).graph if said.startswith("output") else built().graph, said
+        )
+        == said
+    )

@@ -10,11 +10,18 @@ from tritonclient.grpc import model_config_pb2
 
 from tests.support.raggedbackend import config_of
 from triton_pipelines.api.tensors import DataType
-from triton_pipelines.pipeline.graph import Tensor
-from triton_pipelines.pipeline.ragged import ragged_config, ragged_inputs, ragged_obstacles
-from triton_pipelines.render.judge import judge
+from triton_pipelines.compile.graph.graph import Tensor
+from triton_pipelines.compile.graph.ragged_config import (
+    ragged_config,
+    ragged_inputs,
+    ragged_obstacles,
+)
+from triton_pipelines.compile.validation import judge
 
-IDS, MASK, TYPES = (Tensor(name, DataType.INT64, (-1,)) for name in ("input_ids", "attention_mask", "token_type_ids"))
+IDS, MASK, TYPES = (
+    Tensor(name, DataType.INT64, (-1,))
+    for name in ("input_ids", "attention_mask", "token_type_ids")
+)
 AGE = Tensor("age", DataType.FP32, (1,))
 LOGITS, HIDDEN = Tensor("logits", DataType.FP32, (2,)), Tensor("hidden", DataType.FP32, (-1, 8))
 
@@ -41,8 +48,17 @@ def test_the_config_of_an_adapted_model() -> None:
 
 
 def test_token_ids_come_first_whatever_their_order_and_name() -> None:
-    assert [tensor.name for tensor in ragged_inputs([TYPES, MASK, IDS])] == ["input_ids", "token_type_ids", "attention_mask"]
-    assert ragged_config([TYPES, replace(MASK, name="MASK"), replace(IDS, name="INPUT_IDS")], [HIDDEN]).batch_outputs[0].source == "INPUT_IDS"
+    assert [tensor.name for tensor in ragged_inputs([TYPES, MASK, IDS])] == [
+        "input_ids",
+        "token_type_ids",
+        "attention_mask",
+    ]
+    assert (
+        ragged_config([TYPES, replace(MASK, name="MASK"), replace(IDS, name="INPUT_IDS")], [HIDDEN])
+        .batch_outputs[0]
+        .source
+        == "INPUT_IDS"
+    )
 
 
 def test_a_step_that_can_be_adapted_has_no_obstacle() -> None:
@@ -53,19 +69,43 @@ def test_a_step_that_can_be_adapted_has_no_obstacle() -> None:
     ("inputs", "outputs", "words"),
     [
         ([replace(IDS, dims=(128,))], [LOGITS], "no input has dims [-1]"),
-        ([IDS, replace(AGE, dims=(-1, 2))], [LOGITS], "input age has dims [-1, 2]: only [-1] is possible"),
-        ([IDS, replace(MASK, data_type=DataType.FP32)], [LOGITS], "input attention_mask is FP32: token tensors are INT64 or INT32"),
+        (
+            [IDS, replace(AGE, dims=(-1, 2))],
+            [LOGITS],
+            "input age has dims [-1, 2]: only [-1] is possible",
+        ),
+        (
+            [IDS, replace(MASK, data_type=DataType.FP32)],
+            [LOGITS],
+            "input attention_mask is FP32: token tensors are INT64 or INT32",
+        ),
         ([IDS, replace(MASK, reshape=(-1, 1))], [LOGITS], "input attention_mask is reshaped"),
-        ([IDS, replace(MASK, name="input_ids__shape")], [LOGITS], "input input_ids__shape has the name that the lengths of input_ids need"),
-        ([IDS], [replace(HIDDEN, dims=(12, -1, -1))], "output hidden has dims [12, -1, -1]: only the first axis"),
+        (
+            [IDS, replace(MASK, name="input_ids__shape")],
+            [LOGITS],
+            "input input_ids__shape has the name that the lengths of input_ids need",
+        ),
+        (
+            [IDS],
+            [replace(HIDDEN, dims=(12, -1, -1))],
+            "output hidden has dims [12, -1, -1]: only the first axis",
+        ),
         ([IDS], [replace(HIDDEN, reshape=(-1, 2, 4))], "output hidden is reshaped"),
-        ([IDS], [replace(LOGITS, data_type=DataType.STRING)], "output logits is STRING, which has no value to mark a row"),
+        (
+            [IDS],
+            [replace(LOGITS, data_type=DataType.STRING)],
+            "output logits is STRING, which has no value to mark a row",
+        ),
     ],
 )
-def test_declared_tensors_that_cannot_be(inputs: list[Tensor], outputs: list[Tensor], words: str) -> None:
+def test_declared_tensors_that_cannot_be(
+    inputs: list[Tensor], outputs: list[Tensor], words: str
+) -> None:
     (said,) = ragged_obstacles(inputs, outputs, 8)
     assert words in said
 
 
 def test_a_step_without_batches() -> None:
-    assert list(ragged_obstacles([IDS], [LOGITS], 0)) == ["maxBatchSize is 0: batches need at least 1"]
+    assert list(ragged_obstacles([IDS], [LOGITS], 0)) == [
+        "maxBatchSize is 0: batches need at least 1"
+    ]

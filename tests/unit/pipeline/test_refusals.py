@@ -25,6 +25,11 @@ def test_the_schema_takes_it_and_the_operator_names_the_field(sample: Sample) ->
     assert findings
     for finding in findings:
         written = re.sub(r"\[\d+\]", "[]", finding.path)
-        known = any(written == path or written == f"{path}[]" or (written.startswith(f"{path}.") and path.endswith("configPatch")) for path in PATHS)
+        known = any(
+            written == path
+            or written == f"{path}[]"
+            or (written.startswith(f"{path}.") and path.endswith("configPatch"))
+            for path in PATHS
+        )
         assert known, f"{finding.path} is no field"
         assert len(finding.message) > 20

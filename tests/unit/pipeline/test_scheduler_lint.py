@@ -6,7 +6,7 @@ import pytest
 
 from tests.support import builders
 from triton_pipelines.api.parse import parse
-from triton_pipelines.pipeline import Options, build, check, lint
+from triton_pipelines.compile.graph import Options, build, check, lint
 
 CODE = {"platform": "python", "python": {"code": {"inline": "pass"}}, "source": None}
 STATE = {"inputName": "S", "outputName": "T", "dataType": "FP32", "dims": [1]}
@@ -16,19 +16,49 @@ LIBRARY = {"source": {"uri": "s3://b/lib.so", "revision": "1"}}
 @pytest.mark.parametrize(
     ("model", "path", "words"),
     [
-        ({"batchStrategy": LIBRARY}, "dynamicBatching.maxQueueDelayMicroseconds", "its limit does not hold"),
-        ({"batchStrategy": LIBRARY, "dynamicBatching": {"maxQueueDelayMicroseconds": 1000}}, None, ""),
         (
-            {**CODE, "sequenceBatching": {"strategy": "Direct", "controls": [{"name": "ID", "kind": "CORRID", "dataType": "STRING"}]}},
+            {"batchStrategy": LIBRARY},
+            "dynamicBatching.maxQueueDelayMicroseconds",
+            "its limit does not hold",
+        ),
+        (
+            {"batchStrategy": LIBRARY, "dynamicBatching": {"maxQueueDelayMicroseconds": 1000}},
+            None,
+            "",
+        ),
+        (
+            {
+                **CODE,
+                "sequenceBatching": {
+                    "strategy": "Direct",
+                    "controls": [{"name": "ID", "kind": "CORRID", "dataType": "STRING"}],
+                },
+            },
             "sequenceBatching.controls[0].dataType",
             "fails every request",
         ),
-        ({**CODE, "sequenceBatching": {"strategy": "Direct", "controls": [{"name": "ID", "kind": "CORRID"}]}}, None, ""),
-        ({**CODE, "sequenceBatching": {"strategy": "Direct", "states": [STATE]}}, "sequenceBatching.states", "never stores them"),
+        (
+            {
+                **CODE,
+                "sequenceBatching": {
+                    "strategy": "Direct",
+                    "controls": [{"name": "ID", "kind": "CORRID"}],
+                },
+            },
+            None,
+            "",
+        ),
+        (
+            {**CODE, "sequenceBatching": {"strategy": "Direct", "states": [STATE]}},
+            "sequenceBatching.states",
+            "never stores them",
+        ),
         ({"sequenceBatching": {"strategy": "Direct", "states": [STATE]}}, None, ""),
     ],
 )
-def test_says_what_does_not_work_as_meant(model: dict[str, Any], path: str | None, words: str) -> None:
+def test_says_what_does_not_work_as_meant(
+    model: dict[str, Any], path: str | None, words: str
+) -> None:
     pipeline, findings = parse(builders.document(model=model))
     assert pipeline is not None
     assert findings == []

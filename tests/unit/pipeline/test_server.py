@@ -9,7 +9,14 @@ import pytest
 from kubernetes.utils.quantity import parse_quantity
 
 from tests.support.builders import built, options
-from triton_pipelines.pipeline.server import bytes_of, cpu, memory, millis, server_version, sizes
+from triton_pipelines.compile.graph.server_settings import (
+    bytes_of,
+    cpu,
+    memory,
+    millis,
+    server_version,
+    sizes,
+)
 
 MI, GI = 2**20, 2**30
 
@@ -42,7 +49,10 @@ def test_cpu_is_read_as_kubernetes_does(text: str) -> None:
     assert millis(text) == math.ceil(parse_quantity(text) * 1000)
 
 
-@pytest.mark.parametrize("text", ["0", "1", "1Ki", "1.5Ki", "400Mi", "300M", "1.5Gi", "2T", "2Ti", "1000m", "1500m", "0.5"])
+@pytest.mark.parametrize(
+    "text",
+    ["0", "1", "1Ki", "1.5Ki", "400Mi", "300M", "1.5Gi", "2T", "2Ti", "1000m", "1500m", "0.5"],
+)
 def test_memory_is_read_as_kubernetes_does(text: str) -> None:
     assert bytes_of(text) == math.ceil(parse_quantity(text))
 
@@ -54,7 +64,16 @@ def test_other_spellings_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"), [(0, "0"), (1, "1m"), (1500, "1500m"), (2000, "2"), (999_000, "999"), (1_000_000, "1k"), (1_500_000, "1500")]
+    ("given", "expected"),
+    [
+        (0, "0"),
+        (1, "1m"),
+        (1500, "1500m"),
+        (2000, "2"),
+        (999_000, "999"),
+        (1_000_000, "1k"),
+        (1_500_000, "1500"),
+    ],
 )
 def test_cpu_is_spelled_as_the_api_server_stores_it(given: int, expected: str) -> None:
     assert cpu(given) == expected
@@ -114,7 +133,15 @@ CASES: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, str, str, str, str
 
 
 @pytest.mark.parametrize(("changes", "substitute", "expected"), CASES)
-def test_sizes(changes: dict[str, Any], substitute: tuple[str, ...], expected: tuple[str, str, str, str, str]) -> None:
+def test_sizes(
+    changes: dict[str, Any], substitute: tuple[str, ...], expected: tuple[str, str, str, str, str]
+) -> None:
     one = built(options(substitute_runner=frozenset(substitute)), **changes)
     size = sizes(one.pipeline, one.graph)
-    assert (size.cpu_request, size.cpu_limit, size.memory_request, size.memory_limit, size.shared_memory) == expected
+    assert (
+        size.cpu_request,
+        size.cpu_limit,
+        size.memory_request,
+        size.memory_limit,
+        size.shared_memory,
+    ) == expected

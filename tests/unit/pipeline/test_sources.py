@@ -7,7 +7,11 @@ import pytest
 from tests.support.meaning import rendered
 from triton_pipelines.api.loadplan import FetchKind
 
-HEAD = {"apiVersion": "tritonpipelines.io/v1alpha1", "kind": "InferencePipeline", "metadata": {"name": "p"}}
+HEAD = {
+    "apiVersion": "tritonpipelines.io/v1alpha1",
+    "kind": "InferencePipeline",
+    "metadata": {"name": "p"},
+}
 INPUTS = [{"name": "x", "dataType": "FP32", "dims": [4]}]
 OUTPUTS = [{"name": "y", "dataType": "FP32", "dims": [2]}]
 
@@ -27,9 +31,16 @@ def _fetch(source: dict[str, Any]) -> tuple[FetchKind, str | None, bool]:
         ({"uri": "hf://acme/sst2", "fileName": "sst2.onnx"}, FetchKind.MODEL, "sst2.onnx", False),
         # A web server has no listing: the one file is all that can be asked for.
         ({"uri": "https://models.example.com/sst2/"}, FetchKind.MODEL, "model.onnx", False),
-        ({"uri": "https://models.example.com/sst2/", "fileName": "sst2.onnx"}, FetchKind.MODEL, "sst2.onnx", False),
+        (
+            {"uri": "https://models.example.com/sst2/", "fileName": "sst2.onnx"},
+            FetchKind.MODEL,
+            "sst2.onnx",
+            False,
+        ),
         ({"uri": "https://models.example.com/sst2.onnx"}, FetchKind.FILE, None, False),
     ],
 )
-def test_a_models_source(source: dict[str, Any], kind: FetchKind, file: str | None, whole: bool) -> None:
+def test_a_models_source(
+    source: dict[str, Any], kind: FetchKind, file: str | None, whole: bool
+) -> None:
     assert _fetch(source) == (kind, file, whole)

@@ -14,12 +14,17 @@ from triton_pipelines.api import names
 from triton_pipelines.api.conditions import KIND_OF, Kind, Reason
 from triton_pipelines.api.loadplan import Finding, LoadReport
 from triton_pipelines.api.loadplan import Reason as LoadReason
-from triton_pipelines.loader.redact import redact_url
-from triton_pipelines.reconcile.observed import ModelState, Object, Observed, Pod, Probe
-from triton_pipelines.reconcile.plan import Context, Plan, plan
+from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
+from triton_pipelines.controllers.pipeline.snapshot import ModelState, Object, Observed, Pod, Probe
+from triton_pipelines.redaction import redact_url
 
 GPU = "nvidia.com/gpu"
-GOOD_PROBE = Probe(dt.datetime(2026, 1, 1, tzinfo=dt.UTC), True, (ModelState("model", "READY"),), inference_error="")
+GOOD_PROBE = Probe(
+    dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
+    True,
+    (ModelState("model", "READY"),),
+    inference_error="",
+)
 
 
 def waiting(reason: str, message: str = "") -> Object:
@@ -45,20 +50,36 @@ class Scene:
         self.nodes: tuple[Object, ...] | None = None
 
     def pod(
-        self, *, ready: bool = False, loader: Object | None = None, server: Object | None = None, placed: Object | None = None, **more: Any
+        self,
+        *,
+        ready: bool = False,
+        loader: Object | None = None,
+        server: Object | None = None,
+        placed: Object | None = None,
+        **more: Any,
     ) -> Scene:
         name = f"pod-{len(self.pods)}"
         template = self.world.deployment["spec"]["template"]
         condition = {"type": "PodScheduled", "status": "True", **(placed or {})}
         raw: Object = {
-            "metadata": {"name": name, "uid": name, "labels": template["metadata"]["labels"], "creationTimestamp": rfc3339(self.world.now)},
+            "metadata": {
+                "name": name,
+                "uid": name,
+                "labels": template["metadata"]["labels"],
+                "creationTimestamp": rfc3339(self.world.now),
+            },
             "spec": template["spec"],
             "status": {
                 "phase": "Running",
                 "podIP": "10.0.0.1",
-                "conditions": [condition, {"type": "Ready", "status": "True" if ready else "False"}],
+                "conditions": [
+                    condition,
+                    {"type": "Ready", "status": "True" if ready else "False"},
+                ],
                 "initContainerStatuses": [{"name": names.CONTAINER_LOADER, **(loader or ended(0))}],
-                "containerStatuses": [{"name": names.CONTAINER_SERVER, "ready": ready, **(server or RUNNING)}],
+                "containerStatuses": [
+                    {"name": names.CONTAINER_SERVER, "ready": ready, **(server or RUNNING)}
+                ],
             },
         }
         if ready:
@@ -75,8 +96,20 @@ class Scene:
 
     def plan(self) -> Plan:
         world = self.world
-        observed = Observed(world.document, world.children, tuple(map(Pod.of, self.pods)), self.probes, {}, world.missing_sources, self.nodes)
-        decided = plan(observed, Context(world.options, lambda uid, revision: f"key of {uid} {revision}"), world.now)
+        observed = Observed(
+            world.document,
+            world.children,
+            tuple(map(Pod.of, self.pods)),
+            self.probes,
+            {},
+            world.missing_sources,
+            self.nodes,
+        )
+        decided = plan(
+            observed,
+            Context(world.options, lambda uid, revision: f"key of {uid} {revision}"),
+            world.now,
+        )
         if decided.status is not None:
             status_validator().validate(decided.status)
         return decided
@@ -87,14 +120,20 @@ class Scene:
         return {item["type"]: item for item in status["conditions"]}
 
     def told(self) -> dict[str, str]:
-        return {kind: f"{item['status']} {item['reason']}" for kind, item in self.conditions().items()}
+        return {
+            kind: f"{item['status']} {item['reason']}" for kind, item in self.conditions().items()
+        }
 
     def message(self) -> str:
         return str(self.conditions()["Ready"]["message"])
 
 
 def report(reason: LoadReason, message: str, field: str) -> str:
-    return LoadReport(ok=False, revision="r", findings=(Finding(step="model", reason=reason, message=message, field=field),)).to_json()
+    return LoadReport(
+        ok=False,
+        revision="r",
+        findings=(Finding(step="model", reason=reason, message=message, field=field),),
+    ).to_json()
 
 
 def test_nothing_there_yet() -> None:
@@ -108,23 +147,43 @@ def test_nothing_there_yet() -> None:
 
 
 def test_first_rollout_step_by_step() -> None:
-    assert Scene().pod(loader=RUNNING, server=waiting("PodInitializing")).told()["Ready"] == "False Loading"
+    assert (
+        Scene().pod(loader=RUNNING, server=waiting("PodInitializing")).told()["Ready"]
+        == "False Loading"
+    )
     assert Scene().pod(server=RUNNING).told()["Ready"] == "False Loading"
     served = Scene().pod(ready=True)
-    assert served.told() == {"Ready": "True Succeeded", "Available": "True Serving", "ModelsReady": "True Succeeded"}
+    assert served.told() == {
+        "Ready": "True Succeeded",
+        "Available": "True Serving",
+        "ModelsReady": "True Succeeded",
+    }
     assert "1 of 1 pods" in served.message()
-    assert served.conditions()["Available"]["message"].startswith("1 pod answers requests (revision ")
-    assert served.pod(ready=True).conditions()["Available"]["message"].startswith("2 pods answer requests (revision ")
+    assert served.conditions()["Available"]["message"].startswith(
+        "1 pod answers requests (revision "
+    )
+    assert (
+        served.pod(ready=True)
+        .conditions()["Available"]["message"]
+        .startswith("2 pods answer requests (revision ")
+    )
 
 
 def test_a_ready_pod_owes_a_test_inference() -> None:
-    for probe in (None, Probe(GOOD_PROBE.at, True), Probe(GOOD_PROBE.at, False, error="cannot be reached")):
+    for probe in (
+        None,
+        Probe(GOOD_PROBE.at, True),
+        Probe(GOOD_PROBE.at, False, error="cannot be reached"),
+    ):
         scene = Scene().pod(ready=True).probe(probe)
         assert scene.told()["Ready"] == "False Progressing", probe
         assert scene.told()["Available"] == "True Serving"
         assert "waiting for a test inference on 1" in scene.message()
     assert "cannot be reached" in scene.message()
-    assert Scene(health={"inference": "Disabled"}).pod(ready=True).probe(None).told()["Ready"] == "True Succeeded"
+    assert (
+        Scene(health={"inference": "Disabled"}).pod(ready=True).probe(None).told()["Ready"]
+        == "True Succeeded"
+    )
 
 
 def test_inference_failing() -> None:
@@ -151,14 +210,20 @@ NO_GPU = {
 
 def node(name: str, gpus: str | None, product: str = "") -> Object:
     labels = {"nvidia.com/gpu.product": product} if product else {}
-    return {"metadata": {"name": name, "labels": labels}, "status": {"allocatable": {GPU: gpus} if gpus else {}}}
+    return {
+        "metadata": {"name": name, "labels": labels},
+        "status": {"allocatable": {GPU: gpus} if gpus else {}},
+    }
 
 
 def test_no_gpu_says_what_was_asked_and_what_is_offered() -> None:
     scene = Scene(server={"gpu": {"count": 4}}).pod(placed=NO_GPU)
     assert scene.told()["Ready"] == "False WaitingForGPU"
     assert scene.told()["Reconciling"] == "True WaitingForGPU"
-    assert "asks for 4 nvidia.com/gpu; scheduler: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu" in scene.message()
+    assert (
+        "asks for 4 nvidia.com/gpu; scheduler: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu"
+        in scene.message()
+    )
     assert "preemption" not in scene.message()
     scene.nodes = (node("a", "2", "Tesla-T4"), node("b", "0"))
     assert "nodes offer a: 2 (Tesla-T4); " in scene.message()
@@ -169,7 +234,12 @@ def test_no_gpu_says_what_was_asked_and_what_is_offered() -> None:
 
 
 def test_other_shortages_name_the_resource() -> None:
-    scene = Scene().pod(placed=merge(NO_GPU, {"message": "0/2 nodes are available: 2 Insufficient memory, 1 Insufficient cpu."}))
+    scene = Scene().pod(
+        placed=merge(
+            NO_GPU,
+            {"message": "0/2 nodes are available: 2 Insufficient memory, 1 Insufficient cpu."},
+        )
+    )
     assert scene.told()["Ready"] == "False WaitingForResources"
     assert "short of cpu, memory" in scene.message()
     assert "nvidia.com/gpu" in scene.message()
@@ -211,11 +281,27 @@ def test_what_the_loader_found(said: LoadReason, reason: Reason, abnormal: str, 
 
 def test_the_finding_that_only_the_user_can_mend_speaks() -> None:
     findings = (
-        Finding(step="tokenizer", reason=LoadReason.SOURCE_UNAVAILABLE, message="timeout", field="spec.tokenizer.source"),
-        Finding(step="model", reason=LoadReason.MODEL_MISMATCH, message="FP16 is not FP32", field="spec.model"),
-        Finding(step="tokenizer", reason=LoadReason.TOKENIZER_SETTINGS_IGNORED, message="just so you know"),
+        Finding(
+            step="tokenizer",
+            reason=LoadReason.SOURCE_UNAVAILABLE,
+            message="timeout",
+            field="spec.tokenizer.source",
+        ),
+        Finding(
+            step="model",
+            reason=LoadReason.MODEL_MISMATCH,
+            message="FP16 is not FP32",
+            field="spec.model",
+        ),
+        Finding(
+            step="tokenizer",
+            reason=LoadReason.TOKENIZER_SETTINGS_IGNORED,
+            message="just so you know",
+        ),
     )
-    scene = Scene().pod(loader=ended(2, LoadReport(ok=False, revision="r", findings=findings).to_json()))
+    scene = Scene().pod(
+        loader=ended(2, LoadReport(ok=False, revision="r", findings=findings).to_json())
+    )
     assert scene.told()["Ready"] == "False ModelMismatch"
     assert "spec.tokenizer.source: timeout; spec.model: FP16 is not FP32" in scene.message()
     assert "just so you know" not in scene.message()
@@ -228,12 +314,18 @@ def test_loader_without_report() -> None:
 
 
 def test_a_load_that_succeeded_after_a_failure_is_forgiven() -> None:
-    loader = ended(0) | ended(3, report(LoadReason.SOURCE_UNAVAILABLE, "once", "spec.model.source"), phase="lastState")
+    loader = ended(0) | ended(
+        3, report(LoadReason.SOURCE_UNAVAILABLE, "once", "spec.model.source"), phase="lastState"
+    )
     assert Scene().pod(loader=loader).told()["Ready"] == "False Loading"
 
 
 def test_crash_loop_shows_the_end_of_the_log() -> None:
-    server = {"restartCount": 5, **waiting("CrashLoopBackOff"), **ended(139, "x" * 2000 + "Segmentation fault", phase="lastState")}
+    server = {
+        "restartCount": 5,
+        **waiting("CrashLoopBackOff"),
+        **ended(139, "x" * 2000 + "Segmentation fault", phase="lastState"),
+    }
     scene = Scene().pod(server=server)
     assert scene.told()["Ready"] == "False ServerCrashed"
     assert "5 restarts" in scene.message()
@@ -242,7 +334,10 @@ def test_crash_loop_shows_the_end_of_the_log() -> None:
 
 
 def test_a_model_that_triton_cannot_load() -> None:
-    states = (ModelState("model", "UNAVAILABLE", "unexpected shape for input"), ModelState("old", "UNAVAILABLE", "unloaded"))
+    states = (
+        ModelState("model", "UNAVAILABLE", "unexpected shape for input"),
+        ModelState("old", "UNAVAILABLE", "unloaded"),
+    )
     scene = Scene().pod().probe(Probe(GOOD_PROBE.at, False, states))
     assert scene.told()["Ready"] == "False ModelFailed"
     assert scene.told()["Stalled"] == "True ModelFailed"
@@ -273,7 +368,11 @@ def test_suspended() -> None:
 
 def test_being_suspended_is_not_yet_suspended() -> None:
     scene = Scene(suspend="Enabled").pod(ready=True)
-    assert scene.told() == {"Ready": "False Draining", "Available": "True Serving", "Reconciling": "True Draining"}
+    assert scene.told() == {
+        "Ready": "False Draining",
+        "Available": "True Serving",
+        "Reconciling": "True Draining",
+    }
     assert "1 pods have to go" in scene.message()
 
 
@@ -285,13 +384,20 @@ def test_more_pods_than_wanted_is_not_ready_yet() -> None:
 
 def test_no_replicas_wanted() -> None:
     scene = Scene(replicas=0)
-    assert scene.told() == {"Ready": "True Succeeded", "Available": "False NoPods", "ModelsReady": "Unknown WaitingForPods"}
+    assert scene.told() == {
+        "Ready": "True Succeeded",
+        "Available": "False NoPods",
+        "ModelsReady": "Unknown WaitingForPods",
+    }
 
 
 def test_all_findings_of_an_invalid_spec_in_one_message() -> None:
     world = World().settle()
     children = dict(world.children)
-    world.change(postprocess={"labels": ["a", "b", "c"]}, server={"args": ["--model-repository=/x", "--log-verbose=1"]})
+    world.change(
+        postprocess={"labels": ["a", "b", "c"]},
+        server={"args": ["--model-repository=/x", "--log-verbose=1"]},
+    )
     decided = world.step()
     assert (decided.apply, decided.delete) == ((), ())
     assert world.children == children
@@ -313,10 +419,16 @@ def test_all_findings_of_an_invalid_spec_in_one_message() -> None:
 
 def test_missing_config_map_source_is_waited_for() -> None:
     world = World(builders.document(model={"source": {"uri": "configmap://weights/model.onnx"}}))
-    world.missing_sources = {"model": "spec.model.source.uri: there is no ConfigMap weights; create it"}
+    world.missing_sources = {
+        "model": "spec.model.source.uri: there is no ConfigMap weights; create it"
+    }
     decided = world.step()
     assert decided.apply == ()
-    assert world.told() == {"Ready": "False SourceUnavailable", "Available": "False NoPods", "Reconciling": "True SourceUnavailable"}
+    assert world.told() == {
+        "Ready": "False SourceUnavailable",
+        "Available": "False NoPods",
+        "Reconciling": "True SourceUnavailable",
+    }
     assert world.status["observedGeneration"] == 0
     assert decided.requeue_after is not None
     world.missing_sources, world.digests = {}, {"model": "1" * 64}
@@ -375,7 +487,18 @@ def test_transition_times_move_with_the_status_value_alone() -> None:
 
 def test_what_a_pod_says_never_breaks_the_schema() -> None:
     told = LoadReport.model_validate(
-        {"ok": True, "revision": "r", "sources": [{"step": "model", "uri": "s3://x/y", "resolvedRevision": "e" * 3000, "sha256": "a" * 64}]}
+        {
+            "ok": True,
+            "revision": "r",
+            "sources": [
+                {
+                    "step": "model",
+                    "uri": "s3://x/y",
+                    "resolvedRevision": "e" * 3000,
+                    "sha256": "a" * 64,
+                }
+            ],
+        }
     )
     scene = Scene().pod(ready=True, loader=ended(0, told.to_json()))
     status = scene.plan().status  # validated there
@@ -389,12 +512,23 @@ def test_the_longest_spec_never_breaks_the_schema() -> None:
     """A status that the API server refuses would leave a pipeline without any word about it."""
     dims = [1] * 16
     widest = {"outputs": [{"name": "n" * 256, "dataType": "FP32", "dims": dims}]}
-    status = Scene(model=widest, postprocess={"type": "None", "labels": None, "topK": None}).pod(ready=True).plan().status  # validated there
+    status = (
+        Scene(model=widest, postprocess={"type": "None", "labels": None, "topK": None})
+        .pod(ready=True)
+        .plan()
+        .status
+    )  # validated there
     assert status is not None
     assert status["ensemble"]["outputs"][0]["shape"] == [-1, *dims]
     address = f"https://files.example/{'a' * 1000}?s"
     assert len(address) == 1024
-    told = LoadReport.model_validate({"ok": True, "revision": "r", "sources": [{"step": "model", "uri": redact_url(address), "sha256": "a" * 64}]})
+    told = LoadReport.model_validate(
+        {
+            "ok": True,
+            "revision": "r",
+            "sources": [{"step": "model", "uri": redact_url(address), "sha256": "a" * 64}],
+        }
+    )
     status = Scene().pod(ready=True, loader=ended(0, told.to_json())).plan().status
     assert status is not None
     assert status["sources"][0]["uri"].startswith(address[:1000])

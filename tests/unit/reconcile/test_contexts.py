@@ -6,7 +6,7 @@ import asyncio
 
 import structlog
 
-from triton_pipelines.reconcile.queue import Key, Result, WorkQueue
+from triton_pipelines.cluster.work_queue import Key, Result, WorkQueue
 
 
 async def test_passes_side_by_side_log_under_their_own_names() -> None:

@@ -11,22 +11,32 @@ import pytest
 from tests.support import builders
 from tests.support.worlds import ModelPod, World, rfc3339
 from triton_pipelines.api import names
-from triton_pipelines.reconcile.cpuowner import taken_by
-from triton_pipelines.reconcile.observed import Memory
-from triton_pipelines.reconcile.plan import Plan
+from triton_pipelines.controllers.pipeline.cpu_field_owner import taken_by
+from triton_pipelines.controllers.pipeline.plan import Plan
+from triton_pipelines.controllers.pipeline.snapshot import Memory
 
-SPEC: dict[str, Any] = {"scaling": {"cpuResize": "InPlace"}, "tokenizer": {"instances": {"initial": 1, "min": 1, "max": 4}}}
+SPEC: dict[str, Any] = {
+    "scaling": {"cpuResize": "InPlace"},
+    "tokenizer": {"instances": {"initial": 1, "min": 1, "max": 4}},
+}
 VPA = "vpa-updater"
 
 
 def world(pods: int = 1) -> World:
     made = World(builders.document(replicas=pods, **SPEC)).settle()
-    made.children["ConfigMap", names.live_name(made.name)]["data"][names.KEY_PODS] = json.dumps({"cpuMillis": 3750})
+    made.children["ConfigMap", names.live_name(made.name)]["data"][names.KEY_PODS] = json.dumps(
+        {"cpuMillis": 3750}
+    )
     return made.settle()
 
 
 def writes(
-    made: World, cpu: str, manager: str = VPA, pod: int = 0, subresource: str = "resize", fields: tuple[str, ...] = ("limits", "requests")
+    made: World,
+    cpu: str,
+    manager: str = VPA,
+    pod: int = 0,
+    subresource: str = "resize",
+    fields: tuple[str, ...] = ("limits", "requests"),
 ) -> None:
     """Somebody resizes a pod, and the API server notes who."""
     target = made.pods[pod]
@@ -88,7 +98,11 @@ def test_who_resizes_again_is_named_and_left_alone() -> None:
     assert made.condition("Ready")["status"] == "True"
 
 
-@pytest.mark.parametrize("managers", [(VPA, "kubectl"), (VPA, "kubectl", "tuner"), tuple("abcdefg")], ids=["two", "three", "seven"])
+@pytest.mark.parametrize(
+    "managers",
+    [(VPA, "kubectl"), (VPA, "kubectl", "tuner"), tuple("abcdefg")],
+    ids=["two", "three", "seven"],
+)
 def test_who_take_turns_are_named_and_left_alone(managers: tuple[str, ...]) -> None:
     made, resizes, events = world(), 0, []
     for number in range(60):
@@ -147,8 +161,13 @@ def test_it_is_taken_back_when_nobody_has_it_any_more() -> None:
     assert taken_by(made.memory) == ""
 
 
-@pytest.mark.parametrize(("manager", "subresource"), [("kubectl", ""), ("kubelet", "status"), (names.MANAGER_CHILDREN, "resize")])
-def test_what_no_other_resize_wrote_is_mended_as_often_as_it_comes(manager: str, subresource: str) -> None:
+@pytest.mark.parametrize(
+    ("manager", "subresource"),
+    [("kubectl", ""), ("kubelet", "status"), (names.MANAGER_CHILDREN, "resize")],
+)
+def test_what_no_other_resize_wrote_is_mended_as_often_as_it_comes(
+    manager: str, subresource: str
+) -> None:
     made, resizes = world(), 0
     for number in range(4):
         writes(made, f"{2 + number % 2}", manager=manager, subresource=subresource)
@@ -175,7 +194,9 @@ def test_only_what_deviates_makes_an_owner() -> None:
 class Admitted(World):
     """A cluster whose Vertical Pod Autoscaler changes pods at their admission: ``vpa`` is what it says, and the ``cpu`` that it gives."""
 
-    vpa: str = "Pod resources updated by sentiment: container 0: cpu request, memory request, cpu limit"
+    vpa: str = (
+        "Pod resources updated by sentiment: container 0: cpu request, memory request, cpu limit"
+    )
     cpu: str = "2"
 
     def _create(self, count: int, template: str) -> None:
@@ -197,7 +218,12 @@ class Admitted(World):
     def resize(self, decided: Plan) -> None:
         super().resize(decided)
         if decided.resize is not None:
-            writes(self, str(decided.resize.limit) + "m", names.MANAGER_CHILDREN, [pod.name for pod in self.pods].index(decided.resize.pod))
+            writes(
+                self,
+                str(decided.resize.limit) + "m",
+                names.MANAGER_CHILDREN,
+                [pod.name for pod in self.pods].index(decided.resize.pod),
+            )
 
 
 def evicted(made: World) -> None:
@@ -238,7 +264,9 @@ def test_an_autoscaler_that_evicts_what_is_resized_is_named_and_left_alone() -> 
         "somebody's own words: container 0: cpu limit",
     ],
 )
-def test_what_no_autoscaler_says_it_has_written_at_admission_is_mended_in_each_pod(said: str) -> None:
+def test_what_no_autoscaler_says_it_has_written_at_admission_is_mended_in_each_pod(
+    said: str,
+) -> None:
     """As a policy that rounds numbers does it, which takes no pod away."""
     made = Admitted(builders.document(replicas=1, **SPEC), vpa=said)
     made.step()

@@ -11,19 +11,39 @@ from tests.support import builders
 from tests.support.worlds import START, World
 from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import LoadReport, ReportSource, ResolvedSources
-from triton_pipelines.reconcile.healing import DEAD_LOOKS, DEAD_LOOKS_ALONE, HEAL_INTERVAL, Healing, heal
-from triton_pipelines.reconcile.observed import DEAD_KEPT, DEAD_WINDOW, Memory, Observed, Pod, Probe
+from triton_pipelines.controllers.pipeline.pod_repair import (
+    DEAD_LOOKS,
+    DEAD_LOOKS_ALONE,
+    HEAL_INTERVAL,
+    Healing,
+    heal,
+)
+from triton_pipelines.controllers.pipeline.snapshot import (
+    DEAD_KEPT,
+    DEAD_WINDOW,
+    Memory,
+    Observed,
+    Pod,
+    Probe,
+)
 
 GONE = "Stub process 'tokenizer_0_0' is not healthy."
 REVISION = "0123456789"
 RESOLVED = {REVISION: {"model": {"revision": "first"}}}
 
 
-def pod(name: str, loaded: str = "first", *, ready: bool = True, age: int = 0, leaving: bool = False) -> Pod:
+def pod(
+    name: str, loaded: str = "first", *, ready: bool = True, age: int = 0, leaving: bool = False
+) -> Pod:
     """A pod that loaded this."""
     source = ReportSource(step="model", uri="s3://models/model.onnx", resolved_revision=loaded)
     message = LoadReport(ok=True, revision=REVISION, sources=(source,)).to_json()
-    metadata = {"name": name, "uid": name, "labels": {names.LABEL_REVISION: REVISION}, "creationTimestamp": f"2026-01-01T00:00:{30 - age:02}Z"}
+    metadata = {
+        "name": name,
+        "uid": name,
+        "labels": {names.LABEL_REVISION: REVISION},
+        "creationTimestamp": f"2026-01-01T00:00:{30 - age:02}Z",
+    }
     if leaving:
         metadata["deletionTimestamp"] = "2026-01-01T00:01:00Z"
     return Pod.of(
@@ -31,18 +51,33 @@ def pod(name: str, loaded: str = "first", *, ready: bool = True, age: int = 0, l
             "metadata": metadata,
             "status": {
                 "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
-                "initContainerStatuses": [{"name": names.CONTAINER_LOADER, "state": {"terminated": {"exitCode": 0, "message": message}}}],
+                "initContainerStatuses": [
+                    {
+                        "name": names.CONTAINER_LOADER,
+                        "state": {"terminated": {"exitCode": 0, "message": message}},
+                    }
+                ],
             },
         }
     )
 
 
-def healed(*pods: Pod, probes: dict[str, Probe] | None = None, memory: Memory | None = None, now: dt.datetime = START) -> list[str]:
+def healed(
+    *pods: Pod,
+    probes: dict[str, Probe] | None = None,
+    memory: Memory | None = None,
+    now: dt.datetime = START,
+) -> list[str]:
     """Names of the pods that go."""
     return [one.name for one in decide(*pods, probes=probes, memory=memory, now=now).pods]
 
 
-def decide(*pods: Pod, probes: dict[str, Probe] | None = None, memory: Memory | None = None, now: dt.datetime = START) -> Healing:
+def decide(
+    *pods: Pod,
+    probes: dict[str, Probe] | None = None,
+    memory: Memory | None = None,
+    now: dt.datetime = START,
+) -> Healing:
     resolved = ResolvedSources.model_validate(RESOLVED).root
     observed = Observed({"metadata": {"name": "sentiment"}}, {}, pods, probes or {})
     return heal(observed, resolved, memory or Memory(), now)
@@ -81,7 +116,9 @@ def test_the_step_and_the_event_say_what_was_loaded() -> None:
     (event,) = found.events
     assert event.warning
     assert event.reason == "SourceChanged"
-    assert event.note.startswith("pod b is deleted and loads again what is recorded: s3://models/model.onnx")
+    assert event.note.startswith(
+        "pod b is deleted and loads again what is recorded: s3://models/model.onnx"
+    )
 
 
 def test_pods_that_start_side_by_side_while_the_source_changes_end_with_one_content() -> None:
@@ -90,7 +127,9 @@ def test_pods_that_start_side_by_side_while_the_source_changes_end_with_one_cont
     assert len({one.loaded for one in world.serving}) == 1
     assert len(world.serving) == 3
     assert any(deletion.kind == "Pod" for decided in world.log for deletion in decided.delete)
-    recorded = json.loads(world.children["ConfigMap", names.live_name(world.name)]["data"][names.KEY_RESOLVED])
+    recorded = json.loads(
+        world.children["ConfigMap", names.live_name(world.name)]["data"][names.KEY_RESOLVED]
+    )
     assert {one.loaded for one in world.serving} == {recorded[world.deployed]["model"]["revision"]}
 
 
@@ -133,7 +172,9 @@ GOOD = looks("good")
         (["wrong"] * 20, False, False),
     ],
 )
-def test_a_dead_process_costs_the_pod_its_life_sooner_where_another_serves(said: list[str], alone: bool, beside: bool) -> None:
+def test_a_dead_process_costs_the_pod_its_life_sooner_where_another_serves(
+    said: list[str], alone: bool, beside: bool
+) -> None:
     broken = looks(*said)
     assert healed(pod("a"), probes={"a": broken}) == (["a"] if alone else [])
     assert healed(pod("a"), pod("b"), probes={"a": broken, "b": GOOD}) == (["a"] if beside else [])
@@ -157,7 +198,15 @@ def test_one_pod_at_a_time_and_no_more_often_than_the_interval() -> None:
     assert GONE in event.note
     memory = Memory.parse(first.memory.to_json())
     assert healed(pod("b"), probes={"b": broken}, memory=memory) == []
-    assert healed(pod("b"), probes={"b": broken}, memory=memory, now=START + HEAL_INTERVAL - dt.timedelta(seconds=1)) == []
+    assert (
+        healed(
+            pod("b"),
+            probes={"b": broken},
+            memory=memory,
+            now=START + HEAL_INTERVAL - dt.timedelta(seconds=1),
+        )
+        == []
+    )
     assert healed(pod("b"), probes={"b": broken}, memory=memory, now=START + HEAL_INTERVAL) == ["b"]
 
 

@@ -13,15 +13,17 @@ import yaml
 from tests.support import builders
 from tests.support.worlds import BAD, World
 from triton_pipelines.api import names, parse
-from triton_pipelines.reconcile import keeping
-from triton_pipelines.reconcile.observed import Observed
+from triton_pipelines.controllers.pipeline import last_good_spec
+from triton_pipelines.controllers.pipeline.snapshot import Observed
 
 # Refused by a rule of the schema, and by a check of the whole.
 INVALID: dict[str, dict[str, Any]] = {
     "schema": {"tokenizer": {"maxLength": "many"}},
     "check": {"postprocess": {"labels": ["a", "b", "c"]}},
 }
-MISSING = {"model": "spec.model.source: configmap://weights/model.onnx: there is no ConfigMap weights in namespace nlp; create it"}
+MISSING = {
+    "model": "spec.model.source: configmap://weights/model.onnx: there is no ConfigMap weights in namespace nlp; create it"
+}
 
 
 def broken(how: str, **spec: Any) -> World:
@@ -55,14 +57,19 @@ CHILDREN = ["Deployment", "Service", "NetworkPolicy", "PodDisruptionBudget", "re
 def test_a_deleted_child_of_the_running_revision_comes_back(kind: str, how: str) -> None:
     world = broken(how)
     revision, pods = world.deployed, [pod.name for pod in world.pods]
-    named = {"live": names.live_name(world.name), "revision": names.revision_name(world.name, revision)}
+    named = {
+        "live": names.live_name(world.name),
+        "revision": names.revision_name(world.name, revision),
+    }
     key = ("ConfigMap", named[kind]) if kind in named else (kind, world.name)
     before = world.children.pop(key)
     world.settle()
     for field in ("spec", "data"):
         if kind != "live":
             assert world.children[key].get(field) == before.get(field)
-    assert world.children[key].get("data", {}).get(names.KEY_ACCEPTED) == before.get("data", {}).get(names.KEY_ACCEPTED)
+    assert world.children[key].get("data", {}).get(names.KEY_ACCEPTED) == before.get(
+        "data", {}
+    ).get(names.KEY_ACCEPTED)
     assert (world.deployed, [pod.name for pod in world.pods]) == (revision, pods)
     assert world.condition("Ready")["reason"] == reason(how)
     assert world.told()["Available"] == "True Serving"
@@ -78,7 +85,11 @@ def test_everything_deleted_at_once_comes_back(how: str) -> None:
     world.children = {kept: world.children[kept]}
     world.pods.clear()
     world.settle()
-    assert (world.deployed, {pod.revision for pod in world.serving}, len(world.serving)) == (revision, {revision}, 2)
+    assert (world.deployed, {pod.revision for pod in world.serving}, len(world.serving)) == (
+        revision,
+        {revision},
+        2,
+    )
     assert world.condition("Ready")["reason"] == reason(how)
 
 
@@ -91,7 +102,9 @@ EDITS: list[tuple[str, list[Any], Any]] = [
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize(("kind", "path", "value"), EDITS, ids=[f"{kind}-{path[-1]}" for kind, path, _ in EDITS])
+@pytest.mark.parametrize(
+    ("kind", "path", "value"), EDITS, ids=[f"{kind}-{path[-1]}" for kind, path, _ in EDITS]
+)
 def test_an_edited_child_is_repaired(kind: str, path: list[Any], value: Any, how: str) -> None:
     world = broken(how)
     before = world.edit(kind, path, value)
@@ -106,7 +119,9 @@ def test_a_rollout_that_has_begun_goes_on() -> None:
     new = world.deployed
     spoiled(world).settle()
     assert old != new
-    assert {pod.revision for pod in world.serving} == {new} == {world.status["servingRevision"]} or world.memory.proven == new
+    assert {pod.revision for pod in world.serving} == {new} == {
+        world.status["servingRevision"]
+    } or world.memory.proven == new
     assert world.memory.proven == new
 
 
@@ -128,7 +143,9 @@ def test_a_rollout_that_has_begun_is_taken_back() -> None:
 def test_a_valid_spec_is_acted_on_again() -> None:
     world = broken("check")
     old = world.deployed
-    world.change(postprocess={"labels": ["negative", "positive"]}, tokenizer={"maxLength": 96}).settle()
+    world.change(
+        postprocess={"labels": ["negative", "positive"]}, tokenizer={"maxLength": 96}
+    ).settle()
     assert world.deployed != old
     assert world.told()["Ready"] == "True Succeeded"
 
@@ -136,7 +153,10 @@ def test_a_valid_spec_is_acted_on_again() -> None:
 def test_a_new_release_of_the_operator_rolls_nothing_out_for_an_invalid_spec() -> None:
     world = broken("check")
     before = copy.deepcopy(world.deployment["spec"])
-    world.options = builders.options(server_image="registry.example/tritonserver:24.12-py3", loader_image="registry.example/triton-pipelines:9")
+    world.options = builders.options(
+        server_image="registry.example/tritonserver:24.12-py3",
+        loader_image="registry.example/triton-pipelines:9",
+    )
     world.settle()
     assert world.deployment["spec"] == before
 
@@ -149,7 +169,15 @@ def test_without_a_spec_that_was_ever_good_nothing_is_made() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"spec": 3, "digests": {}}', '{"spec": {}, "digests": {}}', '{"spec": {"model": 1}, "digests": []}']
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"spec": 3, "digests": {}}',
+        '{"spec": {}, "digests": {}}',
+        '{"spec": {"model": 1}, "digests": []}',
+    ],
 )
 def test_a_record_that_somebody_broke_is_no_fault(text: str) -> None:
     world = broken("check")
@@ -163,15 +191,19 @@ def test_a_record_that_somebody_broke_is_no_fault(text: str) -> None:
 
 
 def test_a_spec_that_is_very_long_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "KEPT_MAX", 100)
+    monkeypatch.setattr(last_good_spec, "KEPT_MAX", 100)
     world = World(builders.document()).settle()
-    assert names.KEY_ACCEPTED not in world.children["ConfigMap", names.live_name(world.name)]["data"]
+    assert (
+        names.KEY_ACCEPTED not in world.children["ConfigMap", names.live_name(world.name)]["data"]
+    )
 
 
-def test_a_spec_that_is_very_long_takes_the_place_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spec_that_is_very_long_takes_the_place_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Else what is kept would be what nobody has wanted for a while."""
     world = World(builders.document(server={"networkPolicy": {"mode": "Disabled"}})).settle()
-    monkeypatch.setattr(keeping, "KEPT_MAX", 100)
+    monkeypatch.setattr(last_good_spec, "KEPT_MAX", 100)
     world.change(server={"networkPolicy": {"mode": "Enabled"}}, replicas=3).settle()
     monkeypatch.undo()
     live = world.children["ConfigMap", names.live_name(world.name)]["data"]
@@ -190,25 +222,34 @@ def test_what_is_recorded_asks_for_the_same(path: Path) -> None:
     pipeline, findings = parse(document)
     assert pipeline is not None
     assert not findings
-    recorded = keeping.accepted_data(pipeline, Observed(document), held=False)
+    recorded = last_good_spec.accepted_data(pipeline, Observed(document), held=False)
     again, findings = parse({**document, "spec": json.loads(recorded[names.KEY_ACCEPTED])["spec"]})
     assert (again, findings) == (pipeline, [])
     # As an API server stores it, which writes defaults out: the record is what `tritonpipe render --manifests` prints.
-    stored, findings = parse({**document, "spec": pipeline.model_dump(mode="json", by_alias=True, exclude_none=True)["spec"]})
+    stored, findings = parse(
+        {
+            **document,
+            "spec": pipeline.model_dump(mode="json", by_alias=True, exclude_none=True)["spec"],
+        }
+    )
     assert stored is not None
-    assert keeping.accepted_data(stored, Observed(document), held=False) == recorded
+    assert last_good_spec.accepted_data(stored, Observed(document), held=False) == recorded
 
 
 def test_what_is_recorded_is_the_spec_as_it_was_acted_on() -> None:
     world = broken("check")
-    recorded = json.loads(world.children["ConfigMap", names.live_name(world.name)]["data"][names.KEY_ACCEPTED])
+    recorded = json.loads(
+        world.children["ConfigMap", names.live_name(world.name)]["data"][names.KEY_ACCEPTED]
+    )
     assert recorded["spec"]["postprocess"]["labels"] == ["negative", "positive"]
     assert world.document["spec"]["postprocess"]["labels"] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("stored", [False, True], ids=["as written", "with defaults"])
 @pytest.mark.parametrize("how", HOW)
-def test_the_number_of_pods_and_suspension_are_those_of_the_present_spec(how: str, stored: bool) -> None:
+def test_the_number_of_pods_and_suspension_are_those_of_the_present_spec(
+    how: str, stored: bool
+) -> None:
     """Autoscalers write the one, and people in need the other."""
     world = spoiled(World(builders.document(replicas=2), defaults=stored).settle(), how)
     revision = world.deployed
@@ -217,15 +258,25 @@ def test_the_number_of_pods_and_suspension_are_those_of_the_present_spec(how: st
     world.change(suspend="Enabled").settle()
     assert (world.deployed, world.pods) == (revision, [])
     world.change(suspend=None, replicas=None).settle()
-    assert (world.deployed, len(world.serving), world.condition("Ready")["reason"]) == (revision, 1, reason(how))
+    assert (world.deployed, len(world.serving), world.condition("Ready")["reason"]) == (
+        revision,
+        1,
+        reason(how),
+    )
 
 
-@pytest.mark.parametrize(("field", "value"), [("replicas", "many"), ("suspend", "Perhaps"), ("tuning", {"request": 5})])
+@pytest.mark.parametrize(
+    ("field", "value"), [("replicas", "many"), ("suspend", "Perhaps"), ("tuning", {"request": 5})]
+)
 def test_each_of_them_only_where_it_is_valid(field: str, value: Any) -> None:
     world = World(builders.document(replicas=2)).settle()
     revision = world.deployed
     world.change(**{field: value}).settle()
-    assert (world.deployed, len(world.serving), world.told()["Ready"]) == (revision, 2, "False InvalidSpec")
+    assert (world.deployed, len(world.serving), world.told()["Ready"]) == (
+        revision,
+        2,
+        "False InvalidSpec",
+    )
     rest: dict[str, Any] = {"replicas": 3, "suspend": "Disabled"}
     world.change(**(rest | {field: value})).settle()
     assert len(world.serving) == (2 if field == "replicas" else 3)

@@ -10,9 +10,11 @@ import pytest
 from tests.support import builders
 from tests.support.worlds import BAD, World
 from triton_pipelines.api import names
-from triton_pipelines.reconcile.watch import Figure, Latencies
+from triton_pipelines.controllers.pipeline.slo_guard import Figure, Latencies
 
-MISSING = {"model": "spec.model.source: configmap://weights/model.onnx: there is no ConfigMap weights in namespace nlp; create it"}
+MISSING = {
+    "model": "spec.model.source: configmap://weights/model.onnx: there is no ConfigMap weights in namespace nlp; create it"
+}
 LABELS: dict[str, Any] = {"postprocess": {"labels": ["negative", "positive"]}}
 TOO_MANY: dict[str, Any] = {"postprocess": {"labels": ["a", "b", "c"]}}
 HOW = ["missing", "invalid"]
@@ -31,7 +33,9 @@ def spoil(world: World, how: str) -> None:
 
 def taken_back(stored: bool) -> tuple[World, str]:
     """A pipeline on one GPU whose new revision has failed, and that revision."""
-    world = World(builders.document(rollout={"strategy": "NoSurge"}), room=1, defaults=stored).settle()
+    world = World(
+        builders.document(rollout={"strategy": "NoSurge"}), room=1, defaults=stored
+    ).settle()
     old = world.deployed
     world.change(tokenizer={"maxLength": 64}).step()
     failed = world.deployed
@@ -72,8 +76,12 @@ def test_a_revision_that_failed_is_not_tried_again(how: str, stored: bool) -> No
 
 @STORED
 @pytest.mark.parametrize("how", HOW)
-def test_a_revision_that_fails_meanwhile_is_not_tried_again_with_its_own_spec(how: str, stored: bool) -> None:
-    world = World(builders.document(rollout={"strategy": "NoSurge"}), room=1, defaults=stored).settle()
+def test_a_revision_that_fails_meanwhile_is_not_tried_again_with_its_own_spec(
+    how: str, stored: bool
+) -> None:
+    world = World(
+        builders.document(rollout={"strategy": "NoSurge"}), room=1, defaults=stored
+    ).settle()
     old = world.deployed
     world.change(tokenizer={"maxLength": 64}).step()
     failed = world.deployed
@@ -87,7 +95,9 @@ def test_a_revision_that_fails_meanwhile_is_not_tried_again_with_its_own_spec(ho
 
 @STORED
 @pytest.mark.parametrize("how", HOW)
-def test_a_revision_that_broke_the_promised_latency_is_not_tried_again(how: str, stored: bool) -> None:
+def test_a_revision_that_broke_the_promised_latency_is_not_tried_again(
+    how: str, stored: bool
+) -> None:
     world = World(builders.document(slo={"p99Milliseconds": 80}), defaults=stored).settle()
     old = world.deployed
     world.change(tokenizer={"maxLength": 64}).settle()
@@ -138,7 +148,11 @@ def image(world: World) -> str:
 def test_an_earlier_release_wrote_no_hash_of_the_spec() -> None:
     world, failed = taken_back(stored=True)
     live = world.children["ConfigMap", names.live_name(world.name)]
-    memory = {key: value for key, value in json.loads(live["data"][names.KEY_MEMORY]).items() if key != "spec"}
+    memory = {
+        key: value
+        for key, value in json.loads(live["data"][names.KEY_MEMORY]).items()
+        if key != "spec"
+    }
     live["data"] = {**live["data"], names.KEY_MEMORY: json.dumps(memory)}
     spoil(world, "invalid")
     stays(world, failed)

@@ -10,10 +10,10 @@ from tests.support import builders
 from tests.support.worldchecks import status_validator
 from tests.support.worlds import World
 from triton_pipelines.cluster.errors import Forbidden
-from triton_pipelines.reconcile.keptback import kept_back
-from triton_pipelines.reconcile.observed import Object
-from triton_pipelines.reconcile.plan import Plan
-from triton_pipelines.reconcile.scaling import CONDITION_TYPES
+from triton_pipelines.controllers.handover import CONDITION_TYPES
+from triton_pipelines.controllers.pipeline.apply_failure import kept_back
+from triton_pipelines.controllers.pipeline.plan import Plan
+from triton_pipelines.controllers.pipeline.snapshot import Object
 
 RENDERED: dict[str, Any] = {}
 WORDS = 'deployments.apps "sentiment" is forbidden: exceeded quota: team'
@@ -23,11 +23,23 @@ COUNTS: dict[str, Any] = {"tokenizer": {"instances": {"initial": 1, "min": 1, "m
 def scaled() -> World:
     """A pipeline at rest of which live scaling has told."""
     world = World(builders.document(**COUNTS), rendered=RENDERED).settle()
-    said = {"status": "True", "message": "as told", "lastTransitionTime": "2026-01-01T12:00:00Z", "observedGeneration": 1}
-    reasons = {"MetricsAvailable": "Succeeded", "ScalingActive": "Succeeded", "ScalingLimited": "AtMaximum"}
+    said = {
+        "status": "True",
+        "message": "as told",
+        "lastTransitionTime": "2026-01-01T12:00:00Z",
+        "observedGeneration": 1,
+    }
+    reasons = {
+        "MetricsAvailable": "Succeeded",
+        "ScalingActive": "Succeeded",
+        "ScalingLimited": "AtMaximum",
+    }
     assert set(reasons) == set(CONDITION_TYPES)
     kept = [item for item in world.document["status"]["conditions"] if item["type"] not in reasons]
-    world.document["status"]["conditions"] = [*kept, *({**said, "type": kind, "reason": reason} for kind, reason in reasons.items())]
+    world.document["status"]["conditions"] = [
+        *kept,
+        *({**said, "type": kind, "reason": reason} for kind, reason in reasons.items()),
+    ]
     world.document["status"]["scaling"] = {"bottleneck": "tokenizer"}
     return world.settle()
 
@@ -46,7 +58,11 @@ def conditions(status: Object) -> dict[str, Object]:
     return found
 
 
-@pytest.mark.parametrize("change", [{}, {"rollout": {"drainSeconds": 9}}, {"tokenizer": {"maxLength": 64}}], ids=["none", "settings", "revision"])
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"rollout": {"drainSeconds": 9}}, {"tokenizer": {"maxLength": 64}}],
+    ids=["none", "settings", "revision"],
+)
 def test_what_live_scaling_does_is_told_all_the_same(change: dict[str, Any]) -> None:
     world = scaled()
     before = world.status
@@ -58,14 +74,20 @@ def test_what_live_scaling_does_is_told_all_the_same(change: dict[str, Any]) -> 
     assert decided.apply
     assert (decided.status is None) == (not change)
     told = conditions(status)
-    assert {kind: (item["status"], item["reason"]) for kind, item in told.items() if kind in CONDITION_TYPES} == {
+    assert {
+        kind: (item["status"], item["reason"])
+        for kind, item in told.items()
+        if kind in CONDITION_TYPES
+    } == {
         "MetricsAvailable": ("True", "Succeeded"),
         "ScalingActive": ("True", "Succeeded"),
         "ScalingLimited": ("True", "AtMaximum"),
     }
     assert WORDS in told["Ready"]["message"]
     assert status["scaling"] == before["scaling"]
-    assert (status["steps"], status["revision"]) == (before["steps"], before["revision"]), "the revision that runs is still that"
+    assert (status["steps"], status["revision"]) == (before["steps"], before["revision"]), (
+        "the revision that runs is still that"
+    )
 
 
 def test_live_scaling_that_is_switched_off_is_told_no_longer() -> None:

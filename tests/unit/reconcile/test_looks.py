@@ -14,8 +14,8 @@ from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import NotFound
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS, Resource
 from triton_pipelines.cluster.store import Store
-from triton_pipelines.reconcile.observed import Probe
-from triton_pipelines.reconcile.reconciler import ProbeTarget, Reconciler
+from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget, Reconciler
+from triton_pipelines.controllers.pipeline.snapshot import Probe
 
 START = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
 
@@ -59,7 +59,13 @@ async def looks_at(period: int, moments: Sequence[float], mismatch: str = "") ->
     client = TakingClient(document)
     store.put(INFERENCE_PIPELINES, document)
     reconciler = Reconciler(
-        client, store, builders.options(), lambda uid, revision: "key", look, lambda: START + dt.timedelta(seconds=elapsed), "test"
+        client,
+        store,
+        builders.options(),
+        lambda uid, revision: "key",
+        look,
+        lambda: START + dt.timedelta(seconds=elapsed),
+        "test",
     )
     await reconciler.reconcile(key)
     labels = client.deployment["spec"]["template"]["metadata"]["labels"]
@@ -67,9 +73,23 @@ async def looks_at(period: int, moments: Sequence[float], mismatch: str = "") ->
         "phase": "Running",
         "podIP": "10.0.0.1",
         "conditions": [{"type": "Ready", "status": "True"}],
-        "containerStatuses": [{"name": names.CONTAINER_SERVER, "ready": True, "state": {"running": {}}}],
+        "containerStatuses": [
+            {"name": names.CONTAINER_SERVER, "ready": True, "state": {"running": {}}}
+        ],
     }
-    store.put(PODS, {"metadata": {"name": "pod", "namespace": key[0], "uid": "u", "resourceVersion": "2", "labels": labels}, "status": status})
+    store.put(
+        PODS,
+        {
+            "metadata": {
+                "name": "pod",
+                "namespace": key[0],
+                "uid": "u",
+                "resourceVersion": "2",
+                "labels": labels,
+            },
+            "status": status,
+        },
+    )
     for elapsed in moments:  # noqa: B007 - the clock reads it
         await reconciler.reconcile(key)
     return looks
@@ -84,7 +104,11 @@ async def test_a_good_pod_is_asked_again_when_its_period_is_over(period: int) ->
 
 async def test_an_answer_otherwise_than_declared_is_soon_looked_at_again_once() -> None:
     """A new revision is judged by two looks, and old pods leave meanwhile; who has long served so is asked no more often than others."""
-    assert await looks_at(90, (0.0, 6.0, 12.0, 95.0, 97.0), "output A is INT64, declared FP32") == [0.0, 6.0, 97.0]
+    assert await looks_at(90, (0.0, 6.0, 12.0, 95.0, 97.0), "output A is INT64, declared FP32") == [
+        0.0,
+        6.0,
+        97.0,
+    ]
 
 
 async def test_pods_of_the_revision_that_is_kept_are_asked_by_its_own_spec() -> None:
@@ -100,17 +124,48 @@ async def test_pods_of_the_revision_that_is_kept_are_asked_by_its_own_spec() -> 
     key = (document["metadata"]["namespace"], document["metadata"]["name"])
     client = TakingClient(document)
     store.put(INFERENCE_PIPELINES, document)
-    reconciler = Reconciler(client, store, builders.options(), lambda uid, revision: "key", look, lambda: START, "test")
+    reconciler = Reconciler(
+        client, store, builders.options(), lambda uid, revision: "key", look, lambda: START, "test"
+    )
     await reconciler.reconcile(key)
     labels = client.deployment["spec"]["template"]["metadata"]["labels"]
     source = {"uri": "configmap://weights/model.onnx"}
-    change = builders.merge(document, {"spec": {"model": {"source": source}, "tokenizer": {"inputs": {"text": "QUERY"}}}})
-    change = builders.merge(change, {"metadata": {"generation": 2, "resourceVersion": "3"}, "spec": {"ensemble": {"modelName": "other"}}})
+    change = builders.merge(
+        document,
+        {"spec": {"model": {"source": source}, "tokenizer": {"inputs": {"text": "QUERY"}}}},
+    )
+    change = builders.merge(
+        change,
+        {
+            "metadata": {"generation": 2, "resourceVersion": "3"},
+            "spec": {"ensemble": {"modelName": "other"}},
+        },
+    )
     client.document = change
     store.put(INFERENCE_PIPELINES, change)
     server = {"name": names.CONTAINER_SERVER, "ready": True, "state": {"running": {}}}
-    status = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": [server]}
-    store.put(PODS, {"metadata": {"name": "pod", "namespace": key[0], "uid": "u", "resourceVersion": "2", "labels": labels}, "status": status})
+    status = {
+        "phase": "Running",
+        "podIP": "10.0.0.1",
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "containerStatuses": [server],
+    }
+    store.put(
+        PODS,
+        {
+            "metadata": {
+                "name": "pod",
+                "namespace": key[0],
+                "uid": "u",
+                "resourceVersion": "2",
+                "labels": labels,
+            },
+            "status": status,
+        },
+    )
     await reconciler.reconcile(key)
-    assert next(item["reason"] for item in client.status["conditions"] if item["type"] == "Ready") == "SourceUnavailable"
+    assert (
+        next(item["reason"] for item in client.status["conditions"] if item["type"] == "Ready")
+        == "SourceUnavailable"
+    )
     assert asked == [("sentiment", ["TEXT"])]

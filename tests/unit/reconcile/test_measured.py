@@ -32,29 +32,41 @@ from tests.support.measuredworld import (
 from tests.support.tuningworld import Tuning
 from tests.support.worlds import BAD, STIFF
 from triton_pipelines.api import names
-from triton_pipelines.reconcile.measured import KEPT, Choice, after
-from triton_pipelines.reconcile.watch import Latencies
+from triton_pipelines.controllers.pipeline.slo_guard import Latencies
+from triton_pipelines.controllers.pipeline.tuned_padding import KEPT, Choice, after
 
 LATER = "2030-01-01T00:00:00Z"
 
 
-def test_padding_alone_is_rolled_out_for_the_spec_that_was_measured_and_the_patch_names_none() -> None:
+def test_padding_alone_is_rolled_out_for_the_spec_that_was_measured_and_the_patch_names_none() -> (
+    None
+):
     world = world_of()
     first, generation = world.deployed, world.document["metadata"]["generation"]
     run(world, PADDING)
     tuning = world.status["tuning"]
     assert "patch" not in tuning
     assert tuning["gainPercent"] == 31
-    assert tuning["message"] == "it is better Auto takes padding Bucketed 32, 128, with which it was measured, from now on for this spec."
+    assert (
+        tuning["message"]
+        == "it is better Auto takes padding Bucketed 32, 128, with which it was measured, from now on for this spec."
+    )
     world.settle()
     assert world.deployed != first
     assert world.told()["Ready"] == "True Succeeded"
     assert '"tritonpipe.buckets"' in config(world).replace("'", '"')
     chosen, reason = padding(world)
     assert chosen == "Bucketed"
-    assert reason == f"measured: Bucketed 32, 128 carries 1.31 times what Fixed does within 80 ms (tuning run 'monday'; {FIGURES})"
-    assert world.document["metadata"]["generation"] == generation + 1, "the request; the spec is the user's"
-    assert not [item for item in world.status.get("warnings", []) if "TuningStale" in item["message"]]
+    assert (
+        reason
+        == f"measured: Bucketed 32, 128 carries 1.31 times what Fixed does within 80 ms (tuning run 'monday'; {FIGURES})"
+    )
+    assert world.document["metadata"]["generation"] == generation + 1, (
+        "the request; the spec is the user's"
+    )
+    assert not [
+        item for item in world.status.get("warnings", []) if "TuningStale" in item["message"]
+    ]
     left = world.think()
     assert left.quiet
 
@@ -78,8 +90,13 @@ def test_other_knobs_of_the_patch_are_the_users_and_padding_waits_for_them() -> 
     )
     world.change(**yaml.safe_load(tuning["patch"])["spec"]).settle()
     assert padding(world)[0] == "Bucketed"
-    assert "Bucketed 32, 128 with the knobs of the patch carries 1.31 times what Fixed did with those before within 80 ms" in padding(world)[1]
-    assert not [item for item in world.status.get("warnings", []) if "TuningStale" in item["message"]]
+    assert (
+        "Bucketed 32, 128 with the knobs of the patch carries 1.31 times what Fixed did with those before within 80 ms"
+        in padding(world)[1]
+    )
+    assert not [
+        item for item in world.status.get("warnings", []) if "TuningStale" in item["message"]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -104,8 +121,15 @@ def test_any_other_spec_goes_by_rule_and_is_told_of_the_measurement(change: dict
         "tuning run 'monday' measured Bucketed 32, 128 to be better, but with other knobs: another spec.tuning.request measures these"
     )
     back = {part: dict.fromkeys(fields) for part, fields in change.items()}
-    back.setdefault("model", {}).update({key: builders.SENTIMENT["spec"]["model"].get(key) for key in change.get("model", {})})
-    back.setdefault("tokenizer", {}).update({key: builders.SENTIMENT["spec"]["tokenizer"].get(key) for key in change.get("tokenizer", {})})
+    back.setdefault("model", {}).update(
+        {key: builders.SENTIMENT["spec"]["model"].get(key) for key in change.get("model", {})}
+    )
+    back.setdefault("tokenizer", {}).update(
+        {
+            key: builders.SENTIMENT["spec"]["tokenizer"].get(key)
+            for key in change.get("tokenizer", {})
+        }
+    )
     world.change(**back).settle()
     assert world.deployed == taken, "the former spec has its own choice again"
 
@@ -140,7 +164,14 @@ def test_a_padding_that_is_written_wins_and_keeps_its_patch() -> None:
 
 def test_what_the_loader_refused_goes_before_what_was_measured() -> None:
     world = Tuning(
-        builders.document(model={"platform": "python", "source": None, "python": {"code": {"inline": "class TritonPythonModel: pass"}}}, slo=SLO)
+        builders.document(
+            model={
+                "platform": "python",
+                "source": None,
+                "python": {"code": {"inline": "class TritonPythonModel: pass"}},
+            },
+            slo=SLO,
+        )
     )
     world.settle()
     assert padding(world)[0] == "Ragged"
@@ -173,10 +204,15 @@ def test_a_revision_that_breaks_the_promise_bars_its_choice_and_the_rule_serves_
     broken(world, first)
     assert world.deployed == first
     world.settle()
-    assert world.told()["Ready"] == "True Succeeded", "nobody has to change the spec for what Auto did"
+    assert world.told()["Ready"] == "True Succeeded", (
+        "nobody has to change the spec for what Auto did"
+    )
     chosen, reason = padding(world)
     assert chosen == "Fixed"
-    assert "; Bucketed 32, 128, which tuning run 'monday' measured, was taken back: its p99 in the server is 90.0 ms" in reason
+    assert (
+        "; Bucketed 32, 128, which tuning run 'monday' measured, was taken back: its p99 in the server is 90.0 ms"
+        in reason
+    )
     for change in ({"replicas": 2}, {"rollout": {"drainSeconds": 9}}, {"tuning": None}):
         world.change(**change).settle()
         assert padding(world)[0] == "Fixed", change
@@ -199,9 +235,14 @@ def test_a_patch_that_breaks_the_promise_stays_taken_back_until_the_spec_changes
         deployed.add(world.deployed)
     assert deployed == {first}, "no third revision that nobody has measured"
     assert world.told()["Ready"] == "False RolledBack"
-    assert "; Bucketed 32, 128, which tuning run 'monday' measured, was taken back: its p99" in padding(world)[1]
+    assert (
+        "; Bucketed 32, 128, which tuning run 'monday' measured, was taken back: its p99"
+        in padding(world)[1]
+    )
     world.change(rollout={"drainSeconds": 9}).settle()
-    assert (padding(world)[0], world.told()["Ready"]) == ("Fixed", "True Succeeded"), "another spec, and its padding by rule"
+    assert (padding(world)[0], world.told()["Ready"]) == ("Fixed", "True Succeeded"), (
+        "another spec, and its padding by rule"
+    )
 
 
 def test_another_run_may_prove_what_was_taken_back() -> None:
@@ -236,9 +277,18 @@ def test_a_lost_live_config_map_loses_nothing_of_what_is_deployed() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "{", '{"FINGERPRINT": 3}', '{"FINGERPRINT": {"mode": "Auto"}}', '{"FINGERPRINT": {"mode": "Fixed", "buckets": [true]}}']
+    "text",
+    [
+        "[]",
+        "{",
+        '{"FINGERPRINT": 3}',
+        '{"FINGERPRINT": {"mode": "Auto"}}',
+        '{"FINGERPRINT": {"mode": "Fixed", "buckets": [true]}}',
+    ],
 )
-def test_a_record_that_was_edited_into_nonsense_is_mended_from_the_status_else_none(text: str) -> None:
+def test_a_record_that_was_edited_into_nonsense_is_mended_from_the_status_else_none(
+    text: str,
+) -> None:
     world = run(world_of(), PADDING)
     known = choices(world)
     (fingerprint,) = known
@@ -249,7 +299,11 @@ def test_a_record_that_was_edited_into_nonsense_is_mended_from_the_status_else_n
     (told,) = world.status["padding"]["measured"]
     data = world.children["ConfigMap", names.live_name(world.name)]["data"]
     data[names.KEY_MEASURED_PADDING] = text.replace("FINGERPRINT", fingerprint)
-    world.document["status"]["padding"]["measured"] = [{**told, "padding": "Auto"}, {"padding": "Fixed"}, "nonsense"]
+    world.document["status"]["padding"]["measured"] = [
+        {**told, "padding": "Auto"},
+        {"padding": "Fixed"},
+        "nonsense",
+    ]
     for (kind, name), item in list(world.children.items()):
         if kind == "ConfigMap" and name != names.live_name(world.name):
             item["data"].pop(names.KEY_MEASURED_PADDING, None)
@@ -262,7 +316,9 @@ def test_a_record_that_the_pipeline_cannot_have_is_not_taken() -> None:
     world = run(world_of(model=PLAN | {"lengths": {"profiles": profiles}}), PADDING)
     (fingerprint,) = choices(world)
     data = {fingerprint: {"mode": "Ragged", "said": "by hand", "at": LATER}}
-    world.children["ConfigMap", names.live_name(world.name)]["data"][names.KEY_MEASURED_PADDING] = json.dumps(data)
+    world.children["ConfigMap", names.live_name(world.name)]["data"][names.KEY_MEASURED_PADDING] = (
+        json.dumps(data)
+    )
     world.settle()
     assert (padding(world)[0], world.told()["Ready"]) == ("Fixed", "True Succeeded")
 
@@ -303,10 +359,27 @@ def test_without_a_choice_nothing_is_written_for_it(spec: dict[str, Any]) -> Non
     assert all(names.KEY_MEASURED_PADDING not in data for data in maps)
     built = builders.built(**spec)
     assert world.deployed == built.render().name
-    assert world.children["ConfigMap", names.revision_name(world.name, world.deployed)]["data"] == built.render().data
+    assert (
+        world.children["ConfigMap", names.revision_name(world.name, world.deployed)]["data"]
+        == built.render().data
+    )
 
 
-ACTIONS = ["padding", "both", "patch", "unpatch", "other", "same", "write", "auto", "break", "bad", "lose", "late", "kill"]
+ACTIONS = [
+    "padding",
+    "both",
+    "patch",
+    "unpatch",
+    "other",
+    "same",
+    "write",
+    "auto",
+    "break",
+    "bad",
+    "lose",
+    "late",
+    "kill",
+]
 
 
 @settings(max_examples=15, deadline=None)
@@ -320,7 +393,9 @@ def test_whatever_happens_it_comes_to_rest(steps: list[str]) -> None:
             world.change(tuning={"request": f"run {number}"})
             world.settle()
             if world.ours("Deployment"):
-                world.canary_ready().job_ends(json.dumps(result(PADDING if step == "padding" else BOTH)))
+                world.canary_ready().job_ends(
+                    json.dumps(result(PADDING if step == "padding" else BOTH))
+                )
             world.run_pods_raw = []
         elif step in ("patch", "unpatch"):
             world.change(model={"maxBatchSize": 16 if step == "patch" else None})
@@ -330,7 +405,9 @@ def test_whatever_happens_it_comes_to_rest(steps: list[str]) -> None:
             world.change(tokenizer={"padding": "Fixed" if step == "write" else None})
         elif step == "break":
             before = world.memory.watch.get("predecessor")
-            world.latencies = Latencies({before: KEPT_FIGURE, world.deployed: BROKEN_FIGURE}) if before else None
+            world.latencies = (
+                Latencies({before: KEPT_FIGURE, world.deployed: BROKEN_FIGURE}) if before else None
+            )
         elif step == "bad":
             world.verdicts[world.deployed] = BAD
         elif step == "lose":
@@ -362,8 +439,16 @@ def test_a_choice_is_read_as_it_was_written_or_not_at_all(document: dict[str, An
 
 @given(st.integers(0, 20), st.integers(0, 19))
 def test_the_newest_are_remembered_and_the_one_in_force(count: int, current: int) -> None:
-    known = {f"{number:016x}": Choice.parse({"mode": "Fixed", "at": f"2026-01-01T00:{number:02}:00Z"}) for number in range(count)}
-    left = after({key: choice for key, choice in known.items() if choice is not None}, {}, f"{current:016x}", "")
+    known = {
+        f"{number:016x}": Choice.parse({"mode": "Fixed", "at": f"2026-01-01T00:{number:02}:00Z"})
+        for number in range(count)
+    }
+    left = after(
+        {key: choice for key, choice in known.items() if choice is not None},
+        {},
+        f"{current:016x}",
+        "",
+    )
     assert len(left) == min(count, KEPT)
     assert (f"{current:016x}" in left) is (current < count)
     newest = sorted(known, reverse=True)[: KEPT - 1]

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.measuredworld import BOTH, PADDING, choices, padding, run, taken_and_broken, world_of
+from tests.support.measuredworld import (
+    BOTH,
+    PADDING,
+    choices,
+    padding,
+    run,
+    taken_and_broken,
+    world_of,
+)
 from tests.support.tuningworld import Tuning
 from tests.support.worlds import BAD, DUMB, GONE
 from triton_pipelines.api import names
@@ -27,7 +35,12 @@ def proven(patch: dict[str, Any] = PADDING, **spec: Any) -> tuple[Tuning, str, s
 
 def taken_back(world: Tuning) -> list[str]:
     """Notes of the events that tell of a choice which was taken back."""
-    return [event.note for done in world.log for event in done.notes if event.reason == "PaddingReverted"]
+    return [
+        event.note
+        for done in world.log
+        for event in done.notes
+        if event.reason == "PaddingReverted"
+    ]
 
 
 def assert_barred(world: Tuning, first: str, taken: str, why: str) -> None:
@@ -41,7 +54,9 @@ def assert_barred(world: Tuning, first: str, taken: str, why: str) -> None:
     assert why in note
     (entry,) = world.status["padding"]["measured"]
     assert why in entry["barred"]
-    assert " Auto has taken padding Bucketed 32, 128 back since: " in world.status["tuning"]["message"]
+    assert (
+        " Auto has taken padding Bucketed 32, 128 back since: " in world.status["tuning"]["message"]
+    )
     assert len(choices(world)) == 1
     for change in ({}, {"replicas": 3}, {"rollout": {"drainSeconds": 9}}, {"tuning": None}):
         world.change(**change).settle()
@@ -54,8 +69,12 @@ def assert_barred(world: Tuning, first: str, taken: str, why: str) -> None:
 
 @pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize(("verdict", "why"), [(BAD, "output logits is FP16"), (DUMB, "NaN in the answer")])
-def test_a_loader_or_an_inference_that_fails(strategy: str, verdict: str, why: str, replicas: int) -> None:
+@pytest.mark.parametrize(
+    ("verdict", "why"), [(BAD, "output logits is FP16"), (DUMB, "NaN in the answer")]
+)
+def test_a_loader_or_an_inference_that_fails(
+    strategy: str, verdict: str, why: str, replicas: int
+) -> None:
     world, first, taken = proven(replicas=replicas, rollout={"strategy": strategy})
     world.verdicts[taken] = verdict
     world.settle()
@@ -84,7 +103,9 @@ def looked(world: Tuning, taken: str, verdict: str, looks: int) -> None:
 
 @pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize(("verdict", "looks"), [(DUMB, 1), (GONE, 2)])
-def test_a_look_that_fails_by_accident_says_nothing_of_the_padding(verdict: str, looks: int, replicas: int) -> None:
+def test_a_look_that_fails_by_accident_says_nothing_of_the_padding(
+    verdict: str, looks: int, replicas: int
+) -> None:
     world, _, taken = proven(replicas=replicas, rollout={"strategy": "Surge"})
     first_ready(world, taken)
     looked(world, taken, verdict, looks)
@@ -93,7 +114,9 @@ def test_a_look_that_fails_by_accident_says_nothing_of_the_padding(verdict: str,
 
 
 @pytest.mark.parametrize("looks", [1, 4])
-def test_looks_at_what_serves_say_nothing_of_the_padding_though_it_is_forgotten_that_it_did(looks: int) -> None:
+def test_looks_at_what_serves_say_nothing_of_the_padding_though_it_is_forgotten_that_it_did(
+    looks: int,
+) -> None:
     world, _, taken = proven(replicas=2, rollout={"strategy": "Surge"})
     world.settle()
     del world.children["ConfigMap", names.live_name(world.name)]
@@ -136,7 +159,9 @@ def test_a_surge_that_finds_no_room_until_its_deadline() -> None:
     world.room = 1
     for _ in range(4):
         world.control().run_pods().step()
-    world.pass_time(world.deployment["spec"]["progressDeadlineSeconds"] + 60).control().run_pods().step()
+    world.pass_time(
+        world.deployment["spec"]["progressDeadlineSeconds"] + 60
+    ).control().run_pods().step()
     world.settle()
     assert_barred(world, first, taken, "no progress within")
 
@@ -194,7 +219,9 @@ def test_a_choice_that_waits_for_its_patch_outlives_the_live_config_map(restart:
     assert "together with the patch in status.tuning: Auto takes it with that" in padding(world)[1]
     world.change(model={"maxBatchSize": 16}).settle()
     assert (padding(world)[0], world.told()["Ready"]) == ("Bucketed", "True Succeeded")
-    assert not [item for item in world.status.get("warnings", []) if "TuningStale" in item["message"]]
+    assert not [
+        item for item in world.status.get("warnings", []) if "TuningStale" in item["message"]
+    ]
 
 
 def test_what_is_barred_stays_so_without_the_live_config_map() -> None:
@@ -211,7 +238,11 @@ def test_a_choice_that_the_steps_cannot_take_is_told() -> None:
     world, _, _ = proven()
     world.settle()
     (entry,) = world.status["padding"]["measured"]
-    world.document["status"]["padding"]["measured"] = [entry | {"padding": "Ragged", "buckets": [], "time": "2030-01-01T00:00:00Z"}]
+    world.document["status"]["padding"]["measured"] = [
+        entry | {"padding": "Ragged", "buckets": [], "time": "2030-01-01T00:00:00Z"}
+    ]
     world.settle()
     assert padding(world)[0] == "Fixed"
-    assert padding(world)[1].endswith("; Ragged, which tuning run 'monday' measured, is none that this pipeline can take")
+    assert padding(world)[1].endswith(
+        "; Ragged, which tuning run 'monday' measured, is none that this pipeline can take"
+    )

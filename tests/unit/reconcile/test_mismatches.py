@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from tests.support import builders
 from tests.support.worlds import World
-from triton_pipelines.reconcile.mismatches import PATH, WORDS
-from triton_pipelines.reconcile.observed import Observed
+from triton_pipelines.controllers.pipeline.output_mismatch import PATH, WORDS
+from triton_pipelines.controllers.pipeline.snapshot import Observed
 
 WIDE = "output RAW is FP64, declared FP32 (made by spec.model)"
 FLAT = "output RAW has shape [2], declared [-1, 2] (made by spec.model)"
@@ -28,7 +28,11 @@ class Answering(World):
         seen = super().observed()
         revisions = {pod.uid: pod.revision for pod in seen.pods}
         probes = {
-            uid: replace(probe, mismatch=self.of.get(revisions[uid], self.mismatch), inference_error=self.broken)
+            uid: replace(
+                probe,
+                mismatch=self.of.get(revisions[uid], self.mismatch),
+                inference_error=self.broken,
+            )
             for uid, probe in seen.probes.items()
         }
         return replace(seen, probes={} if self.silent else probes)
@@ -36,7 +40,11 @@ class Answering(World):
     @property
     def doubts(self) -> list[str]:
         """Warnings of mismatches."""
-        return [item["message"].removeprefix(WORDS) for item in self.status.get("warnings", []) if item["path"] == PATH]
+        return [
+            item["message"].removeprefix(WORDS)
+            for item in self.status.get("warnings", [])
+            if item["path"] == PATH
+        ]
 
 
 def test_a_pipeline_whose_first_revision_answers_so_does_not_become_ready() -> None:
@@ -67,13 +75,18 @@ def test_what_a_pod_answers_wrongly_beside_is_no_warning() -> None:
     world.settle()
     world.mismatch = WIDE
     world.settle()
-    world.mismatch, world.broken = "", "output RAW holds NaN"  # the worst fault is what a look tells
+    world.mismatch, world.broken = (
+        "",
+        "output RAW holds NaN",
+    )  # the worst fault is what a look tells
     world.settle()
     assert world.told()["Ready"] == "False InferenceFailed"
     assert "NaN" in world.condition("Ready")["message"]
 
 
-def test_a_later_revision_that_answers_the_same_comes_to_serve_and_one_that_answers_worse_does_not() -> None:
+def test_a_later_revision_that_answers_the_same_comes_to_serve_and_one_that_answers_worse_does_not() -> (
+    None
+):
     world = Answering()
     world.settle()
     world.mismatch = WIDE
@@ -100,7 +113,12 @@ def test_the_warning_outlives_pods_that_are_not_asked_yet_and_a_lost_memory() ->
     world.silent = True
     world.settle()
     assert world.doubts == [WIDE]
-    del world.children["ConfigMap", next(name for kind, name in world.children if kind == "ConfigMap" and name.endswith("-live"))]
+    del world.children[
+        "ConfigMap",
+        next(
+            name for kind, name in world.children if kind == "ConfigMap" and name.endswith("-live")
+        ),
+    ]
     world.silent = False
     world.settle()
     assert world.told()["Ready"] == "True Succeeded"

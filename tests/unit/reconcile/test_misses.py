@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from triton_pipelines.reconcile.observed import MISSES_ALLOWED, Probe
+from triton_pipelines.controllers.pipeline.snapshot import MISSES_ALLOWED, Probe
 
 START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 
@@ -42,13 +42,24 @@ def test_a_pod_that_was_never_good_gets_no_credit(last: Probe | None) -> None:
 
 
 def test_a_wrong_answer_counts_at_once() -> None:
-    assert _look(1, inference_error="output LABEL is missing").after(_look(0)).inference_error == "output LABEL is missing"
+    assert (
+        _look(1, inference_error="output LABEL is missing").after(_look(0)).inference_error
+        == "output LABEL is missing"
+    )
 
 
 def test_wrong_answers_in_a_row_are_counted() -> None:
     """A look without an answer, and one that met a dead process, say nothing of answers; a sane one, or none tried, ends the row."""
     last, counts = None, []
-    for minute, what in enumerate(({"inference_error": "NaN"}, {"error": "late"}, {"inference_error": "NaN"}, {}, {"inference_error": "NaN"})):
+    for minute, what in enumerate(
+        (
+            {"inference_error": "NaN"},
+            {"error": "late"},
+            {"inference_error": "NaN"},
+            {},
+            {"inference_error": "NaN"},
+        )
+    ):
         last = _look(minute, **what).after(last)
         counts.append(last.wrong_in_a_row)
     assert counts == [1, 1, 2, 0, 1]

@@ -12,8 +12,8 @@ from tests.support.worlds import STIFF, World
 from triton_pipelines.api import names
 from triton_pipelines.api.status import PaddingStatus
 from triton_pipelines.api.tokenizer import Padding
-from triton_pipelines.pipeline.graph import PaddingChoice
-from triton_pipelines.reconcile.padding import told
+from triton_pipelines.compile.graph.graph import PaddingChoice
+from triton_pipelines.controllers.pipeline.ragged_fallback import told
 
 
 def refused() -> World:
@@ -48,7 +48,9 @@ def test_what_was_refused_is_remembered_over_unrelated_changes_and_restarts() ->
     # Nothing of the first try is left but the record: its pods are gone, and no pod of the next revision tries again.
     world.change(tokenizer={"instances": {"max": 3}}, server={"priorityClassName": "high"}).settle()
     assert world.status["padding"]["chosen"] == "Fixed"
-    assert all("RaggedUnsupported" not in str(plan.status) for plan in world.log[before:] if plan.status)
+    assert all(
+        "RaggedUnsupported" not in str(plan.status) for plan in world.log[before:] if plan.status
+    )
 
 
 def test_another_file_is_tried_anew() -> None:
@@ -81,28 +83,57 @@ def test_ragged_as_written_is_a_finding_and_the_old_revision_goes_on() -> None:
     assert [pod.revision for pod in world.serving] == [good]
 
 
-JUDGED = {"request": "2026-02-01", "state": "Succeeded", "padding": "Ragged is cheapest: Ragged 21.5 ms (in force), Fixed 38.5 ms for 32 rows"}
+JUDGED = {
+    "request": "2026-02-01",
+    "state": "Succeeded",
+    "padding": "Ragged is cheapest: Ragged 21.5 ms (in force), Fixed 38.5 ms for 32 rows",
+}
 
 
 def test_the_status_says_by_which_rule_or_measurement_padding_was_chosen() -> None:
     choice = builders.graph().padding
     assert choice is not None
     assert told(choice, {}, True)["reason"] == f"{choice.reason}; by rule, not measured yet"
-    assert told(choice, JUDGED, True)["reason"] == f"{choice.reason}; tuning run '2026-02-01' measured: {JUDGED['padding']}"
-    for other, current in ((JUDGED, False), (JUDGED | {"state": "Running"}, True), (JUDGED | {"padding": ""}, True)):
+    assert (
+        told(choice, JUDGED, True)["reason"]
+        == f"{choice.reason}; tuning run '2026-02-01' measured: {JUDGED['padding']}"
+    )
+    for other, current in (
+        (JUDGED, False),
+        (JUDGED | {"state": "Running"}, True),
+        (JUDGED | {"padding": ""}, True),
+    ):
         assert told(choice, other, current)["reason"].endswith("by rule, not measured yet")
     named = builders.graph(tokenizer={"padding": "Longest"}).padding
     assert named is not None
-    assert told(named, {}, True) == {"chosen": "Longest", "reason": "asked for by tokenizer.padding"}
+    assert told(named, {}, True) == {
+        "chosen": "Longest",
+        "reason": "asked for by tokenizer.padding",
+    }
     assert "measured: Ragged is cheapest" in told(named, JUDGED, True)["reason"]
 
 
-@given(st.text(max_size=900), st.text(max_size=600), st.text(max_size=600), st.text(max_size=600), st.booleans())
-def test_what_is_said_of_padding_has_room_in_the_status(reason: str, request: str, padding: str, other: str, measured: bool) -> None:
+@given(
+    st.text(max_size=900),
+    st.text(max_size=600),
+    st.text(max_size=600),
+    st.text(max_size=600),
+    st.booleans(),
+)
+def test_what_is_said_of_padding_has_room_in_the_status(
+    reason: str, request: str, padding: str, other: str, measured: bool
+) -> None:
     run = {"state": "Succeeded", "request": request, "padding": padding}
-    said = told(PaddingChoice(Padding.FIXED, reason, automatic=True, measured=measured), run, True, other)
+    said = told(
+        PaddingChoice(Padding.FIXED, reason, automatic=True, measured=measured), run, True, other
+    )
     PaddingStatus.model_validate(said)
 
 
 def test_a_pass_says_it() -> None:
-    assert World(builders.document()).settle().status["padding"]["reason"].endswith("by rule, not measured yet")
+    assert (
+        World(builders.document())
+        .settle()
+        .status["padding"]["reason"]
+        .endswith("by rule, not measured yet")
+    )

@@ -53,19 +53,38 @@ BEGUN = "Auto: spec.model: tensorrt_plan batches equal shapes only, so every row
         (written, "Longest", "asked for by tokenizer.padding", "asked for"),
         (ruled, "Fixed", BEGUN, "by rule, not measured yet"),
         (refused, "Fixed", "Auto: spec.model: ", "axis 1 of input_ids is 128"),
-        (measured, "Bucketed", "measured: Bucketed 32, 128 carries 1.31 times what Fixed does within 80 ms", "(tuning run 'monday'; "),
-        (waiting, "Fixed", BEGUN, "tuning run 'monday' measured Bucketed 32, 128 to be better together with the patch in status.tuning"),
-        (barred, "Fixed", BEGUN, "Bucketed 32, 128, which tuning run 'monday' measured, was taken back: pod "),
+        (
+            measured,
+            "Bucketed",
+            "measured: Bucketed 32, 128 carries 1.31 times what Fixed does within 80 ms",
+            "(tuning run 'monday'; ",
+        ),
+        (
+            waiting,
+            "Fixed",
+            BEGUN,
+            "tuning run 'monday' measured Bucketed 32, 128 to be better together with the patch in status.tuning",
+        ),
+        (
+            barred,
+            "Fixed",
+            BEGUN,
+            "Bucketed 32, 128, which tuning run 'monday' measured, was taken back: pod ",
+        ),
     ],
 )
-def test_the_status_and_explain_say_it(made: Callable[[], Tuning], chosen: str, begins: str, holds: str) -> None:
+def test_the_status_and_explain_say_it(
+    made: Callable[[], Tuning], chosen: str, begins: str, holds: str
+) -> None:
     world = made()
     assert world.told()["Ready"] == "True Succeeded"
     said, reason = padding(world)
     assert said == chosen
     assert reason.startswith(begins)
     assert holds in reason
-    assert [line for line in explained(world.document) if line.startswith("Padding: ")] == [f"Padding: {said}: {reason}"]
+    assert [line for line in explained(world.document) if line.startswith("Padding: ")] == [
+        f"Padding: {said}: {reason}"
+    ]
     busy = {**world.document, "status": {**world.status, "scaling": {"bottleneck": "GPUBound"}}}
     assert f"Padding: {said}: {reason}" in explained(busy)
 
@@ -84,7 +103,11 @@ def test_the_run_says_what_becomes_of_its_padding(made: Callable[[], Tuning], en
     assert "Auto takes padding Bucketed 32, 128, with which it was measured, " in message
     assert message.endswith(ends)
     (entry,) = world.status["padding"]["measured"]
-    assert (entry["padding"], entry["buckets"], entry["request"]) == ("Bucketed", BUCKETED["buckets"], "monday")
+    assert (entry["padding"], entry["buckets"], entry["request"]) == (
+        "Bucketed",
+        BUCKETED["buckets"],
+        "monday",
+    )
     assert ("barred" in entry) is (made is barred)
 
 

@@ -12,10 +12,10 @@ import pytest
 from tests.support import builders
 from tests.support.worlds import World
 from triton_pipelines.api import names
-from triton_pipelines.reconcile import wanted
-from triton_pipelines.reconcile.observed import Object, Observed, Pod
-from triton_pipelines.reconcile.plan import Context, Plan, plan
-from triton_pipelines.render import Revision, render
+from triton_pipelines.compile.render import Revision, render
+from triton_pipelines.controllers.pipeline import compiled_pipeline
+from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
+from triton_pipelines.controllers.pipeline.snapshot import Object, Observed, Pod
 
 CHANGE = {"tokenizer": {"maxLength": 64}}
 NEW_SERVER = "registry.example/tritonserver:24.12-py3"
@@ -32,7 +32,9 @@ def live(world: World, key: str) -> Any:
 
 def edit_live(world: World, **data: str | None) -> None:
     found = world.children["ConfigMap", names.live_name(world.name)]
-    found["data"] = {key: value for key, value in {**found["data"], **data}.items() if value is not None}
+    found["data"] = {
+        key: value for key, value in {**found["data"], **data}.items() if value is not None
+    }
 
 
 def containers(world: World) -> dict[str, str]:
@@ -43,14 +45,28 @@ def containers(world: World) -> dict[str, str]:
 def test_first_pass_applies_everything_in_an_order_that_may_end_anywhere() -> None:
     world = World(builders.document(replicas=2))
     decided = world.step()
-    assert kinds(decided) == ["ConfigMap", "Secret", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget", "Deployment"]
-    assert decided.apply[0]["metadata"]["name"] == decided.apply[1]["metadata"]["name"] == names.revision_name(world.name, world.deployed)
+    assert kinds(decided) == [
+        "ConfigMap",
+        "Secret",
+        "ConfigMap",
+        "Service",
+        "NetworkPolicy",
+        "PodDisruptionBudget",
+        "Deployment",
+    ]
+    assert (
+        decided.apply[0]["metadata"]["name"]
+        == decided.apply[1]["metadata"]["name"]
+        == names.revision_name(world.name, world.deployed)
+    )
     assert decided.apply[2]["metadata"]["name"] == names.live_name(world.name)
     for item in decided.apply:
         (owner,) = item["metadata"]["ownerReferences"]
         assert owner["uid"] == world.document["metadata"]["uid"]
         assert owner["controller"] is True
-    assert [event.reason for event in decided.events if event.reason != "SpecWarning"] == ["RolloutStarted"]
+    assert [event.reason for event in decided.events if event.reason != "SpecWarning"] == [
+        "RolloutStarted"
+    ]
     assert world.step().quiet
 
 
@@ -70,8 +86,12 @@ def test_killed_after_any_write_the_next_pass_goes_on() -> None:
         world.change(**CHANGE).step(writes)
         # The next process finds another spec: nothing of the one in between is left over.
         world.change(tokenizer={"maxLength": 32}, rollout={"revisionHistoryLimit": 1}).settle()
-        world.change(tokenizer={"maxLength": 33}).settle().change(tokenizer={"maxLength": 34}).settle()
-        revisions = {name for kind, name in world.children if kind == "ConfigMap"} - {names.live_name(world.name)}
+        world.change(tokenizer={"maxLength": 33}).settle().change(
+            tokenizer={"maxLength": 34}
+        ).settle()
+        revisions = {name for kind, name in world.children if kind == "ConfigMap"} - {
+            names.live_name(world.name)
+        }
         assert set(world.secrets) == revisions, writes
         assert len(revisions) == 2
 
@@ -99,7 +119,10 @@ CHILDREN = ["Deployment", "Service", "NetworkPolicy", "PodDisruptionBudget"]
 @pytest.mark.parametrize("kind", [*CHILDREN, "live", "revision"])
 def test_a_deleted_child_comes_back(kind: str) -> None:
     world = World(builders.document(replicas=2)).settle()
-    named = {"live": names.live_name(world.name), "revision": names.revision_name(world.name, world.deployed)}
+    named = {
+        "live": names.live_name(world.name),
+        "revision": names.revision_name(world.name, world.deployed),
+    }
     key = ("ConfigMap", named[kind]) if kind in named else (kind, world.name)
     before = world.children.pop(key)
     decided = world.step()
@@ -125,25 +148,41 @@ EDITS: list[tuple[str, list[Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "path", "value"), EDITS, ids=[f"{kind}-{path[-1]}" for kind, path, _ in EDITS])
+@pytest.mark.parametrize(
+    ("kind", "path", "value"), EDITS, ids=[f"{kind}-{path[-1]}" for kind, path, _ in EDITS]
+)
 def test_an_edited_child_is_repaired(kind: str, path: list[Any], value: Any) -> None:
     world = World(builders.document(replicas=2)).settle()
     before = world.edit(kind, path, value)
     assert kinds(world.step()) == [kind]
     for part in ("spec", "metadata"):
         now = world.children[kind, world.name][part]
-        assert {**now, "generation": 0, "annotations": {}} == {**before[part], "generation": 0, "annotations": {}}
+        assert {**now, "generation": 0, "annotations": {}} == {
+            **before[part],
+            "generation": 0,
+            "annotations": {},
+        }
 
 
 def test_a_child_that_is_no_longer_wanted_goes_and_others_objects_stay() -> None:
     world = World().settle()
-    foreign: Object = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mine", "labels": names.labels(world.name), "uid": "u"}}
+    foreign: Object = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "mine", "labels": names.labels(world.name), "uid": "u"},
+    }
     world.children["ConfigMap", "mine"] = foreign
     left = copy.deepcopy(foreign)
-    left["metadata"] |= {"name": "left", "ownerReferences": [{"uid": world.document["metadata"]["uid"]}]}
+    left["metadata"] |= {
+        "name": "left",
+        "ownerReferences": [{"uid": world.document["metadata"]["uid"]}],
+    }
     world.children["ConfigMap", "left"] = left
     decided = world.change(server={"networkPolicy": {"mode": "Disabled"}}).step()
-    assert [(item.kind, item.name) for item in decided.delete] == [("ConfigMap", "left"), ("NetworkPolicy", world.name)]
+    assert [(item.kind, item.name) for item in decided.delete] == [
+        ("ConfigMap", "left"),
+        ("NetworkPolicy", world.name),
+    ]
     assert all(item.uid for item in decided.delete)
     assert ("ConfigMap", "mine") in world.children
 
@@ -155,13 +194,21 @@ def test_history_is_pruned_secret_first() -> None:
         world.pass_time(60).change(tokenizer={"maxLength": length}).settle()
         revisions.append(world.deployed)
     kept = {names.revision_name(world.name, revision) for revision in revisions[-3:]}
-    assert {name for kind, name in world.children if kind == "ConfigMap"} == kept | {names.live_name(world.name)}
+    assert {name for kind, name in world.children if kind == "ConfigMap"} == kept | {
+        names.live_name(world.name)
+    }
     assert set(world.secrets) == kept
     pruned = [item for decided in world.log for item in decided.delete]
     assert [(item.kind, item.name) for item in pruned] == [
-        (kind, names.revision_name(world.name, revision)) for revision in revisions[:2] for kind in ("Secret", "ConfigMap")
+        (kind, names.revision_name(world.name, revision))
+        for revision in revisions[:2]
+        for kind in ("Secret", "ConfigMap")
     ]
-    assert set(live(world, names.KEY_MEMORY)["secrets"]) == set(live(world, names.KEY_RESOLVED)) == set(revisions[-3:])
+    assert (
+        set(live(world, names.KEY_MEMORY)["secrets"])
+        == set(live(world, names.KEY_RESOLVED))
+        == set(revisions[-3:])
+    )
     # An old revision that comes back within the history is the one that was kept.
     world.change(tokenizer={"maxLength": 32}).settle()
     assert world.deployed == revisions[2]
@@ -184,15 +231,26 @@ def test_a_config_map_made_by_hand_takes_no_secret_with_it(name: str, revision: 
     name = name.format(pipeline=world.name)
     for number, made in enumerate((name, f"{name}-2", f"{name}-3")):  # more than the history keeps
         labels = {**names.labels(world.name), names.LABEL_REVISION: f"{revision}{number or ''}"}
-        metadata = {"name": made, "uid": made, "labels": labels, "ownerReferences": [{"uid": world.document["metadata"]["uid"]}]}
-        world.children["ConfigMap", made] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+        metadata = {
+            "name": made,
+            "uid": made,
+            "labels": labels,
+            "ownerReferences": [{"uid": world.document["metadata"]["uid"]}],
+        }
+        world.children["ConfigMap", made] = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": metadata,
+        }
     decided = world.step()
     assert ("ConfigMap", name) in {(item.kind, item.name) for item in decided.delete}
     assert [item for item in decided.delete if item.kind == "Secret"] == []
 
 
 def test_a_revision_in_use_outlives_the_history_limit() -> None:
-    world = World(builders.document(rollout={"revisionHistoryLimit": 1, "strategy": "Surge"}), room=1).settle()
+    world = World(
+        builders.document(rollout={"revisionHistoryLimit": 1, "strategy": "Surge"}), room=1
+    ).settle()
     serving = world.deployed
     for length in (64, 32, 16, 8):
         world.pass_time(60).change(tokenizer={"maxLength": length}).step()
@@ -203,14 +261,23 @@ def test_a_revision_in_use_outlives_the_history_limit() -> None:
 
 
 def missing(name: str) -> Object:
-    return {"state": {"waiting": {"reason": "CreateContainerConfigError", "message": f'secret "{name}" not found'}}}
+    return {
+        "state": {
+            "waiting": {
+                "reason": "CreateContainerConfigError",
+                "message": f'secret "{name}" not found',
+            }
+        }
+    }
 
 
 def pod_that_misses(world: World, name: str) -> Observed:
     observed = world.observed()
     raw = copy.deepcopy(observed.pods[0].raw)
     raw["status"]["conditions"] = []
-    raw["status"]["containerStatuses"] = [{"name": names.CONTAINER_SERVER, "ready": False, **missing(name)}]
+    raw["status"]["containerStatuses"] = [
+        {"name": names.CONTAINER_SERVER, "ready": False, **missing(name)}
+    ]
     return replace(observed, pods=(Pod.of(raw),))
 
 
@@ -237,7 +304,9 @@ def test_a_pod_made_by_hand_gets_no_secret_of_its_choice() -> None:
 
 def test_another_operator_key_applies_the_secret_anew() -> None:
     world = World().settle()
-    decided = plan(world.observed(), Context(world.options, lambda uid, revision: "another"), world.now)
+    decided = plan(
+        world.observed(), Context(world.options, lambda uid, revision: "another"), world.now
+    )
     assert kinds(decided) == ["Secret", "ConfigMap"]
     assert "another" not in json.dumps(decided.apply[1])
 
@@ -252,7 +321,9 @@ def test_no_key_is_told_but_in_the_secret() -> None:
 
 
 def test_live_counts_are_kept_and_clamped() -> None:
-    world = World(builders.document(tokenizer={"instances": {"initial": 2, "min": 1, "max": 4}})).settle()
+    world = World(
+        builders.document(tokenizer={"instances": {"initial": 2, "min": 1, "max": 4}})
+    ).settle()
     assert live(world, names.KEY_COUNTS) == {"tokenizer": 2}
     edit_live(world, **{names.KEY_COUNTS: '{"tokenizer": 3}'})
     world.settle()
@@ -267,7 +338,17 @@ def test_live_counts_are_kept_and_clamped() -> None:
     assert live(world, names.KEY_COUNTS) == {"tokenizer": 2}
 
 
-NONSENSE = ["", "[]", "3", "null", "{", '"x"', '{"tokenizer": "many"}', '{"tokenizer": true}', '{"secrets": [], "failed_reason": "Weather"}']
+NONSENSE = [
+    "",
+    "[]",
+    "3",
+    "null",
+    "{",
+    '"x"',
+    '{"tokenizer": "many"}',
+    '{"tokenizer": true}',
+    '{"secrets": [], "failed_reason": "Weather"}',
+]
 
 
 @pytest.mark.parametrize("text", NONSENSE)
@@ -284,7 +365,9 @@ def test_nonsense_in_the_live_config_map_is_forgotten(text: str) -> None:
 def test_sources_are_resolved_by_the_first_load_alone() -> None:
     world = World(builders.document(replicas=2)).settle()
     first = min(world.pods, key=lambda pod: pod.name)
-    assert live(world, names.KEY_RESOLVED) == {world.deployed: {"model": {"revision": f"etag-of-{first.name}"}}}
+    assert live(world, names.KEY_RESOLVED) == {
+        world.deployed: {"model": {"revision": f"etag-of-{first.name}"}}
+    }
     kept = live(world, names.KEY_RESOLVED)
     world.pods.clear()
     world.settle()
@@ -298,14 +381,21 @@ def test_sources_are_resolved_by_the_first_load_alone() -> None:
 
 def test_default_images_stay_until_the_spec_changes() -> None:
     world = World().settle()
-    before, revision, generation = containers(world), world.deployed, world.deployment["metadata"]["generation"]
+    before, revision, generation = (
+        containers(world),
+        world.deployed,
+        world.deployment["metadata"]["generation"],
+    )
     world.options = builders.options(server_image=NEW_SERVER, loader_image=NEW_LOADER)
     assert world.step().quiet
     # Neither a new size nor a restart is a change of what the pods run.
     world.change(replicas=2).settle()
     assert (containers(world), world.deployed) == (before, revision)
     world.change(**CHANGE).settle()
-    assert containers(world) == {names.CONTAINER_SERVER: NEW_SERVER, names.CONTAINER_LOADER: NEW_LOADER}
+    assert containers(world) == {
+        names.CONTAINER_SERVER: NEW_SERVER,
+        names.CONTAINER_LOADER: NEW_LOADER,
+    }
     assert world.deployment["metadata"]["generation"] > generation
     # And from there on the new ones are kept.
     world.options = builders.options()
@@ -327,11 +417,13 @@ def new_templates(monkeypatch: pytest.MonkeyPatch) -> None:
     def changed(*arguments: Any) -> Revision:
         revision = render(*arguments)
         name = revision.name[::-1]
-        text = json.dumps({**revision.data, "template": revision.template}).replace(revision.name, name)
+        text = json.dumps({**revision.data, "template": revision.template}).replace(
+            revision.name, name
+        )
         data = json.loads(text)
         return replace(revision, name=name, template=data.pop("template"), data=data)
 
-    monkeypatch.setattr(wanted, "render", changed)
+    monkeypatch.setattr(compiled_pipeline, "render", changed)
 
 
 def test_a_new_release_rolls_when_it_may(request: pytest.FixtureRequest) -> None:
@@ -367,7 +459,12 @@ def test_drift_is_repaired_while_a_release_waits(request: pytest.FixtureRequest)
 
 def test_a_config_map_too_large_for_the_api_server_is_the_users_to_mend() -> None:
     labels = [f"{number:05d}{'x' * 251}" for number in range(4096)]
-    world = World(builders.document(model={"outputs": [{"name": "logits", "dataType": "FP32", "dims": [4096]}]}, postprocess={"labels": labels}))
+    world = World(
+        builders.document(
+            model={"outputs": [{"name": "logits", "dataType": "FP32", "dims": [4096]}]},
+            postprocess={"labels": labels},
+        )
+    )
     decided = world.step()
     assert decided.apply == ()
     assert world.told()["Ready"] == "False InvalidSpec"
@@ -385,8 +482,21 @@ def test_status_is_written_only_when_it_says_something_else() -> None:
     assert world.step().quiet
 
 
-@pytest.mark.parametrize("key", [names.KEY_MEMORY, names.KEY_COUNTS, names.KEY_PODS, names.KEY_PADDING, names.KEY_RESOLVED, names.KEY_SCALING])
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "null", "[1]", '{"replicas": 1e999, "tokenizer": true}'])
+@pytest.mark.parametrize(
+    "key",
+    [
+        names.KEY_MEMORY,
+        names.KEY_COUNTS,
+        names.KEY_PODS,
+        names.KEY_PADDING,
+        names.KEY_RESOLVED,
+        names.KEY_SCALING,
+    ],
+)
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"a":' * 100_000, "null", "[1]", '{"replicas": 1e999, "tokenizer": true}'],
+)
 def test_a_live_config_map_that_somebody_has_edited_stops_nothing(key: str, text: str) -> None:
     world = World(builders.document(scaling={"pods": {"max": 3}})).settle()
     world.children["ConfigMap", names.live_name(world.name)]["data"][key] = text
@@ -394,10 +504,14 @@ def test_a_live_config_map_that_somebody_has_edited_stops_nothing(key: str, text
     assert len(world.serving) == 1
 
 
-@pytest.mark.parametrize("text", ['{"tokenizer": "3"}', '{"tokenizer": null}', '{"tokenizer": true}', "{}", "[]"])
+@pytest.mark.parametrize(
+    "text", ['{"tokenizer": "3"}', '{"tokenizer": null}', '{"tokenizer": true}', "{}", "[]"]
+)
 def test_a_count_that_cannot_be_read_is_what_runs(text: str) -> None:
     """Pods that start must not bring fewer than those that run."""
-    world = World(builders.document(tokenizer={"instances": {"initial": 1, "min": 1, "max": 4}})).settle()
+    world = World(
+        builders.document(tokenizer={"instances": {"initial": 1, "min": 1, "max": 4}})
+    ).settle()
     edit_live(world, **{names.KEY_COUNTS: '{"tokenizer": 3}'})
     world.settle()
     edit_live(world, **{names.KEY_COUNTS: text})
@@ -407,10 +521,15 @@ def test_a_count_that_cannot_be_read_is_what_runs(text: str) -> None:
 
 
 def test_without_a_source_a_pods_cpu_is_looked_after_and_no_tuning_run_begins() -> None:
-    spec: dict[str, Any] = {"scaling": {"cpuResize": "InPlace"}, "tokenizer": {"instances": {"initial": 1, "max": 4}}}
+    spec: dict[str, Any] = {
+        "scaling": {"cpuResize": "InPlace"},
+        "tokenizer": {"instances": {"initial": 1, "max": 4}},
+    }
     world = World(builders.document(**spec, slo={"p99Milliseconds": 100})).settle()
     (pod,) = world.pods
-    world.missing_sources = {"model": "spec.model.source.uri: there is no ConfigMap weights; create it"}
+    world.missing_sources = {
+        "model": "spec.model.source.uri: there is no ConfigMap weights; create it"
+    }
     world.change(tuning={"request": "a"}).step()
     pod.asked = pod.given = {"limits": {"cpu": "2"}, "requests": {"cpu": "2"}}
     assert world.step().resize is not None, "as with the source"
@@ -425,7 +544,9 @@ def test_without_a_source_a_pods_cpu_is_looked_after_and_no_tuning_run_begins() 
 def test_a_source_that_went_missing_freezes_nothing_else() -> None:
     world = World(room=4).settle()
     deployed = world.deployed
-    world.missing_sources = {"model": "spec.model.source.uri: there is no ConfigMap weights; create it"}
+    world.missing_sources = {
+        "model": "spec.model.source.uri: there is no ConfigMap weights; create it"
+    }
     world.change(replicas=2, postprocess={"labels": ["down", "up"]}).settle()
     assert world.deployed == deployed, "no new revision can be made"
     assert world.deployment["spec"]["replicas"] == 2

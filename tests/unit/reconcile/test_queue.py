@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triton_pipelines.reconcile.queue import BUG, TRANSIENT, Backoff, Key, Result, WorkQueue
+from triton_pipelines.cluster.work_queue import BUG, TRANSIENT, Backoff, Key, Result, WorkQueue
 
 A: Key = ("default", "a")
 B: Key = ("default", "b")
@@ -45,14 +45,18 @@ class Recorder:
             self.running.discard(key)
             self.spans.append((key, start, asyncio.get_running_loop().time()))
 
-    def observe(self, key: Key, *, outcome: str, seconds: float, waited: float, error: BaseException | None) -> None:
+    def observe(
+        self, key: Key, *, outcome: str, seconds: float, waited: float, error: BaseException | None
+    ) -> None:
         self.observed.append((key, outcome, seconds, waited))
 
     def starts(self, key: Key) -> list[float]:
         return [start for found, start, _ in self.spans if found == key]
 
     def queue(self, **options: Any) -> WorkQueue:
-        return WorkQueue(self.work, observe=self.observe, uniform=lambda _low, high: high, **options)
+        return WorkQueue(
+            self.work, observe=self.observe, uniform=lambda _low, high: high, **options
+        )
 
 
 def on_virtual_clock(main: Coroutine[Any, Any, None]) -> None:
@@ -103,7 +107,9 @@ async def test_no_more_workers_than_allowed_and_in_order() -> None:
         queue.add(key)
     await run_for(queue, 10)
     assert recorder.most == 2
-    assert [(key, start) for key, start, _ in recorder.spans] == list(zip(keys, [0, 0, 1, 1, 2], strict=True))
+    assert [(key, start) for key, start, _ in recorder.spans] == list(
+        zip(keys, [0, 0, 1, 1, 2], strict=True)
+    )
 
 
 @pytest.mark.looptime(start=0)
@@ -148,12 +154,23 @@ async def test_failures_back_off_by_class_and_success_forgets_them() -> None:
     lost = ConnectionError("lost")
     recorder.results[A] = [lost, lost, lost, ValueError("bug"), lost, Result(), lost]
     transient = Backoff("transient", 1, 3)
-    queue = recorder.queue(classify=lambda error: transient if isinstance(error, ConnectionError) else Backoff("bug", 10, 100))
+    queue = recorder.queue(
+        classify=lambda error: (
+            transient if isinstance(error, ConnectionError) else Backoff("bug", 10, 100)
+        )
+    )
     queue.add(A)
     await run_for(queue, 100)
     # waits: 1, 2, 3 (the maximum), then 10 for the other class, 1 again, success, nothing until the end
     assert recorder.starts(A) == [pytest.approx(moment) for moment in (0, 1, 3, 6, 16, 17)]
-    assert [outcome for _, outcome, *_ in recorder.observed] == ["transient", "transient", "transient", "bug", "transient", "ok"]
+    assert [outcome for _, outcome, *_ in recorder.observed] == [
+        "transient",
+        "transient",
+        "transient",
+        "bug",
+        "transient",
+        "ok",
+    ]
     assert queue.failures(A) == 0
     recorder.spans.clear()
     assert queue.delayed == 0
@@ -280,7 +297,13 @@ def test_backoff_doubles_to_its_maximum_with_half_jitter() -> None:
         drawn.append((low, high))
         return low
 
-    assert [TRANSIENT.delay(count, uniform) for count in (1, 2, 3, 8, 100_000)] == [0.25, 0.5, 1.0, 30.0, 30.0]
+    assert [TRANSIENT.delay(count, uniform) for count in (1, 2, 3, 8, 100_000)] == [
+        0.25,
+        0.5,
+        1.0,
+        30.0,
+        30.0,
+    ]
     assert drawn[-1] == (30.0, 60.0)
     assert Backoff("x", 1, 2, at_least=7).delay(1, uniform) == 7.5
     assert BUG.maximum == 300
@@ -303,10 +326,17 @@ ENDS = st.lists(st.sampled_from(["ok", "requeue", "error"]), max_size=4)
     ends=st.dictionaries(KEYS, ENDS),
 )
 def test_never_twice_at_once_and_no_dirty_key_is_lost(
-    adds: list[tuple[float, Key, float | None]], seconds: float, workers: int, ends: dict[Key, list[str]]
+    adds: list[tuple[float, Key, float | None]],
+    seconds: float,
+    workers: int,
+    ends: dict[Key, list[str]],
 ) -> None:
     recorder = Recorder(seconds)  # asserts that no key is in work twice
-    outcomes: dict[str, Result | BaseException] = {"ok": Result(), "requeue": Result(requeue_after=0.4), "error": ConnectionError()}
+    outcomes: dict[str, Result | BaseException] = {
+        "ok": Result(),
+        "requeue": Result(requeue_after=0.4),
+        "error": ConnectionError(),
+    }
     recorder.results = {key: [outcomes[end] for end in wanted] for key, wanted in ends.items()}
     queue = recorder.queue(workers=workers, classify=lambda _: Backoff("transient", 0.2, 1.0))
 
@@ -325,15 +355,23 @@ def test_never_twice_at_once_and_no_dirty_key_is_lost(
     for moment, key, _ in adds:
         # Each add is followed by a run that starts at its moment or later: what was dirty then has been looked at.
         assert any(start >= moment - 1e-5 for start in recorder.starts(key)), (moment, key)
-    for key, delays in {key: [(moment, delay) for moment, of, delay in adds if of == key] for _, key, _ in adds}.items():
+    for key, delays in {
+        key: [(moment, delay) for moment, of, delay in adds if of == key] for _, key, _ in adds
+    }.items():
         # A lone delayed add runs at its moment, not before, and late only by what is in work.
         if len(delays) == 1 and delays[0][1]:
             due = delays[0][0] + delays[0][1]
-            assert due - 1e-5 <= recorder.starts(key)[0] <= due + seconds * len(recorder.spans) + 1e-5
+            assert (
+                due - 1e-5 <= recorder.starts(key)[0] <= due + seconds * len(recorder.spans) + 1e-5
+            )
     for key, wanted in ends.items():
         # Each pass that asked for another one, or failed, was followed by another one.
         runs = len(recorder.starts(key))
-        assert all(runs > index + 1 for index, end in enumerate(wanted[:runs]) if end != "ok"), (key, wanted, runs)
+        assert all(runs > index + 1 for index, end in enumerate(wanted[:runs]) if end != "ok"), (
+            key,
+            wanted,
+            runs,
+        )
     # De-duplication: no more runs than adds plus requeues and failures.
     repeats = sum(1 for key, wanted in ends.items() for end in wanted if end != "ok")
     assert len(recorder.spans) <= len(adds) + repeats

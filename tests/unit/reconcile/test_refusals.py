@@ -10,34 +10,76 @@ import pytest
 from tests.support import builders
 from triton_pipelines.api import names
 from triton_pipelines.cluster.errors import from_response
-from triton_pipelines.reconcile.observed import Observed
-from triton_pipelines.reconcile.refusals import Refused, asked_again, explained, kind_of, refused
+from triton_pipelines.controllers.pipeline.resize_rejections import (
+    Refused,
+    asked_again,
+    explained,
+    kind_of,
+    refused,
+)
+from triton_pipelines.controllers.pipeline.snapshot import Observed
 
 NOW = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
 FORBIDDEN = 'pods "p" is forbidden: '
-QUOTA = FORBIDDEN + "exceeded quota: compute, requested: limits.cpu=2, used: limits.cpu=3, limited: limits.cpu=4"
-RIGHTS = FORBIDDEN + 'User "system:serviceaccount:ops:triton-pipelines" cannot patch resource "pods/resize" in API group "" in the namespace "nlp"'
-NODE = FORBIDDEN + "node didn't have enough allocatable resources: cpu, requested: 3350, allocatable: 2000"
+QUOTA = (
+    FORBIDDEN
+    + "exceeded quota: compute, requested: limits.cpu=2, used: limits.cpu=3, limited: limits.cpu=4"
+)
+RIGHTS = (
+    FORBIDDEN
+    + 'User "system:serviceaccount:ops:triton-pipelines" cannot patch resource "pods/resize" in API group "" in the namespace "nlp"'
+)
+NODE = (
+    FORBIDDEN
+    + "node didn't have enough allocatable resources: cpu, requested: 3350, allocatable: 2000"
+)
 
 
 def error(status: int, message: str, **details: Any) -> Any:
-    return from_response(status, "", {"kind": "Status", "message": message, "details": details}, None)
+    return from_response(
+        status, "", {"kind": "Status", "message": message, "details": details}, None
+    )
 
 
 @pytest.mark.parametrize(
     ("status", "message", "kind"),
     [
         (403, NODE, Refused.NODE),
-        (403, FORBIDDEN + 'pod resize is only supported on linux nodes, node "w" is "windows"', Refused.NODE),
+        (
+            403,
+            FORBIDDEN + 'pod resize is only supported on linux nodes, node "w" is "windows"',
+            Refused.NODE,
+        ),
         (403, QUOTA, Refused.QUOTA),
-        (403, FORBIDDEN + "status unknown for quota: compute, resources: limits.cpu", Refused.QUOTA),
-        (403, FORBIDDEN + "failed quota: compute: must specify limits.cpu for: load", Refused.QUOTA),
+        (
+            403,
+            FORBIDDEN + "status unknown for quota: compute, resources: limits.cpu",
+            Refused.QUOTA,
+        ),
+        (
+            403,
+            FORBIDDEN + "failed quota: compute: must specify limits.cpu for: load",
+            Refused.QUOTA,
+        ),
         (403, RIGHTS, Refused.RIGHTS),
-        (403, FORBIDDEN + "maximum cpu usage per Container is 2, but limit is 3350m", Refused.RANGE),
-        (403, FORBIDDEN + "cpu max limit to request ratio per Container is 2, but provided ratio is 3.000000", Refused.RANGE),
+        (
+            403,
+            FORBIDDEN + "maximum cpu usage per Container is 2, but limit is 3350m",
+            Refused.RANGE,
+        ),
+        (
+            403,
+            FORBIDDEN
+            + "cpu max limit to request ratio per Container is 2, but provided ratio is 3.000000",
+            Refused.RANGE,
+        ),
         (403, 'admission webhook "sizes.example.com" denied the request: no', Refused.ADMISSION),
         (403, FORBIDDEN + 'node "n" not found', Refused.ADMISSION),
-        (422, 'Pod "p" is invalid: spec: Invalid value: "": Pod QOS Class may not change as a result of resizing', Refused.INVALID),
+        (
+            422,
+            'Pod "p" is invalid: spec: Invalid value: "": Pod QOS Class may not change as a result of resizing',
+            Refused.INVALID,
+        ),
         (404, "the server could not find the requested resource", Refused.ABSENT),
     ],
 )
@@ -50,12 +92,18 @@ def test_a_refusal_is_known_by_its_words(status: int, message: str, kind: Refuse
 
 
 def test_a_node_is_known_by_its_cause_whatever_the_words() -> None:
-    assert kind_of(error(403, FORBIDDEN + "too small", causes=[{"reason": "NodeCapacity"}])) is Refused.NODE
+    assert (
+        kind_of(error(403, FORBIDDEN + "too small", causes=[{"reason": "NodeCapacity"}]))
+        is Refused.NODE
+    )
 
 
 def test_a_name_in_a_message_makes_no_quota() -> None:
     """A webhook that speaks of one is a webhook."""
-    assert kind_of(error(403, 'admission webhook "quota.example.com" denied the request: over budget')) is Refused.ADMISSION
+    assert (
+        kind_of(error(403, 'admission webhook "quota.example.com" denied the request: over budget'))
+        is Refused.ADMISSION
+    )
 
 
 def test_it_is_asked_for_ever_more_seldom_and_anew_after_another_refusal() -> None:
@@ -83,22 +131,40 @@ LOADER_WAY = "resources of init container load in spec.server.podTemplate.spec.i
     ("rest", "fields", "ways"),
     [
         ("limits.cpu for: load", "limits.cpu", [LOADER_WAY]),
-        ("limits.cpu for: load,triton; limits.memory for: sidecar", "limits.cpu, limits.memory", [LOADER_WAY, "spec.server.resources"]),
+        (
+            "limits.cpu for: load,triton; limits.memory for: sidecar",
+            "limits.cpu, limits.memory",
+            [LOADER_WAY, "spec.server.resources"],
+        ),
         ("limits.cpu for: tune", "limits.cpu", []),
-        ("limits.cpu,limits.memory", "limits.cpu, limits.memory", [LOADER_WAY, "spec.server.resources"]),
+        (
+            "limits.cpu,limits.memory",
+            "limits.cpu, limits.memory",
+            [LOADER_WAY, "spec.server.resources"],
+        ),
     ],
     ids=["loader", "several", "tuner", "older"],
 )
-def test_what_a_quota_counts_and_nobody_set_is_named_with_its_field(rest: str, fields: str, ways: list[str]) -> None:
+def test_what_a_quota_counts_and_nobody_set_is_named_with_its_field(
+    rest: str, fields: str, ways: list[str]
+) -> None:
     said = explained(UNSET + rest)
     assert said.startswith(f"{UNSET}{rest}; ResourceQuota team counts {fields}: ")
-    assert [way for way in (LOADER_WAY, "spec.server.resources") if f"write it in {way}" in said] == ways
+    assert [
+        way for way in (LOADER_WAY, "spec.server.resources") if f"write it in {way}" in said
+    ] == ways
     assert said.endswith("give the namespace a LimitRange with defaults")
 
 
 def test_it_is_explained_where_a_deployment_tells_it() -> None:
-    failure = {"type": "ReplicaFailure", "status": "True", "message": f"{UNSET}limits.cpu for: load"}
-    observed = Observed({"metadata": {"name": "p"}}, {("Deployment", "p"): {"status": {"conditions": [failure]}}})
+    failure = {
+        "type": "ReplicaFailure",
+        "status": "True",
+        "message": f"{UNSET}limits.cpu for: load",
+    }
+    observed = Observed(
+        {"metadata": {"name": "p"}}, {("Deployment", "p"): {"status": {"conditions": [failure]}}}
+    )
     assert observed.pods_refused == explained(failure["message"]) != failure["message"]
 
 
@@ -110,6 +176,10 @@ def test_other_refusals_of_pods_stay_as_they_are() -> None:
 def test_the_way_out_is_one() -> None:
     """The pod template takes the limit that the message asks for."""
     limit = [{"name": names.CONTAINER_LOADER, "resources": {"limits": {"cpu": "2"}}}]
-    spec = builders.built(server={"podTemplate": {"spec": {"initContainers": limit}}}).render().template["spec"]
+    spec = (
+        builders.built(server={"podTemplate": {"spec": {"initContainers": limit}}})
+        .render()
+        .template["spec"]
+    )
     (loader,) = (item for item in spec["initContainers"] if item["name"] == names.CONTAINER_LOADER)
     assert loader["resources"]["limits"] == {"cpu": "2", "memory": "2Gi"}

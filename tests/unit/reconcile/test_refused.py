@@ -13,8 +13,8 @@ from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import Forbidden, NotFound
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, Resource
 from triton_pipelines.cluster.store import Store
-from triton_pipelines.reconcile.observed import Probe
-from triton_pipelines.reconcile.reconciler import ProbeTarget, Reconciler
+from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget, Reconciler
+from triton_pipelines.controllers.pipeline.snapshot import Probe
 
 WORDS = 'services "sentiment" is forbidden: exceeded quota: team, requested: services=1, used: services=5, limited: services=5'
 
@@ -52,9 +52,13 @@ async def test_a_child_that_admission_refuses_is_told_of_and_tried_again() -> No
     document["metadata"] |= {"generation": 1, "resourceVersion": "1"}
     store.put(INFERENCE_PIPELINES, document)
     clock = lambda: dt.datetime(2030, 1, 1, tzinfo=dt.UTC)  # noqa: E731
-    reconciler = Reconciler(client, store, builders.options(), lambda uid, revision: "key", unasked, clock, "test")
+    reconciler = Reconciler(
+        client, store, builders.options(), lambda uid, revision: "key", unasked, clock, "test"
+    )
     with pytest.raises(Forbidden):  # the queue backs off by it
-        await reconciler.reconcile((document["metadata"]["namespace"], document["metadata"]["name"]))
+        await reconciler.reconcile(
+            (document["metadata"]["namespace"], document["metadata"]["name"])
+        )
     (status,) = client.told
     told = {item["type"]: (item["status"], item["reason"]) for item in status["conditions"]}
     assert told["Ready"] == ("False", "APIError")

@@ -12,19 +12,29 @@ import pytest
 from tests.support import builders
 from tests.support.worlds import World
 from triton_pipelines.api import names
-from triton_pipelines.reconcile.observed import Memory, Object
-from triton_pipelines.reconcile.plan import Plan
-from triton_pipelines.reconcile.replicas import decide_replicas
+from triton_pipelines.controllers.pipeline.plan import Plan
+from triton_pipelines.controllers.pipeline.replicas import decide_replicas
+from triton_pipelines.controllers.pipeline.snapshot import Memory, Object
 
-PODS: dict[str, Any] = {"scaling": {"pods": {"min": 2, "max": 5}}, "tokenizer": {"instances": {"initial": 1, "min": 1, "max": 4}}}
+PODS: dict[str, Any] = {
+    "scaling": {"pods": {"min": 2, "max": 5}},
+    "tokenizer": {"instances": {"initial": 1, "min": 1, "max": 4}},
+}
 
 
 def world(**spec: Any) -> World:
     return World(builders.document(**spec)).settle()
 
 
-def entry(manager: str, subresource: str = "", operation: str = "Update", field: str = "f:replicas") -> Object:
-    return {"manager": manager, "operation": operation, "subresource": subresource, "fieldsV1": {"f:spec": {field: {}}}}
+def entry(
+    manager: str, subresource: str = "", operation: str = "Update", field: str = "f:replicas"
+) -> Object:
+    return {
+        "manager": manager,
+        "operation": operation,
+        "subresource": subresource,
+        "fieldsV1": {"f:spec": {field: {}}},
+    }
 
 
 def written(made: World, number: int, *managers: Object) -> World:
@@ -47,8 +57,12 @@ def limited(made: World) -> Object:
 
 @pytest.mark.parametrize("strategy", ["Auto", "NoSurge", "Recreate"])
 def test_a_pod_that_scaling_wants_and_that_finds_no_room_stops_no_rollout(strategy: str) -> None:
-    made = World(builders.document(**builders.merge(PODS, {"rollout": {"strategy": strategy}})), room=3).settle()
-    made.children["ConfigMap", names.live_name(made.name)]["data"][names.KEY_PODS] = json.dumps({"replicas": 4})
+    made = World(
+        builders.document(**builders.merge(PODS, {"rollout": {"strategy": strategy}})), room=3
+    ).settle()
+    made.children["ConfigMap", names.live_name(made.name)]["data"][names.KEY_PODS] = json.dumps(
+        {"replicas": 4}
+    )
     made.settle()
     assert (len(made.serving), len(made.pods)) == (3, 4)
     old = made.deployed
@@ -70,7 +84,9 @@ def test_what_an_edit_has_made_of_a_rollouts_pods_takes_none_below_the_least(edi
     made = world(**builders.merge(PODS, {"rollout": {"strategy": "Surge"}}))
     made.change(tokenizer={"maxLength": 64}).step()
     live = made.children["ConfigMap", names.live_name(made.name)]["data"]
-    live[names.KEY_MEMORY] = json.dumps({**json.loads(live[names.KEY_MEMORY]), "rollout_pods": edited})
+    live[names.KEY_MEMORY] = json.dumps(
+        {**json.loads(live[names.KEY_MEMORY]), "rollout_pods": edited}
+    )
     made.step()
     number = made.deployment["spec"]["replicas"]
     assert (number, type(number)) == (2, int)
@@ -133,7 +149,9 @@ def test_an_edit_by_hand_is_mended_once() -> None:
     assert mended["spec"]["replicas"] == 1
     assert not limited(made)
     made.pass_time(660)
-    assert applied(written(made, 5, entry("kubectl-edit")).step()) is not None, "ten minutes later it is another slip"
+    assert applied(written(made, 5, entry("kubectl-edit")).step()) is not None, (
+        "ten minutes later it is another slip"
+    )
 
 
 def test_who_insists_is_left_alone() -> None:
@@ -144,7 +162,10 @@ def test_who_insists_is_left_alone() -> None:
         writes += applied(made.step()) is not None
         written(made, 3 + number % 3, entry("own-autoscaler"))
     assert writes == 1
-    assert "own-autoscaler writes the number of pods of Deployment sentiment again and again" in limited(made)["message"]
+    assert (
+        "own-autoscaler writes the number of pods of Deployment sentiment again and again"
+        in limited(made)["message"]
+    )
     assert limited(made)["reason"] == "ReplicasOwnerConflict"
     written(made, 1, entry("own-autoscaler"))
     made.step()
@@ -152,7 +173,12 @@ def test_who_insists_is_left_alone() -> None:
 
 
 def test_our_own_entries_are_nobody_else() -> None:
-    made = written(world(), 5, entry(names.MANAGER_CHILDREN, operation="Apply"), entry("kube-controller-manager", "scale"))
+    made = written(
+        world(),
+        5,
+        entry(names.MANAGER_CHILDREN, operation="Apply"),
+        entry("kube-controller-manager", "scale"),
+    )
     mended = applied(made.step())
     assert mended is not None
     assert mended["spec"]["replicas"] == 1
@@ -175,7 +201,11 @@ def test_suspend_wins_over_everybody() -> None:
 
 
 def recorded(made: World) -> dict[str, int]:
-    return dict(json.loads(made.children["ConfigMap", names.live_name(made.name)]["data"].get(names.KEY_PODS, "{}")))
+    return dict(
+        json.loads(
+            made.children["ConfigMap", names.live_name(made.name)]["data"].get(names.KEY_PODS, "{}")
+        )
+    )
 
 
 @pytest.mark.proves("spec.scaling.pods.min", "behaviour")
@@ -200,12 +230,16 @@ def test_what_runs_is_taken_over() -> None:
 def test_the_record_is_applied_before_the_deployment() -> None:
     made = World(builders.document(**PODS))
     kinds = [(item["kind"], item["metadata"]["name"]) for item in made.step().apply]
-    assert kinds.index(("ConfigMap", names.live_name("sentiment"))) < kinds.index(("Deployment", "sentiment"))
+    assert kinds.index(("ConfigMap", names.live_name("sentiment"))) < kinds.index(
+        ("Deployment", "sentiment")
+    )
 
 
 def test_suspension_keeps_the_record() -> None:
     made = world(**PODS)
-    made.children["ConfigMap", names.live_name("sentiment")]["data"][names.KEY_PODS] = '{"replicas": 4}'
+    made.children["ConfigMap", names.live_name("sentiment")]["data"][names.KEY_PODS] = (
+        '{"replicas": 4}'
+    )
     made.settle().change(suspend="Enabled").settle()
     assert (made.serving, recorded(made)) == ([], {"replicas": 4})
     made.change(suspend="Disabled").settle()
@@ -219,7 +253,10 @@ def test_giving_up_ownership_goes_back_to_the_spec() -> None:
     assert (len(made.serving), recorded(made)) == (1, {})
 
 
-@pytest.mark.parametrize("text", ['{"replicas": "4"}', '{"replicas": true}', '{"replicas": -3}', "[]", "{", '{"replicas": 400}'])
+@pytest.mark.parametrize(
+    "text",
+    ['{"replicas": "4"}', '{"replicas": true}', '{"replicas": -3}', "[]", "{", '{"replicas": 400}'],
+)
 def test_a_record_that_somebody_broke_is_mended(text: str) -> None:
     made = world(**PODS)
     made.children["ConfigMap", names.live_name("sentiment")]["data"][names.KEY_PODS] = text
@@ -232,21 +269,27 @@ def test_unless_active_the_number_stays(mode: str) -> None:
     made = world(replicas=1, **builders.merge(PODS, {"scaling": {"mode": mode}}))
     assert (len(made.serving), recorded(made)) == (1, {})
     made = world(**PODS)
-    made.children["ConfigMap", names.live_name("sentiment")]["data"][names.KEY_PODS] = '{"replicas": 4}'
+    made.children["ConfigMap", names.live_name("sentiment")]["data"][names.KEY_PODS] = (
+        '{"replicas": 4}'
+    )
     made.settle().change(scaling={"mode": mode}).settle()
     assert (len(made.serving), recorded(made)) == (4, {"replicas": 4})
 
 
 def test_a_pod_on_its_way_is_no_rollout() -> None:
     made = world(**PODS)
-    made.children["ConfigMap", names.live_name("sentiment")]["data"][names.KEY_PODS] = '{"replicas": 3}'
+    made.children["ConfigMap", names.live_name("sentiment")]["data"][names.KEY_PODS] = (
+        '{"replicas": 3}'
+    )
     made.room = 2
     for _ in range(10):
         made.pass_time(5).control().run_pods()
         made.step()
         assert made.told()["Ready"] == "True Succeeded"
         assert "Reconciling" not in made.told()
-    assert "Insufficient nvidia.com/gpu" in made.condition("Ready")["message"], "what the third pod waits for is said"
+    assert "Insufficient nvidia.com/gpu" in made.condition("Ready")["message"], (
+        "what the third pod waits for is said"
+    )
     made.room = None
     assert len(made.settle().serving) == 3
 
@@ -264,7 +307,10 @@ def test_who_scales_the_pipeline_from_outside_is_told() -> None:
     made.document["metadata"]["managedFields"] = [entry("kube-controller-manager", "scale")]
     made.settle()
     assert limited(made)["reason"] == "ReplicasOwnerConflict"
-    assert "kube-controller-manager scales this pipeline through its scale subresource" in limited(made)["message"]
+    assert (
+        "kube-controller-manager scales this pipeline through its scale subresource"
+        in limited(made)["message"]
+    )
     assert len(made.serving) == 2
     del made.document["spec"]["scaling"]["pods"]
     made.change().settle()
@@ -284,12 +330,25 @@ def test_a_number_of_the_pipeline_that_nobody_owns_came_through_its_scale_subres
     made = world(**PODS)
 
     def told(replicas: int, *managers: Object) -> str:
-        document = {**made.document, "metadata": {**made.document["metadata"], "managedFields": [entry("kubectl", field="f:model"), *managers]}}
+        document = {
+            **made.document,
+            "metadata": {
+                **made.document["metadata"],
+                "managedFields": [entry("kubectl", field="f:model"), *managers],
+            },
+        }
         document["spec"] = {**made.document["spec"], "replicas": replicas}
-        return decide_replicas(builders.pipeline(**PODS, replicas=replicas), replace(made.observed(), pipeline=document), Memory(), made.now).conflict
+        return decide_replicas(
+            builders.pipeline(**PODS, replicas=replicas),
+            replace(made.observed(), pipeline=document),
+            Memory(),
+            made.now,
+        ).conflict
 
     assert told(1) == "", "1 is the default"
-    assert told(7).startswith("somebody scales this pipeline through its scale subresource (an HPA, KEDA or kubectl scale; to 7)")
+    assert told(7).startswith(
+        "somebody scales this pipeline through its scale subresource (an HPA, KEDA or kubectl scale; to 7)"
+    )
     assert told(7, entry("kubectl-edit")) == "", "whoever writes it by an edit is warned instead"
     assert told(7, entry("keda", "scale")).startswith("keda scales")
 
@@ -305,9 +364,14 @@ def test_what_is_remembered_of_a_mending_survives_and_can_be_broken() -> None:
     made = written(world(), 5, entry("kubectl-edit"))
     made.step()
     memory = made.memory
-    assert (memory.mended_manager, dt.datetime.fromisoformat(memory.mended)) == ("kubectl-edit", made.now)
+    assert (memory.mended_manager, dt.datetime.fromisoformat(memory.mended)) == (
+        "kubectl-edit",
+        made.now,
+    )
     data = made.children["ConfigMap", names.live_name("sentiment")]["data"]
-    data[names.KEY_MEMORY] = json.dumps({**json.loads(data[names.KEY_MEMORY]), "mended": "yesterday"})
+    data[names.KEY_MEMORY] = json.dumps(
+        {**json.loads(data[names.KEY_MEMORY]), "mended": "yesterday"}
+    )
     assert made.memory.mended == ""
 
 

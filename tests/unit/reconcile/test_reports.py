@@ -9,9 +9,14 @@ import pytest
 from tests.support import builders
 from tests.support.worlds import World
 from triton_pipelines.api.loadplan import Finding, LoadReport, Reason
-from triton_pipelines.reconcile.plan import Context, Plan, plan
+from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
 
-NOTE = Finding(step="model", reason=Reason.ANSWERS_NOT_COMPARED, field="spec.model.source", message="5 GiB are not run here")
+NOTE = Finding(
+    step="model",
+    reason=Reason.ANSWERS_NOT_COMPARED,
+    field="spec.model.source",
+    message="5 GiB are not run here",
+)
 WARNED = {"path": "spec.model.source", "message": "AnswersNotCompared: 5 GiB are not run here"}
 
 
@@ -20,15 +25,25 @@ def seen(world: World, *findings: tuple[Finding, ...]) -> Plan:
     observed = world.observed()
     for pod, noted in zip(observed.pods, findings, strict=True):
         report = LoadReport(ok=True, revision=pod.revision, findings=noted)
-        pod.raw["status"]["initContainerStatuses"][0]["state"] = {"terminated": {"exitCode": 0, "message": report.to_json()}}
-    decided = plan(observed, Context(builders.options(), lambda uid, revision: f"key of {uid} {revision}"), world.now)
+        pod.raw["status"]["initContainerStatuses"][0]["state"] = {
+            "terminated": {"exitCode": 0, "message": report.to_json()}
+        }
+    decided = plan(
+        observed,
+        Context(builders.options(), lambda uid, revision: f"key of {uid} {revision}"),
+        world.now,
+    )
     if decided.status is not None:
         world.document["status"] = decided.status
     return decided
 
 
 def warnings(world: World) -> list[Any]:
-    return [item for item in world.status.get("warnings", []) if item["message"].startswith("AnswersNotCompared")]
+    return [
+        item
+        for item in world.status.get("warnings", [])
+        if item["message"].startswith("AnswersNotCompared")
+    ]
 
 
 def test_it_is_told_once_whatever_the_number_of_pods() -> None:
@@ -36,7 +51,9 @@ def test_it_is_told_once_whatever_the_number_of_pods() -> None:
     other = NOTE.model_copy(update={"message": "5.1 GiB are not run here"})
     decided = seen(world, (NOTE,), (other,))
     assert warnings(world) == [WARNED]
-    assert [event.note for event in decided.events if event.reason == "SpecWarning"] == [f"{WARNED['path']}: {WARNED['message']}"]
+    assert [event.note for event in decided.events if event.reason == "SpecWarning"] == [
+        f"{WARNED['path']}: {WARNED['message']}"
+    ]
     assert seen(world, (NOTE,), (other,)).quiet, "it stands, and nothing is written again"
     assert seen(world, (), ()).status is not None
     assert warnings(world) == []
@@ -44,12 +61,17 @@ def test_it_is_told_once_whatever_the_number_of_pods() -> None:
 
 def test_a_pod_that_words_it_otherwise_is_no_news() -> None:
     world = World(builders.document(replicas=2)).settle()
-    first, other = (NOTE.model_copy(update={"message": f"{size} GiB are not run here"}) for size in ("5.1", "4.9"))
+    first, other = (
+        NOTE.model_copy(update={"message": f"{size} GiB are not run here"})
+        for size in ("5.1", "4.9")
+    )
     seen(world, (first,), (first,))
     for findings in [((other,), (first,)), ((first,), (other,))]:
         assert seen(world, *findings).quiet
     seen(world, (other,), (other,))
-    assert [item["message"] for item in warnings(world)] == ["AnswersNotCompared: 4.9 GiB are not run here"]
+    assert [item["message"] for item in warnings(world)] == [
+        "AnswersNotCompared: 4.9 GiB are not run here"
+    ]
 
 
 def test_a_pod_that_is_made_anew_is_no_news() -> None:

@@ -11,10 +11,13 @@ from tests.support.worlds import World
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import Forbidden
-from triton_pipelines.reconcile.reconciler import Reconciler
-from triton_pipelines.reconcile.refusals import REST
+from triton_pipelines.controllers.pipeline.reconciler import Reconciler
+from triton_pipelines.controllers.pipeline.resize_rejections import REST
 
-SPEC: dict[str, Any] = {"scaling": {"cpuResize": "InPlace"}, "tokenizer": {"instances": {"initial": 1, "min": 1, "max": 4}}}
+SPEC: dict[str, Any] = {
+    "scaling": {"cpuResize": "InPlace"},
+    "tokenizer": {"instances": {"initial": 1, "min": 1, "max": 4}},
+}
 
 
 class Refusing(Client):
@@ -46,7 +49,15 @@ async def test_the_next_pass_follows_at_once_and_none_after_it() -> None:
     def clock() -> dt.datetime:
         return world.now + dt.timedelta(seconds=elapsed)
 
-    reconciler = Reconciler(client, store, world.options, lambda uid, revision: f"key of {uid} {revision}", good, clock, "test")
+    reconciler = Reconciler(
+        client,
+        store,
+        world.options,
+        lambda uid, revision: f"key of {uid} {revision}",
+        good,
+        clock,
+        "test",
+    )
     key = ("nlp", "sentiment")
     first = await reconciler.reconcile(key)
     assert (first.requeue_after, client.asked, len(reconciler.refusals(key))) == (0.0, 1, 1)

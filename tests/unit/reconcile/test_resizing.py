@@ -12,16 +12,19 @@ import pytest
 from tests.support import builders
 from tests.support.worlds import World
 from triton_pipelines.api import names
-from triton_pipelines.pipeline import Options, build
-from triton_pipelines.pipeline.server import cpu_range
-from triton_pipelines.reconcile.fleet import bounds_of, seen_of, smallest_limit
-from triton_pipelines.reconcile.observed import Observed, Pod
-from triton_pipelines.reconcile.plan import Context, Plan, plan
-from triton_pipelines.reconcile.refusals import Refusal, Refused
-from triton_pipelines.reconcile.resizing import Resize, waits
+from triton_pipelines.compile.graph import Options, build
+from triton_pipelines.compile.graph.server_settings import cpu_range
+from triton_pipelines.controllers.pipeline.cpu_resize import Resize, waits
+from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
+from triton_pipelines.controllers.pipeline.pods_and_cpu import bounds_of, seen_of, smallest_limit
+from triton_pipelines.controllers.pipeline.resize_rejections import Refusal, Refused
+from triton_pipelines.controllers.pipeline.snapshot import Observed, Pod
 
 # 250 m for the server; a core for each of 1 to 4 tokenizers; postprocess has 500 m beside.
-SPEC: dict[str, Any] = {"scaling": {"cpuResize": "InPlace"}, "tokenizer": {"instances": {"initial": 1, "min": 1, "max": 4}}}
+SPEC: dict[str, Any] = {
+    "scaling": {"cpuResize": "InPlace"},
+    "tokenizer": {"instances": {"initial": 1, "min": 1, "max": 4}},
+}
 
 
 def world(pods: int = 1, **spec: Any) -> World:
@@ -38,7 +41,9 @@ def limits(made: World) -> list[tuple[str, str]]:
 
 
 def record(made: World, millis: int) -> World:
-    made.children["ConfigMap", names.live_name(made.name)]["data"][names.KEY_PODS] = json.dumps({"cpuMillis": millis})
+    made.children["ConfigMap", names.live_name(made.name)]["data"][names.KEY_PODS] = json.dumps(
+        {"cpuMillis": millis}
+    )
     return made
 
 
@@ -50,10 +55,16 @@ def server(made: World) -> dict[str, Any]:
 
 
 @pytest.mark.proves("spec.scaling.cpuResize", "behaviour")
-def test_the_limit_starts_at_what_the_first_instances_need_and_no_restart_follows_from_another() -> None:
+def test_the_limit_starts_at_what_the_first_instances_need_and_no_restart_follows_from_another() -> (
+    None
+):
     made, fixed = world(), World(builders.document(tokenizer=SPEC["tokenizer"])).settle()
     start = server(made)["resources"]
-    assert start["limits"]["cpu"] == start["requests"]["cpu"] == server(fixed)["resources"]["requests"]["cpu"]
+    assert (
+        start["limits"]["cpu"]
+        == start["requests"]["cpu"]
+        == server(fixed)["resources"]["requests"]["cpu"]
+    )
     assert server(made)["resizePolicy"] == [{"resourceName": "cpu", "restartPolicy": "NotRequired"}]
     assert "resizePolicy" not in server(fixed)
     most = server(fixed)["resources"]["limits"]["cpu"]
@@ -70,18 +81,29 @@ def test_the_limit_starts_at_what_the_first_instances_need_and_no_restart_follow
 def test_memory_and_shared_memory_are_those_of_the_most_instances() -> None:
     """They cannot be taken from a process that has them."""
     made, fixed = world(), World(builders.document(tokenizer=SPEC["tokenizer"])).settle()
-    assert server(made)["resources"]["limits"]["memory"] == server(fixed)["resources"]["limits"]["memory"]
+    assert (
+        server(made)["resources"]["limits"]["memory"]
+        == server(fixed)["resources"]["limits"]["memory"]
+    )
 
 
 @pytest.mark.parametrize(
     "spec",
-    [{"server": {"resources": {"limits": {"cpu": "3"}}}}, {"tokenizer": {"instances": {"initial": 4}}}, {"scaling": {"cpuResize": "Disabled"}}],
+    [
+        {"server": {"resources": {"limits": {"cpu": "3"}}}},
+        {"tokenizer": {"instances": {"initial": 4}}},
+        {"scaling": {"cpuResize": "Disabled"}},
+    ],
 )
 def test_where_there_is_nothing_to_grow_nothing_is_resized(spec: dict[str, Any]) -> None:
     made = world(**spec)
     assert "resizePolicy" not in server(made)
     assert names.KEY_PODS not in made.children["ConfigMap", names.live_name("sentiment")]["data"]
-    doubts = [item["message"] for item in made.status.get("warnings", []) if item["path"] == "spec.scaling.cpuResize"]
+    doubts = [
+        item["message"]
+        for item in made.status.get("warnings", [])
+        if item["path"] == "spec.scaling.cpuResize"
+    ]
     assert len(doubts) == (0 if spec.get("scaling") else 1)
 
 
@@ -119,7 +141,9 @@ def test_a_limit_is_lowered_again() -> None:
     start = server(made)["resources"]["limits"]["cpu"]
     record(made, 1000).settle()
     assert limits(made) == [(start, start)], "never below what it started with"
-    assert json.loads(made.children["ConfigMap", names.live_name("sentiment")]["data"][names.KEY_PODS]) == {"cpuMillis": int(start[:-1])}
+    assert json.loads(
+        made.children["ConfigMap", names.live_name("sentiment")]["data"][names.KEY_PODS]
+    ) == {"cpuMillis": int(start[:-1])}
 
 
 def test_what_a_pod_is_given_is_recorded_before() -> None:
@@ -127,7 +151,9 @@ def test_what_a_pod_is_given_is_recorded_before() -> None:
     made.step(writes=0)
     assert made.pods[0].asked is None
     decided = made.step()
-    assert [item["metadata"]["name"] for item in decided.apply] == [names.live_name("sentiment")], "the record is brought within bounds"
+    assert [item["metadata"]["name"] for item in decided.apply] == [names.live_name("sentiment")], (
+        "the record is brought within bounds"
+    )
     assert decided.resize is not None
     assert decided.resize.limit == 4350
 
@@ -145,7 +171,9 @@ def test_a_deferred_pod_is_waited_for_and_keeps_no_other_waiting() -> None:
     assert waits(pods[1]) == ""
     seen = seen_of(pods, made.deployment, 3750)
     assert (list(seen.uneven), seen.infeasible, seen.ready) == ([pods[0].name], {}, 2)
-    assert (smallest_limit(pods) or {})["limits"]["cpu"] == server(made)["resources"]["limits"]["cpu"], "counts grow by what is in force"
+    assert (smallest_limit(pods) or {})["limits"]["cpu"] == server(made)["resources"]["limits"][
+        "cpu"
+    ], "counts grow by what is in force"
     assert made.step().quiet, "the kubelet tries again by itself"
     made.kubelet.clear()
     made.control().run_pods()
@@ -207,7 +235,9 @@ def test_of_a_guaranteed_pod_limit_and_request_stay_one() -> None:
         "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "Insufficient cpu", "lastTransitionTime": None
     }  # fmt: skip
     observed = made.observed()
-    changed = Observed(observed.pipeline, observed.children, tuple(Pod.of(raw) for raw in raws), observed.probes)
+    changed = Observed(
+        observed.pipeline, observed.children, tuple(Pod.of(raw) for raw in raws), observed.probes
+    )
     assert _plan(made, changed).resize is None
 
 
@@ -220,10 +250,17 @@ def test_what_the_api_server_refuses_of_one_pod_is_left_alone_and_said() -> None
     assert decided.resize.pod != first.pod
     assert decided.status is not None
     (found,) = [item for item in decided.status["conditions"] if item["type"] == "ScalingLimited"]
-    assert (found["reason"], found["message"]) == ("ActuationFailed", f"cpu: pod {first.pod} is not given 3750m: no")
+    assert (found["reason"], found["message"]) == (
+        "ActuationFailed",
+        f"cpu: pod {first.pod} is not given 3750m: no",
+    )
     assert decided.requeue_after == 30
-    told = (_plan(record(made, 1350), refusing(made, first, "LimitRange")).status or {}).get("conditions", ())
-    assert not [item for item in told if item["type"] == "ScalingLimited"], "nobody asks for it any more"
+    told = (_plan(record(made, 1350), refusing(made, first, "LimitRange")).status or {}).get(
+        "conditions", ()
+    )
+    assert not [item for item in told if item["type"] == "ScalingLimited"], (
+        "nobody asks for it any more"
+    )
 
 
 @pytest.mark.parametrize("kind", ["Quota", "Rights", "Absent"])
@@ -249,7 +286,13 @@ def test_a_quota_keeps_nobody_from_giving_back() -> None:
 
 
 def refusing(made: World, resize: Resize, kind: str, until: dt.datetime | None = None) -> Observed:
-    refusal = Refusal(resize.pod, Refused(kind), resize.limit, f"is not given {resize.limit}m: no", until or made.now + dt.timedelta(seconds=30))
+    refusal = Refusal(
+        resize.pod,
+        Refused(kind),
+        resize.limit,
+        f"is not given {resize.limit}m: no",
+        until or made.now + dt.timedelta(seconds=30),
+    )
     return replace(made.observed(), unresized={resize.uid: refusal})
 
 

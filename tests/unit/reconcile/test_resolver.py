@@ -20,13 +20,13 @@ from tests.support.worlds import STIFF, World
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding
 from triton_pipelines.api.tokenizer import Padding
-from triton_pipelines.pipeline.fingerprint import cost_fingerprint
-from triton_pipelines.reconcile import resolver as module
-from triton_pipelines.reconcile.measured import Choice, data
-from triton_pipelines.reconcile.observed import Memory, Object, Observed, Pod
-from triton_pipelines.reconcile.plan import Context, plan
-from triton_pipelines.reconcile.resolver import KEPT, Resolver
-from triton_pipelines.reconcile.wanted import Remade, Wanted, resolve, settled
+from triton_pipelines.compile.graph.fingerprint import cost_fingerprint
+from triton_pipelines.controllers.pipeline import effective_spec as module
+from triton_pipelines.controllers.pipeline.compiled_pipeline import Remade, Wanted, resolve, settled
+from triton_pipelines.controllers.pipeline.effective_spec import KEPT, Resolver
+from triton_pipelines.controllers.pipeline.plan import Context, plan
+from triton_pipelines.controllers.pipeline.snapshot import Memory, Object, Observed, Pod
+from triton_pipelines.controllers.pipeline.tuned_padding import Choice, data
 
 OPTIONS = builders.options()
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -68,7 +68,10 @@ def worlds(draw: st.DrawFn) -> Observed:
     """A pipeline with all that may bear on what its spec comes to. Few values of each, so that histories come back to what was."""
     spec = draw(st.sampled_from(list(SPECS)))
     document = builders.document(**SPECS[spec])
-    document["metadata"] |= {"generation": draw(st.sampled_from([1, 2])), "resourceVersion": draw(st.sampled_from("12"))}
+    document["metadata"] |= {
+        "generation": draw(st.sampled_from([1, 2])),
+        "resourceVersion": draw(st.sampled_from("12")),
+    }
     if draw(st.booleans()):
         document["metadata"]["annotations"] = {"a": "b"}
     digests = draw(st.sampled_from([{}, {"model": "one"}, {"model": "two"}]))
@@ -91,12 +94,22 @@ def worlds(draw: st.DrawFn) -> Observed:
         live[names.KEY_MEASURED_PADDING] = by_hand
     if draw(st.booleans()):
         live[names.KEY_PADDING] = json.dumps(dict.fromkeys(_refusals(), "axis 1 is 128"))
-    image = draw(st.sampled_from([None, OPTIONS.server_image, "registry.example/earlier:24.08-py3"]))
-    children: dict[tuple[str, str], Object] = {("ConfigMap", names.live_name("sentiment")): {"data": live}}
+    image = draw(
+        st.sampled_from([None, OPTIONS.server_image, "registry.example/earlier:24.08-py3"])
+    )
+    children: dict[tuple[str, str], Object] = {
+        ("ConfigMap", names.live_name("sentiment")): {"data": live}
+    }
     if image is not None:
         record = {"template": {}, "serverImage": image}
-        children["ConfigMap", names.revision_name("sentiment", name)] = {"data": {names.KEY_TEMPLATE: json.dumps(record)}}
-    return replace(observed, children=children, pods=draw(st.sampled_from([(), _pods(name), _pods("fedcba9876")])))
+        children["ConfigMap", names.revision_name("sentiment", name)] = {
+            "data": {names.KEY_TEMPLATE: json.dumps(record)}
+        }
+    return replace(
+        observed,
+        children=children,
+        pods=draw(st.sampled_from([(), _pods(name), _pods("fedcba9876")])),
+    )
 
 
 @cache
@@ -106,20 +119,44 @@ def _refusals() -> list[str]:
     world.step()
     world.verdicts[world.deployed] = STIFF
     world.settle()
-    return list(json.loads(world.children["ConfigMap", names.live_name(world.name)]["data"][names.KEY_PADDING]))
+    return list(
+        json.loads(
+            world.children["ConfigMap", names.live_name(world.name)]["data"][names.KEY_PADDING]
+        )
+    )
 
 
 def _pods(revision: str) -> tuple[Pod, ...]:
     """A pod whose file takes no ragged batches."""
-    message = json.dumps({"ok": False, "revision": revision, "findings": [{"step": "model", "reason": "RaggedUnsupported", "message": "axis 1 is 128"}]})
-    loader = {"name": names.CONTAINER_LOADER, "state": {"terminated": {"exitCode": 2, "message": message}}}
+    message = json.dumps(
+        {
+            "ok": False,
+            "revision": revision,
+            "findings": [
+                {"step": "model", "reason": "RaggedUnsupported", "message": "axis 1 is 128"}
+            ],
+        }
+    )
+    loader = {
+        "name": names.CONTAINER_LOADER,
+        "state": {"terminated": {"exitCode": 2, "message": message}},
+    }
     metadata = {"name": "p", "uid": "u", "labels": {names.LABEL_REVISION: revision}}
     return (Pod.of({"metadata": metadata, "status": {"initContainerStatuses": [loader]}}),)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(seen=st.lists(worlds(), min_size=2, max_size=4), turns=st.lists(st.integers(0, 3), min_size=4, max_size=10))
-def test_what_is_remembered_is_what_would_be_worked_out_anew(seen: list[Observed], turns: list[int]) -> None:
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(
+    seen=st.lists(worlds(), min_size=2, max_size=4),
+    turns=st.lists(st.integers(0, 3), min_size=4, max_size=10),
+)
+def test_what_is_remembered_is_what_would_be_worked_out_anew(
+    seen: list[Observed], turns: list[int]
+) -> None:
     one = Resolver(OPTIONS)
     anew = [content(resolve(observed, OPTIONS)) for observed in seen]
     for turn in (turn % len(seen) for turn in turns):
@@ -130,8 +167,12 @@ def test_what_is_remembered_is_what_would_be_worked_out_anew(seen: list[Observed
 def test_true_and_one_are_two_specs() -> None:
     """Python takes them for the same; configPatch, which is passed on, does not."""
     one = Resolver(OPTIONS)
-    assert isinstance(made := one.resolve(Observed(builders.document(**SPECS["patched true"]))), Wanted)
-    assert isinstance(other := one.resolve(Observed(builders.document(**SPECS["patched 1"]))), Wanted | list)
+    assert isinstance(
+        made := one.resolve(Observed(builders.document(**SPECS["patched true"]))), Wanted
+    )
+    assert isinstance(
+        other := one.resolve(Observed(builders.document(**SPECS["patched 1"]))), Wanted | list
+    )
     assert content(made) != content(other)
 
 
@@ -161,18 +202,27 @@ def test_a_status_that_changes_is_no_reason_to_work_anything_out(counted: list[s
     assert content(again) == content(first)
 
 
-def test_an_invalid_spec_beside_the_last_good_one_takes_no_place_from_it(counted: list[str]) -> None:
+def test_an_invalid_spec_beside_the_last_good_one_takes_no_place_from_it(
+    counted: list[str],
+) -> None:
     one, world = Resolver(OPTIONS), World(builders.document()).settle()
     world.change(postprocess={"labels": ["a", "b", "c"]}).step()
     counted.clear()
     for _ in range(3):
         observed = world.observed()
-        decided = plan(observed, Context(OPTIONS, lambda _uid, _revision: "key", remembering=one.resolve), NOW, one.resolve(observed))
+        decided = plan(
+            observed,
+            Context(OPTIONS, lambda _uid, _revision: "key", remembering=one.resolve),
+            NOW,
+            one.resolve(observed),
+        )
         assert not [item for item in decided.apply if item["kind"] == "Deployment"]
     assert len(counted) == 2, "the present one, and the one that passes go by"
 
 
-def test_a_source_that_is_missing_makes_nothing_be_worked_out_again_and_again(counted: list[str]) -> None:
+def test_a_source_that_is_missing_makes_nothing_be_worked_out_again_and_again(
+    counted: list[str],
+) -> None:
     """The present spec and the one that passes go by are then the same, with and without the hash of the source."""
     document = builders.document(tokenizer={"source": {"uri": "configmap://tok/tokenizer.json"}})
     one, world = Resolver(OPTIONS), World(document, digests={"tokenizer": "abc"}).settle()
@@ -182,7 +232,12 @@ def test_a_source_that_is_missing_makes_nothing_be_worked_out_again_and_again(co
         for _ in range(number):
             observed = world.observed()
             asked = one.gone_by(observed, wanted := one.resolve(observed))
-            plan(observed, Context(OPTIONS, lambda _uid, _revision: "key", remembering=one.resolve), NOW, wanted)
+            plan(
+                observed,
+                Context(OPTIONS, lambda _uid, _revision: "key", remembering=one.resolve),
+                NOW,
+                wanted,
+            )
             assert asked is not None
             graphs.append(asked[1].graph)
         return graphs
@@ -204,7 +259,12 @@ def test_what_a_plan_does_changes_nothing_of_what_is_remembered() -> None:
     one, observed = Resolver(OPTIONS), Observed(builders.document())
     context = Context(OPTIONS, lambda _uid, _revision: "key", remembering=one.resolve)
     made = [plan(copy.deepcopy(observed), context, NOW) for _ in range(3)]
-    assert made[0].apply == made[1].apply == made[2].apply == plan(observed, Context(OPTIONS, context.control_key), NOW).apply
+    assert (
+        made[0].apply
+        == made[1].apply
+        == made[2].apply
+        == plan(observed, Context(OPTIONS, context.control_key), NOW).apply
+    )
     assert content(one.resolve(observed)) == content(resolve(observed, OPTIONS))
 
 
@@ -222,7 +282,10 @@ def test_a_pipeline_that_is_gone_is_forgotten(counted: list[str]) -> None:
 def test_a_pipeline_takes_little_memory() -> None:
     """A spec and its graph, which everybody shares, and not the files, the template and the load plan: with them it is twice as much."""
     one = Resolver(OPTIONS)
-    seen = [Observed(json.loads(json.dumps(builders.document(name=f"p{number}")))) for number in range(22)]
+    seen = [
+        Observed(json.loads(json.dumps(builders.document(name=f"p{number}"))))
+        for number in range(22)
+    ]
     for observed in seen[:2]:  # what is read and compiled once
         one.resolve(observed)
     gc.collect()
@@ -238,10 +301,16 @@ def test_a_pipeline_takes_little_memory() -> None:
     assert (after - before) / 20 < 30_000
 
 
-def _seen(live: dict[str, str], memory: Memory, image: str | None = None, spec: str = "plan", **more: Any) -> Observed:
+def _seen(
+    live: dict[str, str], memory: Memory, image: str | None = None, spec: str = "plan", **more: Any
+) -> Observed:
     document = builders.document(**SPECS[spec])
     document["metadata"]["generation"] = 1
-    children: dict[tuple[str, str], Object] = {("ConfigMap", names.live_name("sentiment")): {"data": {names.KEY_MEMORY: memory.to_json(), **live}}}
+    children: dict[tuple[str, str], Object] = {
+        ("ConfigMap", names.live_name("sentiment")): {
+            "data": {names.KEY_MEMORY: memory.to_json(), **live}
+        }
+    }
     if image is not None:
         record = {names.KEY_TEMPLATE: json.dumps({"template": {}, "serverImage": image})}
         children["ConfigMap", names.revision_name("sentiment", memory.wanted)] = {"data": record}
@@ -256,16 +325,26 @@ def _cases() -> dict[str, tuple[Observed, Observed]]:
     rules = replace(CHOICES["barred"], barred="")  # type: ignore[type-var]
     made = resolve(_seen(data({fingerprint("plan", {}): rules}), none), OPTIONS)  # type: ignore[dict-item]
     assert isinstance(made, Wanted)
-    back = Memory(failed_revision=made.revision.name, failed_spec=_seen({}, none).spec_hash, restored="fedcba9876")
+    back = Memory(
+        failed_revision=made.revision.name,
+        failed_spec=_seen({}, none).spec_hash,
+        restored="fedcba9876",
+    )
     adapted = resolve(_seen({}, none, spec="adapted"), OPTIONS)
     assert isinstance(adapted, Wanted)
     refused = {names.KEY_PADDING: json.dumps(dict.fromkeys(_refusals(), "axis 1 is 128"))}
     return {
         "digests": (_seen({}, none), _seen({}, none, digests={"model": "one"})),
-        "image": (_seen({}, wanted, OPTIONS.server_image), _seen({}, wanted, "registry.example/earlier:24.08-py3")),
+        "image": (
+            _seen({}, wanted, OPTIONS.server_image),
+            _seen({}, wanted, "registry.example/earlier:24.08-py3"),
+        ),
         "choices": (_seen({}, none), _seen(data({fingerprint("plan", {}): CHOICES["good"]}), none)),  # type: ignore[dict-item]
         "refused": (_seen({}, none, spec="adapted"), _seen(refused, none, spec="adapted")),
-        "reports": (_seen({}, none, spec="adapted"), _seen({}, none, spec="adapted", pods=_pods(adapted.revision.name))),
+        "reports": (
+            _seen({}, none, spec="adapted"),
+            _seen({}, none, spec="adapted", pods=_pods(adapted.revision.name)),
+        ),
         "failed": (_seen(barred, none), _seen(barred, back)),
     }
 
@@ -273,5 +352,7 @@ def _cases() -> dict[str, tuple[Observed, Observed]]:
 @pytest.mark.parametrize("what", ["digests", "image", "choices", "refused", "reports", "failed"])
 def test_each_thing_that_decides_is_looked_at(what: str) -> None:
     one, (before, after) = Resolver(OPTIONS), _cases()[what]
-    assert content(one.resolve(before)) != content(resolve(after, OPTIONS)), "or it would decide nothing"
+    assert content(one.resolve(before)) != content(resolve(after, OPTIONS)), (
+        "or it would decide nothing"
+    )
     assert content(one.resolve(after)) == content(resolve(after, OPTIONS))

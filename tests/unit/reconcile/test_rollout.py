@@ -9,7 +9,7 @@ import pytest
 from tests.support import builders
 from tests.support.worlds import BAD, DUMB, World
 from triton_pipelines.api import names
-from triton_pipelines.reconcile.plan import Plan
+from triton_pipelines.controllers.pipeline.plan import Plan
 
 CHANGE = {"tokenizer": {"maxLength": 64}}
 
@@ -30,7 +30,11 @@ def failing(world: World, **change: Any) -> str:
 
 def mode(world: World) -> str:
     strategy = world.deployment["spec"]["strategy"]
-    return str(strategy["type"]) if strategy["type"] == "Recreate" else f"surge {strategy['rollingUpdate']['maxSurge']}"
+    return (
+        str(strategy["type"])
+        if strategy["type"] == "Recreate"
+        else f"surge {strategy['rollingUpdate']['maxSurge']}"
+    )
 
 
 def events(plans: list[Plan]) -> list[str]:
@@ -66,7 +70,11 @@ def test_a_failed_surge_leaves_the_old_revision_serving() -> None:
         "Stalled": "True ModelMismatch",
     }
     assert f"revision {old} keeps serving" in world.condition("Ready")["message"]
-    assert (world.deployed, world.status["servingRevision"], world.memory.failed_revision) == (new, old, "")
+    assert (world.deployed, world.status["servingRevision"], world.memory.failed_revision) == (
+        new,
+        old,
+        "",
+    )
     assert world.status["observedGeneration"] == 2
     assert [pod.revision for pod in world.serving] == [old]
 
@@ -91,16 +99,29 @@ def test_a_rollout_without_progress_has_failed() -> None:
 def test_pods_that_the_api_server_refuses_are_told_of() -> None:
     """Quota, admission, a service account that is not there: no pod comes that could say why, only the Deployment does."""
     words = 'pods "sentiment-6c9d8f7b5-" is forbidden: error looking up service account default/tritn: serviceaccount "tritn" not found'
-    world = World(builders.document(server={"serviceAccountName": "tritn"}, rollout={"progressDeadlineSeconds": 60}))
+    world = World(
+        builders.document(
+            server={"serviceAccountName": "tritn"}, rollout={"progressDeadlineSeconds": 60}
+        )
+    )
     world.step()
-    refused = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": words}
+    refused = {
+        "type": "ReplicaFailure",
+        "status": "True",
+        "reason": "FailedCreate",
+        "message": words,
+    }
     progressing = {"type": "Progressing", "status": "True", "reason": "NewReplicaSetCreated"}
     world.deployment["status"] = {"observedGeneration": 1, "conditions": [progressing, refused]}
     world.step()
     assert world.told()["Ready"] == "False APIError"
     assert world.told()["Reconciling"] == "True APIError"
     assert words in world.condition("Ready")["message"]
-    progressing |= {"status": "False", "reason": "ProgressDeadlineExceeded", "message": "has timed out progressing."}
+    progressing |= {
+        "status": "False",
+        "reason": "ProgressDeadlineExceeded",
+        "message": "has timed out progressing.",
+    }
     world.step()
     assert world.told()["Stalled"] == "True RolloutFailed"
     assert words in world.condition("Ready")["message"]
@@ -116,7 +137,10 @@ def test_the_deadline_of_an_outdated_status_does_not_count() -> None:
     old = world.deployed
     world.change(**CHANGE).step()
     status = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
-    world.deployment["status"] = {"observedGeneration": world.deployment["metadata"]["generation"] - 1, "conditions": [status]}
+    world.deployment["status"] = {
+        "observedGeneration": world.deployment["metadata"]["generation"] - 1,
+        "conditions": [status],
+    }
     world.step()
     assert world.deployed != old
     assert "Stalled" not in world.told()
@@ -146,7 +170,13 @@ def test_where_one_pod_fits_a_failed_revision_is_taken_back(strategy: str) -> No
     assert (world.status["revision"], world.status["servingRevision"]) == (new, old)
     assert world.status["observedGeneration"] == 2
     message = world.condition("Ready")["message"]
-    for word in (f"revision {new} failed", f"revision {old} was taken back", "ModelMismatch", "output logits is FP16", "tried again when the spec"):
+    for word in (
+        f"revision {new} failed",
+        f"revision {old} was taken back",
+        "ModelMismatch",
+        "output logits is FP16",
+        "tried again when the spec",
+    ):
         assert word in message
     assert gap, "there was no gap to announce"
     assert any("no pod serves until the new one is ready" in text for text in gap)
@@ -162,7 +192,11 @@ def test_a_lost_memory_costs_a_second_try_and_not_the_way_back(strategy: str) ->
     assert world.settle().told()["Ready"] == "False RolledBack"
     del world.children["ConfigMap", names.live_name(world.name)]
     world.settle()
-    assert (world.deployed, len(world.serving), world.told()["Ready"]) == (old, 1, "False RolledBack")
+    assert (world.deployed, len(world.serving), world.told()["Ready"]) == (
+        old,
+        1,
+        "False RolledBack",
+    )
     assert world.memory.proven == world.memory.restored == old
 
 
@@ -173,14 +207,22 @@ def test_a_memory_lost_in_mid_rollout_costs_not_the_way_back(strategy: str) -> N
     old = world.deployed
     new = failing(world)
     for _ in range(20):
-        if world.deployed == new and not world.serving and "Failing" not in [pod.phase for pod in world.pods]:
+        if (
+            world.deployed == new
+            and not world.serving
+            and "Failing" not in [pod.phase for pod in world.pods]
+        ):
             break
         world.pass_time(5).control().run_pods().step()
     else:
         pytest.fail("the old pod did not go first")
     del world.children["ConfigMap", names.live_name(world.name)]
     world.settle()
-    assert (world.deployed, len(world.serving), world.told()["Ready"]) == (old, 1, "False RolledBack")
+    assert (world.deployed, len(world.serving), world.told()["Ready"]) == (
+        old,
+        1,
+        "False RolledBack",
+    )
     assert (world.memory.proven, world.memory.failed_revision) == (old, new)
 
 
@@ -225,7 +267,11 @@ def half_way(world: World) -> str:
 
 def test_suspension_takes_no_revision_back() -> None:
     """It wants no pods, which is no other number of those that serve."""
-    world = served(tokenizer={"instances": {"initial": 1, "min": 1, "max": 4}}, scaling={"pods": {"min": 2, "max": 4}}, rollout={"strategy": "Surge"})
+    world = served(
+        tokenizer={"instances": {"initial": 1, "min": 1, "max": 4}},
+        scaling={"pods": {"min": 2, "max": 4}},
+        rollout={"strategy": "Surge"},
+    )
     new = failing(world, tokenizer={"maxLength": 64})
     world.settle()
     assert (world.memory.stuck, len(world.serving)) == (new, 2)
@@ -305,7 +351,9 @@ def test_auto_reads_the_scheduler_and_waits_before_it_gives_the_old_pod_up() -> 
     decided = world.step()
     assert (mode(world), world.told()["Ready"]) == ("surge 1", "False WaitingForGPU")
     assert decided.requeue_after == 10.0
-    assert "the old pod goes first, and no pod serves until" in world.condition("Ready")["message"], "said before the Deployment is changed"
+    assert (
+        "the old pod goes first, and no pod serves until" in world.condition("Ready")["message"]
+    ), "said before the Deployment is changed"
     assert world.pass_time(9).step().requeue_after == 1.0
     assert world.serving
     world.pass_time(1).step()
@@ -346,7 +394,12 @@ def test_auto_makes_room_where_only_some_nodes_are_hopeless() -> None:
 
 @pytest.mark.proves("spec.rollout.strategy", "behaviour")
 def test_strategies_set_the_mode() -> None:
-    for strategy, expected in (("Surge", "surge 1"), ("NoSurge", "surge 0"), ("Recreate", "Recreate"), ("Auto", "surge 1")):
+    for strategy, expected in (
+        ("Surge", "surge 1"),
+        ("NoSurge", "surge 0"),
+        ("Recreate", "Recreate"),
+        ("Auto", "surge 1"),
+    ):
         assert mode(World(builders.document(rollout={"strategy": strategy})).settle()) == expected
 
 
@@ -355,7 +408,10 @@ def test_suspend_and_back() -> None:
     world = served(replicas=2)
     children = set(world.children)
     world.change(suspend="Enabled").settle()
-    assert (world.pods, world.told()) == ([], {"Ready": "True Suspended", "Available": "False Suspended"})
+    assert (world.pods, world.told()) == (
+        [],
+        {"Ready": "True Suspended", "Available": "False Suspended"},
+    )
     assert set(world.children) == children
     assert world.status["observedGeneration"] == 2
     world.change(suspend="Disabled").settle()
@@ -390,7 +446,9 @@ def test_a_restart_finds_its_way_where_no_second_pod_fits() -> None:
     world = served(room=1)
     before = world.serving[0].name
     template = world.children["Deployment", world.name]["spec"]["template"]
-    template["metadata"]["annotations"] = {"kubectl.kubernetes.io/restartedAt": "2026-01-01T13:00:00Z"}
+    template["metadata"]["annotations"] = {
+        "kubectl.kubernetes.io/restartedAt": "2026-01-01T13:00:00Z"
+    }
     assert world.settle().told()["Ready"] == "True Succeeded"
     assert [pod.name for pod in world.serving] != [before]
     assert mode(world) == "surge 1"
@@ -399,7 +457,9 @@ def test_a_restart_finds_its_way_where_no_second_pod_fits() -> None:
 def test_kubectl_rollout_restart_survives() -> None:
     world = served()
     deployment = world.deployment
-    deployment["spec"]["template"]["metadata"]["annotations"] = {"kubectl.kubernetes.io/restartedAt": "2026-01-01T13:00:00Z"}
+    deployment["spec"]["template"]["metadata"]["annotations"] = {
+        "kubectl.kubernetes.io/restartedAt": "2026-01-01T13:00:00Z"
+    }
     deployment["metadata"]["generation"] += 1
     before = {pod.name for pod in world.pods}
     world.settle()
@@ -411,12 +471,18 @@ def test_kubectl_rollout_restart_survives() -> None:
 
 def test_events_tell_the_story_once() -> None:
     world = World().settle()
-    assert [reason for reason in events(world.log) if reason != "SpecWarning"] == ["RolloutStarted", "Succeeded", "Serving"]
+    assert [reason for reason in events(world.log) if reason != "SpecWarning"] == [
+        "RolloutStarted",
+        "Succeeded",
+        "Serving",
+    ]
     world.log.clear()
     failing(world)
     world.settle()
     assert events(world.log) == ["RolloutStarted", "ModelMismatch"]
-    (event,) = (event for plan in world.log for event in plan.events if event.reason == "ModelMismatch")
+    (event,) = (
+        event for plan in world.log for event in plan.events if event.reason == "ModelMismatch"
+    )
     assert event.warning
     assert "output logits is FP16" in event.note
     world.log.clear()

@@ -26,14 +26,31 @@ def status(reason: str, *counts: int) -> dict[str, object]:
         (AVAILABLE, (1, 1, 1), (1, 0, 1), True, AVAILABLE),
         (AVAILABLE, (1, 0, 1), (2, 1, 1), False, UPDATED),
     ],
-    ids=["complete", "waits", "late", "stays late", "late but done", "complete and lost", "complete and unready", "back", "back and on its way"],
+    ids=[
+        "complete",
+        "waits",
+        "late",
+        "stays late",
+        "late but done",
+        "complete and lost",
+        "complete and unready",
+        "back",
+        "back and on its way",
+    ],
 )
-def test_the_reason(told: str, before: tuple[int, int, int], seen: tuple[int, int, int], late: bool, reason: str) -> None:
-    assert progressing(status(told, *before), Counted(*seen), 1, fresh=False, late=late)[0] == reason
+def test_the_reason(
+    told: str, before: tuple[int, int, int], seen: tuple[int, int, int], late: bool, reason: str
+) -> None:
+    assert (
+        progressing(status(told, *before), Counted(*seen), 1, fresh=False, late=late)[0] == reason
+    )
 
 
 def test_a_new_template_is_progress_whatever_was_told() -> None:
-    assert progressing(status(AVAILABLE, 0, 0, 0), Counted(0, 0, 0), 1, fresh=True, late=True) == (CREATED, True)
+    assert progressing(status(AVAILABLE, 0, 0, 0), Counted(0, 0, 0), 1, fresh=True, late=True) == (
+        CREATED,
+        True,
+    )
 
 
 def test_a_pod_that_is_lost_long_after_its_rollout_breaks_no_deadline() -> None:

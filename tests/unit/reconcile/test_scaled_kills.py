@@ -14,10 +14,10 @@ import pytest
 from tests.support import builders
 from tests.support.worlds import World
 from triton_pipelines.api import names
-from triton_pipelines.reconcile.observed import Observed
-from triton_pipelines.reconcile.plan import Plan
-from triton_pipelines.reconcile.replicas import KEY_MILLIS, KEY_REPLICAS, recorded
-from triton_pipelines.reconcile.scaling import Intent
+from triton_pipelines.controllers.handover import Intent
+from triton_pipelines.controllers.pipeline.plan import Plan
+from triton_pipelines.controllers.pipeline.replicas import KEY_MILLIS, KEY_REPLICAS, recorded
+from triton_pipelines.controllers.pipeline.snapshot import Observed
 
 RENDERED: dict[str, Any] = {}
 SPEC: dict[str, Any] = {
@@ -57,7 +57,12 @@ def before() -> Scaled:
 def edited(made: Scaled) -> None:
     """Somebody takes pods away by an edit."""
     made.deployment["spec"]["replicas"] = 1
-    entry = {"manager": "kubectl-edit", "operation": "Update", "fieldsV1": {"f:spec": {"f:replicas": {}}}, "time": "2020-01-01T00:00:00Z"}
+    entry = {
+        "manager": "kubectl-edit",
+        "operation": "Update",
+        "fieldsV1": {"f:spec": {"f:replicas": {}}},
+        "time": "2020-01-01T00:00:00Z",
+    }
     made.deployment["metadata"]["managedFields"] = [entry]
 
 
@@ -98,16 +103,35 @@ CHANGES: dict[str, tuple[Callable[[Scaled], object], int, int, int]] = {
     "more in a rollout": (rolling, PODS, CPU, COUNT),
     "more with another revision": (rolled, PODS, CPU, COUNT),
     "more in a rollout on a node without room": (deferred, PODS, CPU, COUNT),
-    "pods are the spec's again": (lambda made: made.change(replicas=4).document["spec"]["scaling"].pop("pods"), PODS, CPU, COUNT),
-    "CPU is fixed again": (lambda made: made.change(scaling={"cpuResize": "Disabled"}), PODS, CPU, COUNT),
-    "not active any more": (lambda made: made.change(scaling={"mode": "Disabled"}), PODS, CPU, COUNT),
+    "pods are the spec's again": (
+        lambda made: made.change(replicas=4).document["spec"]["scaling"].pop("pods"),
+        PODS,
+        CPU,
+        COUNT,
+    ),
+    "CPU is fixed again": (
+        lambda made: made.change(scaling={"cpuResize": "Disabled"}),
+        PODS,
+        CPU,
+        COUNT,
+    ),
+    "not active any more": (
+        lambda made: made.change(scaling={"mode": "Disabled"}),
+        PODS,
+        CPU,
+        COUNT,
+    ),
     "somebody's edit is mended": (edited, 1, CPU, COUNT),
 }
 
 
 def limit_of(made: Scaled, name: str) -> int:
     (pod,) = [pod for pod in made.pods if pod.name == name]
-    (limit,) = [item["resources"]["limits"]["cpu"] for item in made._raw(pod)["spec"]["containers"] if item["name"] == names.CONTAINER_SERVER]
+    (limit,) = [
+        item["resources"]["limits"]["cpu"]
+        for item in made._raw(pod)["spec"]["containers"]
+        if item["name"] == names.CONTAINER_SERVER
+    ]
     return int(limit.removesuffix("m")) if limit.endswith("m") else 1000 * int(limit)
 
 
@@ -144,7 +168,13 @@ def goes_on(made: Scaled, old: set[str], least: tuple[int, int, int], rounds: in
 
 def kills(decided: Plan) -> int:
     """Writes of a pass, one of them the resize of a pod."""
-    return len(decided.apply) + len(decided.clear) + len(decided.delete) + (decided.resize is not None) + (decided.status is not None)
+    return (
+        len(decided.apply)
+        + len(decided.clear)
+        + len(decided.delete)
+        + (decided.resize is not None)
+        + (decided.status is not None)
+    )
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -175,7 +205,9 @@ def test_killed_between_any_two_writes(before: Scaled, change: str) -> None:
         assert made.told()["Ready"] == "True Succeeded"
         ends.add((found.get(KEY_REPLICAS), found.get(KEY_MILLIS)))
         if wanted is not None:
-            assert ends <= {(PODS, CPU), (wanted.pods, wanted.cpu)}, "all of what was wanted or nothing"
+            assert ends <= {(PODS, CPU), (wanted.pods, wanted.cpu)}, (
+                "all of what was wanted or nothing"
+            )
         first += 1
         if first > kills(decided):
             break

@@ -17,9 +17,9 @@ from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import Invalid, NotFound
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, Resource
 from triton_pipelines.cluster.store import Store
-from triton_pipelines.reconcile import status as statuses
-from triton_pipelines.reconcile.observed import Probe
-from triton_pipelines.reconcile.reconciler import ProbeTarget, Reconciler
+from triton_pipelines.controllers.pipeline import status as statuses
+from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget, Reconciler
+from triton_pipelines.controllers.pipeline.snapshot import Probe
 
 WORDS = 'InferencePipeline "sentiment" is invalid: status.steps[0].role: Unsupported value: "Model"'
 
@@ -41,7 +41,11 @@ class Server(Client):
         self.judge(obj["status"])
         self.version += 1
         document = stored()
-        return {**document, "status": obj["status"], "metadata": {**document["metadata"], "resourceVersion": str(self.version)}}
+        return {
+            **document,
+            "status": obj["status"],
+            "metadata": {**document["metadata"], "resourceVersion": str(self.version)},
+        }
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Object:
         raise NotFound(404, "NotFound", name)
@@ -68,7 +72,15 @@ KEY = (stored()["metadata"]["namespace"], stored()["metadata"]["name"])
 def reconciler(server: Server, store: Store) -> Reconciler:
     """The reconciler on a server and caches of the test's, without pods."""
     store.put(INFERENCE_PIPELINES, stored())
-    return Reconciler(server, store, builders.options(), lambda uid, revision: "key", unasked, lambda: START, "test")
+    return Reconciler(
+        server,
+        store,
+        builders.options(),
+        lambda uid, revision: "key",
+        unasked,
+        lambda: START,
+        "test",
+    )
 
 
 def full_only(status: Object) -> None:
@@ -88,7 +100,10 @@ async def test_a_status_that_is_refused_is_told_of_once_in_conditions_and_an_eve
     assert "steps" in full
     conditions = {item["type"]: item for item in told["conditions"]}
     assert (conditions["Ready"]["status"], conditions["Ready"]["reason"]) == ("False", "APIError")
-    assert (conditions["Stalled"]["status"], conditions["Stalled"]["reason"]) == ("True", "APIError")
+    assert (conditions["Stalled"]["status"], conditions["Stalled"]["reason"]) == (
+        "True",
+        "APIError",
+    )
     assert WORDS in conditions["Stalled"]["message"]
     (event,) = server.events
     assert (event["type"], event["reason"]) == ("Warning", "APIError")
@@ -114,7 +129,9 @@ async def test_a_pipeline_that_goes_while_its_status_is_written_stays_gone() -> 
     store = Store()
 
     def deleted(status: Object) -> None:
-        store.remove(INFERENCE_PIPELINES, *KEY)  # the watch's news come before the answer to the write
+        store.remove(
+            INFERENCE_PIPELINES, *KEY
+        )  # the watch's news come before the answer to the write
 
     server = Server(deleted)
     await reconciler(server, store).reconcile(KEY)
@@ -154,7 +171,12 @@ def owned(key: str, item: Any) -> Any:
 def served() -> Object:
     """A pipeline that is served, as an API server holds it: with who owns what."""
     document = World().settle().document
-    managed = {"manager": names.MANAGER_STATUS, "operation": "Apply", "subresource": "status", "fieldsV1": fields({"status": document["status"]})}
+    managed = {
+        "manager": names.MANAGER_STATUS,
+        "operation": "Apply",
+        "subresource": "status",
+        "fieldsV1": fields({"status": document["status"]}),
+    }
     document["metadata"]["managedFields"] = [managed]
     return dict(document)
 
@@ -163,7 +185,17 @@ def served() -> Object:
     "foreign",
     [
         {"lastSeenBy": "a script"},
-        {"conditions": [{"type": "Audited", "status": "True", "reason": "Fine", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]},
+        {
+            "conditions": [
+                {
+                    "type": "Audited",
+                    "status": "True",
+                    "reason": "Fine",
+                    "message": "",
+                    "lastTransitionTime": "2026-01-01T00:00:00Z",
+                }
+            ]
+        },
         {"steps": [{"name": "more", "modelName": "more", "role": "Step"}]},
     ],
 )
@@ -171,7 +203,9 @@ def test_what_others_put_into_the_status_leads_to_no_write(foreign: dict[str, An
     document = served()
     ours = copy.deepcopy(document["status"])
     for key, value in foreign.items():
-        document["status"][key] = [*document["status"].get(key, []), *value] if isinstance(value, list) else value
+        document["status"][key] = (
+            [*document["status"].get(key, []), *value] if isinstance(value, list) else value
+        )
     assert not statuses.differs(document, ours)
 
 

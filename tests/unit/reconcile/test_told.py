@@ -11,9 +11,9 @@ from tests.support import builders
 from tests.support.worlds import START, World, status_validator
 from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import LoadReport, ReportSource
-from triton_pipelines.reconcile.events import transitions
-from triton_pipelines.reconcile.observed import ModelState, Probe
-from triton_pipelines.reconcile.plan import Context, plan
+from triton_pipelines.controllers.pipeline.plan import Context, plan
+from triton_pipelines.controllers.pipeline.snapshot import ModelState, Probe
+from triton_pipelines.controllers.pipeline.status_events import transitions
 
 CODE = {"platform": "python", "python": {"code": {"inline": "class TritonPythonModel: ..."}}}
 TENSOR = {"dataType": "FP32", "dims": [4]}
@@ -21,10 +21,21 @@ TENSOR = {"dataType": "FP32", "dims": [4]}
 
 def step(name: str, **fields: Any) -> dict[str, Any]:
     """A python step that reads X and makes Y."""
-    return {"name": name, **CODE, "inputs": [{"name": "X", **TENSOR}], "outputs": [{"name": "Y", **TENSOR}], **fields}
+    return {
+        "name": name,
+        **CODE,
+        "inputs": [{"name": "X", **TENSOR}],
+        "outputs": [{"name": "Y", **TENSOR}],
+        **fields,
+    }
 
 
-WITHOUT_TOKENIZER: dict[str, Any] = {"tokenizer": None, "model": None, "postprocess": None, "steps": [step("scale")]}
+WITHOUT_TOKENIZER: dict[str, Any] = {
+    "tokenizer": None,
+    "model": None,
+    "postprocess": None,
+    "steps": [step("scale")],
+}
 
 
 def status(world: World) -> dict[str, Any]:
@@ -37,7 +48,11 @@ def status(world: World) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("batch", "shape"), [(8, [-1, 4]), (0, [4])])
 def test_shapes_have_a_batch_axis_where_there_is_one(batch: int, shape: list[int]) -> None:
-    told = status(World(builders.document(**WITHOUT_TOKENIZER | {"steps": [step("scale", maxBatchSize=batch)]})))
+    told = status(
+        World(
+            builders.document(**WITHOUT_TOKENIZER | {"steps": [step("scale", maxBatchSize=batch)]})
+        )
+    )
     assert told["ensemble"]["inputs"] == [{"name": "X", "dataType": "FP32", "shape": shape}]
     assert told["ensemble"]["outputs"] == [{"name": "Y", "dataType": "FP32", "shape": shape}]
 
@@ -49,19 +64,34 @@ def test_a_pipeline_without_tokenizer_tells_nothing_of_one() -> None:
 
 
 def test_auxiliary_models_are_steps_too() -> None:
-    changes = WITHOUT_TOKENIZER | {"steps": [step("entry")], "auxiliaryModels": [step("helper")], "ensemble": {"entryPoint": "entry"}}
+    changes = WITHOUT_TOKENIZER | {
+        "steps": [step("entry")],
+        "auxiliaryModels": [step("helper")],
+        "ensemble": {"entryPoint": "entry"},
+    }
     told = status(World(builders.document(**changes)))
-    assert [(item["name"], item["role"]) for item in told["steps"]] == [("entry", "Step"), ("helper", "Auxiliary")]
+    assert [(item["name"], item["role"]) for item in told["steps"]] == [
+        ("entry", "Step"),
+        ("helper", "Auxiliary"),
+    ]
 
 
 def test_a_model_with_several_versions_is_ready_once_in_a_pod() -> None:
     world = World(builders.document(replicas=2)).settle()
-    states = (ModelState("model", "READY"), ModelState("model", "UNAVAILABLE", "unloaded"), ModelState("model", "READY"))
+    states = (
+        ModelState("model", "READY"),
+        ModelState("model", "UNAVAILABLE", "unloaded"),
+        ModelState("model", "READY"),
+    )
     probe = Probe(START, True, states, inference_error="")
     observed = world.observed()
     observed.pipeline.pop("status")
     observed = replace(observed, probes=dict.fromkeys(observed.probes, probe))
-    decided = plan(observed, Context(world.options, lambda uid, revision: f"key of {uid} {revision}"), world.now)
+    decided = plan(
+        observed,
+        Context(world.options, lambda uid, revision: f"key of {uid} {revision}"),
+        world.now,
+    )
     assert decided.status is not None
     (model,) = [item for item in decided.status["steps"] if item["name"] == "model"]
     assert (model["readyPods"], model["pods"]) == (2, 2)
@@ -73,16 +103,32 @@ def test_each_source_of_a_step_is_told_of() -> None:
     observed = world.observed()
     sources = (
         ReportSource(step="model", uri="s3://models/model.onnx", resolved_revision="etag"),
-        ReportSource(step="model", slot="code", uri="s3://models/model.py", resolved_revision="other"),
+        ReportSource(
+            step="model", slot="code", uri="s3://models/model.py", resolved_revision="other"
+        ),
     )
     message = LoadReport(ok=True, revision=world.deployed, sources=sources).to_json()
     for one in observed.pods:
         one.raw["status"]["initContainerStatuses"][0]["state"]["terminated"]["message"] = message
-    observed = replace(observed, children={key: item for key, item in observed.children.items() if key[1] != names.live_name(world.name)})
-    decided = plan(observed, Context(world.options, lambda uid, revision: f"key of {uid} {revision}"), world.now)
+    observed = replace(
+        observed,
+        children={
+            key: item
+            for key, item in observed.children.items()
+            if key[1] != names.live_name(world.name)
+        },
+    )
+    decided = plan(
+        observed,
+        Context(world.options, lambda uid, revision: f"key of {uid} {revision}"),
+        world.now,
+    )
     assert decided.status is not None
     status_validator().validate(decided.status)
-    assert [(item["step"], item["resolvedRevision"]) for item in decided.status["sources"]] == [("model", "etag"), ("model.code", "other")]
+    assert [(item["step"], item["resolvedRevision"]) for item in decided.status["sources"]] == [
+        ("model", "etag"),
+        ("model.code", "other"),
+    ]
 
 
 # --- what Triton would refuse ------------------------------------------------------------------------------------------------------
@@ -90,16 +136,30 @@ def test_each_source_of_a_step_is_told_of() -> None:
 
 def test_what_triton_would_refuse_stalls_with_every_finding() -> None:
     patches = {
-        "configPatch": {"maxBatchSize": -1, "dynamicBatching": {"maxQueueDelayMicroseconds": 100, "priorityLevels": 2, "defaultPriorityLevel": 5}}
+        "configPatch": {
+            "maxBatchSize": -1,
+            "dynamicBatching": {
+                "maxQueueDelayMicroseconds": 100,
+                "priorityLevels": 2,
+                "defaultPriorityLevel": 5,
+            },
+        }
     }
-    world = World(builders.document(model=patches, postprocess={"configPatch": {"maxBatchSize": -2}}))
+    world = World(
+        builders.document(model=patches, postprocess={"configPatch": {"maxBatchSize": -2}})
+    )
     decided = world.step()
     assert not decided.apply
     told = {item["type"]: item for item in world.status["conditions"]}
     assert (told["Stalled"]["status"], told["Stalled"]["reason"]) == ("True", "InvalidSpec")
     message = told["Stalled"]["message"]
     assert "findings: (1) " in message
-    for words in ("spec.model.configPatch", "spec.postprocess.configPatch", "priority", "(in the config of model: "):
+    for words in (
+        "spec.model.configPatch",
+        "spec.postprocess.configPatch",
+        "priority",
+        "(in the config of model: ",
+    ):
         assert words in message
     assert world.status["observedGeneration"] == 1
     assert any(event.warning and event.reason == "InvalidSpec" for event in decided.events)
@@ -109,8 +169,12 @@ def test_what_a_release_does_not_know_names_the_release() -> None:
     server = {"image": "registry.example/tritonserver:24.10-py3"}
     world = World(builders.document(server=server, ensemble={"maxInflightRequests": 4}))
     world.step()
-    message = next(item["message"] for item in world.status["conditions"] if item["type"] == "Stalled")
-    assert message.startswith("spec.ensemble.maxInflightRequests: came with 25.11, and server.version is 24.10")
+    message = next(
+        item["message"] for item in world.status["conditions"] if item["type"] == "Stalled"
+    )
+    assert message.startswith(
+        "spec.ensemble.maxInflightRequests: came with 25.11, and server.version is 24.10"
+    )
 
 
 # --- warnings as events ----------------------------------------------------------------------------------------------------------
@@ -118,7 +182,12 @@ def test_what_a_release_does_not_know_names_the_release() -> None:
 
 def doubts(world: World) -> list[str]:
     """Notes of the events that told of warnings so far."""
-    return [event.note for decided in world.log for event in decided.events if event.reason == "SpecWarning"]
+    return [
+        event.note
+        for decided in world.log
+        for event in decided.events
+        if event.reason == "SpecWarning"
+    ]
 
 
 def test_each_warning_is_told_once_however_many_passes_and_generations() -> None:
@@ -128,7 +197,12 @@ def test_each_warning_is_told_once_however_many_passes_and_generations() -> None
     assert len(told) > 1
     listed = "; ".join(f"({index}) {text}" for index, text in enumerate(told, 1))
     assert first == f"{len(told)} warnings, which stand in status.warnings: {listed}"
-    assert all(event.warning for decided in world.log for event in decided.events if event.reason == "SpecWarning")
+    assert all(
+        event.warning
+        for decided in world.log
+        for event in decided.events
+        if event.reason == "SpecWarning"
+    )
     world.settle()
     world.change(replicas=2).settle()
     assert doubts(world) == [first]

@@ -14,20 +14,29 @@ from tests.support import builders
 from tests.support.operators import ready_status
 from tests.support.tuningworld import PATCH, RENDERED, RESULT, SLO, Tuning, asked
 from triton_pipelines.api import names
-from triton_pipelines.reconcile.plan import Plan
-from triton_pipelines.reconcile.times import moment, rfc3339
-from triton_pipelines.reconcile.tuning import PENDING_SECONDS, SILENT_SECONDS, WAITING_SECONDS
-from triton_pipelines.reconcile.tuningrun import Run, State
-from triton_pipelines.reconcile.watch import WATCH, Figure, Latencies
-from triton_pipelines.render.tuning import JOB_SECONDS
+from triton_pipelines.compile.render.tuning_objects import JOB_SECONDS
+from triton_pipelines.controllers.pipeline.plan import Plan
+from triton_pipelines.controllers.pipeline.slo_guard import WATCH, Figure, Latencies
+from triton_pipelines.controllers.pipeline.tuning_run import (
+    PENDING_SECONDS,
+    SILENT_SECONDS,
+    WAITING_SECONDS,
+)
+from triton_pipelines.controllers.pipeline.tuning_run_state import Run, State
+from triton_pipelines.controllers.timestamps import moment, rfc3339
 
 NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
 
 
 def without_revision(world: Tuning) -> str:
     """What belongs to the pods that serve, as it stands."""
-    serving = {kind: world.children[kind, world.name] for kind in ("Deployment", "Service", "NetworkPolicy")}
-    return json.dumps([{key: item[key] for key in ("spec",)} for item in serving.values()], sort_keys=True)
+    serving = {
+        kind: world.children[kind, world.name]
+        for kind in ("Deployment", "Service", "NetworkPolicy")
+    }
+    return json.dumps(
+        [{key: item[key] for key in ("spec",)} for item in serving.values()], sort_keys=True
+    )
 
 
 def test_a_run_from_the_request_to_the_result() -> None:
@@ -35,8 +44,17 @@ def test_a_run_from_the_request_to_the_result() -> None:
     before, spec = without_revision(world), json.dumps(world.document["spec"])
     world.change(tuning={"request": "monday"})
     world.step()
-    assert world.run == {"state": "Pending", "message": "waits for a pod that serves nobody", "request": "monday"}
-    assert [kind for kind, _ in sorted(world.left)] == ["ConfigMap", "Deployment", "NetworkPolicy", "NetworkPolicy"]
+    assert world.run == {
+        "state": "Pending",
+        "message": "waits for a pod that serves nobody",
+        "request": "monday",
+    }
+    assert [kind for kind, _ in sorted(world.left)] == [
+        "ConfigMap",
+        "Deployment",
+        "NetworkPolicy",
+        "NetworkPolicy",
+    ]
     world.measuring()
     assert world.run["state"] == "Running"
     assert world.run["message"].endswith("-x, which serves nobody, is being measured")
@@ -46,14 +64,22 @@ def test_a_run_from_the_request_to_the_result() -> None:
     assert world.left == []
     said = world.status["tuning"]
     assert {key: said[key] for key in RESULT} == RESULT
-    assert (said["state"], said["revision"], said["request"]) == ("Succeeded", world.deployed, "monday")
+    assert (said["state"], said["revision"], said["request"]) == (
+        "Succeeded",
+        world.deployed,
+        "monday",
+    )
     assert said["startTime"] <= said["completionTime"]
-    assert without_revision(world) == before, "the pods that serve, and how they are reached, are as they were"
+    assert without_revision(world) == before, (
+        "the pods that serve, and how they are reached, are as they were"
+    )
     del world.document["spec"]["tuning"]
     assert json.dumps(world.document["spec"]) == spec
     assert job["spec"]["backoffLimit"] == 0
     recorded = world.step()
-    assert [item["metadata"]["name"] for item in recorded.apply] == [names.live_name(world.name)], "the spec that is acted on"
+    assert [item["metadata"]["name"] for item in recorded.apply] == [names.live_name(world.name)], (
+        "the spec that is acted on"
+    )
     left = world.think()
     assert left == Plan(requeue_after=left.requeue_after)
 
@@ -78,7 +104,9 @@ def test_the_mode_says_how_long_is_measured(mode: str | None, seconds: int) -> N
     world.step()
     (job,) = world.canary_ready().ours("Job")
     assert job["spec"]["activeDeadlineSeconds"] == seconds
-    assert ("--thorough" in job["spec"]["template"]["spec"]["containers"][0]["args"]) is (mode == "Thorough")
+    assert ("--thorough" in job["spec"]["template"]["spec"]["containers"][0]["args"]) is (
+        mode == "Thorough"
+    )
 
 
 # --- what it is made of ---------------------------------------------------------------------------------------------------
@@ -92,10 +120,16 @@ def test_the_canary_is_a_pod_of_the_revision_outside_the_service() -> None:
         selector = world.children[kind, world.name]["spec"]
         chosen = selector.get("selector") or selector["podSelector"]["matchLabels"]
         assert not chosen.items() <= template["metadata"]["labels"].items(), "nobody is sent there"
-    assert not world.deployment["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert (
+        not world.deployment["spec"]["selector"]["matchLabels"].items()
+        <= template["metadata"]["labels"].items()
+    )
     assert template["metadata"]["labels"][names.LABEL_REVISION] == world.deployed
     same = {**live["spec"], "terminationGracePeriodSeconds": 1}
-    same["containers"] = [{key: value for key, value in item.items() if key != "lifecycle"} for item in same["containers"]]
+    same["containers"] = [
+        {key: value for key, value in item.items() if key != "lifecycle"}
+        for item in same["containers"]
+    ]
     assert template["spec"] == same, "its own GPUs, its own models, the same limits"
     assert canary["spec"]["replicas"] == 1
 
@@ -135,10 +169,15 @@ def test_the_job_reaches_the_canary_alone() -> None:
     canary, tuner = (item["spec"] for item in world.ours("NetworkPolicy"))
     (from_job,) = canary["ingress"]
     assert {"podSelector": tuner["podSelector"]} in from_job["from"]
-    assert tuner["egress"] == [{"ports": from_job["ports"], "to": [{"podSelector": canary["podSelector"]}]}]
+    assert tuner["egress"] == [
+        {"ports": from_job["ports"], "to": [{"podSelector": canary["podSelector"]}]}
+    ]
     assert (tuner["ingress"], tuner["policyTypes"]) == ([], ["Ingress", "Egress"])
     (deployment,) = world.ours("Deployment")
-    assert canary["podSelector"]["matchLabels"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
+    assert (
+        canary["podSelector"]["matchLabels"].items()
+        <= deployment["spec"]["template"]["metadata"]["labels"].items()
+    )
     assert not asked(server={"networkPolicy": {"mode": "Disabled"}}).ours("NetworkPolicy")
 
 
@@ -162,7 +201,9 @@ def test_it_begins_when_the_wanted_revision_serves() -> None:
         ({"networkAndQueueBudgetMilliseconds": 3}, "spec.slo.p99Milliseconds is not set"),
     ],
 )
-def test_without_a_latency_to_keep_a_request_waits_for_the_field_and_has_nothing(slo: dict[str, Any], said: str) -> None:
+def test_without_a_latency_to_keep_a_request_waits_for_the_field_and_has_nothing(
+    slo: dict[str, Any], said: str
+) -> None:
     world = Tuning(builders.document(slo=slo), rendered=RENDERED).settle()
     world.change(tuning={"request": "monday"}).settle()
     for _ in range(2):
@@ -172,7 +213,11 @@ def test_without_a_latency_to_keep_a_request_waits_for_the_field_and_has_nothing
         assert not world.memory.tuning.get("start")
         world.pass_time(WAITING_SECONDS + 1).step()
     world.change(slo=SLO).settle()
-    assert world.run == {"state": "Pending", "message": "waits for a pod that serves nobody", "request": "monday"}
+    assert world.run == {
+        "state": "Pending",
+        "message": "waits for a pod that serves nobody",
+        "request": "monday",
+    }
     assert len(world.ours("Deployment")) == 1
 
 
@@ -205,7 +250,12 @@ def test_a_watch_that_can_judge_is_waited_for_and_its_end_is_told() -> None:
 def test_a_canary_without_room_waits_with_the_schedulers_words_and_gives_up() -> None:
     world = asked()
     before = [pod.name for pod in world.serving]
-    unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": NO_GPU}
+    unplaced = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": NO_GPU,
+    }
     world.pod("Deployment", phase="Pending", conditions=[unplaced])
     world.step()
     assert world.run["state"] == "Pending"
@@ -246,7 +296,12 @@ def test_a_measurement_that_fails(message: str, code: int, words: str) -> None:
 def test_a_job_that_does_not_end() -> None:
     world = asked().canary_ready()
     (job,) = world.ours("Job")
-    failed = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "Job was active longer than specified deadline"}
+    failed = {
+        "type": "Failed",
+        "status": "True",
+        "reason": "DeadlineExceeded",
+        "message": "Job was active longer than specified deadline",
+    }
     world.children["Job", job["metadata"]["name"]] = {**job, "status": {"conditions": [failed]}}
     world.step()
     assert world.run["state"] == "Failed"
@@ -299,7 +354,10 @@ def test_a_new_request_in_the_middle_is_a_new_run() -> None:
     world.change(tuning={"request": "again"})
     world.pass_time(1).step()
     (second,) = world.ours("Deployment")
-    assert second["metadata"]["labels"][names.LABEL_RUN] != first["metadata"]["labels"][names.LABEL_RUN]
+    assert (
+        second["metadata"]["labels"][names.LABEL_RUN]
+        != first["metadata"]["labels"][names.LABEL_RUN]
+    )
     assert world.ours("Job") == []
     # The first one's pod is there for a while, and nobody minds it.
     assert world.think().quiet
@@ -328,7 +386,10 @@ def test_a_restarted_operator_knows_everything() -> None:
 @pytest.mark.parametrize("patch", ["a: 2001-99-99", "[" * 400, "? [a]\n: b", "spec: null", "{"])
 def test_a_patch_that_cannot_be_read_is_told_and_recommends_nothing(patch: str) -> None:
     world = asked().canary_ready().job_ends(json.dumps(RESULT | {"patch": patch}))
-    assert (world.status["tuning"]["state"], world.status["tuning"]["patch"]) == ("Succeeded", patch)
+    assert (world.status["tuning"]["state"], world.status["tuning"]["patch"]) == (
+        "Succeeded",
+        patch,
+    )
     assert Run.parse(world.memory.tuning).recommended == ""
 
 
@@ -340,7 +401,11 @@ def test_a_run_that_no_status_can_tell_is_none() -> None:
 
 
 def stale(world: Tuning) -> list[str]:
-    return [item["message"] for item in world.status.get("warnings", []) if "TuningStale" in item["message"]]
+    return [
+        item["message"]
+        for item in world.status.get("warnings", [])
+        if "TuningStale" in item["message"]
+    ]
 
 
 def test_a_result_of_another_revision_is_stale_but_not_for_what_it_recommended() -> None:
@@ -362,7 +427,26 @@ def test_a_result_of_another_revision_is_stale_but_not_for_what_it_recommended()
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.lists(st.sampled_from(["a", "b", None, "ready", "good", "bad", "suspend", "resume", "other", "first", "late", "restart", "kill"]), max_size=14)
+    st.lists(
+        st.sampled_from(
+            [
+                "a",
+                "b",
+                None,
+                "ready",
+                "good",
+                "bad",
+                "suspend",
+                "resume",
+                "other",
+                "first",
+                "late",
+                "restart",
+                "kill",
+            ]
+        ),
+        max_size=14,
+    )
 )
 def test_one_run_at_a_time_and_nothing_is_left(steps: list[str | None]) -> None:
     world = asked("start", rollout={"strategy": "Surge"})
@@ -371,10 +455,19 @@ def test_one_run_at_a_time_and_nothing_is_left(steps: list[str | None]) -> None:
             world.change(tuning={"request": step} if step else None)
         elif step == "ready" and world.ours("Deployment"):
             (made,) = world.ours("Deployment")
-            world.pod("Deployment", **ready_status({"metadata": {"labels": made["spec"]["template"]["metadata"]["labels"]}}))
+            world.pod(
+                "Deployment",
+                **ready_status(
+                    {"metadata": {"labels": made["spec"]["template"]["metadata"]["labels"]}}
+                ),
+            )
         elif step in ("good", "bad") and world.ours("Job"):
             ended = {"exitCode": 0 if step == "good" else 1, "message": json.dumps(RESULT)}
-            world.pod("Job", phase="Succeeded", containerStatuses=[{"name": names.CONTAINER_TUNER, "state": {"terminated": ended}}])
+            world.pod(
+                "Job",
+                phase="Succeeded",
+                containerStatuses=[{"name": names.CONTAINER_TUNER, "state": {"terminated": ended}}],
+            )
         elif step in ("suspend", "resume"):
             world.change(suspend="Enabled" if step == "suspend" else "Disabled")
         elif step in ("other", "first"):
@@ -393,7 +486,12 @@ def test_one_run_at_a_time_and_nothing_is_left(steps: list[str | None]) -> None:
     assert not run.active
 
 
-@given(st.dictionaries(st.sampled_from(list(Run.__slots__)), st.none() | st.text() | st.booleans() | st.dictionaries(st.text(), st.text())))
+@given(
+    st.dictionaries(
+        st.sampled_from(list(Run.__slots__)),
+        st.none() | st.text() | st.booleans() | st.dictionaries(st.text(), st.text()),
+    )
+)
 def test_a_memory_that_was_edited_harms_nobody(document: dict[str, Any]) -> None:
     run = Run.parse(document)
     assert Run.parse(run.to_document()) == run

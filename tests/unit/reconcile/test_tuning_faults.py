@@ -13,27 +13,49 @@ from tests.support import builders
 from tests.support.tuningworld import RENDERED, RESULT, SLO, Tuning, asked
 from tests.support.worlds import BAD, rfc3339
 from triton_pipelines.api import names
-from triton_pipelines.reconcile.observed import Object
-from triton_pipelines.reconcile.tuning import PENDING_SECONDS, WAITING_SECONDS
-from triton_pipelines.reconcile.tuningrun import Run
-from triton_pipelines.render.tuning import JOB_SECONDS
+from triton_pipelines.compile.render.tuning_objects import JOB_SECONDS
+from triton_pipelines.controllers.pipeline.snapshot import Object
+from triton_pipelines.controllers.pipeline.tuning_run import PENDING_SECONDS, WAITING_SECONDS
+from triton_pipelines.controllers.pipeline.tuning_run_state import Run
 
-NO_ROOM = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes are available: 1 Insufficient cpu."}
+NO_ROOM = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/1 nodes are available: 1 Insufficient cpu.",
+}
 QUOTA = "exceeded quota: gpus, requested: requests.nvidia.com/gpu=1, used: requests.nvidia.com/gpu=1, limited: requests.nvidia.com/gpu=1"
 
 
 def noted(world: Tuning) -> list[tuple[str, str]]:
     """Events of runs, in order."""
-    return [(event.reason, event.note) for decided in world.log for event in decided.notes if event.reason.startswith("Tuning")]
+    return [
+        (event.reason, event.note)
+        for decided in world.log
+        for event in decided.notes
+        if event.reason.startswith("Tuning")
+    ]
 
 
 def refuse_pods(world: Tuning, deployment: str, message: str = QUOTA) -> None:
     """The ReplicaSet controller's word on a Deployment."""
     item = world.children["Deployment", deployment]
-    refused = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": message}
+    refused = {
+        "type": "ReplicaFailure",
+        "status": "True",
+        "reason": "FailedCreate",
+        "message": message,
+    }
     status = item.get("status") or {}
-    kept = [condition for condition in status.get("conditions", []) if condition["type"] != "ReplicaFailure"]
-    world.children["Deployment", deployment] = {**item, "status": {**status, "conditions": [*kept, refused]}}
+    kept = [
+        condition
+        for condition in status.get("conditions", [])
+        if condition["type"] != "ReplicaFailure"
+    ]
+    world.children["Deployment", deployment] = {
+        **item,
+        "status": {**status, "conditions": [*kept, refused]},
+    }
 
 
 def failed(world: Tuning, words: str) -> None:
@@ -47,7 +69,9 @@ def failed(world: Tuning, words: str) -> None:
 
 
 def test_a_pipeline_that_waits_says_for_what_and_is_not_waited_for_for_ever() -> None:
-    world = Tuning(builders.document(replicas=2, slo=SLO, tuning={"request": "a"}), room=1, rendered=RENDERED).settle()
+    world = Tuning(
+        builders.document(replicas=2, slo=SLO, tuning={"request": "a"}), room=1, rendered=RENDERED
+    ).settle()
     assert world.memory.proven == ""
     assert world.run["state"] == "Pending"
     assert "serves in all pods (WaitingForGPU: 1 of 2 pods serve" in world.run["message"]
@@ -71,12 +95,20 @@ def test_a_revision_that_cannot_come_up_ends_a_request_at_once() -> None:
     assert [reason for reason, _ in noted(world)] == ["TuningFailed"]
 
 
-@pytest.mark.parametrize(("spec", "words"), [({"replicas": 0}, "spec.replicas is 0"), ({"suspend": "Enabled"}, "the pipeline is suspended")])
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"replicas": 0}, "spec.replicas is 0"),
+        ({"suspend": "Enabled"}, "the pipeline is suspended"),
+    ],
+)
 def test_while_no_pods_are_wanted_nobody_waits_for_them(spec: dict[str, Any], words: str) -> None:
     world = asked(**spec)
     assert world.run["state"] == "Pending"
     assert words in world.run["message"]
-    assert world.pass_time(10 * WAITING_SECONDS).step().requeue_after is None, "a change of the spec wakes it"
+    assert world.pass_time(10 * WAITING_SECONDS).step().requeue_after is None, (
+        "a change of the spec wakes it"
+    )
     assert world.run["state"] == "Pending"
     world.change(replicas=1, suspend="Disabled").settle()
     assert len(world.ours("Deployment")) == 1
@@ -86,7 +118,11 @@ def test_a_source_that_is_not_there_is_told() -> None:
     world = asked(None)
     world.missing_sources = {"tokenizer": "ConfigMap vocab has no key tokenizer.json"}
     world.change(tuning={"request": "a"}).step()
-    assert world.run == {"state": "Pending", "request": "a", "message": "waits for a source: ConfigMap vocab has no key tokenizer.json"}
+    assert world.run == {
+        "state": "Pending",
+        "request": "a",
+        "message": "waits for a source: ConfigMap vocab has no key tokenizer.json",
+    }
     assert world.condition("Ready")["reason"] == "SourceUnavailable"
     world.missing_sources = {}
     world.step()
@@ -116,7 +152,9 @@ def test_a_request_after_a_rollback_is_told_why_and_tries_nothing_again() -> Non
     assert f"revision {deployed} was taken back" in world.run["message"]
     for _ in range(5):
         world.pass_time(5).control().run_pods()
-        assert [pod.name for pod in world.serving] == serving, "asking for a measurement takes no pod away"
+        assert [pod.name for pod in world.serving] == serving, (
+            "asking for a measurement takes no pod away"
+        )
         world.step()
     assert world.told()["Ready"] == "False RolledBack"
 
@@ -140,7 +178,9 @@ def test_another_mode_in_the_middle_begins_anew(first: str, then: str) -> None:
     world.measuring()
     (job,) = world.ours("Job")
     assert job["metadata"]["name"] != old["metadata"]["name"]
-    assert ("--thorough" in job["spec"]["template"]["spec"]["containers"][0]["args"]) is (then == "Thorough")
+    assert ("--thorough" in job["spec"]["template"]["spec"]["containers"][0]["args"]) is (
+        then == "Thorough"
+    )
     assert [note for reason, note in noted(world) if reason == "TuningStopped"] == [
         f"request 'a': spec.tuning.mode is {then} now, and it begins anew"
     ]
@@ -171,7 +211,9 @@ def test_requests_in_quick_succession_leave_the_last_one_alone() -> None:
         assert len(world.ours("Deployment")) == 1
         assert world.ours("Job") == []
         assert world.run["request"] == request
-    assert [note.partition(":")[0] for reason, note in noted(world) if reason == "TuningStopped"] == [f"request '{name}'" for name in "abac"]
+    assert [
+        note.partition(":")[0] for reason, note in noted(world) if reason == "TuningStopped"
+    ] == [f"request '{name}'" for name in "abac"]
     # What the API server said of an object of an earlier one is nothing against this one.
     world.change(tuning={"request": "d"})
     world.untuned = "the API server refuses an object of the run: exceeded quota"
@@ -197,7 +239,10 @@ def test_a_quota_is_the_pipelines_first() -> None:
     world = asked().measuring()
     refuse_pods(world, world.name)
     world.step()
-    failed(world, "the API server takes no further pod that serves, and the run gives up its own: exceeded quota")
+    failed(
+        world,
+        "the API server takes no further pod that serves, and the run gives up its own: exceeded quota",
+    )
 
 
 def test_a_run_does_not_begin_while_pods_are_missing() -> None:
@@ -231,7 +276,12 @@ def test_a_canary_goes_before_the_rollout_that_wants_its_room() -> None:
     world = asked().measuring()
     world.change(tokenizer={"maxLength": 64})
     decided = world.think()
-    assert {deletion.kind for deletion in decided.clear} == {"ConfigMap", "Deployment", "Job", "NetworkPolicy"}
+    assert {deletion.kind for deletion in decided.clear} == {
+        "ConfigMap",
+        "Deployment",
+        "Job",
+        "NetworkPolicy",
+    }
     assert not [deletion for deletion in decided.delete if deletion in decided.clear]
     assert "Deployment" in {item["kind"] for item in decided.apply}
 
@@ -255,7 +305,11 @@ def test_a_deleted_job_is_not_made_again() -> None:
     world = asked().measuring()
     (job,) = world.ours("Job")
     del world.children["Job", job["metadata"]["name"]]
-    world.run_pods_raw = [pod for pod in world.run_pods_raw if pod["metadata"]["labels"][names.LABEL_COMPONENT] != names.COMPONENT_TUNER]
+    world.run_pods_raw = [
+        pod
+        for pod in world.run_pods_raw
+        if pod["metadata"]["labels"][names.LABEL_COMPONENT] != names.COMPONENT_TUNER
+    ]
     world.step()
     failed(world, "its Job was deleted; ask again")
 
@@ -275,7 +329,11 @@ def gone(world: Tuning, pod: Object) -> None:
 
 
 def evicted(_: Tuning, pod: Object) -> None:
-    pod["status"] = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+    pod["status"] = {
+        "phase": "Failed",
+        "reason": "Evicted",
+        "message": "The node was low on resource: memory.",
+    }
 
 
 def node_lost(world: Tuning, pod: Object) -> None:
@@ -286,7 +344,9 @@ def node_lost(world: Tuning, pod: Object) -> None:
 def replaced(world: Tuning, pod: Object) -> None:
     """Another one has its place and is ready, at the same address."""
     world.run_pods_raw.remove(pod)
-    world.run_pods_raw.append({**pod, "metadata": {**pod["metadata"], "name": "another", "uid": "another"}})
+    world.run_pods_raw.append(
+        {**pod, "metadata": {**pod["metadata"], "name": "another", "uid": "another"}}
+    )
 
 
 def crashed(_: Tuning, pod: Object) -> None:
@@ -299,11 +359,18 @@ def crashed(_: Tuning, pod: Object) -> None:
 def test_a_canary_that_goes_ends_the_run(fate: Callable[[Tuning, Object], None]) -> None:
     """Its address may be another pod's by then, one that serves."""
     world = asked().measuring()
-    (canary,) = [pod for pod in world.run_pods_raw if pod["metadata"]["labels"][names.LABEL_COMPONENT] == names.COMPONENT_CANARY]
+    (canary,) = [
+        pod
+        for pod in world.run_pods_raw
+        if pod["metadata"]["labels"][names.LABEL_COMPONENT] == names.COMPONENT_CANARY
+    ]
     fate(world, canary)
     world.step()
     failed(
-        world, "which was measured, has ended (Evicted: The node was low" if fate is evicted else "the pod that was measured is gone, or its server"
+        world,
+        "which was measured, has ended (Evicted: The node was low"
+        if fate is evicted
+        else "the pod that was measured is gone, or its server",
     )
     assert [pod.serving for pod in world.pods] == [True]
 
@@ -313,8 +380,14 @@ def test_an_evicted_canary_says_nothing_for_its_successor() -> None:
     (made,) = world.ours("Deployment")
     labels = made["spec"]["template"]["metadata"]["labels"]
     world.run_pods_raw = [
-        {"metadata": {"name": "old", "uid": "old", "labels": labels}, "status": {"phase": "Failed", "reason": "Evicted"}},
-        {"metadata": {"name": "new", "uid": "new", "labels": labels}, "status": {"phase": "Pending", "conditions": [NO_ROOM]}},
+        {
+            "metadata": {"name": "old", "uid": "old", "labels": labels},
+            "status": {"phase": "Failed", "reason": "Evicted"},
+        },
+        {
+            "metadata": {"name": "new", "uid": "new", "labels": labels},
+            "status": {"phase": "Pending", "conditions": [NO_ROOM]},
+        },
     ]
     world.step()
     assert "Insufficient cpu" in world.run["message"]
@@ -327,7 +400,10 @@ def test_a_job_whose_pod_finds_no_place_says_so_and_does_not_hold_the_canary() -
     world.pod("Job", phase="Pending", conditions=[NO_ROOM])
     world.step()
     assert world.run["state"] == "Running"
-    assert "does not run yet: Unschedulable: 0/1 nodes are available: 1 Insufficient cpu." in world.run["message"]
+    assert (
+        "does not run yet: Unschedulable: 0/1 nodes are available: 1 Insufficient cpu."
+        in world.run["message"]
+    )
     world.pass_time(PENDING_SECONDS + 1).step()
     failed(world, "the pod that measures did not start within 900 s: Unschedulable")
 
@@ -355,7 +431,10 @@ def test_an_operator_that_is_killed_between_any_two_writes(moment: str, writes: 
         world.step()
         if moment == "end":
             world.measuring()
-            ended = {"name": names.CONTAINER_TUNER, "state": {"terminated": {"exitCode": 0, "message": json.dumps(RESULT)}}}
+            ended = {
+                "name": names.CONTAINER_TUNER,
+                "state": {"terminated": {"exitCode": 0, "message": json.dumps(RESULT)}},
+            }
             world.pod("Job", phase="Succeeded", containerStatuses=[ended])
         else:
             (made,) = world.ours("Deployment")
@@ -430,4 +509,7 @@ def test_a_pipeline_that_goes_or_is_paused_is_left_alone(held: str) -> None:
         metadata["deletionTimestamp"] = rfc3339(world.now)
     world.run_pods_raw = []
     assert world.step().quiet
-    assert all(world.children[key]["metadata"]["ownerReferences"][0]["uid"] == metadata["uid"] for key in world.left)
+    assert all(
+        world.children[key]["metadata"]["ownerReferences"][0]["uid"] == metadata["uid"]
+        for key in world.left
+    )

@@ -12,12 +12,15 @@ import pytest
 from tests.support import builders
 from tests.support.worlds import World, rfc3339
 from triton_pipelines.api import names
-from triton_pipelines.reconcile.observed import Memory, Object
-from triton_pipelines.reconcile.plan import Plan
-from triton_pipelines.reconcile.replicas import SCALED
-from triton_pipelines.reconcile.writers import Turns
+from triton_pipelines.controllers.pipeline.field_managers import Turns
+from triton_pipelines.controllers.pipeline.plan import Plan
+from triton_pipelines.controllers.pipeline.replicas import SCALED
+from triton_pipelines.controllers.pipeline.snapshot import Memory, Object
 
-PODS: dict[str, Any] = {"scaling": {"pods": {"min": 2, "max": 5}}, "tokenizer": {"instances": {"initial": 1, "min": 1, "max": 4}}}
+PODS: dict[str, Any] = {
+    "scaling": {"pods": {"min": 2, "max": 5}},
+    "tokenizer": {"instances": {"initial": 1, "min": 1, "max": 4}},
+}
 HPA = "kube-controller-manager"
 RENDERED: dict[str, Any] = {}
 
@@ -26,12 +29,20 @@ def world(**spec: Any) -> World:
     return World(builders.document(**spec), rendered=RENDERED).settle()
 
 
-def written(made: World, number: int, manager: str, subresource: str = "", *, behind: float = 0) -> None:
+def written(
+    made: World, number: int, manager: str, subresource: str = "", *, behind: float = 0
+) -> None:
     """Somebody writes the Deployment's number, and the API server, whose clock is so many seconds ``behind`` the operator's, notes who and when."""
     made.deployment["spec"]["replicas"] = number
     fields: Object = {"f:spec": {"f:replicas": {}}}
     at = rfc3339(made.now - dt.timedelta(seconds=behind))
-    entry = {"manager": manager, "operation": "Update", "subresource": subresource, "time": at, "fieldsV1": fields}
+    entry = {
+        "manager": manager,
+        "operation": "Update",
+        "subresource": subresource,
+        "time": at,
+        "fieldsV1": fields,
+    }
     made.deployment["metadata"]["managedFields"] = [entry]
 
 
@@ -40,8 +51,19 @@ def declared(made: World, number: int, *managers: str) -> None:
     it does."""
     made.change(replicas=number)
     written = [name.partition("/") for name in managers if name]
-    owners = [{"manager": name, "operation": "Update", "subresource": by, "fieldsV1": {"f:spec": {"f:replicas": {}}}} for name, _, by in written]
-    made.document["metadata"]["managedFields"] = [{"manager": "kubectl", "operation": "Apply", "fieldsV1": {"f:spec": {"f:model": {}}}}, *owners]
+    owners = [
+        {
+            "manager": name,
+            "operation": "Update",
+            "subresource": by,
+            "fieldsV1": {"f:spec": {"f:replicas": {}}},
+        }
+        for name, _, by in written
+    ]
+    made.document["metadata"]["managedFields"] = [
+        {"manager": "kubectl", "operation": "Apply", "fieldsV1": {"f:spec": {"f:model": {}}}},
+        *owners,
+    ]
 
 
 def step(made: World) -> Plan:
@@ -49,8 +71,16 @@ def step(made: World) -> Plan:
     decided = made.step()
     if (entries := made.document["metadata"].get("managedFields")) is not None:
         kept = [entry for entry in entries if entry["manager"] != names.MANAGER_STATUS]
-        owned: Object = {f'k:{{"type":"{item["type"]}"}}': {".": {}, **{f"f:{field}": {} for field in item}} for item in made.status["conditions"]}
-        status = {"manager": names.MANAGER_STATUS, "operation": "Apply", "subresource": "status", "fieldsV1": {"f:status": {"f:conditions": owned}}}
+        owned: Object = {
+            f'k:{{"type":"{item["type"]}"}}': {".": {}, **{f"f:{field}": {} for field in item}}
+            for item in made.status["conditions"]
+        }
+        status = {
+            "manager": names.MANAGER_STATUS,
+            "operation": "Apply",
+            "subresource": "status",
+            "fieldsV1": {"f:status": {"f:conditions": owned}},
+        }
         made.document["metadata"]["managedFields"] = [*kept, status]
     return decided
 
@@ -73,15 +103,26 @@ def passes(made: World, number: int = 2, seconds: float = 15) -> list[Plan]:
 
 
 def conflicts(plans: Sequence[Plan]) -> list[str]:
-    return [event.note for decided in plans for event in decided.events if event.reason == "ReplicasOwnerConflict"]
+    return [
+        event.note
+        for decided in plans
+        for event in decided.events
+        if event.reason == "ReplicasOwnerConflict"
+    ]
 
 
 # --- the Deployment's number ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("managers", [("argocd", "helm"), ("argocd", "helm", "kubectl-edit"), tuple("abcdefg")], ids=["two", "three", "seven"])
+@pytest.mark.parametrize(
+    "managers",
+    [("argocd", "helm"), ("argocd", "helm", "kubectl-edit"), tuple("abcdefg")],
+    ids=["two", "three", "seven"],
+)
 @pytest.mark.parametrize("spec", [{}, PODS], ids=["spec", "scaling"])
-def test_who_take_turns_at_the_deployment_are_named_and_left_alone(managers: tuple[str, ...], spec: dict[str, Any]) -> None:
+def test_who_take_turns_at_the_deployment_are_named_and_left_alone(
+    managers: tuple[str, ...], spec: dict[str, Any]
+) -> None:
     made, done = world(**spec), list[Plan]()
     for number in range(20):
         written(made, 3 + number % 2, managers[number % len(managers)])
@@ -91,7 +132,10 @@ def test_who_take_turns_at_the_deployment_are_named_and_left_alone(managers: tup
     assert limited(made)["reason"] == "ReplicasOwnerConflict"
     expected = f"{' and '.join(sorted(managers)[:4])} write the number of pods of Deployment sentiment in turn: 4 where this pipeline says"
     assert limited(made)["message"].startswith(expected)
-    assert "it is left to them. Point the autoscaler at InferencePipeline sentiment" in limited(made)["message"]
+    assert (
+        "it is left to them. Point the autoscaler at InferencePipeline sentiment"
+        in limited(made)["message"]
+    )
     assert len(made.serving) == 4
     written(made, 2 if spec else 1, managers[0])
     passes(made)
@@ -109,7 +153,9 @@ def test_whoever_edits_what_an_autoscaler_has_joins_it() -> None:
         assert len(made.serving) == 5, number
     assert not any(map(applied, done))
     assert len(conflicts(done)) == 1
-    assert limited(made)["message"].startswith(f"argocd and {HPA} write the number of pods of Deployment sentiment in turn: 5 where")
+    assert limited(made)["message"].startswith(
+        f"argocd and {HPA} write the number of pods of Deployment sentiment in turn: 5 where"
+    )
 
 
 def test_two_autoscalers_of_the_deployment_are_both_named() -> None:
@@ -123,7 +169,9 @@ def test_two_autoscalers_of_the_deployment_are_both_named() -> None:
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3, 4])
-def test_an_operator_killed_before_it_has_mended_takes_nobody_for_one_who_insists(kept: int) -> None:
+def test_an_operator_killed_before_it_has_mended_takes_nobody_for_one_who_insists(
+    kept: int,
+) -> None:
     """The record of a mending comes before the deed."""
     made = world()
     written(made, 5, "kubectl-edit")
@@ -136,7 +184,9 @@ def test_an_operator_killed_before_it_has_mended_takes_nobody_for_one_who_insist
 
 
 @pytest.mark.parametrize(("behind", "seconds"), [(2, 1), (5, 3), (30, 15)])
-def test_who_answers_a_mending_at_once_is_left_alone_though_the_clocks_differ(behind: float, seconds: float) -> None:
+def test_who_answers_a_mending_at_once_is_left_alone_though_the_clocks_differ(
+    behind: float, seconds: float
+) -> None:
     """What was written after a mending bears a time from before it, for as long as the operator's clock is ahead."""
     made, done = world(), list[Plan]()
     for _ in range(20):
@@ -145,7 +195,9 @@ def test_who_answers_a_mending_at_once_is_left_alone_though_the_clocks_differ(be
         done += passes(made, 1, 0.5)
     assert 1 <= sum(map(applied, done)) <= behind / seconds + 1
     assert not applied(done[-1])
-    assert limited(made)["message"].startswith("argocd writes the number of pods of Deployment sentiment again and again: 5 where")
+    assert limited(made)["message"].startswith(
+        "argocd writes the number of pods of Deployment sentiment again and again: 5 where"
+    )
 
 
 def test_who_wakes_a_pipeline_of_no_pods_again_and_again_is_left_alone() -> None:
@@ -201,8 +253,14 @@ def test_an_autoscaler_is_told_again_only_when_it_is_another() -> None:
 
 
 @pytest.mark.parametrize("spec", [{}, PODS], ids=["spec", "scaling"])
-@pytest.mark.parametrize("managers", [("argocd", ""), ("argocd", "helm"), ("argocd", "", "helm")], ids=["autoscaler", "two", "three"])
-def test_who_take_turns_at_the_pipelines_number_are_named_and_followed(managers: tuple[str, ...], spec: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "managers",
+    [("argocd", ""), ("argocd", "helm"), ("argocd", "", "helm")],
+    ids=["autoscaler", "two", "three"],
+)
+def test_who_take_turns_at_the_pipelines_number_are_named_and_followed(
+    managers: tuple[str, ...], spec: dict[str, Any]
+) -> None:
     made, done = world(**spec), list[Plan]()
     for number in range(12):
         declared(made, 3 + number % 2, managers[number % len(managers)])
@@ -210,8 +268,12 @@ def test_who_take_turns_at_the_pipelines_number_are_named_and_followed(managers:
         assert len(made.serving) == (2 if spec else 3 + number % 2)
     assert limited(made)["reason"] == "ReplicasOwnerConflict"
     who = " and ".join(sorted(manager or SCALED for manager in managers))
-    assert limited(made)["message"].startswith(f"{who} write spec.replicas of this pipeline in turn, ")
-    assert ("2 pods are kept" if spec else "pods come and go with each of them") in limited(made)["message"]
+    assert limited(made)["message"].startswith(
+        f"{who} write spec.replicas of this pipeline in turn, "
+    )
+    assert ("2 pods are kept" if spec else "pods come and go with each of them") in limited(made)[
+        "message"
+    ]
     assert "take replicas out of what is applied" in limited(made)["message"]
     # An autoscaler of a pipeline whose pods are scaling's is told from its first write.
     assert len(conflicts(done)) <= 2
@@ -247,12 +309,16 @@ def test_an_autoscaler_whose_name_becomes_known_is_one_writer() -> None:
     for number, manager in ((3, ""), (2, "argocd"), (3, f"{HPA}/scale"), (2, "argocd")):
         declared(made, number, manager)
         passes(made, 4)
-    assert limited(made)["message"].startswith(f"argocd and {HPA} write spec.replicas of this pipeline in turn, ")
+    assert limited(made)["message"].startswith(
+        f"argocd and {HPA} write spec.replicas of this pipeline in turn, "
+    )
 
 
 def test_who_say_the_same_take_no_turns() -> None:
     made = world()
-    for number, others in enumerate((["argocd"], ["argocd", "aaa"], ["aaa", "argocd"], ["argocd"]) * 3):
+    for number, others in enumerate(
+        (["argocd"], ["argocd", "aaa"], ["aaa", "argocd"], ["argocd"]) * 3
+    ):
         declared(made, 2, *others)
         step(made)
         assert made.memory.turns == {"last": "argocd"}, number
@@ -272,7 +338,14 @@ def test_the_default_that_nobody_wrote_is_nobodys() -> None:
 
 @pytest.mark.parametrize(
     "broken",
-    [{"last": 5}, {"last": "a", "often": "3"}, {"last": "a", "often": True}, {"last": "a", "often": 3, "at": "yesterday"}, {"names": []}, []],
+    [
+        {"last": 5},
+        {"last": "a", "often": "3"},
+        {"last": "a", "often": True},
+        {"last": "a", "often": 3, "at": "yesterday"},
+        {"names": []},
+        [],
+    ],
 )
 def test_a_record_of_turns_that_somebody_broke_is_forgotten(broken: Any) -> None:
     made = world()

@@ -13,8 +13,18 @@ from hypothesis import strategies as st
 from tests.support import builders
 from tests.support.worlds import START, World
 from triton_pipelines.api import names
-from triton_pipelines.reconcile.plan import Plan
-from triton_pipelines.reconcile.watch import HELD_SECONDS, REQUESTS_MIN, WATCH, Figure, Latencies, Look, Watch, figure_of, follow
+from triton_pipelines.controllers.pipeline.plan import Plan
+from triton_pipelines.controllers.pipeline.slo_guard import (
+    HELD_SECONDS,
+    REQUESTS_MIN,
+    WATCH,
+    Figure,
+    Latencies,
+    Look,
+    Watch,
+    figure_of,
+    follow,
+)
 
 SLO = {"p99Milliseconds": 100, "networkAndQueueBudgetMilliseconds": 20}
 LIMIT = 80.0
@@ -30,7 +40,9 @@ def promised(**spec: Any) -> World:
     return world
 
 
-def measured(world: World, new: Figure | None = None, missing: Mapping[str, str] | None = None) -> World:
+def measured(
+    world: World, new: Figure | None = None, missing: Mapping[str, str] | None = None
+) -> World:
     """A change is rolled out; what its revision's latency is found to be. One pass later."""
     old = world.deployed
     world.change(**CHANGE).settle()
@@ -41,7 +53,11 @@ def measured(world: World, new: Figure | None = None, missing: Mapping[str, str]
 
 
 def events(world: World) -> list[tuple[str, str]]:
-    return [(event.reason, event.note) for decided in world.log for event in (*decided.notes, *decided.events)]
+    return [
+        (event.reason, event.note)
+        for decided in world.log
+        for event in (*decided.notes, *decided.events)
+    ]
 
 
 @pytest.mark.proves("spec.slo.p99Milliseconds", "behaviour")
@@ -100,7 +116,13 @@ def test_without_room_the_old_revision_comes_back_as_in_any_rollout() -> None:
         (Figure(79.0, 500.0, 50.0), KEPT),
         (Figure(90.0, 120.0, 76.0), KEPT),
     ],
-    ids=["no figure of the new one", "none of the old one", "the old one broke it too", "not all the time", "another load"],
+    ids=[
+        "no figure of the new one",
+        "none of the old one",
+        "the old one broke it too",
+        "not all the time",
+        "another load",
+    ],
 )
 def test_nothing_is_taken_back_where_in_doubt(new: Figure | None, before: Figure | None) -> None:
     world = World(builders.document(slo=SLO), rendered=RENDERED).settle()
@@ -129,7 +151,10 @@ def test_without_a_promise_nothing_is_watched() -> None:
     world.latencies = Latencies({world.deployed: KEPT})
     measured(world, BROKEN)
     assert world.told()["Ready"] == "True Succeeded"
-    assert "watch" not in world.children["ConfigMap", names.live_name(world.name)]["data"][names.KEY_MEMORY]
+    assert (
+        "watch"
+        not in world.children["ConfigMap", names.live_name(world.name)]["data"][names.KEY_MEMORY]
+    )
 
 
 def test_after_five_minutes_it_stays_whatever_comes() -> None:
@@ -182,7 +207,12 @@ def test_a_restarted_operator_goes_on_watching() -> None:
     old = world.deployed
     world.change(**CHANGE).settle()
     watch = Watch.parse(world.memory.watch)
-    assert (watch.revision, watch.predecessor, watch.before, watch.rate) == (world.deployed, old, 40.0, 50.0)
+    assert (watch.revision, watch.predecessor, watch.before, watch.rate) == (
+        world.deployed,
+        old,
+        40.0,
+        50.0,
+    )
     world.latencies = None
     world.pass_time(30).step()
     assert Watch.parse(world.memory.watch) == watch
@@ -242,7 +272,9 @@ def test_an_unknown_p99_is_said_and_stays_said_until_pods_are_looked_at() -> Non
     world = promised()
     world.latencies = Latencies({}, {world.deployed: "their metrics pages cannot be read"})
     world.step()
-    (warning,) = [item for item in world.status["warnings"] if item["path"] == "spec.slo.p99Milliseconds"]
+    (warning,) = [
+        item for item in world.status["warnings"] if item["path"] == "spec.slo.p99Milliseconds"
+    ]
     assert warning["message"] == (
         "the p99 of the pods is not known: their metrics pages cannot be read; a revision that breaks the SLO is not taken back"
     )
@@ -250,28 +282,43 @@ def test_an_unknown_p99_is_said_and_stays_said_until_pods_are_looked_at() -> Non
     assert world.think().quiet
     world.latencies = Latencies({world.deployed: KEPT})
     world.step()
-    assert not [item for item in world.status["warnings"] if item["path"] == "spec.slo.p99Milliseconds"]
+    assert not [
+        item for item in world.status["warnings"] if item["path"] == "spec.slo.p99Milliseconds"
+    ]
 
 
 # --- figures ------------------------------------------------------------------------------------------------------------
 
 
 def looks(*p99: float | None, rate: float = 10.0, every: float = 15.0) -> list[Look]:
-    return [Look(1000.0 + index * every, value, index * every * rate) for index, value in enumerate(p99)]
+    return [
+        Look(1000.0 + index * every, value, index * every * rate) for index, value in enumerate(p99)
+    ]
 
 
 def test_a_figure_needs_time_and_requests() -> None:
     assert figure_of([]) is None
     assert figure_of([looks(50, 50, 50, 50, 50)]) is None, "60 s are not 75"
     assert figure_of([looks(50, 60, 50, 50, 50, 50)]) == Figure(50, 60, 10.0)
-    assert figure_of([looks(50, 50, 50, 50, 50, 50, rate=(REQUESTS_MIN - 1) / HELD_SECONDS)]) is None
-    assert figure_of([looks(50, 50, None, 50, 50, 50)]) is None, "a pod that had a minute without requests"
-    begun_anew = [*looks(50, 50, 50), *(Look(look.at + 45, look.p99, look.requests) for look in looks(50, 50, 50))]
+    assert (
+        figure_of([looks(50, 50, 50, 50, 50, 50, rate=(REQUESTS_MIN - 1) / HELD_SECONDS)]) is None
+    )
+    assert figure_of([looks(50, 50, None, 50, 50, 50)]) is None, (
+        "a pod that had a minute without requests"
+    )
+    begun_anew = [
+        *looks(50, 50, 50),
+        *(Look(look.at + 45, look.p99, look.requests) for look in looks(50, 50, 50)),
+    ]
     assert figure_of([begun_anew]) is None
 
 
 def test_the_worst_pod_counts_and_one_with_little_load_does_not() -> None:
-    slow, fast, idle = looks(90, 90, 90, 90, 90, 95), looks(50, 50, 50, 50, 50, 50), looks(*[900.0] * 6, rate=1.0)
+    slow, fast, idle = (
+        looks(90, 90, 90, 90, 90, 95),
+        looks(50, 50, 50, 50, 50, 50),
+        looks(*[900.0] * 6, rate=1.0),
+    )
     assert figure_of([fast, slow, idle]) == Figure(90, 95, 10.0)
 
 
@@ -293,7 +340,12 @@ def test_the_first_slow_answers_are_forgotten() -> None:
     assert found == Figure(40, 500, 10.0)
 
 
-FIGURES = st.builds(lambda low, more, rate: Figure(low, low + more, rate), st.floats(0.1, 200), st.floats(0, 50), st.floats(10, 20))
+FIGURES = st.builds(
+    lambda low, more, rate: Figure(low, low + more, rate),
+    st.floats(0.1, 200),
+    st.floats(0, 50),
+    st.floats(10, 20),
+)
 
 
 @settings(max_examples=500)
@@ -304,9 +356,17 @@ FIGURES = st.builds(lambda low, more, rate: Figure(low, low + more, rate), st.fl
     waits=st.lists(st.floats(0, 120), max_size=8),
     proven=st.sampled_from(["a", "a", "a", "", "b"]),
 )
-def test_never_without_both_figures(before: Figure | None, after: Figure | None, limit: float | None, waits: list[float], proven: str) -> None:
+def test_never_without_both_figures(
+    before: Figure | None,
+    after: Figure | None,
+    limit: float | None,
+    waits: list[float],
+    proven: str,
+) -> None:
     now, watch, broken = START, Watch(), []
-    known = Latencies({name: figure for name, figure in (("a", before), ("b", after)) if figure is not None})
+    known = Latencies(
+        {name: figure for name, figure in (("a", before), ("b", after)) if figure is not None}
+    )
     for index, wait in enumerate([0.0, 0.0, *waits]):
         now += dt.timedelta(seconds=wait)
         said = follow(watch, "b", proven, limit, index > 0, known, now)
@@ -325,10 +385,16 @@ def test_never_without_both_figures(before: Figure | None, after: Figure | None,
         assert f"{before.high:.1f} ms" in text
 
 
-WRITTEN = st.none() | st.text() | st.floats() | st.booleans() | st.just(10**400)  # which is JSON, but no float
+WRITTEN = (
+    st.none() | st.text() | st.floats() | st.booleans() | st.just(10**400)
+)  # which is JSON, but no float
 
 
-@given(st.dictionaries(st.sampled_from(["revision", "predecessor", "before", "rate", "since"]), WRITTEN))
+@given(
+    st.dictionaries(
+        st.sampled_from(["revision", "predecessor", "before", "rate", "since"]), WRITTEN
+    )
+)
 def test_what_an_edit_has_made_of_it_harms_nobody(document: dict[str, Any]) -> None:
     watch = Watch.parse(document)
     assert Watch.parse(watch.to_document()) == (watch if watch.revision else Watch())
@@ -338,8 +404,13 @@ def test_what_an_edit_has_made_of_it_harms_nobody(document: dict[str, Any]) -> N
 # --- suspended ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("off", "on"), [({"suspend": "Enabled"}, {"suspend": "Disabled"}), ({"replicas": 0}, {"replicas": 1})])
-def test_a_watch_rests_while_no_pods_are_wanted_and_begins_anew_with_them(off: dict[str, Any], on: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("off", "on"),
+    [({"suspend": "Enabled"}, {"suspend": "Disabled"}), ({"replicas": 0}, {"replicas": 1})],
+)
+def test_a_watch_rests_while_no_pods_are_wanted_and_begins_anew_with_them(
+    off: dict[str, Any], on: dict[str, Any]
+) -> None:
     world = promised()
     old = world.deployed
     world.change(**CHANGE).settle()
@@ -347,10 +418,16 @@ def test_a_watch_rests_while_no_pods_are_wanted_and_begins_anew_with_them(off: d
     world.pass_time(60).step()
     world.change(**off).settle()
     for _ in range(5):
-        assert world.pass_time(WATCH.total_seconds()).step().requeue_after is None, "there is nothing to look at"
-    assert [note for reason, note in events(world) if reason == "SLOWatched"] == [], "it is not over"
+        assert world.pass_time(WATCH.total_seconds()).step().requeue_after is None, (
+            "there is nothing to look at"
+        )
+    assert [note for reason, note in events(world) if reason == "SLOWatched"] == [], (
+        "it is not over"
+    )
     assert Watch.parse(world.memory.watch) == Watch(new, old, 40.0, 50.0)
-    assert ("ConfigMap", names.revision_name(world.name, old)) in world.children, "what is gone back to is kept"
+    assert ("ConfigMap", names.revision_name(world.name, old)) in world.children, (
+        "what is gone back to is kept"
+    )
     world.latencies = None
     world.change(**on).settle()
     since = Watch.parse(world.memory.watch).since

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.support import builders
 from tests.support.worlds import BAD, DUMB, GOOD, World
 from triton_pipelines.api import names
-from triton_pipelines.reconcile.plan import Plan
+from triton_pipelines.controllers.pipeline.plan import Plan
 
 RENDERED: dict[str, Any] = {}
 STRATEGIES = ("Auto", "Surge", "NoSurge", "Recreate")
@@ -36,7 +36,11 @@ class Histories(RuleBasedStateMachine):
 
     @initialize(room=st.sampled_from([None, 1, 3]), strategy=st.sampled_from(STRATEGIES))
     def begin(self, room: int | None, strategy: str) -> None:
-        self.world = World(builders.document(rollout={"strategy": strategy, "revisionHistoryLimit": 1}), room=room, rendered=RENDERED).settle()
+        self.world = World(
+            builders.document(rollout={"strategy": strategy, "revisionHistoryLimit": 1}),
+            room=room,
+            rendered=RENDERED,
+        ).settle()
         self.world.verdicts[self.world.deployed] = GOOD
 
     @rule(change=st.sampled_from(CHANGES), verdict=st.sampled_from([GOOD, GOOD, BAD, DUMB]))
@@ -50,7 +54,9 @@ class Histories(RuleBasedStateMachine):
     def operator(self, writes: int | None) -> None:
         self.world.step(writes)
 
-    @rule(length=st.integers(1, 512), writes=st.integers(1, 6), verdict=st.sampled_from([GOOD, BAD]))
+    @rule(
+        length=st.integers(1, 512), writes=st.integers(1, 6), verdict=st.sampled_from([GOOD, BAD])
+    )
     def killed_in_a_rollout(self, length: int, writes: int, verdict: str) -> None:
         self.user({"tokenizer": {"maxLength": length}}, verdict)
         self.world.step(writes)
@@ -77,7 +83,9 @@ class Histories(RuleBasedStateMachine):
 
     @rule(loader=st.sampled_from(["a", "b"]), may_roll=st.booleans())
     def release(self, loader: str, may_roll: bool) -> None:
-        self.world.options = builders.options(loader_image=f"registry.example/triton-pipelines:{loader}")
+        self.world.options = builders.options(
+            loader_image=f"registry.example/triton-pipelines:{loader}"
+        )
         self.world.may_roll = may_roll
 
     @precondition(lambda self: self.world.pods)
@@ -90,7 +98,9 @@ class Histories(RuleBasedStateMachine):
     def child_is_deleted(self, index: int) -> None:
         revision = names.revision_name(self.world.name, "")
         meddled = [
-            (kind, name) for kind, name in self.world.children if kind != "ConfigMap" or not name.startswith(revision) or name.endswith("live")
+            (kind, name)
+            for kind, name in self.world.children
+            if kind != "ConfigMap" or not name.startswith(revision) or name.endswith("live")
         ]
         if meddled:
             del self.world.children[sorted(meddled)[index % len(meddled)]]
@@ -114,7 +124,9 @@ class Histories(RuleBasedStateMachine):
         world.may_roll = True
         world.settle(rounds=400, seconds=15.0)
         left = world.think()
-        assert left == Plan(requeue_after=left.requeue_after), "a second plan on its own result writes something"
+        assert left == Plan(requeue_after=left.requeue_after), (
+            "a second plan on its own result writes something"
+        )
         self.check_end(world)
 
     def check_end(self, world: World) -> None:
@@ -130,12 +142,16 @@ class Histories(RuleBasedStateMachine):
         assert len(world.serving) <= replicas + 1
         serving = {pod.revision for pod in world.serving}
         if verdict == GOOD and (world.room is None or replicas <= world.room):
-            surge_without_room = world.room is not None and world.document["spec"]["rollout"]["strategy"] == "Surge"
+            surge_without_room = (
+                world.room is not None and world.document["spec"]["rollout"]["strategy"] == "Surge"
+            )
             if not surge_without_room:
                 assert told["Ready"] == "True Succeeded", (told, world.condition("Ready"))
                 assert serving == {world.status["revision"]}
                 assert len(world.serving) == replicas
-                assert world.status["observedGeneration"] == world.document["metadata"]["generation"]
+                assert (
+                    world.status["observedGeneration"] == world.document["metadata"]["generation"]
+                )
         elif verdict == BAD:
             assert told["Ready"].startswith("False")
             assert world.status["revision"] not in serving
@@ -146,5 +162,8 @@ class Histories(RuleBasedStateMachine):
 
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(
-    max_examples=60, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=60,
+    stateful_step_count=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -72,8 +72,15 @@ def _places(value: Any, path: str) -> Iterator[tuple[Any, str]]:
 
 def _tensors(spec: Mapping[str, Any]) -> Iterator[str]:
     """Outputs of the steps, as ``from`` names them."""
-    named = {"tokenizer": spec.get("tokenizer"), "model": spec.get("model")} | {step["name"]: step for step in spec.get("steps", [])}
-    return (f"{name}.{output['name']}" for name, step in named.items() if step for output in step.get("outputs", []))
+    named = {"tokenizer": spec.get("tokenizer"), "model": spec.get("model")} | {
+        step["name"]: step for step in spec.get("steps", [])
+    }
+    return (
+        f"{name}.{output['name']}"
+        for name, step in named.items()
+        if step
+        for output in step.get("outputs", [])
+    )
 
 
 def _others(value: Any, schema: Mapping[str, Any]) -> Iterator[Any]:
@@ -83,9 +90,25 @@ def _others(value: Any, schema: Mapping[str, Any]) -> Iterator[Any]:
     elif isinstance(value, int):
         yield from (value + 1, value - 1, value * 2)
     elif isinstance(value, str):
-        yield from (f"{value}2", f"2{value}", value[:-1], value[::-1], f"1{value}", "nvidia.com/other", "2Gi", "24.08", "pipeline.other")
+        yield from (
+            f"{value}2",
+            f"2{value}",
+            value[:-1],
+            value[::-1],
+            f"1{value}",
+            "nvidia.com/other",
+            "2Gi",
+            "24.08",
+            "pipeline.other",
+        )
     elif isinstance(value, list):
-        yield from (value[:-1], value[1:], value[::-1], [*value, *value[:1]], [item + 1 for item in value if isinstance(item, int)])
+        yield from (
+            value[:-1],
+            value[1:],
+            value[::-1],
+            [*value, *value[:1]],
+            [item + 1 for item in value if isinstance(item, int)],
+        )
     elif isinstance(value, dict):
         yield from ({}, {**value, "other": "x"}, *({**value, key: "x"} for key in value))
 
@@ -110,7 +133,9 @@ def _made(document: dict[str, Any]) -> tuple[str, str]:
     configs = {path: text for path, text in revision.files.items() if path.endswith(".pbtxt")}
     rest = {path: text for path, text in revision.files.items() if path not in configs}
     objects = [deployment_of(pipeline, revision), *objects_of(pipeline, revision, OPTIONS)[1:]]
-    return json.dumps(configs), json.dumps([rest, revision.data["plan.json"], objects], sort_keys=True).replace(revision.name, "")
+    return json.dumps(configs), json.dumps(
+        [rest, revision.data["plan.json"], objects], sort_keys=True
+    ).replace(revision.name, "")
 
 
 @functools.cache
@@ -137,7 +162,14 @@ def _has_effect(path: str) -> bool:
 
 @pytest.mark.proves_files("tests/corpus/good", "parsed")
 @pytest.mark.proves_files(
-    "tests/corpus/good", "applied", "spec.health.*", "spec.suspend", "spec.slo.*", "spec.*.lengths.*", "spec.server.version", "spec.*.python.runner"
+    "tests/corpus/good",
+    "applied",
+    "spec.health.*",
+    "spec.suspend",
+    "spec.slo.*",
+    "spec.*.lengths.*",
+    "spec.server.version",
+    "spec.*.python.runner",
 )
 @pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
 def test_a_field_changes_what_is_made(places: list[str]) -> None:

@@ -26,13 +26,26 @@ def test_renders_what_the_file_says(case: str) -> None:
 
 
 def test_every_file_has_its_case() -> None:
-    assert sorted(path.name for path in path_of("x").parent.glob("*.golden.txt")) == [path_of(case).name for case in CASES]
+    assert sorted(path.name for path in path_of("x").parent.glob("*.golden.txt")) == [
+        path_of(case).name for case in CASES
+    ]
     assert len(CASES) >= 8
 
 
 def test_another_process_gives_the_same_bytes() -> None:
     here = hashlib.sha256("".join(map(text_of, CASES)).encode()).hexdigest()
     for seed in ("1", "4242"):
-        environment = dict(os.environ) | {"PYTHONPATH": f"{ROOT / 'operator'}{os.pathsep}{ROOT}", "PYTHONHASHSEED": seed}
-        done = subprocess.run([sys.executable, "-c", DIGEST], cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60)
+        environment = dict(os.environ) | {
+            "PYTHONPATH": f"{ROOT / 'operator'}{os.pathsep}{ROOT}",
+            "PYTHONHASHSEED": seed,
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", DIGEST],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
         assert done.stdout.strip() == here

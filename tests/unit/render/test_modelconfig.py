@@ -8,12 +8,27 @@ import pytest
 from tritonclient.grpc import model_config_pb2
 
 from tests.support.builders import built, graph, options
-from triton_pipelines.pipeline import Graph
-from triton_pipelines.pipeline.graph import Reference
-from triton_pipelines.render import RenderError
-from triton_pipelines.render.modelconfig import configs, parse, tensor_names, with_count
+from triton_pipelines.compile.graph import Graph
+from triton_pipelines.compile.graph.graph import Reference
+from triton_pipelines.compile.render import RenderError
+from triton_pipelines.compile.render.model_config import configs, parse, tensor_names, with_count
 
-ODD = ["a.b", "a/b:0", "854", 'quo"te', "it's", "back\\slash", "ünï 字 😀", "{{ x }}", "${HOME}", "%s", "#", " blank ", "\u2028", "PROBABILITIES"]
+ODD = [
+    "a.b",
+    "a/b:0",
+    "854",
+    'quo"te',
+    "it's",
+    "back\\slash",
+    "ünï 字 😀",
+    "{{ x }}",
+    "${HOME}",
+    "%s",
+    "#",
+    " blank ",
+    "\u2028",
+    "PROBABILITIES",
+]
 
 
 def parsed(of: Graph) -> dict[str, Any]:
@@ -23,7 +38,10 @@ def parsed(of: Graph) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ODD)
 def test_any_tensor_name_survives(name: str) -> None:
     one = graph(
-        tokenizer={"inputs": {"text": f"in {name}"}, "outputs": [{"name": name, "tensor": "InputIds"}, {"name": "attention_mask"}]},
+        tokenizer={
+            "inputs": {"text": f"in {name}"},
+            "outputs": [{"name": name, "tensor": "InputIds"}, {"name": "attention_mask"}],
+        },
         model={"outputs": [{"name": name, "dataType": "FP32", "dims": [2]}]},
         postprocess={"labels": [name, "\n\t\x01\x7f"]},
     )
@@ -38,7 +56,9 @@ def test_any_tensor_name_survives(name: str) -> None:
     assert second.output_map[name] == third.input_map[name] == f"model.{name}"
 
 
-@pytest.mark.parametrize("value", ["no", "8", "${x}", "", "a\nb", '"', "'", "\\", "\\n", "ü字", "\x00\x01", "}} {%"])
+@pytest.mark.parametrize(
+    "value", ["no", "8", "${x}", "", "a\nb", '"', "'", "\\", "\\n", "ü字", "\x00\x01", "}} {%"]
+)
 def test_parameters_are_passed_on_unchanged(value: str) -> None:
     got = parsed(graph(model={"parameters": {"key": value, value[:100] or "k": "v"}}))["model"]
     assert got.parameters["key"].string_value == value
@@ -56,12 +76,17 @@ def test_any_model_name_is_the_folders(name: str) -> None:
 
 
 def test_config_map_keys_stay_distinct() -> None:
-    revision = built(model={"modelName": "a+b"}, tokenizer={"modelName": "a=b"}, ensemble={"modelName": "a_b"}).render()
+    revision = built(
+        model={"modelName": "a+b"}, tokenizer={"modelName": "a=b"}, ensemble={"modelName": "a_b"}
+    ).render()
     assert len(revision.data) == len(revision.files) + 2
 
 
 def test_intermediate_names_never_meet_public_ones() -> None:
-    one = graph(tokenizer={"inputs": {"text": "tokenizer.input_ids"}}, model={"outputs": [{"name": "logits", "dataType": "FP32", "dims": [2]}]})
+    one = graph(
+        tokenizer={"inputs": {"text": "tokenizer.input_ids"}},
+        model={"outputs": [{"name": "logits", "dataType": "FP32", "dims": [2]}]},
+    )
     names = tensor_names(one)
     assert names[Reference("pipeline", "tokenizer.input_ids")] == "tokenizer.input_ids"
     assert names[Reference("tokenizer", "input_ids")] == "tokenizer.input_ids_"
@@ -74,7 +99,11 @@ def test_unread_outputs_stay_unmapped() -> None:
                 model={"inputs": [{"name": "input_ids", "dataType": "INT64", "dims": [-1]}],
                        "outputs": [{"name": "logits", "dataType": "FP32", "dims": [2]}, {"name": "unread", "dataType": "FP32", "dims": [1]}]})  # fmt: skip
     steps = parsed(one)["sentiment"].ensemble_scheduling.step
-    assert [sorted(step.output_map) for step in steps] == [["input_ids"], ["logits"], ["LABEL", "PROBABILITIES", "SCORE"]]
+    assert [sorted(step.output_map) for step in steps] == [
+        ["input_ids"],
+        ["logits"],
+        ["LABEL", "PROBABILITIES", "SCORE"],
+    ]
 
 
 def test_batching_stands_on_the_composing_models_only() -> None:
@@ -94,7 +123,14 @@ def test_the_tokenizer_is_always_on_cpu() -> None:
 
 
 def test_a_count_changes_nothing_but_the_count() -> None:
-    for config in parsed(graph(tokenizer={"instances": {"initial": 2}, "dynamicBatching": {"queuePolicy": {"maxQueueSize": 4}}})).values():
+    for config in parsed(
+        graph(
+            tokenizer={
+                "instances": {"initial": 2},
+                "dynamicBatching": {"queuePolicy": {"maxQueueSize": 4}},
+            }
+        )
+    ).values():
         if config.platform == "ensemble":
             with pytest.raises(RenderError, match="one instance_group is expected, 0 found"):
                 with_count(config, 3)
@@ -109,7 +145,10 @@ def test_a_count_changes_nothing_but_the_count() -> None:
         assert changed == config
 
 
-@pytest.mark.parametrize("text", ["nosuch: 1", "name: 1", "max_batch_size: -", "dynamic_batching {} ensemble_scheduling {}"])
+@pytest.mark.parametrize(
+    "text",
+    ["nosuch: 1", "name: 1", "max_batch_size: -", "dynamic_batching {} ensemble_scheduling {}"],
+)
 def test_text_that_is_no_config_is_refused(text: str) -> None:
     with pytest.raises(RenderError, match="no ModelConfig"):
         parse(text)

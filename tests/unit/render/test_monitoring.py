@@ -8,8 +8,8 @@ import pytest
 
 from tests.support import builders
 from triton_pipelines.api import names
-from triton_pipelines.render.monitoring import pod_monitor, prometheus_rule
-from triton_pipelines.render.rules import Scope, alerts, recording_rules
+from triton_pipelines.compile.render.monitoring import pod_monitor, prometheus_rule
+from triton_pipelines.compile.render.prometheus_rules import Scope, alerts, recording_rules
 
 LABELS = {"release": "kube-prometheus", names.LABEL_PIPELINE: "somebody"}
 SELECTOR = re.compile(r"\b(?:nv_|container_|DCGM_|tritonpipe[_:])[\w:]+(\{[^}]*\})?")
@@ -18,7 +18,10 @@ SELECTOR = re.compile(r"\b(?:nv_|container_|DCGM_|tritonpipe[_:])[\w:]+(\{[^}]*\
 def test_labels_are_added_and_take_nothing_from_the_operators_own() -> None:
     pipeline = builders.pipeline(name="sentiment", namespace="nlp")
     for item in (pod_monitor(pipeline, LABELS), prometheus_rule(pipeline, LABELS)):
-        assert item["metadata"]["labels"] == {"release": "kube-prometheus", **names.labels("sentiment")}
+        assert item["metadata"]["labels"] == {
+            "release": "kube-prometheus",
+            **names.labels("sentiment"),
+        }
         assert (item["metadata"]["namespace"], item["metadata"]["name"]) == ("nlp", "sentiment")
 
 
@@ -34,10 +37,17 @@ def test_every_selector_of_a_pipelines_rules_names_the_pipeline() -> None:
 
 @pytest.mark.parametrize(
     ("pod", "mine"),
-    [("p-5f7d8c9b6d-x2v4k", True), ("p-b-5f7d8c9b6d-x2v4k", False), ("q-p-5f7d8c9b6d-x2v4k", False), ("p-5f7d8c9b6d", False)],
+    [
+        ("p-5f7d8c9b6d-x2v4k", True),
+        ("p-b-5f7d8c9b6d-x2v4k", False),
+        ("q-p-5f7d8c9b6d-x2v4k", False),
+        ("p-5f7d8c9b6d", False),
+    ],
 )
 def test_pods_are_told_by_their_names(pod: str, mine: bool) -> None:
-    (found,) = re.findall(r'pod=~"([^"]+)"', Scope("n", "p").of("container_cpu_usage_seconds_total"))
+    (found,) = re.findall(
+        r'pod=~"([^"]+)"', Scope("n", "p").of("container_cpu_usage_seconds_total")
+    )
     assert (re.fullmatch(found, pod) is not None) == mine
 
 

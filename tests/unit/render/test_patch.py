@@ -3,7 +3,7 @@
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from triton_pipelines.render.patch import patch
+from triton_pipelines.compile.render.config_patch import patch
 
 CONFIG = """
 name: "m" backend: "python" max_batch_size: 4
@@ -20,13 +20,21 @@ def _patched(wanted: dict[str, object]) -> tuple[model_config_pb2.ModelConfig, l
 
 
 def test_maps_are_merged_by_key() -> None:
-    config, findings = _patched({"parameters": {"b": {"stringValue": "2"}, "a": {"stringValue": "3"}}})
+    config, findings = _patched(
+        {"parameters": {"b": {"stringValue": "2"}, "a": {"stringValue": "3"}}}
+    )
     assert findings == []
-    assert {key: value.string_value for key, value in config.parameters.items()} == {"tritonpipe.max_length": "8", "a": "3", "b": "2"}
+    assert {key: value.string_value for key, value in config.parameters.items()} == {
+        "tritonpipe.max_length": "8",
+        "a": "3",
+        "b": "2",
+    }
 
 
 def test_null_clears_a_key_and_a_field() -> None:
-    config, findings = _patched({"parameters": {"a": None}, "dynamicBatching": {"preferredBatchSize": None}})
+    config, findings = _patched(
+        {"parameters": {"a": None}, "dynamicBatching": {"preferredBatchSize": None}}
+    )
     assert findings == []
     assert set(config.parameters) == {"tritonpipe.max_length"}
     assert list(config.dynamic_batching.preferred_batch_size) == []
@@ -35,7 +43,11 @@ def test_null_clears_a_key_and_a_field() -> None:
 
 def test_lists_are_replaced_and_empty_messages_survive() -> None:
     config, findings = _patched(
-        {"dynamic_batching": {"preferred_batch_size": [4]}, "optimization": {"cuda": {}}, "input": [{"name": "x", "reshape": {}}]}
+        {
+            "dynamic_batching": {"preferred_batch_size": [4]},
+            "optimization": {"cuda": {}},
+            "input": [{"name": "x", "reshape": {}}],
+        }
     )
     assert findings == []
     assert list(config.dynamic_batching.preferred_batch_size) == [4]
@@ -47,12 +59,21 @@ def test_lists_are_replaced_and_empty_messages_survive() -> None:
 def test_zero_and_false_are_set() -> None:
     config, findings = _patched({"optimization": {"input_pinned_memory": {"enable": True}}})
     assert findings == []
-    assert patch(config, {"optimization": {"inputPinnedMemory": {"enable": False}}}, "configPatch") == []
+    assert (
+        patch(config, {"optimization": {"inputPinnedMemory": {"enable": False}}}, "configPatch")
+        == []
+    )
     assert config.optimization.HasField("input_pinned_memory")
     assert not config.optimization.input_pinned_memory.enable
 
 
 def test_what_is_no_such_field_or_value_is_told_with_its_place() -> None:
-    assert _patched({"optimisation": {}})[1][0].startswith("configPatch.optimisation: is no field of Triton's ModelConfig; it has backend")
-    assert _patched({"optimization": {"graph": {"level": "high"}}})[1][0].startswith("configPatch.optimization.graph.level: is not what Triton's")
-    assert _patched({"optimization": 3})[1] == ["configPatch.optimization: must be a mapping with fields of Triton's ModelOptimizationPolicy"]
+    assert _patched({"optimisation": {}})[1][0].startswith(
+        "configPatch.optimisation: is no field of Triton's ModelConfig; it has backend"
+    )
+    assert _patched({"optimization": {"graph": {"level": "high"}}})[1][0].startswith(
+        "configPatch.optimization.graph.level: is not what Triton's"
+    )
+    assert _patched({"optimization": 3})[1] == [
+        "configPatch.optimization: must be a mapping with fields of Triton's ModelOptimizationPolicy"
+    ]

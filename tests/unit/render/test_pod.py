@@ -12,8 +12,13 @@ from tests.support.builders import built, options
 from tests.support.golden import CASES, path_of
 from tests.support.schemas import validate
 from triton_pipelines.api.server import RolloutStrategy
-from triton_pipelines.render.objects import deployment, disruption_budget, network_policy, strategy
-from triton_pipelines.render.pod import affinity, relevant_source_map
+from triton_pipelines.compile.render.objects import (
+    deployment,
+    disruption_budget,
+    network_policy,
+    strategy,
+)
+from triton_pipelines.compile.render.pod import affinity, relevant_source_map
 
 PRODUCT = {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["A", "B"]}
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -47,14 +52,28 @@ def test_products_become_the_only_term(given: Any) -> None:
     # A document may carry a null that merging would take as a removal.
     one = built(server={"gpu": {"products": ["B", "A"]}})
     server = one.pipeline.spec.server.model_copy(update={"affinity": given})
-    assert affinity(server)["nodeAffinity"][REQUIRED]["nodeSelectorTerms"] == [{"matchExpressions": [PRODUCT]}]
+    assert affinity(server)["nodeAffinity"][REQUIRED]["nodeSelectorTerms"] == [
+        {"matchExpressions": [PRODUCT]}
+    ]
 
 
 def test_products_are_added_to_every_alternative() -> None:
     zone = {"key": "zone", "operator": "Exists"}
     fields = [{"key": "metadata.name", "operator": "In", "values": ["n"]}]
-    got = terms({"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [zone]}, {"matchFields": fields}]}}, "podAffinity": {"x": 1}})
-    assert got == [{"matchExpressions": [zone, PRODUCT]}, {"matchFields": fields, "matchExpressions": [PRODUCT]}]
+    got = terms(
+        {
+            "nodeAffinity": {
+                REQUIRED: {
+                    "nodeSelectorTerms": [{"matchExpressions": [zone]}, {"matchFields": fields}]
+                }
+            },
+            "podAffinity": {"x": 1},
+        }
+    )
+    assert got == [
+        {"matchExpressions": [zone, PRODUCT]},
+        {"matchFields": fields, "matchExpressions": [PRODUCT]},
+    ]
 
 
 def test_affinity_without_products_is_as_written() -> None:
@@ -68,19 +87,27 @@ def test_tolerations_for_gpus_are_added_only_with_gpus() -> None:
     gpu = {"key": "nvidia.com/gpu", "operator": "Exists"}
     mig = {"key": "nvidia.com/mig-1g.5gb", "operator": "Exists"}
     assert spec_of(server={"tolerations": [mine]})["tolerations"] == [gpu, mine]
-    assert spec_of(server={"gpu": {"resourceName": "nvidia.com/mig-1g.5gb"}})["tolerations"] == [gpu, mig]
+    assert spec_of(server={"gpu": {"resourceName": "nvidia.com/mig-1g.5gb"}})["tolerations"] == [
+        gpu,
+        mig,
+    ]
     none = spec_of(server={"gpu": {"count": 0}, "tolerations": [mine]})
     assert none["tolerations"] == [mine]
     assert set(none["containers"][0]["resources"]["limits"]) == {"cpu", "memory"}
 
 
 def test_dates_and_numbers_of_a_yaml_file_become_json() -> None:
-    got = spec_of(server={"tolerations": [{"key": "since", "value": dt.date(2024, 1, 1), "x": {1: 2}}]})["tolerations"][1]
+    got = spec_of(
+        server={"tolerations": [{"key": "since", "value": dt.date(2024, 1, 1), "x": {1: 2}}]}
+    )["tolerations"][1]
     assert got == {"key": "since", "value": "2024-01-01", "x": {"1": 2}}
 
 
 def mounts(spec: dict[str, Any]) -> dict[str, str]:
-    sources = {item["name"]: next(value for key, value in item.items() if key != "name") for item in spec["volumes"]}
+    sources = {
+        item["name"]: next(value for key, value in item.items() if key != "name")
+        for item in spec["volumes"]
+    }
     loader = spec["initContainers"][0]["volumeMounts"]
     assert {item["name"] for item in loader} <= set(sources)
     assert {item["name"] for item in spec["containers"][0]["volumeMounts"]} <= set(sources)
@@ -93,32 +120,52 @@ def mounts(spec: dict[str, Any]) -> dict[str, str]:
 
 
 def test_a_claim_of_two_steps_is_mounted_once() -> None:
-    got = mounts(spec_of(tokenizer={"source": {"uri": "pvc://a/t"}}, model={"source": {"uri": "pvc://a/m.onnx"}}))
+    got = mounts(
+        spec_of(
+            tokenizer={"source": {"uri": "pvc://a/t"}}, model={"source": {"uri": "pvc://a/m.onnx"}}
+        )
+    )
     assert got == {"/etc/tritonpipe/claims/a": "a"}
-    two = mounts(spec_of(tokenizer={"source": {"uri": "pvc://a"}}, model={"source": {"uri": "pvc://b/m.onnx"}}))
+    two = mounts(
+        spec_of(
+            tokenizer={"source": {"uri": "pvc://a"}}, model={"source": {"uri": "pvc://b/m.onnx"}}
+        )
+    )
     assert two == {"/etc/tritonpipe/claims/a": "a", "/etc/tritonpipe/claims/b": "b"}
 
 
 def test_secrets_certificates_and_config_maps_reach_the_loader_alone() -> None:
     spec = spec_of(
         tokenizer={"source": {"uri": "configmap://vocabulary/t.json"}},
-        model={"source": {"secretRef": {"name": "keys"}, "caRef": {"name": "company", "key": "x.pem"}}},
+        model={
+            "source": {"secretRef": {"name": "keys"}, "caRef": {"name": "company", "key": "x.pem"}}
+        },
     )
     assert mounts(spec) == {
         "/etc/tritonpipe/configmaps/tokenizer": "vocabulary",
         "/etc/tritonpipe/credentials/model": "keys",
         "/etc/tritonpipe/ca/model": "company",
     }
-    assert {item["name"] for item in spec["containers"][0]["volumeMounts"]} == {"tritonpipe", "dshm", "tmp"}
+    assert {item["name"] for item in spec["containers"][0]["volumeMounts"]} == {
+        "tritonpipe",
+        "dshm",
+        "tmp",
+    }
     ca = next(item for item in spec["volumes"] if item["name"] == "ca-model")
     assert ca["configMap"]["items"] == [{"key": "x.pem", "path": "ca.crt"}]
 
 
 def test_a_source_that_is_mapped_onto_a_claim_is_mounted() -> None:
-    one = built(options(source_map=("s3://models/=pvc://mirror/models/", "hf://=http://hub.example")))
+    one = built(
+        options(source_map=("s3://models/=pvc://mirror/models/", "hf://=http://hub.example"))
+    )
     spec = one.render().template["spec"]
     assert mounts(spec) == {"/etc/tritonpipe/claims/mirror": "mirror"}
-    assert spec["initContainers"][0]["args"] == ["load", "--source-map=hf://=http://hub.example", "--source-map=s3://models/=pvc://mirror/models/"]
+    assert spec["initContainers"][0]["args"] == [
+        "load",
+        "--source-map=hf://=http://hub.example",
+        "--source-map=s3://models/=pvc://mirror/models/",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -134,12 +181,19 @@ def test_a_source_that_is_mapped_onto_a_claim_is_mounted() -> None:
         (["https://a/=https://c/", "hf://=http://x"], ["hf://=http://x", "https://a/=https://c/"]),
     ],
 )
-def test_only_the_entries_that_the_loader_applies_are_part_of_a_pod(entries: list[str], expected: list[str]) -> None:
-    uris = ["hf://org/name"] + (["https://a/b"] if any("https://a/" in entry.partition("=")[0] for entry in entries) else [])
+def test_only_the_entries_that_the_loader_applies_are_part_of_a_pod(
+    entries: list[str], expected: list[str]
+) -> None:
+    uris = ["hf://org/name"] + (
+        ["https://a/b"] if any("https://a/" in entry.partition("=")[0] for entry in entries) else []
+    )
     assert relevant_source_map(entries, uris) == expected
 
 
-@pytest.mark.parametrize(("drain", "sleep", "exit_timeout", "grace", "age"), [(0, 1, 1, 12, 1000), (1, 1, 1, 12, 1000), (30, 30, 30, 70, 10000)])
+@pytest.mark.parametrize(
+    ("drain", "sleep", "exit_timeout", "grace", "age"),
+    [(0, 1, 1, 12, 1000), (1, 1, 1, 12, 1000), (30, 30, 30, 70, 10000)],
+)
 def test_drain(drain: int, sleep: int, exit_timeout: int, grace: int, age: int) -> None:
     spec = spec_of(rollout={"drainSeconds": drain})
     server = spec["containers"][0]
@@ -152,19 +206,36 @@ def test_drain(drain: int, sleep: int, exit_timeout: int, grace: int, age: int) 
 def test_the_pod_is_hardened_and_the_key_stands_in_no_argument() -> None:
     spec = spec_of()
     assert spec["automountServiceAccountToken"] is False
-    assert spec["securityContext"] == {"runAsNonRoot": True, "runAsUser": 1000, "runAsGroup": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert spec["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 1000,
+        "runAsGroup": 1000,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
     for container in (*spec["initContainers"], *spec["containers"]):
         assert container["securityContext"] == {
             "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
         }  # fmt: skip
     arguments = spec["containers"][0]["args"]
     groups = "model-repository,shared-memory,trace,logging:admin-key=$(TRITONPIPE_CONTROL_KEY)"
-    assert [item.partition("=")[2] for item in arguments if "restricted" in item] == [groups, groups]
-    assert next(item for item in spec["containers"][0]["volumeMounts"] if item["mountPath"] == "/tritonpipe")["readOnly"] is True
+    assert [item.partition("=")[2] for item in arguments if "restricted" in item] == [
+        groups,
+        groups,
+    ]
+    assert (
+        next(
+            item
+            for item in spec["containers"][0]["volumeMounts"]
+            if item["mountPath"] == "/tritonpipe"
+        )["readOnly"]
+        is True
+    )
 
 
 def test_own_home_and_arguments_stand() -> None:
-    server = spec_of(server={"env": [{"name": "HOME", "value": "/x"}], "args": ["--log-verbose=1"]})["containers"][0]
+    server = spec_of(
+        server={"env": [{"name": "HOME", "value": "/x"}], "args": ["--log-verbose=1"]}
+    )["containers"][0]
     assert [item["value"] for item in server["env"] if item["name"] == "HOME"] == ["/x"]
     assert server["args"][-1] == "--log-verbose=1"
 
@@ -174,7 +245,10 @@ def test_own_home_and_arguments_stand() -> None:
     [
         ("Auto", {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}),
         ("Surge", {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}),
-        ("NoSurge", {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}),
+        (
+            "NoSurge",
+            {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+        ),
         ("Recreate", {"type": "Recreate"}),
     ],
 )
@@ -191,17 +265,27 @@ def test_somebody_elses_replicas_are_left_out() -> None:
 
 def test_who_may_reach_the_ports() -> None:
     peer = {"podSelector": {"matchLabels": {"a": "b"}}}
-    policy = network_policy(built(server={"networkPolicy": {"inferenceFrom": [peer]}}).pipeline, "ops")
+    policy = network_policy(
+        built(server={"networkPolicy": {"inferenceFrom": [peer]}}).pipeline, "ops"
+    )
     assert policy is not None
     inference, metrics = policy["spec"]["ingress"]
     assert [item["port"] for item in inference["ports"]] == ["http", "grpc"]
     assert inference["from"][0] == peer
-    assert inference["from"][1]["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "ops"}}
+    assert inference["from"][1]["namespaceSelector"] == {
+        "matchLabels": {"kubernetes.io/metadata.name": "ops"}
+    }
     assert "from" not in metrics
-    assert network_policy(built(server={"networkPolicy": {"mode": "Disabled"}}).pipeline, "ops") is None
+    assert (
+        network_policy(built(server={"networkPolicy": {"mode": "Disabled"}}).pipeline, "ops")
+        is None
+    )
 
 
-@pytest.mark.parametrize(("replicas", "mode", "made"), [(0, "Auto", False), (1, "Auto", False), (2, "Auto", True), (2, "Disabled", False)])
+@pytest.mark.parametrize(
+    ("replicas", "mode", "made"),
+    [(0, "Auto", False), (1, "Auto", False), (2, "Auto", True), (2, "Disabled", False)],
+)
 def test_disruption_budget(replicas: int, mode: str, made: bool) -> None:
     budget = disruption_budget(built(replicas=replicas, server={"disruptionBudget": mode}).pipeline)
     assert (budget is not None) == made

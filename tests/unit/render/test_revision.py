@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.builders import SHA256, built, options
 from triton_pipelines.api.loadplan import FetchKind, LoadPlan
-from triton_pipelines.render.render import config_map
+from triton_pipelines.compile.render.render import config_map
 
 CODE = {"platform": "python", "python": {"code": {"inline": "x = 1"}}, "source": None}
 
@@ -139,21 +139,32 @@ def test_operator_settings(given: dict[str, Any], kept: bool, base: str) -> None
 
 def test_content_of_configmap_sources_counts() -> None:
     one = built(tokenizer={"source": {"uri": "configmap://a/tokenizer.json"}})
-    names = {one.render(digests).name for digests in (None, {"tokenizer": "1"}, {"tokenizer": "2"}, {"model": "1"})}
+    names = {
+        one.render(digests).name
+        for digests in (None, {"tokenizer": "1"}, {"tokenizer": "2"}, {"model": "1"})
+    }
     assert len(names) == 4
     assert one.render({}).name == one.render(None).name
 
 
 def test_the_order_of_a_set_does_not_count() -> None:
-    one, other = (built(server={"gpu": {"products": products}}).render().name for products in (["A", "B"], ["B", "A"]))
+    one, other = (
+        built(server={"gpu": {"products": products}}).render().name
+        for products in (["A", "B"], ["B", "A"])
+    )
     assert one == other
 
 
 def test_default_images_stand_in_the_template_all_the_same() -> None:
-    revision = built(options(server_image="x:25.01", loader_image="y:9", image_pull_policy="Always")).render()
+    revision = built(
+        options(server_image="x:25.01", loader_image="y:9", image_pull_policy="Always")
+    ).render()
     pod = revision.template["spec"]
     assert (pod["containers"][0]["image"], pod["initContainers"][0]["image"]) == ("x:25.01", "y:9")
-    assert (pod["containers"][0]["imagePullPolicy"], pod["initContainers"][0]["imagePullPolicy"]) == ("Always", "Always")
+    assert (
+        pod["containers"][0]["imagePullPolicy"],
+        pod["initContainers"][0]["imagePullPolicy"],
+    ) == ("Always", "Always")
     assert revision.server_image == "x:25.01"
 
 
@@ -182,13 +193,21 @@ def test_the_config_map_holds_plan_files_and_template() -> None:
 def test_the_loader_is_told_of_pairs_that_are_cut(tokenizer: dict[str, Any], cuts: bool) -> None:
     """Not every tokenizer allows it. A plan without such pairs keeps its bytes."""
     text = built(tokenizer=tokenizer).render().data["plan.json"]
-    (fetch,) = (item for item in LoadPlan.model_validate_json(text).fetch if item.kind is FetchKind.TOKENIZER)
+    (fetch,) = (
+        item
+        for item in LoadPlan.model_validate_json(text).fetch
+        if item.kind is FetchKind.TOKENIZER
+    )
     assert fetch.cuts_pairs is cuts
     assert ("cutsPairs" in text) is cuts
 
 
 def test_rendering_changes_no_argument() -> None:
-    server = {"tolerations": [{"key": "a"}], "affinity": {"nodeAffinity": {}}, "gpu": {"products": ["A"]}}
+    server = {
+        "tolerations": [{"key": "a"}],
+        "affinity": {"nodeAffinity": {}},
+        "gpu": {"products": ["A"]},
+    }
     one = built(server=server)
     before = one.pipeline.model_dump_json(by_alias=True)
     first = one.render()

@@ -9,10 +9,15 @@ import pytest
 from tests.support.builders import built, document, options
 from tests.support.schemas import validate
 from triton_pipelines.api import parse
-from triton_pipelines.pipeline import build, check
-from triton_pipelines.pipeline.server import bytes_of, exit_timeout_seconds, feature_arguments, sizes
-from triton_pipelines.render import review
-from triton_pipelines.render.objects import deployment, service
+from triton_pipelines.compile.graph import build, check
+from triton_pipelines.compile.graph.server_settings import (
+    bytes_of,
+    exit_timeout_seconds,
+    feature_arguments,
+    sizes,
+)
+from triton_pipelines.compile.render import review
+from triton_pipelines.compile.render.objects import deployment, service
 
 MI = 2**20
 
@@ -58,55 +63,99 @@ def test_a_claim_takes_the_place_of_the_count() -> None:
 
 # --- latencies ------------------------------------------------------------------------------------------------------------
 
-LATENCIES = ["--metrics-config=summary_latencies=true", "--metrics-config=summary_quantiles=0.5:0.05,0.99:0.001"]
+LATENCIES = [
+    "--metrics-config=summary_latencies=true",
+    "--metrics-config=summary_quantiles=0.5:0.05,0.99:0.001",
+]
 
 
 @pytest.mark.proves("spec.slo.p99Milliseconds", "applied")
 def test_a_promise_makes_triton_tell_latencies() -> None:
-    assert [item for item in args(slo={"p99Milliseconds": 50}) if item.startswith("--metrics-config")] == LATENCIES
-    assert not [item for item in args(slo={"minThroughputPerSecond": 5}) if item.startswith("--metrics-config")]
-    revisions = {built(slo=slo).render().name for slo in ({"p99Milliseconds": 50}, {"p99Milliseconds": 90, "networkAndQueueBudgetMilliseconds": 9})}
+    assert [
+        item for item in args(slo={"p99Milliseconds": 50}) if item.startswith("--metrics-config")
+    ] == LATENCIES
+    assert not [
+        item
+        for item in args(slo={"minThroughputPerSecond": 5})
+        if item.startswith("--metrics-config")
+    ]
+    revisions = {
+        built(slo=slo).render().name
+        for slo in (
+            {"p99Milliseconds": 50},
+            {"p99Milliseconds": 90, "networkAndQueueBudgetMilliseconds": 9},
+        )
+    }
     assert len(revisions) == 1, "another figure rolls no pod"
 
 
 @pytest.mark.parametrize("own", ["summary_latencies=false", "summary_quantiles=0.99:0.1"])
 def test_the_users_own_setting_of_latencies_stands(own: str) -> None:
     given = args(slo={"p99Milliseconds": 50}, server={"args": [f"--metrics-config={own}"]})
-    assert [item for item in given if item.startswith("--metrics-config")] == [f"--metrics-config={own}"]
-    other = args(slo={"p99Milliseconds": 50}, server={"args": ["--metrics-config=counter_latencies=true"]})
-    assert [item for item in other if item.startswith("--metrics-config")] == [*LATENCIES, "--metrics-config=counter_latencies=true"]
+    assert [item for item in given if item.startswith("--metrics-config")] == [
+        f"--metrics-config={own}"
+    ]
+    other = args(
+        slo={"p99Milliseconds": 50}, server={"args": ["--metrics-config=counter_latencies=true"]}
+    )
+    assert [item for item in other if item.startswith("--metrics-config")] == [
+        *LATENCIES,
+        "--metrics-config=counter_latencies=true",
+    ]
 
 
 # --- model cache and engines ----------------------------------------------------------------------------------------------
 
-ENGINES: dict[str, Any] = {"optimization": {"tensorrt": {"precision": "FP16", "engineCache": "Enabled"}}}
+ENGINES: dict[str, Any] = {
+    "optimization": {"tensorrt": {"precision": "FP16", "engineCache": "Enabled"}}
+}
 
 
 @pytest.mark.proves("spec.server.modelCache.claimName", "applied")
 def test_the_model_cache_is_written_by_the_loader_and_by_triton_below_its_own_folder() -> None:
     spec = spec_of(server={"modelCache": {"claimName": "models"}}, model=ENGINES)
-    assert named(spec["volumes"], "model-cache") == {"name": "model-cache", "persistentVolumeClaim": {"claimName": "models"}}
+    assert named(spec["volumes"], "model-cache") == {
+        "name": "model-cache",
+        "persistentVolumeClaim": {"claimName": "models"},
+    }
     loader, triton = spec["initContainers"][0], spec["containers"][0]
-    assert named(loader["volumeMounts"], "model-cache") == {"name": "model-cache", "mountPath": "/tritonpipe-cache"}
-    assert loader["args"] == ["load", "--cache=/tritonpipe-cache", "--folder=/tritonpipe-cache/engines/sentiment"]
+    assert named(loader["volumeMounts"], "model-cache") == {
+        "name": "model-cache",
+        "mountPath": "/tritonpipe-cache",
+    }
+    assert loader["args"] == [
+        "load",
+        "--cache=/tritonpipe-cache",
+        "--folder=/tritonpipe-cache/engines/sentiment",
+    ]
     assert named(triton["volumeMounts"], "model-cache") == {
         "name": "model-cache", "mountPath": "/tritonpipe-engines", "subPath": "engines/sentiment",
     }  # fmt: skip
-    assert (spec["securityContext"]["fsGroup"], spec["securityContext"]["fsGroupChangePolicy"]) == (1000, "OnRootMismatch")
+    assert (spec["securityContext"]["fsGroup"], spec["securityContext"]["fsGroupChangePolicy"]) == (
+        1000,
+        "OnRootMismatch",
+    )
     assert "engines" not in [item["name"] for item in spec["volumes"]]
 
 
 def test_without_engines_triton_does_not_see_the_cache() -> None:
     spec = spec_of(server={"modelCache": {"claimName": "models"}})
     assert spec["initContainers"][0]["args"] == ["load", "--cache=/tritonpipe-cache"]
-    assert {item["name"] for item in spec["containers"][0]["volumeMounts"]} == {"tritonpipe", "dshm", "tmp"}
+    assert {item["name"] for item in spec["containers"][0]["volumeMounts"]} == {
+        "tritonpipe",
+        "dshm",
+        "tmp",
+    }
 
 
 @pytest.mark.proves("spec.model.optimization.tensorrt.engineCache", "parsed")
 def test_engines_lie_in_the_pod_without_a_cache() -> None:
     spec = spec_of(model=ENGINES)
     assert named(spec["volumes"], "engines") == {"name": "engines", "emptyDir": {}}
-    assert named(spec["containers"][0]["volumeMounts"], "engines") == {"name": "engines", "mountPath": "/tritonpipe-engines"}
+    assert named(spec["containers"][0]["volumeMounts"], "engines") == {
+        "name": "engines",
+        "mountPath": "/tritonpipe-engines",
+    }
     assert "fsGroup" not in spec["securityContext"]
     config = built(model=ENGINES).render().files["model/config.pbtxt"]
     assert '"/tritonpipe-engines/model"' in config
@@ -115,11 +164,26 @@ def test_engines_lie_in_the_pod_without_a_cache() -> None:
 
 
 def test_a_claim_is_one_volume_whatever_it_is_for() -> None:
-    spec = spec_of(server={"modelCache": {"claimName": "a"}}, tokenizer={"source": {"uri": "pvc://a/t"}}, model={"source": {"uri": "pvc://b/m.onnx"}})
-    claims = {item["name"]: item["persistentVolumeClaim"] for item in spec["volumes"] if "persistentVolumeClaim" in item}
-    assert claims == {"model-cache": {"claimName": "a"}, "claim-1": {"claimName": "b", "readOnly": True}}
+    spec = spec_of(
+        server={"modelCache": {"claimName": "a"}},
+        tokenizer={"source": {"uri": "pvc://a/t"}},
+        model={"source": {"uri": "pvc://b/m.onnx"}},
+    )
+    claims = {
+        item["name"]: item["persistentVolumeClaim"]
+        for item in spec["volumes"]
+        if "persistentVolumeClaim" in item
+    }
+    assert claims == {
+        "model-cache": {"claimName": "a"},
+        "claim-1": {"claimName": "b", "readOnly": True},
+    }
     mounts = {item["mountPath"]: item for item in spec["initContainers"][0]["volumeMounts"]}
-    assert mounts["/etc/tritonpipe/claims/a"] == {"name": "model-cache", "mountPath": "/etc/tritonpipe/claims/a", "readOnly": True}
+    assert mounts["/etc/tritonpipe/claims/a"] == {
+        "name": "model-cache",
+        "mountPath": "/etc/tritonpipe/claims/a",
+        "readOnly": True,
+    }
     assert mounts["/etc/tritonpipe/claims/b"]["name"] == "claim-1"
     assert "readOnly" not in mounts["/tritonpipe-cache"]
 
@@ -129,12 +193,23 @@ def test_a_claim_is_one_volume_whatever_it_is_for() -> None:
     [
         ({}, "4Gi"),
         ({"model": {"platform": "tensorrt_plan"}}, "4Gi"),
-        ({"model": {"platform": "python", "source": None, "python": {"code": {"inline": "x = 1"}}}}, None),
+        (
+            {
+                "model": {
+                    "platform": "python",
+                    "source": None,
+                    "python": {"code": {"inline": "x = 1"}},
+                }
+            },
+            None,
+        ),
         ({"model": {"platform": None, "backend": "fil"}}, None),
         ({"model": {"parameters": {"EXECUTION_ENV_PATH": "/x.tar.gz"}}}, None),
     ],
 )
-def test_temporary_files_are_bounded_where_their_size_is_known(changes: dict[str, Any], limit: str | None) -> None:
+def test_temporary_files_are_bounded_where_their_size_is_known(
+    changes: dict[str, Any], limit: str | None
+) -> None:
     volumes = spec_of(**changes)["volumes"]
     assert named(volumes, "tmp")["emptyDir"] == ({"sizeLimit": limit} if limit else {})
     assert named(volumes, "tritonpipe")["emptyDir"] == {}
@@ -157,7 +232,10 @@ def test_auto_complete_leaves_the_flag_out_and_the_counts_alone() -> None:
 
 def test_bounds_without_live_counts_are_refused() -> None:
     (told,) = findings(server={"autoComplete": "Enabled"}, tokenizer={"instances": {"max": 3}})
-    assert told == "spec.tokenizer.instances: no step is scaled live with server.autoComplete Enabled; write count"
+    assert (
+        told
+        == "spec.tokenizer.instances: no step is scaled live with server.autoComplete Enabled; write count"
+    )
     assert not findings(server={"autoComplete": "Enabled"}, tokenizer={"instances": {"count": 3}})
 
 
@@ -175,12 +253,26 @@ LOCAL = "--cache-config=local,size=268435456"
         (CACHED, [LOCAL], 256 * MI),
         ({"model": {"configPatch": {"response_cache": {"enable": True}}}}, [LOCAL], 256 * MI),
         ({"model": {"configPatch": {"responseCache": {"enable": True}}}}, [LOCAL], 256 * MI),
-        (CACHED | {"server": {"args": ["--cache-config=local,size=1048576"]}}, ["--cache-config=local,size=1048576"], MI),
-        (CACHED | {"server": {"args": ["--response-cache-byte-size=2097152"]}}, ["--response-cache-byte-size=2097152"], 2 * MI),
-        (CACHED | {"server": {"args": ["--cache-config=redis,host=h"]}}, ["--cache-config=redis,host=h"], 0),
+        (
+            CACHED | {"server": {"args": ["--cache-config=local,size=1048576"]}},
+            ["--cache-config=local,size=1048576"],
+            MI,
+        ),
+        (
+            CACHED | {"server": {"args": ["--response-cache-byte-size=2097152"]}},
+            ["--response-cache-byte-size=2097152"],
+            2 * MI,
+        ),
+        (
+            CACHED | {"server": {"args": ["--cache-config=redis,host=h"]}},
+            ["--cache-config=redis,host=h"],
+            0,
+        ),
     ],
 )
-def test_the_response_cache_has_its_argument_and_its_memory(changes: dict[str, Any], given: list[str], bytes_added: int) -> None:
+def test_the_response_cache_has_its_argument_and_its_memory(
+    changes: dict[str, Any], given: list[str], bytes_added: int
+) -> None:
     assert [item for item in args(**changes) if "cache" in item] == given
     one, plain = built(**changes), built()
     after, before = sizes(one.pipeline, one.graph), sizes(plain.pipeline, plain.graph)
@@ -190,7 +282,11 @@ def test_the_response_cache_has_its_argument_and_its_memory(changes: dict[str, A
 
 # --- traces ---------------------------------------------------------------------------------------------------------------
 
-TRACED: dict[str, Any] = {"observability": {"tracing": {"otlpEndpoint": "http://collector:4318/v1/traces", "sampleEvery": 7}}}
+TRACED: dict[str, Any] = {
+    "observability": {
+        "tracing": {"otlpEndpoint": "http://collector:4318/v1/traces", "sampleEvery": 7}
+    }
+}
 
 
 @pytest.mark.proves("spec.observability.tracing.otlpEndpoint", "applied")
@@ -208,7 +304,10 @@ def test_traces_are_arguments_and_a_new_revision() -> None:
     assert built(**TRACED).render().name != built().render().name
 
 
-@pytest.mark.parametrize("argument", ["--trace-config=rate=1", "--trace-conf=rate=1", "--trace-file=/x", "--log-frequency=3"])
+@pytest.mark.parametrize(
+    "argument",
+    ["--trace-config=rate=1", "--trace-conf=rate=1", "--trace-file=/x", "--log-frequency=3"],
+)
 def test_a_second_setting_of_traces_is_refused(argument: str) -> None:
     (told,) = findings(**TRACED, server={"args": [argument]})
     assert told.startswith("spec.server.args[0]: --")
@@ -232,7 +331,9 @@ def test_a_second_setting_of_traces_is_refused(argument: str) -> None:
         ("--allow-client-shm=true", "26.04", False),
     ],
 )
-def test_flags_that_a_release_does_not_know_are_refused(flag: str, release: str, refused: bool) -> None:
+def test_flags_that_a_release_does_not_know_are_refused(
+    flag: str, release: str, refused: bool
+) -> None:
     told = findings(server={"args": [flag], "version": release})
     assert bool(told) == refused
     if refused:
@@ -244,7 +345,9 @@ def test_flags_that_a_release_does_not_know_are_refused(flag: str, release: str,
 @pytest.mark.parametrize(("release", "refused"), [("25.10", True), ("25.11", False)])
 def test_in_flight_requests_are_bounded_from_25_11_on(release: str, refused: bool) -> None:
     told = findings(server={"version": release}, ensemble={"maxInflightRequests": 8})
-    assert [line.split(":")[0] for line in told] == (["spec.ensemble.maxInflightRequests"] if refused else [])
+    assert [line.split(":")[0] for line in told] == (
+        ["spec.ensemble.maxInflightRequests"] if refused else []
+    )
     if refused:
         assert "server.version is 25.10" in told[0]
     assert not findings(server={"version": release}, ensemble={"maxInflightRequests": 0})
@@ -266,7 +369,12 @@ def test_arguments_of_the_operator_name_the_field(argument: str, instead: str) -
 # --- sequences ------------------------------------------------------------------------------------------------------------
 
 CONTROLS = [{"name": "START", "kind": "START", "dataType": "INT32"}]
-CODE: dict[str, Any] = {"platform": "python", "source": None, "python": {"code": {"inline": "x = 1"}}, "instances": {"count": 1, "kind": "CPU"}}
+CODE: dict[str, Any] = {
+    "platform": "python",
+    "source": None,
+    "python": {"code": {"inline": "x = 1"}},
+    "instances": {"count": 1, "kind": "CPU"},
+}
 
 
 def sequences(idle: int | None, **changes: Any) -> dict[str, Any]:
@@ -279,9 +387,18 @@ def sequences(idle: int | None, **changes: Any) -> dict[str, Any]:
 @pytest.mark.proves("spec.model.sequenceBatching.maxSequenceIdleMicroseconds", "parsed")
 @pytest.mark.parametrize(
     ("idle", "drain", "sleep", "exit_timeout"),
-    [(None, 30, 30, 30), (1, 0, 1, 6), (None, 0, 1, 6), (26_000_000, 30, 30, 31), (60_000_001, 30, 30, 66), (60_000_000, 90, 90, 90)],
+    [
+        (None, 30, 30, 30),
+        (1, 0, 1, 6),
+        (None, 0, 1, 6),
+        (26_000_000, 30, 30, 31),
+        (60_000_001, 30, 30, 66),
+        (60_000_000, 90, 90, 90),
+    ],
 )
-def test_a_pod_goes_when_its_last_sequence_may_have_ended(idle: int | None, drain: int, sleep: int, exit_timeout: int) -> None:
+def test_a_pod_goes_when_its_last_sequence_may_have_ended(
+    idle: int | None, drain: int, sleep: int, exit_timeout: int
+) -> None:
     spec = spec_of(**sequences(idle, rollout={"drainSeconds": drain}))
     triton = spec["containers"][0]
     assert triton["lifecycle"] == {"preStop": {"sleep": {"seconds": sleep}}}
@@ -292,7 +409,10 @@ def test_a_pod_goes_when_its_last_sequence_may_have_ended(idle: int | None, drai
 
 
 @pytest.mark.proves("spec.model.sequenceBatching.strategy", "parsed")
-@pytest.mark.parametrize(("idle", "seconds"), [(None, 10800), (7_200_000_000, 10800), (20_000_000_000, 20000), (86_400_000_000, 86400)])
+@pytest.mark.parametrize(
+    ("idle", "seconds"),
+    [(None, 10800), (7_200_000_000, 10800), (20_000_000_000, 20000), (86_400_000_000, 86400)],
+)
 def test_clients_of_sequences_stay_on_one_pod(idle: int | None, seconds: int) -> None:
     made = service(built(**sequences(idle)).pipeline)
     validate(made)
@@ -311,10 +431,19 @@ def test_sequences_of_auxiliary_models_count_as_well() -> None:
     auxiliary = {
         "name": "memory",
         **CODE,
-        "sequenceBatching": {"strategy": "Direct", "controls": CONTROLS, "maxSequenceIdleMicroseconds": 99_000_000},
+        "sequenceBatching": {
+            "strategy": "Direct",
+            "controls": CONTROLS,
+            "maxSequenceIdleMicroseconds": 99_000_000,
+        },
     }
-    auxiliary |= {"inputs": [{"name": "X", "dataType": "INT32", "dims": [1]}], "outputs": [{"name": "Y", "dataType": "INT32", "dims": [1]}]}
-    resource["spec"]["auxiliaryModels"] = [{key: value for key, value in auxiliary.items() if value is not None}]
+    auxiliary |= {
+        "inputs": [{"name": "X", "dataType": "INT32", "dims": [1]}],
+        "outputs": [{"name": "Y", "dataType": "INT32", "dims": [1]}],
+    }
+    resource["spec"]["auxiliaryModels"] = [
+        {key: value for key, value in auxiliary.items() if value is not None}
+    ]
     pipeline, wrong = parse(resource)
     assert pipeline is not None
     assert not wrong
@@ -330,7 +459,12 @@ def test_sequences_of_auxiliary_models_count_as_well() -> None:
 
 def test_a_step_of_another_family_decides_on_the_image() -> None:
     families = options(family_images={"vllm": "v:25.01", "tensorrtllm": "t:25.02"})
-    model = {"platform": "vllm", "source": None, "outputs": None, "vllm": {"engineArgs": {"model": "org/name"}}}
+    model = {
+        "platform": "vllm",
+        "source": None,
+        "outputs": None,
+        "vllm": {"engineArgs": {"model": "org/name"}},
+    }
     llm = built(families, tokenizer=None, postprocess=None, model=model)
     assert llm.render().server_image == "v:25.01"
     assert built(families).render().server_image == "registry.example/tritonserver:24.10-py3"

@@ -15,14 +15,26 @@ from tests.support import pipelines, tinymodel
 from tests.support.python_backend import InferenceRequest, start_model, texts
 
 TOLERANCE = 1e-5
-TOKENS = [{"name": name, "data_type": "TYPE_INT64", "dims": [-1]} for name in ("input_ids", "attention_mask")]
+TOKENS = [
+    {"name": name, "data_type": "TYPE_INT64", "dims": [-1]}
+    for name in ("input_ids", "attention_mask")
+]
 LOGITS = [{"name": "logits", "data_type": "TYPE_FP32", "dims": [tinymodel.CLASSES]}]
 PROBABILITIES = [{"name": "PROBABILITIES", "data_type": "TYPE_FP32", "dims": [tinymodel.CLASSES]}]
 RUNNERS = {
     "equal shapes": {},
-    "every length alone": {"tritonpipe.pad_inputs": '{"input_ids": 0, "attention_mask": 0}', "tritonpipe.run_cost_tokens": "1"},
-    "some together": {"tritonpipe.pad_inputs": '{"input_ids": 0, "attention_mask": 0}', "tritonpipe.run_cost_tokens": "12"},
-    "all together": {"tritonpipe.pad_inputs": '{"input_ids": 0, "attention_mask": 0}', "tritonpipe.run_cost_tokens": "10000"},
+    "every length alone": {
+        "tritonpipe.pad_inputs": '{"input_ids": 0, "attention_mask": 0}',
+        "tritonpipe.run_cost_tokens": "1",
+    },
+    "some together": {
+        "tritonpipe.pad_inputs": '{"input_ids": 0, "attention_mask": 0}',
+        "tritonpipe.run_cost_tokens": "12",
+    },
+    "all together": {
+        "tritonpipe.pad_inputs": '{"input_ids": 0, "attention_mask": 0}',
+        "tritonpipe.run_cost_tokens": "10000",
+    },
 }
 TEXT = st.one_of(
     st.lists(st.sampled_from(tinymodel.WORDS), max_size=40).map(" ".join),
@@ -44,20 +56,38 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             folder,
             text,
             TOKENS,
-            {f"tritonpipe.{name}": value for name, value in pipelines.tokenizer_parameters(padding, "LongestFirst").items()},
+            {
+                f"tritonpipe.{name}": value
+                for name, value in pipelines.tokenizer_parameters(padding, "LongestFirst").items()
+            },
         )
         for padding in pipelines.PADDINGS
     }
-    found |= {name: start("onnx_runner", folder, TOKENS, LOGITS, parameters) for name, parameters in RUNNERS.items()}
-    found["postprocess"] = start("postprocess", folder, LOGITS, PROBABILITIES, {"tritonpipe.type": "Softmax", "tritonpipe.input": "logits"})
+    found |= {
+        name: start("onnx_runner", folder, TOKENS, LOGITS, parameters)
+        for name, parameters in RUNNERS.items()
+    }
+    found["postprocess"] = start(
+        "postprocess",
+        folder,
+        LOGITS,
+        PROBABILITIES,
+        {"tritonpipe.type": "Softmax", "tritonpipe.input": "logits"},
+    )
     return found
 
 
-def start(step: str, folder: Path, inputs: list[Any], outputs: list[Any], parameters: dict[str, str]) -> Any:
-    return start_model(step, folder, {"max_batch_size": 64, "input": inputs, "output": outputs}, parameters)
+def start(
+    step: str, folder: Path, inputs: list[Any], outputs: list[Any], parameters: dict[str, str]
+) -> Any:
+    return start_model(
+        step, folder, {"max_batch_size": 64, "input": inputs, "output": outputs}, parameters
+    )
 
 
-def answers(steps: dict[str, Any], padding: str, runner: str, requests: list[list[str]]) -> list[np.ndarray]:
+def answers(
+    steps: dict[str, Any], padding: str, runner: str, requests: list[list[str]]
+) -> list[np.ndarray]:
     """Probabilities of every request, all steps called once with all of them."""
     feeds: list[dict[str, np.ndarray]] = [{"TEXT": texts(*rows)} for rows in requests]
     for step in (padding, runner, "postprocess"):
@@ -78,8 +108,14 @@ def expected(row: str) -> np.ndarray:
 
 
 @settings(deadline=None, max_examples=60)
-@given(requests=REQUESTS, padding=st.sampled_from(pipelines.PADDINGS), runner=st.sampled_from(sorted(RUNNERS)))
-def test_an_answer_does_not_depend_on_company_batch_or_mode(steps: dict[str, Any], requests: list[list[str]], padding: str, runner: str) -> None:
+@given(
+    requests=REQUESTS,
+    padding=st.sampled_from(pipelines.PADDINGS),
+    runner=st.sampled_from(sorted(RUNNERS)),
+)
+def test_an_answer_does_not_depend_on_company_batch_or_mode(
+    steps: dict[str, Any], requests: list[list[str]], padding: str, runner: str
+) -> None:
     together = answers(steps, padding, runner, requests)
     for rows, answer in zip(requests, together, strict=True):
         np.testing.assert_allclose(answer, [expected(row) for row in rows], rtol=0, atol=TOLERANCE)
@@ -93,4 +129,7 @@ def test_parameters_are_those_of_the_pipelines() -> None:
     """Buckets below the longest length, else nothing of them is tried."""
     buckets = pipelines.tokenizer_parameters("Bucketed", "LongestFirst")
     assert all(int(bucket) < pipelines.MAX_LENGTH for bucket in buckets["buckets"].split(","))
-    assert json.loads(buckets["outputs"]) == {"input_ids": "InputIds", "attention_mask": "AttentionMask"}
+    assert json.loads(buckets["outputs"]) == {
+        "input_ids": "InputIds",
+        "attention_mask": "AttentionMask",
+    }

@@ -20,7 +20,12 @@ ALLOWED = {"numpy", "tokenizers", "onnxruntime", "triton_python_backend_utils"}
 @pytest.mark.parametrize("step", runtime.STEPS)
 def test_imports_and_syntax(step: str) -> None:
     tree = ast.parse(runtime.source(step), feature_version=OLDEST_PYTHON)
-    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
     imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     roots = {name.split(".")[0] for name in imported}
     assert roots - ALLOWED <= sys.stdlib_module_names
@@ -37,7 +42,9 @@ def test_packages_of_the_site_folders_come_after_the_images_own(step: str, tmp_p
     code = f"import runpy; print(runpy.run_path({str(tmp_path / 'model.py')!r})['pb_utils'].origin)"
     (tmp_path / "model.py").write_text(runtime.source(step))
     environment = {**os.environ, "TRITONPIPE_SITE": os.pathsep.join(["", *map(str, folders)])}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
     assert (done.stdout.strip(), done.stderr) == ("one", "")
 
 

@@ -19,14 +19,20 @@ from triton_pipelines.runtime.onnx_runner import batches
 
 module = load_runtime("onnx_runner")
 PADS = '{"input_ids": 0, "attention_mask": 0}'
-PARAMETERS = {"tritonpipe.pad_inputs": PADS, "tritonpipe.run_cost_tokens": "8"}  # not measured: the same runs on every machine
+PARAMETERS = {
+    "tritonpipe.pad_inputs": PADS,
+    "tritonpipe.run_cost_tokens": "8",
+}  # not measured: the same runs on every machine
 VOCABULARY = len(tinymodel.SPECIAL) + len(tinymodel.WORDS)
 
 
 def config(**changes: Any) -> dict[str, Any]:
     return {
         "max_batch_size": 64,
-        "input": [{"name": name, "data_type": "TYPE_INT64", "dims": [-1]} for name in ("input_ids", "attention_mask")],
+        "input": [
+            {"name": name, "data_type": "TYPE_INT64", "dims": [-1]}
+            for name in ("input_ids", "attention_mask")
+        ],
         "output": [
             {"name": "hidden", "data_type": "TYPE_FP32", "dims": [-1, tinymodel.WIDTH]},
             {"name": "logits", "data_type": "TYPE_FP32", "dims": [tinymodel.CLASSES]},
@@ -55,15 +61,24 @@ def plain_model(folder: Path) -> Any:
 def feed(rows: list[list[int]]) -> dict[str, np.ndarray]:
     width = max(map(len, rows))
     ids = np.array([row + [0] * (width - len(row)) for row in rows], np.int64)
-    return {"input_ids": ids, "attention_mask": np.array([[1] * len(row) + [0] * (width - len(row)) for row in rows], np.int64)}
+    return {
+        "input_ids": ids,
+        "attention_mask": np.array(
+            [[1] * len(row) + [0] * (width - len(row)) for row in rows], np.int64
+        ),
+    }
 
 
 def expect(response: Any, rows: list[list[int]]) -> None:
     answer = response.arrays()
     assert answer["hidden"].shape == (len(rows), max(map(len, rows)), tinymodel.WIDTH)
     for i, row in enumerate(rows):
-        np.testing.assert_allclose(answer["logits"][i], tinymodel.classify(np.array(row)), rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(answer["hidden"][i, : len(row)], tinymodel.encode(np.array(row)), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            answer["logits"][i], tinymodel.classify(np.array(row)), rtol=1e-4, atol=1e-5
+        )
+        np.testing.assert_allclose(
+            answer["hidden"][i, : len(row)], tinymodel.encode(np.array(row)), rtol=1e-4, atol=1e-5
+        )
 
 
 row_strategy = st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=20)
@@ -72,7 +87,9 @@ batches_strategy = st.lists(st.lists(row_strategy, min_size=1, max_size=4), min_
 
 @settings(deadline=None, max_examples=60)
 @given(batches=batches_strategy, padding=st.booleans())
-def test_every_answer_is_the_one_alone(padding_model: Any, plain_model: Any, batches: list[list[list[int]]], padding: bool) -> None:
+def test_every_answer_is_the_one_alone(
+    padding_model: Any, plain_model: Any, batches: list[list[list[int]]], padding: bool
+) -> None:
     model = padding_model if padding else plain_model
     responses = model.execute([InferenceRequest(feed(rows)) for rows in batches])
     for response, rows in zip(responses, batches, strict=True):
@@ -86,11 +103,17 @@ def count_runs(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, i
     """Shapes of input_ids of the runs from now on."""
     shapes: list[tuple[int, int]] = []
     run = model._runner._run
-    monkeypatch.setattr(model._runner, "_run", lambda inputs: shapes.append(inputs["input_ids"].shape) or run(inputs))
+    monkeypatch.setattr(
+        model._runner,
+        "_run",
+        lambda inputs: shapes.append(inputs["input_ids"].shape) or run(inputs),
+    )
     return shapes
 
 
-def test_requests_share_runs(padding_model: Any, plain_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_share_runs(
+    padding_model: Any, plain_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     requests = [InferenceRequest(feed([[2] * length])) for length in (3, 20, 4, 3, 20)]
     shapes = count_runs(padding_model, monkeypatch)
     padding_model.execute(requests)
@@ -111,7 +134,9 @@ def test_a_wrong_request_fails_alone(padding_model: Any) -> None:
     missing = {"input_ids": feed(rows)["input_ids"]}
     uneven = {**feed(rows), "attention_mask": np.ones((1, 3), np.int64)}
     wrong = [bad_id, too_long, other_mask, mask_of_1, empty, wrong_type, missing, uneven]
-    responses = padding_model.execute([InferenceRequest(inputs) for inputs in [feed(rows), *wrong, feed([[9, 9]])]])
+    responses = padding_model.execute(
+        [InferenceRequest(inputs) for inputs in [feed(rows), *wrong, feed([[9, 9]])]]
+    )
     expect(responses[0], rows)
     expect(responses[-1], [[9, 9]])
     messages = [response.error().message() for response in responses[1:-1]]
@@ -129,7 +154,9 @@ def test_a_wrong_request_fails_alone(padding_model: Any) -> None:
         assert fragment in message
 
 
-def test_a_graph_that_ignores_its_mask_never_shares_padded_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_ignores_its_mask_never_shares_padded_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tinymodel.write(tmp_path / "1", masked=False)
     Logger.lines.clear()
     model = start_model("onnx_runner", tmp_path, config(), {"tritonpipe.pad_inputs": PADS})
@@ -164,7 +191,10 @@ def test_without_batch_dimension_every_request_runs_alone(tmp_path: Path) -> Non
     assert len(calls) == 2
 
 
-@given(st.dictionaries(st.integers(1, 30), st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 60))
+@given(
+    st.dictionaries(st.integers(1, 30), st.integers(1, 5), min_size=1, max_size=6),
+    st.integers(0, 60),
+)
 def test_cheapest_runs_is_the_best_of_all_partitions(rows: dict[int, int], run_cost: int) -> None:
     def cost(runs: list[list[int]]) -> int:
         return sum(run_cost + max(run) * sum(rows[length] for length in run) for run in runs)
@@ -186,7 +216,9 @@ def test_cheapest_runs_is_the_best_of_all_partitions(rows: dict[int, int], run_c
 )
 def test_padding_costs_no_more_than_the_runs_it_saves(rows: dict[int, int], run_cost: int) -> None:
     for run in batches.cheapest_runs(rows, run_cost):
-        assert sum((max(run) - length) * rows[length] for length in run) <= run_cost * (len(run) - 1)
+        assert sum((max(run) - length) * rows[length] for length in run) <= run_cost * (
+            len(run) - 1
+        )
 
 
 def test_one_long_row_does_not_pad_many_short_ones() -> None:
@@ -196,7 +228,8 @@ def test_one_long_row_does_not_pad_many_short_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fixed", "per_token", "tokens"), [(2e-3, 1.5e-6, 1333), (1e-4, 20e-6, 5), (0.0, 1e-5, 1), (1.0, 0.0, batches.MOST_COST_TOKENS)]
+    ("fixed", "per_token", "tokens"),
+    [(2e-3, 1.5e-6, 1333), (1e-4, 20e-6, 5), (0.0, 1e-5, 1), (1.0, 0.0, batches.MOST_COST_TOKENS)],
 )
 def test_the_cost_of_a_run_is_measured(fixed: float, per_token: float, tokens: int) -> None:
     now = 0.0
@@ -205,10 +238,15 @@ def test_the_cost_of_a_run_is_measured(fixed: float, per_token: float, tokens: i
         nonlocal now
         now += fixed + per_token * feed["x"].size
 
-    assert batches.run_cost_tokens(run, {"x": np.ones((1, batches.COST_TOKENS))}, lambda: now) == tokens
+    assert (
+        batches.run_cost_tokens(run, {"x": np.ones((1, batches.COST_TOKENS))}, lambda: now)
+        == tokens
+    )
 
 
-def test_a_measured_cost_decides_how_requests_are_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measured_cost_decides_how_requests_are_cut(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where launches are dear, requests of very different length share one; a model that refuses the sample keeps the assumed cost."""
     requests = [InferenceRequest(feed([[2] * length])) for length in (3, 20, 4)]
     for measured, expected in ((1000, [(3, 20)]), (1, [(1, 20), (2, 4)])):
@@ -242,32 +280,60 @@ def changed(role: str, index: int, **changes: Any) -> dict[str, Any]:
             "input names differ: the config has ['attention_mask', 'ids'], the graph ['attention_mask', 'input_ids']",
         ),
         (changed("output", 1, name="scores"), {}, "output names differ"),
-        (changed("input", 0, data_type="TYPE_INT32"), {}, "input input_ids is TYPE_INT32 in the config, TYPE_INT64 in the graph"),
-        (changed("output", 0, dims=[8]), {}, "output hidden has 2 dimensions in the config (batch included), but ['batch', 'sequence', 8]"),
+        (
+            changed("input", 0, data_type="TYPE_INT32"),
+            {},
+            "input input_ids is TYPE_INT32 in the config, TYPE_INT64 in the graph",
+        ),
+        (
+            changed("output", 0, dims=[8]),
+            {},
+            "output hidden has 2 dimensions in the config (batch included), but ['batch', 'sequence', 8]",
+        ),
         (config(), {"tritonpipe.pad_inputs": '{"ids": 0}'}, "tritonpipe.pad_inputs names ['ids']"),
-        (config(), {"tritonpipe.model_file": "tokenizer.json"}, "tokenizer.json: ONNX Runtime cannot load it"),
-        (config(), {"tritonpipe.model_file": "absent.onnx"}, "absent.onnx: ONNX Runtime cannot load it"),
+        (
+            config(),
+            {"tritonpipe.model_file": "tokenizer.json"},
+            "tokenizer.json: ONNX Runtime cannot load it",
+        ),
+        (
+            config(),
+            {"tritonpipe.model_file": "absent.onnx"},
+            "absent.onnx: ONNX Runtime cannot load it",
+        ),
     ],
 )
-def test_a_config_that_does_not_fit_is_refused_at_load(folder: Path, broken: dict[str, Any], parameters: dict[str, str], fragment: str) -> None:
+def test_a_config_that_does_not_fit_is_refused_at_load(
+    folder: Path, broken: dict[str, Any], parameters: dict[str, str], fragment: str
+) -> None:
     with pytest.raises(ValueError) as caught:
         start_model("onnx_runner", folder, broken, parameters)
     assert fragment in str(caught.value)
 
 
-def test_an_image_without_onnxruntime_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_without_onnxruntime_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(RuntimeError, match="the Triton image must carry onnxruntime"):
         start_model("onnx_runner", folder, config(), {})
 
 
 @pytest.mark.parametrize("parameters", [{}, {"tritonpipe.pad_inputs": PADS}])
-def test_requests_of_a_dynamically_quantized_graph_are_computed_alone(tmp_path: Path, parameters: dict[str, str]) -> None:
+def test_requests_of_a_dynamically_quantized_graph_are_computed_alone(
+    tmp_path: Path, parameters: dict[str, str]
+) -> None:
     tinymodel.write(tmp_path / "1")
-    quantization.quantize_dynamic(str(tmp_path / "1" / "model.onnx"), str(tmp_path / "1" / "quantized.onnx"))
+    quantization.quantize_dynamic(
+        str(tmp_path / "1" / "model.onnx"), str(tmp_path / "1" / "quantized.onnx")
+    )
     Logger.lines.clear()
-    model = start_model("onnx_runner", tmp_path, config(), {"tritonpipe.model_file": "quantized.onnx", **parameters})
-    assert any("a row beside another one gets another" in line for line in Logger.lines), Logger.lines
+    model = start_model(
+        "onnx_runner", tmp_path, config(), {"tritonpipe.model_file": "quantized.onnx", **parameters}
+    )
+    assert any("a row beside another one gets another" in line for line in Logger.lines), (
+        Logger.lines
+    )
     requests = [InferenceRequest(feed([row])) for row in ([2, 3, 4], [9, 9, 5], [7, 1, 30])]
     for request, together in zip(requests, model.execute(requests), strict=True):
         alone = model.execute([request])[0].arrays()

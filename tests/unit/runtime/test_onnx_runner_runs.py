@@ -19,16 +19,30 @@ def plain_feed(*values: float) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     "of_others",
     [
-        pytest.param(lambda x: np.array([1.0, 2.0, 3.0, 4.0], np.float32), id="as long as the batch by chance"),
+        pytest.param(
+            lambda x: np.array([1.0, 2.0, 3.0, 4.0], np.float32),
+            id="as long as the batch by chance",
+        ),
         pytest.param(lambda x: np.float32(x.sum()).reshape(()), id="a scalar"),
         pytest.param(lambda x: np.zeros((1, 4), np.float32), id="one entry"),
     ],
 )
-def test_requests_share_no_runs_where_an_output_has_no_rows(of_others: Callable[[np.ndarray], np.ndarray]) -> None:
+def test_requests_share_no_runs_where_an_output_has_no_rows(
+    of_others: Callable[[np.ndarray], np.ndarray],
+) -> None:
     warnings: list[str] = []
-    runner = batches.BatchRunner(lambda feed: [feed["x"], of_others(feed["x"])], ["x", "of_others"], {}, True, 8, warnings.append)
+    runner = batches.BatchRunner(
+        lambda feed: [feed["x"], of_others(feed["x"])],
+        ["x", "of_others"],
+        {},
+        True,
+        8,
+        warnings.append,
+    )
     runner.check(lambda length: plain_feed(1))
-    assert warnings == ["requests will not share runs: output of_others does not have one entry per row"]
+    assert warnings == [
+        "requests will not share runs: output of_others does not have one entry per row"
+    ]
     feeds = [plain_feed(1), plain_feed(2, 3), plain_feed(4)]
     for feed, answer in zip(feeds, runner.answer(feeds), strict=True):
         assert not isinstance(answer, Exception)
@@ -44,8 +58,12 @@ def test_rows_without_a_length_share_a_run_as_they_are() -> None:
         return [feed["x"] * 2]
 
     runner = batches.BatchRunner(run, ["y"], {"x": 0}, True, 8, print)
-    feeds = [{"x": np.array(values)} for values in ([1], [2, 3], [4])]  # [rows], and not [rows, tokens]
-    assert [answer["y"].tolist() for answer in runner.answer(feeds) if not isinstance(answer, Exception)] == [[2], [4, 6], [8]]
+    feeds = [
+        {"x": np.array(values)} for values in ([1], [2, 3], [4])
+    ]  # [rows], and not [rows, tokens]
+    assert [
+        answer["y"].tolist() for answer in runner.answer(feeds) if not isinstance(answer, Exception)
+    ] == [[2], [4, 6], [8]]
     assert shapes == [(4,)]
 
 
@@ -77,7 +95,9 @@ def check_sums(runner: batches.BatchRunner, feeds: list[dict[str, np.ndarray]]) 
     rows=st.integers(1, 3),
     run_cost=st.sampled_from([0, 1, 7, 8, 9, 10_000]),
 )
-def test_no_run_computes_more_padding_than_the_runs_it_saves(lengths: list[int], rows: int, run_cost: int) -> None:
+def test_no_run_computes_more_padding_than_the_runs_it_saves(
+    lengths: list[int], rows: int, run_cost: int
+) -> None:
     runner, shapes = sums(run_cost)
     feeds = [{"x": np.full((rows, length), number + 1)} for number, length in enumerate(lengths)]
     check_sums(runner, feeds)
@@ -99,7 +119,9 @@ def test_requests_share_no_runs_where_company_changes_an_answer(pads: dict[str, 
     runner = batches.BatchRunner(scaled_over_the_batch, ["y"], pads, True, 8, warnings.append)
     runner.check(lambda length: {"x": np.ones((1, length), np.float32)})
     (said,) = warnings
-    assert said.startswith("requests will not share runs: a row beside another one gets another y than alone (by ")
+    assert said.startswith(
+        "requests will not share runs: a row beside another one gets another y than alone (by "
+    )
     assert "Each request is a run of its own" in said
     assert "quantized statically" in said
     assert runner.pads == {}
@@ -114,7 +136,9 @@ def test_rounding_is_no_other_answer(dtype: type) -> None:
     """Half precision adds in another order in company; and what is nothing alone may be nothing in company."""
 
     def run(feed: dict[str, np.ndarray]) -> list[np.ndarray]:
-        rounded = feed["x"].astype(np.float32).mean(axis=1, keepdims=True) * (1 + 1e-3 * (len(feed["x"]) - 1))
+        rounded = feed["x"].astype(np.float32).mean(axis=1, keepdims=True) * (
+            1 + 1e-3 * (len(feed["x"]) - 1)
+        )
         return [rounded, np.full((len(feed["x"]), 1), np.nan, np.float16)]
 
     warnings: list[str] = []
@@ -128,7 +152,9 @@ def test_rounding_is_no_other_answer(dtype: type) -> None:
 def test_whole_numbers_differ_by_any_step(axes: tuple[int, ...]) -> None:
     """Such as the best class; a row without any axis has another value, too."""
     warnings: list[str] = []
-    runner = batches.BatchRunner(lambda feed: [feed["x"] + feed["x"].min()], ["best"], {}, True, 8, warnings.append)
+    runner = batches.BatchRunner(
+        lambda feed: [feed["x"] + feed["x"].min()], ["best"], {}, True, 8, warnings.append
+    )
     runner.check(lambda length: {"x": np.ones((1, *axes), np.int64)})
     assert len(warnings) == 1
 
@@ -138,20 +164,29 @@ def test_whole_numbers_differ_by_any_step(axes: tuple[int, ...]) -> None:
     [
         pytest.param([(64, 512)], 8, 4096, id="one request"),
         pytest.param([(1, 512)] * 64, 8, 4096, id="many requests"),
-        pytest.param([(2, length) for length in (512, 500, 511, 40, 7) * 8], 1, 4096, id="of many lengths"),
-        pytest.param([(3, 5000)], 8, 5000, id="rows that are longer than all that a run should compute"),
+        pytest.param(
+            [(2, length) for length in (512, 500, 511, 40, 7) * 8], 1, 4096, id="of many lengths"
+        ),
+        pytest.param(
+            [(3, 5000)], 8, 5000, id="rows that are longer than all that a run should compute"
+        ),
         pytest.param([(64, 512)], 128, 8192, id="a run that costs more"),
         pytest.param([(64, 512)], 1300, 64 * 512, id="a GPU"),
     ],
 )
-def test_a_run_computes_so_many_tokens_and_no_more(requests: list[tuple[int, int]], run_cost: int, most: int) -> None:
+def test_a_run_computes_so_many_tokens_and_no_more(
+    requests: list[tuple[int, int]], run_cost: int, most: int
+) -> None:
     runner, shapes = sums(run_cost)
     random = np.random.default_rng(3)
     feeds = [{"x": random.integers(1, 9, shape)} for shape in requests]
     check_sums(runner, feeds)
     assert max(rows * width for rows, width in shapes) <= most
     # Nor any fewer than it takes.
-    fewest = len({length for _, length in requests}) + sum(rows * length for rows, length in requests) / most
+    fewest = (
+        len({length for _, length in requests})
+        + sum(rows * length for rows, length in requests) / most
+    )
     assert len(shapes) <= np.ceil(fewest * 1.25)
 
 
@@ -159,7 +194,12 @@ def test_a_run_computes_so_many_tokens_and_no_more(requests: list[tuple[int, int
     ("output", "pads", "combine"),
     [
         pytest.param(lambda x: x + x.min(), {"x": 0}, True, id="company changes an answer"),
-        pytest.param(lambda x: x[:, : int(x.max())], {"x": 0}, True, id="an output as wide as the largest value of all rows"),
+        pytest.param(
+            lambda x: x[:, : int(x.max())],
+            {"x": 0},
+            True,
+            id="an output as wide as the largest value of all rows",
+        ),
         pytest.param(lambda x: x, {}, True, id="no tokens"),
         pytest.param(lambda x: x, {"x": 0}, False, id="no batches"),
     ],
@@ -196,10 +236,24 @@ def below_8_tokens(x: np.ndarray) -> bool:
     [
         pytest.param(below_8_tokens, mean, id="short rows refused, one entry for all rows"),
         pytest.param(below_8_tokens, lambda x: x.sum(), id="short rows refused, a scalar"),
-        pytest.param(below_8_tokens, lambda x: x + x.min(), id="short rows refused, company changes an answer"),
-        pytest.param(lambda x: not x.all(), lambda x: x + x.min(), id="the second sample row refused"),
-        pytest.param(lambda _: False, lambda x: x if below_8_tokens(x) else mean(x), id="one entry for all long rows"),
-        pytest.param(lambda _: False, lambda x: x if below_8_tokens(x) else x.sum(), id="a scalar for all long rows"),
+        pytest.param(
+            below_8_tokens,
+            lambda x: x + x.min(),
+            id="short rows refused, company changes an answer",
+        ),
+        pytest.param(
+            lambda x: not x.all(), lambda x: x + x.min(), id="the second sample row refused"
+        ),
+        pytest.param(
+            lambda _: False,
+            lambda x: x if below_8_tokens(x) else mean(x),
+            id="one entry for all long rows",
+        ),
+        pytest.param(
+            lambda _: False,
+            lambda x: x if below_8_tokens(x) else x.sum(),
+            id="a scalar for all long rows",
+        ),
     ],
 )
 @pytest.mark.parametrize("rows", [8, 9, 64])

@@ -20,7 +20,9 @@ PADDINGS = ("Ragged", "Fixed", "Bucketed", "Longest")
 module = load_runtime("tokenizer")
 
 
-def config(outputs: dict[str, str], max_batch_size: int = 64, data_type: str = "TYPE_INT64") -> dict[str, Any]:
+def config(
+    outputs: dict[str, str], max_batch_size: int = 64, data_type: str = "TYPE_INT64"
+) -> dict[str, Any]:
     return {
         "max_batch_size": max_batch_size,
         "input": [{"name": "TEXT", "data_type": "TYPE_STRING", "dims": [1]}],
@@ -35,17 +37,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def start(folder: Path, kinds: dict[str, str] = KINDS, data_type: str = "TYPE_INT64", max_batch_size: int = 64, **parameters: str) -> Any:
+def start(
+    folder: Path,
+    kinds: dict[str, str] = KINDS,
+    data_type: str = "TYPE_INT64",
+    max_batch_size: int = 64,
+    **parameters: str,
+) -> Any:
     values = {"max_length": str(MAX_LENGTH), "buckets": "4,8", **parameters}
     return start_model(
         "tokenizer",
         folder,
         config(kinds, max_batch_size, data_type),
-        {"tritonpipe.outputs": json.dumps(kinds), **{f"tritonpipe.{key}": value for key, value in values.items()}},
+        {
+            "tritonpipe.outputs": json.dumps(kinds),
+            **{f"tritonpipe.{key}": value for key, value in values.items()},
+        },
     )
 
 
-def reference(text: str, special_tokens: bool = True, max_length: int | None = MAX_LENGTH) -> list[int]:
+def reference(
+    text: str, special_tokens: bool = True, max_length: int | None = MAX_LENGTH
+) -> list[int]:
     """Token ids of one text by the library alone."""
     plain = tinymodel.tokenizer(baked_in=False)
     if max_length is not None:
@@ -65,7 +78,13 @@ def unpad(arrays: dict[str, np.ndarray]) -> list[list[int]]:
 
 
 requests_strategy = st.lists(
-    st.lists(st.lists(st.sampled_from((*tinymodel.WORDS, "Unknown", "ü", "🦊", "[SEP]")), max_size=20).map(" ".join), min_size=1, max_size=5),
+    st.lists(
+        st.lists(
+            st.sampled_from((*tinymodel.WORDS, "Unknown", "ü", "🦊", "[SEP]")), max_size=20
+        ).map(" ".join),
+        min_size=1,
+        max_size=5,
+    ),
     min_size=1,
     max_size=6,
 )
@@ -75,12 +94,18 @@ requests_strategy = st.lists(
 @pytest.mark.proves("spec.tokenizer.specialTokens", "behaviour")
 @settings(deadline=None, max_examples=60)
 @given(batches=requests_strategy, padding=st.sampled_from(PADDINGS), special=st.booleans())
-def test_every_row_of_every_request_is_tokenized_as_alone(folder: Path, batches: list[list[str]], padding: str, special: bool) -> None:
+def test_every_row_of_every_request_is_tokenized_as_alone(
+    folder: Path, batches: list[list[str]], padding: str, special: bool
+) -> None:
     model = start(folder, padding=padding, special_tokens="Enabled" if special else "Disabled")
     responses = model.execute([InferenceRequest({"TEXT": texts(*rows)}) for rows in batches])
     assert len(responses) == len(batches)
     expected = [[reference(text, special) or [0] for text in rows] for rows in batches]
-    widths = {"Fixed": lambda own: MAX_LENGTH, "Ragged": max, "Bucketed": lambda own: next(b for b in (4, 8, MAX_LENGTH) if b >= max(own))}
+    widths = {
+        "Fixed": lambda own: MAX_LENGTH,
+        "Ragged": max,
+        "Bucketed": lambda own: next(b for b in (4, 8, MAX_LENGTH) if b >= max(own)),
+    }
     longest = max(len(row) for rows in expected for row in rows)
     for response, rows in zip(responses, expected, strict=True):
         arrays = response.arrays()
@@ -98,7 +123,9 @@ def test_every_kind_of_output(folder: Path, data_type: str) -> None:
     rows = ["the fox", "A große quick dog"]
     (response,) = model.execute([InferenceRequest({"TEXT": texts(*rows)})])
     arrays = response.arrays()
-    assert {array.dtype for array in arrays.values()} == {np.dtype(np.int32 if data_type == "TYPE_INT32" else np.int64)}
+    assert {array.dtype for array in arrays.values()} == {
+        np.dtype(np.int32 if data_type == "TYPE_INT32" else np.int64)
+    }
     plain = tinymodel.tokenizer(baked_in=False)
     plain.enable_padding(pad_id=0, pad_token="[PAD]")
     for i, encoding in enumerate(plain.encode_batch(rows)):
@@ -134,7 +161,9 @@ def test_a_wrong_request_fails_alone(folder: Path, padding: str) -> None:
 
 
 @pytest.mark.parametrize("remembers", [True, False])
-def test_a_text_that_breaks_the_tokenizer_fails_alone(folder: Path, monkeypatch: pytest.MonkeyPatch, remembers: bool) -> None:
+def test_a_text_that_breaks_the_tokenizer_fails_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, remembers: bool
+) -> None:
     model = start(folder)
     owner, name = (model._encoder._words, "rows") if remembers else (model._encoder, "_encode")
     encode = getattr(owner, name)
@@ -150,17 +179,30 @@ def test_a_text_that_breaks_the_tokenizer_fails_alone(folder: Path, monkeypatch:
         return encode(rows, **options)
 
     monkeypatch.setattr(owner, name, breaking)
-    first, second, third = model.execute([InferenceRequest({"TEXT": texts(*rows)}) for rows in (["fox"], ["a", "boom"], ["dog", "cat"])])
+    first, second, third = model.execute(
+        [
+            InferenceRequest({"TEXT": texts(*rows)})
+            for rows in (["fox"], ["a", "boom"], ["dog", "cat"])
+        ]
+    )
     assert "char boundary" in second.error().message()
-    assert unpad(first.arrays()) + unpad(third.arrays()) == [reference(text) for text in ("fox", "dog", "cat")]
+    assert unpad(first.arrays()) + unpad(third.arrays()) == [
+        reference(text) for text in ("fox", "dog", "cat")
+    ]
 
 
-def test_one_call_of_the_library_for_all_requests(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_call_of_the_library_for_all_requests(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = start(folder)
     calls = []
     encode = model._encoder._encode
     monkeypatch.setattr(model._encoder, "_words", None)
-    monkeypatch.setattr(model._encoder, "_encode", lambda rows, **options: calls.append(len(rows)) or encode(rows, **options))
+    monkeypatch.setattr(
+        model._encoder,
+        "_encode",
+        lambda rows, **options: calls.append(len(rows)) or encode(rows, **options),
+    )
     model.execute([InferenceRequest({"TEXT": texts(*["fox"] * rows)}) for rows in (1, 2, 5)])
     assert calls == [8]
 
@@ -180,11 +222,15 @@ def test_text_without_tokens_has_one_attended_pad_token(folder: Path) -> None:
 
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("shape", [(3,), (1, 3), (3, 1), (1, 1, 3)], ids=str)
-def test_without_batching_every_element_is_a_row(folder: Path, shape: tuple[int, ...], padding: str) -> None:
+def test_without_batching_every_element_is_a_row(
+    folder: Path, shape: tuple[int, ...], padding: str
+) -> None:
     kinds = {**KINDS, "offsets": "Offsets", "lengths": "Lengths"}
     rows = ["fox", "a dog", "the quick red fox runs"]
     width = {"Ragged": 7, "Longest": 7, "Bucketed": 8, "Fixed": MAX_LENGTH}[padding]
-    (response,) = start(folder, kinds, max_batch_size=0, padding=padding).execute([InferenceRequest({"TEXT": texts(*rows).reshape(shape)})])
+    (response,) = start(folder, kinds, max_batch_size=0, padding=padding).execute(
+        [InferenceRequest({"TEXT": texts(*rows).reshape(shape)})]
+    )
     arrays = response.arrays()
     assert unpad(arrays) == [reference(row) for row in rows]
     assert {name: array.shape for name, array in arrays.items()} == {
@@ -197,18 +243,24 @@ def test_without_batching_every_element_is_a_row(folder: Path, shape: tuple[int,
 
 
 def test_without_batching_no_rows_are_an_error(folder: Path) -> None:
-    (response,) = start(folder, max_batch_size=0).execute([InferenceRequest({"TEXT": np.zeros((0,), np.object_)})])
+    (response,) = start(folder, max_batch_size=0).execute(
+        [InferenceRequest({"TEXT": np.zeros((0,), np.object_)})]
+    )
     assert "TEXT has no rows: send at least one text" in response.error().message()
 
 
 def test_only_first_cuts_single_texts(folder: Path) -> None:
-    (response,) = start(folder, truncation="OnlyFirst").execute([InferenceRequest({"TEXT": texts("fox " * 30, "a dog")})])
+    (response,) = start(folder, truncation="OnlyFirst").execute(
+        [InferenceRequest({"TEXT": texts("fox " * 30, "a dog")})]
+    )
     assert unpad(response.arrays()) == [reference("fox " * 30), reference("a dog")]
 
 
 def test_a_reshaped_text_has_no_second_axis(folder: Path) -> None:
     """With dims [1] and reshape [] the model sees [rows]."""
-    (response,) = start(folder).execute([InferenceRequest({"TEXT": texts("fox", "a dog").reshape(2)})])
+    (response,) = start(folder).execute(
+        [InferenceRequest({"TEXT": texts("fox", "a dog").reshape(2)})]
+    )
     assert unpad(response.arrays()) == [reference("fox"), reference("a dog")]
 
 
@@ -230,19 +282,29 @@ def test_offsets_count_characters_not_bytes(folder: Path) -> None:
 
 
 def test_nul_and_ten_megabytes_are_text(folder: Path) -> None:
-    (response,) = start(folder).execute([InferenceRequest({"TEXT": texts(b"a\x00fox", b"the " + b"x" * 10_000_000)})])
+    (response,) = start(folder).execute(
+        [InferenceRequest({"TEXT": texts(b"a\x00fox", b"the " + b"x" * 10_000_000)})]
+    )
     assert unpad(response.arrays()) == [reference("a\x00fox"), reference("the x")]
 
 
 def test_an_absent_text_fails_its_request(folder: Path) -> None:
-    bad, good = start(folder).execute([InferenceRequest({}), InferenceRequest({"TEXT": texts("fox")})])
+    bad, good = start(folder).execute(
+        [InferenceRequest({}), InferenceRequest({"TEXT": texts("fox")})]
+    )
     assert "TEXT is missing" in bad.error().message()
     assert unpad(good.arrays()) == [reference("fox")]
 
 
-@pytest.mark.parametrize(("token", "pad_id"), [("[PAD]", 9), ("<pad>", 9), ("pad", 9), ("other", 0)], ids=["bert", "roberta", "plain", "none known"])
+@pytest.mark.parametrize(
+    ("token", "pad_id"),
+    [("[PAD]", 9), ("<pad>", 9), ("pad", 9), ("other", 0)],
+    ids=["bert", "roberta", "plain", "none known"],
+)
 def test_pad_token_without_saved_padding(tmp_path: Path, token: str, pad_id: int) -> None:
-    tokenizer = tinymodel.Tokenizer(tinymodel.WordLevel({"[UNK]": 1, "x": 2, "y": 3, token: 9}, unk_token="[UNK]"))
+    tokenizer = tinymodel.Tokenizer(
+        tinymodel.WordLevel({"[UNK]": 1, "x": 2, "y": 3, token: 9}, unk_token="[UNK]")
+    )
     tokenizer.pre_tokenizer = tinymodel.Whitespace()
     (tmp_path / "1").mkdir()
     tokenizer.save(str(tmp_path / "1" / "tokenizer.json"))
@@ -255,7 +317,9 @@ def test_saved_padding_names_the_pad_token(tmp_path: Path) -> None:
     tokenizer.enable_padding(pad_id=5, pad_token="fox", pad_type_id=1)
     (tmp_path / "1").mkdir()
     tokenizer.save(str(tmp_path / "1" / "tokenizer.json"))
-    (response,) = start(tmp_path, {"ids": "InputIds", "types": "TokenTypeIds"}).execute([InferenceRequest({"TEXT": texts("a", "a a")})])
+    (response,) = start(tmp_path, {"ids": "InputIds", "types": "TokenTypeIds"}).execute(
+        [InferenceRequest({"TEXT": texts("a", "a a")})]
+    )
     assert response.arrays()["ids"][0].tolist()[-1] == 5
     assert response.arrays()["types"].tolist() == [[0, 0, 0, 1], [0, 0, 0, 0]]
 
@@ -265,18 +329,29 @@ def test_saved_padding_names_the_pad_token(tmp_path: Path) -> None:
     [
         ({"padding": "Left"}, "tritonpipe.padding: 'Left' is none of Ragged"),
         ({"truncation": "No"}, "tritonpipe.truncation: 'No'"),
-        ({"truncation": "OnlySecond"}, "OnlySecond cuts the second text of a pair, but tritonpipe.text_pair is not set"),
+        (
+            {"truncation": "OnlySecond"},
+            "OnlySecond cuts the second text of a pair, but tritonpipe.text_pair is not set",
+        ),
         ({"max_length": "2"}, "leaves no room for text beside 2 special tokens"),
         ({"max_length": "-1"}, "tritonpipe.max_length: '-1' is not a positive number"),
         ({"buckets": "0,4"}, "below 1"),
-        ({"outputs": '{"ids": "InputIds"}'}, "the model's outputs are ['attention_mask', 'input_ids']"),
-        ({"outputs": '{"input_ids": "InputIds", "attention_mask": "Mask"}'}, "attention_mask is 'Mask'"),
+        (
+            {"outputs": '{"ids": "InputIds"}'},
+            "the model's outputs are ['attention_mask', 'input_ids']",
+        ),
+        (
+            {"outputs": '{"input_ids": "InputIds", "attention_mask": "Mask"}'},
+            "attention_mask is 'Mask'",
+        ),
         ({"text": "QUERY"}, "exactly one input, QUERY of TYPE_STRING"),
         ({"tokenizer_file": "model.onnx"}, "model.onnx: cannot be read as a tokenizer"),
         ({"tokenizer_file": "absent.json"}, "absent.json: cannot be read as a tokenizer"),
     ],
 )
-def test_a_wrong_configuration_is_refused_at_load(folder: Path, parameters: dict[str, str], fragment: str) -> None:
+def test_a_wrong_configuration_is_refused_at_load(
+    folder: Path, parameters: dict[str, str], fragment: str
+) -> None:
     with pytest.raises(ValueError) as caught:
         start(folder, **parameters)
     assert fragment in str(caught.value)
@@ -289,8 +364,13 @@ def test_unpadded_rows_are_not_copied() -> None:
 
 
 @pytest.mark.proves("spec.tokenizer.buckets", "behaviour")
-@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=8), given_buckets=st.sets(st.integers(1, 60)))
-def test_bucket_is_the_smallest_that_holds_the_row(lengths: list[int], given_buckets: set[int]) -> None:
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=8),
+    given_buckets=st.sets(st.integers(1, 60)),
+)
+def test_bucket_is_the_smallest_that_holds_the_row(
+    lengths: list[int], given_buckets: set[int]
+) -> None:
     buckets = module.parse_buckets(",".join(map(str, given_buckets)), 40)
     assert buckets == tuple(sorted(b for b in {*given_buckets, 40} if b <= 40))
     longest = max(lengths)

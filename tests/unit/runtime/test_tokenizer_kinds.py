@@ -15,7 +15,13 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE, Unigram, WordLevel, WordPiece
 from tokenizers.normalizers import BertNormalizer, Lowercase
-from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel, Metaspace, Whitespace, WhitespaceSplit
+from tokenizers.pre_tokenizers import (
+    BertPreTokenizer,
+    ByteLevel,
+    Metaspace,
+    Whitespace,
+    WhitespaceSplit,
+)
 from tokenizers.processors import BertProcessing, RobertaProcessing, TemplateProcessing
 
 from tests.support.python_backend import InferenceRequest, start_model, texts
@@ -23,7 +29,16 @@ from triton_pipelines.runtime.tokenizer.encoder import KNOWN_IDS
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LETTERS = "abcdehlnoprtuwxyABCÉé日本中.,!-'[]ß"
-WORDS = ("the", "The", "new", "york", "hello", "été", *LETTERS, *(f"##{letter}" for letter in LETTERS))
+WORDS = (
+    "the",
+    "The",
+    "new",
+    "york",
+    "hello",
+    "été",
+    *LETTERS,
+    *(f"##{letter}" for letter in LETTERS),
+)
 PLACES = {text: place for place, text in enumerate((*SPECIAL, *WORDS))}
 OUTPUTS = {
     "input_ids": "InputIds",
@@ -53,21 +68,44 @@ class Make:
         """The tokenizer, with truncation and padding of its own, which must not count."""
         made = Tokenizer(
             {
-                "pieces": lambda: WordPiece(PLACES, unk_token="[UNK]", max_input_chars_per_word=self.longest_word),
+                "pieces": lambda: WordPiece(
+                    PLACES, unk_token="[UNK]", max_input_chars_per_word=self.longest_word
+                ),
                 "words": lambda: WordLevel(PLACES, unk_token="[UNK]"),
-                "bpe": lambda: BPE({**PLACES, "th": len(PLACES), "he": len(PLACES) + 1}, [("t", "h"), ("h", "e")], unk_token="[UNK]"),
-                "unigram": lambda: Unigram([(text, -1.0 - place / 9) for text, place in PLACES.items()], unk_id=1),
+                "bpe": lambda: BPE(
+                    {**PLACES, "th": len(PLACES), "he": len(PLACES) + 1},
+                    [("t", "h"), ("h", "e")],
+                    unk_token="[UNK]",
+                ),
+                "unigram": lambda: Unigram(
+                    [(text, -1.0 - place / 9) for text, place in PLACES.items()], unk_id=1
+                ),
             }[self.model]()
         )
         if self.normalizer == "bert":
-            made.normalizer = BertNormalizer(self.clean, self.chinese, self.accents, self.accents is None)
+            made.normalizer = BertNormalizer(
+                self.clean, self.chinese, self.accents, self.accents is None
+            )
         elif self.normalizer == "lower":
             made.normalizer = Lowercase()
-        splitters = {"bert": BertPreTokenizer, "words": Whitespace, "spaces": WhitespaceSplit, "bytes": ByteLevel, "mark": Metaspace}
+        splitters = {
+            "bert": BertPreTokenizer,
+            "words": Whitespace,
+            "spaces": WhitespaceSplit,
+            "bytes": ByteLevel,
+            "mark": Metaspace,
+        }
         made.pre_tokenizer = splitters[self.splitter]()
         made.add_special_tokens(list(SPECIAL))
         for text, (lstrip, rstrip, normalized, single, special) in self.added:
-            token = AddedToken(text, lstrip=lstrip, rstrip=rstrip, normalized=normalized, single_word=single, special=special)
+            token = AddedToken(
+                text,
+                lstrip=lstrip,
+                rstrip=rstrip,
+                normalized=normalized,
+                single_word=single,
+                special=special,
+            )
             (made.add_special_tokens if special else made.add_tokens)([token])
         cls, sep = ("[CLS]", 2), ("[SEP]", 3)
         if self.template == "bert":
@@ -76,10 +114,14 @@ class Make:
             made.post_processor = RobertaProcessing(sep, cls)
         elif self.template == "types":
             made.post_processor = TemplateProcessing(
-                single="[CLS]:0 $A:0 [SEP]:0", pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", special_tokens=[cls, sep]
+                single="[CLS]:0 $A:0 [SEP]:0",
+                pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+                special_tokens=[cls, sep],
             )
         elif self.template == "behind":
-            made.post_processor = TemplateProcessing(single="$A:1 [SEP]:1", pair="$A:0 $B:1 [SEP]:1", special_tokens=[sep])
+            made.post_processor = TemplateProcessing(
+                single="$A:1 [SEP]:1", pair="$A:0 $B:1 [SEP]:1", special_tokens=[sep]
+            )
         made.enable_truncation(5, direction="left")
         made.enable_padding(pad_id=0, pad_token="[PAD]", length=9)
         return made
@@ -95,7 +137,10 @@ MAKES = st.builds(
     splitter=st.sampled_from(["bert", "bert", "bert", "bert", "words", "spaces", "bytes", "mark"]),
     template=st.sampled_from(["bert", "types", "types", "none", "roberta", "behind"]),
     added=st.lists(
-        st.tuples(st.sampled_from(["newyork", "new york", "É!", "日本", "<x>", "the"]), st.just((False,) * 5) | st.tuples(*[st.booleans()] * 5)),
+        st.tuples(
+            st.sampled_from(["newyork", "new york", "É!", "日本", "<x>", "the"]),
+            st.just((False,) * 5) | st.tuples(*[st.booleans()] * 5),
+        ),
         max_size=2,
         unique_by=lambda item: item[0],
     ).map(tuple),
@@ -144,11 +189,15 @@ ODD = (
     *("hello" * 25, "日" * 40, "\u1112\u1161\u11ab", "\U000e0001", "don't"),
 )
 TEXT = st.lists(st.sampled_from(ODD) | st.text(max_size=6), max_size=14).flatmap(
-    lambda words: st.sampled_from([" ".join(words), "".join(words), "  ".join(words), f" {' '.join(words)} "])
+    lambda words: st.sampled_from(
+        [" ".join(words), "".join(words), "  ".join(words), f" {' '.join(words)} "]
+    )
 )
 
 
-def _start(folder: Path, made: Tokenizer, outputs: dict[str, str], pairs: bool, **parameters: str) -> Any:
+def _start(
+    folder: Path, made: Tokenizer, outputs: dict[str, str], pairs: bool, **parameters: str
+) -> Any:
     (folder / "1").mkdir(exist_ok=True)
     made.save(str(folder / "1/tokenizer.json"))
     names = ["TEXT", "OTHER"] if pairs else ["TEXT"]
@@ -157,8 +206,14 @@ def _start(folder: Path, made: Tokenizer, outputs: dict[str, str], pairs: bool, 
         "input": [{"name": name, "data_type": "TYPE_STRING", "dims": [1]} for name in names],
         "output": [{"name": name, "data_type": "TYPE_INT64", "dims": [-1]} for name in outputs],
     }
-    values = {"outputs": json.dumps(outputs), **({"text_pair": "OTHER"} if pairs else {}), **parameters}
-    return start_model("tokenizer", folder, config, {f"tritonpipe.{key}": value for key, value in values.items()})
+    values = {
+        "outputs": json.dumps(outputs),
+        **({"text_pair": "OTHER"} if pairs else {}),
+        **parameters,
+    }
+    return start_model(
+        "tokenizer", folder, config, {f"tritonpipe.{key}": value for key, value in values.items()}
+    )
 
 
 def _expected(made: Tokenizer, row: tuple[str, ...], special: bool) -> dict[str, Any] | None:
@@ -169,18 +224,36 @@ def _expected(made: Tokenizer, row: tuple[str, ...], special: bool) -> dict[str,
         return None
     if not one.ids:
         return {"InputIds": [0], "TokenTypeIds": [0], "SpecialTokensMask": [1], "Offsets": [(0, 0)]}
-    return {"InputIds": one.ids, "TokenTypeIds": one.type_ids, "SpecialTokensMask": one.special_tokens_mask, "Offsets": one.offsets}
+    return {
+        "InputIds": one.ids,
+        "TokenTypeIds": one.type_ids,
+        "SpecialTokensMask": one.special_tokens_mask,
+        "Offsets": one.offsets,
+    }
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     make=MAKES,
-    outputs=st.sampled_from([{"input_ids": "InputIds"}, *(dict(list(OUTPUTS.items())[:kinds]) for kinds in (3, 3, 3, 4, 6))]),
+    outputs=st.sampled_from(
+        [
+            {"input_ids": "InputIds"},
+            *(dict(list(OUTPUTS.items())[:kinds]) for kinds in (3, 3, 3, 4, 6)),
+        ]
+    ),
     pairs=st.sampled_from([False, False, False, True]),
     special=st.booleans(),
     truncation=st.sampled_from(["LongestFirst", "OnlyFirst", "OnlySecond"]),
     max_length=st.sampled_from([5, 12, 400]),
-    batches=st.lists(st.lists(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=3), min_size=1, max_size=4), min_size=1, max_size=3),
+    batches=st.lists(
+        st.lists(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=3), min_size=1, max_size=4),
+        min_size=1,
+        max_size=3,
+    ),
 )
 def test_every_row_is_what_the_library_says_of_it_alone(
     tmp_path: Path,
@@ -194,19 +267,32 @@ def test_every_row_is_what_the_library_says_of_it_alone(
 ) -> None:
     truncation = "OnlyFirst" if truncation == "OnlySecond" and not pairs else truncation
     made = make.build()
-    parameters = {"special_tokens": "Enabled" if special else "Disabled", "truncation": truncation, "max_length": str(max_length)}
+    parameters = {
+        "special_tokens": "Enabled" if special else "Disabled",
+        "truncation": truncation,
+        "max_length": str(max_length),
+    }
     model = _start(tmp_path, made, outputs, pairs, **parameters)
     event(f"memory of words: {model._encoder._words is not None}")
     alone = Tokenizer.from_file(str(tmp_path / "1/tokenizer.json"))
     alone.no_padding()
     alone.enable_truncation(
-        max_length, strategy={"LongestFirst": "longest_first", "OnlyFirst": "only_first", "OnlySecond": "only_second"}[truncation]
+        max_length,
+        strategy={
+            "LongestFirst": "longest_first",
+            "OnlyFirst": "only_first",
+            "OnlySecond": "only_second",
+        }[truncation],
     )
     for batch in (*batches, *batches):
         asked = []
         for rows in batch:
             fed = {"TEXT": texts(*(row[0] for row in rows))}
-            asked.append(InferenceRequest(fed | ({"OTHER": texts(*(row[1] for row in rows))} if pairs else {})))
+            asked.append(
+                InferenceRequest(
+                    fed | ({"OTHER": texts(*(row[1] for row in rows))} if pairs else {})
+                )
+            )
         for response, rows in zip(model.execute(asked), batch, strict=True):
             wanted = [_expected(alone, row if pairs else row[:1], special) for row in rows]
             if any(row is None for row in wanted):
@@ -220,9 +306,13 @@ def test_every_row_is_what_the_library_says_of_it_alone(
                     if kind == "Lengths":
                         assert arrays[name][number].tolist() == [length]
                     elif kind == "AttentionMask":
-                        assert arrays[name][number].tolist() == [1] * length + [0] * (longest - length)
+                        assert arrays[name][number].tolist() == [1] * length + [0] * (
+                            longest - length
+                        )
                     else:
-                        assert arrays[name][number, :length].tolist() == [list(item) if kind == "Offsets" else item for item in row[kind]], (
+                        assert arrays[name][number, :length].tolist() == [
+                            list(item) if kind == "Offsets" else item for item in row[kind]
+                        ], (
                             kind,
                             rows,
                         )
@@ -236,36 +326,61 @@ def _grown(folder: Path, known: int | None, special_tokens: str = "Enabled") -> 
     (folder / "1").mkdir(exist_ok=True)
     if known is not None:
         (folder / "1" / KNOWN_IDS).write_text(json.dumps({"ids": known}))
-    return _start(folder, made, {"input_ids": "InputIds", "attention_mask": "AttentionMask"}, False, max_length="32", special_tokens=special_tokens)
+    return _start(
+        folder,
+        made,
+        {"input_ids": "InputIds", "attention_mask": "AttentionMask"},
+        False,
+        max_length="32",
+        special_tokens=special_tokens,
+    )
 
 
 @pytest.mark.parametrize("padding_together", [True, False])
-def test_a_token_that_the_model_does_not_know_fails_its_request_alone(tmp_path: Path, padding_together: bool) -> None:
+def test_a_token_that_the_model_does_not_know_fails_its_request_alone(
+    tmp_path: Path, padding_together: bool
+) -> None:
     model = _grown(tmp_path, len(PLACES) + 1)
     lone = "the new york" if padding_together else "the"
-    batch = [("the new", lone), ("the", "new <video> the", "<video>"), (lone, "new york the"), ("the <image>",), ("<video>",)]
+    batch = [
+        ("the new", lone),
+        ("the", "new <video> the", "<video>"),
+        (lone, "new york the"),
+        ("the <image>",),
+        ("<video>",),
+    ]
     for _ in range(2):  # new words, and known ones
-        good, wrong, other, known, first = model.execute([InferenceRequest({"TEXT": texts(*rows)}) for rows in batch])
+        good, wrong, other, known, first = model.execute(
+            [InferenceRequest({"TEXT": texts(*rows)}) for rows in batch]
+        )
         assert wrong.error().message() == (
             f"row 1 of TEXT spells out the token <video> (id {len(PLACES) + 1}), which the model does not know: leave it out of the text"
         )
         assert first.error().message().startswith("row 0 of TEXT spells out the token <video>")
         the, new, york = (PLACES[word] for word in ("the", "new", "york"))
         assert good.arrays()["input_ids"][0].tolist()[:4] == [2, the, new, 3]
-        assert [row[row > 3].tolist() for row in other.arrays()["input_ids"]] == [[the, new, york] if padding_together else [the], [new, york, the]]
+        assert [row[row > 3].tolist() for row in other.arrays()["input_ids"]] == [
+            [the, new, york] if padding_together else [the],
+            [new, york, the],
+        ]
         assert len(PLACES) in known.arrays()["input_ids"]
 
 
 def test_the_first_token_of_a_row_is_that_rows(tmp_path: Path) -> None:
     model = _grown(tmp_path, len(PLACES), "Disabled")
-    good, wrong = model.execute([InferenceRequest({"TEXT": texts(*rows)}) for rows in (["the new"], ["york", "<image>"])])
+    good, wrong = model.execute(
+        [InferenceRequest({"TEXT": texts(*rows)}) for rows in (["the new"], ["york", "<image>"])]
+    )
     assert good.error() is None
     assert wrong.error().message().startswith("row 1 of TEXT spells out the token <image>")
 
 
 def test_a_model_that_knows_all_tokens_refuses_none(tmp_path: Path) -> None:
     model = _grown(tmp_path, None)
-    assert len(PLACES) + 1 in model.execute([InferenceRequest({"TEXT": texts("<video>")})])[0].arrays()["input_ids"]
+    assert (
+        len(PLACES) + 1
+        in model.execute([InferenceRequest({"TEXT": texts("<video>")})])[0].arrays()["input_ids"]
+    )
 
 
 GROWTH = """
@@ -299,9 +414,18 @@ print(number, len(model._encoder._words._known), full, resident())
 def test_texts_of_ever_new_words_fill_no_memory(tmp_path: Path) -> None:
     root = Path(__file__).parents[3]
     environment = {"PYTHONPATH": f"{root}:{root / 'operator'}", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run([sys.executable, "-c", GROWTH, str(tmp_path)], env=environment, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", GROWTH, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     words, kept, full, after = map(int, done.stdout.split())
     assert words == 240_000
     assert kept <= 65_536
-    assert after - full < 24, f"{full} MiB when the memory was full, {after} MiB after twice as many new words again"
+    assert after - full < 24, (
+        f"{full} MiB when the memory was full, {after} MiB after twice as many new words again"
+    )

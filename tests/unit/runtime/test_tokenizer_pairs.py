@@ -13,7 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
-from tokenizers.processors import BertProcessing, ByteLevel, RobertaProcessing, Sequence, TemplateProcessing
+from tokenizers.processors import (
+    BertProcessing,
+    ByteLevel,
+    RobertaProcessing,
+    Sequence,
+    TemplateProcessing,
+)
 
 from tests.support import tinymodel
 from tests.support.python_backend import InferenceRequest, load_runtime, start_model, texts
@@ -22,7 +28,11 @@ from triton_pipelines.runtime.tokenizer.encoder import shares
 module = load_runtime("tokenizer")
 MAX_LENGTH = 12
 KINDS = {kind.lower(): kind for kind in module.KINDS}
-STRATEGIES = {"LongestFirst": "longest_first", "OnlyFirst": "only_first", "OnlySecond": "only_second"}
+STRATEGIES = {
+    "LongestFirst": "longest_first",
+    "OnlyFirst": "only_first",
+    "OnlySecond": "only_second",
+}
 
 
 @pytest.fixture(scope="session")
@@ -33,19 +43,36 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(
-    folder: Path, max_batch_size: int = 64, kinds: dict[str, str] = KINDS, inputs: tuple[str, ...] = ("QUERY", "PASSAGE"), **parameters: str
+    folder: Path,
+    max_batch_size: int = 64,
+    kinds: dict[str, str] = KINDS,
+    inputs: tuple[str, ...] = ("QUERY", "PASSAGE"),
+    **parameters: str,
 ) -> Any:
     config = {
         "max_batch_size": max_batch_size,
         "input": [{"name": name, "data_type": "TYPE_STRING", "dims": [1]} for name in inputs],
         "output": [{"name": name, "data_type": "TYPE_INT64", "dims": [-1]} for name in kinds],
     }
-    values = {"text": "QUERY", "text_pair": "PASSAGE", "max_length": str(MAX_LENGTH), "outputs": json.dumps(kinds), **parameters}
-    return start_model("tokenizer", folder, config, {f"tritonpipe.{key}": value for key, value in values.items()})
+    values = {
+        "text": "QUERY",
+        "text_pair": "PASSAGE",
+        "max_length": str(MAX_LENGTH),
+        "outputs": json.dumps(kinds),
+        **parameters,
+    }
+    return start_model(
+        "tokenizer", folder, config, {f"tritonpipe.{key}": value for key, value in values.items()}
+    )
 
 
 def request(*pairs: tuple[str | bytes, str | bytes]) -> InferenceRequest:
-    return InferenceRequest({"QUERY": texts(*(pair[0] for pair in pairs)), "PASSAGE": texts(*(pair[1] for pair in pairs))})
+    return InferenceRequest(
+        {
+            "QUERY": texts(*(pair[0] for pair in pairs)),
+            "PASSAGE": texts(*(pair[1] for pair in pairs)),
+        }
+    )
 
 
 def reference(pair: tuple[str, str], special: bool, strategy: str = "longest_first") -> Any:
@@ -55,15 +82,26 @@ def reference(pair: tuple[str, str], special: bool, strategy: str = "longest_fir
     return plain.encode(*pair, add_special_tokens=special)
 
 
-words = st.lists(st.sampled_from((*tinymodel.WORDS, "Unknown", "ü", "🦊", "e\u0301")), max_size=14).map(" ".join)
-pairs_strategy = st.lists(st.lists(st.tuples(words, words), min_size=1, max_size=4), min_size=1, max_size=5)
+words = st.lists(
+    st.sampled_from((*tinymodel.WORDS, "Unknown", "ü", "🦊", "e\u0301")), max_size=14
+).map(" ".join)
+pairs_strategy = st.lists(
+    st.lists(st.tuples(words, words), min_size=1, max_size=4), min_size=1, max_size=5
+)
 
 
 @pytest.mark.proves("spec.tokenizer.truncation", "behaviour")
 @settings(deadline=None, max_examples=150)
 @given(batches=pairs_strategy, truncation=st.sampled_from(tuple(STRATEGIES)), special=st.booleans())
-def test_every_pair_is_tokenized_as_alone(folder: Path, batches: list[list[tuple[str, str]]], truncation: str, special: bool) -> None:
-    model = start(folder, truncation=truncation, padding="Ragged", special_tokens="Enabled" if special else "Disabled")
+def test_every_pair_is_tokenized_as_alone(
+    folder: Path, batches: list[list[tuple[str, str]]], truncation: str, special: bool
+) -> None:
+    model = start(
+        folder,
+        truncation=truncation,
+        padding="Ragged",
+        special_tokens="Enabled" if special else "Disabled",
+    )
     responses = model.execute([request(*pairs) for pairs in batches])
     for response, pairs in zip(responses, batches, strict=True):
         try:
@@ -80,8 +118,12 @@ def test_every_pair_is_tokenized_as_alone(folder: Path, batches: list[list[tuple
             if len(encoding):
                 assert arrays["inputids"][i, :length].tolist() == encoding.ids
                 assert arrays["tokentypeids"][i, :length].tolist() == encoding.type_ids
-                assert arrays["specialtokensmask"][i, :length].tolist() == encoding.special_tokens_mask
-                assert [tuple(pair) for pair in arrays["offsets"][i, :length].tolist()] == encoding.offsets
+                assert (
+                    arrays["specialtokensmask"][i, :length].tolist() == encoding.special_tokens_mask
+                )
+                assert [
+                    tuple(pair) for pair in arrays["offsets"][i, :length].tolist()
+                ] == encoding.offsets
             assert not arrays["inputids"][i, length:].any()
             assert not arrays["tokentypeids"][i, length:].any()
 
@@ -112,7 +154,11 @@ LONG = "fox " * 30
 @pytest.mark.parametrize(
     ("truncation", "bad", "message"),
     [
-        ("Refuse", (LONG, "a dog"), "row 1 of QUERY and PASSAGE has 35 tokens, more than the 12 allowed: shorten the text"),
+        (
+            "Refuse",
+            (LONG, "a dog"),
+            "row 1 of QUERY and PASSAGE has 35 tokens, more than the 12 allowed: shorten the text",
+        ),
         (
             "OnlyFirst",
             ("a dog", LONG),
@@ -127,12 +173,20 @@ LONG = "fox " * 30
         ),
     ],
 )
-def test_a_pair_that_cannot_be_cut_fails_alone(folder: Path, truncation: str, bad: tuple[str, str], message: str) -> None:
+def test_a_pair_that_cannot_be_cut_fails_alone(
+    folder: Path, truncation: str, bad: tuple[str, str], message: str
+) -> None:
     model = start(folder, truncation=truncation)
-    fine = [("a cat", "the dog"), ("fox " * 4, "dog " * 4)] if truncation == "Refuse" else [bad[::-1], ("a cat", "the dog")]
+    fine = (
+        [("a cat", "the dog"), ("fox " * 4, "dog " * 4)]
+        if truncation == "Refuse"
+        else [bad[::-1], ("a cat", "the dog")]
+    )
     if truncation == "Refuse":
         fine.pop()
-    first, refused, last = model.execute([request(*fine), request(("a", "b"), bad), request(("fox", "dog"))])
+    first, refused, last = model.execute(
+        [request(*fine), request(("a", "b"), bad), request(("fox", "dog"))]
+    )
     assert refused.error().message() == message
     assert refused.error().code() == module.pb_utils.TritonError.INVALID_ARG
     strategy = STRATEGIES.get(truncation, "longest_first")
@@ -148,21 +202,34 @@ def test_a_pair_that_cannot_be_cut_fails_alone(folder: Path, truncation: str, ba
 def test_a_wrong_request_fails_alone(folder: Path) -> None:
     model = start(folder)
     wrong = {
-        "QUERY has 2 rows, but PASSAGE has 3: send as many rows of both": {"QUERY": texts("a", "b"), "PASSAGE": texts("a", "b", "c")},
+        "QUERY has 2 rows, but PASSAGE has 3: send as many rows of both": {
+            "QUERY": texts("a", "b"),
+            "PASSAGE": texts("a", "b", "c"),
+        },
         "PASSAGE is missing": {"QUERY": texts("a")},
-        "row 1 of PASSAGE is not valid UTF-8": {"QUERY": texts("a", "b"), "PASSAGE": texts("a", b"\xc3\x28")},
+        "row 1 of PASSAGE is not valid UTF-8": {
+            "QUERY": texts("a", "b"),
+            "PASSAGE": texts("a", b"\xc3\x28"),
+        },
         "row 0 of QUERY is not valid UTF-8": {"QUERY": texts(b"\xff"), "PASSAGE": texts("a")},
         "PASSAGE has no rows": {"QUERY": texts("a"), "PASSAGE": texts()},
-        "PASSAGE has shape [1, 2], expected [rows, 1]": {"QUERY": texts("a"), "PASSAGE": np.array([[b"a", b"b"]], dtype=np.object_)},
+        "PASSAGE has shape [1, 2], expected [rows, 1]": {
+            "QUERY": texts("a"),
+            "PASSAGE": np.array([[b"a", b"b"]], dtype=np.object_),
+        },
     }
-    *refused, good = model.execute([*(InferenceRequest(inputs) for inputs in wrong.values()), request(("the fox", "a dog"))])
+    *refused, good = model.execute(
+        [*(InferenceRequest(inputs) for inputs in wrong.values()), request(("the fox", "a dog"))]
+    )
     for response, fragment in zip(refused, wrong, strict=True):
         assert fragment in response.error().message()
         assert response.error().code() == module.pb_utils.TritonError.INVALID_ARG
     assert good.arrays()["inputids"].tolist() == [reference(("the fox", "a dog"), True).ids]
 
 
-def test_a_pair_that_breaks_the_tokenizer_fails_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pair_that_breaks_the_tokenizer_fails_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = start(folder, truncation="OnlyFirst")
     encode = model._encoder._encode
 
@@ -191,15 +258,22 @@ def test_a_text_that_breaks_the_tokenizer_again_fails_alone(tmp_path: Path) -> N
 
 def test_nul_and_ten_megabytes_in_either_text(folder: Path) -> None:
     large = b"the fox " + b"x" * 10_000_000
-    (response,) = start(folder, kinds={"ids": "InputIds"}).execute([request((large, "a\x00dog"), ("a dog", large))])
-    unknown = [reference(pair, True).ids for pair in (("the fox x", "a\x00dog"), ("a dog", "the fox x"))]
+    (response,) = start(folder, kinds={"ids": "InputIds"}).execute(
+        [request((large, "a\x00dog"), ("a dog", large))]
+    )
+    unknown = [
+        reference(pair, True).ids for pair in (("the fox x", "a\x00dog"), ("a dog", "the fox x"))
+    ]
     width = max(map(len, unknown))
     assert response.arrays()["ids"].tolist() == [row + [0] * (width - len(row)) for row in unknown]
 
 
 @pytest.mark.parametrize("shape", [(2,), (1, 2), (2, 1)], ids=str)
 def test_without_batching_every_element_is_a_row(folder: Path, shape: tuple[int, ...]) -> None:
-    inputs = {"QUERY": texts("a", "the fox").reshape(shape), "PASSAGE": texts("dog", "cat").reshape(shape)}
+    inputs = {
+        "QUERY": texts("a", "the fox").reshape(shape),
+        "PASSAGE": texts("dog", "cat").reshape(shape),
+    }
     (response,) = start(folder, max_batch_size=0).execute([InferenceRequest(inputs)])
     arrays = response.arrays()
     assert {name: array.shape for name, array in arrays.items()} == {
@@ -217,13 +291,31 @@ def test_without_batching_every_element_is_a_row(folder: Path, shape: tuple[int,
     ("inputs", "parameters", "fragment"),
     [
         (("QUERY",), {}, "exactly two inputs, QUERY and PASSAGE of TYPE_STRING"),
-        (("QUERY", "PASSAGE"), {"text_pair": "TITLE"}, "exactly two inputs, QUERY and TITLE of TYPE_STRING"),
-        (("QUERY",), {"text_pair": "QUERY"}, "tritonpipe.text_pair: QUERY is tritonpipe.text already"),
-        (("QUERY", "PASSAGE"), {"max_length": "3"}, "tritonpipe.max_length: 3 leaves no room for text beside 3 special tokens"),
-        (("QUERY", "PASSAGE"), {"truncation": "First"}, "tritonpipe.truncation: 'First' is none of LongestFirst, OnlyFirst, OnlySecond, Refuse"),
+        (
+            ("QUERY", "PASSAGE"),
+            {"text_pair": "TITLE"},
+            "exactly two inputs, QUERY and TITLE of TYPE_STRING",
+        ),
+        (
+            ("QUERY",),
+            {"text_pair": "QUERY"},
+            "tritonpipe.text_pair: QUERY is tritonpipe.text already",
+        ),
+        (
+            ("QUERY", "PASSAGE"),
+            {"max_length": "3"},
+            "tritonpipe.max_length: 3 leaves no room for text beside 3 special tokens",
+        ),
+        (
+            ("QUERY", "PASSAGE"),
+            {"truncation": "First"},
+            "tritonpipe.truncation: 'First' is none of LongestFirst, OnlyFirst, OnlySecond, Refuse",
+        ),
     ],
 )
-def test_a_wrong_configuration_is_refused_at_load(folder: Path, inputs: tuple[str, ...], parameters: dict[str, str], fragment: str) -> None:
+def test_a_wrong_configuration_is_refused_at_load(
+    folder: Path, inputs: tuple[str, ...], parameters: dict[str, str], fragment: str
+) -> None:
     with pytest.raises(ValueError) as caught:
         start(folder, inputs=inputs, **parameters)
     assert fragment in str(caught.value)
@@ -242,13 +334,17 @@ def test_second_texts_have_their_type_without_a_post_processor(tmp_path: Path) -
 @pytest.mark.parametrize("truncation", list(STRATEGIES))
 @settings(deadline=None, max_examples=100)
 @given(first=st.integers(0, 30), second=st.integers(0, 30), room=st.integers(1, 20))
-def test_a_pair_is_cut_as_the_library_cuts_it(truncation: str, first: int, second: int, room: int) -> None:
+def test_a_pair_is_cut_as_the_library_cuts_it(
+    truncation: str, first: int, second: int, room: int
+) -> None:
     if first + second <= room:
         return
     plain = tinymodel.tokenizer(baked_in=False)
     plain.enable_truncation(room, strategy=STRATEGIES[truncation])
     try:
-        sequences = plain.encode("fox " * first, "dog " * second, add_special_tokens=False).sequence_ids
+        sequences = plain.encode(
+            "fox " * first, "dog " * second, add_special_tokens=False
+        ).sequence_ids
         expected = sequences.count(0), sequences.count(1)
     except Exception:
         expected = None
@@ -277,9 +373,15 @@ BERT = BertProcessing(("[SEP]", 3), ("[CLS]", 2))
         pytest.param(template("$B:1 [SEP] $A"), id="the second text in front"),
         pytest.param(template("$A $B"), id="no special token"),
         pytest.param(RobertaProcessing(("[SEP]", 3), ("[CLS]", 2)), id="two separators"),
-        pytest.param(Sequence([ByteLevel(), template("[CLS] $A [SEP] $B:1 [SEP]:1", "[CLS] $A [SEP]")]), id="bytes, then a template"),
+        pytest.param(
+            Sequence([ByteLevel(), template("[CLS] $A [SEP] $B:1 [SEP]:1", "[CLS] $A [SEP]")]),
+            id="bytes, then a template",
+        ),
         # The library takes special tokens for texts of their own, or for one of the pair's, where another step follows the template.
-        pytest.param(Sequence([template("[CLS] $A [SEP] $B:1 [SEP]:1", "[CLS] $A [SEP]"), ByteLevel()]), id="a template, then bytes"),
+        pytest.param(
+            Sequence([template("[CLS] $A [SEP] $B:1 [SEP]:1", "[CLS] $A [SEP]"), ByteLevel()]),
+            id="a template, then bytes",
+        ),
         pytest.param(Sequence([BERT, ByteLevel()]), id="BERT's, then bytes"),
         pytest.param(Sequence([BERT, BERT]), id="BERT's twice"),
     ],
@@ -288,13 +390,22 @@ BERT = BertProcessing(("[SEP]", 3), ("[CLS]", 2))
 @pytest.mark.parametrize("special", [True, False])
 def test_odd_templates(tmp_path: Path, processor: Any, truncation: str, special: bool) -> None:
     made = save(tmp_path, processor)
-    pairs = [("the fox runs", "a dog " * 9), ("a cat", "a bird"), ("a quick red fox", "the old dog " * 4), ("", "a dog " * 9)]
-    model = start(tmp_path, truncation=truncation, special_tokens="Enabled" if special else "Disabled")
+    pairs = [
+        ("the fox runs", "a dog " * 9),
+        ("a cat", "a bird"),
+        ("a quick red fox", "the old dog " * 4),
+        ("", "a dog " * 9),
+    ]
+    model = start(
+        tmp_path, truncation=truncation, special_tokens="Enabled" if special else "Disabled"
+    )
     (response,) = model.execute([request(*pairs)])
     made.enable_truncation(MAX_LENGTH, strategy=STRATEGIES[truncation])
     for row, pair in enumerate(pairs):
         expected = made.encode(*pair, add_special_tokens=special)
-        arrays = {name: array[row, : len(expected)].tolist() for name, array in response.arrays().items()}
+        arrays = {
+            name: array[row, : len(expected)].tolist() for name, array in response.arrays().items()
+        }
         assert (arrays["inputids"], arrays["tokentypeids"]) == (expected.ids, expected.type_ids)
         assert arrays["offsets"] == [list(offset) for offset in expected.offsets]
 
@@ -303,7 +414,9 @@ TWICE = template("[CLS] $A [SEP] $B [SEP] $A", "[CLS] $A [SEP]")
 
 
 WAY_OUT = "save it with a template such as [CLS] $A [SEP] $B:1 [SEP]:1"
-ONCE = f"and pairs can only be cut where each text stands once: {WAY_OUT}, or set truncation to Refuse"
+ONCE = (
+    f"and pairs can only be cut where each text stands once: {WAY_OUT}, or set truncation to Refuse"
+)
 
 
 @pytest.mark.parametrize("special_tokens", ["Enabled", "Disabled"])
@@ -315,7 +428,9 @@ ONCE = f"and pairs can only be cut where each text stands once: {WAY_OUT}, or se
         (Sequence([TWICE, ByteLevel()]), f"puts the first text in 2 times, {ONCE}"),
     ],
 )
-def test_a_template_that_cannot_be_cut_is_refused_at_load(tmp_path: Path, processor: Any, says: str, special_tokens: str) -> None:
+def test_a_template_that_cannot_be_cut_is_refused_at_load(
+    tmp_path: Path, processor: Any, says: str, special_tokens: str
+) -> None:
     save(tmp_path, processor)
     with pytest.raises(ValueError) as caught:
         start(tmp_path, special_tokens=special_tokens)
@@ -327,8 +442,13 @@ def test_a_template_that_breaks_the_library_is_refused_at_load(tmp_path: Path) -
     save(tmp_path, Sequence([template("$A [SEP] $B"), template("$A [SEP] $B")]))
     with pytest.raises(ValueError) as caught:
         start(tmp_path)
-    assert str(caught.value) == f"tokenizer.json: its post_processor makes no pair of two texts (not yet implemented): {WAY_OUT}"
-    (response,) = start(tmp_path, kinds={"ids": "InputIds"}, special_tokens="Disabled").execute([request(("fox", "dog"))])
+    assert (
+        str(caught.value)
+        == f"tokenizer.json: its post_processor makes no pair of two texts (not yet implemented): {WAY_OUT}"
+    )
+    (response,) = start(tmp_path, kinds={"ids": "InputIds"}, special_tokens="Disabled").execute(
+        [request(("fox", "dog"))]
+    )
     assert response.arrays()["ids"].tolist() == [[6, 7]]
 
 
@@ -339,12 +459,24 @@ def test_a_template_that_is_never_cut_may_have_a_text_twice(tmp_path: Path) -> N
         "input": [{"name": "TEXT", "data_type": "TYPE_STRING", "dims": [1]}],
         "output": [{"name": "ids", "data_type": "TYPE_INT64", "dims": [-1]}],
     }
-    single = start_model("tokenizer", tmp_path, config, {"tritonpipe.max_length": "4", "tritonpipe.outputs": '{"ids": "InputIds"}'})
+    single = start_model(
+        "tokenizer",
+        tmp_path,
+        config,
+        {"tritonpipe.max_length": "4", "tritonpipe.outputs": '{"ids": "InputIds"}'},
+    )
     (response,) = single.execute([InferenceRequest({"TEXT": texts("the quick red fox")})])
-    assert response.arrays()["ids"].tolist() == [[2, *made.encode("the quick", add_special_tokens=False).ids, 3]]
-    short, long = start(tmp_path, kinds={"ids": "InputIds"}, truncation="Refuse").execute([request(("fox", "dog")), request(("fox " * 6, "dog"))])
+    assert response.arrays()["ids"].tolist() == [
+        [2, *made.encode("the quick", add_special_tokens=False).ids, 3]
+    ]
+    short, long = start(tmp_path, kinds={"ids": "InputIds"}, truncation="Refuse").execute(
+        [request(("fox", "dog")), request(("fox " * 6, "dog"))]
+    )
     assert short.arrays()["ids"].tolist() == [made.encode("fox", "dog").ids]
-    assert long.error().message() == "row 0 of QUERY and PASSAGE has 16 tokens, more than the 12 allowed: shorten the text"
+    assert (
+        long.error().message()
+        == "row 0 of QUERY and PASSAGE has 16 tokens, more than the 12 allowed: shorten the text"
+    )
 
 
 MEMORY = """
@@ -361,14 +493,25 @@ print(ids.count(6), ids.count(7), len(ids))
 """
 
 
-@pytest.mark.parametrize(("truncation", "first", "kept"), [("LongestFirst", 20_000, (254, 255)), ("OnlySecond", 508, (508, 1))])
-@pytest.mark.parametrize("processor", [None, Sequence([BERT, ByteLevel()])], ids=["of its own", "that the library loses track of"])
-def test_two_long_texts_fill_no_memory(tmp_path: Path, processor: Any, truncation: str, first: int, kept: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("truncation", "first", "kept"),
+    [("LongestFirst", 20_000, (254, 255)), ("OnlySecond", 508, (508, 1))],
+)
+@pytest.mark.parametrize(
+    "processor",
+    [None, Sequence([BERT, ByteLevel()])],
+    ids=["of its own", "that the library loses track of"],
+)
+def test_two_long_texts_fill_no_memory(
+    tmp_path: Path, processor: Any, truncation: str, first: int, kept: tuple[int, int]
+) -> None:
     """The library's own cut keeps every part with every part: gigabytes for a request of 200 kB."""
     save(tmp_path, processor or tinymodel.tokenizer(baked_in=False).post_processor)
     root = Path(__file__).parents[3]
     environment = {"PYTHONPATH": f"{root}:{root / 'operator'}", "TOKENIZERS_PARALLELISM": "false"}
     command = [sys.executable, "-c", MEMORY, str(tmp_path), "512", str(first), "20000", truncation]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.returncode == 0, done.stderr[-1000:]
     assert tuple(map(int, done.stdout.split())) == (*kept, 512)

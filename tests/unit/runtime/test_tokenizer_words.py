@@ -35,7 +35,25 @@ PIECES = (
 TEXT = st.one_of(
     st.text(max_size=40),
     st.lists(
-        st.sampled_from(["the", "fox", "Foxes", "jumps", "[SEP]", "[MASK]", "x[CLS]y", "don't", "É", "中文", "", "\t", "a\u0301", "\u0301", "\xa0"]),
+        st.sampled_from(
+            [
+                "the",
+                "fox",
+                "Foxes",
+                "jumps",
+                "[SEP]",
+                "[MASK]",
+                "x[CLS]y",
+                "don't",
+                "É",
+                "中文",
+                "",
+                "\t",
+                "a\u0301",
+                "\u0301",
+                "\xa0",
+            ]
+        ),
         max_size=20,
     ).map(" ".join),
 )
@@ -43,13 +61,24 @@ BATCHES = st.lists(st.lists(TEXT, min_size=1, max_size=6), min_size=1, max_size=
 load_runtime("tokenizer")
 
 
-def bert(normalizer: Normalizer | None = None, pre_tokenizer: PreTokenizer | None = None, model: Any = None) -> Tokenizer:
+def bert(
+    normalizer: Normalizer | None = None,
+    pre_tokenizer: PreTokenizer | None = None,
+    model: Any = None,
+) -> Tokenizer:
     """A tokenizer of BERT's make with a tiny vocabulary."""
-    made = Tokenizer(model or WordPiece({piece: number for number, piece in enumerate((*SPECIAL, *PIECES))}, unk_token="[UNK]"))
+    made = Tokenizer(
+        model
+        or WordPiece(
+            {piece: number for number, piece in enumerate((*SPECIAL, *PIECES))}, unk_token="[UNK]"
+        )
+    )
     made.normalizer = normalizer or BertNormalizer()
     made.pre_tokenizer = pre_tokenizer or BertPreTokenizer()
     made.add_special_tokens(list(SPECIAL))
-    made.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    made.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
     made.enable_truncation(MAX_LENGTH)
     return made
 
@@ -91,7 +120,9 @@ class Counted:
         return self._made.encode_batch_fast(rows, **options)
 
 
-def remembering(made: Tokenizer, most_tokens: int | None = MAX_LENGTH) -> tuple[WordMemory, Counted]:
+def remembering(
+    made: Tokenizer, most_tokens: int | None = MAX_LENGTH
+) -> tuple[WordMemory, Counted]:
     memory, counted = WordMemory.of(made, True, most_tokens), Counted(made)
     assert memory is not None
     memory._tokenizer = counted
@@ -105,7 +136,9 @@ def test_words_are_learned_and_then_looked_up() -> None:
     assert counted.texts == 1 + words.LEARNED_PER_ROW  # the text, and some of its words beside
     memory.rows(rows)
     assert counted.texts == 1 + 5  # the one word that was left
-    assert unpacked(memory.rows(["fox jumps the brown", "the " * 40])) == expected(bert(), ["fox jumps the brown", "the " * 40])
+    assert unpacked(memory.rows(["fox jumps the brown", "the " * 40])) == expected(
+        bert(), ["fox jumps the brown", "the " * 40]
+    )
     assert counted.texts == 1 + 5 + 1  # "", behind the last space
 
 
@@ -136,12 +169,22 @@ def test_the_memory_is_bounded_and_keeps_no_long_words(monkeypatch: pytest.Monke
         assert max(map(len, memory._known)) <= words.LONGEST_WORD
 
 
-def test_one_text_of_many_new_words_does_not_make_it_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_text_of_many_new_words_does_not_make_it_larger(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(words, "MOST_WORDS", 60)
     memory, _ = remembering(bert())
     memory._learn(["the"])
     for text in range(5):
-        memory.rows([" ".join(word for number in range(200) for word in ["the", "the", "the", "the", f"{text}w{number}"])])
+        memory.rows(
+            [
+                " ".join(
+                    word
+                    for number in range(200)
+                    for word in ["the", "the", "the", "the", f"{text}w{number}"]
+                )
+            ]
+        )
         assert len(memory._known) <= 60
         memory._learn(["the"])
 
@@ -149,7 +192,14 @@ def test_one_text_of_many_new_words_does_not_make_it_larger(monkeypatch: pytest.
 def _added(**flags: bool) -> Callable[[], Tokenizer]:
     def make() -> Tokenizer:
         made = bert()
-        made.add_tokens([AddedToken("new york" if flags.pop("space", False) else "newyork", **{"normalized": False, **flags})])
+        made.add_tokens(
+            [
+                AddedToken(
+                    "new york" if flags.pop("space", False) else "newyork",
+                    **{"normalized": False, **flags},
+                )
+            ]
+        )
         return made
 
     return make
@@ -158,7 +208,9 @@ def _added(**flags: bool) -> Callable[[], Tokenizer]:
 def _processed(single: str) -> Callable[[], Tokenizer]:
     def make() -> Tokenizer:
         made = bert()
-        made.post_processor = TemplateProcessing(single=single, special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+        made.post_processor = TemplateProcessing(
+            single=single, special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        )
         return made
 
     return make
@@ -195,9 +247,15 @@ def test_berts_own_post_processor_is_known() -> None:
 
 @pytest.mark.parametrize(
     ("kinds", "pairs", "remembers"),
-    [(["InputIds", "AttentionMask", "TokenTypeIds"], False, True), (["InputIds"], True, False), (["InputIds", "Offsets"], False, False)],
+    [
+        (["InputIds", "AttentionMask", "TokenTypeIds"], False, True),
+        (["InputIds"], True, False),
+        (["InputIds", "Offsets"], False, False),
+    ],
 )
-def test_what_words_alone_do_not_tell_is_left_to_the_library(kinds: list[str], pairs: bool, remembers: bool) -> None:
+def test_what_words_alone_do_not_tell_is_left_to_the_library(
+    kinds: list[str], pairs: bool, remembers: bool
+) -> None:
     encoder = TextEncoder(bert(), kinds, MAX_LENGTH, "LongestFirst", True, pairs)
     assert (encoder._words is not None) is remembers
 
@@ -209,7 +267,10 @@ def test_known_rows_have_all_kinds() -> None:
     lengths, flat = encoder.encode(["the fox", "", "fox"])
     the, fox = len(SPECIAL) + PIECES.index("the"), len(SPECIAL) + PIECES.index("fox")
     assert lengths.tolist() == [2, 1, 1]
-    assert {kind: values.tolist() for kind, values in flat.items()} == {"InputIds": [the, fox, 0, fox], "TokenTypeIds": [0, 0, 0, 0]}
+    assert {kind: values.tolist() for kind, values in flat.items()} == {
+        "InputIds": [the, fox, 0, fox],
+        "TokenTypeIds": [0, 0, 0, 0],
+    }
 
 
 def test_a_text_without_tokens_has_the_type_of_padding() -> None:
@@ -220,7 +281,15 @@ def test_a_text_without_tokens_has_the_type_of_padding() -> None:
         assert encoder.encode(["", "the"])[1]["TokenTypeIds"].tolist() == [1, 0]
 
 
-@pytest.mark.parametrize("encoded", [b"\x05\x00\x00\x00four", b"\x00\x00\x00\x00\x01\x00\x00\x00", b"\xff\xff\xff\xfftext", b"\x00\x00\x00"])
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        b"\x05\x00\x00\x00four",
+        b"\x00\x00\x00\x00\x01\x00\x00\x00",
+        b"\xff\xff\xff\xfftext",
+        b"\x00\x00\x00",
+    ],
+)
 def test_lengths_that_lie_are_an_error_as_with_the_backend(encoded: bytes) -> None:
     with pytest.raises(struct.error):
         helpers.deserialize_bytes_tensor(encoded)
@@ -248,6 +317,11 @@ def test_helpers_are_replaced_once_and_only_where_they_are() -> None:
     helpers.quicken(Backend)
     helpers.quicken(Backend)
     convert: Any = Backend.numpy_to_triton_type
-    assert [convert(np.dtype(kind)) for kind in (np.int64, np.int32, np.int64, np.int32)] == [9, 8, 9, 8]
+    assert [convert(np.dtype(kind)) for kind in (np.int64, np.int32, np.int64, np.int32)] == [
+        9,
+        8,
+        9,
+        8,
+    ]
     assert Backend.calls == 2
     assert not hasattr(Backend, "deserialize_bytes_tensor")

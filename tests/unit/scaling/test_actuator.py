@@ -6,8 +6,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from triton_pipelines.scaling.actuator import Ended, Pace, PodGoneError, PodRefusedError, PodSilentError, Target, actuate
-from triton_pipelines.scaling.backoff import Backoff
+from triton_pipelines.autoscaling.backoff import Backoff
+from triton_pipelines.controllers.autoscaler.actuator import (
+    Ended,
+    Pace,
+    PodGoneError,
+    PodRefusedError,
+    PodSilentError,
+    Target,
+    actuate,
+)
 
 PACE = Pace(load=5.0, settle=0.2, settle_poll=0.01, verify=0.05, verify_poll=0.01)
 
@@ -65,7 +73,16 @@ async def test_growth_goes_to_the_first_pod_alone_then_to_a_quarter_at_a_time() 
     log: list[str] = []
     pods = [FakePod(f"p{index}", log=log, gate=asyncio.Event()) for index in range(8)]
     started: asyncio.Queue[str] = asyncio.Queue()
-    running = asyncio.create_task(actuate("tokenizer", "sentiment", 3, targets(*pods), pace=PACE, started=lambda one: started.put_nowait(one.pod)))
+    running = asyncio.create_task(
+        actuate(
+            "tokenizer",
+            "sentiment",
+            3,
+            targets(*pods),
+            pace=PACE,
+            started=lambda one: started.put_nowait(one.pod),
+        )
+    )
     for group in (["p0"], ["p1", "p2"], ["p3", "p4"], ["p5", "p6"], ["p7"]):
         assert [await asyncio.wait_for(started.get(), 5) for _ in group] == group
         for _ in range(10):  # whoever else was to start would have by now
@@ -83,7 +100,16 @@ async def test_growth_goes_to_the_first_pod_alone_then_to_a_quarter_at_a_time() 
 async def test_removal_goes_from_pod_to_pod() -> None:
     pods = [FakePod(name, now=4, gate=asyncio.Event()) for name in "abc"]
     started: asyncio.Queue[str] = asyncio.Queue()
-    running = asyncio.create_task(actuate("tokenizer", "sentiment", 2, targets(*pods), pace=PACE, started=lambda one: started.put_nowait(one.pod)))
+    running = asyncio.create_task(
+        actuate(
+            "tokenizer",
+            "sentiment",
+            2,
+            targets(*pods),
+            pace=PACE,
+            started=lambda one: started.put_nowait(one.pod),
+        )
+    )
     for pod in pods:
         assert await asyncio.wait_for(started.get(), 5) == pod.name
         for _ in range(10):
@@ -97,14 +123,41 @@ async def test_removal_goes_from_pod_to_pod() -> None:
 @pytest.mark.parametrize(
     ("spoil", "ended", "words", "count"),
     [
-        (lambda pod: setattr(pod, "refuses", "no space in /dev/shm"), Ended.REFUSED, "refused 3 instances: no space in /dev/shm", 1),
-        (lambda pod: setattr(pod, "ignores", True), Ended.BROKEN, "reports 1 instances after a change to 3", 1),
-        (lambda pod: setattr(pod, "inference", "stub process is not healthy"), Ended.BROKEN, "stub process", 3),
-        (lambda pod: pod.faults.extend(["'sentiment' is not ready"] * 100), Ended.BROKEN, "'sentiment' is not ready", 3),
-        (lambda pod: vars(pod).update(silent=True, late=1000), Ended.SILENT, "the count did not follow", 1),
+        (
+            lambda pod: setattr(pod, "refuses", "no space in /dev/shm"),
+            Ended.REFUSED,
+            "refused 3 instances: no space in /dev/shm",
+            1,
+        ),
+        (
+            lambda pod: setattr(pod, "ignores", True),
+            Ended.BROKEN,
+            "reports 1 instances after a change to 3",
+            1,
+        ),
+        (
+            lambda pod: setattr(pod, "inference", "stub process is not healthy"),
+            Ended.BROKEN,
+            "stub process",
+            3,
+        ),
+        (
+            lambda pod: pod.faults.extend(["'sentiment' is not ready"] * 100),
+            Ended.BROKEN,
+            "'sentiment' is not ready",
+            3,
+        ),
+        (
+            lambda pod: vars(pod).update(silent=True, late=1000),
+            Ended.SILENT,
+            "the count did not follow",
+            1,
+        ),
     ],
 )
-async def test_a_canary_that_fails_keeps_the_others_as_they_are(spoil: Callable[[FakePod], object], ended: Ended, words: str, count: int) -> None:
+async def test_a_canary_that_fails_keeps_the_others_as_they_are(
+    spoil: Callable[[FakePod], object], ended: Ended, words: str, count: int
+) -> None:
     canary, other = FakePod("canary"), FakePod("other")
     spoil(canary)
     outcome = await actuate("tokenizer", "sentiment", 3, targets(canary, other), pace=PACE)
@@ -124,7 +177,13 @@ async def test_a_load_without_an_answer_is_watched_and_never_sent_again() -> Non
 
 
 async def test_an_ensemble_that_comes_back_within_its_time_is_no_fault() -> None:
-    outcome = await actuate("tokenizer", "sentiment", 2, targets(FakePod("pod", faults=["'sentiment' is not ready"])), pace=PACE)
+    outcome = await actuate(
+        "tokenizer",
+        "sentiment",
+        2,
+        targets(FakePod("pod", faults=["'sentiment' is not ready"])),
+        pace=PACE,
+    )
     assert outcome.proven
     assert outcome.reason == ""
 

@@ -10,10 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triton_pipelines.scaling.fleet import CPU, PODS, Bounds, Seen, adopt, decide_fleet, moving
-from triton_pipelines.scaling.memory import LIMIT_BYTES, dumps, loads
-from triton_pipelines.scaling.resize import CpuBounds
-from triton_pipelines.scaling.types import (
+from triton_pipelines.autoscaling.cpu_limit import CpuBounds
+from triton_pipelines.autoscaling.pods_and_cpu import (
+    CPU,
+    PODS,
+    Bounds,
+    Seen,
+    adopt,
+    decide_fleet,
+    moving,
+)
+from triton_pipelines.autoscaling.state_json import LIMIT_BYTES, dumps, loads
+from triton_pipelines.autoscaling.types import (
     CpuMemory,
     Decision,
     Figures,
@@ -29,17 +37,34 @@ from triton_pipelines.scaling.types import (
 
 NOW = 1_700_000_000.0
 TICK = 5.0
-LIMITS = PipelineLimits(steps=(StepLimits("tokenizer", "tokenizer", 1, 6, 2, cores=1.0),), gpu_steps=("model",))
+LIMITS = PipelineLimits(
+    steps=(StepLimits("tokenizer", "tokenizer", 1, 6, 2, cores=1.0),), gpu_steps=("model",)
+)
 # 250 m for the server, a core for each of 2 to 6 tokenizers.
 BOUNDS = Bounds(pods=StepLimits(PODS, "", 1, 5, 1), cpu=CpuBounds(2250, 6250, 250))
 EVEN = Seen(frozenset({"a"}), there=1, ready=1)
 
 
-def decision(verdict: Verdict = Verdict.BALANCED, count: int = 2, wanted: int = 2, *, memory: Memory | None = None, **fields: Any) -> Decision:
+def decision(
+    verdict: Verdict = Verdict.BALANCED,
+    count: int = 2,
+    wanted: int = 2,
+    *,
+    memory: Memory | None = None,
+    **fields: Any,
+) -> Decision:
     """A decision for one tokenizer whose cap is its count."""
-    figures = Figures(offered=fields.pop("offered", 1.0), wanted=wanted, cap=count, cap_by="CPU: limit 2.25 cores")
+    figures = Figures(
+        offered=fields.pop("offered", 1.0), wanted=wanted, cap=count, cap_by="CPU: limit 2.25 cores"
+    )
     given = memory if memory is not None else remembered()
-    return Decision((StepDecision("tokenizer", count, verdict, "", figures),), verdict, given, gpu_busy=0.1, **fields)
+    return Decision(
+        (StepDecision("tokenizer", count, verdict, "", figures),),
+        verdict,
+        given,
+        gpu_busy=0.1,
+        **fields,
+    )
 
 
 def remembered(millis: int = 2250, pods: int = 1, **fields: Any) -> Memory:
@@ -51,7 +76,13 @@ def remembered(millis: int = 2250, pods: int = 1, **fields: Any) -> Memory:
     )
 
 
-def decided(found: Decision, seen: Seen = EVEN, now: float = NOW, bounds: Bounds = BOUNDS, limits: PipelineLimits = LIMITS) -> Decision:
+def decided(
+    found: Decision,
+    seen: Seen = EVEN,
+    now: float = NOW,
+    bounds: Bounds = BOUNDS,
+    limits: PipelineLimits = LIMITS,
+) -> Decision:
     return decide_fleet(bounds, limits, found, seen, interval=TICK, now=now)
 
 
@@ -102,14 +133,25 @@ def test_cpu_waits_for_what_is_under_way_and_for_what_was_asked_before() -> None
 
 def test_a_limit_that_a_node_cannot_give_is_taken_back_and_bounds_all() -> None:
     asked = remembered(4250, last_up=NOW - 5, last_change=NOW - 5)
-    seen = replace(EVEN, infeasible={"a": Infeasible("a", "n1", 4250, 2250)}, uneven={"pod-a": "is Infeasible on node n1"})
+    seen = replace(
+        EVEN,
+        infeasible={"a": Infeasible("a", "n1", 4250, 2250)},
+        uneven={"pod-a": "is Infeasible on node n1"},
+    )
     back = decided(decision(**{**BOUND, "memory": asked}), seen)
     assert millis(back) == 2250
     assert back.memory.history[0].reason == "4250m is refused on node n1"
     again = decided(decision(**{**BOUND, "memory": back.memory}), EVEN, NOW + 60)
     assert millis(again) == 2250
-    assert again.limited == "cpu: a pod on node n1 cannot have more than 2250m (4250m is refused there)"
-    gone = decided(decision(**{**BOUND, "memory": again.memory}), replace(EVEN, uids=frozenset({"b"})), NOW + 120)
+    assert (
+        again.limited
+        == "cpu: a pod on node n1 cannot have more than 2250m (4250m is refused there)"
+    )
+    gone = decided(
+        decision(**{**BOUND, "memory": again.memory}),
+        replace(EVEN, uids=frozenset({"b"})),
+        NOW + 120,
+    )
     assert millis(gone) == 4250, "another pod may stand on a larger node"
 
 
@@ -131,7 +173,9 @@ def test_cpu_stays_without_usable_figures(fields: dict[str, Any]) -> None:
     wants = tuple((NOW - age, 2250) for age in range(300, 0, -5))
     found = decision(count=1, memory=remembered(6250, wants=wants), **fields)
     assert millis(decided(found)) == 6250
-    assert millis(decided(decision(count=1, memory=remembered(6250, wants=wants)))) == 2250, "else it would have fallen"
+    assert millis(decided(decision(count=1, memory=remembered(6250, wants=wants)))) == 2250, (
+        "else it would have fallen"
+    )
 
 
 # --- order ------------------------------------------------------------------------------------------------------------------------
@@ -167,7 +211,10 @@ def test_pods_are_the_way_where_a_node_keeps_cpu_waiting() -> None:
 def test_one_thing_at_a_time() -> None:
     """Whatever happens, a decision changes CPU or pods, not both, and neither while counts move or pods roll."""
     for seen in (EVEN, replace(EVEN, counting=True), replace(EVEN, rolling=True)):
-        steps = [Decision((), Verdict.UNKNOWN, remembered()), *run(remembered(), 300, seen, offered=9.0, wanted=9)]
+        steps = [
+            Decision((), Verdict.UNKNOWN, remembered()),
+            *run(remembered(), 300, seen, offered=9.0, wanted=9),
+        ]
         for before, after in pairwise(steps):
             changes = (millis(before) != millis(after)) + (pods(before) != pods(after))
             assert changes <= (1 if seen is EVEN else 0)
@@ -209,8 +256,20 @@ optional = st.one_of(st.none(), times)
 counts = st.integers(1, 2**31 - 1)
 
 
-@given(counts, st.integers(0, 100), optional, counts, st.lists(st.tuples(st.text(max_size=36), st.text(max_size=60), counts, counts), max_size=16))
-def test_memory_survives_a_restart(pods_: int, wanted: int, pressed: float | None, cores: int, lost: list[tuple[str, str, int, int]]) -> None:
+@given(
+    counts,
+    st.integers(0, 100),
+    optional,
+    counts,
+    st.lists(st.tuples(st.text(max_size=36), st.text(max_size=60), counts, counts), max_size=16),
+)
+def test_memory_survives_a_restart(
+    pods_: int,
+    wanted: int,
+    pressed: float | None,
+    cores: int,
+    lost: list[tuple[str, str, int, int]],
+) -> None:
     memory = Memory(
         pods=PodsMemory(StepMemory(desired=pods_, last_up=pressed), wanted, pressed),
         cpu=CpuMemory(StepMemory(desired=cores), tuple(Infeasible(*item) for item in lost)),
@@ -220,18 +279,39 @@ def test_memory_survives_a_restart(pods_: int, wanted: int, pressed: float | Non
         assert loads(text) == memory
 
 
-@pytest.mark.parametrize("broken", ["[]", '"x"', "7", '{"desired": 0}', '{"desired": true}', '{"desired": 2, "infeasible": [[1, 2], "x"]}'])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "[]",
+        '"x"',
+        "7",
+        '{"desired": 0}',
+        '{"desired": true}',
+        '{"desired": 2, "infeasible": [[1, 2], "x"]}',
+    ],
+)
 def test_broken_memory_is_left_out(broken: str) -> None:
-    found = loads(f'{{"version": 1, "steps": {{}}, "history": [], "pods": {broken}, "cpu": {broken}}}')
+    found = loads(
+        f'{{"version": 1, "steps": {{}}, "history": [], "pods": {broken}, "cpu": {broken}}}'
+    )
     assert found.pods in (None, PodsMemory(StepMemory(desired=2)))
     assert found.cpu in (None, CpuMemory(StepMemory(desired=2)))
 
 
 def test_a_long_memory_stays_small_and_keeps_the_numbers() -> None:
     wants = tuple((NOW + number * 5, number % 900 + 1) for number in range(60))
-    steps = {f"step-{number}": StepMemory(desired=3, wants=wants, counts=wants, turns=tuple(at for at, _ in wants)) for number in range(12)}
+    steps = {
+        f"step-{number}": StepMemory(
+            desired=3, wants=wants, counts=wants, turns=tuple(at for at, _ in wants)
+        )
+        for number in range(12)
+    }
     scale = StepMemory(desired=4, wants=wants)
-    text = dumps(Memory(steps=steps, pods=PodsMemory(scale, 4, NOW), cpu=CpuMemory(replace(scale, desired=4250))))
+    text = dumps(
+        Memory(
+            steps=steps, pods=PodsMemory(scale, 4, NOW), cpu=CpuMemory(replace(scale, desired=4250))
+        )
+    )
     assert len(text.encode()) <= LIMIT_BYTES
     found = loads(text)
     assert found.pods is not None

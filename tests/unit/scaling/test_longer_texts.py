@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from triton_pipelines.metrics.samples import PodHistory, Sample
-from triton_pipelines.scaling.types import Law
-from triton_pipelines.tuning.simulator.engine import Happening, Run, View, World
-from triton_pipelines.tuning.simulator.managed import Managed
-from triton_pipelines.tuning.simulator.scenarios import DIRECT, DIRECT_LAW, TOKENIZER, WORLD
+from bench.simulator.engine import Happening, Run, View, World
+from bench.simulator.managed import Managed
+from bench.simulator.scenarios import DIRECT, DIRECT_LAW, TOKENIZER, WORLD
+from triton_pipelines.autoscaling.metrics.samples import PodHistory, Sample
+from triton_pipelines.autoscaling.types import Law
 
 ONSET, SECONDS = 60, 200
 BEFORE, LOAD = 50.0, 150.0  # requests/s
@@ -27,14 +27,23 @@ class Unmeasured(Managed):
         return super().wanted(replace(view, sample=replace(view.sample, pods=pods)))
 
 
-@pytest.mark.parametrize("controller", [Managed, Unmeasured], ids=["CPU measured", "CPU not measured"])
+@pytest.mark.parametrize(
+    "controller", [Managed, Unmeasured], ids=["CPU measured", "CPU not measured"]
+)
 @pytest.mark.parametrize("world", [DIRECT, WORLD], ids=["read directly", "scraped"])
 @pytest.mark.parametrize(("every", "factor"), [(3, 1.15), (5, 1.3), (10, 1.5)])
-def test_growth_follows_them(every: int, factor: float, world: World, controller: type[Managed]) -> None:
+def test_growth_follows_them(
+    every: int, factor: float, world: World, controller: type[Managed]
+) -> None:
     longer = [min(LONGEST, factor**step) for step in range(1, 60 // every + 1)]
-    happenings = tuple(Happening(ONSET + 2.0 + every * step, "service", each, TOKENIZER.name) for step, each in enumerate(longer))
+    happenings = tuple(
+        Happening(ONSET + 2.0 + every * step, "service", each, TOKENIZER.name)
+        for step, each in enumerate(longer)
+    )
     world = replace(world, cores=60.0, high=40, happenings=happenings)
     law = DIRECT_LAW if world.scrape == DIRECT.scrape else Law()
-    record = Run(world, [BEFORE] * ONSET + [LOAD] * (SECONDS - ONSET), controller(world, law), 1, 1).result()
+    record = Run(
+        world, [BEFORE] * ONSET + [LOAD] * (SECONDS - ONSET), controller(world, law), 1, 1
+    ).result()
     assert record.instances[-1] > LOAD * TOKENIZER.alpha * LONGEST  # what the load needs in the end
     assert "CPUBound" not in record.verdicts

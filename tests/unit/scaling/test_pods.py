@@ -10,8 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triton_pipelines.scaling.pods import STABILIZATION_SECONDS, PodsTurn, adopted, asked, decide_pods, pressure, shrinking
-from triton_pipelines.scaling.types import (
+from triton_pipelines.autoscaling.pod_count import (
+    STABILIZATION_SECONDS,
+    PodsTurn,
+    adopted,
+    asked,
+    decide_pods,
+    pressure,
+    shrinking,
+)
+from triton_pipelines.autoscaling.types import (
     Decision,
     Figures,
     Growth,
@@ -26,23 +34,38 @@ from triton_pipelines.scaling.types import (
 
 NOW = 1_700_000_000.0
 TICK = 5.0
-LIMITS = PipelineLimits(steps=(StepLimits("tokenizer", "tokenizer", 1, 4, 1),), gpu_steps=("model",))
+LIMITS = PipelineLimits(
+    steps=(StepLimits("tokenizer", "tokenizer", 1, 4, 1),), gpu_steps=("model",)
+)
 BOUNDS = StepLimits("pods", "", 1, 8, 1)
 
 
 def decision(
-    verdict: Verdict = Verdict.BALANCED, *, count: int = 4, cap: int = 4, offered: float = 2.0, gpu: float | None = 0.3, **fields: Any
+    verdict: Verdict = Verdict.BALANCED,
+    *,
+    count: int = 4,
+    cap: int = 4,
+    offered: float = 2.0,
+    gpu: float | None = 0.3,
+    **fields: Any,
 ) -> Decision:
     """A decision for one tokenizer. ``offered``: Erlang over all pods; ``gpu``: busy share of the GPU step."""
     frozen = fields.pop("frozen", None)
-    figures = Figures(offered=offered, cap=cap, cap_by="instances.max 4", arrivals=fields.pop("arrivals", 0.0))
+    figures = Figures(
+        offered=offered, cap=cap, cap_by="instances.max 4", arrivals=fields.pop("arrivals", 0.0)
+    )
     steps = (StepDecision("tokenizer", count, fields.pop("step_verdict", verdict), "", figures),)
     memory = Memory(steps={"tokenizer": StepMemory(desired=count, frozen=frozen)})
     return Decision(steps, verdict, memory, gpu_busy=gpu, **fields)
 
 
 def turn(memory: PodsMemory, found: Decision, now: float = NOW, **fields: Any) -> PodsTurn:
-    arguments = {"ready": memory.scale.desired, "cpu_may_grow": False, "blocked": "", "interval": TICK} | fields
+    arguments = {
+        "ready": memory.scale.desired,
+        "cpu_may_grow": False,
+        "blocked": "",
+        "interval": TICK,
+    } | fields
     bounds = arguments.pop("bounds", BOUNDS)
     limits = arguments.pop("limits", LIMITS)
     return decide_pods(bounds, limits, memory, found, now=now, **arguments)  # type: ignore[arg-type]
@@ -52,7 +75,9 @@ def remembered(count: int, **fields: Any) -> PodsMemory:
     return PodsMemory(StepMemory(desired=count, **fields))
 
 
-def run(memory: PodsMemory, found: Decision, seconds: float, start: float = NOW, **fields: Any) -> PodsTurn:
+def run(
+    memory: PodsMemory, found: Decision, seconds: float, start: float = NOW, **fields: Any
+) -> PodsTurn:
     """The same decision, tick after tick, each number at once there."""
     result = turn(memory, found, start, **fields)
     for number in range(1, int(seconds / TICK) + 1):
@@ -60,7 +85,9 @@ def run(memory: PodsMemory, found: Decision, seconds: float, start: float = NOW,
     return result
 
 
-FULL = decision(Verdict.TOKENIZER_BOUND, offered=6.0)  # 4 instances of one pod carry 2.8 at 70 %: 3 pods
+FULL = decision(
+    Verdict.TOKENIZER_BOUND, offered=6.0
+)  # 4 instances of one pod carry 2.8 at 70 %: 3 pods
 
 
 def test_a_pod_is_added_once_counts_have_been_of_no_help_for_a_minute() -> None:
@@ -70,13 +97,21 @@ def test_a_pod_is_added_once_counts_have_been_of_no_help_for_a_minute() -> None:
     assert grown.count == 3
     assert "TokenizerBound: tokenizer stands at 4 in every pod (instances.max 4)" in grown.reason
     assert grown.memory.pressed is None, "the next addition waits a minute, too"
-    assert run(grown.memory, decision(Verdict.TOKENIZER_BOUND, offered=20.0), 55, NOW + 65, ready=3).count == 3
+    assert (
+        run(
+            grown.memory, decision(Verdict.TOKENIZER_BOUND, offered=20.0), 55, NOW + 65, ready=3
+        ).count
+        == 3
+    )
 
 
 def test_a_full_gpu_asks_for_pods_by_its_busy_share() -> None:
     """0.96 busy in three pods, 0.75 aimed at: 3.84."""
     grown = run(remembered(3), decision(Verdict.GPU_BOUND, count=1, gpu=0.96), 60, ready=3)
-    assert (grown.count, grown.reason) == (4, "GPUBound: the GPU step is full in every pod; the load asks for 4")
+    assert (grown.count, grown.reason) == (
+        4,
+        "GPUBound: the GPU step is full in every pod; the load asks for 4",
+    )
 
 
 def test_known_gpu_capacity_asks_for_pods_by_arrivals() -> None:
@@ -98,7 +133,10 @@ def test_pressure_that_pauses_begins_anew() -> None:
         (decision(Verdict.BALANCED, offered=2.7), "nothing waits"),
         (decision(Verdict.CPU_CONTENDED, offered=2.7), "others use the CPU"),
         (decision(Verdict.NO_PROGRESS, offered=9.0, gpu=0.99), "nothing completes"),
-        (decision(Verdict.BATCHING_INEFFECTIVE, offered=9.0, gpu=0.99), "the GPU runs them one by one"),
+        (
+            decision(Verdict.BATCHING_INEFFECTIVE, offered=9.0, gpu=0.99),
+            "the GPU runs them one by one",
+        ),
         (decision(Verdict.UNKNOWN, offered=9.0), "nothing is known"),
     ],
 )
@@ -117,7 +155,12 @@ def test_cpu_in_place_comes_before_pods() -> None:
     bound = decision(Verdict.CPU_BOUND, count=2, cap=2, offered=4.0)
     assert run(remembered(1), bound, 120, cpu_may_grow=True).count == 1
     assert run(remembered(1), bound, 60).count == 3
-    assert run(remembered(2), decision(Verdict.GPU_BOUND, gpu=0.99), 60, ready=2, cpu_may_grow=True).count == 3
+    assert (
+        run(
+            remembered(2), decision(Verdict.GPU_BOUND, gpu=0.99), 60, ready=2, cpu_may_grow=True
+        ).count
+        == 3
+    )
 
 
 def test_a_tenth_more_or_less_is_nothing() -> None:
@@ -156,7 +199,11 @@ def test_pods_go_after_five_minutes_in_steps() -> None:
 
 def test_a_minute_lies_between_two_steps_down() -> None:
     """What the load does to the pods that are left has to show before more go."""
-    quiet, memory, steps = decision(Verdict.OVERPROVISIONED, count=4, offered=1.0, gpu=0.1), rested(6, 1), []
+    quiet, memory, steps = (
+        decision(Verdict.OVERPROVISIONED, count=4, offered=1.0, gpu=0.1),
+        rested(6, 1),
+        [],
+    )
     for number in range(40):
         at = NOW + number * TICK
         made = turn(memory, quiet, at, ready=memory.scale.desired)
@@ -165,13 +212,24 @@ def test_a_minute_lies_between_two_steps_down() -> None:
         memory = made.memory
     assert steps == [(0.0, 5), (60.0, 4), (120.0, 3), (180.0, 2)]
     bounds = replace(BOUNDS, high=1)
-    assert turn(memory, quiet, NOW + 40 * TICK, bounds=bounds).count == 1, "but what the user allows holds at once"
+    assert turn(memory, quiet, NOW + 40 * TICK, bounds=bounds).count == 1, (
+        "but what the user allows holds at once"
+    )
 
 
 def test_one_busy_moment_keeps_the_pods() -> None:
     memory = rested(6, 1)
-    wants = tuple((at, 6 if index == 7 else want) for index, (at, want) in enumerate(memory.scale.wants))
-    assert turn(replace(memory, scale=replace(memory.scale, wants=wants)), decision(Verdict.IDLE, offered=0.0, gpu=0.0), ready=6).count == 6
+    wants = tuple(
+        (at, 6 if index == 7 else want) for index, (at, want) in enumerate(memory.scale.wants)
+    )
+    assert (
+        turn(
+            replace(memory, scale=replace(memory.scale, wants=wants)),
+            decision(Verdict.IDLE, offered=0.0, gpu=0.0),
+            ready=6,
+        ).count
+        == 6
+    )
 
 
 @pytest.mark.parametrize(
@@ -205,7 +263,14 @@ verdicts = st.sampled_from([*Verdict])
 shares = st.one_of(st.none(), st.floats(0.0, 1.0))
 moments = st.lists(
     st.tuples(
-        verdicts, st.integers(1, 4), st.integers(1, 6), st.floats(0.0, 60.0), shares, st.booleans(), st.booleans(), st.sampled_from([-1, 0, 0, 0])
+        verdicts,
+        st.integers(1, 4),
+        st.integers(1, 6),
+        st.floats(0.0, 60.0),
+        shares,
+        st.booleans(),
+        st.booleans(),
+        st.sampled_from([-1, 0, 0, 0]),
     ),
     min_size=1,
     max_size=60,
@@ -213,13 +278,22 @@ moments = st.lists(
 
 
 @given(moments, st.integers(1, 4), st.integers(0, 8), st.integers(1, 12))
-def test_any_history_stays_within_bounds_and_moves_for_a_reason(history: list[Any], low: int, more: int, start: int) -> None:
+def test_any_history_stays_within_bounds_and_moves_for_a_reason(
+    history: list[Any], low: int, more: int, start: int
+) -> None:
     bounds = StepLimits("pods", "", low, low + more, low)
     memory, now, last_up = remembered(start), NOW, -1e9
     for verdict, count, cap, offered, gpu, fresh, blocked, late in history:
         found = decision(verdict, count=count, cap=cap, offered=offered, gpu=gpu, fresh=fresh)
         before = memory.scale.desired
-        done = turn(memory, found, now, bounds=bounds, ready=max(0, before + late), blocked="a rollout is running" if blocked else "")
+        done = turn(
+            memory,
+            found,
+            now,
+            bounds=bounds,
+            ready=max(0, before + late),
+            blocked="a rollout is running" if blocked else "",
+        )
         assert bounds.low <= done.count <= bounds.high
         if bounds.low <= before <= bounds.high:
             if not fresh or blocked:
@@ -237,8 +311,12 @@ def test_any_history_stays_within_bounds_and_moves_for_a_reason(history: list[An
 
 
 @given(st.floats(0.0, 40.0), st.floats(0.0, 40.0), shares, st.integers(1, 12))
-def test_more_load_never_asks_for_fewer_pods(one: float, other: float, gpu: float | None, ready: int) -> None:
-    less, more = (asked(decision(offered=offered, gpu=gpu), LIMITS, ready) for offered in sorted((one, other)))
+def test_more_load_never_asks_for_fewer_pods(
+    one: float, other: float, gpu: float | None, ready: int
+) -> None:
+    less, more = (
+        asked(decision(offered=offered, gpu=gpu), LIMITS, ready) for offered in sorted((one, other))
+    )
     assert (less is None) == (more is None) == (gpu is None)
     if less is not None and more is not None:
         assert less <= more
@@ -246,7 +324,9 @@ def test_more_load_never_asks_for_fewer_pods(one: float, other: float, gpu: floa
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=2, max_size=6), st.floats(0.0, 10.0))
 def test_a_busier_gpu_never_asks_for_fewer_pods(busy: list[float], offered: float) -> None:
-    found = [asked(decision(offered=offered, gpu=share), LIMITS, 3) or 0.0 for share in sorted(busy)]
+    found = [
+        asked(decision(offered=offered, gpu=share), LIMITS, 3) or 0.0 for share in sorted(busy)
+    ]
     assert all(less <= more for less, more in pairwise(found))
 
 
@@ -258,7 +338,12 @@ def test_a_steady_load_comes_to_rest(offered: float, start: int) -> None:
         pods = memory.scale.desired
         full = offered / (4 * pods) >= 0.8
         verdict = Verdict.TOKENIZER_BOUND if full else Verdict.BALANCED
-        done = turn(memory, decision(verdict, offered=offered, gpu=min(1.0, offered / 12 / pods)), now, ready=pods)
+        done = turn(
+            memory,
+            decision(verdict, offered=offered, gpu=min(1.0, offered / 12 / pods)),
+            now,
+            ready=pods,
+        )
         memory, now = done.memory, now + 10.0
         counts.append(done.count)
     assert len(set(counts[-60:])) == 1

@@ -10,11 +10,39 @@ from dataclasses import fields, replace
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.support.flows import INTERVAL, MODEL, NOW, QUIET, TOKENIZER, Flow, counts, limits, names, rested, sample
-from triton_pipelines.metrics.samples import Counters, Failure, PodHistory, Sample, Scrape, Trouble, Usage
-from triton_pipelines.scaling import memory as memories
-from triton_pipelines.scaling.decide import decide
-from triton_pipelines.scaling.types import Decision, Fallback, Law, Memory, PipelineLimits, StepMemory, Verdict
+from tests.support.flows import (
+    INTERVAL,
+    MODEL,
+    NOW,
+    QUIET,
+    TOKENIZER,
+    Flow,
+    counts,
+    limits,
+    names,
+    rested,
+    sample,
+)
+from triton_pipelines.autoscaling import state_json as memories
+from triton_pipelines.autoscaling.decide import decide
+from triton_pipelines.autoscaling.metrics.samples import (
+    Counters,
+    Failure,
+    PodHistory,
+    Sample,
+    Scrape,
+    Trouble,
+    Usage,
+)
+from triton_pipelines.autoscaling.types import (
+    Decision,
+    Fallback,
+    Law,
+    Memory,
+    PipelineLimits,
+    StepMemory,
+    Verdict,
+)
 
 rates = st.floats(0, 3000)
 ends = st.builds(
@@ -37,20 +65,44 @@ usages = st.one_of(
     ),
 )
 counted = st.integers(1, 12)
-bounds = st.builds(lambda a, b, cpu: limits(low=min(a, b), high=max(a, b), cpu_limit=cpu), counted, counted, st.one_of(st.none(), st.floats(1, 20)))
+bounds = st.builds(
+    lambda a, b, cpu: limits(low=min(a, b), high=max(a, b), cpu_limit=cpu),
+    counted,
+    counted,
+    st.one_of(st.none(), st.floats(1, 20)),
+)
 
 
 def memory_of(count: int, **given_fields: object) -> Memory:
     return Memory(steps={TOKENIZER: StepMemory(desired=count, service=0.010, **given_fields)})  # type: ignore[arg-type]
 
 
-def count_of(seen: Sample | Failure, count: int, given_limits: PipelineLimits | None = None, memory: Memory | None = None, pods: int = 1) -> int:
+def count_of(
+    seen: Sample | Failure,
+    count: int,
+    given_limits: PipelineLimits | None = None,
+    memory: Memory | None = None,
+    pods: int = 1,
+) -> int:
     return whole(seen, count, given_limits, memory, pods).steps[0].count
 
 
-def whole(seen: Sample | Failure, count: int, given_limits: PipelineLimits | None = None, memory: Memory | None = None, pods: int = 1) -> Decision:
+def whole(
+    seen: Sample | Failure,
+    count: int,
+    given_limits: PipelineLimits | None = None,
+    memory: Memory | None = None,
+    pods: int = 1,
+) -> Decision:
     chosen = memory if memory is not None else memory_of(count)
-    return decide(given_limits if given_limits is not None else limits(), chosen, seen, counts(count, pods), names(pods), NOW)
+    return decide(
+        given_limits if given_limits is not None else limits(),
+        chosen,
+        seen,
+        counts(count, pods),
+        names(pods),
+        NOW,
+    )
 
 
 @given(ends, ends, usages, bounds, counted, st.booleans())
@@ -71,10 +123,26 @@ breaks: list[Callable[[Sample], Sample | Failure]] = [
     lambda seen: replace(seen, pods={}),
     lambda seen: replace(seen, pods=dict(list(seen.pods.items())[1:])),
     lambda seen: replace(seen, pods={name: PodHistory(()) for name in seen.pods}),
-    lambda seen: replace(seen, pods={name: PodHistory(one.scrapes[:1]) for name, one in seen.pods.items()}),
-    lambda seen: replace(seen, pods={name: PodHistory(one.scrapes[:-5]) for name, one in seen.pods.items()}),
-    lambda seen: replace(seen, pods={name: PodHistory(tuple(replace(s, at=s.at + 3600) for s in one.scrapes)) for name, one in seen.pods.items()}),
-    lambda seen: replace(seen, pods={name: PodHistory(tuple(Scrape(s.at, {}) for s in one.scrapes)) for name, one in seen.pods.items()}),
+    lambda seen: replace(
+        seen, pods={name: PodHistory(one.scrapes[:1]) for name, one in seen.pods.items()}
+    ),
+    lambda seen: replace(
+        seen, pods={name: PodHistory(one.scrapes[:-5]) for name, one in seen.pods.items()}
+    ),
+    lambda seen: replace(
+        seen,
+        pods={
+            name: PodHistory(tuple(replace(s, at=s.at + 3600) for s in one.scrapes))
+            for name, one in seen.pods.items()
+        },
+    ),
+    lambda seen: replace(
+        seen,
+        pods={
+            name: PodHistory(tuple(Scrape(s.at, {}) for s in one.scrapes))
+            for name, one in seen.pods.items()
+        },
+    ),
 ]
 
 
@@ -83,7 +151,12 @@ def test_missing_stale_or_partial_samples_never_lower_a_count(
     broken: Callable[[Sample], Sample | Failure], flow: Flow, count: int, fallback: Fallback
 ) -> None:
     memory = replace(rested(memory_of(count), 1), blind=NOW - 1000)
-    assert count_of(broken(sample(flow, pods=2)), count, limits(law=Law(fallback=fallback)), memory, pods=2) >= count
+    assert (
+        count_of(
+            broken(sample(flow, pods=2)), count, limits(law=Law(fallback=fallback)), memory, pods=2
+        )
+        >= count
+    )
 
 
 @given(
@@ -93,29 +166,50 @@ def test_missing_stale_or_partial_samples_never_lower_a_count(
     st.integers(0, 15),
     st.sampled_from([item.name for item in fields(Counters)]),
 )
-def test_impossible_values_never_lower_a_count(flow: Flow, count: int, value: float, place: int, name: str) -> None:
+def test_impossible_values_never_lower_a_count(
+    flow: Flow, count: int, value: float, place: int, name: str
+) -> None:
     seen = sample(flow)
     scrapes = list(seen.pods["pod-0"].scrapes)
     wrong = replace(scrapes[place].models[TOKENIZER], **{name: value})
     scrapes[place] = Scrape(scrapes[place].at, {**scrapes[place].models, TOKENIZER: wrong})
-    assert count_of(replace(seen, pods={"pod-0": PodHistory(tuple(scrapes))}), count, memory=rested(memory_of(count), 1)) >= count
+    assert (
+        count_of(
+            replace(seen, pods={"pod-0": PodHistory(tuple(scrapes))}),
+            count,
+            memory=rested(memory_of(count), 1),
+        )
+        >= count
+    )
 
 
 @given(rates, rates, st.floats(0, 5000), counted, st.booleans())
-def test_more_load_never_means_fewer(one: float, other: float, pending: float, count: int, rest: bool) -> None:
+def test_more_load_never_means_fewer(
+    one: float, other: float, pending: float, count: int, rest: bool
+) -> None:
     # More than the instances can complete cannot complete (and would be taken for quicker requests).
     less, more = sorted(min(rate, count / Flow(0.0).service) for rate in (one, other))
-    assume(less > 0 or pending == 0)  # nothing completes while something waits: a stall, which is not less load
+    assume(
+        less > 0 or pending == 0
+    )  # nothing completes while something waits: a stall, which is not less load
     memory = rested(memory_of(count), 1) if rest else memory_of(count)
-    few, many = (count_of(sample(Flow(rate=rate, pending=pending)), count, memory=memory) for rate in (less, more))
+    few, many = (
+        count_of(sample(Flow(rate=rate, pending=pending)), count, memory=memory)
+        for rate in (less, more)
+    )
     assert few <= many
 
 
 @given(rates, st.floats(0, 20_000), st.floats(0, 20_000), counted, st.booleans())
-def test_a_longer_queue_never_means_fewer(rate: float, one: float, other: float, count: int, rest: bool) -> None:
+def test_a_longer_queue_never_means_fewer(
+    rate: float, one: float, other: float, count: int, rest: bool
+) -> None:
     short, long = sorted((one, other))
     memory = rested(memory_of(count), 1) if rest else memory_of(count)
-    few, many = (count_of(sample(Flow(rate=rate, pending=pending)), count, memory=memory) for pending in (short, long))
+    few, many = (
+        count_of(sample(Flow(rate=rate, pending=pending)), count, memory=memory)
+        for pending in (short, long)
+    )
     assert few <= many
 
 
@@ -135,22 +229,38 @@ def test_the_order_of_pods_and_scrapes_does_not_matter_nor_does_asking_twice(
 
 
 @given(ends, counted, st.floats(0, 0.99), st.floats(0, 10))
-def test_no_growth_before_a_scrape_of_the_last_one(flow: Flow, count: int, share: float, age: float) -> None:
+def test_no_growth_before_a_scrape_of_the_last_one(
+    flow: Flow, count: int, share: float, age: float
+) -> None:
     """A change takes 5 s; the newest scrape is of some share of that after it was decided."""
     seen = sample(flow, now=NOW - age)
-    assert count_of(seen, count, memory=replace(memory_of(count, last_up=NOW - age - 5.0 * share), actuation=5.0)) <= count
+    assert (
+        count_of(
+            seen,
+            count,
+            memory=replace(memory_of(count, last_up=NOW - age - 5.0 * share), actuation=5.0),
+        )
+        <= count
+    )
 
 
 @given(ends, counted, counted, st.floats(0, 119))
-def test_nothing_moves_while_a_change_is_on_its_way(flow: Flow, desired: int, shown: int, ago: float) -> None:
+def test_nothing_moves_while_a_change_is_on_its_way(
+    flow: Flow, desired: int, shown: int, ago: float
+) -> None:
     assume(desired != shown)
     memory = rested(memory_of(desired, last_change=NOW - ago), 1)
     assert count_of(sample(flow), shown, memory=memory) == desired
 
 
 @settings(max_examples=20)
-@given(st.lists(st.tuples(st.floats(0, 1500), st.floats(0, 3000)), min_size=50, max_size=200), st.integers(2, 6))
-def test_up_and_down_keep_their_distance_and_changes_of_direction_their_budget(noise: list[tuple[float, float]], budget: int) -> None:
+@given(
+    st.lists(st.tuples(st.floats(0, 1500), st.floats(0, 3000)), min_size=50, max_size=200),
+    st.integers(2, 6),
+)
+def test_up_and_down_keep_their_distance_and_changes_of_direction_their_budget(
+    noise: list[tuple[float, float]], budget: int
+) -> None:
     """Whatever the load does for an hour, in ticks of 15 s."""
     law = Law(flaps_per_hour=budget, stabilization=60.0)
     given_limits = limits(law=law)
@@ -175,7 +285,9 @@ def test_up_and_down_keep_their_distance_and_changes_of_direction_their_budget(n
 
 
 @given(st.floats(0, 1500), st.floats(0, 2000), counted, st.integers(2, 5))
-def test_k_times_the_pods_with_k_times_the_load_have_the_same_count(rate: float, pending: float, count: int, times: int) -> None:
+def test_k_times_the_pods_with_k_times_the_load_have_the_same_count(
+    rate: float, pending: float, count: int, times: int
+) -> None:
     flow = Flow(rate=rate, pending=pending)
     assert count_of(sample(flow, pods=times), count, pods=times) == count_of(sample(flow), count)
 
@@ -186,23 +298,45 @@ def test_a_reset_or_a_new_pod_never_lowers_a_count(rate: float, count: int, scra
     seen = sample(Flow(rate=rate), pods=2)
     young = PodHistory(seen.pods["pod-1"].scrapes[-scrapes:])
     assume(scrapes * INTERVAL < 48)
-    assert count_of(replace(seen, pods={**seen.pods, "pod-1": young}), count, memory=memory, pods=2) >= count
+    assert (
+        count_of(replace(seen, pods={**seen.pods, "pod-1": young}), count, memory=memory, pods=2)
+        >= count
+    )
     old, new = seen.pods["pod-1"].scrapes[:-scrapes], seen.pods["pod-1"].scrapes[-scrapes:]
     base = new[0].models
-    begun = tuple(Scrape(s.at, {model: _less(c, base[model]) for model, c in s.models.items()}) for s in new)
+    begun = tuple(
+        Scrape(s.at, {model: _less(c, base[model]) for model, c in s.models.items()}) for s in new
+    )
     assume(rate > 1)
-    assert count_of(replace(seen, pods={**seen.pods, "pod-1": PodHistory((*old, *begun))}), count, memory=memory, pods=2) >= count
+    assert (
+        count_of(
+            replace(seen, pods={**seen.pods, "pod-1": PodHistory((*old, *begun))}),
+            count,
+            memory=memory,
+            pods=2,
+        )
+        >= count
+    )
 
 
 def _less(one: Counters, other: Counters) -> Counters:
-    values = {item.name: getattr(one, item.name) - getattr(other, item.name) for item in fields(Counters)}
+    values = {
+        item.name: getattr(one, item.name) - getattr(other, item.name) for item in fields(Counters)
+    }
     return Counters(**{**values, "pending": one.pending})
 
 
 @given(ends, ends, usages, counted, st.one_of(st.none(), st.floats(1, 20)))
-def test_bound_by_the_gpu_or_the_cpu_never_grows(flow: Flow, gpu: Flow, usage: Usage | None, count: int, cpu: float | None) -> None:
+def test_bound_by_the_gpu_or_the_cpu_never_grows(
+    flow: Flow, gpu: Flow, usage: Usage | None, count: int, cpu: float | None
+) -> None:
     done = whole(sample(flow, gpu, usage=usage), count, limits(cpu_limit=cpu))
-    if done.verdict in (Verdict.GPU_BOUND, Verdict.CPU_BOUND, Verdict.BATCHING_INEFFECTIVE, Verdict.CPU_CONTENDED):
+    if done.verdict in (
+        Verdict.GPU_BOUND,
+        Verdict.CPU_BOUND,
+        Verdict.BATCHING_INEFFECTIVE,
+        Verdict.CPU_CONTENDED,
+    ):
         assert done.steps[0].count <= count
 
 
@@ -218,13 +352,22 @@ def test_idle_reaches_the_minimum(count: int, low: int) -> None:
     assert count == low
 
 
-@given(st.lists(st.one_of(st.none(), st.tuples(rates, st.floats(0, 5000))), min_size=1, max_size=40), st.integers(0, 39))
-def test_a_replay_is_the_same_to_the_bit_across_a_restart(ticks: list[tuple[float, float] | None], restart: int) -> None:
+@given(
+    st.lists(st.one_of(st.none(), st.tuples(rates, st.floats(0, 5000))), min_size=1, max_size=40),
+    st.integers(0, 39),
+)
+def test_a_replay_is_the_same_to_the_bit_across_a_restart(
+    ticks: list[tuple[float, float] | None], restart: int
+) -> None:
     def play(*, restarted: bool) -> list[tuple[int, Verdict]]:
         memory, count, seen = Memory(), 2, []
         for number, tick in enumerate(ticks):
             now = NOW + 5 * number
-            given_sample = Failure(Trouble.ERROR, "down") if tick is None else sample(Flow(rate=tick[0], pending=tick[1]), now=now)
+            given_sample = (
+                Failure(Trouble.ERROR, "down")
+                if tick is None
+                else sample(Flow(rate=tick[0], pending=tick[1]), now=now)
+            )
             done = decide(limits(), memory, given_sample, counts(count), names(1), now)
             memory, count = done.memory, done.steps[0].count
             if restarted and number == restart:

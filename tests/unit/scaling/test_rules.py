@@ -7,10 +7,23 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.flows import INTERVAL, MODEL, NOW, QUIET, TOKENIZER, Flow, counts, history, limits, names, rested, sample
-from triton_pipelines.metrics.samples import Failure, PodHistory, Sample, Trouble, Usage
-from triton_pipelines.scaling.decide import decide
-from triton_pipelines.scaling.types import (
+from tests.support.flows import (
+    INTERVAL,
+    MODEL,
+    NOW,
+    QUIET,
+    TOKENIZER,
+    Flow,
+    counts,
+    history,
+    limits,
+    names,
+    rested,
+    sample,
+)
+from triton_pipelines.autoscaling.decide import decide
+from triton_pipelines.autoscaling.metrics.samples import Failure, PodHistory, Sample, Trouble, Usage
+from triton_pipelines.autoscaling.types import (
     Decision,
     Fallback,
     Growth,
@@ -30,10 +43,23 @@ def remembered(count: int, **fields: object) -> Memory:
 
 
 def decided(
-    seen: Sample | Failure, count: int = 2, *, bounds: PipelineLimits | None = None, memory: Memory | None = None, pods: int = 1, now: float = NOW
+    seen: Sample | Failure,
+    count: int = 2,
+    *,
+    bounds: PipelineLimits | None = None,
+    memory: Memory | None = None,
+    pods: int = 1,
+    now: float = NOW,
 ) -> Decision:
     given = bounds if bounds is not None else limits()
-    return decide(given, memory if memory is not None else remembered(count), seen, counts(count, pods), names(pods), now)
+    return decide(
+        given,
+        memory if memory is not None else remembered(count),
+        seen,
+        counts(count, pods),
+        names(pods),
+        now,
+    )
 
 
 def test_load_beyond_the_instances_grows_in_one_step_to_what_it_needs() -> None:
@@ -41,7 +67,9 @@ def test_load_beyond_the_instances_grows_in_one_step_to_what_it_needs() -> None:
     step = done.steps[0]
     assert step.verdict is Verdict.TOKENIZER_BOUND
     assert step.figures.arrivals == pytest.approx(620)
-    assert step.count == 12  # 6.2 Erlang at 70 %, and the backlog that will stand when the growth is in force, within instances.max
+    assert (
+        step.count == 12
+    )  # 6.2 Erlang at 70 %, and the backlog that will stand when the growth is in force, within instances.max
     assert "620 requests/s" in step.reason
     assert "10 ms" in step.reason
     assert "live wait 10500 ms" in step.reason  # people read it: no power of ten
@@ -51,12 +79,22 @@ def test_load_beyond_the_instances_grows_in_one_step_to_what_it_needs() -> None:
 
 def test_a_jump_inside_the_last_interval_is_completed() -> None:
     """Three instances carry 300/s; 200/s until 2 s before the scrape, 600/s since: the interval's mean says 360/s."""
-    before = history({TOKENIZER: Flow(rate=200), MODEL: Flow(rate=200, service=0.001)}, now=NOW - INTERVAL)
+    before = history(
+        {TOKENIZER: Flow(rate=200), MODEL: Flow(rate=200, service=0.001)}, now=NOW - INTERVAL
+    )
     last = before.scrapes[-1].models[TOKENIZER]
     newest = replace(before.scrapes[-1], at=NOW)
     done = 3 * 200 + 2 * 300
-    jumped = replace(last, success=last.success + done, execs=last.execs + done, compute_infer_us=last.compute_infer_us + done * 1e4, pending=600.0)
-    seen = PodHistory((*before.scrapes, replace(newest, models={**newest.models, TOKENIZER: jumped})))
+    jumped = replace(
+        last,
+        success=last.success + done,
+        execs=last.execs + done,
+        compute_infer_us=last.compute_infer_us + done * 1e4,
+        pending=600.0,
+    )
+    seen = PodHistory(
+        (*before.scrapes, replace(newest, models={**newest.models, TOKENIZER: jumped}))
+    )
     result = decided(Sample({"pod-0": seen}, INTERVAL), 3, bounds=limits(high=40))
     assert result.steps[0].figures.arrivals == pytest.approx(600)
 
@@ -70,7 +108,9 @@ def test_a_busy_step_below_the_threshold_stays() -> None:
 def test_nothing_inside_the_cooldown_and_nothing_while_pods_differ() -> None:
     assert decided(sample(LOADED), memory=remembered(2, last_up=NOW - 7)).steps[0].count == 2
     assert decided(sample(LOADED), memory=remembered(2, last_up=NOW - 11)).steps[0].count > 2
-    quick = replace(remembered(2, last_up=NOW - 3), actuation=1.0)  # the newest scrape is of now, 2 s after it came in force
+    quick = replace(
+        remembered(2, last_up=NOW - 3), actuation=1.0
+    )  # the newest scrape is of now, 2 s after it came in force
     assert decided(sample(LOADED), memory=quick).steps[0].count > 2
     assert decided(sample(LOADED, now=NOW - 1), memory=quick).steps[0].count > 2
     assert decided(sample(LOADED, now=NOW - 2.5), memory=quick).steps[0].count == 2
@@ -90,7 +130,9 @@ def test_shrinks_only_after_the_whole_window_by_a_third_at_most() -> None:
     assert decided(quiet, 9, memory=ready).steps[0].count == 7
     assert decided(quiet, 9, memory=ready).verdict is Verdict.OVERPROVISIONED
     once = rested(remembered(9), 1)
-    wants = tuple((at, 8 if index == 3 else 1) for index, (at, _) in enumerate(once.steps[TOKENIZER].wants))
+    wants = tuple(
+        (at, 8 if index == 3 else 1) for index, (at, _) in enumerate(once.steps[TOKENIZER].wants)
+    )
     high = Memory(steps={TOKENIZER: replace(once.steps[TOKENIZER], wants=wants)})
     assert decided(quiet, 9, memory=high).steps[0].count == 8
     late = Memory(steps={TOKENIZER: replace(once.steps[TOKENIZER], last_up=NOW - 100)})
@@ -100,12 +142,24 @@ def test_shrinks_only_after_the_whole_window_by_a_third_at_most() -> None:
 def test_a_gap_in_the_samples_is_no_evidence_for_less() -> None:
     ready = rested(remembered(9), 1).steps[TOKENIZER]
     gap = tuple(item for item in ready.wants if not NOW - 150 < item[0] < NOW - 60)
-    assert decided(sample(Flow(rate=50)), 9, memory=Memory(steps={TOKENIZER: replace(ready, wants=gap)})).steps[0].count == 9
+    assert (
+        decided(
+            sample(Flow(rate=50)), 9, memory=Memory(steps={TOKENIZER: replace(ready, wants=gap)})
+        )
+        .steps[0]
+        .count
+        == 9
+    )
 
 
 def test_users_bounds_bind_at_once() -> None:
     assert decided(sample(LOADED), 9, bounds=limits(high=4)).steps[0].count == 4
-    assert decided(sample(QUIET), 1, bounds=limits(low=3), memory=remembered(1, last_up=NOW)).steps[0].count == 3
+    assert (
+        decided(sample(QUIET), 1, bounds=limits(low=3), memory=remembered(1, last_up=NOW))
+        .steps[0]
+        .count
+        == 3
+    )
 
 
 def test_idle_is_not_missing() -> None:
@@ -120,7 +174,10 @@ def test_the_operators_own_questions_are_no_load() -> None:
     seen = sample(Flow(rate=3 / 60), pods=2)
     assert decided(seen, 1, bounds=asked, pods=2).verdict is Verdict.IDLE
     assert decided(seen, 1, pods=2).verdict is Verdict.BALANCED
-    assert decided(sample(Flow(rate=4 / 60), pods=2), 1, bounds=asked, pods=2).verdict is Verdict.BALANCED
+    assert (
+        decided(sample(Flow(rate=4 / 60), pods=2), 1, bounds=asked, pods=2).verdict
+        is Verdict.BALANCED
+    )
 
 
 def test_idle_is_said_only_of_a_whole_window() -> None:
@@ -128,7 +185,12 @@ def test_idle_is_said_only_of_a_whole_window() -> None:
 
 
 def test_a_young_pod_or_a_restarted_one_never_lets_counts_fall() -> None:
-    assert decided(sample(Flow(rate=50), seconds=20), 9, memory=rested(remembered(9), 1)).steps[0].count == 9
+    assert (
+        decided(sample(Flow(rate=50), seconds=20), 9, memory=rested(remembered(9), 1))
+        .steps[0]
+        .count
+        == 9
+    )
 
 
 def test_nothing_known_of_the_cost_of_a_request_holds() -> None:
@@ -142,7 +204,13 @@ def test_a_stall_grows_once_and_is_then_named() -> None:
     first = decided(stalled, 2)
     assert first.steps[0].count > 2
     grown = first.steps[0].count
-    second = decided(stalled, grown, memory=replace(first.memory, steps={TOKENIZER: replace(first.memory.steps[TOKENIZER], last_up=NOW)}))
+    second = decided(
+        stalled,
+        grown,
+        memory=replace(
+            first.memory, steps={TOKENIZER: replace(first.memory.steps[TOKENIZER], last_up=NOW)}
+        ),
+    )
     assert second.steps[0].count == grown
     later = replace(first.memory.steps[TOKENIZER], stalled=NOW - 121, last_up=NOW - 300, desired=2)
     third = decided(stalled, 2, memory=Memory(steps={TOKENIZER: later}))
@@ -165,12 +233,17 @@ def test_a_full_gpu_step_holds_and_says_so() -> None:
 
 def test_a_gpu_step_that_is_busy_because_it_batches_little_is_not_full() -> None:
     relaxed = Flow(rate=300, service=0.97 / 300, pending=4, batch=5)
-    assert decided(sample(Flow(rate=300, pending=400, growth=20), relaxed), 2).verdict is Verdict.TOKENIZER_BOUND
+    assert (
+        decided(sample(Flow(rate=300, pending=400, growth=20), relaxed), 2).verdict
+        is Verdict.TOKENIZER_BOUND
+    )
 
 
 def test_a_gpu_that_something_else_uses_is_bound_too_and_the_disagreement_is_told() -> None:
     usage = Usage(NOW, gpu=0.99)
-    done = decided(sample(Flow(rate=300), Flow(rate=300, service=0.001, pending=200, batch=8), usage=usage), 4)
+    done = decided(
+        sample(Flow(rate=300), Flow(rate=300, service=0.001, pending=200, batch=8), usage=usage), 4
+    )
     assert done.verdict is Verdict.GPU_BOUND
     assert "computes 30% of the time, the GPU is used 99%" in done.message
     assert "something else uses it too" in done.message
@@ -190,7 +263,11 @@ def test_without_gpu_figures_the_steps_own_time_decides() -> None:
 
 def test_a_full_model_on_the_cpu_is_a_bound_step_and_no_gpu_is_spoken_of() -> None:
     bounds = replace(limits(), on_cpu=frozenset({MODEL}))
-    done = decided(sample(Flow(rate=300, pending=40, growth=2), FULL, usage=Usage(NOW, gpu=1.0)), 2, bounds=bounds)
+    done = decided(
+        sample(Flow(rate=300, pending=40, growth=2), FULL, usage=Usage(NOW, gpu=1.0)),
+        2,
+        bounds=bounds,
+    )
     assert (done.steps[0].count, done.verdict) == (2, Verdict.STEP_BOUND)
     assert "model computes 95% of the time, on the CPU; 400 requests wait before it" in done.message
     assert "StepBound holds it at 2" in done.limited
@@ -204,7 +281,10 @@ def test_a_gpu_says_nothing_of_a_model_on_the_cpu_beside_it() -> None:
     """The GPU is all used, by somebody; the model that requests wait for runs on the CPU and has time to spare."""
     bounds = replace(limits(), on_cpu=frozenset({MODEL}))
     waits = Flow(rate=100, service=0.001, pending=400, batch=64)
-    assert decided(sample(Flow(rate=100), waits, usage=Usage(NOW, gpu=1.0)), 2, bounds=bounds).verdict is Verdict.BALANCED
+    assert (
+        decided(sample(Flow(rate=100), waits, usage=Usage(NOW, gpu=1.0)), 2, bounds=bounds).verdict
+        is Verdict.BALANCED
+    )
 
 
 def test_a_gpu_step_that_runs_requests_one_by_one_is_told() -> None:
@@ -212,15 +292,26 @@ def test_a_gpu_step_that_runs_requests_one_by_one_is_told() -> None:
     done = decided(sample(Flow(rate=300, pending=40, growth=2), alone), 2)
     assert (done.steps[0].count, done.verdict) == (2, Verdict.BATCHING_INEFFECTIVE)
     assert "1.02 requests per execution" in done.message
-    assert decided(sample(Flow(rate=300), alone), 5, bounds=replace(limits(), gpu_batches={MODEL: 0})).verdict is Verdict.BALANCED
+    assert (
+        decided(
+            sample(Flow(rate=300), alone), 5, bounds=replace(limits(), gpu_batches={MODEL: 0})
+        ).verdict
+        is Verdict.BALANCED
+    )
 
 
 def test_cpu_bounds_growth_from_usage_and_limit() -> None:
     usage = Usage(NOW, cpu_cores=2.5, throttled=0.0)
-    done = decided(sample(Flow(rate=200, pending=2100, growth=420), usage=usage), 2, bounds=limits(cpu_limit=6))
+    done = decided(
+        sample(Flow(rate=200, pending=2100, growth=420), usage=usage), 2, bounds=limits(cpu_limit=6)
+    )
     assert done.steps[0].count == 5  # 0.95 * 6 less 0.5 of others
     assert done.steps[0].figures.cap_by.startswith("CPU: limit 6 cores")
-    full = decided(sample(Flow(rate=500, pending=300, growth=20), usage=Usage(NOW, cpu_cores=5.6)), 5, bounds=limits(cpu_limit=6))
+    full = decided(
+        sample(Flow(rate=500, pending=300, growth=20), usage=Usage(NOW, cpu_cores=5.6)),
+        5,
+        bounds=limits(cpu_limit=6),
+    )
     assert (full.steps[0].count, full.verdict) == (5, Verdict.CPU_BOUND)
     assert "bounded to 5 by CPU: limit 6 cores" in full.limited
 
@@ -239,13 +330,17 @@ def test_throttling_stops_growth_but_takes_nothing_away() -> None:
 
 
 def test_others_that_use_the_cpu_are_told() -> None:
-    done = decided(sample(Flow(rate=100), usage=Usage(NOW, cpu_cores=5.5)), 2, bounds=limits(cpu_limit=6))
+    done = decided(
+        sample(Flow(rate=100), usage=Usage(NOW, cpu_cores=5.5)), 2, bounds=limits(cpu_limit=6)
+    )
     assert done.verdict is Verdict.CPU_CONTENDED
     assert "others in the pod use 4.5 cores" in done.message
 
 
 def test_a_cap_below_the_count_holds() -> None:
-    done = decided(sample(Flow(rate=600), usage=Usage(NOW, cpu_cores=5.9)), 9, bounds=limits(cpu_limit=6))
+    done = decided(
+        sample(Flow(rate=600), usage=Usage(NOW, cpu_cores=5.9)), 9, bounds=limits(cpu_limit=6)
+    )
     assert done.steps[0].count == 9
 
 
@@ -254,7 +349,11 @@ def test_memory_and_shared_memory_bound_growth() -> None:
     bounds = replace(limits(), steps=(step,), memory_limit=4000.0)
     done = decided(sample(LOADED, usage=Usage(NOW, memory_bytes=3000.0)), 2, bounds=bounds)
     assert done.steps[0].count == 4  # 3800 - 3000 holds two more
-    shared = decided(sample(LOADED), 2, bounds=replace(bounds, memory_limit=None, shared_memory=64.0 * 4, shared_memory_base=64.0))
+    shared = decided(
+        sample(LOADED),
+        2,
+        bounds=replace(bounds, memory_limit=None, shared_memory=64.0 * 4, shared_memory_base=64.0),
+    )
     assert shared.steps[0].count == 3
 
 
@@ -264,41 +363,82 @@ def test_only_memory_takes_an_instance_away_and_one_at_a_time() -> None:
     done = decided(seen, 5, bounds=bounds)
     assert done.steps[0].count == 4
     assert "one instance goes" in done.steps[0].reason
-    assert decided(seen, 5, bounds=bounds, memory=remembered(5, last_change=NOW - 30)).steps[0].count == 5
+    assert (
+        decided(seen, 5, bounds=bounds, memory=remembered(5, last_change=NOW - 30)).steps[0].count
+        == 5
+    )
 
 
 def test_what_the_gpu_step_carries_bounds_growth_where_it_is_known() -> None:
-    done = decided(sample(Flow(rate=200, pending=2100, growth=420)), 2, bounds=replace(limits(), gpu_capacity=300.0))
+    done = decided(
+        sample(Flow(rate=200, pending=2100, growth=420)),
+        2,
+        bounds=replace(limits(), gpu_capacity=300.0),
+    )
     assert done.steps[0].count == 5  # ceil(300 * 0.010 / 0.7)
     assert "GPU step's 300 requests/s" in done.steps[0].figures.cap_by
 
 
 def test_growth_that_bought_nothing_is_not_followed_by_more_until_its_reason_is_gone() -> None:
     growth = Growth(NOW - 60, 2, 3, 200.0, 0.010)
-    closed = sample(Flow(rate=200, service=0.015, pending=60))  # 3 busy instances, no faster than 2 were
-    memory = Memory(steps={TOKENIZER: StepMemory(desired=3, service=0.015, growth=growth, last_up=NOW - 60)})
+    closed = sample(
+        Flow(rate=200, service=0.015, pending=60)
+    )  # 3 busy instances, no faster than 2 were
+    memory = Memory(
+        steps={TOKENIZER: StepMemory(desired=3, service=0.015, growth=growth, last_up=NOW - 60)}
+    )
     frozen = decided(closed, 3, memory=memory)
     assert frozen.steps[0].count == 3
     assert frozen.memory.steps[TOKENIZER].frozen is not None
     assert "did not raise" in frozen.limited
-    again = decided(sample(Flow(rate=200, service=0.015, pending=60), now=NOW + 5), 3, memory=frozen.memory, now=NOW + 5)
+    again = decided(
+        sample(Flow(rate=200, service=0.015, pending=60), now=NOW + 5),
+        3,
+        memory=frozen.memory,
+        now=NOW + 5,
+    )
     assert again.steps[0].count == 3
-    thawed = decided(sample(Flow(rate=200, service=0.015, pending=60), now=NOW + 905), 3, memory=frozen.memory, now=NOW + 905)
+    thawed = decided(
+        sample(Flow(rate=200, service=0.015, pending=60), now=NOW + 905),
+        3,
+        memory=frozen.memory,
+        now=NOW + 905,
+    )
     assert thawed.steps[0].count > 3
-    helped = Memory(steps={TOKENIZER: replace(memory.steps[TOKENIZER], growth=replace(growth, throughput=150.0))})
+    helped = Memory(
+        steps={
+            TOKENIZER: replace(memory.steps[TOKENIZER], growth=replace(growth, throughput=150.0))
+        }
+    )
     assert decided(closed, 3, memory=helped).steps[0].count > 3
 
 
 def test_two_steps_share_the_cpu_and_the_longer_wait_per_cpu_second_goes_first() -> None:
-    steps = (StepLimits("tokenizer", "tokenizer", 1, 8, 1), StepLimits("clean", "clean", 1, 8, 1, tokenizer=False))
+    steps = (
+        StepLimits("tokenizer", "tokenizer", 1, 8, 1),
+        StepLimits("clean", "clean", 1, 8, 1, tokenizer=False),
+    )
     bounds = PipelineLimits(steps=steps, cpu_limit=6)
-    flows = {"tokenizer": Flow(rate=200, pending=60, growth=4), "clean": Flow(rate=200, pending=600, growth=40)}
+    flows = {
+        "tokenizer": Flow(rate=200, pending=60, growth=4),
+        "clean": Flow(rate=200, pending=600, growth=40),
+    }
     seen = Sample({"pod-0": history(flows, usage=Usage(NOW, cpu_cores=4.1))}, INTERVAL)
     memory = Memory(steps={name: StepMemory(desired=2, service=0.010) for name in flows})
     done = decide(bounds, memory, seen, {name: {"pod-0": 2} for name in flows}, ["pod-0"], NOW)
-    assert [step.count for step in done.steps] == [2, 3]  # 5.7 cores hold one more instance: that of the longer queue
+    assert [step.count for step in done.steps] == [
+        2,
+        3,
+    ]  # 5.7 cores hold one more instance: that of the longer queue
     assert [step.verdict for step in done.steps] == [Verdict.CPU_BOUND, Verdict.STEP_BOUND]
-    roomy = decide(replace(bounds, cpu_limit=40), memory, seen, {name: {"pod-0": 2} for name in flows}, ["pod-0"], NOW)
+    roomy = decide(
+        replace(bounds, cpu_limit=40),
+        memory,
+        seen,
+        {name: {"pod-0": 2} for name in flows},
+        ["pod-0"],
+        NOW,
+    )
     assert [step.verdict for step in roomy.steps] == [Verdict.TOKENIZER_BOUND, Verdict.STEP_BOUND]
 
 
@@ -308,7 +448,10 @@ def test_the_flap_budget_stops_shrinking_not_growing() -> None:
     done = decided(sample(Flow(rate=50)), 9, memory=spent)
     assert done.steps[0].count == 9
     assert "6 changes of direction within an hour" in done.limited
-    assert decided(sample(LOADED), 2, memory=remembered(2, direction=-1, turns=turns)).steps[0].count > 2
+    assert (
+        decided(sample(LOADED), 2, memory=remembered(2, direction=-1, turns=turns)).steps[0].count
+        > 2
+    )
 
 
 GONE = Failure(Trouble.ERROR, "connection refused")
@@ -324,7 +467,9 @@ def test_without_metrics_counts_hold_and_rise_after_a_while_to_what_was_enough()
     assert "PrometheusError for 60 s: up to 7 (RecentMax)" in late.steps[0].reason
 
 
-@pytest.mark.parametrize(("fallback", "count"), [(Fallback.HOLD, 3), (Fallback.INITIAL, 5), (Fallback.RECENT_MAX, 7)])
+@pytest.mark.parametrize(
+    ("fallback", "count"), [(Fallback.HOLD, 3), (Fallback.INITIAL, 5), (Fallback.RECENT_MAX, 7)]
+)
 def test_fallbacks(fallback: Fallback, count: int) -> None:
     bounds = limits(law=Law(fallback=fallback))
     bounds = replace(bounds, steps=(replace(bounds.steps[0], initial=5),))
@@ -381,7 +526,7 @@ def test_a_pipeline_adopts_the_count_that_runs() -> None:
 
 
 def _order(verdicts: Sequence[Verdict]) -> Verdict:
-    from triton_pipelines.scaling.verdicts import overall
+    from triton_pipelines.autoscaling.verdicts import overall
 
     return overall(verdicts)
 

@@ -29,8 +29,12 @@ def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_environment_puts_the_interpreter_first_and_keeps_the_rest() -> None:
-    found = Distribution(Path("/r"), (Path("/l1"), Path("/l2")), Path("/venv/bin"), (Path("/venv/site"),))
-    environment = found.environment({"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/opt/lib", "HOME": "/h"})
+    found = Distribution(
+        Path("/r"), (Path("/l1"), Path("/l2")), Path("/venv/bin"), (Path("/venv/site"),)
+    )
+    environment = found.environment(
+        {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/opt/lib", "HOME": "/h"}
+    )
     assert environment == {
         "PATH": "/venv/bin:/usr/bin",
         "LD_LIBRARY_PATH": "/l1:/l2:/opt/lib",
@@ -49,12 +53,18 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 def test_numpy_2_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     real = distribution.importlib.metadata.version
-    monkeypatch.setattr(distribution.importlib.metadata, "version", lambda name: "2.1.0" if name == "numpy" else real(name))
+    monkeypatch.setattr(
+        distribution.importlib.metadata,
+        "version",
+        lambda name: "2.1.0" if name == "numpy" else real(name),
+    )
     with pytest.raises(DistributionError, match=r"numpy 2\.1\.0 is installed"):
         distribution.obtain(tmp_path)
 
 
-def test_an_interpreter_that_is_not_python3_of_its_folder_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_interpreter_that_is_not_python3_of_its_folder_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "python3").write_text("another")
     (tmp_path / "python3.11").write_text("this one")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python3.11"))
@@ -62,7 +72,9 @@ def test_an_interpreter_that_is_not_python3_of_its_folder_is_refused(monkeypatch
         distribution._interpreter()
 
 
-def test_libpython_of_the_interpreter_comes_before_the_systems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_libpython_of_the_interpreter_comes_before_the_systems(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / LIBRARY).touch()
     monkeypatch.setattr(distribution.sysconfig, "get_config_var", lambda name: str(tmp_path))
     assert distribution._libpython(tmp_path) == [tmp_path]
@@ -75,7 +87,9 @@ def no_own_libpython(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_own_libpython")
-def test_the_systems_libpython_needs_no_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_systems_libpython_needs_no_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(distribution.ctypes.util, "find_library", lambda name: LIBRARY)
     assert distribution._libpython(tmp_path) == []
 
@@ -86,7 +100,9 @@ def no_libpython(monkeypatch: pytest.MonkeyPatch, no_own_libpython: None) -> Non
 
 
 @pytest.mark.usefixtures("no_libpython")
-def test_libpython_is_fetched_once_where_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_libpython_is_fetched_once_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     commands = []
 
     def run(command: list[str], cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -107,12 +123,20 @@ def test_libpython_is_fetched_once_where_there_is_none(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("no_libpython")
-def test_what_keeps_libpython_from_being_fetched_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_keeps_libpython_from_being_fetched_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(distribution.shutil, "which", lambda name: None)
     with pytest.raises(DistributionError, match=r"apt-get is missing.*install libpython3"):
         distribution._libpython(tmp_path)
     monkeypatch.setattr(distribution.shutil, "which", lambda name: name)
-    monkeypatch.setattr(subprocess, "run", lambda command, **options: subprocess.CompletedProcess(command, 100, "", "E: Unable to locate package\n"))
+    monkeypatch.setattr(
+        subprocess,
+        "run",
+        lambda command, **options: subprocess.CompletedProcess(
+            command, 100, "", "E: Unable to locate package\n"
+        ),
+    )
     with pytest.raises(DistributionError, match=r"Unable to locate package.*run apt-get update"):
         distribution._libpython(tmp_path)
     assert list(tmp_path.iterdir()) == [], "a failed download leaves nothing in the cache"

@@ -11,7 +11,11 @@ from triton_pipelines.triton import errors
     ("status", "detail", "kind"),
     [
         ("StatusCode.DEADLINE_EXCEEDED", "Deadline Exceeded", errors.DeadlineError),
-        ("StatusCode.UNAVAILABLE", "failed to connect to all addresses; last error: connection refused", errors.UnreachableError),
+        (
+            "StatusCode.UNAVAILABLE",
+            "failed to connect to all addresses; last error: connection refused",
+            errors.UnreachableError,
+        ),
         ("StatusCode.UNAVAILABLE", "Socket closed", errors.UnreachableError),
         ("StatusCode.CANCELLED", "the connection was closed", errors.UnreachableError),
         (
@@ -20,11 +24,31 @@ from triton_pipelines.triton import errors
             errors.RestrictedError,
         ),
         ("StatusCode.UNAVAILABLE", "Exceeds maximum queue size", errors.OverloadedError),
-        ("StatusCode.UNAVAILABLE", "in ensemble 'p', Request timeout expired", errors.OverloadedError),
-        ("StatusCode.NOT_FOUND", "Request for unknown model: 'x' is not found", errors.NotReadyError),
-        ("StatusCode.UNAVAILABLE", "Request for unknown model: 'x' has no available versions", errors.NotReadyError),
-        ("StatusCode.INVALID_ARGUMENT", "unexpected inference input 'OTHER' for model 'p'", errors.RejectedError),
-        ("StatusCode.INTERNAL", "failed to load 'x', failed to poll from model repository", errors.RejectedError),
+        (
+            "StatusCode.UNAVAILABLE",
+            "in ensemble 'p', Request timeout expired",
+            errors.OverloadedError,
+        ),
+        (
+            "StatusCode.NOT_FOUND",
+            "Request for unknown model: 'x' is not found",
+            errors.NotReadyError,
+        ),
+        (
+            "StatusCode.UNAVAILABLE",
+            "Request for unknown model: 'x' has no available versions",
+            errors.NotReadyError,
+        ),
+        (
+            "StatusCode.INVALID_ARGUMENT",
+            "unexpected inference input 'OTHER' for model 'p'",
+            errors.RejectedError,
+        ),
+        (
+            "StatusCode.INTERNAL",
+            "failed to load 'x', failed to poll from model repository",
+            errors.RejectedError,
+        ),
         ("", "", errors.RejectedError),
     ],
 )
@@ -35,11 +59,21 @@ def test_translation(status: str, detail: str, kind: type[errors.TritonError]) -
 
 
 def test_a_rejection_carries_tritons_reason() -> None:
-    error = errors.translate("inference on 'p'", "h:1", "StatusCode.INVALID_ARGUMENT", "row 1 is not valid UTF-8\nAt: model.py(3)")
+    error = errors.translate(
+        "inference on 'p'",
+        "h:1",
+        "StatusCode.INVALID_ARGUMENT",
+        "row 1 is not valid UTF-8\nAt: model.py(3)",
+    )
     assert isinstance(error, errors.RejectedError)
     assert error.reason == "row 1 is not valid UTF-8"
 
 
 def test_a_reason_that_triton_keeps_to_its_log_is_pointed_at() -> None:
-    error = errors.translate("loading model 'x'", "h:1", "StatusCode.INTERNAL", "failed to load 'x', failed to poll from model repository")
+    error = errors.translate(
+        "loading model 'x'",
+        "h:1",
+        "StatusCode.INTERNAL",
+        "failed to load 'x', failed to poll from model repository",
+    )
     assert "the reason is in the pod's log" in str(error)

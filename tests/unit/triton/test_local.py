@@ -7,15 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from triton_pipelines.triton import local
+from triton_pipelines.triton import local_server
 from triton_pipelines.triton.distribution import Distribution
-from triton_pipelines.triton.local import LocalTriton, LocalTritonError
+from triton_pipelines.triton.local_server import LocalTriton, LocalTritonError
 
 FOUND = Distribution(Path("/r"), (), Path("/b"), ())
 
 
 def test_flags_are_those_of_a_pod() -> None:
-    server = LocalTriton(Path("/models"), ["pipeline", "extra"], control_key="k", http_port=1, grpc_port=2, metrics_port=3)
+    server = LocalTriton(
+        Path("/models"),
+        ["pipeline", "extra"],
+        control_key="k",
+        http_port=1,
+        grpc_port=2,
+        metrics_port=3,
+    )
     arguments = server.arguments(FOUND)
     restricted = "model-repository,shared-memory,trace,logging:admin-key=k"
     expected = {
@@ -34,35 +41,49 @@ def test_flags_are_those_of_a_pod() -> None:
         f"--grpc-restricted-protocol={restricted}",
     }
     assert expected <= set(arguments)
-    assert not [flag for flag in LocalTriton(Path("/m"), ["p"]).arguments(FOUND) if "restricted" in flag]
+    assert not [
+        flag for flag in LocalTriton(Path("/m"), ["p"]).arguments(FOUND) if "restricted" in flag
+    ]
 
 
 def test_free_ports_differ_and_wanted_ones_stay() -> None:
-    ports = local._free_ports("127.0.0.1", (0, 4711, 0))
+    ports = local_server._free_ports("127.0.0.1", (0, 4711, 0))
     assert ports[1] == 4711
     assert len(set(ports)) == 3
     assert 0 not in ports
 
 
-def test_only_regions_of_ended_owners_are_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "_SHM", tmp_path)
+def test_only_regions_of_ended_owners_are_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_server, "_SHM", tmp_path)
     ended = 2**22 + 1  # above the largest process id of Linux
-    names = {f"tritonpipe-local-{ended}-aa-1": False, f"tritonpipe-local-{os.getpid()}-aa-1": True, "triton_python_backend_shm_1": True}
+    names = {
+        f"tritonpipe-local-{ended}-aa-1": False,
+        f"tritonpipe-local-{os.getpid()}-aa-1": True,
+        "triton_python_backend_shm_1": True,
+    }
     for name in names:
         (tmp_path / name).touch()
-    local.remove_stale_shared_memory()
+    local_server.remove_stale_shared_memory()
     assert {name: (tmp_path / name).exists() for name in names} == names
 
 
 @pytest.mark.parametrize(
     ("log", "reason"),
     [
-        ("I1121 11:45:34.1 7 a.cc:1] fine\nlast words\n", "I1121 11:45:34.1 7 a.cc:1] fine | last words"),
+        (
+            "I1121 11:45:34.1 7 a.cc:1] fine\nlast words\n",
+            "I1121 11:45:34.1 7 a.cc:1] fine | last words",
+        ),
         (
             'E1121 11:45:34.1 7 pinned.cc:1] "unable to create CUDA stream"\nE1121 11:45:34.1 7 a.cc:12] "cause"\nE1121 11:45:34.2 7 b.cc:1] "effect"\n',
             "cause | effect",
         ),
-        ("/x/tritonserver: unrecognized option '--y'\nUsage: tritonserver [options]\n", "unrecognized option '--y'"),
+        (
+            "/x/tritonserver: unrecognized option '--y'\nUsage: tritonserver [options]\n",
+            "unrecognized option '--y'",
+        ),
         ("[libprotobuf ERROR /a/text_format.cc:337] no field named x\n", "no field named x"),
         ("", "it logged nothing"),
     ],

@@ -38,26 +38,44 @@ def ones(*shape: int) -> Array:
         ({"SCORE": ones(2, 1), "LABEL": LABELS}, None),
         ({"SCORE": ones(2, 1), "LABEL": LABELS, "MORE": np.array([np.nan])}, None),
         ({"SCORE": ones(2, 1)}, "output LABEL is missing from the answer"),
-        ({"SCORE": np.array([[1], [np.nan]], np.float32), "LABEL": LABELS}, "output SCORE holds NaN"),
-        ({"SCORE": np.array([[1], [-np.inf]], np.float32), "LABEL": LABELS}, "output SCORE holds infinity"),
+        (
+            {"SCORE": np.array([[1], [np.nan]], np.float32), "LABEL": LABELS},
+            "output SCORE holds NaN",
+        ),
+        (
+            {"SCORE": np.array([[1], [-np.inf]], np.float32), "LABEL": LABELS},
+            "output SCORE holds infinity",
+        ),
         ({"SCORE": ones(1, 1), "LABEL": LABELS}, "output SCORE has 1 rows for 2 rows of input"),
         ({"SCORE": ones(3, 1), "LABEL": LABELS}, "output SCORE has 3 rows for 2 rows of input"),
         ({"SCORE": ones(2, 0), "LABEL": LABELS}, "output SCORE is empty: shape [2, 0]"),
         ({"SCORE": np.ones((2, 1)), "LABEL": LABELS}, "output SCORE is FP64, declared FP32"),
-        ({"SCORE": np.ones((2, 1), np.int64), "LABEL": LABELS}, "output SCORE is INT64, declared FP32"),
+        (
+            {"SCORE": np.ones((2, 1), np.int64), "LABEL": LABELS},
+            "output SCORE is INT64, declared FP32",
+        ),
         ({"SCORE": texts("a", "b"), "LABEL": LABELS}, "output SCORE is STRING, declared FP32"),
         ({"SCORE": ones(2, 1), "LABEL": ones(2, 1)}, "output LABEL is FP32, declared STRING"),
         ({"SCORE": ones(2), "LABEL": LABELS}, "output SCORE has shape [2], declared [-1, 1]"),
-        ({"SCORE": ones(2, 1, 1), "LABEL": LABELS}, "output SCORE has shape [2, 1, 1], declared [-1, 1]"),
+        (
+            {"SCORE": ones(2, 1, 1), "LABEL": LABELS},
+            "output SCORE has shape [2, 1, 1], declared [-1, 1]",
+        ),
         ({"SCORE": ones(2, 4), "LABEL": LABELS}, "output SCORE has shape [2, 4], declared [-1, 1]"),
-        ({"SCORE": np.array(1, np.float32), "LABEL": LABELS}, "output SCORE has shape [], declared [-1, 1]"),
+        (
+            {"SCORE": np.array(1, np.float32), "LABEL": LABELS},
+            "output SCORE has shape [], declared [-1, 1]",
+        ),
     ],
 )
 def test_sanity(answer: dict[str, Array], fault: str | None) -> None:
     assert told(CONFIG, ASKED, answer) == fault
 
 
-RAW = text_format.Parse('max_batch_size: 8 output { name: "logits" data_type: TYPE_FP32 dims: [ -1 ] }', model_config_pb2.ModelConfig())
+RAW = text_format.Parse(
+    'max_batch_size: 8 output { name: "logits" data_type: TYPE_FP32 dims: [ -1 ] }',
+    model_config_pb2.ModelConfig(),
+)
 
 
 @pytest.mark.parametrize(
@@ -72,12 +90,15 @@ RAW = text_format.Parse('max_batch_size: 8 output { name: "logits" data_type: TY
         (np.empty((1, 0), np.float32), None),  # nothing found in an image
     ],
 )
-def test_what_a_model_says_itself_is_not_judged_like_our_postprocess(numbers: Array, fault: str | None) -> None:
+def test_what_a_model_says_itself_is_not_judged_like_our_postprocess(
+    numbers: Array, fault: str | None
+) -> None:
     config = model_config_pb2.ModelConfig()
     config.CopyFrom(RAW)
-    config.output[0].data_type = {"float16": model_config_pb2.TYPE_FP16, "bfloat16": model_config_pb2.TYPE_BF16}.get(
-        numbers.dtype.name, model_config_pb2.TYPE_FP32
-    )
+    config.output[0].data_type = {
+        "float16": model_config_pb2.TYPE_FP16,
+        "bfloat16": model_config_pb2.TYPE_BF16,
+    }.get(numbers.dtype.name, model_config_pb2.TYPE_FP32)
     assert told(config, Question({"IMAGE": np.zeros((1, 3))}), {"logits": numbers}) == fault
 
 
@@ -87,7 +108,9 @@ def test_a_response_of_a_stream_may_leave_outputs_out_and_has_rows_of_its_own() 
     assert told(CONFIG, asked, {"SCORE": ones(1, 1)}) is None
     assert told(CONFIG, asked, {"SCORE": ones(7)}) is None
     assert told(CONFIG, asked, {"SCORE": np.ones((1, 1))}) == "output SCORE is FP64, declared FP32"
-    assert told(CONFIG, asked, {"SCORE": np.array([[np.nan]], np.float32)}) == "output SCORE holds NaN"
+    assert (
+        told(CONFIG, asked, {"SCORE": np.array([[np.nan]], np.float32)}) == "output SCORE holds NaN"
+    )
 
 
 # Of NVIDIA's postprocess of TensorRT-LLM: one flat array for all rows and beams, and placeholders where nothing was asked for.
@@ -104,11 +127,21 @@ def flat(*words: bytes) -> Array:
 
 
 def test_a_shape_without_a_fixed_size_is_held_against_nobody() -> None:
-    answer = {"text_output": flat(b"x"), "cum_log_probs": ones(1, 1), "output_log_probs": ones(1, 1, 1)}
+    answer = {
+        "text_output": flat(b"x"),
+        "cum_log_probs": ones(1, 1),
+        "output_log_probs": ones(1, 1, 1),
+    }
     assert find_fault(LLM, Question({"TEXT": ONE}), answer) is None
     assert find_fault(LLM, Question({"TEXT": ONE}), answer | {"output_log_probs": ones(1)}) is None
-    assert told(LLM, Question({"TEXT": ONE}), answer | {"cum_log_probs": np.ones((1, 1))}) == "output cum_log_probs is FP64, declared FP32"
-    assert told(LLM, Question({"TEXT": ONE}), answer | {"cum_log_probs": ones(2, 1)}) == "output cum_log_probs has 2 rows for 1 rows of input"
+    assert (
+        told(LLM, Question({"TEXT": ONE}), answer | {"cum_log_probs": np.ones((1, 1))})
+        == "output cum_log_probs is FP64, declared FP32"
+    )
+    assert (
+        told(LLM, Question({"TEXT": ONE}), answer | {"cum_log_probs": ones(2, 1)})
+        == "output cum_log_probs has 2 rows for 1 rows of input"
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,16 +153,27 @@ def test_a_shape_without_a_fixed_size_is_held_against_nobody() -> None:
         (CONFIG, ASKED, {"SCORE": np.ones((2, 1))}, Kind.BROKEN),
         # Whoever wrote the rows of the request meant them.
         (CONFIG, ASKED, {"SCORE": ones(1, 1), "LABEL": LABELS}, Kind.BROKEN),
-        (CONFIG, Question({"TEXT": TWO}, alone={"TEXT": ONE}), {"SCORE": ones(1, 1), "LABEL": LABELS}, Kind.MISMATCH),
+        (
+            CONFIG,
+            Question({"TEXT": TWO}, alone={"TEXT": ONE}),
+            {"SCORE": ones(1, 1), "LABEL": LABELS},
+            Kind.MISMATCH,
+        ),
         (
             LLM,
             Question({"TEXT": TWO}, alone={"TEXT": ONE}),
-            {"text_output": flat(b"x", b"x"), "cum_log_probs": ones(1, 1), "output_log_probs": ones(1, 1, 1)},
+            {
+                "text_output": flat(b"x", b"x"),
+                "cum_log_probs": ones(1, 1),
+                "output_log_probs": ones(1, 1, 1),
+            },
             Kind.ROWS_OF_FREE_SHAPE,
         ),
     ],
 )
-def test_the_worst_fault_is_told(config: object, asked: Question, answer: dict[str, Array], kind: Kind) -> None:
+def test_the_worst_fault_is_told(
+    config: object, asked: Question, answer: dict[str, Array], kind: Kind
+) -> None:
     fault = find_fault(config, asked, answer)
     assert fault is not None
     assert fault.kind is kind
@@ -142,7 +186,10 @@ def test_rows_are_free_without_batching() -> None:
     config.output[0].dims[:] = [-1, 1]
     config.output[1].dims[:] = [-1, 1]
     assert told(config, ASKED, {"SCORE": ones(7, 1), "LABEL": LABELS}) is None
-    assert told(config, ASKED, {"SCORE": ones(7, 2), "LABEL": LABELS}) == "output SCORE has shape [7, 2], declared [-1, 1]"
+    assert (
+        told(config, ASKED, {"SCORE": ones(7, 2), "LABEL": LABELS})
+        == "output SCORE has shape [7, 2], declared [-1, 1]"
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,7 +206,10 @@ def test_healthy_needs_all_of_it(result: ProbeResult, healthy: bool) -> None:
 
 
 def test_only_the_ready_state_serves() -> None:
-    assert [ModelState("m", "1", state, "").ready for state in ("READY", "LOADING", "UNLOADING", "UNAVAILABLE", "")] == [True] + [False] * 4
+    assert [
+        ModelState("m", "1", state, "").ready
+        for state in ("READY", "LOADING", "UNLOADING", "UNAVAILABLE", "")
+    ] == [True] + [False] * 4
 
 
 class Pod:
@@ -199,17 +249,30 @@ class Pod:
         (("INVALID_ARGUMENT", "row 0 of TEXT has 12 tokens, more than the 8 allowed"), True),
     ],
 )
-async def test_a_pod_that_is_busy_is_not_broken(monkeypatch: pytest.MonkeyPatch, said: tuple[str, str], broken: bool) -> None:
+async def test_a_pod_that_is_busy_is_not_broken(
+    monkeypatch: pytest.MonkeyPatch, said: tuple[str, str], broken: bool
+) -> None:
     monkeypatch.setattr("triton_pipelines.triton.probe.TritonClient", Pod)
     monkeypatch.setattr(Pod, "said", said)
-    result = await probe("10.0.0.1:8001", "sentiment", None, Question({"TEXT": np.array([[b"a"]], dtype=object)}))
+    result = await probe(
+        "10.0.0.1:8001", "sentiment", None, Question({"TEXT": np.array([[b"a"]], dtype=object)})
+    )
     assert not result.inference_ok
-    assert ((result.inference_error or "") != "", (result.error or "") != "") == (broken, not broken)
+    assert ((result.inference_error or "") != "", (result.error or "") != "") == (
+        broken,
+        not broken,
+    )
 
 
 @pytest.mark.parametrize("dead", [True, False])
-async def test_a_dead_process_is_told_from_a_refusal(monkeypatch: pytest.MonkeyPatch, dead: bool) -> None:
-    said = "in ensemble 'sentiment', Stub process 'tokenizer_0_0' is not healthy." if dead else "the input is not healthy"
+async def test_a_dead_process_is_told_from_a_refusal(
+    monkeypatch: pytest.MonkeyPatch, dead: bool
+) -> None:
+    said = (
+        "in ensemble 'sentiment', Stub process 'tokenizer_0_0' is not healthy."
+        if dead
+        else "the input is not healthy"
+    )
     monkeypatch.setattr("triton_pipelines.triton.probe.TritonClient", Pod)
     monkeypatch.setattr(Pod, "said", ("INTERNAL", said))
     result = await probe("10.0.0.1:8001", "sentiment", None, ASKED)
@@ -217,8 +280,13 @@ async def test_a_dead_process_is_told_from_a_refusal(monkeypatch: pytest.MonkeyP
     assert result.dead_process is dead
 
 
-@pytest.mark.parametrize("said", [("DEADLINE_EXCEEDED", "Deadline Exceeded"), ("UNAVAILABLE", "Exceeds maximum queue size")])
-async def test_where_every_slot_is_a_clients_sequence_the_pod_is_busy_and_good(monkeypatch: pytest.MonkeyPatch, said: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    "said",
+    [("DEADLINE_EXCEEDED", "Deadline Exceeded"), ("UNAVAILABLE", "Exceeds maximum queue size")],
+)
+async def test_where_every_slot_is_a_clients_sequence_the_pod_is_busy_and_good(
+    monkeypatch: pytest.MonkeyPatch, said: tuple[str, str]
+) -> None:
     monkeypatch.setattr("triton_pipelines.triton.probe.TritonClient", Pod)
     monkeypatch.setattr(Pod, "said", said)
     asked = Question(ASKED.inputs, sequence_id=2**30)
@@ -226,25 +294,41 @@ async def test_where_every_slot_is_a_clients_sequence_the_pod_is_busy_and_good(m
 
 
 @pytest.mark.parametrize("sequence_id", [0, 2**30])
-async def test_a_connection_that_breaks_says_nothing_of_the_answers(monkeypatch: pytest.MonkeyPatch, sequence_id: int) -> None:
+async def test_a_connection_that_breaks_says_nothing_of_the_answers(
+    monkeypatch: pytest.MonkeyPatch, sequence_id: int
+) -> None:
     monkeypatch.setattr("triton_pipelines.triton.probe.TritonClient", Pod)
     monkeypatch.setattr(Pod, "said", ("UNAVAILABLE", "recvmsg:Connection reset by peer"))
-    result = await probe("10.0.0.1:8001", "sentiment", None, Question(ASKED.inputs, sequence_id=sequence_id))
+    result = await probe(
+        "10.0.0.1:8001", "sentiment", None, Question(ASKED.inputs, sequence_id=sequence_id)
+    )
     assert (result.inference_error, result.healthy) == (None, False)
     assert "cannot be reached" in (result.error or "")
 
 
 async def test_an_answer_too_large_to_look_at_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triton_pipelines.triton.probe.TritonClient", Pod)
-    monkeypatch.setattr(Pod, "said", ("StatusCode.RESOURCE_EXHAUSTED", "CLIENT: Received message larger than max (33554500 vs. 16777216)"))
-    result = await probe("10.0.0.1:8001", "sentiment", None, Question({"TEXT": np.array([[b"a"]], dtype=object)}))
+    monkeypatch.setattr(
+        Pod,
+        "said",
+        (
+            "StatusCode.RESOURCE_EXHAUSTED",
+            "CLIENT: Received message larger than max (33554500 vs. 16777216)",
+        ),
+    )
+    result = await probe(
+        "10.0.0.1:8001", "sentiment", None, Question({"TEXT": np.array([[b"a"]], dtype=object)})
+    )
     assert result.healthy
 
 
 class TakesOne(Pod):
     """Stands in for the client of a pod that refuses two rows, or answers them as ``two`` says, and answers one with ``one``."""
 
-    two: dict[str, Array] | tuple[str, str] = ("INTERNAL", "expected one prompt per request, none of two was found")
+    two: dict[str, Array] | tuple[str, str] = (
+        "INTERNAL",
+        "expected one prompt per request, none of two was found",
+    )
     one: dict[str, Array] | tuple[str, str] = {"SCORE": ones(1, 1), "LABEL": texts("x")}  # noqa: RUF012
     config: object = CONFIG
     asked: list[int] = []  # noqa: RUF012
@@ -262,18 +346,42 @@ class TakesOne(Pod):
 
 
 NAN = {"SCORE": np.array([[np.nan]], np.float32), "LABEL": texts("x")}
-PLACEHOLDERS = {"text_output": flat(b"x"), "cum_log_probs": ones(1, 1), "output_log_probs": ones(1, 1, 1)}
+PLACEHOLDERS = {
+    "text_output": flat(b"x"),
+    "cum_log_probs": ones(1, 1),
+    "output_log_probs": ones(1, 1, 1),
+}
 
 
 @pytest.mark.parametrize(
     ("pod", "asked", "error"),
     [
         pytest.param({}, [2, 1], None, id="refuses two"),
-        pytest.param({"two": ("INVALID_ARGUMENT", "model 'x' not found for two rows")}, [2, 1], None, id="refuses two in words of a missing model"),
-        pytest.param({"one": ("INTERNAL", "no")}, [2, 1], "inference on 'sentiment' at 10.0.0.1:8001: no", id="refuses one as well"),
+        pytest.param(
+            {"two": ("INVALID_ARGUMENT", "model 'x' not found for two rows")},
+            [2, 1],
+            None,
+            id="refuses two in words of a missing model",
+        ),
+        pytest.param(
+            {"one": ("INTERNAL", "no")},
+            [2, 1],
+            "inference on 'sentiment' at 10.0.0.1:8001: no",
+            id="refuses one as well",
+        ),
         pytest.param({"one": NAN}, [2, 1], "output SCORE holds NaN", id="answers one wrongly"),
-        pytest.param({"config": LLM, "two": PLACEHOLDERS, "one": PLACEHOLDERS}, [2, 1], None, id="placeholders of free shape"),
-        pytest.param({"two": TakesOne.one}, [2], "output SCORE has 1 rows for 2 rows of input", id="answers the first row alone"),
+        pytest.param(
+            {"config": LLM, "two": PLACEHOLDERS, "one": PLACEHOLDERS},
+            [2, 1],
+            None,
+            id="placeholders of free shape",
+        ),
+        pytest.param(
+            {"two": TakesOne.one},
+            [2],
+            "output SCORE has 1 rows for 2 rows of input",
+            id="answers the first row alone",
+        ),
     ],
 )
 async def test_rows_that_nobody_asked_for_are_taken_back(
@@ -282,7 +390,9 @@ async def test_rows_that_nobody_asked_for_are_taken_back(
     monkeypatch.setattr("triton_pipelines.triton.probe.TritonClient", TakesOne)
     for name, value in (pod | {"asked": []}).items():
         monkeypatch.setattr(TakesOne, name, value)
-    result = await probe("10.0.0.1:8001", "sentiment", None, Question({"TEXT": TWO}, alone={"TEXT": ONE}))
+    result = await probe(
+        "10.0.0.1:8001", "sentiment", None, Question({"TEXT": TWO}, alone={"TEXT": ONE})
+    )
     assert TakesOne.asked == asked
     assert result.inference_error == error
     assert result.inference_ok is (error is None)
@@ -292,8 +402,12 @@ async def test_rows_that_nobody_asked_for_are_taken_back(
 
 async def test_a_dead_process_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triton_pipelines.triton.probe.TritonClient", TakesOne)
-    monkeypatch.setattr(TakesOne, "two", ("INTERNAL", "Stub process 'tokenizer_0_0' is not healthy."))
+    monkeypatch.setattr(
+        TakesOne, "two", ("INTERNAL", "Stub process 'tokenizer_0_0' is not healthy.")
+    )
     monkeypatch.setattr(TakesOne, "asked", [])
-    result = await probe("10.0.0.1:8001", "sentiment", None, Question({"TEXT": TWO}, alone={"TEXT": ONE}))
+    result = await probe(
+        "10.0.0.1:8001", "sentiment", None, Question({"TEXT": TWO}, alone={"TEXT": ONE})
+    )
     assert result.dead_process
     assert TakesOne.asked == [2]

@@ -7,24 +7,45 @@ import re
 import numpy as np
 import pytest
 
-from triton_pipelines.tuning.answers import difference
+from triton_pipelines.tools.tuner.output_equality import difference
 
 SCORES = np.array([[0.25, 0.75]], np.float32)
 LABELS = np.array([[b"positive"]], object)
 
 
 def test_equal_answers_are_equal_within_the_order_of_additions() -> None:
-    assert difference([{"P": SCORES, "LABEL": LABELS}], [{"P": SCORES + np.float32(3e-5), "LABEL": LABELS.copy()}]) == ""
-    assert difference([{"P": SCORES.astype(np.float16)}], [{"P": SCORES.astype(np.float16) * np.float16(1.005)}]) == ""
+    assert (
+        difference(
+            [{"P": SCORES, "LABEL": LABELS}],
+            [{"P": SCORES + np.float32(3e-5), "LABEL": LABELS.copy()}],
+        )
+        == ""
+    )
+    assert (
+        difference(
+            [{"P": SCORES.astype(np.float16)}],
+            [{"P": SCORES.astype(np.float16) * np.float16(1.005)}],
+        )
+        == ""
+    )
     assert difference([{"P": np.array([np.nan])}], [{"P": np.array([np.nan])}]) == ""
 
 
 @pytest.mark.parametrize(
     ("after", "said"),
     [
-        ({"P": SCORES + np.float32(0.01), "LABEL": LABELS}, r"answers in P are not the same: they differ by up to 0\.01"),
-        ({"P": SCORES, "LABEL": np.array([[b"negative"]], object)}, "answers in LABEL are not the same: other values"),
-        ({"P": np.zeros((1, 3), np.float32), "LABEL": LABELS}, r"P are not the same: shape \[1, 3\] instead of \[1, 2\]"),
+        (
+            {"P": SCORES + np.float32(0.01), "LABEL": LABELS},
+            r"answers in P are not the same: they differ by up to 0\.01",
+        ),
+        (
+            {"P": SCORES, "LABEL": np.array([[b"negative"]], object)},
+            "answers in LABEL are not the same: other values",
+        ),
+        (
+            {"P": np.zeros((1, 3), np.float32), "LABEL": LABELS},
+            r"P are not the same: shape \[1, 3\] instead of \[1, 2\]",
+        ),
         ({"P": SCORES}, "hold P instead of LABEL, P"),
         ({"P": SCORES, "LABEL": np.array([[1]])}, "LABEL are not the same"),
     ],

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tests.unit.tuning.test_predict import LENGTHS, PIPE, TOKENIZER
-from triton_pipelines.tuning.calibrate import Executed, calibrated, spread_of, under_load
-from triton_pipelines.tuning.contract import Knobs
-from triton_pipelines.tuning.fit import Cost
-from triton_pipelines.tuning.predict import Stage, bursty, capacity, poisson, simulate
-from triton_pipelines.tuning.profile import BURSTS, burst_spec, contention
+from triton_pipelines.tools.tuner.calibration import Executed, calibrated, spread_of, under_load
+from triton_pipelines.tools.tuner.contract import Knobs
+from triton_pipelines.tools.tuner.prediction import Stage, bursty, capacity, poisson, simulate
+from triton_pipelines.tools.tuner.profiling import BURSTS, burst_spec, contention
+from triton_pipelines.tools.tuner.step_time_fit import Cost
 
 # The step as it is: 2 ms and 1.5 us for every token, padding included; a request costs nothing of its own.
 FIXED, PER_TOKEN = 2e-3, 1.5e-6
@@ -38,7 +38,9 @@ def test_what_a_request_costs_is_learnt_from_the_batches_of_a_load() -> None:
     assert learnt.per_request * learnt.scale == pytest.approx(0.0, abs=3e-5)
     for size in (1, 8, 32):
         longest = float(np.random.default_rng(5).choice(LENGTHS, (4000, size)).max(axis=1).mean())
-        assert learnt.seconds(size, size, longest) == pytest.approx(FIXED + PER_TOKEN * size * longest, rel=0.03)
+        assert learnt.seconds(size, size, longest) == pytest.approx(
+            FIXED + PER_TOKEN * size * longest, rel=0.03
+        )
 
 
 def test_near_the_capacity_p99_is_that_of_the_step_as_it_is() -> None:
@@ -47,9 +49,13 @@ def test_near_the_capacity_p99_is_that_of_the_step_as_it_is() -> None:
     dear = replace(real, stages=(TOKENIZER, Stage("model", DEAR, 32)))
     rate = 0.9 * capacity(real)
     arrivals = poisson(rate, 12_000, 3)
-    learnt = calibrated(dear, {"model": ran({1: 300, 2: 150, 3: 80, 4: 50, 6: 25, 8: 20})}, arrivals)
+    learnt = calibrated(
+        dear, {"model": ran({1: 300, 2: 150, 3: 80, 4: 50, 6: 25, 8: 20})}, arrivals
+    )
     wanted = simulate(real.with_knobs(knobs), arrivals, 3).p99
-    assert simulate(dear.with_knobs(knobs), arrivals, 3).p99 > 2 * wanted, "without the correction it is far too careful"
+    assert simulate(dear.with_knobs(knobs), arrivals, 3).p99 > 2 * wanted, (
+        "without the correction it is far too careful"
+    )
     assert simulate(learnt.with_knobs(knobs), arrivals, 3).p99 == pytest.approx(wanted, rel=0.1)
 
 
@@ -62,7 +68,9 @@ def test_a_load_that_was_learnt_from_is_predicted_as_it_was(together: bool) -> N
     outside = 0.5 * inside if together else np.random.default_rng(0).exponential(1e-3, len(inside))
     learnt = calibrated(PIPE, {}, arrivals, inside + 1e-3 + outside)
     for share in (0.5, 0.99):
-        assert simulate(learnt, arrivals).quantile(share) == pytest.approx(np.quantile(inside + 1e-3 + outside, share), rel=0.03)
+        assert simulate(learnt, arrivals).quantile(share) == pytest.approx(
+            np.quantile(inside + 1e-3 + outside, share), rel=0.03
+        )
 
 
 def test_arrivals_that_were_crowded_by_chance_are_no_time_outside() -> None:
@@ -74,9 +82,16 @@ def test_arrivals_that_were_crowded_by_chance_are_no_time_outside() -> None:
 def test_a_table_learns_what_a_request_costs_too() -> None:
     table = tuple((float(size), 32.0, FIXED + PER_TOKEN * 32 * size) for size in (1, 2, 4, 8))
     cost = Cost(0.0, 1e-3, 0.0, 0.0, fitted=False, table=table)
-    seen = Executed({1: 100, 2: 100, 4: 100}, 0.0, 0.4, {size: 1.2 * (FIXED + PER_TOKEN * 32 * size) + 2e-4 * (size - 1) for size in (1, 2, 4)})
+    seen = Executed(
+        {1: 100, 2: 100, 4: 100},
+        0.0,
+        0.4,
+        {size: 1.2 * (FIXED + PER_TOKEN * 32 * size) + 2e-4 * (size - 1) for size in (1, 2, 4)},
+    )
     learnt = under_load(cost, seen, (32,), 1)
-    assert learnt.seconds(8, 8, 32) == pytest.approx(1.2 * (FIXED + PER_TOKEN * 32 * 8) + 7 * 2e-4, rel=0.01)
+    assert learnt.seconds(8, 8, 32) == pytest.approx(
+        1.2 * (FIXED + PER_TOKEN * 32 * 8) + 7 * 2e-4, rel=0.01
+    )
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.5, 1.0])
@@ -86,9 +101,13 @@ def test_a_busy_machine_does_not_pass_for_padding(spread: float) -> None:
     for size in (1, 2, 4, 8):
         drawn = random.choice(LENGTHS, (6000, size))
         tokens = (1 - spread) * drawn.sum(axis=1) + spread * size * drawn.max(axis=1)
-        times[size] = 1.5 * (FIXED + PER_TOKEN * float(tokens.mean()))  # half as long again, for what else goes on
+        times[size] = 1.5 * (
+            FIXED + PER_TOKEN * float(tokens.mean())
+        )  # half as long again, for what else goes on
     batches = {1: 60, 2: 10, 4: 10, 8: 10}
-    seen = Executed(batches, sum(times[size] * count for size, count in batches.items()) / 90, 0.5, times)
+    seen = Executed(
+        batches, sum(times[size] * count for size, count in batches.items()) / 90, 0.5, times
+    )
     assert spread_of(TRUE, seen, LENGTHS, 1) == pytest.approx(spread, abs=0.1)
 
 
@@ -102,10 +121,14 @@ def test_batches_of_like_sizes_only_stretch_the_times() -> None:
 def test_requests_of_many_rows_count_once(instances: int) -> None:
     cost = Cost(FIXED, 0.0, 1e-4, 0.0, contention=(1.0, 1.5))
     factor = (1.0, 1.5)[instances - 1]
-    times = {4 * count: factor * 1.1 * (FIXED + 1e-4 * 4 * count) + 3e-4 * count for count in (1, 2, 4)}
+    times = {
+        4 * count: factor * 1.1 * (FIXED + 1e-4 * 4 * count) + 3e-4 * count for count in (1, 2, 4)
+    }
     seen = Executed(dict.fromkeys(times, 50), 0.0, 2.0, times)
     learnt = under_load(cost, seen, (32,), 4, instances)
-    assert learnt.seconds(8, 32, 32, instances) == pytest.approx(factor * 1.1 * (FIXED + 1e-4 * 32) + 8 * 3e-4, rel=0.01)
+    assert learnt.seconds(8, 32, 32, instances) == pytest.approx(
+        factor * 1.1 * (FIXED + 1e-4 * 32) + 8 * 3e-4, rel=0.01
+    )
 
 
 def test_bursts_have_time_to_be_done_with() -> None:
@@ -129,7 +152,15 @@ def test_a_slow_step_is_not_kept_busy_for_minutes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("factor", "busy", "wanted"), [(1.5, 2.0, (1.0, 1.5)), (3.6, 2.0, (1.0, 2.0)), (1.3, 1.1, (1.0, 1.0)), (0.9, 2.0, (1.0, 1.0))]
+    ("factor", "busy", "wanted"),
+    [
+        (1.5, 2.0, (1.0, 1.5)),
+        (3.6, 2.0, (1.0, 2.0)),
+        (1.3, 1.1, (1.0, 1.0)),
+        (0.9, 2.0, (1.0, 1.0)),
+    ],
 )
-def test_instances_that_share_take_turns_at_worst(factor: float, busy: float, wanted: tuple[float, ...]) -> None:
+def test_instances_that_share_take_turns_at_worst(
+    factor: float, busy: float, wanted: tuple[float, ...]
+) -> None:
     assert contention(factor, busy, 2) == pytest.approx(wanted)

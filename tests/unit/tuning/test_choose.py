@@ -8,13 +8,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.tuning.test_predict import PIPE
-from triton_pipelines.tuning.accept import LEAST_GAIN, Kept, Measured, interval, judge
-from triton_pipelines.tuning.choose import CLOSE, Planned, candidates, curve, ends, plan, ranked
-from triton_pipelines.tuning.contract import Knobs, Load
-from triton_pipelines.tuning.predict import MOST_BUSY, SEARCHED, poisson, simulate
+from triton_pipelines.tools.tuner.acceptance import LEAST_GAIN, Kept, Measured, interval, judge
+from triton_pipelines.tools.tuner.contract import Knobs, Load
+from triton_pipelines.tools.tuner.prediction import MOST_BUSY, SEARCHED, poisson, simulate
+from triton_pipelines.tools.tuner.selection import (
+    CLOSE,
+    Planned,
+    candidates,
+    curve,
+    ends,
+    plan,
+    ranked,
+)
 
 CURRENT = Knobs(4, 0, 1, 1)
-GRID = [Knobs(batch, delay, 1, count) for batch in (1, 4, 16, 64) for delay in (0, 2000) for count in (1, 2)]
+GRID = [
+    Knobs(batch, delay, 1, count)
+    for batch in (1, 4, 16, 64)
+    for delay in (0, 2000)
+    for count in (1, 2)
+]
 WALL = 0.030
 
 
@@ -24,7 +37,9 @@ def test_what_is_chosen_keeps_the_wall(wall: float) -> None:
         assert one.rate <= MOST_BUSY * one.capacity * 1.001
         if one.rate:
             assert one.p99 <= wall
-            assert simulate(PIPE.with_knobs(one.knobs), poisson(one.rate, SEARCHED, 0), 0).p99 <= wall
+            assert (
+                simulate(PIPE.with_knobs(one.knobs), poisson(one.rate, SEARCHED, 0), 0).p99 <= wall
+            )
         assert one.knobs == CURRENT or one.knobs.queue_delay / 1e6 <= wall / 4
 
 
@@ -37,7 +52,13 @@ def test_a_wall_below_one_request_leaves_nothing_to_choose() -> None:
 planneds = st.lists(
     st.builds(
         Planned,
-        knobs=st.builds(Knobs, st.sampled_from([1, 8, 64]), st.sampled_from([0, 500, 4000]), st.sampled_from([1, 2]), st.sampled_from([1, 2])),
+        knobs=st.builds(
+            Knobs,
+            st.sampled_from([1, 8, 64]),
+            st.sampled_from([0, 500, 4000]),
+            st.sampled_from([1, 2]),
+            st.sampled_from([1, 2]),
+        ),
         rate=st.floats(0, 1000),
         p99=st.floats(0.001, 1),
         capacity=st.just(2000.0),
@@ -48,7 +69,9 @@ planneds = st.lists(
 
 
 @given(planneds)
-def test_the_first_is_close_to_the_most_and_none_of_these_has_a_larger_batch(found: list[Planned]) -> None:
+def test_the_first_is_close_to_the_most_and_none_of_these_has_a_larger_batch(
+    found: list[Planned],
+) -> None:
     first, most = ranked(found)[0], max(one.rate for one in found)
     if most == 0:
         return
@@ -84,7 +107,15 @@ def test_a_curve_rises() -> None:
 # --- do no harm ---------------------------------------------------------------------------------------------------------------
 
 
-def measured(knobs: Knobs, rate: float, p99: float, *, failed: int = 0, carried: float = 1.0, noise: float = 0.0) -> Measured:
+def measured(
+    knobs: Knobs,
+    rate: float,
+    p99: float,
+    *,
+    failed: int = 0,
+    carried: float = 1.0,
+    noise: float = 0.0,
+) -> Measured:
     """A measurement of four seconds; ``noise``: relative, between stretches of time."""
     count = int(4 * rate * carried)
     random = np.random.default_rng(1)
@@ -98,7 +129,12 @@ BETTER = Knobs(64, 0, 1, 1)
 
 
 def test_a_proven_gain_is_taken() -> None:
-    points = [measured(CURRENT, 400, 0.02), measured(BETTER, 600, 0.02), measured(CURRENT, 600 / 1.05, 0.08), measured(BETTER, 600, 0.025)]
+    points = [
+        measured(CURRENT, 400, 0.02),
+        measured(BETTER, 600, 0.02),
+        measured(CURRENT, 600 / 1.05, 0.08),
+        measured(BETTER, 600, 0.025),
+    ]
     verdict = judge(CURRENT, points, WALL, [BETTER])
     assert verdict.knobs == BETTER
     assert verdict.gain == pytest.approx(0.5)
@@ -107,14 +143,41 @@ def test_a_proven_gain_is_taken() -> None:
 @pytest.mark.parametrize(
     "points",
     [
-        pytest.param([measured(CURRENT, 570, 0.02), measured(BETTER, 600, 0.02)], id="the current one keeps up"),
-        pytest.param([measured(CURRENT, 400, 0.02), measured(BETTER, 600, 0.02)], id="the current one was never tried there"),
-        pytest.param([measured(CURRENT, 570, 0.08), measured(BETTER, 600, 0.02), measured(BETTER, 600, 0.04)], id="broken in a repeat"),
-        pytest.param([measured(CURRENT, 570, 0.08), measured(BETTER, 600, 0.02, failed=1)], id="a request failed"),
-        pytest.param([measured(CURRENT, 570, 0.08), measured(BETTER, 600, 0.02, carried=0.8)], id="not carried"),
-        pytest.param([measured(CURRENT, 595, 0.08), measured(BETTER, 600, 0.02)], id="less than five percent"),
-        pytest.param([measured(CURRENT, 570, 0.031, noise=0.3), measured(BETTER, 600, 0.02)], id="broken within noise"),
-        pytest.param([measured(CURRENT, 570, 0.08), measured(BETTER, 600, 0.0295, noise=0.3)], id="kept within noise"),
+        pytest.param(
+            [measured(CURRENT, 570, 0.02), measured(BETTER, 600, 0.02)],
+            id="the current one keeps up",
+        ),
+        pytest.param(
+            [measured(CURRENT, 400, 0.02), measured(BETTER, 600, 0.02)],
+            id="the current one was never tried there",
+        ),
+        pytest.param(
+            [
+                measured(CURRENT, 570, 0.08),
+                measured(BETTER, 600, 0.02),
+                measured(BETTER, 600, 0.04),
+            ],
+            id="broken in a repeat",
+        ),
+        pytest.param(
+            [measured(CURRENT, 570, 0.08), measured(BETTER, 600, 0.02, failed=1)],
+            id="a request failed",
+        ),
+        pytest.param(
+            [measured(CURRENT, 570, 0.08), measured(BETTER, 600, 0.02, carried=0.8)],
+            id="not carried",
+        ),
+        pytest.param(
+            [measured(CURRENT, 595, 0.08), measured(BETTER, 600, 0.02)], id="less than five percent"
+        ),
+        pytest.param(
+            [measured(CURRENT, 570, 0.031, noise=0.3), measured(BETTER, 600, 0.02)],
+            id="broken within noise",
+        ),
+        pytest.param(
+            [measured(CURRENT, 570, 0.08), measured(BETTER, 600, 0.0295, noise=0.3)],
+            id="kept within noise",
+        ),
         pytest.param([], id="nothing"),
     ],
 )
@@ -125,7 +188,16 @@ def test_without_proof_nothing_changes(points: list[Measured]) -> None:
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.lists(st.tuples(st.sampled_from([CURRENT, BETTER, Knobs(16, 500, 1, 2)]), st.floats(100, 900), st.floats(0.005, 0.1)), max_size=6))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([CURRENT, BETTER, Knobs(16, 500, 1, 2)]),
+            st.floats(100, 900),
+            st.floats(0.005, 0.1),
+        ),
+        max_size=6,
+    )
+)
 def test_whatever_was_measured_a_change_is_proven(raw: list[tuple[Knobs, float, float]]) -> None:
     points = [measured(knobs, rate, p99) for knobs, rate, p99 in raw]
     verdict = judge(CURRENT, points, WALL, [BETTER, Knobs(16, 500, 1, 2)])
@@ -140,16 +212,30 @@ def test_whatever_was_measured_a_change_is_proven(raw: list[tuple[Knobs, float, 
 
 
 def test_a_rate_beyond_what_it_carries_says_nothing_of_a_lower_one() -> None:
-    points = [measured(CURRENT, 400, 0.02), measured(BETTER, 700, 0.04), measured(BETTER, 600, 0.02), measured(CURRENT, 570, 0.08)]
+    points = [
+        measured(CURRENT, 400, 0.02),
+        measured(BETTER, 700, 0.04),
+        measured(BETTER, 600, 0.02),
+        measured(CURRENT, 570, 0.08),
+    ]
     verdict = judge(CURRENT, points, WALL, [BETTER])
     assert (verdict.knobs, verdict.rate) == (BETTER, 600)
-    assert not judge(CURRENT, [*points, measured(BETTER, 550, 0.04)], WALL, [BETTER]).better, "a lower one that breaks does"
-    assert not judge(CURRENT, [*points, measured(BETTER, 800, 0.04, failed=1)], WALL, [BETTER]).better, "and so does a failed request"
+    assert not judge(CURRENT, [*points, measured(BETTER, 550, 0.04)], WALL, [BETTER]).better, (
+        "a lower one that breaks does"
+    )
+    assert not judge(
+        CURRENT, [*points, measured(BETTER, 800, 0.04, failed=1)], WALL, [BETTER]
+    ).better, "and so does a failed request"
 
 
 def test_a_rival_counts_where_it_was_measured_again() -> None:
     other = Knobs(64, 0, 1, 2)
-    points = [measured(CURRENT, 400, 0.02), measured(BETTER, 560, 0.024), measured(CURRENT, 533, 0.08), measured(other, 588, 0.02)]
+    points = [
+        measured(CURRENT, 400, 0.02),
+        measured(BETTER, 560, 0.024),
+        measured(CURRENT, 533, 0.08),
+        measured(other, 588, 0.02),
+    ]
     verdict = judge(CURRENT, points, WALL, [BETTER, other], other)
     assert (verdict.knobs, verdict.rate) == (BETTER, 560)
     again = judge(CURRENT, [*points, measured(other, 588, 0.02)], WALL, [BETTER, other], other)
@@ -160,22 +246,38 @@ def test_a_rival_counts_where_it_was_measured_again() -> None:
 
 
 def test_the_highest_rate_counts_up_to_which_every_measurement_kept_the_wall() -> None:
-    points = [measured(CURRENT, 500, 0.08), measured(BETTER, 560, 0.02), measured(BETTER, 600, 0.02), measured(BETTER, 700, 0.04)]
+    points = [
+        measured(CURRENT, 500, 0.08),
+        measured(BETTER, 560, 0.02),
+        measured(BETTER, 600, 0.02),
+        measured(BETTER, 700, 0.04),
+    ]
     assert judge(CURRENT, points, WALL, [BETTER]).rate == 600
 
 
 def test_a_gain_is_counted_from_what_the_current_setting_was_measured_to_carry() -> None:
-    unsure = measured(CURRENT, 480, 0.045, noise=0.3)  # its p99 is 25 ms, the bound of its interval 32 ms
+    unsure = measured(
+        CURRENT, 480, 0.045, noise=0.3
+    )  # its p99 is 25 ms, the bound of its interval 32 ms
     assert unsure.kept(WALL) is Kept.UNSURE
-    points = [measured(CURRENT, 240, 0.02), unsure, measured(CURRENT, 570, 0.08), measured(BETTER, 600, 0.02)]
+    points = [
+        measured(CURRENT, 240, 0.02),
+        unsure,
+        measured(CURRENT, 570, 0.08),
+        measured(BETTER, 600, 0.02),
+    ]
     assert judge(CURRENT, points, WALL, [BETTER]).gain == pytest.approx(600 / 480 - 1)
-    verdict = judge(CURRENT, [measured(CURRENT, 500, 0.08), measured(BETTER, 600, 0.02)], WALL, [BETTER])
+    verdict = judge(
+        CURRENT, [measured(CURRENT, 500, 0.08), measured(BETTER, 600, 0.02)], WALL, [BETTER]
+    )
     assert verdict.gain == pytest.approx(0.2)
     assert "so that the gain is more" in verdict.reason
 
 
 def test_the_interval_holds_the_p99_and_widens_with_noise() -> None:
-    calm, noisy = (measured(CURRENT, 400, 0.03, noise=noise).load.latencies for noise in (0.01, 0.3))
+    calm, noisy = (
+        measured(CURRENT, 400, 0.03, noise=noise).load.latencies for noise in (0.01, 0.3)
+    )
     low, high = interval(calm)
     assert low <= np.percentile(calm, 99) <= high
     assert interval(noisy)[1] - interval(noisy)[0] > high - low

@@ -14,16 +14,27 @@ from tests.unit.tuning.test_choose import BETTER, CURRENT, WALL, measured
 from tests.unit.tuning.test_rates import Slow, answered, begun
 from tests.unit.tuning.test_run import report_on
 from tests.unit.tuning.test_server import OTHER, StandIn, server
-from triton_pipelines.load import LoadResult, LoadSpec
-from triton_pipelines.load.summary import too_late, turned_away
+from triton_pipelines.tools.loadgen import LoadResult, LoadSpec
+from triton_pipelines.tools.loadgen.summary import too_late, turned_away
+from triton_pipelines.tools.tuner import measured_server as tuned
+from triton_pipelines.tools.tuner.acceptance import Kept, Measured, judge
+from triton_pipelines.tools.tuner.contract import Load, Settings, TuneError
+from triton_pipelines.tools.tuner.measured_server import (
+    Server,
+    SettingRefusedError,
+    late_in,
+    load_of,
+)
+from triton_pipelines.tools.tuner.output_comparison import (
+    COMPARED,
+    FEWEST_COMPARED,
+    Comparison,
+    OtherAnswersError,
+    compared,
+)
+from triton_pipelines.tools.tuner.profiling import _cell
+from triton_pipelines.tools.tuner.run import _Run
 from triton_pipelines.triton.errors import DeadlineError, OverloadedError, UnreachableError
-from triton_pipelines.tuning import server as tuned
-from triton_pipelines.tuning.accept import Kept, Measured, judge
-from triton_pipelines.tuning.compare import COMPARED, FEWEST_COMPARED, Comparison, OtherAnswersError, compared
-from triton_pipelines.tuning.contract import Load, Settings, TuneError
-from triton_pipelines.tuning.profile import _cell
-from triton_pipelines.tuning.run import _Run
-from triton_pipelines.tuning.server import Server, SettingRefusedError, late_in, load_of
 
 FULL = "[request id: 3] Exceeds maximum queue size"
 REQUESTS = [{"TEXT": np.array([[b"%d" % number]], dtype=object)} for number in range(COMPARED)]
@@ -62,7 +73,9 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 @pytest.mark.looptime(start=0)
 @pytest.mark.parametrize("together", [1000, 8, 1])
-async def test_what_a_short_queue_turns_away_is_asked_again_with_less_company(client: Asked, together: int) -> None:
+async def test_what_a_short_queue_turns_away_is_asked_again_with_less_company(
+    client: Asked, together: int
+) -> None:
     client.together = together
     async with server() as one:
         found = await one.answers(REQUESTS)
@@ -73,21 +86,29 @@ async def test_what_a_short_queue_turns_away_is_asked_again_with_less_company(cl
 
 @pytest.mark.looptime(start=0)
 @pytest.mark.parametrize("seconds", [0.01, 1000.0])
-async def test_a_setting_that_leaves_lone_requests_unanswered_is_refused_and_the_run_goes_on(client: Asked, seconds: float) -> None:
+async def test_a_setting_that_leaves_lone_requests_unanswered_is_refused_and_the_run_goes_on(
+    client: Asked, seconds: float
+) -> None:
     async with server() as one:
         comparison = Comparison(one)
         assert await comparison.remember(REQUESTS) == ""
         await comparison.check(OTHER)
         client.seconds = seconds
         client.together = 0 if seconds < 1 else 1000
-        with pytest.raises(SettingRefusedError, match=r"one by one stay unanswered: (full|no answer)") as caught:
+        with pytest.raises(
+            SettingRefusedError, match=r"one by one stay unanswered: (full|no answer)"
+        ) as caught:
             await comparison.check(OTHER)
-        assert not isinstance(caught.value, OtherAnswersError), "it says nothing of settings like it"
+        assert not isinstance(caught.value, OtherAnswersError), (
+            "it says nothing of settings like it"
+        )
     assert asyncio.get_running_loop().time() < 70, "whatever is asked again"
 
 
 @pytest.mark.looptime(start=0)
-async def test_a_current_setting_that_leaves_lone_requests_unanswered_is_not_compared_with(client: Asked) -> None:
+async def test_a_current_setting_that_leaves_lone_requests_unanswered_is_not_compared_with(
+    client: Asked,
+) -> None:
     client.together = 0
     async with server() as one:
         comparison = Comparison(one)
@@ -117,7 +138,15 @@ async def test_a_server_that_is_gone_is_no_short_queue(client: Asked) -> None:
 
 
 @pytest.mark.parametrize(
-    ("latency", "count"), [(0.0, COMPARED), (0.005, COMPARED), (0.1, 20), (0.25, 8), (1.25, FEWEST_COMPARED), (float("inf"), FEWEST_COMPARED)]
+    ("latency", "count"),
+    [
+        (0.0, COMPARED),
+        (0.005, COMPARED),
+        (0.1, 20),
+        (0.25, 8),
+        (1.25, FEWEST_COMPARED),
+        (float("inf"), FEWEST_COMPARED),
+    ],
 )
 def test_of_slow_models_few_requests_are_compared(latency: float, count: int) -> None:
     assert compared(latency) == count
@@ -140,14 +169,20 @@ async def test_a_setting_that_turns_its_warm_up_away_is_refused(client: Asked) -
     """Such as a delay longer than the queue's timeout: every request that is alone expires."""
     async with server() as one:
         client.together = 0
-        with pytest.raises(SettingRefusedError, match=r"turns away a request that is alone: .*maximum queue size"):
+        with pytest.raises(
+            SettingRefusedError, match=r"turns away a request that is alone: .*maximum queue size"
+        ):
             await one.put(OTHER, REQUESTS)
-        with pytest.raises(TuneError, match="the current setting turns away a request that is alone"):
+        with pytest.raises(
+            TuneError, match="the current setting turns away a request that is alone"
+        ):
             await one.put(one.current, REQUESTS)
 
 
 @pytest.mark.looptime(start=0)
-async def test_a_machine_that_pauses_once_refuses_no_setting(client: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_machine_that_pauses_once_refuses_no_setting(
+    client: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A request expires in the queue though it is alone; asked again, it is answered."""
     infer, failures = client.infer, [client.error]
 
@@ -194,7 +229,11 @@ def test_what_is_turned_away_below_overload_is_late_and_no_fault(message: str, s
 
 def few_fail(message: str) -> LoadResult:
     fine = answered(LoadSpec(rate=100, duration_s=8.0, warmup_s=0.0), 1e6)
-    return replace(fine, error=np.where(np.isin(np.arange(len(fine.error)), (7, 257, 507)), 0, -1), errors=(message,))
+    return replace(
+        fine,
+        error=np.where(np.isin(np.arange(len(fine.error)), (7, 257, 507)), 0, -1),
+        errors=(message,),
+    )
 
 
 def burst(message: str) -> Load:
@@ -218,7 +257,11 @@ async def test_a_shed_burst_does_not_end_the_calibration() -> None:
 
         async def run(self, requests: object, spec: LoadSpec, tell: object = None) -> LoadResult:
             result = await super().run(requests, spec, tell)
-            return replace(result, error=np.where(np.arange(len(result.error)) == 3 * len(result.error) // 4, 0, -1), errors=(self.message,))
+            return replace(
+                result,
+                error=np.where(np.arange(len(result.error)) == 3 * len(result.error) // 4, 0, -1),
+                errors=(self.message,),
+            )
 
     one = Sheds(1e6, carried=1000.0)
     run: _Run = begun(one, Settings())

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triton_pipelines.tuning.fit import MOST_RESIDUAL, Cost, Sample, fit
+from triton_pipelines.tools.tuner.step_time_fit import MOST_RESIDUAL, Cost, Sample, fit
 
 SIZES, LENGTHS = (1, 2, 4, 8, 16, 32, 64), (16, 64, 256)
 
@@ -15,13 +15,28 @@ def points(fixed: float, request: float, row: float, token: float) -> list[Sampl
     """Single requests of many rows, and many requests of one row, as a profile has them."""
 
     def one(requests: int, rows: int, tokens: int) -> Sample:
-        return Sample(requests, rows, tokens, fixed + request * requests + row * rows + token * rows * tokens, 10)
+        return Sample(
+            requests,
+            rows,
+            tokens,
+            fixed + request * requests + row * rows + token * rows * tokens,
+            10,
+        )
 
-    return [one(1, rows, tokens) for rows in SIZES for tokens in LENGTHS] + [one(rows, rows, 64) for rows in (4, 16)]
+    return [one(1, rows, tokens) for rows in SIZES for tokens in LENGTHS] + [
+        one(rows, rows, 64) for rows in (4, 16)
+    ]
 
 
-@given(fixed=st.floats(1e-4, 1e-2), request=st.floats(0, 1e-4), row=st.floats(0, 1e-4), token=st.floats(1e-7, 1e-5))
-def test_coefficients_are_found_again(fixed: float, request: float, row: float, token: float) -> None:
+@given(
+    fixed=st.floats(1e-4, 1e-2),
+    request=st.floats(0, 1e-4),
+    row=st.floats(0, 1e-4),
+    token=st.floats(1e-7, 1e-5),
+)
+def test_coefficients_are_found_again(
+    fixed: float, request: float, row: float, token: float
+) -> None:
     cost = fit(points(fixed, request, row, token))
     assert cost.fitted
     assert cost.residual < 1e-6
@@ -35,7 +50,8 @@ def test_coefficients_are_found_again(fixed: float, request: float, row: float, 
 
 def test_noise_of_a_few_percent_is_no_reason_to_refuse() -> None:
     noisy = [
-        Sample(p.requests, p.rows, p.tokens, p.seconds * (1.04 if index % 2 else 0.96), 10) for index, p in enumerate(points(2e-3, 0, 3e-5, 1.5e-6))
+        Sample(p.requests, p.rows, p.tokens, p.seconds * (1.04 if index % 2 else 0.96), 10)
+        for index, p in enumerate(points(2e-3, 0, 3e-5, 1.5e-6))
     ]
     cost = fit(noisy)
     assert cost.fitted
@@ -55,7 +71,13 @@ def test_a_staircase_is_refused_and_looked_up_in_its_table() -> None:
 
 
 def test_a_table_is_looked_up_between_its_lengths_too() -> None:
-    cost = fit([Sample(1, rows, tokens, 1e-3 * rows**3 * tokens**2, 5) for rows in (1, 2, 4) for tokens in (10, 20)])
+    cost = fit(
+        [
+            Sample(1, rows, tokens, 1e-3 * rows**3 * tokens**2, 5)
+            for rows in (1, 2, 4)
+            for tokens in (10, 20)
+        ]
+    )
     assert not cost.fitted
     assert cost.seconds(1, 2, 15) == pytest.approx((1e-3 * 8 * 100 + 1e-3 * 8 * 400) / 2)
 
@@ -71,7 +93,10 @@ def test_nothing_measured_is_said() -> None:
 
 
 def test_beyond_a_noisy_table_more_rows_are_never_faster() -> None:
-    noisy = [Sample(1, rows, 30, seconds, 50) for rows, seconds in ((1, 0.004), (2, 0.002), (4, 0.009), (8, 0.003))]
+    noisy = [
+        Sample(1, rows, 30, seconds, 50)
+        for rows, seconds in ((1, 0.004), (2, 0.002), (4, 0.009), (8, 0.003))
+    ]
     cost = fit(noisy)
     assert not cost.fitted
     assert cost.seconds(1, 8, 30) == pytest.approx(0.003)
@@ -82,7 +107,9 @@ def test_beside_a_table_a_request_costs_what_batches_take_beyond_it() -> None:
     # Steps of 16 rows, as tensor cores have them: no line.
     alone = {rows: 0.001 * (1 + -(-rows // 16) * 3) for rows in (1, 2, 4, 8, 16, 17, 32, 64)}
     single = [Sample(1, rows, 32, seconds, 50) for rows, seconds in alone.items()]
-    batches = [Sample(rows, rows, 32, alone[rows] + 2e-4 * (rows - 1), 10) for rows in (2, 4, 8, 16)]
+    batches = [
+        Sample(rows, rows, 32, alone[rows] + 2e-4 * (rows - 1), 10) for rows in (2, 4, 8, 16)
+    ]
     cost = fit([*single, *batches])
     assert not cost.fitted
     assert cost.per_request == pytest.approx(2e-4, rel=1e-6)

@@ -9,28 +9,42 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import builders
-from triton_pipelines.pipeline import build, check
-from triton_pipelines.render.modelconfig import configs
-from triton_pipelines.tuning.contract import Knobs, TuneError
-from triton_pipelines.tuning.knobs import changed, document_of, grid, knobs_of, merged, model_of, patch_of
+from triton_pipelines.compile.graph import build, check
+from triton_pipelines.compile.graph.resource_patch import document_of, merge_patch, patch_pipeline
+from triton_pipelines.compile.render.model_config import configs
+from triton_pipelines.tools.tuner.contract import Knobs, TuneError
+from triton_pipelines.tools.tuner.knobs import grid, knobs_of, model_of, patch_of
 
 SPECS: tuple[dict[str, Any], ...] = (
     {},
     {"model": {"maxBatchSize": 8, "instances": {"count": 2}}},
-    {"model": {"maxBatchSize": 32, "dynamicBatching": {"preferredBatchSizes": [8, 32], "maxQueueDelayMicroseconds": 700}}},
+    {
+        "model": {
+            "maxBatchSize": 32,
+            "dynamicBatching": {"preferredBatchSizes": [8, 32], "maxQueueDelayMicroseconds": 700},
+        }
+    },
     {"tokenizer": {"instances": {"count": 3}}},
     {"tokenizer": {"instances": {"initial": 2, "min": 2, "max": 2}}},
     {"model": {"instances": {"initial": 2, "min": 2, "max": 2}}},
 )
-settings_of = st.builds(Knobs, st.sampled_from([1, 4, 8, 64, 128]), st.sampled_from([0, 500, 8000]), st.integers(1, 3), st.integers(1, 6))
+settings_of = st.builds(
+    Knobs,
+    st.sampled_from([1, 4, 8, 64, 128]),
+    st.sampled_from([0, 500, 8000]),
+    st.integers(1, 3),
+    st.integers(1, 6),
+)
 
 
 @settings(deadline=None, max_examples=40)
 @given(spec=st.sampled_from(SPECS), wanted=settings_of)
-def test_a_patched_resource_is_valid_and_has_the_setting(spec: dict[str, Any], wanted: Knobs) -> None:
+def test_a_patched_resource_is_valid_and_has_the_setting(
+    spec: dict[str, Any], wanted: Knobs
+) -> None:
     before = builders.built(**spec)
     patch = patch_of(before.pipeline, knobs_of(before.graph), wanted)
-    after = changed(before.pipeline, patch)
+    after = patch_pipeline(before.pipeline, patch)
     graph = build(after, before.options)
     assert knobs_of(graph) == wanted
     assert check(after, graph, before.options) == []
@@ -42,7 +56,7 @@ def test_the_same_setting_needs_no_patch(spec: dict[str, Any]) -> None:
     before = builders.built(**spec)
     current = knobs_of(before.graph)
     assert patch_of(before.pipeline, current, current) == {}
-    assert build(changed(before.pipeline, {}), before.options) == before.graph
+    assert build(patch_pipeline(before.pipeline, {}), before.options) == before.graph
 
 
 def test_a_patch_names_only_what_changes() -> None:
@@ -56,27 +70,38 @@ def test_a_patch_names_only_what_changes() -> None:
 
 
 def test_a_patch_keeps_everything_else_of_the_resource() -> None:
-    before = builders.built(model={"maxBatchSize": 8, "dynamicBatching": {"queuePolicy": {"maxQueueSize": 7}}}, slo={"p99Milliseconds": 40})
+    before = builders.built(
+        model={"maxBatchSize": 8, "dynamicBatching": {"queuePolicy": {"maxQueueSize": 7}}},
+        slo={"p99Milliseconds": 40},
+    )
     wanted = Knobs(32, 1000, 1, 1)
-    after = document_of(changed(before.pipeline, patch_of(before.pipeline, knobs_of(before.graph), wanted)))
-    assert after["spec"]["model"]["dynamicBatching"] == {"queuePolicy": {"maxQueueSize": 7}, "maxQueueDelayMicroseconds": 1000}
+    after = document_of(
+        patch_pipeline(before.pipeline, patch_of(before.pipeline, knobs_of(before.graph), wanted))
+    )
+    assert after["spec"]["model"]["dynamicBatching"] == {
+        "queuePolicy": {"maxQueueSize": 7},
+        "maxQueueDelayMicroseconds": 1000,
+    }
     assert after["spec"]["slo"] == {"p99Milliseconds": 40}
     assert after["spec"]["postprocess"] == document_of(before.pipeline)["spec"]["postprocess"]
 
 
 def test_merge_patches_are_those_of_rfc_7396() -> None:
     """Cases of the RFC's appendix A."""
-    assert merged({"a": "b", "b": "c"}, {"a": None}) == {"b": "c"}
-    assert merged({"a": {"b": "c"}}, {"a": {"b": "d", "c": None}}) == {"a": {"b": "d"}}
-    assert merged({"a": [{"b": "c"}]}, {"a": [1]}) == {"a": [1]}
-    assert merged({"e": None}, {"a": 1}) == {"e": None, "a": 1}
-    assert merged([1, 2], {"a": "b", "c": None}) == {"a": "b"}
+    assert merge_patch({"a": "b", "b": "c"}, {"a": None}) == {"b": "c"}
+    assert merge_patch({"a": {"b": "c"}}, {"a": {"b": "d", "c": None}}) == {"a": {"b": "d"}}
+    assert merge_patch({"a": [{"b": "c"}]}, {"a": [1]}) == {"a": [1]}
+    assert merge_patch({"e": None}, {"a": 1}) == {"e": None, "a": 1}
+    assert merge_patch([1, 2], {"a": "b", "c": None}) == {"a": "b"}
 
 
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ({"model": {"maxBatchSize": 0}, "tokenizer": {"maxBatchSize": 0}}, "spec.model.maxBatchSize"),
+        (
+            {"model": {"maxBatchSize": 0}, "tokenizer": {"maxBatchSize": 0}},
+            "spec.model.maxBatchSize",
+        ),
         ({"model": {"dynamicBatching": {"mode": "Disabled"}}}, "dynamicBatching"),
     ],
 )
@@ -86,7 +111,11 @@ def test_what_cannot_be_tuned_is_said(spec: dict[str, Any], said: str) -> None:
 
 
 def test_the_grid_holds_the_current_setting_and_keeps_to_bounds() -> None:
-    before = builders.built(model={"maxBatchSize": 24}, tokenizer={"instances": {"initial": 1, "max": 2}}, ensemble={"maxBatchSize": 6})
+    before = builders.built(
+        model={"maxBatchSize": 24},
+        tokenizer={"instances": {"initial": 1, "max": 2}},
+        ensemble={"maxBatchSize": 6},
+    )
     found = list(grid(before.pipeline, before.graph, rows=4, cores=8))
     assert knobs_of(before.graph) in found
     assert min(knobs.max_batch_size for knobs in found) == 8

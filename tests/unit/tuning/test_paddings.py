@@ -13,25 +13,32 @@ from tests.unit.tuning.test_predict import PIPE
 from triton_pipelines.api.status import TuningStatus
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.pipeline import Graph, build, check
-from triton_pipelines.tuning.accept import judge
-from triton_pipelines.tuning.calibrate import Executed
-from triton_pipelines.tuning.choose import Planned, plan, ranked
-from triton_pipelines.tuning.contract import Knobs, Padded, Report, Settings
-from triton_pipelines.tuning.fit import Cost
-from triton_pipelines.tuning.knobs import changed, knobs_of, patch_of
-from triton_pipelines.tuning.padding import Verdict
-from triton_pipelines.tuning.paddings import Paddings
-from triton_pipelines.tuning.predict import Pipe, Shape, Stage, capacity
-from triton_pipelines.tuning.profile import Profile
-from triton_pipelines.tuning.report import Findings, report
-from triton_pipelines.tuning.status import status_of
-from triton_pipelines.tuning.ways import OTHER_FILES, way_of
-from triton_pipelines.tuning.workload import Workload
+from triton_pipelines.compile.graph import Graph, build, check
+from triton_pipelines.compile.graph.resource_patch import PaddingSetting, patch_pipeline
+from triton_pipelines.tools.tuner.acceptance import judge
+from triton_pipelines.tools.tuner.calibration import Executed
+from triton_pipelines.tools.tuner.contract import Knobs, Report, Settings
+from triton_pipelines.tools.tuner.knobs import knobs_of, patch_of
+from triton_pipelines.tools.tuner.padding_candidates import OTHER_FILES, way_of
+from triton_pipelines.tools.tuner.padding_cost import Verdict
+from triton_pipelines.tools.tuner.padding_options import Paddings
+from triton_pipelines.tools.tuner.prediction import Pipe, Shape, Stage, capacity
+from triton_pipelines.tools.tuner.profiling import Profile
+from triton_pipelines.tools.tuner.report import Findings, report
+from triton_pipelines.tools.tuner.selection import Planned, plan, ranked
+from triton_pipelines.tools.tuner.status_summary import status_of
+from triton_pipelines.tools.tuner.step_time_fit import Cost
+from triton_pipelines.tools.tuner.workload import Workload
 
 GPU_STEP: dict[str, Any] = {"model": {"maxBatchSize": 32}}
 PLAN: dict[str, Any] = {"model": {"platform": "tensorrt_plan", "maxBatchSize": 32}}
-OWN_CODE: dict[str, Any] = {"model": {"platform": "python", "source": None, "python": {"code": {"inline": "class TritonPythonModel: pass"}}}}
+OWN_CODE: dict[str, Any] = {
+    "model": {
+        "platform": "python",
+        "source": None,
+        "python": {"code": {"inline": "class TritonPythonModel: pass"}},
+    }
+}
 WORK = Workload((), LENGTHS, "a mix", 1, ("TEXT",))
 
 
@@ -46,11 +53,20 @@ def paddings(built: builders.Built, work: Workload = WORK) -> Paddings:
     return Paddings(built.pipeline, built.graph, rebuilding(built), work)
 
 
-def verdict(built: builders.Built, token_lengths: tuple[int, ...] = (20, 32, 90), work: Workload = WORK, cost: Cost = GPU) -> Verdict | None:
+def verdict(
+    built: builders.Built,
+    token_lengths: tuple[int, ...] = (20, 32, 90),
+    work: Workload = WORK,
+    cost: Cost = GPU,
+) -> Verdict | None:
     equal = any(entry.tensor.variable and not entry.ragged for entry in built.graph.steps[1].inputs)
-    pipe = Pipe((PIPE.stages[0], Stage("model", cost, 32, equal=equal)), LENGTHS, 1, "tokenizer", "model")
+    pipe = Pipe(
+        (PIPE.stages[0], Stage("model", cost, 32, equal=equal)), LENGTHS, 1, "tokenizer", "model"
+    )
     profile = Profile(pipe, {}, 128, 1, (), token_lengths)
-    return paddings(built, work).judge(pipe, profile, Executed({12: 100}, 1e-3), knobs_of(built.graph))
+    return paddings(built, work).judge(
+        pipe, profile, Executed({12: 100}, 1e-3), knobs_of(built.graph)
+    )
 
 
 def found(verdict: Verdict) -> dict[str, str]:
@@ -86,8 +102,14 @@ def test_a_plan_can_be_padded_in_every_way_but_ragged() -> None:
 
 
 def test_buckets_lie_in_the_profiles_of_a_plan() -> None:
-    profiles = [{"min": 40, "max": 128, "maxBatchSize": 64}, {"min": 129, "max": 512, "maxBatchSize": 64}]
-    model = PLAN["model"] | {"lengths": {"profiles": profiles}, "instances": {"profiles": ["0", "1"]}}
+    profiles = [
+        {"min": 40, "max": 128, "maxBatchSize": 64},
+        {"min": 129, "max": 512, "maxBatchSize": 64},
+    ]
+    model = PLAN["model"] | {
+        "lengths": {"profiles": profiles},
+        "instances": {"profiles": ["0", "1"]},
+    }
     judged = verdict(builders.built(model=model), cost=CPU)
     assert judged is not None
     bucketed = next(one.way.padded for one in judged.priced if one.way.padded.mode == "Bucketed")
@@ -95,7 +117,12 @@ def test_buckets_lie_in_the_profiles_of_a_plan() -> None:
     assert "Longest" not in found(judged), "short texts would lie below every profile"
     free = verdict(builders.built(**PLAN), cost=CPU)
     assert free is not None
-    assert min(next(one.way.padded.buckets for one in free.priced if one.way.padded.mode == "Bucketed")) < 40
+    assert (
+        min(
+            next(one.way.padded.buckets for one in free.priced if one.way.padded.mode == "Bucketed")
+        )
+        < 40
+    )
 
 
 def test_own_code_needs_no_padding_and_gets_no_buckets() -> None:
@@ -117,18 +144,31 @@ def test_steps_are_timed_with_rows_of_several_lengths() -> None:
     assert shape is not None
     assert shape.padding is Padding.BUCKETED
     assert shape.buckets == (*sorted(WORK.profile_lengths), 512)
-    assert paddings(builders.built(**GPU_STEP)).timing() is None, "each request keeps its own length already"
-    assert paddings(builders.built(**PLAN), Workload((), (30,), "alike", 1, ("TEXT",))).timing() is None
+    assert paddings(builders.built(**GPU_STEP)).timing() is None, (
+        "each request keeps its own length already"
+    )
+    assert (
+        paddings(builders.built(**PLAN), Workload((), (30,), "alike", 1, ("TEXT",))).timing()
+        is None
+    )
 
 
 @pytest.mark.parametrize("spec", [PLAN, OWN_CODE])
-@pytest.mark.parametrize("before", [{}, {"padding": "Bucketed", "buckets": [16, 64]}, {"padding": "Longest"}])
+@pytest.mark.parametrize(
+    "before", [{}, {"padding": "Bucketed", "buckets": [16, 64]}, {"padding": "Longest"}]
+)
 @pytest.mark.parametrize("wanted", [LONGEST, FIXED, BUCKETS])
-def test_a_patch_makes_the_padding_and_a_valid_resource(spec: dict[str, Any], before: dict[str, Any], wanted: Padded) -> None:
+def test_a_patch_makes_the_padding_and_a_valid_resource(
+    spec: dict[str, Any], before: dict[str, Any], wanted: PaddingSetting
+) -> None:
     built = builders.built(**spec, tokenizer=before)
     current = knobs_of(built.graph)
-    patch = patch_of(built.pipeline, current, Knobs(current.max_batch_size, 0, 1, current.tokenizer_instances, wanted))
-    after = changed(built.pipeline, patch)
+    patch = patch_of(
+        built.pipeline,
+        current,
+        Knobs(current.max_batch_size, 0, 1, current.tokenizer_instances, wanted),
+    )
+    after = patch_pipeline(built.pipeline, patch)
     graph = build(after, built.options)
     assert graph.padding is not None
     assert (graph.padding.chosen.value, graph.padding.buckets) == (wanted.mode, wanted.buckets)
@@ -139,12 +179,17 @@ def test_a_patch_makes_the_padding_and_a_valid_resource(spec: dict[str, Any], be
 def test_a_way_that_the_checks_refuse_is_none() -> None:
     built = builders.built(**PLAN)
     assert way_of(built.pipeline, built.graph, rebuilding(built), RAGGED) is None
-    assert way_of(built.pipeline, built.graph, rebuilding(built), Padded("Bucketed", (700, 512))) is None
+    assert (
+        way_of(
+            built.pipeline, built.graph, rebuilding(built), PaddingSetting("Bucketed", (700, 512))
+        )
+        is None
+    )
 
 
 def test_a_setting_with_another_padding_is_predicted_by_what_that_makes_of_the_steps() -> None:
     shapes = {
-        Padded(): Shape(Padding.FIXED, (512,), frozenset({"model"})),
+        PaddingSetting(): Shape(Padding.FIXED, (512,), frozenset({"model"})),
         RAGGED: Shape(Padding.RAGGED, (512,), frozenset()),
     }
     pipe = Pipe(PIPE.stages, LENGTHS, 1, "tokenizer", "model", Padding.FIXED, (512,), shapes=shapes)
@@ -158,8 +203,11 @@ def test_a_setting_with_another_padding_is_predicted_by_what_that_makes_of_the_s
 
 
 def test_of_settings_that_carry_the_same_the_padding_stays() -> None:
-    settings = [Planned(Knobs(64, 0, 1, 1, RAGGED), 101.0, 0.01, 200.0), Planned(Knobs(8, 0, 1, 1), 100.0, 0.01, 200.0)]
-    assert ranked(settings)[0].knobs.padding == Padded()
+    settings = [
+        Planned(Knobs(64, 0, 1, 1, RAGGED), 101.0, 0.01, 200.0),
+        Planned(Knobs(8, 0, 1, 1), 100.0, 0.01, 200.0),
+    ]
+    assert ranked(settings)[0].knobs.padding == PaddingSetting()
     settings[0] = Planned(Knobs(64, 0, 1, 1, RAGGED), 110.0, 0.01, 200.0)
     assert ranked(settings)[0].knobs.padding == RAGGED
 
@@ -168,8 +216,15 @@ def reported(padding: Verdict | None, knobs: Knobs, refused: str = "") -> Report
     """A report in which ``knobs`` are proven, of a pipeline with own code and padding Fixed."""
     built = builders.built(**OWN_CODE, tokenizer={"padding": "Fixed"}, slo={"p99Milliseconds": 35})
     current = knobs_of(built.graph)
-    points = [measured(current, 400, 0.02), measured(knobs, 600, 0.02), measured(current, 600 / 1.05, 0.08)]
-    shapes = {Padded(): Shape(Padding.FIXED, (512,), frozenset()), RAGGED: Shape(Padding.RAGGED, (512,), frozenset())}
+    points = [
+        measured(current, 400, 0.02),
+        measured(knobs, 600, 0.02),
+        measured(current, 600 / 1.05, 0.08),
+    ]
+    shapes = {
+        PaddingSetting(): Shape(Padding.FIXED, (512,), frozenset()),
+        RAGGED: Shape(Padding.RAGGED, (512,), frozenset()),
+    }
     pipe = Pipe(PIPE.stages, LENGTHS, 1, "tokenizer", "model", Padding.FIXED, (512,), shapes=shapes)
     return report(
         Findings(
@@ -208,9 +263,16 @@ def test_a_proven_padding_is_in_the_patch_and_in_the_status() -> None:
 
 def test_a_padding_that_changes_answers_is_said_and_not_in_the_patch() -> None:
     judged = verdict(builders.built(**OWN_CODE, tokenizer={"padding": "Fixed"}))
-    made = reported(judged, Knobs(32, 0, 1, 1), "answers in TOKENS are not the same: shape [1, 32] instead of [1, 512]")
+    made = reported(
+        judged,
+        Knobs(32, 0, 1, 1),
+        "answers in TOKENS are not the same: shape [1, 32] instead of [1, 512]",
+    )
     assert made.patch == {"spec": {"model": {"maxBatchSize": 32}}}
-    assert "Ragged was expected to be cheapest and is not recommended: answers in TOKENS are not the same" in made.advice
+    assert (
+        "Ragged was expected to be cheapest and is not recommended: answers in TOKENS are not the same"
+        in made.advice
+    )
 
 
 def test_without_a_verdict_nothing_is_said_of_padding() -> None:

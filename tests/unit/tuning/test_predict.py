@@ -9,24 +9,47 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.simulator.station import NOISE, Station, StationSpec
 from triton_pipelines.api.tokenizer import Padding
-from triton_pipelines.tuning.contract import Knobs
-from triton_pipelines.tuning.fit import Cost
-from triton_pipelines.tuning.predict import SEARCHED, Pipe, Stage, bursty, capacity, highest_rate, poisson, serve, simulate
-from triton_pipelines.tuning.simulator.station import NOISE, Station, StationSpec
+from triton_pipelines.tools.tuner.contract import Knobs
+from triton_pipelines.tools.tuner.prediction import (
+    SEARCHED,
+    Pipe,
+    Stage,
+    bursty,
+    capacity,
+    highest_rate,
+    poisson,
+    serve,
+    simulate,
+)
+from triton_pipelines.tools.tuner.step_time_fit import Cost
 
 TOKENIZER = Stage("tokenizer", Cost(1e-4, 3e-5, 0.0, 1.2e-6, spread=0.0), 64)
 MODEL = Stage("model", Cost(2e-3, 0.0, 0.0, 1.5e-6), 64)
-LENGTHS = tuple(int(value) for value in np.clip(np.random.default_rng(3).lognormal(3.5, 0.6, 256), 3, 512))
+LENGTHS = tuple(
+    int(value) for value in np.clip(np.random.default_rng(3).lognormal(3.5, 0.6, 256), 3, 512)
+)
 PIPE = Pipe((TOKENIZER, MODEL), LENGTHS, 1, "tokenizer", "model", Padding.RAGGED, (512,))
 
 
-@pytest.mark.parametrize(("instances", "batch", "delay"), [(1, 1, 0.0), (1, 8, 0.0), (2, 16, 0.0), (1, 16, 0.004), (2, 8, 0.002)])
-def test_a_step_ends_requests_when_the_other_simulator_does(instances: int, batch: int, delay: float) -> None:
+@pytest.mark.parametrize(
+    ("instances", "batch", "delay"),
+    [(1, 1, 0.0), (1, 8, 0.0), (2, 16, 0.0), (1, 16, 0.004), (2, 8, 0.002)],
+)
+def test_a_step_ends_requests_when_the_other_simulator_does(
+    instances: int, batch: int, delay: float
+) -> None:
     arrivals = poisson(900.0, 4000, 5).tolist()
     stage = Stage("s", Cost(0.004, 0.0, 0.0008, 0.0), batch, delay, instances)
     finish, _ = serve(stage, arrivals, [1.0] * len(arrivals), 1)
-    station = Station(StationSpec("s", alpha=0.0008, fixed=0.004, instances=instances, max_batch=batch, delay=delay), [1.0] * NOISE, [0.0] * NOISE)
+    station = Station(
+        StationSpec(
+            "s", alpha=0.0008, fixed=0.004, instances=instances, max_batch=batch, delay=delay
+        ),
+        [1.0] * NOISE,
+        [0.0] * NOISE,
+    )
     station.offer([(at, at) for at in arrivals])
     other = sorted(at for at, _ in station.advance(1e9, 1e9))
     assert sorted(finish) == pytest.approx(other)
@@ -53,7 +76,9 @@ def test_rows_fill_a_batch() -> None:
 
 def test_a_batch_is_computed_at_its_longest_or_at_each_ones_own() -> None:
     padded, _ = serve(MODEL, [0.0, 0.0], [10.0, 90.0], 1)
-    packed, _ = serve(replace(MODEL, cost=replace(MODEL.cost, spread=0.0)), [0.0, 0.0], [10.0, 90.0], 1)
+    packed, _ = serve(
+        replace(MODEL, cost=replace(MODEL.cost, spread=0.0)), [0.0, 0.0], [10.0, 90.0], 1
+    )
     assert padded == pytest.approx([2e-3 + 1.5e-6 * 180] * 2)
     assert packed == pytest.approx([2e-3 + 1.5e-6 * 100] * 2)
 
@@ -62,7 +87,10 @@ def test_a_batch_is_computed_at_its_longest_or_at_each_ones_own() -> None:
 @given(share=st.floats(0.1, 0.9), seed=st.integers(0, 5))
 def test_more_load_is_never_faster(share: float, seed: int) -> None:
     most = capacity(PIPE)
-    slow, fast = (simulate(PIPE, poisson(rate, 4000, seed), seed).p99 for rate in (share * most, 1.3 * share * most))
+    slow, fast = (
+        simulate(PIPE, poisson(rate, 4000, seed), seed).p99
+        for rate in (share * most, 1.3 * share * most)
+    )
     assert fast >= slow * 0.97  # the same draws, other batches
 
 
@@ -77,7 +105,9 @@ def test_a_larger_batch_carries_more_where_an_execution_has_a_fixed_cost(batch: 
 def test_more_instances_carry_more_unless_they_share() -> None:
     one, two = (capacity(PIPE.with_knobs(Knobs(8, 0, count, 2))) for count in (1, 2))
     assert two == pytest.approx(2 * one, rel=0.05)
-    shared = replace(PIPE, stages=(TOKENIZER, replace(MODEL, cost=replace(MODEL.cost, contention=(1.0, 2.0)))))
+    shared = replace(
+        PIPE, stages=(TOKENIZER, replace(MODEL, cost=replace(MODEL.cost, contention=(1.0, 2.0))))
+    )
     assert capacity(shared.with_knobs(Knobs(8, 0, 2, 2))) == pytest.approx(one, rel=0.05)
 
 

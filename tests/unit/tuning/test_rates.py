@@ -12,15 +12,15 @@ import pytest
 from tests.support import builders
 from tests.unit.tuning.test_choose import BETTER, CURRENT, GRID, WALL
 from tests.unit.tuning.test_predict import LENGTHS, PIPE
-from triton_pipelines.load import LoadResult, LoadSpec
-from triton_pipelines.load.arrivals import due_times
-from triton_pipelines.tuning.accept import Kept, Measured, judge, lower_rate
-from triton_pipelines.tuning.choose import plan
-from triton_pipelines.tuning.compare import alike
-from triton_pipelines.tuning.contract import Knobs, Load, Settings, silent
-from triton_pipelines.tuning.run import MOST_STEP, _Run
-from triton_pipelines.tuning.server import load_of
-from triton_pipelines.tuning.workload import Workload
+from triton_pipelines.tools.loadgen import LoadResult, LoadSpec
+from triton_pipelines.tools.loadgen.arrivals import due_times
+from triton_pipelines.tools.tuner.acceptance import Kept, Measured, judge, lower_rate
+from triton_pipelines.tools.tuner.contract import Knobs, Load, Settings, silent
+from triton_pipelines.tools.tuner.measured_server import load_of
+from triton_pipelines.tools.tuner.output_comparison import alike
+from triton_pipelines.tools.tuner.run import MOST_STEP, _Run
+from triton_pipelines.tools.tuner.selection import plan
+from triton_pipelines.tools.tuner.workload import Workload
 
 
 def answered(spec: LoadSpec, capacity: float, alone: float = 0.002) -> LoadResult:
@@ -32,7 +32,19 @@ def answered(spec: LoadSpec, capacity: float, alone: float = 0.002) -> LoadResul
         free = max(free, at) + 1 / capacity
         end[index] = free + alone
     error = np.where(end - due > spec.timeout_s, 0, -1)
-    return LoadResult(spec, due, due, end, np.ones(len(due), dtype=np.int64), error, ("deadline",), spec.warmup_s, total, 0.0, total)
+    return LoadResult(
+        spec,
+        due,
+        due,
+        end,
+        np.ones(len(due), dtype=np.int64),
+        error,
+        ("deadline",),
+        spec.warmup_s,
+        total,
+        0.0,
+        total,
+    )
 
 
 class Slow:
@@ -53,11 +65,17 @@ class Slow:
     async def answers(self, requests: object) -> list[dict[str, Any]]:
         """Larger batches change them by ``changes``; negative: every time anew."""
         self.asked_answers += 1
-        by = -self.changes * self.asked_answers if self.changes < 0 else self.changes * (self.knobs.max_batch_size > CURRENT.max_batch_size)
+        by = (
+            -self.changes * self.asked_answers
+            if self.changes < 0
+            else self.changes * (self.knobs.max_batch_size > CURRENT.max_batch_size)
+        )
         return [{"SCORE": np.array([1.0 + by])}]
 
     async def run(self, requests: object, spec: LoadSpec, tell: object = None) -> LoadResult:
-        assert spec.rate <= 1.5 * MOST_STEP * self.carried, "far beyond what it is known to carry, chance in few arrivals included"
+        assert spec.rate <= 1.5 * MOST_STEP * self.carried, (
+            "far beyond what it is known to carry, chance in few arrivals included"
+        )
         self.asked.append(spec.rate)
         result = answered(spec, self.capacity)
         self.failed += int(np.count_nonzero(result.error >= 0))
@@ -68,14 +86,24 @@ class Slow:
 def begun(server: Any, settings: Settings) -> _Run:
     """A run that has its plan."""
     built = builders.built(model={"maxBatchSize": 4}, slo={"p99Milliseconds": 35})
-    run = _Run(server, built.pipeline, built.graph, settings, silent, Workload((), LENGTHS, "a mix", 1, ("TEXT",)), WALL)
+    run = _Run(
+        server,
+        built.pipeline,
+        built.graph,
+        settings,
+        silent,
+        Workload((), LENGTHS, "a mix", 1, ("TEXT",)),
+        WALL,
+    )
     run.pipe, run.grid = PIPE, [*GRID, BETTER]
     run.planned = plan(PIPE, run.grid, CURRENT, WALL)
     return run
 
 
 @pytest.mark.parametrize("capacity", [20.0, 100.0, 300.0])
-async def test_a_server_that_carries_far_less_than_predicted_is_not_run_over(capacity: float) -> None:
+async def test_a_server_that_carries_far_less_than_predicted_is_not_run_over(
+    capacity: float,
+) -> None:
     server = Slow(capacity, carried=capacity / 2)
     run = begun(server, Settings())
     assert max(one.rate for one in run.planned) > 4 * capacity
@@ -89,7 +117,9 @@ async def test_a_server_that_carries_far_less_than_predicted_is_not_run_over(cap
 
 @pytest.mark.parametrize("capacity", [100.0, 300.0])
 @pytest.mark.parametrize("carried", [0.5, 8.0])
-async def test_what_never_kept_the_wall_is_tried_at_lower_rates_until_it_does(capacity: float, carried: float) -> None:
+async def test_what_never_kept_the_wall_is_tried_at_lower_rates_until_it_does(
+    capacity: float, carried: float
+) -> None:
     server = Slow(capacity, carried=carried * capacity)
     run = begun(server, Settings())
     await run._calibrate()
@@ -101,7 +131,9 @@ async def test_what_never_kept_the_wall_is_tried_at_lower_rates_until_it_does(ca
 
 
 @pytest.mark.parametrize("carried", [0.5, 8.0])
-async def test_a_request_that_alone_takes_longer_than_the_wall_ends_the_search(carried: float) -> None:
+async def test_a_request_that_alone_takes_longer_than_the_wall_ends_the_search(
+    carried: float,
+) -> None:
     run = begun(Slow(20.0, carried=carried * 20), Settings())
     await run._calibrate()
     await run._verify()
@@ -123,9 +155,13 @@ def test_the_next_lower_rate() -> None:
     assert lower_rate([], WALL, 50.0, 1.0) is None
     assert lower_rate([load(60.0)], WALL, 50.0, 1.0) is None, "it was within the wall"
     assert lower_rate([far, load(60.0)], WALL, 50.0, 1.0) is None
-    assert lower_rate([far], WALL, 150.0, 1.0) == pytest.approx(0.5 * far.load.rate), "what it carried, not what was offered"
+    assert lower_rate([far], WALL, 150.0, 1.0) == pytest.approx(0.5 * far.load.rate), (
+        "what it carried, not what was offered"
+    )
     assert lower_rate([far], WALL, 40.0, 1.0) == 40.0, "as predicted, where that is lower"
-    assert lower_rate([far, near], WALL, 0.99 * near.load.rate, 1.0) == pytest.approx(0.5 * min(60.0, near.load.rate))
+    assert lower_rate([far, near], WALL, 0.99 * near.load.rate, 1.0) == pytest.approx(
+        0.5 * min(60.0, near.load.rate)
+    )
     assert lower_rate([near], WALL, 0.0, 50.0) == 50.0
     assert lower_rate([near], WALL, 0.0, 60.0) is None, "nothing is told apart below"
 
@@ -142,7 +178,14 @@ async def test_a_setting_that_carries_what_is_predicted_is_led_there() -> None:
     assert len(server.asked) == len(steps) + 2, "what is known needs no way there"
 
 
-def load(offered: float, *, alone: float = 0.01, capacity: float = 1e6, seconds: float = 16.0, seed: int = 0) -> Measured:
+def load(
+    offered: float,
+    *,
+    alone: float = 0.01,
+    capacity: float = 1e6,
+    seconds: float = 16.0,
+    seed: int = 0,
+) -> Measured:
     spec = LoadSpec(rate=offered, duration_s=seconds, warmup_s=1.0, seed=seed)
     return Measured(CURRENT, offered, load_of(answered(spec, capacity, alone)))
 
@@ -174,7 +217,9 @@ def test_one_straggler_in_a_hundred_is_no_backlog(alone: float) -> None:
 def test_few_arrivals_by_chance_do_not_break_the_wall() -> None:
     rates = [load(6, seed=seed) for seed in range(40)]
     assert min(one.load.rate for one in rates) < 0.85 * 6, "by chance"
-    assert all(one.kept(WALL) is Kept.UNSURE for one in rates), "too few to prove anything, either way"
+    assert all(one.kept(WALL) is Kept.UNSURE for one in rates), (
+        "too few to prove anything, either way"
+    )
 
 
 def test_one_lost_request_of_the_current_setting_proves_nothing_for_another() -> None:
@@ -185,7 +230,9 @@ def test_one_lost_request_of_the_current_setting_proves_nothing_for_another() ->
     assert not judge(CURRENT, [lost, better], WALL, [BETTER]).better
 
 
-def overload(seconds: float, *, message: str, capacity: float = 100.0, ended: bool = True) -> LoadResult:
+def overload(
+    seconds: float, *, message: str, capacity: float = 100.0, ended: bool = True
+) -> LoadResult:
     """200 requests/s on a server that carries 100, some of them with an error."""
     spec = LoadSpec(rate=200, duration_s=seconds, warmup_s=0.0, timeout_s=seconds / 2)
     return replace(answered(spec, capacity), errors=(message,), overloaded=ended)
@@ -218,18 +265,26 @@ def test_a_request_that_is_lost_where_there_is_no_overload_is_a_fault_whatever_i
     fine = answered(spec, 1e6)
     lost = np.arange(len(fine.error)) == 7
     for end in (fine.end, fine.end + 30 * lost):
-        found = load_of(replace(fine, end=end, error=np.where(lost, 0, -1), errors=("no answer within 30 s",)))
+        found = load_of(
+            replace(fine, end=end, error=np.where(lost, 0, -1), errors=("no answer within 30 s",))
+        )
         assert (found.failed, found.late, found.faults) == (1, 0, 1)
 
 
 def test_too_late_at_a_higher_rate_says_nothing_of_a_lower_one() -> None:
     fine = np.full(2400, 0.01)
-    far = Measured(BETTER, 1200, Load(np.full(2000, 2.0), 2400, 400, 4.0, "given up", 1200, late=400, ended=4.0))
+    far = Measured(
+        BETTER,
+        1200,
+        Load(np.full(2000, 2.0), 2400, 400, 4.0, "given up", 1200, late=400, ended=4.0),
+    )
     kept = Measured(BETTER, 600, Load(fine, 2400, 0, 4.0, "", 600))
     broken = Measured(CURRENT, 571, Load(np.full(2400, 2.0), 2400, 0, 9.0, "", 571))
     assert judge(CURRENT, [broken, far, kept], WALL, [BETTER]).better
     lost = replace(far, load=replace(far.load, late=399))
-    assert not judge(CURRENT, [broken, lost, kept], WALL, [BETTER]).better, "one failed for another reason"
+    assert not judge(CURRENT, [broken, lost, kept], WALL, [BETTER]).better, (
+        "one failed for another reason"
+    )
 
 
 async def test_a_setting_that_changes_answers_is_never_measured_and_said_to() -> None:
@@ -239,8 +294,13 @@ async def test_a_setting_that_changes_answers_is_never_measured_and_said_to() ->
     await run._remember_answers()
     await run._verify()
     assert {one.knobs.max_batch_size for one in run.measured} == {CURRENT.max_batch_size}
-    assert any("is refused: answers in SCORE are not the same: they differ by up to 0.01" in note for note in run.notes)
-    assert len([note for note in run.notes if "is refused" in note]) == 1, "larger batches are as unlike: they are not tried one by one"
+    assert any(
+        "is refused: answers in SCORE are not the same: they differ by up to 0.01" in note
+        for note in run.notes
+    )
+    assert len([note for note in run.notes if "is refused" in note]) == 1, (
+        "larger batches are as unlike: they are not tried one by one"
+    )
     assert "refused" in run.verdict.reason
     assert not run.verdict.better
 
@@ -252,7 +312,10 @@ async def test_answers_that_are_never_twice_the_same_are_not_compared_and_that_i
     await run._remember_answers()
     await run._verify()
     assert BETTER in {one.knobs for one in run.measured}
-    assert any("answers the same requests differently from one time to the next" in note for note in run.notes)
+    assert any(
+        "answers the same requests differently from one time to the next" in note
+        for note in run.notes
+    )
 
 
 def test_what_is_proven_counts_though_a_corrected_prediction_left_it_out() -> None:
@@ -266,8 +329,12 @@ def test_what_is_proven_counts_though_a_corrected_prediction_left_it_out() -> No
     assert run.verdict.knobs == BETTER
 
 
-@pytest.mark.parametrize(("begun_at", "beside", "more"), [(140.0, 0.0, True), (160.0, 0.0, False), (140.0, 20.0, False)])
-async def test_no_point_is_begun_that_would_end_behind_the_limit(begun_at: float, beside: float, more: bool) -> None:
+@pytest.mark.parametrize(
+    ("begun_at", "beside", "more"), [(140.0, 0.0, True), (160.0, 0.0, False), (140.0, 20.0, False)]
+)
+async def test_no_point_is_begun_that_would_end_behind_the_limit(
+    begun_at: float, beside: float, more: bool
+) -> None:
     """Three minutes for a quick run, 10 s of them for the report and the way back; a point takes 17.5 s, and what points take beside."""
     run = begun(Slow(1e6, carried=50.0), Settings())
     run._clock = lambda: 0.0
@@ -283,6 +350,10 @@ async def test_no_point_is_begun_that_would_end_behind_the_limit(begun_at: float
     ("batch", "refused"),
     [(64, {64, 128}), (4, {2, 4})],
 )
-def test_batches_as_unlike_the_current_ones_are_refused_along(batch: int, refused: set[int]) -> None:
+def test_batches_as_unlike_the_current_ones_are_refused_along(
+    batch: int, refused: set[int]
+) -> None:
     current = Knobs(8)
-    assert {size for size in (2, 4, 8, 16, 64, 128) if alike(Knobs(size, 500), Knobs(batch), current)} == refused
+    assert {
+        size for size in (2, 4, 8, 16, 64, 128) if alike(Knobs(size, 500), Knobs(batch), current)
+    } == refused

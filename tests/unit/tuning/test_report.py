@@ -16,19 +16,30 @@ from tests.unit.tuning.test_predict import LENGTHS, MODEL, PIPE, TOKENIZER
 from triton_pipelines.api.status import TuningStatus
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.v1alpha1 import TuningMode
-from triton_pipelines.pipeline import build
-from triton_pipelines.tuning.advice import Bound, advise
-from triton_pipelines.tuning.calibrate import Executed, calibrated, expected, mean_longest, spread_of
-from triton_pipelines.tuning.contract import Curve, Knobs, Outcome, Point, Report
-from triton_pipelines.tuning.fit import Cost
-from triton_pipelines.tuning.knobs import changed, knobs_of
-from triton_pipelines.tuning.plot import svg, terminal
-from triton_pipelines.tuning.predict import poisson, simulate
-from triton_pipelines.tuning.status import patch_yaml, status_of
+from triton_pipelines.compile.graph import build
+from triton_pipelines.compile.graph.resource_patch import patch_pipeline
+from triton_pipelines.tools.tuner.bottleneck_advice import Bound, advise
+from triton_pipelines.tools.tuner.calibration import (
+    Executed,
+    calibrated,
+    expected,
+    mean_longest,
+    spread_of,
+)
+from triton_pipelines.tools.tuner.contract import Curve, Knobs, Outcome, Point, Report
+from triton_pipelines.tools.tuner.knobs import knobs_of
+from triton_pipelines.tools.tuner.plot import svg, terminal
+from triton_pipelines.tools.tuner.prediction import poisson, simulate
+from triton_pipelines.tools.tuner.status_summary import patch_yaml, status_of
+from triton_pipelines.tools.tuner.step_time_fit import Cost
 
 POINT = Point("current", Knobs(8, 0, 1, 1), 400.0, 399.0, 0.010, 0.031, 0.030, 0, Outcome.WITHIN)
-BEST = Point("recommended", Knobs(64, 500, 1, 2), 700.0, 698.0, 0.012, 0.044, 0.041, 0, Outcome.WITHIN)
-BROKEN = Point("current", Knobs(8, 0, 1, 1), 667.0, 640.0, 0.3, float("inf"), 0.2, 12, Outcome.BREAKS)
+BEST = Point(
+    "recommended", Knobs(64, 500, 1, 2), 700.0, 698.0, 0.012, 0.044, 0.041, 0, Outcome.WITHIN
+)
+BROKEN = Point(
+    "current", Knobs(8, 0, 1, 1), 667.0, 640.0, 0.3, float("inf"), 0.2, 12, Outcome.BREAKS
+)
 REPORT = Report(
     pipeline="sentiment",
     mode=TuningMode.QUICK,
@@ -46,7 +57,10 @@ REPORT = Report(
     ),
     steps=(),
     patch={
-        "spec": {"model": {"maxBatchSize": 64, "dynamicBatching": {"maxQueueDelayMicroseconds": 500}}, "tokenizer": {"instances": {"initial": 2}}}
+        "spec": {
+            "model": {"maxBatchSize": 64, "dynamicBatching": {"maxQueueDelayMicroseconds": 500}},
+            "tokenizer": {"instances": {"initial": 2}},
+        }
     },
     gain=0.75,
     message="kept the wall",
@@ -59,14 +73,21 @@ def test_the_status_is_one_and_its_patch_applies() -> None:
     document = status_of(REPORT)
     status = TuningStatus.model_validate(document)
     assert status.gain_percent == 75
-    assert [point.outcome for point in status.points] == ["WithinSLO", "BreaksSLO", "WithinSLO", "Predicted"]
+    assert [point.outcome for point in status.points] == [
+        "WithinSLO",
+        "BreaksSLO",
+        "WithinSLO",
+        "Predicted",
+    ]
     assert status.points[2].p99_microseconds == 44_000
     assert status.points[2].requests_per_second == 698
-    assert "p99Microseconds" not in document["points"][1], "no p99 was seen where more than one in a hundred failed"
+    assert "p99Microseconds" not in document["points"][1], (
+        "no p99 was seen where more than one in a hundred failed"
+    )
     unknown = status_of(replace(REPORT, points=(replace(POINT, predicted_p99=float("inf")),)))
     assert "predictedP99Microseconds" not in unknown["points"][0]
     before = builders.built(model={"maxBatchSize": 8})
-    after = changed(before.pipeline, yaml.safe_load(status.patch))
+    after = patch_pipeline(before.pipeline, yaml.safe_load(status.patch))
     assert knobs_of(build(after, before.options)) == REPORT.recommended
 
 
@@ -126,14 +147,22 @@ def test_lengths_that_are_all_alike_do_not_tell_of_padding() -> None:
 
 def test_times_under_load_and_the_time_outside_are_learnt() -> None:
     rate = 600.0
-    slower = replace(PIPE, stages=(TOKENIZER, replace(MODEL, cost=MODEL.cost.stretched(1.4))), overhead=(0.002,))
+    slower = replace(
+        PIPE, stages=(TOKENIZER, replace(MODEL, cost=MODEL.cost.stretched(1.4))), overhead=(0.002,)
+    )
     real = simulate(slower, poisson(rate, 8000, 0), 0)
     batches = {2: 100, 4: 50}
-    seen = {"model": Executed(batches, 1.4 * expected(MODEL.cost, Executed(batches, 0.0), LENGTHS, 1, 1.0), 0.9)}
+    seen = {
+        "model": Executed(
+            batches, 1.4 * expected(MODEL.cost, Executed(batches, 0.0), LENGTHS, 1, 1.0), 0.9
+        )
+    }
     learnt = calibrated(PIPE, seen, poisson(rate, 8000, 0), real.latencies)
     assert learnt.stages[1].cost.scale == pytest.approx(1.4, rel=0.01)
     assert np.median(learnt.overhead) == pytest.approx(0.002, rel=0.1)
-    assert simulate(learnt, poisson(900.0, 8000, 9), 9).p99 == pytest.approx(simulate(slower, poisson(900.0, 8000, 9), 9).p99, rel=0.05)
+    assert simulate(learnt, poisson(900.0, 8000, 9), 9).p99 == pytest.approx(
+        simulate(slower, poisson(900.0, 8000, 9), 9).p99, rel=0.05
+    )
 
 
 def test_too_few_executions_teach_nothing() -> None:
@@ -146,7 +175,10 @@ def test_too_few_executions_teach_nothing() -> None:
 
 def seen(tokenizer: float, model: float, rows: int = 16) -> dict[str, Executed]:
     """Busy instances of each."""
-    return {"tokenizer": Executed({2: 100}, 0.001, tokenizer), "model": Executed({rows: 100}, 0.004, model)}
+    return {
+        "tokenizer": Executed({2: 100}, 0.001, tokenizer),
+        "model": Executed({rows: 100}, 0.004, model),
+    }
 
 
 def test_advice_names_what_limits() -> None:
@@ -155,10 +187,17 @@ def test_advice_names_what_limits() -> None:
     assert "every execution costs" in fixed_cost.words
     assert advise(PIPE, seen(0.95, 0.4), True, 4, False).bound is Bound.CPU
     assert advise(PIPE, seen(0.2, 0.4), False, 4, False).bound is Bound.QUEUE
-    assert advise(replace(PIPE, padding=Padding.FIXED), seen(0.2, 0.9), True, 4, False).bound is Bound.PADDING
-    even = replace(PIPE, lengths=(32,), stages=(TOKENIZER, replace(MODEL, cost=Cost(1e-4, 0.0, 5e-4, 0.0))))
+    assert (
+        advise(replace(PIPE, padding=Padding.FIXED), seen(0.2, 0.9), True, 4, False).bound
+        is Bound.PADDING
+    )
+    even = replace(
+        PIPE, lengths=(32,), stages=(TOKENIZER, replace(MODEL, cost=Cost(1e-4, 0.0, 5e-4, 0.0)))
+    )
     assert "Larger batches gain little" in advise(even, seen(0.2, 0.9), True, 4, False).words
-    stretched = replace(even, stages=(TOKENIZER, replace(MODEL, cost=even.stages[1].cost.stretched(1.6))))
+    stretched = replace(
+        even, stages=(TOKENIZER, replace(MODEL, cost=even.stages[1].cost.stretched(1.6)))
+    )
     assert advise(stretched, seen(0.2, 0.9), True, 4, True).bound is Bound.CPU
     alone = replace(PIPE, stages=(TOKENIZER, replace(MODEL, equal=True)))
     assert advise(alone, seen(0.2, 0.9, rows=1), True, 4, False).bound is Bound.BATCHING
@@ -171,7 +210,9 @@ def test_a_step_that_hardly_computes_is_not_what_limits() -> None:
     assert found.bound is Bound.QUEUE
     assert "tokenizer computes 8% of the time" in found.words
     assert "More instances of it" not in found.words
-    slow = replace(PIPE, stages=tuple(replace(stage, cost=stage.cost.stretched(2.0)) for stage in PIPE.stages))
+    slow = replace(
+        PIPE, stages=tuple(replace(stage, cost=stage.cost.stretched(2.0)) for stage in PIPE.stages)
+    )
     stretched = advise(slow, idle, False, 0.85, False)
     assert stretched.bound is Bound.CPU
     assert "steps take 2 times as long as alone" in stretched.words

@@ -11,12 +11,12 @@ from google.protobuf import json_format
 from tritonclient.grpc import model_config_pb2
 
 from tests.support import builders
-from triton_pipelines.pipeline import build
-from triton_pipelines.render.modelconfig import configs, parse
+from triton_pipelines.compile.graph import build
+from triton_pipelines.compile.render.model_config import configs, parse
+from triton_pipelines.tools.tuner import measured_server as tuned
+from triton_pipelines.tools.tuner.contract import Knobs, TuneError, TuneTarget
+from triton_pipelines.tools.tuner.measured_server import Server, SettingRefusedError
 from triton_pipelines.triton.errors import RejectedError, UnreachableError
-from triton_pipelines.tuning import server as tuned
-from triton_pipelines.tuning.contract import Knobs, TuneError, TuneTarget
-from triton_pipelines.tuning.server import Server, SettingRefusedError
 
 BUILT = builders.built(model={"maxBatchSize": 8})
 OTHER = Knobs(32, 1000, 1, 1)
@@ -27,7 +27,9 @@ class StandIn:
     """A client of a server that is not there: keeps the config of each model; loads hang, are refused or fail where that is asked for."""
 
     def __init__(self) -> None:
-        self.running: dict[str, Any] = {name: parse(text) for name, text in configs(BUILT.graph).items()}
+        self.running: dict[str, Any] = {
+            name: parse(text) for name, text in configs(BUILT.graph).items()
+        }
         self.hangs = asyncio.Event()
         self.hanging: set[str] = set()
         self.refused: set[str] = set()
@@ -62,7 +64,11 @@ class StandIn:
 
     def setting(self) -> tuple[int, int, int]:
         model = self.running["model"]
-        return model.max_batch_size, model.dynamic_batching.max_queue_delay_microseconds, self.running[PUBLIC].max_batch_size
+        return (
+            model.max_batch_size,
+            model.dynamic_batching.max_queue_delay_microseconds,
+            self.running[PUBLIC].max_batch_size,
+        )
 
 
 @pytest.fixture
@@ -73,7 +79,12 @@ def client(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 
 def server(*, own: bool = False, left: Callable[[str], None] | None = None) -> Server:
-    return Server(TuneTarget("127.0.0.1:1", lambda changed: build(changed, BUILT.options), own=own), BUILT.pipeline, BUILT.graph, left)
+    return Server(
+        TuneTarget("127.0.0.1:1", lambda changed: build(changed, BUILT.options), own=own),
+        BUILT.pipeline,
+        BUILT.graph,
+        left,
+    )
 
 
 async def tuning(client: StandIn, *, own: bool = False) -> None:
@@ -104,10 +115,16 @@ async def test_what_ran_is_put_back_as_it_was_not_what_the_resource_says(client:
     model.optimization.priority = 2
     tokenizer.instance_group[0].count = 2
     public.max_batch_size = 16
-    before = {name: type(config).FromString(config.SerializeToString()) for name, config in client.running.items()}
+    before = {
+        name: type(config).FromString(config.SerializeToString())
+        for name, config in client.running.items()
+    }
     async with server() as one:
         said = " ".join(one.notes)
-        assert "model ran with max_batch_size 16 (8), a queue delay of 5000 us (0), instances: 3 (1)" in said
+        assert (
+            "model ran with max_batch_size 16 (8), a queue delay of 5000 us (0), instances: 3 (1)"
+            in said
+        )
         assert "tokenizer ran with instances: 2 (1)" in said
         await one.put(one.current)
         assert client.setting() == (8, 0, 8), "the current setting is the resource's"
@@ -115,7 +132,9 @@ async def test_what_ran_is_put_back_as_it_was_not_what_the_resource_says(client:
     assert client.running == before
 
 
-async def test_a_server_that_runs_what_the_resource_says_has_nothing_to_tell(client: StandIn) -> None:
+async def test_a_server_that_runs_what_the_resource_says_has_nothing_to_tell(
+    client: StandIn,
+) -> None:
     for config in client.running.values():  # as Triton tells it
         config.version_policy.latest.num_versions = 1
         for group in config.instance_group:
@@ -127,12 +146,17 @@ async def test_a_server_that_runs_what_the_resource_says_has_nothing_to_tell(cli
 
 
 @pytest.mark.parametrize("change", ["output", "steps"])
-async def test_a_server_of_another_pipeline_of_that_name_is_left_alone(client: StandIn, change: str) -> None:
+async def test_a_server_of_another_pipeline_of_that_name_is_left_alone(
+    client: StandIn, change: str
+) -> None:
     if change == "output":
         client.running["model"].output[0].dims[:] = [7]
     else:
         client.running[PUBLIC].ensemble_scheduling.step[0].model_name = "another"
-    with pytest.raises(TuneError, match=r"(model runs with outputs .*\[7\] instead of|other steps).*the resource that the server was started from"):
+    with pytest.raises(
+        TuneError,
+        match=r"(model runs with outputs .*\[7\] instead of|other steps).*the resource that the server was started from",
+    ):
         async with server():
             pass
     assert client.loaded == []
@@ -165,7 +189,9 @@ async def test_a_refused_setting_leaves_what_ran(client: StandIn, name: str) -> 
         assert client.setting() == (8, 0, 8)
 
 
-async def test_another_delay_than_the_resource_says_is_not_measured_as_the_current_setting(client: StandIn) -> None:
+async def test_another_delay_than_the_resource_says_is_not_measured_as_the_current_setting(
+    client: StandIn,
+) -> None:
     client.running["model"].dynamic_batching.max_queue_delay_microseconds = 5000
     async with server() as one:
         await one.put(one.current)
@@ -238,7 +264,9 @@ async def test_no_setting_is_measured_out_of_the_response_cache(client: StandIn)
     target = TuneTarget("127.0.0.1:1", lambda changed: build(changed, built.options))
     async with Server(target, built.pipeline, built.graph) as one:
         (said,) = [note for note in one.notes if "cache" in note]
-        assert said.startswith(f"model, {PUBLIC}: the response cache is off") or said.startswith(f"{PUBLIC}, model: the response cache is off")
+        assert said.startswith(f"model, {PUBLIC}: the response cache is off") or said.startswith(
+            f"{PUBLIC}, model: the response cache is off"
+        )
         for knobs in (one.current, OTHER):
             await one.put(knobs)
             assert not any(config.response_cache.enable for config in client.running.values())

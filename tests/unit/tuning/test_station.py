@@ -7,14 +7,20 @@ import math
 import numpy as np
 import pytest
 
-from triton_pipelines.tuning.simulator import traces
-from triton_pipelines.tuning.simulator.station import NOISE, Station, StationSpec
+from bench.simulator import traces
+from bench.simulator.station import NOISE, Station, StationSpec
 
 SECONDS = 600
 
 
-def station(spec: StationSpec, factors: list[float] | None = None, shapes: list[float] | None = None) -> Station:
-    return Station(spec, factors if factors is not None else [1.0] * NOISE, shapes if shapes is not None else [0.0] * NOISE)
+def station(
+    spec: StationSpec, factors: list[float] | None = None, shapes: list[float] | None = None
+) -> Station:
+    return Station(
+        spec,
+        factors if factors is not None else [1.0] * NOISE,
+        shapes if shapes is not None else [0.0] * NOISE,
+    )
 
 
 def run(one: Station, rate: float, seed: int = 1) -> tuple[float, float]:
@@ -32,10 +38,14 @@ def test_one_server_with_equal_times_waits_as_pollaczek_and_khinchine_say(load: 
 
 
 @pytest.mark.parametrize(("servers", "load"), [(2, 0.7), (4, 0.8), (8, 0.75)])
-def test_several_servers_with_exponential_times_wait_as_erlang_says(servers: int, load: float) -> None:
+def test_several_servers_with_exponential_times_wait_as_erlang_says(
+    servers: int, load: float
+) -> None:
     factors = np.random.default_rng(5).exponential(1.0, NOISE)
     factors = (factors / factors.mean()).tolist()
-    wait, _ = run(station(StationSpec("s", alpha=0.010, instances=servers), factors), servers * load / 0.010)
+    wait, _ = run(
+        station(StationSpec("s", alpha=0.010, instances=servers), factors), servers * load / 0.010
+    )
     offered = servers * load
     queued = offered**servers / math.factorial(servers) / (1 - load)
     erlang_c = queued / (sum(offered**k / math.factorial(k) for k in range(servers)) + queued)
@@ -57,7 +67,9 @@ def test_batches_without_bound_wait_as_inoue_bounds_and_nearly_that_long(work: f
     assert batch == pytest.approx(rate * fixed / (1 - work), rel=0.1)
 
 
-def batches(spec: StationSpec, arrivals: list[float], shapes: list[float] | None = None) -> list[tuple[float, int]]:
+def batches(
+    spec: StationSpec, arrivals: list[float], shapes: list[float] | None = None
+) -> list[tuple[float, int]]:
     """(start, size) of each execution."""
     one = station(spec, shapes=shapes)
     seen: list[tuple[float, int]] = []

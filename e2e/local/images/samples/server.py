@@ -55,12 +55,20 @@ class Samples:
 
     def _plain(self, request: Request, path: str, *, ranges: bool = True) -> Response:
         found = self._file(path)
-        return _not_found(request) if found is None else file_response(request, found[0], found[1], ranges=ranges)
+        return (
+            _not_found(request)
+            if found is None
+            else file_response(request, found[0], found[1], ranges=ranges)
+        )
 
     def _cut(self, request: Request, path: str, *, resumable: bool) -> Response:
         response = self._plain(request, path, ranges=resumable)
         if response.status < 300:
-            response.cut = (len(response.body) + 1) // 2 if resumable and "range" not in request.headers else None
+            response.cut = (
+                (len(response.body) + 1) // 2
+                if resumable and "range" not in request.headers
+                else None
+            )
             if not resumable:
                 response.cut = len(response.body) // 2
         return response
@@ -69,7 +77,11 @@ class Samples:
         response = self._plain(request, path, ranges=False)
         if response.status < 300:
             middle = len(response.body) // 2
-            response.body = response.body[:middle] + bytes([response.body[middle] ^ 0xFF]) + response.body[middle + 1 :]
+            response.body = (
+                response.body[:middle]
+                + bytes([response.body[middle] ^ 0xFF])
+                + response.body[middle + 1 :]
+            )
         return response
 
     def _slow(self, request: Request, rest: str) -> Response:

@@ -6,7 +6,7 @@ to the longest row that really came. Clients see no difference. What cannot be a
 """
 
 from triton_pipelines.loader.ragged.adapt import adapt
-from triton_pipelines.loader.ragged.examine import Adaptable, Obstacle, Refusal, examine
-from triton_pipelines.loader.ragged.files import Adapted, adapt_file
+from triton_pipelines.loader.ragged.adapt_file import Adapted, adapt_file
+from triton_pipelines.loader.ragged.eligibility import Adaptable, Obstacle, Refusal, examine
 
 __all__ = ["Adaptable", "Adapted", "Obstacle", "Refusal", "adapt", "adapt_file", "examine"]

@@ -7,11 +7,11 @@ from typing import Any
 from onnx import TensorProto, helper
 
 from triton_pipelines.api.loadplan import shape_input
-from triton_pipelines.loader.ragged.back import Back
-from triton_pipelines.loader.ragged.build import Builder
-from triton_pipelines.loader.ragged.examine import Adaptable
-from triton_pipelines.loader.ragged.front import front
-from triton_pipelines.loader.ragged.walk import dims, element_type, inputs, rename, values
+from triton_pipelines.loader.ragged.eligibility import Adaptable
+from triton_pipelines.loader.ragged.graph_walk import dims, element_type, inputs, rename, values
+from triton_pipelines.loader.ragged.input_padding import front
+from triton_pipelines.loader.ragged.node_builder import Builder
+from triton_pipelines.loader.ragged.output_flattening import Back
 
 ROWS, TOKENS = "rows", "tokens"
 
@@ -46,7 +46,10 @@ def adapt(model: Any, adaptable: Adaptable) -> Any:
     graph.initializer.extend(build.constants)
     _inputs(graph, planned, types)
     graph.value_info.extend(
-        helper.make_tensor_value_info(matrix, types[name], [f"{ROWS}_of_batch", f"{TOKENS}_of_longest"]) for name, matrix in matrices.items()
+        helper.make_tensor_value_info(
+            matrix, types[name], [f"{ROWS}_of_batch", f"{TOKENS}_of_longest"]
+        )
+        for name, matrix in matrices.items()
     )
     # Before version 4 every initializer had to be an input as well.
     model.ir_version = max(model.ir_version, 4)
@@ -57,5 +60,12 @@ def _inputs(graph: Any, planned: list[str], types: dict[str, int]) -> None:
     """Flat inputs in the places of the matrices; the lengths behind all others."""
     for value in graph.input:
         if value.name in planned:
-            value.CopyFrom(helper.make_tensor_value_info(value.name, types[value.name], [f"{TOKENS}_of_{value.name}"]))
-    graph.input.extend(helper.make_tensor_value_info(shape_input(name), TensorProto.INT32, [ROWS, 1]) for name in planned)
+            value.CopyFrom(
+                helper.make_tensor_value_info(
+                    value.name, types[value.name], [f"{TOKENS}_of_{value.name}"]
+                )
+            )
+    graph.input.extend(
+        helper.make_tensor_value_info(shape_input(name), TensorProto.INT32, [ROWS, 1])
+        for name in planned
+    )

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from triton_pipelines.loader.ragged.walk import STANDARD, bodies
+from triton_pipelines.loader.ragged.graph_walk import STANDARD, bodies
 
 _APART: Final = "\0"
 """What stands between a body's own name and the body's number: no name of a graph holds it."""
@@ -106,15 +106,28 @@ class _Scopes:
                 if linked:
                     self._link(node, inputs, [inside.see(value.name) for value in body.input])
                 self.lay(body, inside)
-                given = [*given, *[inside.see(value.name) for value in body.output][-len(node.output) :]]
+                given = [
+                    *given,
+                    *[inside.see(value.name) for value in body.output][-len(node.output) :],
+                ]
             outputs = tuple(map(scope.define, node.output))
             if linked:
                 self._link(node, given, outputs * (len(given) // max(len(outputs), 1)))
                 continue
-            self._result.operations.append(Operation(node.op_type, node.domain, inputs, outputs, node, not scope.number))
+            self._result.operations.append(
+                Operation(node.op_type, node.domain, inputs, outputs, node, not scope.number)
+            )
             if node.op_type == "Constant" and node.domain in STANDARD and outputs:
-                self._result.constants.update((outputs[0], attribute.t) for attribute in node.attribute if attribute.name == "value")
+                self._result.constants.update(
+                    (outputs[0], attribute.t)
+                    for attribute in node.attribute
+                    if attribute.name == "value"
+                )
 
     def _link(self, node: Any, sources: Iterable[str], targets: Iterable[str]) -> None:
         pairs = zip(reversed(list(sources)), reversed(list(targets)), strict=False)
-        self._result.operations.extend(Operation(node.op_type, node.domain, (source,), (target,), node, False) for source, target in pairs if source)
+        self._result.operations.extend(
+            Operation(node.op_type, node.domain, (source,), (target,), node, False)
+            for source, target in pairs
+            if source
+        )

@@ -65,7 +65,9 @@ def wanted_file(item: PlanFetch, last: str, is_folder: bool | None) -> tuple[boo
     if item.path is not None:
         return True, item.path
     if is_folder is None:
-        is_folder = last == "" or (item.kind is FetchKind.TOKENIZER and not last.endswith(TOKENIZER_SUFFIXES))
+        is_folder = last == "" or (
+            item.kind is FetchKind.TOKENIZER and not last.endswith(TOKENIZER_SUFFIXES)
+        )
     if not is_folder:
         return False, last
     return True, None if item.kind is FetchKind.TOKENIZER else PurePosixPath(item.target).name
@@ -131,14 +133,23 @@ def _bucket(item: PlanFetch, located: uris.Located, access: Access) -> Opened:
         uri = uris.parse_azure(located.uri)
         key = uri.key
         store = stores.azure_store(
-            uri.account, uri.container, endpoint=endpoint, account_key=held.account_key, sas_token=held.sas_token, ca=held.ca_file
+            uri.account,
+            uri.container,
+            endpoint=endpoint,
+            account_key=held.account_key,
+            sas_token=held.sas_token,
+            ca=held.ca_file,
         )
     else:
         bucket, key = uris.parse_bucket(located.uri)
         if located.scheme == "gs":
-            store = stores.gcs_store(bucket, endpoint=endpoint, service_account=held.service_account, ca=held.ca_file)
+            store = stores.gcs_store(
+                bucket, endpoint=endpoint, service_account=held.service_account, ca=held.ca_file
+            )
         else:
-            store = stores.s3_store(bucket, endpoint=endpoint, region=item.region, keys=held.keys, ca=held.ca_file)
+            store = stores.s3_store(
+                bucket, endpoint=endpoint, region=item.region, keys=held.keys, ca=held.ca_file
+            )
     parent, _, last = key.rpartition("/")
     is_folder, file = wanted_file(item, last, None)
     folder = key.rstrip("/") if is_folder else parent
@@ -193,7 +204,12 @@ def _web(item: PlanFetch, located: uris.Located, access: Access) -> Opened:
 def _folder(item: PlanFetch, located: uris.Located, folders: Folders, scheme: str) -> Opened:
     fence: Path | None
     if scheme == "file":
-        root, fence, below, missing = Path("/"), None, uris.file_path(located.uri).lstrip("/"), "check the path"
+        root, fence, below, missing = (
+            Path("/"),
+            None,
+            uris.file_path(located.uri).lstrip("/"),
+            "check the path",
+        )
     elif scheme == "configmap":
         name, below = uris.parse_folder(located.uri)
         fence = root = folders.configmaps / item.key

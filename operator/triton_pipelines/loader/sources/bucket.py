@@ -33,9 +33,21 @@ class BucketSource:
     """Objects below the key prefix ``folder``; ``version`` pins the object version of the file ``pinned``."""
 
     def __init__(
-        self, store: S3Store | GCSStore | AzureStore, folder: str, *, pinned: str | None = None, version: str | None = None, ambient: bool = False
+        self,
+        store: S3Store | GCSStore | AzureStore,
+        folder: str,
+        *,
+        pinned: str | None = None,
+        version: str | None = None,
+        ambient: bool = False,
     ) -> None:
-        self._store, self._folder, self._pinned, self._version, self._ambient = store, folder, pinned, version, ambient
+        self._store, self._folder, self._pinned, self._version, self._ambient = (
+            store,
+            folder,
+            pinned,
+            version,
+            ambient,
+        )
 
     def resolve(self) -> str | None:
         """None: each object has its own version."""
@@ -47,19 +59,26 @@ class BucketSource:
         if key and not key.endswith("/"):
             try:
                 meta = obstore.head(self._store, key)
-                return Listing((Entry(key.rpartition("/")[2], meta["size"], _identity(meta)),), single=True)
+                return Listing(
+                    (Entry(key.rpartition("/")[2], meta["size"], _identity(meta)),), single=True
+                )
             except FileNotFoundError:
                 pass
             except Exception as error:
                 raise self._error(error, place) from error
         if self._version is not None:
-            raise SourceError(f"revision {self._version} is an object's version, and {key or 'the URI'} is no object: remove it, or name the object")
+            raise SourceError(
+                f"revision {self._version} is an object's version, and {key or 'the URI'} is no object: remove it, or name the object"
+            )
         prefix = f"{key.strip('/')}/" if key.strip("/") else ""
         try:
             return folder(self._below(prefix))
         except SourceError as error:
             if error.missing:
-                raise SourceError(f"has no object {key.rstrip('/')} and nothing below it: check uri and path", missing=True) from error
+                raise SourceError(
+                    f"has no object {key.rstrip('/')} and nothing below it: check uri and path",
+                    missing=True,
+                ) from error
             raise
 
     def _below(self, prefix: str) -> Iterator[Entry]:
@@ -93,7 +112,9 @@ class BucketSource:
                 raise _ChangedError
         except _ChangedError:
             offset = 0
-            result = self._get(name, {"version": options["version"]} if "version" in options else {})
+            result = self._get(
+                name, {"version": options["version"]} if "version" in options else {}
+            )
         yield Body(
             self._chunks(result, name),
             offset=offset if offset and validator else 0,
@@ -121,16 +142,24 @@ class BucketSource:
     def _error(self, error: Exception, name: str) -> SourceError:
         text, status, certificate = _read(error)
         if isinstance(error, FileNotFoundError) or (status == 404 and _ASKING not in text):
-            return SourceError(f"has no object {self._folder}{name}: check bucket, key and revision", missing=True)
+            return SourceError(
+                f"has no object {self._folder}{name}: check bucket, key and revision", missing=True
+            )
         if isinstance(error, PermissionDeniedError | UnauthenticatedError):
             who = "the pod's own identity" if self._ambient else "the secret of source.secretRef"
             return SourceError(f"refused: {who} may not read {self._folder}{name} ({text})")
         if certificate:
-            return SourceError(f"the server's certificate is not trusted ({certificate}): name its CA in source.caRef")
+            return SourceError(
+                f"the server's certificate is not trusted ({certificate}): name its CA in source.caRef"
+            )
         if "ProxyAuthRequired" in str(error):
             return SourceError(PROXY_REFUSED)
         if status == 416:
-            return SourceError("the server refuses to go on where the last attempt ended", retryable=True, restart=True)
+            return SourceError(
+                "the server refuses to go on where the last attempt ended",
+                retryable=True,
+                restart=True,
+            )
         hint = (
             "; no credentials are given and the pod has no usable cloud identity: name source.secretRef"
             if self._ambient and _NO_IDENTITY.search(text)

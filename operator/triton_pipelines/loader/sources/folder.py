@@ -29,12 +29,17 @@ class FolderSource:
         if path.is_file():
             return Listing((Entry(path.name, path.stat().st_size),), single=True)
         if not path.is_dir():
-            raise SourceError(f"has no file or folder {place or path.name}: {self._missing}", missing=True)
+            raise SourceError(
+                f"has no file or folder {place or path.name}: {self._missing}", missing=True
+            )
         return folder(self._below(path))
 
     def _below(self, root: Path) -> Iterator[Entry]:
         def failed(error: OSError) -> None:
-            raise SourceError(f"{error.filename} cannot be read: {error.strerror}", retryable=not isinstance(error, PermissionError)) from error
+            raise SourceError(
+                f"{error.filename} cannot be read: {error.strerror}",
+                retryable=not isinstance(error, PermissionError),
+            ) from error
 
         for at, folders, files in os.walk(root, onerror=failed):
             for name in list(folders):
@@ -42,19 +47,25 @@ class FolderSource:
                 if name.startswith(".."):
                     folders.remove(name)
                 elif (Path(at) / name).is_symlink():
-                    raise SourceError(f"{(Path(at) / name).relative_to(root)} is a link to a folder: copy the folder into its place")
+                    raise SourceError(
+                        f"{(Path(at) / name).relative_to(root)} is a link to a folder: copy the folder into its place"
+                    )
             for name in files:
                 path = Path(at) / name
                 if name.startswith(".."):
                     continue
                 self._fenced(path, str(path.relative_to(root)))
                 if not path.is_file():
-                    raise SourceError(f"{path.relative_to(root)} is no file and no folder, or a link that leads nowhere: remove it")
+                    raise SourceError(
+                        f"{path.relative_to(root)} is no file and no folder, or a link that leads nowhere: remove it"
+                    )
                 yield Entry(str(path.relative_to(root)), path.stat().st_size)
 
     def _fenced(self, path: Path, name: str) -> None:
         if self._fence is not None and not path.resolve().is_relative_to(self._fence.resolve()):
-            raise SourceError(f"{name} leads out of its volume through a link or ..: copy the file into the volume")
+            raise SourceError(
+                f"{name} leads out of its volume through a link or ..: copy the file into the volume"
+            )
 
     @contextmanager
     def open(self, name: str, *, offset: int = 0, validator: str | None = None) -> Iterator[Body]:
@@ -66,11 +77,17 @@ class FolderSource:
         except (FileNotFoundError, NotADirectoryError):
             raise SourceError(f"has no file {name}: {self._missing}", missing=True) from None
         except IsADirectoryError:
-            raise SourceError(f"{name} is a folder: name the file in source.path", missing=True) from None
+            raise SourceError(
+                f"{name} is a folder: name the file in source.path", missing=True
+            ) from None
         except PermissionError:
-            raise SourceError(f"{name} is not readable for the pod's user: mend its mode, or set a fsGroup") from None
+            raise SourceError(
+                f"{name} is not readable for the pod's user: mend its mode, or set a fsGroup"
+            ) from None
         except OSError as error:
-            raise SourceError(f"{name} cannot be opened: {error.strerror}", retryable=True) from error
+            raise SourceError(
+                f"{name} cannot be opened: {error.strerror}", retryable=True
+            ) from error
         with file:
             status = path.stat()
             current = f"{status.st_size}-{status.st_mtime_ns}"
@@ -82,6 +99,8 @@ class FolderSource:
                     while block := file.read(BLOCK):
                         yield block
                 except OSError as error:
-                    raise SourceError(f"{name} cannot be read: {error.strerror}", retryable=True) from error
+                    raise SourceError(
+                        f"{name} cannot be read: {error.strerror}", retryable=True
+                    ) from error
 
             yield Body(chunks(), offset=start, size=status.st_size, validator=current)

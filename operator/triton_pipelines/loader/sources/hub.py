@@ -13,7 +13,13 @@ from typing import Final
 import httpx
 import huggingface_hub
 from huggingface_hub import get_session
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
 from triton_pipelines.loader.download import Body
 from triton_pipelines.loader.errors import PROXY_REFUSED, SourceError
@@ -65,13 +71,21 @@ class HubSource:
         self.resolve()
         path = self._folder + place
         if path in self._files and not path.endswith("/"):
-            return Listing((Entry(path.rpartition("/")[2], self._files[path], self._commit),), single=True)
+            return Listing(
+                (Entry(path.rpartition("/")[2], self._files[path], self._commit),), single=True
+            )
         prefix = f"{path.strip('/')}/" if path.strip("/") else ""
         try:
-            return folder(Entry(name.removeprefix(prefix), size, self._commit) for name, size in self._files.items() if name.startswith(prefix))
+            return folder(
+                Entry(name.removeprefix(prefix), size, self._commit)
+                for name, size in self._files.items()
+                if name.startswith(prefix)
+            )
         except SourceError as error:
             if error.missing:
-                raise SourceError(f"has no file and no folder {path} at {self._commit}", missing=True) from error
+                raise SourceError(
+                    f"has no file and no folder {path} at {self._commit}", missing=True
+                ) from error
             raise
 
     @contextmanager
@@ -93,31 +107,54 @@ class HubSource:
 
     def _info(self) -> huggingface_hub.ModelInfo:
         client_type = type(get_session())
-        huggingface_hub.set_client_factory(lambda: client_type(verify=self._context, follow_redirects=True))
-        api = huggingface_hub.HfApi(endpoint=self._endpoint, token=self._token, library_name="triton-pipelines")
+        huggingface_hub.set_client_factory(
+            lambda: client_type(verify=self._context, follow_redirects=True)
+        )
+        api = huggingface_hub.HfApi(
+            endpoint=self._endpoint, token=self._token, library_name="triton-pipelines"
+        )
         try:
-            return api.model_info(self._repo, revision=self._revision, timeout=TIMEOUT.read, files_metadata=True)
+            return api.model_info(
+                self._repo, revision=self._revision, timeout=TIMEOUT.read, files_metadata=True
+            )
         except GatedRepoError as error:
-            raise SourceError(f"{self._repo} is gated: accept its terms and name a token with access in source.secretRef") from error
+            raise SourceError(
+                f"{self._repo} is gated: accept its terms and name a token with access in source.secretRef"
+            ) from error
         except RevisionNotFoundError as error:
-            raise SourceError(f"{self._repo} has no revision {self._revision}", missing=True) from error
+            raise SourceError(
+                f"{self._repo} has no revision {self._revision}", missing=True
+            ) from error
         except RepositoryNotFoundError as error:
-            advice = "check the name, and what the token may read" if self._token else "check the name; a private one needs source.secretRef"
+            advice = (
+                "check the name, and what the token may read"
+                if self._token
+                else "check the name; a private one needs source.secretRef"
+            )
             raise SourceError(f"the hub shows no repository {self._repo}: {advice}") from error
         except HfHubHTTPError as error:
             status = error.response.status_code if error.response is not None else 0
             if status in (401, 403):
-                raise SourceError(f"the hub refused the token ({status}): check the secret of source.secretRef") from error
-            raise SourceError(f"the hub answered {status}", retryable=status >= _RETRYABLE_FROM or status in (0, 408, 429)) from error
+                raise SourceError(
+                    f"the hub refused the token ({status}): check the secret of source.secretRef"
+                ) from error
+            raise SourceError(
+                f"the hub answered {status}",
+                retryable=status >= _RETRYABLE_FROM or status in (0, 408, 429),
+            ) from error
         except SourceError:
             raise
         except HFValidationError as error:
-            raise SourceError(f"{self._repo} is no name of a repository: write hf://org/name ({error})") from error
+            raise SourceError(
+                f"{self._repo} is no name of a repository: write hf://org/name ({error})"
+            ) from error
         except Exception as error:
             # Whichever HTTP client huggingface_hub is built on (requests, httpx …), its transport errors end here.
             text = f"{type(error).__name__}: {error}"
             if type(error).__name__ == "ProxyError" and "407" in text:
                 raise SourceError(PROXY_REFUSED) from error
             if "CERTIFICATE_VERIFY_FAILED" in text:
-                raise SourceError("the hub's certificate is not trusted: name its CA in source.caRef") from error
+                raise SourceError(
+                    "the hub's certificate is not trusted: name its CA in source.caRef"
+                ) from error
             raise SourceError(f"the hub cannot be asked ({text})", retryable=True) from error

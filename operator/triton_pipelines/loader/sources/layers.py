@@ -43,7 +43,12 @@ def unpack(layer: Path, scope: str, into: Path) -> None:
             name = _name(member)
             last = PurePosixPath(name).name
             if name and last.startswith(_WHITEOUT):
-                _remove(into, str(PurePosixPath(name).parent) if last == _OPAQUE else str(PurePosixPath(name).parent / last[len(_WHITEOUT) :]))
+                _remove(
+                    into,
+                    str(PurePosixPath(name).parent)
+                    if last == _OPAQUE
+                    else str(PurePosixPath(name).parent / last[len(_WHITEOUT) :]),
+                )
                 continue
             if not name or not (not scope or name == scope or name.startswith(f"{scope}/")):
                 continue
@@ -51,7 +56,9 @@ def unpack(layer: Path, scope: str, into: Path) -> None:
                 check_name(name)
             count += 1
             if count > MAX_FILES:
-                raise SourceError(f"holds more than {MAX_FILES} files: name the model's own folder in source.path")
+                raise SourceError(
+                    f"holds more than {MAX_FILES} files: name the model's own folder in source.path"
+                )
             _write(archive, member, name, into)
 
 
@@ -70,7 +77,9 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, name: str, into: P
         linked = member.linkname.removeprefix("./").lstrip("/")
         check_name(linked)
         if not (into / linked).is_file():
-            raise SourceError(f"{name} is a hard link to {linked}, which lies outside of source.path: put a copy into the image")
+            raise SourceError(
+                f"{name} is a hard link to {linked}, which lies outside of source.path: put a copy into the image"
+            )
         shutil.copyfile(into / linked, target)
     elif member.isfile():
         stream = archive.extractfile(member)
@@ -78,7 +87,9 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, name: str, into: P
         with target.open("xb") as file:
             shutil.copyfileobj(stream, file, _BLOCK)
     elif member.issym():
-        raise SourceError(f"{name} is a link to {member.linkname}: put the file itself into the image")
+        raise SourceError(
+            f"{name} is a link to {member.linkname}: put the file itself into the image"
+        )
     else:
         raise SourceError(f"{name} is no file: remove it from the image")
 
@@ -109,7 +120,9 @@ def _opened(layer: Path) -> Iterator[tarfile.TarFile]:
             head = file.read(4)
             file.seek(0)
             if head == b"\x28\xb5\x2f\xfd":
-                raise SourceError("has a layer packed with zstd, which cannot be read here: push it with gzip")
+                raise SourceError(
+                    "has a layer packed with zstd, which cannot be read here: push it with gzip"
+                )
             stream: IO[bytes] = gzip.GzipFile(fileobj=file) if head[:2] == b"\x1f\x8b" else file  # type: ignore[assignment]
             # As a stream: members are read in the order in which they lie, nothing is kept in memory.
             with tarfile.open(fileobj=stream, mode="r|") as archive:

@@ -33,8 +33,14 @@ from triton_pipelines.loader.uris import RegistryUri
 
 DEFAULT_TAG: Final = "latest"
 DOCKER_HUB: Final = "registry-1.docker.io"
-_INDEXES: Final = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
-_MANIFESTS: Final = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
+_INDEXES: Final = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+_MANIFESTS: Final = (
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
 _TITLES: Final = ("org.opencontainers.image.title", "org.cncf.model.filepath")
 """Annotations by which ORAS and the CNCF model format name a layer's file."""
 _UNPACK: Final = "io.deis.oras.content.unpack"
@@ -68,7 +74,12 @@ class OciSource:
         learned: Callable[[str], None],
         workspace: Path,
     ) -> None:
-        self._client, self._uri, self._credentials, self._learned = client, uri, credentials, learned
+        self._client, self._uri, self._credentials, self._learned = (
+            client,
+            uri,
+            credentials,
+            learned,
+        )
         self._reference = reference or uri.reference or DEFAULT_TAG
         host = DOCKER_HUB if uri.registry == "docker.io" else uri.registry
         self._base = f"{(endpoint or f'https://{host}').rstrip('/')}/v2/{uri.repository}"
@@ -92,7 +103,9 @@ class OciSource:
                 manifest, _ = self._manifest(_of_platform(manifest))
             self._layers = tuple(_layer(item) for item in manifest.get("layers") or ())
             if not self._layers:
-                raise SourceError(f"{self._reference} has no layers: nothing was pushed to it that holds files")
+                raise SourceError(
+                    f"{self._reference} has no layers: nothing was pushed to it that holds files"
+                )
             for layer in self._layers:
                 if layer.title is not None:
                     check_name(layer.title)
@@ -111,25 +124,41 @@ class OciSource:
     def local(self, name: str) -> Path | None:
         """Where an unpacked file lies."""
         path = self._workspace / name
-        return path if name not in self._files and path.is_file() and path.resolve().is_relative_to(self._workspace.resolve()) else None
+        return (
+            path
+            if name not in self._files
+            and path.is_file()
+            and path.resolve().is_relative_to(self._workspace.resolve())
+            else None
+        )
 
     def list(self, place: str) -> Listing:
         """The artifact's files by their titles, with those of its archives."""
         self.resolve()
-        entries = {name: Entry(name, layer.size, layer.digest) for name, layer in self._files.items()}
+        entries = {
+            name: Entry(name, layer.size, layer.digest) for name, layer in self._files.items()
+        }
         if self._workspace.is_dir() and any(self._workspace.iterdir()):
             for entry in FolderSource(self._workspace, self._workspace, "").list("").entries or ():
                 entries.setdefault(entry.name, entry)
         path = place.strip("/")
         if path in entries and not place.endswith("/"):
             found = entries[path]
-            return Listing((Entry(path.rpartition("/")[2], found.size, found.identity),), single=True)
+            return Listing(
+                (Entry(path.rpartition("/")[2], found.size, found.identity),), single=True
+            )
         prefix = f"{path}/" if path else ""
         try:
-            return folder(Entry(name.removeprefix(prefix), item.size, item.identity) for name, item in entries.items() if name.startswith(prefix))
+            return folder(
+                Entry(name.removeprefix(prefix), item.size, item.identity)
+                for name, item in entries.items()
+                if name.startswith(prefix)
+            )
         except SourceError as error:
             if error.missing:
-                raise SourceError(f"has no file and no folder {place or '/'} at {self._digest}", missing=True) from error
+                raise SourceError(
+                    f"has no file and no folder {place or '/'} at {self._digest}", missing=True
+                ) from error
             raise
 
     @contextmanager
@@ -137,32 +166,50 @@ class OciSource:
         """Read a titled file, an archive by its digest, or an unpacked file."""
         self.resolve()
         if (path := self.local(name)) is not None:
-            with FolderSource(path.parent, None, "").open(path.name, offset=offset, validator=validator) as body:
+            with FolderSource(path.parent, None, "").open(
+                path.name, offset=offset, validator=validator
+            ) as body:
                 yield Body(body.chunks, body.offset, body.size, body.validator, self._digest)
             return
-        layer = self._files.get(name) or next((layer for layer in self._layers if layer.digest == name), None)
+        layer = self._files.get(name) or next(
+            (layer for layer in self._layers if layer.digest == name), None
+        )
         if layer is None:
             raise SourceError(f"has no file {name} at {self._digest}", missing=True)
         start = offset if validator == layer.digest else 0
         with self._blob(layer, start) as body:
-            yield Body(body.chunks, body.offset, layer.size, layer.digest, self._digest, layer.digest, layer.digest.removeprefix("sha256:"))
+            yield Body(
+                body.chunks,
+                body.offset,
+                layer.size,
+                layer.digest,
+                self._digest,
+                layer.digest,
+                layer.digest.removeprefix("sha256:"),
+            )
 
     @contextmanager
     def _blob(self, layer: Layer, offset: int) -> Iterator[Body]:
         url = f"{self._base}/blobs/{layer.digest}"
 
         def source() -> WebSource:
-            return WebSource(self._client, f"{self._base}/", self._headers, {layer.digest: url}, immutable=True)
+            return WebSource(
+                self._client, f"{self._base}/", self._headers, {layer.digest: url}, immutable=True
+            )
 
         with ExitStack() as stack:
             try:
-                body = stack.enter_context(source().open(layer.digest, offset=offset, validator=layer.digest))
+                body = stack.enter_context(
+                    source().open(layer.digest, offset=offset, validator=layer.digest)
+                )
             except SourceError as error:
                 # A token lives for minutes: one that ran out since the manifest was read is asked for again.
                 if error.challenge is None:
                     raise
                 self._login(error.challenge)
-                body = stack.enter_context(source().open(layer.digest, offset=offset, validator=layer.digest))
+                body = stack.enter_context(
+                    source().open(layer.digest, offset=offset, validator=layer.digest)
+                )
             yield body
 
     def _manifest(self, reference: str) -> tuple[dict[str, Any], str]:
@@ -179,12 +226,15 @@ class OciSource:
         except SourceError as error:
             if error.missing:
                 raise SourceError(
-                    f"the registry has no {self._uri.repository}:{reference}: check the name, and what may be read", missing=True
+                    f"the registry has no {self._uri.repository}:{reference}: check the name, and what may be read",
+                    missing=True,
                 ) from error
             raise
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
         if reference.startswith("sha256:") and digest != reference:
-            raise SourceError(f"the registry answered {reference} with something else ({digest})", retryable=True)
+            raise SourceError(
+                f"the registry answered {reference} with something else ({digest})", retryable=True
+            )
         return _object(data, "manifest"), digest
 
     def _document(self, url: str, headers: Mapping[str, str]) -> bytes:
@@ -208,11 +258,16 @@ class OciSource:
         values = parse_keqv_list(parse_http_list(rest)) if kind.lower() == "bearer" else {}
         realm = values.get("realm", "")
         if not realm.startswith(("https://", "http://")):
-            raise SourceError(f"the registry asks for {kind or 'unknown'} credentials, which are not known here")
+            raise SourceError(
+                f"the registry asks for {kind or 'unknown'} credentials, which are not known here"
+            )
         if urlsplit(self._base).scheme == "https" and urlsplit(realm).scheme != "https":
             raise SourceError("the registry sends credentials to an address without TLS: refused")
         scope = values.get("scope") or f"repository:{self._uri.repository}:pull"
-        query = {"scope": scope, **({"service": values["service"]} if values.get("service") else {})}
+        query = {
+            "scope": scope,
+            **({"service": values["service"]} if values.get("service") else {}),
+        }
         try:
             data = self._document(str(httpx.URL(realm).copy_merge_params(query)), basic)
         except SourceError as error:
@@ -229,7 +284,11 @@ class OciSource:
 
 
 def _refused(presented: bool) -> SourceError:
-    advice = "check the secret of source.secretRef" if presented else "name its credentials in source.secretRef"
+    advice = (
+        "check the secret of source.secretRef"
+        if presented
+        else "name its credentials in source.secretRef"
+    )
     return SourceError(f"the registry refused to give a token: {advice}")
 
 
@@ -239,7 +298,9 @@ def _object(data: bytes, what: str) -> dict[str, Any]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise SourceError(f"the registry's {what} is no JSON object: the address may lead to a login page")
+        raise SourceError(
+            f"the registry's {what} is no JSON object: the address may lead to a login page"
+        )
     return value
 
 
@@ -249,19 +310,27 @@ def _of_platform(index: Mapping[str, Any]) -> str:
     offered: dict[tuple[str, str], str] = {}
     for item in index.get("manifests") or ():
         of = item.get("platform") or {}
-        offered.setdefault((of.get("os", "linux"), of.get("architecture", wanted[1])), str(item.get("digest")))
+        offered.setdefault(
+            (of.get("os", "linux"), of.get("architecture", wanted[1])), str(item.get("digest"))
+        )
     if wanted not in offered:
-        raise SourceError(f"has no image for {'/'.join(wanted)} (it has {', '.join('/'.join(key) for key in sorted(offered)) or 'none'})")
+        raise SourceError(
+            f"has no image for {'/'.join(wanted)} (it has {', '.join('/'.join(key) for key in sorted(offered)) or 'none'})"
+        )
     return offered[wanted]
 
 
 def _layer(item: Mapping[str, Any]) -> Layer:
     digest, size, media = str(item.get("digest")), item.get("size"), str(item.get("mediaType"))
     if not digest.startswith("sha256:") or len(digest) != 71 or not isinstance(size, int):
-        raise SourceError(f"has a layer {digest[:80]} of {size} bytes; only layers with a sha256 digest and a size are read")
+        raise SourceError(
+            f"has a layer {digest[:80]} of {size} bytes; only layers with a sha256 digest and a size are read"
+        )
     notes = item.get("annotations") or {}
     title = next((str(notes[name]) for name in _TITLES if notes.get(name)), None)
     # ORAS marks folders that it packed. A single file has its type from who pushed it, which ORAS sets to a layer's by default: the title counts.
-    packed = str(notes.get(_UNPACK)).lower() == "true" or (media.startswith("application/vnd.cncf.model.") and ".tar" in media)
+    packed = str(notes.get(_UNPACK)).lower() == "true" or (
+        media.startswith("application/vnd.cncf.model.") and ".tar" in media
+    )
     archive = packed or (title is None and "tar" in media)
     return Layer(digest, size, None if archive else title, archive)

@@ -50,12 +50,16 @@ def s3_store(
             "expires_at": None,
         }
     try:
-        return S3Store(bucket, client_options=_client(endpoint, ca), retry_config=_NO_RETRIES, **options)
+        return S3Store(
+            bucket, client_options=_client(endpoint, ca), retry_config=_NO_RETRIES, **options
+        )
     except (BaseError, ValueError) as error:
         raise _unusable(error) from error
 
 
-def gcs_store(bucket: str, *, endpoint: str | None, service_account: str | None, ca: Path | None) -> GCSStore:
+def gcs_store(
+    bucket: str, *, endpoint: str | None, service_account: str | None, ca: Path | None
+) -> GCSStore:
     """A store of ``bucket``. ``service_account`` is the JSON of a key file; None: the pod's workload identity."""
     options: dict[str, Any] = {}
     if endpoint is not None:
@@ -63,12 +67,22 @@ def gcs_store(bucket: str, *, endpoint: str | None, service_account: str | None,
     if service_account is not None:
         options["service_account_key"] = service_account
     try:
-        return GCSStore(bucket, client_options=_client(endpoint, ca), retry_config=_NO_RETRIES, **options)
+        return GCSStore(
+            bucket, client_options=_client(endpoint, ca), retry_config=_NO_RETRIES, **options
+        )
     except (BaseError, ValueError) as error:
         raise _unusable(error) from error
 
 
-def azure_store(account: str, container: str, *, endpoint: str | None, account_key: str | None, sas_token: str | None, ca: Path | None) -> AzureStore:
+def azure_store(
+    account: str,
+    container: str,
+    *,
+    endpoint: str | None,
+    account_key: str | None,
+    sas_token: str | None,
+    ca: Path | None,
+) -> AzureStore:
     """A store of ``container`` in ``account``, with an access key or a SAS token; with neither: the pod's workload identity.
 
     ``endpoint`` is the account's blob address; one that addresses accounts by path (emulators) ends with the account.
@@ -82,7 +96,9 @@ def azure_store(account: str, container: str, *, endpoint: str | None, account_k
     elif account_key is not None:
         options["credential_provider"] = lambda: {"access_key": account_key, "expires_at": None}
     try:
-        return AzureStore(container, client_options=_client(endpoint, ca), retry_config=_NO_RETRIES, **options)
+        return AzureStore(
+            container, client_options=_client(endpoint, ca), retry_config=_NO_RETRIES, **options
+        )
     except (BaseError, ValueError) as error:
         raise _unusable(error) from error
 

@@ -30,10 +30,21 @@ class WebSource:
     """
 
     def __init__(
-        self, client: httpx.Client, base: str, headers: Mapping[str, str], exact: Mapping[str, str] | None = None, *, immutable: bool = False
+        self,
+        client: httpx.Client,
+        base: str,
+        headers: Mapping[str, str],
+        exact: Mapping[str, str] | None = None,
+        *,
+        immutable: bool = False,
     ) -> None:
         self._immutable = immutable
-        self._client, self._base, self._headers, self._exact = client, base, dict(headers), dict(exact or {})
+        self._client, self._base, self._headers, self._exact = (
+            client,
+            base,
+            dict(headers),
+            dict(exact or {}),
+        )
 
     def resolve(self) -> str | None:
         """None: each file has its own ETag."""
@@ -86,7 +97,10 @@ def _transport(error: httpx.TransportError) -> tuple[str, bool]:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return f"the server's certificate is not trusted ({cause.verify_message}): name its CA in source.caRef", False
+            return (
+                f"the server's certificate is not trusted ({cause.verify_message}): name its CA in source.caRef",
+                False,
+            )
         cause = cause.__cause__ or cause.__context__
     return f"{type(error).__name__}: {error}", not isinstance(error, httpx.UnsupportedProtocol)
 
@@ -121,14 +135,30 @@ def _check_status(response: httpx.Response, url: str, presented: bool) -> None:
         return
     where = urlsplit(url).hostname
     if status in (401, 403):
-        advice = "check the secret of source.secretRef" if presented else "name its credentials in source.secretRef"
-        raise SourceError(f"{where} answered {status} {response.reason_phrase}: {advice}", challenge=_challenge(response))
+        advice = (
+            "check the secret of source.secretRef"
+            if presented
+            else "name its credentials in source.secretRef"
+        )
+        raise SourceError(
+            f"{where} answered {status} {response.reason_phrase}: {advice}",
+            challenge=_challenge(response),
+        )
     if status in (404, 410):
-        raise SourceError(f"{where} has no file {urlsplit(url).path} ({status}): check uri, path and revision", missing=True)
+        raise SourceError(
+            f"{where} has no file {urlsplit(url).path} ({status}): check uri, path and revision",
+            missing=True,
+        )
     if status == 416:
         # What lies here is longer than, or not part of, the file: the next attempt starts anew.
-        raise SourceError(f"{where} refuses to go on where the last attempt ended", retryable=True, restart=True)
-    raise SourceError(f"{where} answered {status} {response.reason_phrase}", retryable=status in _RETRYABLE, retry_after=_retry_after(response))
+        raise SourceError(
+            f"{where} refuses to go on where the last attempt ended", retryable=True, restart=True
+        )
+    raise SourceError(
+        f"{where} answered {status} {response.reason_phrase}",
+        retryable=status in _RETRYABLE,
+        retry_after=_retry_after(response),
+    )
 
 
 def _challenge(response: httpx.Response) -> str | None:
@@ -140,7 +170,11 @@ def _retry_after(response: httpx.Response) -> float | None:
     if value.isdigit():
         return float(value)
     try:
-        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()) if value else None
+        return (
+            max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
+            if value
+            else None
+        )
     except (ValueError, TypeError):
         return None
 
@@ -153,7 +187,9 @@ def _range(response: httpx.Response, asked: int) -> tuple[int, int | None]:
         start = span.partition("-")[0]
         if unit.lower() != "bytes" or not start.isdigit() or int(start) != asked:
             raise SourceError(
-                f"answered with the range {response.headers.get('content-range')!r}, not from byte {asked}", retryable=True, restart=True
+                f"answered with the range {response.headers.get('content-range')!r}, not from byte {asked}",
+                retryable=True,
+                restart=True,
             )
         return asked, int(total) if total.isdigit() else None
     length = response.headers.get("content-length", "")
@@ -164,7 +200,11 @@ def _validator(response: httpx.Response) -> str | None:
     """What If-Range takes: a strong ETag, else a date (RFC 9110, 13.1.5)."""
     if etag := _strong(response):
         return etag
-    return response.headers.get("last-modified") if response.headers.get("accept-ranges", "").lower() == "bytes" else None
+    return (
+        response.headers.get("last-modified")
+        if response.headers.get("accept-ranges", "").lower() == "bytes"
+        else None
+    )
 
 
 def _strong(response: httpx.Response) -> str | None:
@@ -183,4 +223,7 @@ def split_userinfo(url: str) -> tuple[str, tuple[str, str] | None]:
     if parts.username is None:
         return url, None
     host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=host)), (unquote(parts.username), unquote(parts.password or ""))
+    return urlunsplit(parts._replace(netloc=host)), (
+        unquote(parts.username),
+        unquote(parts.password or ""),
+    )

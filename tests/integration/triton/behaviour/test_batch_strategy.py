@@ -21,7 +21,11 @@ PARAMETER = "TRITON_BATCH_STRATEGY_PATH"
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The library, compiled."""
-    return compiled(Path(__file__).with_name("batchstrategy.c"), tmp_path_factory.mktemp("strategy"), f"-DLIMIT={LIMIT}")
+    return compiled(
+        Path(__file__).with_name("batchstrategy.c"),
+        tmp_path_factory.mktemp("strategy"),
+        f"-DLIMIT={LIMIT}",
+    )
 
 
 @pytest.mark.proves("spec.model.batchStrategy.path", "behaviour")
@@ -35,7 +39,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         ("unnamed", "libraries/own.so", False),
     ],
 )
-async def test_the_limit_shows_in_the_batches(triton: Workbench, client: Asker, library: bytes, name: str, place: str | None, named: bool) -> None:
+async def test_the_limit_shows_in_the_batches(
+    triton: Workbench, client: Asker, library: bytes, name: str, place: str | None, named: bool
+) -> None:
     """A batch waits for its eighth request; the library lets three in, and the fourth sends them off."""
     model_name = f"strategy_{name}"
     parameters = {PARAMETER: str(triton.repository / model_name / str(place))} if named else {}
@@ -43,7 +49,9 @@ async def test_the_limit_shows_in_the_batches(triton: Workbench, client: Asker, 
     scheduling = f"dynamic_batching {{ max_queue_delay_microseconds: {NEVER_US} }}"
     # Only where shapes may differ does every request wake the batcher; else it sleeps until a whole batch is there.
     tensors = {"inputs": tensor("X", dims="-1"), "outputs": tensor("Y", dims="-1")}
-    model = await triton.deploy(model_name, scheduling, files=files, parameters=parameters, **tensors)
+    model = await triton.deploy(
+        model_name, scheduling, files=files, parameters=parameters, **tensors
+    )
     tasks = []
     for value in range(1, 8):
         tasks.append(client.ask(model, value))
@@ -61,9 +69,13 @@ async def test_the_limit_shows_in_the_batches(triton: Workbench, client: Asker, 
     assert model.batches() == [*expected, full.ravel().tolist()]
 
 
-async def test_without_a_delay_a_library_cannot_limit_a_batch(triton: Workbench, client: Asker, library: bytes) -> None:
+async def test_without_a_delay_a_library_cannot_limit_a_batch(
+    triton: Workbench, client: Asker, library: bytes
+) -> None:
     """Of Triton 24.10: what joins a batch that only waits for its instance gets an account of its own, so that every request is the first."""
-    model = await triton.deploy("strategy_undelayed", "dynamic_batching { }", files={"batchstrategy.so": library})
+    model = await triton.deploy(
+        "strategy_undelayed", "dynamic_batching { }", files={"batchstrategy.so": library}
+    )
     model.hold(0)
     first = client.ask(model, 0)
     await model.until_executing(0)
@@ -80,8 +92,12 @@ async def test_without_a_delay_a_library_cannot_limit_a_batch(triton: Workbench,
         ("with_sequences", "batchstrategy.so", "sequence_batching { }", "cannot be specified"),
     ],
 )
-async def test_what_triton_refuses(triton: Workbench, library: bytes, name: str, path: str, scheduling: str, reason: str) -> None:
+async def test_what_triton_refuses(
+    triton: Workbench, library: bytes, name: str, path: str, scheduling: str, reason: str
+) -> None:
     model_name = f"strategy_{name}"
     parameters = {PARAMETER: str(triton.repository / model_name / path)}
     with pytest.raises(TritonError, match=reason):
-        await triton.deploy(model_name, scheduling, files={"batchstrategy.so": library}, parameters=parameters)
+        await triton.deploy(
+            model_name, scheduling, files={"batchstrategy.so": library}, parameters=parameters
+        )

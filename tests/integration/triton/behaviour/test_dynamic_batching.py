@@ -31,7 +31,9 @@ async def test_requests_that_wait_share_a_batch(triton: Workbench, client: Asker
 
 
 @pytest.mark.proves("spec.model.dynamicBatching.mode", "behaviour")
-async def test_without_dynamic_batching_every_request_runs_alone(triton: Workbench, client: Asker) -> None:
+async def test_without_dynamic_batching_every_request_runs_alone(
+    triton: Workbench, client: Asker
+) -> None:
     model = await triton.deploy("alone", max_batch_size=4)
     model.hold(0)
     first = client.ask(model, 0)
@@ -58,7 +60,9 @@ async def test_a_preferred_size_ends_the_wait(triton: Workbench, client: Asker) 
 
 @pytest.mark.proves("spec.model.dynamicBatching.maxQueueDelayMicroseconds", "behaviour")
 async def test_the_delay_waits_for_a_full_batch(triton: Workbench, client: Asker) -> None:
-    model = await triton.deploy("full", f"dynamic_batching {{ max_queue_delay_microseconds: {NEVER_US} }}", max_batch_size=3)
+    model = await triton.deploy(
+        "full", f"dynamic_batching {{ max_queue_delay_microseconds: {NEVER_US} }}", max_batch_size=3
+    )
     waiting = await client.line_up(model, 1, 2)
     assert model.batches() == []
     await asyncio.gather(*waiting, client.ask(model, 3))
@@ -68,7 +72,9 @@ async def test_the_delay_waits_for_a_full_batch(triton: Workbench, client: Asker
 @pytest.mark.proves("spec.model.dynamicBatching.maxQueueDelayMicroseconds", "behaviour")
 async def test_the_delay_ends(triton: Workbench, client: Asker) -> None:
     delay_s = 0.25
-    model = await triton.deploy("delayed", f"dynamic_batching {{ max_queue_delay_microseconds: {int(delay_s * 1e6)} }}")
+    model = await triton.deploy(
+        "delayed", f"dynamic_batching {{ max_queue_delay_microseconds: {int(delay_s * 1e6)} }}"
+    )
     sent = time.time()
     await client.ask(model, 1)
     (begin,) = model.events("begin")
@@ -82,7 +88,9 @@ async def test_order_of_answers(triton: Workbench, client: Asker, preserve: bool
     """Two instances: the second request is done while the first is held."""
     name = f"order_{preserve}".lower()
     scheduling = f"dynamic_batching {{ preserve_ordering: {str(preserve).lower()} }}"
-    model = await triton.deploy(name, scheduling, max_batch_size=1, instances="count: 2 kind: KIND_CPU")
+    model = await triton.deploy(
+        name, scheduling, max_batch_size=1, instances="count: 2 kind: KIND_CPU"
+    )
     done: list[int] = []
     model.hold(1)
     first = client.ask(model, 1)

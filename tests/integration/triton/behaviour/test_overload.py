@@ -20,7 +20,11 @@ SCHEDULING = (
 async def deploy(triton: Workbench, name: str, policy: str) -> tuple[Model, Model]:
     """A quick step before a slow one with that queue policy, and the ensemble ``name`` of both."""
     first = await triton.deploy(f"{name}_first", "dynamic_batching { }")
-    second = await triton.deploy(f"{name}_second", f"dynamic_batching {{ default_queue_policy {{ {policy} }} }}", max_batch_size=BATCH)
+    second = await triton.deploy(
+        f"{name}_second",
+        f"dynamic_batching {{ default_queue_policy {{ {policy} }} }}",
+        max_batch_size=BATCH,
+    )
     scheduling = SCHEDULING.format(first=first.name, second=second.name)
     await triton.deploy(name, scheduling, max_batch_size=BATCH, platform='platform: "ensemble"')
     return first, second
@@ -29,11 +33,15 @@ async def deploy(triton: Workbench, name: str, policy: str) -> tuple[Model, Mode
 async def outcomes(tasks: list[asyncio.Task[object]]) -> tuple[list[object], list[str]]:
     """Answers and messages of all."""
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    messages = [str(result.message()) for result in results if isinstance(result, InferenceServerException)]
+    messages = [
+        str(result.message()) for result in results if isinstance(result, InferenceServerException)
+    ]
     return [result for result in results if isinstance(result, dict)], messages
 
 
-async def test_a_full_queue_sheds_at_once_and_answers_what_it_took(triton: Workbench, client: Asker) -> None:
+async def test_a_full_queue_sheds_at_once_and_answers_what_it_took(
+    triton: Workbench, client: Asker
+) -> None:
     first, second = await deploy(triton, "shedding", f"max_queue_size: {LIMIT}")
     second.hold(1)  # the value 0 of the client, after the first step
     busy = client.ask("shedding", 0)
@@ -42,7 +50,9 @@ async def test_a_full_queue_sheds_at_once_and_answers_what_it_took(triton: Workb
     refused: set[asyncio.Task[object]] = set()
     # Nothing is executed meanwhile: who is refused is refused at once, not when his time is up.
     while len(refused) < (FACTOR - 1) * LIMIT:
-        done, _ = await asyncio.wait(set(tasks) - refused, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(
+            set(tasks) - refused, timeout=20, return_when=asyncio.FIRST_COMPLETED
+        )
         assert done, f"only {len(refused)} of {len(tasks)} were refused"
         refused |= done
     assert not busy.done()
@@ -51,14 +61,19 @@ async def test_a_full_queue_sheds_at_once_and_answers_what_it_took(triton: Workb
     assert len(answers) + len(messages) == len(tasks) + 1
     # One batch may have left the queue for the instance before it was full.
     assert 1 + LIMIT <= len(answers) <= 1 + LIMIT + BATCH
-    assert all("in ensemble 'shedding'" in text and "Exceeds maximum queue size" in text for text in messages)
+    assert all(
+        "in ensemble 'shedding'" in text and "Exceeds maximum queue size" in text
+        for text in messages
+    )
     assert sum(map(len, first.batches())) == len(tasks) + 1
     assert (await client.ask("shedding", 99))["Y"] == [[101]]  # and it serves on
 
 
 async def test_who_has_waited_too_long_is_not_computed(triton: Workbench, client: Asker) -> None:
     """A time in the queue instead of a length: right at every speed of the step, though it refuses late."""
-    _, second = await deploy(triton, "expiring", "timeout_action: REJECT default_timeout_microseconds: 1000")
+    _, second = await deploy(
+        triton, "expiring", "timeout_action: REJECT default_timeout_microseconds: 1000"
+    )
     second.hold(1)
     busy = client.ask("expiring", 0)
     await second.until_executing(1)
@@ -67,7 +82,9 @@ async def test_who_has_waited_too_long_is_not_computed(triton: Workbench, client
     second.release(1)
     assert (await busy)["Y"] == [[2]]
     assert len(messages) == len(tasks)
-    assert all("in ensemble 'expiring'" in text and "Request timeout expired" in text for text in messages)
+    assert all(
+        "in ensemble 'expiring'" in text and "Request timeout expired" in text for text in messages
+    )
     assert second.order() == [1]
 
 

@@ -29,13 +29,21 @@ async def refusals(tasks: Sequence[asyncio.Task[object]]) -> list[str]:
     """Messages of the tasks that failed, all being done."""
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(result, (dict, InferenceServerException)) for result in results), results
-    return [str(result.message()).removeprefix("[request id: <id_unknown>] ") for result in results if isinstance(result, InferenceServerException)]
+    return [
+        str(result.message()).removeprefix("[request id: <id_unknown>] ")
+        for result in results
+        if isinstance(result, InferenceServerException)
+    ]
 
 
 @pytest.mark.proves("spec.model.dynamicBatching.priorityLevels", "behaviour")
 @pytest.mark.proves("spec.model.dynamicBatching.defaultPriorityLevel", "behaviour")
-@pytest.mark.parametrize(("default", "expected"), [(1, [0, 3, 20, 21, 10, 11]), (3, [0, 20, 21, 10, 11, 3])])
-async def test_priorities_and_their_default(triton: Workbench, client: Asker, default: int, expected: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("default", "expected"), [(1, [0, 3, 20, 21, 10, 11]), (3, [0, 20, 21, 10, 11, 3])]
+)
+async def test_priorities_and_their_default(
+    triton: Workbench, client: Asker, default: int, expected: list[int]
+) -> None:
     """1 is served first; a request without a priority has the default one."""
     scheduling = f"dynamic_batching {{ priority_levels: 3 default_priority_level: {default} }}"
     model = await triton.deploy(f"priorities_{default}", scheduling, max_batch_size=1)
@@ -50,7 +58,11 @@ async def test_priorities_and_their_default(triton: Workbench, client: Asker, de
 
 @pytest.mark.proves("spec.model.dynamicBatching.queuePolicy.maxQueueSize", "behaviour")
 async def test_a_full_queue_refuses_the_next(triton: Workbench, client: Asker) -> None:
-    model = await triton.deploy("bounded", "dynamic_batching { default_queue_policy { max_queue_size: 2 } }", max_batch_size=1)
+    model = await triton.deploy(
+        "bounded",
+        "dynamic_batching { default_queue_policy { max_queue_size: 2 } }",
+        max_batch_size=1,
+    )
     accepted = [await busy(client, model), *await client.line_up(model, 1, 2)]
     refused = [client.ask(model, value) for value in (3, 4, 5)]
     assert await refusals(refused) == [FULL] * 3
@@ -61,7 +73,9 @@ async def test_a_full_queue_refuses_the_next(triton: Workbench, client: Asker) -
 
 @pytest.mark.proves("spec.model.dynamicBatching.priorityQueuePolicies[].priority", "behaviour")
 @pytest.mark.proves("spec.model.dynamicBatching.priorityQueuePolicies[].maxQueueSize", "behaviour")
-async def test_a_full_queue_of_one_priority_refuses_that_one_alone(triton: Workbench, client: Asker) -> None:
+async def test_a_full_queue_of_one_priority_refuses_that_one_alone(
+    triton: Workbench, client: Asker
+) -> None:
     scheduling = "dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 2 value { max_queue_size: 1 } } }"
     model = await triton.deploy("bounded_second", scheduling, max_batch_size=1)
     accepted = [await busy(client, model), *await client.line_up(model, 10, priority=2)]
@@ -73,14 +87,20 @@ async def test_a_full_queue_of_one_priority_refuses_that_one_alone(triton: Workb
     assert model.order() == [0, 1, 2, 3, 4, 10]
 
 
-async def test_a_priority_has_a_policy_of_its_own_beside_the_default_one(triton: Workbench, client: Asker) -> None:
+async def test_a_priority_has_a_policy_of_its_own_beside_the_default_one(
+    triton: Workbench, client: Asker
+) -> None:
     """The default policy holds for the level that has none."""
     scheduling = (
         "dynamic_batching { priority_levels: 2 default_priority_level: 1 default_queue_policy { max_queue_size: 1 }"
         " priority_queue_policy { key: 2 value { max_queue_size: 3 } } }"
     )
     model = await triton.deploy("bounded_both", scheduling, max_batch_size=1)
-    accepted = [await busy(client, model), *await client.line_up(model, 1), *await client.line_up(model, 10, 11, 12, priority=2)]
+    accepted = [
+        await busy(client, model),
+        *await client.line_up(model, 1),
+        *await client.line_up(model, 10, 11, 12, priority=2),
+    ]
     refused = [client.ask(model, 2), client.ask(model, 13, priority=2)]
     assert len(await refusals(refused)) == 2
     model.release(0)
@@ -94,16 +114,36 @@ async def after(microseconds: int) -> None:
 
 
 @pytest.mark.proves("spec.model.dynamicBatching.queuePolicy.timeoutAction", "behaviour")
-@pytest.mark.proves("spec.model.dynamicBatching.queuePolicy.defaultTimeoutMicroseconds", "behaviour")
+@pytest.mark.proves(
+    "spec.model.dynamicBatching.queuePolicy.defaultTimeoutMicroseconds", "behaviour"
+)
 @pytest.mark.proves("spec.model.dynamicBatching.queuePolicy.allowTimeoutOverride", "behaviour")
 @pytest.mark.parametrize(
     ("name", "policy", "client_timeout_us", "refused", "order"),
     [
         # Time is up while they wait: turned away, or served after those in time.
-        ("reject", f"timeout_action: REJECT default_timeout_microseconds: {TIMEOUT_US}", None, True, [0]),
-        ("delay", f"timeout_action: DELAY default_timeout_microseconds: {TIMEOUT_US}", None, False, [0, 1, 2]),
+        (
+            "reject",
+            f"timeout_action: REJECT default_timeout_microseconds: {TIMEOUT_US}",
+            None,
+            True,
+            [0],
+        ),
+        (
+            "delay",
+            f"timeout_action: DELAY default_timeout_microseconds: {TIMEOUT_US}",
+            None,
+            False,
+            [0, 1, 2],
+        ),
         # The client's own shorter time counts only where that is allowed.
-        ("override", f"default_timeout_microseconds: {NEVER_US} allow_timeout_override: true", TIMEOUT_US, True, [0, 3]),
+        (
+            "override",
+            f"default_timeout_microseconds: {NEVER_US} allow_timeout_override: true",
+            TIMEOUT_US,
+            True,
+            [0, 3],
+        ),
         ("fixed", f"default_timeout_microseconds: {NEVER_US}", TIMEOUT_US, False, [0, 1, 2, 3]),
         (
             "override_delay",
@@ -113,13 +153,25 @@ async def after(microseconds: int) -> None:
             [0, 3, 1, 2],
         ),
         # A longer one than the default does not.
-        ("longer", f"default_timeout_microseconds: {TIMEOUT_US} allow_timeout_override: true", NEVER_US, True, [0]),
+        (
+            "longer",
+            f"default_timeout_microseconds: {TIMEOUT_US} allow_timeout_override: true",
+            NEVER_US,
+            True,
+            [0],
+        ),
         # Without a time nothing is ever late.
         ("patient", "timeout_action: REJECT", None, False, [0, 1, 2, 3]),
     ],
 )
 async def test_timeouts(
-    triton: Workbench, client: Asker, name: str, policy: str, client_timeout_us: int | None, refused: bool, order: list[int]
+    triton: Workbench,
+    client: Asker,
+    name: str,
+    policy: str,
+    client_timeout_us: int | None,
+    refused: bool,
+    order: list[int],
 ) -> None:
     """1 and 2 carry the client's time, 3 comes after their time is up and carries none (unless its own default is short as well)."""
     # The one that keeps the instance busy has a level of its own, without a time.
@@ -129,7 +181,9 @@ async def test_timeouts(
     )
     model = await triton.deploy(f"timeout_{name}", scheduling, max_batch_size=1)
     first = await busy(client, model, priority=1)
-    late = await client.line_up(model, 1, 2, **({} if client_timeout_us is None else {"timeout": client_timeout_us}))
+    late = await client.line_up(
+        model, 1, 2, **({} if client_timeout_us is None else {"timeout": client_timeout_us})
+    )
     await after(2 * TIMEOUT_US)
     fresh = await client.line_up(model, 3) if 3 in order else []
     model.release(0)

@@ -30,7 +30,11 @@ class TritonPythonModel:
 
 async def ready_versions(triton: Workbench, name: str) -> set[int]:
     async with TritonClient(triton.server.grpc_address) as control:
-        return {int(state.version) for state in await control.repository_index() if state.name == name and state.ready}
+        return {
+            int(state.version)
+            for state in await control.repository_index()
+            if state.name == name and state.ready
+        }
 
 
 @pytest.mark.proves("spec.model.versionPolicy.latest", "behaviour")
@@ -45,7 +49,9 @@ async def ready_versions(triton: Workbench, name: str) -> set[int]:
         ("specific", "version_policy { specific { versions: [ 1, 3 ] } }", {1, 3}),
     ],
 )
-async def test_version_policies(triton: Workbench, client: Asker, name: str, policy: str, served: set[int]) -> None:
+async def test_version_policies(
+    triton: Workbench, client: Asker, name: str, policy: str, served: set[int]
+) -> None:
     """Folders are versions by their number, not by their text; who asks for none gets the highest."""
     model = f"versions_{name}"
     await triton.deploy(model, policy, versions=(1, 2, 3, 10), code=VERSIONED)
@@ -54,13 +60,17 @@ async def test_version_policies(triton: Workbench, client: Asker, name: str, pol
     for version in served:
         assert (await client.ask(model, 0, model_version=str(version)))["Y"] == [[version]]
     for version in {1, 2, 3, 10} - served:
-        with pytest.raises(InferenceServerException, match=r"unknown model|is not at ready state|is not found"):
+        with pytest.raises(
+            InferenceServerException, match=r"unknown model|is not at ready state|is not found"
+        ):
             await client.ask(model, 0, model_version=str(version))
 
 
 @pytest.mark.proves("spec.model.version", "behaviour")
 @pytest.mark.parametrize(("pinned", "answer"), [(1, 1), (-1, 3)])
-async def test_an_ensemble_calls_the_version_it_is_pinned_to(triton: Workbench, client: Asker, pinned: int, answer: int) -> None:
+async def test_an_ensemble_calls_the_version_it_is_pinned_to(
+    triton: Workbench, client: Asker, pinned: int, answer: int
+) -> None:
     step, ensemble = f"pinned_step{pinned}", f"pinned{pinned}"
     await triton.deploy(step, "version_policy { all { } }", versions=(1, 2, 3), code=VERSIONED)
     scheduling = (
@@ -80,11 +90,17 @@ async def test_every_instance_is_warm_before_it_serves(triton: Workbench, client
       { name: "four" batch_size: 4 count: 2 inputs { key: "X" value { data_type: TYPE_INT32 dims: [ 1 ] input_data_file: "rows" } } } ]
     """
     rows = np.array([5, 6, 7, 8], np.int32)
-    model = await triton.deploy("warm", warmup, instances="count: 2 kind: KIND_CPU", files={"warmup/rows": rows.tobytes()})
+    model = await triton.deploy(
+        "warm", warmup, instances="count: 2 kind: KIND_CPU", files={"warmup/rows": rows.tobytes()}
+    )
     lines = model.events("begin")
     for instance in {line["instance"] for line in model.events("load")}:
         # The sample of four rows is one request of one row, four times: each holds the file's first row.
-        seen = [[request["inputs"]["X"] for request in line["requests"]] for line in lines if line["instance"] == instance]
+        seen = [
+            [request["inputs"]["X"] for request in line["requests"]]
+            for line in lines
+            if line["instance"] == instance
+        ]
         assert seen == [[[0]], [[5]] * 4, [[5]] * 4]
     assert len({line["instance"] for line in lines}) == 2
     await client.ask(model, 9)
@@ -101,7 +117,9 @@ async def test_every_instance_is_warm_before_it_serves(triton: Workbench, client
         ("auto", "count: 2", "CPU", 2),
     ],
 )
-async def test_instances(triton: Workbench, client: Asker, name: str, group: str, kind: str, count: int) -> None:
+async def test_instances(
+    triton: Workbench, client: Asker, name: str, group: str, kind: str, count: int
+) -> None:
     """As many processes as the count says, all of which work at once."""
     model = await triton.deploy(f"instances_{name}", instances=group)
     assert [line["kind"] for line in model.events("load")] == [kind] * count
@@ -119,7 +137,9 @@ async def test_instances(triton: Workbench, client: Asker, name: str, group: str
 @pytest.mark.proves("spec.model.instances.hostPolicy", "behaviour")
 async def test_a_host_policy_binds_its_instances(triton: Workbench) -> None:
     """The server's policy ``behaviour`` is the first core; without one an instance takes them all."""
-    bound = await triton.deploy("bound", instances='count: 1 kind: KIND_CPU host_policy: "behaviour"')
+    bound = await triton.deploy(
+        "bound", instances='count: 1 kind: KIND_CPU host_policy: "behaviour"'
+    )
     free = await triton.deploy("free")
     cores = sorted(os.sched_getaffinity(0))
     assert [line["cores"] for line in bound.events("load")] == [cores[:1]]
@@ -128,7 +148,9 @@ async def test_a_host_policy_binds_its_instances(triton: Workbench) -> None:
 
 @pytest.mark.proves("spec.ensemble.responseCache", "behaviour")
 @pytest.mark.parametrize("enabled", [True, False])
-async def test_the_response_cache_answers_what_it_knows(triton: Workbench, client: Asker, enabled: bool) -> None:
+async def test_the_response_cache_answers_what_it_knows(
+    triton: Workbench, client: Asker, enabled: bool
+) -> None:
     name = f"cached_{enabled}".lower()
     model = await triton.deploy(name, f"response_cache {{ enable: {str(enabled).lower()} }}")
     answers = [(await client.ask(model, value))["Y"] for value in (1, 1, 2, 1)]
@@ -147,15 +169,34 @@ async def test_the_response_cache_of_an_ensemble(triton: Workbench, client: Aske
         ' input_map { key: "X" value: "X" } output_map { key: "Y" value: "Y" } } }'
     )
     await triton.deploy("cached_ensemble", scheduling, platform='platform: "ensemble"')
-    assert [(await client.ask("cached_ensemble", value))["Y"] for value in (1, 1, 2, 1)] == [[[2]], [[2]], [[3]], [[2]]]
+    assert [(await client.ask("cached_ensemble", value))["Y"] for value in (1, 1, 2, 1)] == [
+        [[2]],
+        [[2]],
+        [[3]],
+        [[2]],
+    ]
     assert step.order() == [1, 2]
 
 
 @pytest.mark.proves("spec.model.parameters", "behaviour")
 async def test_parameters_arrive_unchanged(triton: Workbench) -> None:
     """Any text, as it is."""
-    texts = ["no", "8", "${x}", "$$TRITON_MODEL_DIRECTORY/x", "true", "", ' quo"te \\ \n tab\t ', "ü 🦊", "{}", "'"]
-    parameters = {**{f"own.{number}": text for number, text in enumerate(texts)}, "FORCE_CPU_ONLY_INPUT_TENSORS": "no"}
+    texts = [
+        "no",
+        "8",
+        "${x}",
+        "$$TRITON_MODEL_DIRECTORY/x",
+        "true",
+        "",
+        ' quo"te \\ \n tab\t ',
+        "ü 🦊",
+        "{}",
+        "'",
+    ]
+    parameters = {
+        **{f"own.{number}": text for number, text in enumerate(texts)},
+        "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
+    }
     model = await triton.deploy("parameters", parameters=parameters)
     (line,) = model.events("load")
     assert {key: text for key, text in line["parameters"].items() if key != "record"} == parameters
@@ -181,7 +222,9 @@ async def test_a_decoupled_model_streams(triton: Workbench, client: Asker) -> No
     """As many answers as X says, none for 0; a call that expects one answer is refused."""
     await triton.deploy("decoupled", "model_transaction_policy { decoupled: true }", code=DECOUPLED)
     for count in (0, 1, 5):
-        assert await client.stream("decoupled", {"X": np.array([[count]], np.int32)}) == [{"Y": [[number]]} for number in range(count)]
+        assert await client.stream("decoupled", {"X": np.array([[count]], np.int32)}) == [
+            {"Y": [[number]]} for number in range(count)
+        ]
     with pytest.raises(InferenceServerException, match="decoupled"):
         await client.ask("decoupled", 1)
     # The ensemble streams as its step does.
@@ -190,7 +233,9 @@ async def test_a_decoupled_model_streams(triton: Workbench, client: Asker) -> No
         ' input_map { key: "X" value: "X" } output_map { key: "Y" value: "Y" } } }'
     )
     await triton.deploy("decoupled_ensemble", scheduling, platform='platform: "ensemble"')
-    assert await client.stream("decoupled_ensemble", {"X": np.array([[3]], np.int32)}) == [{"Y": [[number]]} for number in range(3)]
+    assert await client.stream("decoupled_ensemble", {"X": np.array([[3]], np.int32)}) == [
+        {"Y": [[number]]} for number in range(3)
+    ]
 
 
 ENTRY = """
@@ -228,6 +273,8 @@ async def test_an_entry_model_calls_auxiliary_models(triton: Workbench, client: 
 
 
 async def test_an_auxiliary_model_that_is_gone_is_named(triton: Workbench, client: Asker) -> None:
-    await triton.deploy("lonely", code=ENTRY.replace('"left"', '"absent"').replace('"right"', '"absent"'))
+    await triton.deploy(
+        "lonely", code=ENTRY.replace('"left"', '"absent"').replace('"right"', '"absent"')
+    )
     with pytest.raises(InferenceServerException, match="absent"):
         await client.ask("lonely", 1)

@@ -20,14 +20,21 @@ async def test_optional_inputs_may_be_left_out(triton: Workbench, client: Asker)
     x, z = np.array([[1]], np.int32), np.array([[5]], np.int32)
     await client.ask(model, inputs={"X": x})
     await client.ask(model, inputs={"X": x, "Z": z})
-    assert [line["requests"][0]["inputs"] for line in model.events("begin")] == [{"X": [1]}, {"X": [1], "Z": [5]}]
+    assert [line["requests"][0]["inputs"] for line in model.events("begin")] == [
+        {"X": [1]},
+        {"X": [1], "Z": [5]},
+    ]
     # A required input counts: none at all is refused by the server itself.
     with pytest.raises(InferenceServerException, match="inputs"):
         await client.ask(model, inputs={})
 
 
-async def test_a_step_of_an_ensemble_may_go_without_its_optional_input(triton: Workbench, client: Asker) -> None:
-    step = await triton.deploy("optional_step", inputs=f"{tensor('X')}, {tensor('Z', more='optional: true')}")
+async def test_a_step_of_an_ensemble_may_go_without_its_optional_input(
+    triton: Workbench, client: Asker
+) -> None:
+    step = await triton.deploy(
+        "optional_step", inputs=f"{tensor('X')}, {tensor('Z', more='optional: true')}"
+    )
     scheduling = (
         'ensemble_scheduling { step { model_name: "optional_step" model_version: -1'
         ' input_map { key: "X" value: "X" } output_map { key: "Y" value: "Y" } } }'
@@ -55,7 +62,10 @@ async def test_the_model_sees_reshaped_tensors(triton: Workbench, client: Asker)
 async def test_ragged_inputs_share_a_batch(triton: Workbench, client: Asker, ragged: bool) -> None:
     more = "allow_ragged_batch: true" if ragged else ""
     model = await triton.deploy(
-        f"ragged_{ragged}".lower(), "dynamic_batching { }", inputs=tensor("X", dims="-1", more=more), outputs=tensor("Y", dims="-1")
+        f"ragged_{ragged}".lower(),
+        "dynamic_batching { }",
+        inputs=tensor("X", dims="-1", more=more),
+        outputs=tensor("Y", dims="-1"),
     )
     model.hold(0)
     first = client.ask(model, 0)
@@ -72,10 +82,16 @@ async def test_ragged_inputs_share_a_batch(triton: Workbench, client: Asker, rag
 
 @pytest.mark.proves("spec.model.maxBatchSize", "behaviour")
 @pytest.mark.proves("spec.model.inputs[].dims", "behaviour")
-@pytest.mark.parametrize(("dims", "shape"), [("-1", (3,)), ("3", (3,)), ("1, -1", (1, 3)), ("-1, 1", (3, 1))])
-async def test_without_a_batch_axis_dims_are_the_whole_shape(triton: Workbench, client: Asker, dims: str, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("dims", "shape"), [("-1", (3,)), ("3", (3,)), ("1, -1", (1, 3)), ("-1, 1", (3, 1))]
+)
+async def test_without_a_batch_axis_dims_are_the_whole_shape(
+    triton: Workbench, client: Asker, dims: str, shape: tuple[int, ...]
+) -> None:
     name = "whole_" + "_".join(dims.replace("-", "m").split(", "))
-    model = await triton.deploy(name, max_batch_size=0, inputs=tensor("X", dims=dims), outputs=tensor("Y", dims=dims))
+    model = await triton.deploy(
+        name, max_batch_size=0, inputs=tensor("X", dims=dims), outputs=tensor("Y", dims=dims)
+    )
     x = np.arange(3, dtype=np.int32).reshape(shape)
     assert (await client.ask(model, inputs={"X": x}))["Y"] == (x + 1).tolist()
     assert model.events("begin")[0]["requests"][0]["shapes"] == {"X": list(shape)}
@@ -83,7 +99,17 @@ async def test_without_a_batch_axis_dims_are_the_whole_shape(triton: Workbench, 
         await client.ask(model, inputs={"X": np.zeros((2, 2, 2), np.int32)})
 
 
-NAMES = ("854", "input.1", "a/b:0", "with space", "ü", "x" * 300, "-", "..", "StatefulPartitionedCall:0")
+NAMES = (
+    "854",
+    "input.1",
+    "a/b:0",
+    "with space",
+    "ü",
+    "x" * 300,
+    "-",
+    "..",
+    "StatefulPartitionedCall:0",
+)
 
 
 @pytest.mark.proves("spec.model.inputs[].name", "behaviour")
@@ -102,5 +128,7 @@ async def test_tensor_names_of_every_kind(triton: Workbench, client: Asker, numb
         f' input_map {{ key: {quoted} value: {quoted} }} output_map {{ key: {quoted} value: "out" }} }} }}'
     )
     ensemble = f"named_ensemble_{number}"
-    await triton.deploy(ensemble, scheduling, platform='platform: "ensemble"', inputs=text, outputs=tensor("out"))
+    await triton.deploy(
+        ensemble, scheduling, platform='platform: "ensemble"', inputs=text, outputs=tensor("out")
+    )
     assert await client.ask(ensemble, inputs={name: x}) == {"out": [[42]]}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.raggedbackend import StandInBackend, config_of, session
 from tests.support.raggedgraphs import POSITIONS, Encoder, Head, Masking, Places, make
 from triton_pipelines.loader.ragged import Adaptable, adapt, examine
-from triton_pipelines.loader.ragged.upgrade import upgraded
+from triton_pipelines.loader.ragged.opset_upgrade import upgraded
 
 TOLERANCE = {np.dtype(np.float32): 1e-5, np.dtype(np.float16): 2e-2}
 
@@ -27,7 +27,12 @@ def adapted(encoder: Encoder, **plan: Any) -> StandInBackend:
 def same(expected: np.ndarray, answer: np.ndarray) -> None:
     assert answer.shape == expected.shape
     assert answer.dtype == expected.dtype
-    np.testing.assert_allclose(answer.astype(np.float64), expected.astype(np.float64), rtol=0, atol=TOLERANCE.get(expected.dtype, 0))
+    np.testing.assert_allclose(
+        answer.astype(np.float64),
+        expected.astype(np.float64),
+        rtol=0,
+        atol=TOLERANCE.get(expected.dtype, 0),
+    )
 
 
 encoders = st.builds(
@@ -54,13 +59,17 @@ def compare(encoder: Encoder, batch: list[tuple[int, int]]) -> None:
         single = [encoder.row(random, length) for _ in range(rows)]
         answers = [alone.run([head.value for head in encoder.heads], row) for row in single]
         expected.append([np.concatenate(parts) for parts in zip(*answers, strict=True)])
-        requests.append({name: np.concatenate([row[name] for row in single]) for name in encoder.inputs})
+        requests.append(
+            {name: np.concatenate([row[name] for row in single]) for name in encoder.inputs}
+        )
     for answer, wanted in zip(adapted(encoder).execute(requests), expected, strict=True):
         for head, value in zip(encoder.heads, wanted, strict=True):
             same(value, answer[head.value])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
 @given(encoders, batches)
 def test_every_row_is_answered_as_alone(encoder: Encoder, batch: list[tuple[int, int]]) -> None:
     compare(encoder, batch)
@@ -69,7 +78,10 @@ def test_every_row_is_answered_as_alone(encoder: Encoder, batch: list[tuple[int,
 @pytest.mark.parametrize("places", Places)
 @pytest.mark.parametrize("masking", Masking)
 def test_every_layout_that_exporters_write(places: Places, masking: Masking) -> None:
-    compare(Encoder(places=places, masking=masking, types=True, heads=tuple(Head)), [(1, 3), (2, 19), (1, 1), (3, 7)])
+    compare(
+        Encoder(places=places, masking=masking, types=True, heads=tuple(Head)),
+        [(1, 3), (2, 19), (1, 1), (3, 7)],
+    )
 
 
 @pytest.mark.parametrize("opset", [11, 12])
@@ -82,7 +94,9 @@ def test_padding_of_another_value_changes_nothing() -> None:
     encoder, random = Encoder(heads=(Head.LOGITS,)), np.random.default_rng(1)
     rows = [encoder.row(random, length) for length in (3, 9)]
     plan = encoder.plan()
-    other = plan.model_copy(update={"inputs": (plan.inputs[0].model_copy(update={"pad_value": 7}), *plan.inputs[1:])})
+    other = plan.model_copy(
+        update={"inputs": (plan.inputs[0].model_copy(update={"pad_value": 7}), *plan.inputs[1:])}
+    )
     model = make(encoder)
     found = examine(model, other)
     assert isinstance(found, Adaptable)

@@ -10,10 +10,21 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.support.raggedgraphs import CLASSES, POSITIONS, TYPES, VOCABULARY, WIDTH, Encoder, Head, Places, as_calls, make
+from tests.support.raggedgraphs import (
+    CLASSES,
+    POSITIONS,
+    TYPES,
+    VOCABULARY,
+    WIDTH,
+    Encoder,
+    Head,
+    Places,
+    as_calls,
+    make,
+)
 from triton_pipelines.api.loadplan import PlanAdapt, PlanRaggedInput
 from triton_pipelines.loader.ragged import Adaptable, Refusal, adapt, examine
-from triton_pipelines.loader.ragged.functions import inlined
+from triton_pipelines.loader.ragged.inline_functions import inlined
 
 Change = Callable[[Any], None]
 
@@ -27,14 +38,18 @@ def said(model: Any, plan: PlanAdapt) -> str:
 
 def axis(name: str, number: int, length: int) -> Change:
     def change(model: Any) -> None:
-        value = next(value for value in (*model.graph.input, *model.graph.output) if value.name == name)
+        value = next(
+            value for value in (*model.graph.input, *model.graph.output) if value.name == name
+        )
         value.type.tensor_type.shape.dim[number].dim_value = length
 
     return change
 
 
 def more_input(name: str, *dims: Any) -> Change:
-    return lambda model: model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, list(dims)))
+    return lambda model: model.graph.input.append(
+        helper.make_tensor_value_info(name, TensorProto.INT64, list(dims))
+    )
 
 
 def more_output(name: str, kind: int, *dims: Any) -> Change:
@@ -47,7 +62,11 @@ def more_output(name: str, kind: int, *dims: Any) -> Change:
 
 def more_node(operator: str, count: int, domain: str = "", **attributes: Any) -> Change:
     def change(model: Any) -> None:
-        model.graph.node.append(helper.make_node(operator, ["v0"], [f"more{n}" for n in range(count)], domain=domain, **attributes))
+        model.graph.node.append(
+            helper.make_node(
+                operator, ["v0"], [f"more{n}" for n in range(count)], domain=domain, **attributes
+            )
+        )
 
     return change
 
@@ -58,7 +77,11 @@ def without_shape(model: Any) -> None:
 
 def inside_a_function(model: Any) -> None:
     node = helper.make_node("DynamicQuantizeLinear", ["x"], ["y", "scale", "zero"])
-    model.functions.append(helper.make_function("local", "Quantize", ["x"], ["y"], [node], [helper.make_opsetid("", 17)]))
+    model.functions.append(
+        helper.make_function(
+            "local", "Quantize", ["x"], ["y"], [node], [helper.make_opsetid("", 17)]
+        )
+    )
 
 
 REFUSED: dict[str, tuple[Change, str]] = {
@@ -71,19 +94,46 @@ REFUSED: dict[str, tuple[Change, str]] = {
         more_input("position_ids", "batch", "sequence"),
         "input position_ids has positions, which no tokenizer gives: export the model without it",
     ),
-    "another axis": (more_input("pixels", "batch", 3, "width"), "input pixels has an axis of variable length that is not made from the tokens"),
+    "another axis": (
+        more_input("pixels", "batch", 3, "width"),
+        "input pixels has an axis of variable length that is not made from the tokens",
+    ),
     "no rows": (more_input("scale", 1), "input scale has no axis of rows"),
-    "a taken name": (more_input("input_ids__shape", "batch", 1), "the graph holds a tensor input_ids__shape"),
-    "a text": (more_output("text", TensorProto.STRING, "batch"), "output text is STRING, which has no value to mark a broken row with"),
+    "a taken name": (
+        more_input("input_ids__shape", "batch", 1),
+        "the graph holds a tensor input_ids__shape",
+    ),
+    "a text": (
+        more_output("text", TensorProto.STRING, "batch"),
+        "output text is STRING, which has no value to mark a broken row with",
+    ),
     "a switch": (more_output("yes", TensorProto.BOOL, "batch", "sequence"), "output yes is BOOL"),
     "one answer": (more_output("total", TensorProto.FLOAT, 1), "output total has no axis of rows"),
     "any shape": (without_shape, "the file does not say the shape of output logits"),
-    "int8": (more_node("DynamicQuantizeLinear", 3), "operator DynamicQuantizeLinear: its scale is taken over the whole batch"),
-    "int8, fused": (more_node("DynamicQuantizeMatMul", 1, "com.microsoft"), "operator DynamicQuantizeMatMul: its scale is taken"),
-    "int8, in a function": (inside_a_function, "operator DynamicQuantizeLinear: its scale is taken"),
-    "recurrent": (more_node("LSTM", 1, hidden_size=4), "operator LSTM: a recurrent layer without sequence_lens"),
-    "random": (more_node("RandomNormalLike", 1), "operator RandomNormalLike: its values are random"),
-    "training": (more_node("BatchNormalization", 1, training_mode=1), "operator BatchNormalization: in training mode"),
+    "int8": (
+        more_node("DynamicQuantizeLinear", 3),
+        "operator DynamicQuantizeLinear: its scale is taken over the whole batch",
+    ),
+    "int8, fused": (
+        more_node("DynamicQuantizeMatMul", 1, "com.microsoft"),
+        "operator DynamicQuantizeMatMul: its scale is taken",
+    ),
+    "int8, in a function": (
+        inside_a_function,
+        "operator DynamicQuantizeLinear: its scale is taken",
+    ),
+    "recurrent": (
+        more_node("LSTM", 1, hidden_size=4),
+        "operator LSTM: a recurrent layer without sequence_lens",
+    ),
+    "random": (
+        more_node("RandomNormalLike", 1),
+        "operator RandomNormalLike: its values are random",
+    ),
+    "training": (
+        more_node("BatchNormalization", 1, training_mode=1),
+        "operator BatchNormalization: in training mode",
+    ),
 }
 
 
@@ -99,7 +149,11 @@ def test_what_cannot_be_adapted_is_refused_in_words(change: Change, words: str) 
 def test_every_reason_is_told_at_once() -> None:
     encoder = Encoder()
     model = make(encoder)
-    for change in (axis("input_ids", 1, 128), more_input("position_ids", "batch", "sequence"), more_node("DynamicQuantizeLinear", 3)):
+    for change in (
+        axis("input_ids", 1, 128),
+        more_input("position_ids", "batch", "sequence"),
+        more_node("DynamicQuantizeLinear", 3),
+    ):
         change(model)
     found = examine(model, encoder.plan())
     assert isinstance(found, Refusal)
@@ -110,7 +164,9 @@ def test_a_model_needs_a_mask_that_does_something() -> None:
     encoder = Encoder()
     plan = encoder.plan()
     model = make(encoder)
-    assert "the model has no attention mask" in said(model, plan.model_copy(update={"inputs": plan.inputs[:1]}))
+    assert "the model has no attention mask" in said(
+        model, plan.model_copy(update={"inputs": plan.inputs[:1]})
+    )
     for node in model.graph.node:
         for place, name in enumerate(node.input):
             if name == "attention_mask":
@@ -138,19 +194,40 @@ def test_a_mask_need_not_be_called_so() -> None:
 
 def test_a_fused_embedding_shows_its_tables() -> None:
     """What ONNX Runtime's optimizer makes of the three embeddings of BERT: one operator that reads ids, types and all tables."""
-    tables = {"words": (VOCABULARY, WIDTH), "places": (POSITIONS, WIDTH), "types": (TYPES, WIDTH), "gamma": (WIDTH,), "beta": (WIDTH,)}
-    node = helper.make_node("EmbedLayerNormalization", ["ids", "segments", *tables, "mask"], ["x", "count"], domain="com.microsoft")
+    tables = {
+        "words": (VOCABULARY, WIDTH),
+        "places": (POSITIONS, WIDTH),
+        "types": (TYPES, WIDTH),
+        "gamma": (WIDTH,),
+        "beta": (WIDTH,),
+    }
+    node = helper.make_node(
+        "EmbedLayerNormalization",
+        ["ids", "segments", *tables, "mask"],
+        ["x", "count"],
+        domain="com.microsoft",
+    )
     batch = ["batch", "sequence"]
     graph = helper.make_graph(
         [node],
         "fused",
-        [helper.make_tensor_value_info(name, TensorProto.INT32, batch) for name in ("ids", "segments", "mask")],
+        [
+            helper.make_tensor_value_info(name, TensorProto.INT32, batch)
+            for name in ("ids", "segments", "mask")
+        ],
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [*batch, WIDTH])],
-        [numpy_helper.from_array(np.zeros(shape, np.float32), name) for name, shape in tables.items()],
+        [
+            numpy_helper.from_array(np.zeros(shape, np.float32), name)
+            for name, shape in tables.items()
+        ],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)])
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    )
     inputs = tuple(PlanRaggedInput(name=name) for name in ("ids", "segments", "mask"))
-    found = examine(model, PlanAdapt(step="model", path="m/1/model.onnx", inputs=inputs, token_outputs=("x",)))
+    found = examine(
+        model, PlanAdapt(step="model", path="m/1/model.onnx", inputs=inputs, token_outputs=("x",))
+    )
     assert isinstance(found, Adaptable), str(found)
     assert (found.max_length, found.sizes) == (POSITIONS, {"ids": VOCABULARY, "segments": TYPES})
 
@@ -164,13 +241,21 @@ def test_names_of_the_plan_that_the_file_does_not_have() -> None:
         token_outputs=("states",),
     )
     words = said(make(encoder), other)
-    assert "the file has no input ids: spec.model.inputs names the file's inputs: attention_mask, input_ids" in words
-    assert "the file has no output states: spec.model.outputs names the file's outputs: hidden" in words
+    assert (
+        "the file has no input ids: spec.model.inputs names the file's inputs: attention_mask, input_ids"
+        in words
+    )
+    assert (
+        "the file has no output states: spec.model.outputs names the file's outputs: hidden"
+        in words
+    )
 
 
 def test_an_output_per_token_has_tokens() -> None:
     encoder = Encoder(heads=(Head.LOGITS,))
-    assert "output logits has no axis of tokens" in said(make(encoder), encoder.plan().model_copy(update={"token_outputs": ("logits",)}))
+    assert "output logits has no axis of tokens" in said(
+        make(encoder), encoder.plan().model_copy(update={"token_outputs": ("logits",)})
+    )
 
 
 @pytest.mark.parametrize("places", Places)
@@ -208,7 +293,9 @@ def in_a_body(model: Any) -> None:
     bodies = {}
     for name in ("then_branch", "else_branch"):
         node = helper.make_node("Gather", list(lookup.input), [name])
-        bodies[name] = helper.make_graph([node], name, [], [helper.make_tensor_value_info(name, TensorProto.FLOAT, None)])
+        bodies[name] = helper.make_graph(
+            [node], name, [], [helper.make_tensor_value_info(name, TensorProto.FLOAT, None)]
+        )
     model.graph.initializer.append(numpy_helper.from_array(np.array(True), "always"))
     lookup.CopyFrom(helper.make_node("If", ["always"], list(lookup.output), **bodies))
 
@@ -219,7 +306,9 @@ def quantized(model: Any) -> None:
     table = next(tensor for tensor in model.graph.initializer if tensor.name == lookup.input[0])
     table.CopyFrom(numpy_helper.from_array(np.ones((VOCABULARY, WIDTH), np.int8), table.name))
     model.graph.initializer.append(numpy_helper.from_array(np.array(0.5, np.float32), "scale"))
-    model.graph.node.insert(0, helper.make_node("DequantizeLinear", [table.name, "scale"], ["real"]))
+    model.graph.node.insert(
+        0, helper.make_node("DequantizeLinear", [table.name, "scale"], ["real"])
+    )
     lookup.input[0] = "real"
 
 
@@ -240,7 +329,9 @@ def test_local_functions_are_written_out() -> None:
     as_calls(model)
     onnx.checker.check_model(model)
     weights = [tensor.SerializeToString() for tensor in model.graph.initializer]
-    assert "calls the local function Look, into which its inputs cannot be followed" in said(model, encoder.plan())
+    assert "calls the local function Look, into which its inputs cannot be followed" in said(
+        model, encoder.plan()
+    )
     inlined(model)
     onnx.checker.check_model(model)
     assert not model.functions
@@ -269,7 +360,10 @@ def test_an_adapted_graph_keeps_its_contract() -> None:
     assert isinstance(found, Adaptable)
     weights = len(model.graph.initializer)
     graph = adapt(model, found).graph
-    shapes = {value.name: [dim.dim_value or -1 for dim in value.type.tensor_type.shape.dim] for value in (*graph.input, *graph.output)}
+    shapes = {
+        value.name: [dim.dim_value or -1 for dim in value.type.tensor_type.shape.dim]
+        for value in (*graph.input, *graph.output)
+    }
     assert shapes == {
         **{name: [-1] for name in encoder.inputs},
         **{f"{name}__shape": [-1, 1] for name in encoder.inputs},

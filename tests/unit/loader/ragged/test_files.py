@@ -17,10 +17,19 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import quantization
 
 from tests.support.raggedbackend import StandInBackend, config_of, session
-from tests.support.raggedgraphs import POSITIONS, VOCABULARY, Encoder, Head, Masking, Places, as_calls, make
-from triton_pipelines.loader import onnxstore
-from triton_pipelines.loader.ragged import Adapted, Refusal, adapt_file, front, prove
-from triton_pipelines.loader.ragged.prove import Means
+from tests.support.raggedgraphs import (
+    POSITIONS,
+    VOCABULARY,
+    Encoder,
+    Head,
+    Masking,
+    Places,
+    as_calls,
+    make,
+)
+from triton_pipelines.loader import onnx_store
+from triton_pipelines.loader.ragged import Adapted, Refusal, adapt_file, equivalence, input_padding
+from triton_pipelines.loader.ragged.equivalence import Means
 
 ENCODER = Encoder(types=True, heads=(Head.LOGITS, Head.HIDDEN))
 
@@ -45,14 +54,20 @@ def answers(file: Path, encoder: Encoder = ENCODER) -> None:
     """The file answers rows in company as the stock graph does each alone."""
     random, alone = np.random.default_rng(0), session(make(encoder))
     rows = [encoder.row(random, length) for length in (3, 11, 1)]
-    for row, answer in zip(rows, StandInBackend(file, config_of(*encoder.declared)).execute(rows), strict=True):
+    for row, answer in zip(
+        rows, StandInBackend(file, config_of(*encoder.declared)).execute(rows), strict=True
+    ):
         for head in encoder.heads:
-            np.testing.assert_allclose(answer[head.value], alone.run([head.value], row)[0], rtol=0, atol=1e-5)
+            np.testing.assert_allclose(
+                answer[head.value], alone.run([head.value], row)[0], rtol=0, atol=1e-5
+            )
 
 
 @pytest.mark.parametrize("means", [Means.ONNX_RUNTIME, Means.REFERENCE])
-def test_a_file_is_adapted_and_proven(file: Path, means: Means, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prove, "means_for", lambda weights: means)
+def test_a_file_is_adapted_and_proven(
+    file: Path, means: Means, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(equivalence, "means_for", lambda weights: means)
     onnx.save(make(ENCODER), str(file))
     done = adapt_file(file, ENCODER.plan())
     assert isinstance(done, Adapted), str(done)
@@ -65,17 +80,29 @@ def test_a_file_is_adapted_and_proven(file: Path, means: Means, monkeypatch: pyt
 
 
 def test_side_files_are_named_and_neither_read_nor_copied(file: Path) -> None:
-    onnx.save(make(ENCODER), str(file), save_as_external_data=True, location="weights.bin", size_threshold=100)
+    onnx.save(
+        make(ENCODER),
+        str(file),
+        save_as_external_data=True,
+        location="weights.bin",
+        size_threshold=100,
+    )
     before = (file.parent / "weights.bin").stat()
     assert isinstance(adapt_file(file, ENCODER.plan()), Adapted)
     after = (file.parent / "weights.bin").stat()
-    assert (after.st_ino, after.st_mtime_ns, after.st_size) == (before.st_ino, before.st_mtime_ns, before.st_size)
+    assert (after.st_ino, after.st_mtime_ns, after.st_size) == (
+        before.st_ino,
+        before.st_mtime_ns,
+        before.st_size,
+    )
     assert sorted(path.name for path in file.parent.iterdir()) == ["model.onnx", "weights.bin"]
     answers(file)
 
 
-def test_what_nothing_can_run_is_adapted_by_structure_and_said_to_be(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prove, "means_for", lambda weights: Means.NONE)
+def test_what_nothing_can_run_is_adapted_by_structure_and_said_to_be(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(equivalence, "means_for", lambda weights: Means.NONE)
     onnx.save(make(ENCODER), str(file))
     done = adapt_file(file, ENCODER.plan())
     assert isinstance(done, Adapted)
@@ -84,10 +111,14 @@ def test_what_nothing_can_run_is_adapted_by_structure_and_said_to_be(file: Path,
     answers(file)
 
 
-def test_half_precision_is_proven_without_numpys_slow_product(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prove, "means_for", lambda weights: Means.REFERENCE)
+def test_half_precision_is_proven_without_numpys_slow_product(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(equivalence, "means_for", lambda weights: Means.REFERENCE)
     kinds, product = [], np.matmul
-    monkeypatch.setattr(np, "matmul", lambda a, b: kinds.append((a.dtype, b.dtype)) or product(a, b))
+    monkeypatch.setattr(
+        np, "matmul", lambda a, b: kinds.append((a.dtype, b.dtype)) or product(a, b)
+    )
     encoder = Encoder(half=True, heads=(Head.LOGITS, Head.POOLED, Head.HIDDEN))
     onnx.save(make(encoder), str(file))
     done = adapt_file(file, encoder.plan(max_length=POSITIONS))
@@ -96,17 +127,23 @@ def test_half_precision_is_proven_without_numpys_slow_product(file: Path, monkey
     assert set(kinds) == {(np.dtype(np.float32),) * 2}
 
 
-def test_what_finds_no_memory_is_not_blamed_on_the_graph(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_finds_no_memory_is_not_blamed_on_the_graph(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def none(path: Path, means: Means) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(prove, "open_model", none)
+    monkeypatch.setattr(equivalence, "open_model", none)
     onnx.save(make(ENCODER), str(file))
-    assert "structure only, no answers compared (there is not enough memory to run it)" in str(adapt_file(file, ENCODER.plan()))
+    assert "structure only, no answers compared (there is not enough memory to run it)" in str(
+        adapt_file(file, ENCODER.plan())
+    )
 
 
-def test_what_nothing_can_run_is_at_least_valid(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prove, "means_for", lambda weights: Means.NONE)
+def test_what_nothing_can_run_is_at_least_valid(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(equivalence, "means_for", lambda weights: Means.NONE)
     model = make(ENCODER)
     model.graph.node[-1].input[0] = "nowhere"
     onnx.save(model, str(file))
@@ -117,9 +154,17 @@ def test_a_small_table_that_is_cut_to_length_is_not_taken_for_the_positions(file
     """Rows that the model takes would else be answered with NaN: the limit is tried where the tokenizer may send more."""
     model = make(ENCODER)
     constants = {tensor.name for tensor in model.graph.initializer}
-    positions = next(node for node in model.graph.node if node.op_type == "Slice" and node.input[0] in constants)
+    positions = next(
+        node for node in model.graph.node if node.op_type == "Slice" and node.input[0] in constants
+    )
     model.graph.initializer.append(numpy_helper.from_array(np.zeros((3, 1), np.float32), "small"))
-    model.graph.node.append(helper.make_node("Slice", ["small", positions.input[1], positions.input[2], positions.input[1]], ["unused"]))
+    model.graph.node.append(
+        helper.make_node(
+            "Slice",
+            ["small", positions.input[1], positions.input[2], positions.input[1]],
+            ["unused"],
+        )
+    )
     onnx.save(model, str(file))
     stock = file.read_bytes()
     done = adapt_file(file, ENCODER.plan(max_length=40))
@@ -129,9 +174,11 @@ def test_a_small_table_that_is_cut_to_length_is_not_taken_for_the_positions(file
 
 
 @pytest.mark.parametrize("means", list(Means))
-def test_fewer_positions_than_the_tokenizer_may_send_are_refused(file: Path, means: Means, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_positions_than_the_tokenizer_may_send_are_refused(
+    file: Path, means: Means, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows of 41 to 512 tokens would be answered with NaN, although the tokenizer makes them in good faith."""
-    monkeypatch.setattr(prove, "means_for", lambda weights: means)
+    monkeypatch.setattr(equivalence, "means_for", lambda weights: means)
     onnx.save(make(ENCODER), str(file))
     stock = file.read_bytes()
     done = adapt_file(file, ENCODER.plan(max_length=512))
@@ -144,22 +191,31 @@ def test_fewer_positions_than_the_tokenizer_may_send_are_refused(file: Path, mea
 
 @pytest.mark.parametrize("means", [Means.ONNX_RUNTIME, Means.REFERENCE])
 @pytest.mark.parametrize("places", [Places.MASK, Places.ONES])
-def test_positions_that_do_not_show_are_tried(file: Path, places: Places, means: Means, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_that_do_not_show_are_tried(
+    file: Path, places: Places, means: Means, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The longest row that the tokenizer may send must be answered, or it fails everybody's requests in its batch."""
-    monkeypatch.setattr(prove, "means_for", lambda weights: means)
+    monkeypatch.setattr(equivalence, "means_for", lambda weights: means)
     encoder = Encoder(places=places)
     onnx.save(make(encoder), str(file))
-    most = POSITIONS + 1 if places is Places.MASK else POSITIONS  # that table has two rows more, and counts from 1
+    most = (
+        POSITIONS + 1 if places is Places.MASK else POSITIONS
+    )  # that table has two rows more, and counts from 1
     done = adapt_file(file, encoder.plan(max_length=most + 1))
     assert isinstance(done, Refusal), str(done)
-    assert f"it does not take rows of {most + 1} tokens, which spec.tokenizer.maxLength allows" in str(done)
+    assert (
+        f"it does not take rows of {most + 1} tokens, which spec.tokenizer.maxLength allows"
+        in str(done)
+    )
     assert isinstance(adapt_file(file, encoder.plan(max_length=most)), Adapted)
 
 
 def test_rows_that_would_fill_the_memory_are_not_tried(file: Path) -> None:
     encoder = Encoder(places=Places.MASK)
     onnx.save(make(encoder), str(file))
-    assert "it does not take rows of 2048 tokens" in str(adapt_file(file, encoder.plan(max_length=131_072)))
+    assert "it does not take rows of 2048 tokens" in str(
+        adapt_file(file, encoder.plan(max_length=131_072))
+    )
 
 
 def test_the_highest_id_is_tried(file: Path) -> None:
@@ -167,7 +223,11 @@ def test_the_highest_id_is_tried(file: Path) -> None:
     model = make(ENCODER)
     model.graph.node.insert(0, helper.make_node("Add", ["input_ids", "shift"], ["shifted"]))
     model.graph.initializer.append(numpy_helper.from_array(np.array(0, np.int64), "shift"))
-    next(node for node in model.graph.node if node.op_type == "Gather" and node.input[1] == "input_ids").input[1] = "shifted"
+    next(
+        node
+        for node in model.graph.node
+        if node.op_type == "Gather" and node.input[1] == "input_ids"
+    ).input[1] = "shifted"
     onnx.save(model, str(file))
     done = adapt_file(file, ENCODER.plan(vocabulary=VOCABULARY + 1))
     assert isinstance(done, Refusal)
@@ -186,9 +246,17 @@ def test_a_file_with_local_functions(file: Path) -> None:
 
 
 def test_weights_that_were_not_fetched_are_named(file: Path) -> None:
-    onnx.save(make(ENCODER), str(file), save_as_external_data=True, location="weights.bin", size_threshold=100)
+    onnx.save(
+        make(ENCODER),
+        str(file),
+        save_as_external_data=True,
+        location="weights.bin",
+        size_threshold=100,
+    )
     (file.parent / "weights.bin").unlink()
-    assert "weights lie in weights.bin, which is not beside the file" in str(adapt_file(file, ENCODER.plan()))
+    assert "weights lie in weights.bin, which is not beside the file" in str(
+        adapt_file(file, ENCODER.plan())
+    )
 
 
 def test_files_of_the_quantizer(file: Path, tmp_path: Path) -> None:
@@ -196,21 +264,27 @@ def test_files_of_the_quantizer(file: Path, tmp_path: Path) -> None:
     stock, dynamic = tmp_path / "stock.onnx", tmp_path / "dynamic.onnx"
     onnx.save(make(ENCODER), str(stock))
     quantization.quantize_dynamic(str(stock), str(dynamic))
-    assert "operator DynamicQuantizeLinear: its scale is taken over the whole batch" in str(adapt_file(dynamic, ENCODER.plan()))
+    assert "operator DynamicQuantizeLinear: its scale is taken over the whole batch" in str(
+        adapt_file(dynamic, ENCODER.plan())
+    )
     quantization.quantize_static(str(stock), str(file), Calibration())
     assert "a row's answer hangs on the other rows" in str(adapt_file(file, ENCODER.plan()))
-    quantization.quantize_static(str(stock), str(file), Calibration(), op_types_to_quantize=["MatMul", "Gather"])
+    quantization.quantize_static(
+        str(stock), str(file), Calibration(), op_types_to_quantize=["MatMul", "Gather"]
+    )
     assert any(node.op_type == "QuantizeLinear" for node in onnx.load(str(file)).graph.node)
     assert isinstance(done := adapt_file(file, ENCODER.plan()), Adapted), str(done)
     assert done.proof.means is Means.ONNX_RUNTIME
 
 
-def test_an_old_graph_that_nothing_can_prove_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_graph_that_nothing_can_prove_is_refused(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     encoder = Encoder(opset=11)
     onnx.save(make(encoder), str(file))
     stock = file.read_bytes()
     with monkeypatch.context() as patched:
-        patched.setattr(prove, "means_for", lambda weights: Means.NONE)
+        patched.setattr(equivalence, "means_for", lambda weights: Means.NONE)
         refused = adapt_file(file, encoder.plan())
     assert isinstance(refused, Refusal)
     assert "converted to opset 13, which nothing here can prove" in str(refused)
@@ -224,17 +298,25 @@ def test_an_ancient_graph_is_refused(file: Path) -> None:
     model = make(encoder)
     model.opset_import[0].version = 8
     onnx.save(model, str(file))
-    assert "opset 8 is too old: export the model with opset 13 or newer" in str(adapt_file(file, encoder.plan()))
+    assert "opset 8 is too old: export the model with opset 13 or newer" in str(
+        adapt_file(file, encoder.plan())
+    )
 
 
 @pytest.mark.parametrize("means", [Means.ONNX_RUNTIME, Means.REFERENCE])
-def test_a_mask_that_is_honoured_in_part_is_found_by_numbers(file: Path, means: Means, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mask_that_is_honoured_in_part_is_found_by_numbers(
+    file: Path, means: Means, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The mean over all places, padding too: the mask reaches the output through the attention, so the structure looks right."""
-    monkeypatch.setattr(prove, "means_for", lambda weights: means)
+    monkeypatch.setattr(equivalence, "means_for", lambda weights: means)
     encoder = Encoder(heads=(Head.HIDDEN,))
     model = make(encoder)
-    model.graph.node.append(helper.make_node("ReduceMean", ["hidden"], ["mean"], axes=[1], keepdims=0))
-    model.graph.output.append(helper.make_tensor_value_info("mean", TensorProto.FLOAT, ["batch", 8]))
+    model.graph.node.append(
+        helper.make_node("ReduceMean", ["hidden"], ["mean"], axes=[1], keepdims=0)
+    )
+    model.graph.output.append(
+        helper.make_tensor_value_info("mean", TensorProto.FLOAT, ["batch", 8])
+    )
     onnx.save(model, str(file))
     stock = file.read_bytes()
     refused = adapt_file(file, encoder.plan())
@@ -245,13 +327,17 @@ def test_a_mask_that_is_honoured_in_part_is_found_by_numbers(file: Path, means: 
 
 
 def test_a_guard_that_does_not_guard_is_found(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front, "_guard", lambda build, lengths: build.scalar(1))
+    monkeypatch.setattr(input_padding, "_guard", lambda build, lengths: build.scalar(1))
     onnx.save(make(ENCODER), str(file))
-    assert "the guard against rows without tokens does not work" in str(adapt_file(file, ENCODER.plan()))
+    assert "the guard against rows without tokens does not work" in str(
+        adapt_file(file, ENCODER.plan())
+    )
 
 
-def test_a_graph_that_the_engine_cannot_run_is_not_adapted_on_trust(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prove, "means_for", lambda weights: Means.REFERENCE)
+def test_a_graph_that_the_engine_cannot_run_is_not_adapted_on_trust(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(equivalence, "means_for", lambda weights: Means.REFERENCE)
     model = make(ENCODER)
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     next(node for node in model.graph.node if node.op_type == "Softmax").domain = "com.microsoft"
@@ -259,7 +345,10 @@ def test_a_graph_that_the_engine_cannot_run_is_not_adapted_on_trust(file: Path, 
     stock = file.read_bytes()
     done = adapt_file(file, ENCODER.plan())
     assert isinstance(done, Refusal), str(done)
-    assert "equal answers cannot be shown: the reference evaluator of ONNX does not run the file as it is" in str(done)
+    assert (
+        "equal answers cannot be shown: the reference evaluator of ONNX does not run the file as it is"
+        in str(done)
+    )
     assert file.read_bytes() == stock
 
 
@@ -273,47 +362,73 @@ def test_a_model_written_in_parts_is_the_same_model(
     model.metadata_props.add(key="k", value="v")
     for number, size in enumerate(sizes):
         value = np.arange(size, dtype=np.float32)
-        tensor = helper.make_tensor(f"w{number}", TensorProto.FLOAT, [size], value) if typed else numpy_helper.from_array(value, f"w{number}")
+        tensor = (
+            helper.make_tensor(f"w{number}", TensorProto.FLOAT, [size], value)
+            if typed
+            else numpy_helper.from_array(value, f"w{number}")
+        )
         model.graph.initializer.append(tensor)
     expected = onnx.ModelProto.FromString(model.SerializeToString())
     path = tmp_path_factory.mktemp("parts") / "model.onnx"
-    onnxstore.save(model, path)
+    onnx_store.save(model, path)
     assert onnx.load(str(path)) == expected
-    assert onnxstore.load(path) == expected
+    assert onnx_store.load(path) == expected
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
-@given(st.lists(st.integers(0, 3000), max_size=4), st.booleans(), st.booleans(), st.sampled_from(Masking))
+@given(
+    st.lists(st.integers(0, 3000), max_size=4),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(Masking),
+)
 def test_a_model_without_its_large_weights_is_written_whole(
-    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], typed: bool, parts: bool, masking: Masking
+    tmp_path_factory: pytest.TempPathFactory,
+    sizes: list[int],
+    typed: bool,
+    parts: bool,
+    masking: Masking,
 ) -> None:
     """Read lean and written again it is the same model, whatever its file's layout."""
     model = make(Encoder(masking=masking))
     for number, size in enumerate(sizes):
         value = np.arange(size, dtype=np.float32)
-        tensor = helper.make_tensor(f"w{number}", TensorProto.FLOAT, [size], value) if typed else numpy_helper.from_array(value, f"w{number}")
+        tensor = (
+            helper.make_tensor(f"w{number}", TensorProto.FLOAT, [size], value)
+            if typed
+            else numpy_helper.from_array(value, f"w{number}")
+        )
         model.graph.initializer.append(tensor)
     expected = onnx.ModelProto.FromString(model.SerializeToString())
     folder = tmp_path_factory.mktemp("lean")
     if parts:
-        onnxstore.save(model, folder / "model.onnx")
+        onnx_store.save(model, folder / "model.onnx")
     else:
         onnx.save(model, str(folder / "model.onnx"))
-    stored = onnxstore.lean(folder / "model.onnx")
-    held = {stored.model.graph.initializer[number].name: span.length for number, span in stored.weights.items()}
-    assert held == {f"w{number}": 4 * size for number, size in enumerate(sizes) if 4 * size > onnxstore.SMALL and not typed}
-    onnxstore.save(stored, folder / "written.onnx")
+    stored = onnx_store.lean(folder / "model.onnx")
+    held = {
+        stored.model.graph.initializer[number].name: span.length
+        for number, span in stored.weights.items()
+    }
+    assert held == {
+        f"w{number}": 4 * size
+        for number, size in enumerate(sizes)
+        if 4 * size > onnx_store.SMALL and not typed
+    }
+    onnx_store.save(stored, folder / "written.onnx")
     assert onnx.load(str(folder / "written.onnx")) == expected
 
 
-@pytest.mark.parametrize("broken", [b"", b"\x0f", b"\x3a\x7fshort", b"\x3a\x02\x2a\x7f", b"\xff" * 12])
+@pytest.mark.parametrize(
+    "broken", [b"", b"\x0f", b"\x3a\x7fshort", b"\x3a\x02\x2a\x7f", b"\xff" * 12]
+)
 def test_a_broken_file_is_no_model(file: Path, broken: bytes) -> None:
     file.write_bytes(broken)
     if broken:
         with pytest.raises(DecodeError):
-            onnxstore.lean(file)
+            onnx_store.lean(file)
     else:
-        assert onnxstore.lean(file).model == onnx.ModelProto()
+        assert onnx_store.lean(file).model == onnx.ModelProto()
 
 
 @pytest.mark.parametrize("external", [False, True])
@@ -323,11 +438,21 @@ def test_large_weights_are_proven_without_being_held(tmp_path: Path, external: b
     model: Any = make(encoder)
     nodes = model.graph.node
     head, nodes[-1].output[0] = nodes[-1].output[0], "narrow"
-    shapes = {"in": (3, 2048), **{str(number): (2048, 2048) for number in range(6)}, "out": (2048, 3)}
+    shapes = {
+        "in": (3, 2048),
+        **{str(number): (2048, 2048) for number in range(6)},
+        "out": (2048, 3),
+    }
     last = "narrow"
     for name, shape in shapes.items():
-        model.graph.initializer.append(numpy_helper.from_array(np.full(shape, 1 / shape[0], np.float32), f"w_{name}"))
-        nodes.append(helper.make_node("MatMul", [last, f"w_{name}"], [head if name == "out" else f"h_{name}"]))
+        model.graph.initializer.append(
+            numpy_helper.from_array(np.full(shape, 1 / shape[0], np.float32), f"w_{name}")
+        )
+        nodes.append(
+            helper.make_node(
+                "MatMul", [last, f"w_{name}"], [head if name == "out" else f"h_{name}"]
+            )
+        )
         last = f"h_{name}"
     path = tmp_path / "large.onnx"
     onnx.save(model, str(path), save_as_external_data=external, location="weights.bin")
@@ -339,7 +464,7 @@ def test_large_weights_are_proven_without_being_held(tmp_path: Path, external: b
         "resource.setrlimit(resource.RLIMIT_DATA, ((held + (72 << 10)) << 10,) * 2)\n"
         "print(adapt_file(pathlib.Path(sys.argv[1]), Encoder().plan(max_length=40)))\n"
     )
-    root = Path(onnxstore.__file__).parents[2]
+    root = Path(onnx_store.__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", script, str(path)],
         capture_output=True,
@@ -347,12 +472,17 @@ def test_large_weights_are_proven_without_being_held(tmp_path: Path, external: b
         check=False,
         env={"PYTHONPATH": f"{root}:{root.parent}", "OPENBLAS_NUM_THREADS": "1"},
     )
-    assert "rows in company answered as alone, by the reference evaluator of ONNX" in done.stdout, done.stderr
+    assert "rows in company answered as alone, by the reference evaluator of ONNX" in done.stdout, (
+        done.stderr
+    )
 
 
 def test_a_large_model_is_held_once(tmp_path: Path) -> None:
     """Peak memory of reading and writing 96 MiB of weights, in a process of its own: less than 1.7 times that."""
-    weights = [numpy_helper.from_array(np.zeros((16 << 20) // 4, np.float32), f"w{number}") for number in range(6)]
+    weights = [
+        numpy_helper.from_array(np.zeros((16 << 20) // 4, np.float32), f"w{number}")
+        for number in range(6)
+    ]
     model: Any = make(Encoder())
     model.graph.initializer.extend(weights)
     path = tmp_path / "large.onnx"
@@ -370,7 +500,7 @@ def test_a_large_model_is_held_once(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        env={"PYTHONPATH": str(Path(onnxstore.__file__).parents[2])},
+        env={"PYTHONPATH": str(Path(onnx_store.__file__).parents[2])},
     )
     loaded, saved = map(int, done.stdout.split())
     assert path.with_suffix(".out").stat().st_size == pytest.approx(path.stat().st_size, rel=0.001)

@@ -19,11 +19,29 @@ from tokenizers.models import WordLevel
 
 from tests.support import oddgraphs
 from tests.support.raggedbackend import StandInBackend, config_of, session
-from tests.support.raggedgraphs import POSITIONS, TYPES, VOCABULARY, Encoder, Head, Masking, Places, make
-from triton_pipelines.api.loadplan import FetchKind, LoadPlan, LoadReport, PlanCheck, PlanFetch, PlanTensor, PlanTokens, Reason
+from tests.support.raggedgraphs import (
+    POSITIONS,
+    TYPES,
+    VOCABULARY,
+    Encoder,
+    Head,
+    Masking,
+    Places,
+    make,
+)
+from triton_pipelines.api.loadplan import (
+    FetchKind,
+    LoadPlan,
+    LoadReport,
+    PlanCheck,
+    PlanFetch,
+    PlanTensor,
+    PlanTokens,
+    Reason,
+)
 from triton_pipelines.loader import LoadOptions, run
-from triton_pipelines.loader.ragged import Adaptable, examine
-from triton_pipelines.loader.ragged.limits import positions, table_size
+from triton_pipelines.loader.ragged import Adaptable, eligibility
+from triton_pipelines.loader.ragged.input_limits import positions, table_size
 
 ENCODER = Encoder(types=True, heads=(Head.LOGITS, Head.HIDDEN))
 URI = "pvc://models/model.onnx"
@@ -36,10 +54,14 @@ class Loads:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._count = folder, itertools.count()
-        tokenizer = Tokenizer(WordLevel({f"w{number}": number for number in range(VOCABULARY)}, unk_token="w0"))
+        tokenizer = Tokenizer(
+            WordLevel({f"w{number}": number for number in range(VOCABULARY)}, unk_token="w0")
+        )
         self._tokenizer = tokenizer.to_str()
 
-    def __call__(self, model: Any, encoder: Encoder = ENCODER, **saved: Any) -> tuple[int, LoadReport, Path]:
+    def __call__(
+        self, model: Any, encoder: Encoder = ENCODER, **saved: Any
+    ) -> tuple[int, LoadReport, Path]:
         """Exit code, report, and where the model lies."""
         root = self._folder / str(next(self._count))
         claim, revision = root / "claims/models", root / "revision"
@@ -48,7 +70,11 @@ class Loads:
         onnx.save(model, str(claim / "model.onnx"), **saved)
         (claim / "tokenizer.json").write_text(self._tokenizer)
         inputs, outputs = (
-            tuple(PlanTensor(name=item.name, data_type=item.data_type.value, dims=item.dims) for item in side) for side in encoder.declared
+            tuple(
+                PlanTensor(name=item.name, data_type=item.data_type.value, dims=item.dims)
+                for item in side
+            )
+            for side in encoder.declared
         )
         tokens = PlanTokens(
             tokenizer="tokenizer/1/tokenizer.json",
@@ -62,20 +88,41 @@ class Loads:
             namespace="default",
             revision="1",
             fetch=(
-                PlanFetch(step="tokenizer", uri="pvc://models/tokenizer.json", target=tokens.tokenizer, kind=FetchKind.TOKENIZER),
+                PlanFetch(
+                    step="tokenizer",
+                    uri="pvc://models/tokenizer.json",
+                    target=tokens.tokenizer,
+                    kind=FetchKind.TOKENIZER,
+                ),
                 PlanFetch(step="model", uri=URI, target="model/1/model.onnx", kind=FetchKind.FILE),
             ),
             checks=(
                 PlanCheck(
-                    step="model", path="model/1/model.onnx", field="spec.model", max_batch_size=8, inputs=inputs, outputs=outputs, tokens=tokens
+                    step="model",
+                    path="model/1/model.onnx",
+                    field="spec.model",
+                    max_batch_size=8,
+                    inputs=inputs,
+                    outputs=outputs,
+                    tokens=tokens,
                 ),
             ),
             adapt=(encoder.plan(max_length=POSITIONS),),
         )
         (revision / "plan.json").write_text(plan.to_json())
-        options = LoadOptions(root=root / "tritonpipe", revision=revision, claims=root / "claims", live=root / "live", termination=root / "report")
+        options = LoadOptions(
+            root=root / "tritonpipe",
+            revision=revision,
+            claims=root / "claims",
+            live=root / "live",
+            termination=root / "report",
+        )
         code = run(options, io.StringIO())
-        return code, LoadReport.model_validate_json((root / "report").read_bytes()), options.models / "model/1/model.onnx"
+        return (
+            code,
+            LoadReport.model_validate_json((root / "report").read_bytes()),
+            options.models / "model/1/model.onnx",
+        )
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +140,9 @@ def answers(file: Path, stock: Any, encoder: Encoder = ENCODER) -> None:
     for head in encoder.heads:
         assert np.isnan(given[-1][head.value]).all()
         for row, answer in zip(rows, given, strict=False):
-            np.testing.assert_allclose(answer[head.value], alone.run([head.value], row)[0], rtol=0, atol=1e-5)
+            np.testing.assert_allclose(
+                answer[head.value], alone.run([head.value], row)[0], rtol=0, atol=1e-5
+            )
 
 
 @pytest.mark.parametrize("odd", oddgraphs.LOOKUPS + oddgraphs.ALIKE)
@@ -110,7 +159,9 @@ def test_with_its_weights_beside_it(load: Loads) -> None:
     model = make(ENCODER)
     oddgraphs.branches_with_equal_names(model)
     stock = type(model).FromString(model.SerializeToString())
-    code, report, file = load(model, save_as_external_data=True, location="weights.bin", size_threshold=100)
+    code, report, file = load(
+        model, save_as_external_data=True, location="weights.bin", size_threshold=100
+    )
     assert code == 0, report.findings
     answers(file, stock)
 
@@ -127,7 +178,9 @@ def test_what_cannot_be_adapted_is_refused(load: Loads, odd: oddgraphs.Oddity, s
     odd(model)
     code, report, _ = load(model)
     assert code == 2
-    assert any(says in finding.message and URI in finding.message for finding in report.findings), report.findings
+    assert any(says in finding.message and URI in finding.message for finding in report.findings), (
+        report.findings
+    )
 
 
 ENCODERS = st.builds(
@@ -140,7 +193,9 @@ ENCODERS = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     ENCODERS,
     st.none() | st.sampled_from(oddgraphs.LOOKUPS),
@@ -148,13 +203,21 @@ ENCODERS = st.builds(
     st.booleans(),
 )
 def test_any_mixture_is_adapted_or_refused(
-    load: Loads, encoder: Encoder, lookup: oddgraphs.Oddity | None, odds: list[oddgraphs.Oddity], beside: bool
+    load: Loads,
+    encoder: Encoder,
+    lookup: oddgraphs.Oddity | None,
+    odds: list[oddgraphs.Oddity],
+    beside: bool,
 ) -> None:
     model = make(encoder)
     for odd in (*([lookup] if lookup else ()), *odds):
         odd(model)
     stock = type(model).FromString(model.SerializeToString())
-    saved = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 100} if beside else {}
+    saved = (
+        {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 100}
+        if beside
+        else {}
+    )
     code, report, file = load(model, encoder, **saved)
     event("adapted" if code == 0 else "refused")
     if code == 0:
@@ -181,29 +244,40 @@ def broken(change: Callable[[Any], Any]) -> Any:
         lambda graph: graph.node.append(helper.make_node("Reshape", ["input_ids"], [])),
         lambda graph: graph.node.append(helper.make_node("Slice", [], ["made"])),
         lambda graph: graph.node.append(helper.make_node("If", [], ["made"])),
-        lambda graph: graph.node.extend([helper.make_node("Cast", ["b"], ["a"]), helper.make_node("Cast", ["a"], ["b"])]),
-        lambda graph: [graph.node.append(helper.make_node("Gather", ["c0", "b"], ["x"])), graph.node.append(helper.make_node("Cast", ["b"], ["b"]))],
+        lambda graph: graph.node.extend(
+            [helper.make_node("Cast", ["b"], ["a"]), helper.make_node("Cast", ["a"], ["b"])]
+        ),
+        lambda graph: [
+            graph.node.append(helper.make_node("Gather", ["c0", "b"], ["x"])),
+            graph.node.append(helper.make_node("Cast", ["b"], ["b"])),
+        ],
         lambda graph: graph.output[0].type.tensor_type.ClearField("elem_type"),
         lambda graph: setattr(graph.output[0].type.tensor_type, "elem_type", 99),
         lambda graph: setattr(graph.input[2].type.tensor_type, "elem_type", 99),
         lambda graph: graph.input[2].type.Clear(),
         lambda graph: graph.output.append(graph.output[0]),
-        lambda graph: graph.initializer.append(numpy_helper.from_array(np.array([b"text"], object), "c1")),
+        lambda graph: graph.initializer.append(
+            numpy_helper.from_array(np.array([b"text"], object), "c1")
+        ),
         lambda graph: graph.ClearField("node"),
     ],
 )
-def test_what_is_no_graph_is_refused_with_its_name(load: Loads, change: Callable[[Any], Any]) -> None:
+def test_what_is_no_graph_is_refused_with_its_name(
+    load: Loads, change: Callable[[Any], Any]
+) -> None:
     code, report, _ = load(broken(change))
     assert code == 2
     assert {finding.reason for finding in report.findings} <= DECLARED, report.findings
     assert all(URI in finding.message for finding in report.findings), report.findings
 
 
-def test_what_nobody_foresaw_is_refused_with_its_name(load: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nobody_foresaw_is_refused_with_its_name(
+    load: Loads, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def adapt_file(path: Path, plan: Any) -> Any:
         raise IndexError("list index out of range")
 
-    monkeypatch.setattr("triton_pipelines.loader.inspection.adapt_file", adapt_file)
+    monkeypatch.setattr("triton_pipelines.loader.model_checks.adapt_file", adapt_file)
     code, report, _ = load(make(ENCODER))
     (finding,) = report.findings
     assert (code, finding.reason) == (2, Reason.RAGGED_UNSUPPORTED)
@@ -213,11 +287,13 @@ def test_what_nobody_foresaw_is_refused_with_its_name(load: Loads, monkeypatch: 
     )
 
 
-def test_what_nobody_foresaw_in_a_check_refuses_nothing(load: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nobody_foresaw_in_a_check_refuses_nothing(
+    load: Loads, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def misfits(*_: Any) -> Any:
         raise IndexError("list index out of range")
 
-    monkeypatch.setattr("triton_pipelines.loader.inspection.misfits", misfits)
+    monkeypatch.setattr("triton_pipelines.loader.model_checks.misfits", misfits)
     code, report, _ = load(make(ENCODER))
     assert code == 0, report.findings
 
@@ -237,10 +313,12 @@ def test_a_constant_of_a_branch_hides_no_table_of_the_graph() -> None:
     model = make(ENCODER)
     lookup = next(node for node in model.graph.node if "input_ids" in node.input)
     inside = oddgraphs.branch("input_ids", np.zeros((3, 4), np.float32), named=lookup.input[0])
-    model.graph.node.insert(0, helper.make_node("If", ["yes"], ["unused"], then_branch=inside, else_branch=inside))
+    model.graph.node.insert(
+        0, helper.make_node("If", ["yes"], ["unused"], then_branch=inside, else_branch=inside)
+    )
     model.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
     assert table_size(model.graph, "input_ids") == VOCABULARY
-    found = examine(model, ENCODER.plan())
+    found = eligibility(model, ENCODER.plan())
     assert isinstance(found, Adaptable)
     assert found.sizes["input_ids"] == VOCABULARY
     assert positions(model.graph) == POSITIONS
@@ -250,7 +328,7 @@ def test_values_that_a_loop_hands_out_are_guarded(load: Loads) -> None:
     model = make(ENCODER)
     oddgraphs.loop_that_indexes(model)
     plan = ENCODER.plan()
-    assert "which values input input_ids may have does not show" in str(examine(model, plan))
-    known = examine(model, plan.model_copy(update={"vocabulary": VOCABULARY}))
+    assert "which values input input_ids may have does not show" in str(eligibility(model, plan))
+    known = eligibility(model, plan.model_copy(update={"vocabulary": VOCABULARY}))
     assert isinstance(known, Adaptable)
     assert known.sizes["input_ids"] == VOCABULARY

@@ -11,8 +11,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from tests.support.raggedbackend import StandInBackend, config_of, session
 from tests.support.raggedgraphs import POSITIONS, TYPES, VOCABULARY, Encoder, Head, Places, make
-from triton_pipelines.loader.ragged import Adaptable, adapt, examine
-from triton_pipelines.loader.ragged.front import GUARD
+from triton_pipelines.loader.ragged import Adaptable, adapt, eligibility
+from triton_pipelines.loader.ragged.input_padding import GUARD
 
 Row = Mapping[str, Any]
 ENCODER = Encoder(types=True, heads=tuple(Head))
@@ -21,7 +21,7 @@ GOOD = (5, 1, 12)
 
 def adapted(encoder: Encoder = ENCODER, **plan: Any) -> StandInBackend:
     model = make(encoder)
-    found = examine(model, encoder.plan(**plan))
+    found = eligibility(model, encoder.plan(**plan))
     assert isinstance(found, Adaptable), str(found)
     return StandInBackend(adapt(model, found), config_of(*encoder.declared))
 
@@ -36,7 +36,12 @@ def shorter_mask(row: Row) -> Row:
 
 def unknown_id(value: int) -> Callable[[Row], Row]:
     def change(row: Row) -> Row:
-        return {**row, "input_ids": np.where(np.arange(row["input_ids"].shape[1]) == 1, value, row["input_ids"])}
+        return {
+            **row,
+            "input_ids": np.where(
+                np.arange(row["input_ids"].shape[1]) == 1, value, row["input_ids"]
+            ),
+        }
 
     return change
 
@@ -70,12 +75,16 @@ def test_a_broken_row_is_marked_and_harms_nobody(poison: Callable[[Row], Row], p
     answers = adapted().execute([*good[:place], bad, *good[place:]])
     marked = answers.pop(place)
     for row, answer in zip(good, answers, strict=True):
-        for head, wanted in zip(ENCODER.heads, alone.run([head.value for head in ENCODER.heads], row), strict=True):
+        for head, wanted in zip(
+            ENCODER.heads, alone.run([head.value for head in ENCODER.heads], row), strict=True
+        ):
             assert answer[head.value].shape == wanted.shape
             np.testing.assert_allclose(answer[head.value], wanted, rtol=0, atol=1e-5)
     for head in ENCODER.heads:
         value = marked[head.value]
-        assert value.shape[:2] == (bad["input_ids"].shape if head.value in ENCODER.per_token else value.shape[:2])
+        assert value.shape[:2] == (
+            bad["input_ids"].shape if head.value in ENCODER.per_token else value.shape[:2]
+        )
         assert np.isnan(value).all() if value.dtype.kind == "f" else (value == -1).all()
 
 
@@ -97,27 +106,38 @@ def test_a_mask_of_other_values_counts_nobody_out_of_the_table(value: int) -> No
     answers = adapted(encoder).execute([good, bad, good])
     assert np.isnan(answers[1]["logits"]).all()
     for answer in (answers[0], answers[2]):
-        np.testing.assert_allclose(answer["logits"], session(make(encoder)).run(["logits"], good)[0], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(
+            answer["logits"], session(make(encoder)).run(["logits"], good)[0], rtol=0, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("poison", [longer_mask, shorter_mask])
-def test_unequal_lengths_are_found_where_the_longest_row_is_not_known(poison: Callable[[Row], Row]) -> None:
+def test_unequal_lengths_are_found_where_the_longest_row_is_not_known(
+    poison: Callable[[Row], Row],
+) -> None:
     encoder, random = Encoder(places=Places.MASK), np.random.default_rng(3)
     good, bad = encoder.row(random, 5), poison(encoder.row(random, 6))
     answers = adapted(encoder).execute([bad, good])
     assert np.isnan(answers[0]["logits"]).all()
-    np.testing.assert_allclose(answers[1]["logits"], session(make(encoder)).run(["logits"], good)[0], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        answers[1]["logits"], session(make(encoder)).run(["logits"], good)[0], rtol=0, atol=1e-5
+    )
 
 
 def test_the_plan_says_what_the_graph_does_not_show() -> None:
     """Positions counted from the mask: the longest row and, for a table behind other operators, the vocabulary come from the plan."""
     encoder = Encoder(places=Places.MASK, heads=(Head.LOGITS, Head.HIDDEN))
     model = make(encoder)
-    assert isinstance(found := examine(model, encoder.plan()), Adaptable)
-    assert (found.max_length, dict(found.sizes)) == (None, {"input_ids": VOCABULARY, "attention_mask": 2})
+    assert isinstance(found := eligibility(model, encoder.plan()), Adaptable)
+    assert (found.max_length, dict(found.sizes)) == (
+        None,
+        {"input_ids": VOCABULARY, "attention_mask": 2},
+    )
     rows = [encoder.row(np.random.default_rng(3), length) for length in (4, 90)]
     short, marked = adapted(encoder, max_length=POSITIONS).execute(rows)
-    np.testing.assert_allclose(short["logits"], session(make(encoder)).run(["logits"], rows[0])[0], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        short["logits"], session(make(encoder)).run(["logits"], rows[0])[0], rtol=0, atol=1e-5
+    )
     assert np.isnan(marked["logits"]).all()
     assert marked["hidden"].shape[:2] == (1, 90)
     assert np.isnan(marked["hidden"]).all()

@@ -6,17 +6,23 @@ from typing import Any
 
 from onnx import TensorProto, helper
 
-from triton_pipelines.loader.ragged.walk import every_node, reached, rename
+from triton_pipelines.loader.ragged.graph_walk import every_node, reached, rename
 
 
 def body(name: str, reads: str, makes: str, output: str, *inner: Any) -> Any:
     nodes = [*inner, helper.make_node("Identity", [reads], [makes])]
-    return helper.make_graph(nodes, name, [], [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)])
+    return helper.make_graph(
+        nodes, name, [], [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)]
+    )
 
 
 def outer(*branches: Any) -> Any:
-    node = helper.make_node("If", ["condition"], ["y"], then_branch=branches[0], else_branch=branches[1])
-    return helper.make_graph([node], "outer", [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    node = helper.make_node(
+        "If", ["condition"], ["y"], then_branch=branches[0], else_branch=branches[1]
+    )
+    return helper.make_graph(
+        [node], "outer", [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    )
 
 
 def identity(graph: Any) -> tuple[str, str, str]:
@@ -30,10 +36,15 @@ def branches(graph: Any) -> list[Any]:
 
 
 def test_bodies_read_the_new_name_and_keep_what_hides_it() -> None:
-    hides = body("else", "x", "x_else", "x_else", helper.make_node("Constant", [], ["x"], value_float=1.0))
+    hides = body(
+        "else", "x", "x_else", "x_else", helper.make_node("Constant", [], ["x"], value_float=1.0)
+    )
     graph = outer(body("then", "x", "x_then", "x_then"), hides)
     rename(graph, {"x": "new"})
-    assert [identity(one) for one in branches(graph)] == [("new", "x_then", "x_then"), ("x", "x_else", "x_else")]
+    assert [identity(one) for one in branches(graph)] == [
+        ("new", "x_then", "x_then"),
+        ("x", "x_else", "x_else"),
+    ]
 
 
 def test_a_body_in_a_body() -> None:
@@ -60,6 +71,15 @@ def test_what_a_body_reads_reaches_its_node() -> None:
 
 
 def test_nodes_of_bodies_and_functions_are_seen() -> None:
-    function = helper.make_function("local", "F", ["x"], ["y"], [helper.make_node("Relu", ["x"], ["y"])], [helper.make_opsetid("", 17)])
-    made = helper.make_model(outer(body("then", "x", "a", "a"), body("else", "x", "b", "b")), functions=[function])
+    function = helper.make_function(
+        "local",
+        "F",
+        ["x"],
+        ["y"],
+        [helper.make_node("Relu", ["x"], ["y"])],
+        [helper.make_opsetid("", 17)],
+    )
+    made = helper.make_model(
+        outer(body("then", "x", "a", "a"), body("else", "x", "b", "b")), functions=[function]
+    )
     assert [node.op_type for node in every_node(made)] == ["If", "Identity", "Identity", "Relu"]

@@ -11,7 +11,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from tests.support.differential import Repository, breaks
 from tests.support.differential.good import add_model, good
-from triton_pipelines.render.judge import LIMITS, Rule, ServerFacts, Violation, judge
+from triton_pipelines.compile.validation import LIMITS, Rule, ServerFacts, Violation, judge
 
 ROOT = "/models"
 ALL = (*breaks.REFUSED, *breaks.LIMITED, *breaks.FATAL, *breaks.DEADLY)
@@ -20,13 +20,28 @@ PART = re.compile(r'([a-z_0-9]+)((?:\[(?:\d+|"(?:[^"\\]|\\.)*")\])*)(?:\.|$)')
 
 def said(repository: Repository, **facts: Any) -> list[Violation]:
     """What the judge says, all files known."""
-    placed = Repository(repository.configs, {name: repository.beside(name) for name in repository.configs})
+    placed = Repository(
+        repository.configs, {name: repository.beside(name) for name in repository.configs}
+    )
     for name, config in placed.configs.items():
         for parameter in config.parameters.values():
             parameter.string_value = parameter.string_value.replace("{folder}", f"{ROOT}/{name}")
-    files = {name: {path: len(content) for path, content in own.items()} for name, own in placed.files.items()}
-    backends = {name: frozenset({f"libtriton_{name}.so"}) for name in ("null", "onnxruntime", "tensorrt", "pytorch", "python")}
-    known = {"release": (24, 10), "gpus": 0, "files": files, "backends": backends, "agents": frozenset[str](), "root": ROOT}
+    files = {
+        name: {path: len(content) for path, content in own.items()}
+        for name, own in placed.files.items()
+    }
+    backends = {
+        name: frozenset({f"libtriton_{name}.so"})
+        for name in ("null", "onnxruntime", "tensorrt", "pytorch", "python")
+    }
+    known = {
+        "release": (24, 10),
+        "gpus": 0,
+        "files": files,
+        "backends": backends,
+        "agents": frozenset[str](),
+        "root": ROOT,
+    }
     return judge(placed.configs, ServerFacts(**{**known, **facts}))
 
 
@@ -51,7 +66,9 @@ def test_each_break_is_found_and_nothing_else(broken: breaks.Break) -> None:
     repository = good()
     broken.change(repository)
     found = said(repository)
-    assert {(violation.model, violation.rule) for violation in found} == {(broken.model, broken.rule)}, found
+    assert {(violation.model, violation.rule) for violation in found} == {
+        (broken.model, broken.rule)
+    }, found
 
 
 @pytest.mark.parametrize("broken", ALL, ids=str)
@@ -80,7 +97,13 @@ def _follow(path: str) -> None:
 
 def test_unknown_files_gpus_and_backends_refuse_nothing() -> None:
     repository = good()
-    assert judge({name: config for name, config in repository.configs.items() if name != "model"} | {"model": model("")}) != []  # e needs its tensors
+    assert (
+        judge(
+            {name: config for name, config in repository.configs.items() if name != "model"}
+            | {"model": model("")}
+        )
+        != []
+    )  # e needs its tensors
     for name in ("e", "outer"):
         del repository.configs[name]
     assert judge(repository.configs) == []
@@ -108,7 +131,11 @@ def test_gpus(text: str, gpus: int, expected: list[Rule]) -> None:
     [
         ("model_metrics { }", (24, 10), [Rule.FIELD_VERSION]),
         ("model_metrics { }", (24, 11), []),
-        ("model_metrics { metric_control { metric_identifier { family: 'f' } histogram_options { buckets: 1 } } }", (24, 11), []),
+        (
+            "model_metrics { metric_control { metric_identifier { family: 'f' } histogram_options { buckets: 1 } } }",
+            (24, 11),
+            [],
+        ),
         ("model_metrics { metric_control { } }", (24, 11), [Rule.METRICS, Rule.METRICS]),
         ("platform: 'torch_aoti' backend: 'pytorch'", (26, 3), []),
         ("platform: 'torch_aoti' backend: 'pytorch'", (26, 2), [Rule.BACKEND_PLATFORM]),
@@ -121,7 +148,9 @@ def test_rules_of_a_release(text: str, release: tuple[int, int], expected: list[
 def test_in_flight_limit_needs_its_release() -> None:
     repository = good()
     repository.configs["e"].ensemble_scheduling.max_inflight_requests = 2
-    assert [violation.rule for violation in said(repository, release=(25, 10))] == [Rule.FIELD_VERSION]
+    assert [violation.rule for violation in said(repository, release=(25, 10))] == [
+        Rule.FIELD_VERSION
+    ]
     assert said(repository, release=(25, 11)) == []
 
 
@@ -144,12 +173,20 @@ def test_warm_up_of_text_correlation_ids_is_refused_from_25_01_on() -> None:
         ("", {"1/model.bin": 1}, [Rule.BACKEND]),
         ("backend: 'tensorflow'", {"1/model.graphdef": 1}, []),
         ("backend: 'tensorflow'", {"1/": 0}, [Rule.BACKEND_PLATFORM]),
-        ("platform: 'pytorch_libtorch' default_model_filename: 'model.onnx'", {"1/": 0}, [Rule.BACKEND_PLATFORM]),
+        (
+            "platform: 'pytorch_libtorch' default_model_filename: 'model.onnx'",
+            {"1/": 0},
+            [Rule.BACKEND_PLATFORM],
+        ),
     ],
 )
-def test_a_backend_is_inferred_as_triton_infers_it(text: str, files: dict[str, int], expected: list[Rule]) -> None:
+def test_a_backend_is_inferred_as_triton_infers_it(
+    text: str, files: dict[str, int], expected: list[Rule]
+) -> None:
     config = text_format.Parse(f'name: "m" {text}', pb.ModelConfig())
-    assert [violation.rule for violation in judge({"m": config}, ServerFacts(files={"m": files}))] == expected
+    assert [
+        violation.rule for violation in judge({"m": config}, ServerFacts(files={"m": files}))
+    ] == expected
 
 
 def test_a_model_may_carry_the_backend_in_its_name() -> None:
@@ -158,7 +195,9 @@ def test_a_model_may_carry_the_backend_in_its_name() -> None:
 
 def test_a_blank_or_nested_name_is_refused() -> None:
     for name in (" ", "..", "a/b"):
-        assert [violation.rule for violation in judge({name: pb.ModelConfig(backend="null")})] == [Rule.MODEL_NAME]
+        assert [violation.rule for violation in judge({name: pb.ModelConfig(backend="null")})] == [
+            Rule.MODEL_NAME
+        ]
 
 
 def test_ensembles_that_contain_each_other_are_both_refused() -> None:
@@ -166,9 +205,14 @@ def test_ensembles_that_contain_each_other_are_both_refused() -> None:
     for name, other in (("a", "b"), ("b", "a")):
         tensors = 'input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }'
         step = f'step {{ model_name: "{other}" model_version: -1 input_map {{ key: "x" value: "x" }} output_map {{ key: "y" value: "y" }} }}'
-        add_model(name, f'platform: "ensemble" {tensors} ensemble_scheduling {{ {step} }}')(repository)
+        add_model(name, f'platform: "ensemble" {tensors} ensemble_scheduling {{ {step} }}')(
+            repository
+        )
     found = judge(repository.configs)
-    assert [(violation.model, violation.rule) for violation in found] == [("a", Rule.ENSEMBLE_CYCLE), ("b", Rule.ENSEMBLE_CYCLE)]
+    assert [(violation.model, violation.rule) for violation in found] == [
+        ("a", Rule.ENSEMBLE_CYCLE),
+        ("b", Rule.ENSEMBLE_CYCLE),
+    ]
 
 
 def test_a_mismatch_names_both_sides() -> None:

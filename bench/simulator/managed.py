@@ -1,0 +1,60 @@
+"""The product's own law in the simulator: the same pure decision that the operator runs, its memory through JSON on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from bench.simulator.engine import View, World
+from triton_pipelines.autoscaling import state_json as memories
+from triton_pipelines.autoscaling.decide import decide
+from triton_pipelines.autoscaling.metrics.samples import Failure
+from triton_pipelines.autoscaling.types import Decision, Law, Memory, PipelineLimits, StepLimits
+
+
+def limits_of(world: World, law: Law) -> PipelineLimits:
+    """The limits that a pipeline of this world would have."""
+    return PipelineLimits(
+        steps=tuple(
+            StepLimits(spec.name, spec.name, world.low, world.high, 2, tokenizer=number == 0)
+            for number, spec in enumerate(world.stations)
+            if spec.scaled
+        ),
+        gpu_steps=tuple(spec.name for spec in world.stations if not spec.cpu),
+        gpu_instances={spec.name: spec.instances for spec in world.stations if not spec.cpu},
+        gpu_batches={spec.name: spec.max_batch for spec in world.stations if not spec.cpu},
+        cpu_limit=world.cores,
+        law=law,
+    )
+
+
+class Managed:
+    """The law of ``scaling.decide``. ``forgetful_at``: Unix seconds at which the operator restarts (its memory goes through JSON)."""
+
+    period: float | None = None
+
+    def __init__(
+        self,
+        world: World,
+        law: Law | None = None,
+        name: str = "managed",
+        limits: PipelineLimits | None = None,
+    ) -> None:
+        self.name = name
+        self._limits = (
+            limits if limits is not None else limits_of(world, law if law is not None else Law())
+        )
+        self.memory = Memory(actuation=world.growth)
+        self.decisions: list[tuple[float, Decision]] = []
+        self.keep = False
+
+    def wanted(self, view: View) -> tuple[Mapping[str, int], str]:
+        """One decision."""
+        limits = replace(self._limits, cpu_limit=view.cores)
+        decision = decide(limits, self.memory, view.sample, view.counts, view.ready, view.now)
+        self.memory = decision.memory
+        if self.keep:
+            self.decisions.append((view.now, decision))
+        if isinstance(view.sample, Failure):
+            self.memory = memories.loads(memories.dumps(self.memory))
+        return {item.step: item.count for item in decision.steps}, str(decision.verdict)

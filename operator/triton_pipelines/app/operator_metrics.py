@@ -1,0 +1,123 @@
+"""The operator's own metrics, all named ``tritonpipe_…``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+from triton_pipelines.cluster.resources import Resource
+
+# Passes take milliseconds from the cache and up to the API's time-out and beyond when it is slow.
+_PASS_BUCKETS: Final = (
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
+)
+_API_BUCKETS: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_LAG_BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
+
+
+class Metrics:
+    """Counters, gauges and histograms in a registry of their own, so that several operators can run in one process (tests).
+
+    Args:
+        clock: seconds, for ages.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.registry = CollectorRegistry()
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self.registry)
+        self._clock = clock
+        self.reconciles = self._counter("reconciles", "Finished passes over a pipeline.", "result")
+        self.reconcile_seconds = self._histogram(
+            "reconcile_duration_seconds", "Duration of a pass.", _PASS_BUCKETS, "result"
+        )
+        self.queue_wait_seconds = self._histogram(
+            "queue_wait_seconds", "From being due to being in work.", _PASS_BUCKETS
+        )
+        self.queue_depth = self._gauge("queue_depth", "Pipelines that are due and not in work.")
+        self.queue_in_work = self._gauge("queue_in_work", "Pipelines in work.")
+        self.queue_delayed = self._gauge(
+            "queue_delayed", "Pipelines with a set time for their next pass."
+        )
+        self.queue_longest_work = self._gauge(
+            "queue_longest_work_seconds", "Age of the pass longest in work."
+        )
+        self.api_requests = self._counter(
+            "api_requests", "Attempts to the API server.", "verb", "resource", "code"
+        )
+        self.api_seconds = self._histogram(
+            "api_request_duration_seconds",
+            "Duration of an attempt.",
+            _API_BUCKETS,
+            "verb",
+            "resource",
+        )
+        self.watch_events = self._counter("watch_events", "Objects told by a watch.", "resource")
+        self.watch_age = self._gauge(
+            "watch_age_seconds",
+            "Since the watch last told anything; grows in a quiet cluster too.",
+            "resource",
+        )
+        self.watch_missed = self._counter(
+            "watch_missed",
+            "Pipelines whose objects a LIST showed otherwise than the watch.",
+            "resource",
+        )
+        self.watch_objects = self._gauge("watch_objects", "Objects in the store.", "resource")
+        self.loop_lag = self._histogram(
+            "loop_lag_seconds", "How late the event loop runs a timer.", _LAG_BUCKETS
+        )
+        self.synced = self._gauge("synced", "1 once every kind has been listed.")
+        self._last_event: dict[str, float] = {}
+
+    def observe_api(self, *, verb: str, resource: str, code: str, seconds: float) -> None:
+        """Hook of the Kubernetes client."""
+        self.api_requests.labels(verb, resource, code).inc()
+        self.api_seconds.labels(verb, resource).observe(seconds)
+
+    def observe_event(self, resource: Resource) -> None:
+        """A watch told something; starts the age of that watch."""
+        self.watch_events.labels(resource.plural).inc()
+        if resource.plural not in self._last_event:
+            self.watch_age.labels(resource.plural).set_function(
+                lambda: self._clock() - self._last_event[resource.plural]
+            )
+        self._last_event[resource.plural] = self._clock()
+
+    def observe_pass(self, *, result: str, seconds: float, waited: float) -> None:
+        """A pass ended."""
+        self.reconciles.labels(result).inc()
+        self.reconcile_seconds.labels(result).observe(seconds)
+        self.queue_wait_seconds.observe(waited)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"tritonpipe_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"tritonpipe_{name}", text, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, text: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        return Histogram(
+            f"tritonpipe_{name}", text, labels, registry=self.registry, buckets=buckets
+        )

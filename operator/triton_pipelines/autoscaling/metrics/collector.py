@@ -1,0 +1,414 @@
+"""Samples of all pipelines from one Prometheus connection: one set of queries per interval for all of them.
+
+The newest raw samples go into ring buffers; only a pod that is new to the collector is looked back at, once. Queries and the parsing of
+answers run in the connection's one thread, so that a slow server neither stops the event loop nor piles up collections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final, Self
+
+from . import queries, query_results
+from .connection import Connection
+from .prometheus_client import Prometheus, PrometheusError
+from .sample_quality import INTERVAL_UNKNOWN, SKEW_SECONDS, Evidence, judge
+from .samples import Expected, Failure, Sample, Trouble
+from .scrape_history import SLACK_SECONDS, Histories, PodKey
+
+PipelineKey = tuple[str, str]
+"""Namespace and name of a pipeline."""
+
+LOOK_BACK_SECONDS: Final = 75.0
+LOOK_BACK_MAX: Final = 3700.0
+# Figures of containers are no fresher (cAdvisor), and those of GPUs are means.
+USAGE_EVERY_SECONDS: Final = 10.0
+# Who is missing is asked after seldom: it is for the message alone.
+TARGETS_EVERY_SECONDS: Final = 30.0
+# Where connections are given, as people know it.
+CONNECTIONS: Final = (
+    "the chart's prometheus.url or prometheus.connections (--prometheus-url, --metrics-connections)"
+)
+# Beyond the thread's own deadline: parsing, and a name that does not resolve.
+_GRACE_SECONDS: Final = 1.0
+# A scrape becomes visible this much after its time, at least.
+_VISIBLE_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """One query for counters and the pods that it is about."""
+
+    group: queries.Group
+    seconds: float
+    pods: frozenset[PodKey]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a collection asks."""
+
+    asks: tuple[_Ask, ...]
+    models: Mapping[PodKey, frozenset[str]]
+    addresses: Mapping[PodKey, str]
+    interval: float
+    usage: bool
+    usage_seconds: float
+    targets: bool
+
+
+@dataclass(slots=True)
+class _Got:
+    """What a collection brought. ``at``: middle of the clock's query by the operator's clock; ``errors``: by pod."""
+
+    server: float = 0.0
+    at: float = 0.0
+    seen: dict[PodKey, query_results.Seen] = field(default_factory=dict)
+    asked: set[PodKey] = field(default_factory=set)
+    errors: dict[PodKey, str] = field(default_factory=dict)
+    figures: dict[str, dict[PodKey, float]] | None = None
+    up: dict[PodKey, bool] | None = None
+    error: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+class PrometheusCollector:
+    """Collects from one connection; an async context manager. ``clock`` gives Unix seconds."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.connection = connection
+        self.source = _source(connection.name)
+        self._clock, self._monotonic = clock, monotonic
+        self._client = Prometheus(connection, monotonic)
+        self._histories = Histories()
+        self._pool = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix=f"prometheus-{connection.name}"
+        )
+        self._running: asyncio.Future[_Got] | None = None
+        self._looked_back: set[PodKey] = set()
+        self._last = -float("inf")
+        self._usage_at = -float("inf")
+        self._usage_window = 0
+        self._targets_at = -float("inf")
+        self._up: Mapping[PodKey, bool] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._client.close()
+
+    async def collect(
+        self, wanted: Mapping[PipelineKey, Expected]
+    ) -> dict[PipelineKey, Sample | Failure]:
+        """What is known of every pipeline now. Never raises for what a server does; every failure is a ``Failure``."""
+        pods = {(one.namespace, pod) for one in wanted.values() for pod in one.pods}
+        self._histories.keep(pods)
+        self._looked_back &= pods
+        if self._running is not None and not self._running.done():
+            return self._all_failed(wanted, "the last collection has not come back yet")
+        if not pods:
+            return {
+                key: judge(one, self._histories, Evidence(0.0, 0.0), self.source, str)
+                for key, one in wanted.items()
+            }
+        began = self._monotonic()
+        plan = self._plan(wanted, began)
+        running = asyncio.get_running_loop().run_in_executor(self._pool, self._fetch, plan)
+        self._running = running
+        try:
+            # Shielded: the thread goes on after a time-out or a cancellation, and until it is done nothing else is asked.
+            got = await asyncio.wait_for(
+                asyncio.shield(running), self.connection.timeout_seconds + _GRACE_SECONDS
+            )
+        except TimeoutError:
+            return self._all_failed(
+                wanted, f"no whole answer within {self.connection.timeout_seconds:g} s"
+            )
+        if got.error:
+            return self._all_failed(wanted, got.error)
+        evidence = self._merge(wanted, plan, got, began)
+        return {key: self._judged(one, evidence, got) for key, one in wanted.items()}
+
+    # --- what to ask ---------------------------------------------------------------------------------------------------
+
+    def _plan(self, wanted: Mapping[PipelineKey, Expected], began: float) -> _Plan:
+        models: dict[PodKey, frozenset[str]] = {}
+        addresses: dict[PodKey, str] = {}
+        slow: dict[PodKey, float] = {}
+        for one in wanted.values():
+            for name, address in one.pods.items():
+                (
+                    models[one.namespace, name],
+                    addresses[one.namespace, name],
+                    slow[one.namespace, name],
+                ) = one.models, address, one.slow
+        interval = self._histories.interval(models, INTERVAL_UNKNOWN)
+        known = {pod for pod in models if pod in self._looked_back}
+        new = models.keys() - known
+        # Everything since the last collection; and never less than holds one scrape, so that two targets of one name are seen together.
+        short = max(began - self._last + max(_VISIBLE_SECONDS, interval / 2), 1.2 * interval)
+        asks = [
+            *_asks(known, models, min(short, _look_back(slow, known))),
+            *_asks(new, models, _look_back(slow, new)),
+        ]
+        return _Plan(
+            asks=tuple(asks),
+            models=models,
+            addresses=addresses,
+            interval=interval,
+            usage=began - self._usage_at >= USAGE_EVERY_SECONDS,
+            usage_seconds=queries.USAGE_SECONDS[self._usage_window],
+            targets=began - self._targets_at >= TARGETS_EVERY_SECONDS,
+        )
+
+    # --- in the thread -------------------------------------------------------------------------------------------------
+
+    def _fetch(self, plan: _Plan) -> _Got:
+        """Asks everything, one after another, within the connection's time. Raises nothing: errors are part of the result."""
+        deadline = self._monotonic() + self.connection.timeout_seconds
+        got = _Got()
+        try:
+            before = self._clock()
+            answer = self._client.query(queries.CLOCK, deadline)
+            got.server, got.at = (
+                query_results.clock(answer.kind, answer.result),
+                (before + self._clock()) / 2,
+            )
+        except (PrometheusError, query_results.AnswerError) as error:
+            got.error = _text(error)
+            return got
+        over = ""
+        for ask in plan.asks:
+            over = over or self._counters(ask, plan, got, deadline)
+            if over:
+                got.errors.update(dict.fromkeys(ask.pods, over))
+        if not over and plan.usage:
+            self._usage(plan, got, deadline)
+        absent = {
+            pod
+            for ask in plan.asks
+            for pod in ask.pods
+            if pod not in got.seen and pod not in got.errors
+        }
+        if not over and absent and plan.targets:
+            self._targets(absent, got, deadline)
+        return got
+
+    def _counters(self, ask: _Ask, plan: _Plan, got: _Got, deadline: float) -> str:
+        """Asks for counters; returns why nothing more is worth asking, or ""."""
+        try:
+            with _no_cycles():
+                answer = self._client.query(
+                    queries.counters(self.connection, ask.group, ask.seconds), deadline
+                )
+                wanted = {pod: plan.models[pod] for pod in ask.pods}
+                seen = query_results.counters(
+                    answer.kind,
+                    answer.result,
+                    self.connection.labels,
+                    wanted,
+                    plan.addresses,
+                    plan.interval,
+                )
+        except (PrometheusError, query_results.AnswerError) as error:
+            got.errors.update(dict.fromkeys(ask.pods, _text(error)))
+            return _text(error) if isinstance(error, PrometheusError) and error.final else ""
+        got.seen.update(seen)
+        got.asked |= ask.pods
+        got.notes += [f"Prometheus warns: {one}" for one in answer.warnings if len(got.notes) < 3]
+        return ""
+
+    def _usage(self, plan: _Plan, got: _Got, deadline: float) -> None:
+        """CPU, memory and GPU figures: worth having, and no reason to fail."""
+        found: dict[str, dict[PodKey, float]] = {}
+        try:
+            for group in queries.groups(plan.models, ()):
+                for text in queries.usage(self.connection, group, plan.usage_seconds):
+                    answer = self._client.query(text, deadline)
+                    for name, values in query_results.figures(
+                        answer.kind, answer.result, self.connection
+                    ).items():
+                        found.setdefault(name, {}).update(values)
+        except (PrometheusError, query_results.AnswerError) as error:
+            got.notes.append(f"CPU and GPU figures are missing: {_text(error)}")
+        got.figures = found
+
+    def _targets(self, absent: Iterable[PodKey], got: _Got, deadline: float) -> None:
+        up: dict[PodKey, bool] = {}
+        try:
+            for group in queries.groups(absent, ()):
+                answer = self._client.query(queries.targets(self.connection, group), deadline)
+                up.update(query_results.targets(answer.kind, answer.result, self.connection))
+        except (PrometheusError, query_results.AnswerError):
+            return
+        got.up = up
+
+    # --- what it means -------------------------------------------------------------------------------------------------
+
+    def _merge(
+        self, wanted: Mapping[PipelineKey, Expected], plan: _Plan, got: _Got, began: float
+    ) -> Evidence:
+        """Takes in what came in time."""
+        slow = {(one.namespace, pod): one.slow for one in wanted.values() for pod in one.pods}
+        latest = got.server + plan.interval + _VISIBLE_SECONDS
+        ahead: dict[PodKey, float] = {}
+        for pod, seen in got.seen.items():
+            known = self._histories.scrapes(pod)
+            if known and known[-1].at > latest:
+                # The server's clock was set back, and nothing would be newer for as long.
+                self._histories.forget(pod)
+            for scrape in seen.scrapes:
+                if scrape.at <= latest:
+                    self._histories.add(pod, scrape, slow[pod])
+                else:
+                    ahead[pod] = scrape.at - got.server
+        self._looked_back |= got.asked
+        if not got.errors:
+            self._last = began
+        if got.figures is not None:
+            self._usage_at = began
+            self._use(plan, got)
+        if got.up is not None:
+            self._targets_at, self._up = began, got.up
+        elif not any(pod not in got.seen for pod in plan.models):
+            self._up = None
+        skew = got.server - got.at
+        said = list(got.notes)
+        if abs(skew) <= SKEW_SECONDS:
+            skew = 0.0
+        else:
+            said.append(
+                f"the clock of Prometheus is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the operator's, which is allowed for"
+            )
+        return Evidence(
+            now=got.server,
+            skew=skew,
+            interval=plan.interval,
+            problems={pod: seen.problem for pod, seen in got.seen.items() if seen.problem},
+            notes={pod: seen.note for pod, seen in got.seen.items() if seen.note},
+            ahead=ahead,
+            up=self._up,
+            said=tuple(said),
+        )
+
+    def _use(self, plan: _Plan, got: _Got) -> None:
+        found = got.figures or {}
+        containers, measured = (
+            found.get(queries.MEMORY, {}).keys() & plan.models.keys(),
+            found.get(queries.CPU, {}).keys(),
+        )
+        if self._usage_window == 0 and containers and not containers & measured:
+            # cAdvisor is scraped too seldom for the short window; the next look, at once, is over the long one.
+            self._usage_window = 1
+            self._usage_at = -float("inf")
+        for pod, usage in query_results.usages(
+            found, plan.models, got.server - plan.usage_seconds
+        ).items():
+            self._histories.use(pod, usage)
+
+    def _judged(self, one: Expected, evidence: Evidence, got: _Got) -> Sample | Failure:
+        failed = [pod for pod in one.pods if (one.namespace, pod) in got.errors]
+        if failed:
+            return Failure(
+                Trouble.ERROR, f"{self._at}: {got.errors[one.namespace, failed[0]]}", self.source
+            )
+        return judge(
+            one,
+            self._histories,
+            evidence,
+            self.source,
+            lambda: queries.shown(self.connection, one.namespace, tuple(one.pods)),
+        )
+
+    def _all_failed(
+        self, wanted: Mapping[PipelineKey, Expected], why: str
+    ) -> dict[PipelineKey, Sample | Failure]:
+        looks = (
+            f"Look: 1. does it run, and answer {self.connection.url}/api/v1/query? 2. may the operator's pod reach it (NetworkPolicy)? "
+            f"3. does the connection say what it should, in {CONNECTIONS}?"
+        )
+        return dict.fromkeys(
+            wanted, Failure(Trouble.ERROR, f"{self._at}: {why}. {looks}", self.source)
+        )
+
+    @property
+    def _at(self) -> str:
+        return f"{self.source} ({self.connection.url})"
+
+
+def unknown(name: str, connections: Iterable[str]) -> Failure:
+    """A pipeline names a connection that the operator does not have."""
+    known = ", ".join(sorted(connections))
+    return Failure(
+        Trouble.ERROR,
+        f"spec.scaling.prometheusRef: the operator has no connection {name!r}; it has {known}. Name one of these, or add it to {CONNECTIONS}",
+        _source(name),
+    )
+
+
+def unheard(name: str) -> str:
+    """What to add to the source of a pipeline that names a connection where the operator has none, so that its pods are read directly."""
+    return (
+        f"; spec.scaling.prometheusRef: the operator has no connection {name!r}, nor any other. Leave the field out, or give the operator that "
+        f"connection with {CONNECTIONS}"
+    )
+
+
+def _source(name: str) -> str:
+    return f'Prometheus connection "{name}"'
+
+
+@contextlib.contextmanager
+def _no_cycles() -> Iterator[None]:
+    """Without the cycle collector: an answer is a tree of 100 000 objects, and looking for cycles in it took half of a collection's CPU.
+
+    Process-wide and short; should two connections overlap, one of them merely pays for it.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _look_back(slow: Mapping[PodKey, float], pods: Iterable[PodKey]) -> float:
+    return min(
+        LOOK_BACK_MAX, max([LOOK_BACK_SECONDS, *(slow[pod] + SLACK_SECONDS for pod in pods)])
+    )
+
+
+def _asks(
+    pods: Iterable[PodKey], models: Mapping[PodKey, frozenset[str]], seconds: float
+) -> list[_Ask]:
+    chosen = set(pods)
+    asks = []
+    for group in queries.groups(chosen, frozenset().union(*{models[pod] for pod in chosen})):
+        inside = set(group.namespaces)
+        asks.append(_Ask(group, seconds, frozenset(pod for pod in chosen if pod[0] in inside)))
+    return asks
+
+
+def _text(error: Exception) -> str:
+    return f"its answer {error}" if isinstance(error, query_results.AnswerError) else str(error)

@@ -1,0 +1,408 @@
+"""Named connections to Prometheus, as the operator's configuration describes them. Secrets stand in files and are read for each use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Self
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic.alias_generators import to_camel
+
+DEFAULT: Final = "default"
+SECRET_BYTES_MAX: Final = 64 * 1024
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, token
+_SENDABLE: Final = re.compile(
+    r"[\x21-\x7e]+"
+)  # what a header may carry unquoted: no blank, no line end
+_OWN_HEADERS: Final = frozenset(
+    {
+        "authorization",
+        "host",
+        "content-length",
+        "transfer-encoding",
+        "connection",
+        "accept-encoding",
+    }
+)
+
+
+class ConnectionsError(ValueError):
+    """The connections are wrong: each line names a field, what is wrong and what is wanted. Holds no secret."""
+
+
+class SecretFileError(Exception):
+    """A file of a connection cannot be used now; the message names field and file, never what is in it."""
+
+
+class Security(StrEnum):
+    """Whether the server has to prove itself."""
+
+    VERIFIED = "Verified"
+    INSECURE = "Insecure"
+
+
+class _Part(BaseModel):
+    # hide_input_in_errors: somebody may write a token where its file belongs.
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=to_camel,
+        populate_by_name=True,
+        hide_input_in_errors=True,
+    )
+
+
+def _label_name(value: str) -> str:
+    if not _LABEL.fullmatch(value) or value.startswith("__"):
+        raise ValueError(
+            f"{value!r} is no label name (letters, digits and _, not starting with a digit or __)"
+        )
+    return value
+
+
+LabelName = Annotated[str, AfterValidator(_label_name)]
+
+
+class BasicAuth(_Part):
+    """User and password, each from a file."""
+
+    username_file: Path
+    password_file: Path
+
+
+class Tls(_Part):
+    """``ca_file`` replaces the usual authorities; ``cert_file`` and ``key_file`` are the client's own certificate (PEM)."""
+
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+
+    @model_validator(mode="after")
+    def _pair(self) -> Self:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("certFile and keyFile belong together: give both or neither")
+        return self
+
+
+class Tenant(_Part):
+    """A header that names the tenant (Mimir, Cortex, Thanos), with its value or the file that holds it."""
+
+    header: str = "X-Scope-OrgID"
+    value: str | None = None
+    value_file: Path | None = None
+
+    @field_validator("header")
+    @classmethod
+    def _header_is_free(cls, value: str) -> str:
+        if not _HEADER.fullmatch(value):
+            raise ValueError(f"{value!r} is no header name")
+        if value.lower() in _OWN_HEADERS:
+            raise ValueError(
+                f"{value} is a header with a meaning of its own; credentials belong into bearerTokenFile or basicAuth"
+            )
+        return value
+
+    @field_validator("value")
+    @classmethod
+    def _value_can_be_sent(cls, value: str | None) -> str | None:
+        if value is not None and not _SENDABLE.fullmatch(value):
+            raise ValueError(
+                "a header's value has printable ASCII characters only, no blanks, and is not empty"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        if (self.value is None) == (self.value_file is None):
+            raise ValueError("exactly one of value and valueFile is needed")
+        return self
+
+
+class SeriesLabels(_Part):
+    """Under which labels series tell namespace and pod of Triton's pods; ``exported_namespace`` and ``exported_pod`` without honorLabels."""
+
+    namespace: LabelName = "namespace"
+    pod: LabelName = "pod"
+
+
+class ContainerLabels(SeriesLabels):
+    """The same for cAdvisor's series, with the container's."""
+
+    container: LabelName = "container"
+
+
+class Connection(_Part):
+    """One Prometheus, or what speaks its query API.
+
+    Attributes:
+        name: what ``spec.scaling.prometheusRef`` says.
+        url: base URL with its path prefix, without ``/api/v1``.
+        bearer_token_file: re-read for every query, so that it may rotate.
+        security: ``Insecure`` takes any certificate and sends credentials over plain http.
+        matchers: labels that all series must have, for a Prometheus with several clusters.
+        timeout_seconds: for all queries of one collection together.
+    """
+
+    name: str = DEFAULT
+    url: str
+    bearer_token_file: Path | None = None
+    basic_auth: BasicAuth | None = None
+    tls: Tls = Tls()
+    security: Security = Security.VERIFIED
+    tenant: Tenant | None = None
+    matchers: Mapping[LabelName, str] = Field(default_factory=dict, max_length=16)
+    labels: SeriesLabels = SeriesLabels()
+    container_labels: ContainerLabels = ContainerLabels()
+    timeout_seconds: Annotated[float, Field(ge=0.5, le=60)] = 4.0
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_name(cls, value: str) -> str:
+        if not _NAME.fullmatch(value):
+            raise ValueError(f"{value!r} is no name (lower-case letters, digits and -, at most 63)")
+        return value
+
+    @field_validator("url")
+    @classmethod
+    def _is_a_base(cls, value: str) -> str:
+        try:
+            parts = urlsplit(value)
+            _ = parts.port
+        except ValueError:
+            raise ValueError(
+                "is no URL; wanted is one like https://prometheus.monitoring.svc:9090/prefix"
+            ) from None
+        if parts.username is not None or parts.password is not None:
+            raise ValueError(
+                "holds user information; credentials belong into files: basicAuth or bearerTokenFile"
+            )
+        if (
+            parts.scheme not in ("http", "https")
+            or not parts.hostname
+            or re.search(r"[\s\x00-\x1f\\]", value)
+        ):
+            raise ValueError(
+                "is no http or https URL; wanted is one like https://prometheus.monitoring.svc:9090/prefix"
+            )
+        if parts.query or parts.fragment:
+            raise ValueError(
+                "has a query or fragment; wanted is the base, with a path prefix at most"
+            )
+        base = value.rstrip("/")
+        if base.endswith("/api/v1") or base.endswith("/api/v1/query"):
+            raise ValueError("ends in /api/v1; wanted is the base before it")
+        return base
+
+    @field_validator("matchers")
+    @classmethod
+    def _read_only(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        return MappingProxyType(dict(value))
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.bearer_token_file is not None and self.basic_auth is not None:
+            raise ValueError("bearerTokenFile and basicAuth are two ways of the same: give one")
+        plain = self.url.startswith("http://")
+        if plain and self.tls != Tls():
+            raise ValueError("tls is set and url is http://; wanted is https://")
+        if (
+            plain
+            and self.security is Security.VERIFIED
+            and (self.bearer_token_file is not None or self.basic_auth is not None)
+        ):
+            raise ValueError(
+                "credentials would go in clear over http://; use https://, or say security: Insecure"
+            )
+        own = {
+            self.labels.namespace,
+            self.labels.pod,
+            self.container_labels.namespace,
+            self.container_labels.pod,
+            "model",
+        }
+        if clash := sorted(own & set(self.matchers)):
+            raise ValueError(
+                f"matchers: {', '.join(clash)} is a label that the operator matches itself"
+            )
+        return self
+
+    def credentials(self) -> Credentials:
+        """What goes along with a query now, read from its files.
+
+        Raises:
+            SecretFileError: a file is missing, unreadable, empty, or holds what no header can carry.
+        """
+        headers: dict[str, str] = {}
+        secrets: list[str] = []
+        basic: tuple[str, str] | None = None
+        if self.bearer_token_file is not None:
+            token = _secret("bearerTokenFile", self.bearer_token_file)
+            headers["Authorization"] = f"Bearer {token}"
+            secrets.append(token)
+        if self.basic_auth is not None:
+            user = _secret("basicAuth.usernameFile", self.basic_auth.username_file)
+            basic = (
+                user,
+                _secret("basicAuth.passwordFile", self.basic_auth.password_file, blanks=True),
+            )
+        if self.tenant is not None:
+            if self.tenant.value_file is not None:
+                value = _secret("tenant.valueFile", self.tenant.value_file)
+                secrets.append(value)
+            else:
+                value = self.tenant.value or ""
+            headers[self.tenant.header] = value
+        return Credentials(MappingProxyType(headers), basic, tuple(secrets))
+
+    def certificates(self) -> tuple[tuple[str, int, int], ...]:
+        """Name, time and size of the certificate files: another value means that connections have to be made anew.
+
+        Raises:
+            SecretFileError: one of them is missing.
+        """
+        files = (
+            ("tls.caFile", self.tls.ca_file),
+            ("tls.certFile", self.tls.cert_file),
+            ("tls.keyFile", self.tls.key_file),
+        )
+        return tuple(_stamp(name, path) for name, path in files if path is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Headers and basic authentication of one query; ``secrets`` has to be kept out of all that is said."""
+
+    headers: Mapping[str, str] = field(repr=False)
+    basic: tuple[str, str] | None = field(default=None, repr=False)
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+
+
+class _File(_Part):
+    connections: tuple[Connection, ...]
+
+
+def parse_connections(text: str, place: str = "metrics connections") -> dict[str, Connection]:
+    """Connections by name from a YAML text; ``place``: for messages.
+
+    Raises:
+        ConnectionsError: one line for each mistake, with its field.
+    """
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        raise ConnectionsError(
+            f"{place}: is no YAML{f', line {mark.line + 1}' if mark else ''}"
+        ) from None
+    if not isinstance(document, dict):
+        raise ConnectionsError(f"{place}: wanted is a mapping with the key connections")
+    return _validated(document, place)
+
+
+def load_connections(path: Path) -> dict[str, Connection]:
+    """Connections by name from a YAML file.
+
+    Raises:
+        ConnectionsError: the file cannot be read, or each mistake in it.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConnectionsError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConnectionsError(f"{path}: is not UTF-8 text") from None
+    return parse_connections(text, str(path))
+
+
+def single_connection(url: str) -> dict[str, Connection]:
+    """The one connection ``default`` that ``--prometheus-url`` stands for.
+
+    Raises:
+        ConnectionsError: no usable URL.
+    """
+    try:
+        return {DEFAULT: Connection(url=url)}
+    except ValidationError as error:
+        raise ConnectionsError(_message(error.errors()[0])) from None
+
+
+def _validated(document: dict[Any, Any], place: str) -> dict[str, Connection]:
+    try:
+        found = _File.model_validate(document).connections
+    except ValidationError as error:
+        raise ConnectionsError(
+            "\n".join(
+                f"{place}: {_field(finding)}: {_message(finding)}" for finding in error.errors()
+            )
+        ) from None
+    if not found:
+        raise ConnectionsError(f"{place}: connections: wanted is at least one")
+    named: dict[str, Connection] = {}
+    for index, one in enumerate(found):
+        if one.name in named:
+            raise ConnectionsError(
+                f"{place}: connections[{index}].name: {one.name!r} is there twice"
+            )
+        named[one.name] = one
+    return named
+
+
+def _field(finding: Any) -> str:
+    parts = [
+        f"[{part}]" if isinstance(part, int) else f".{part}"
+        for part in finding["loc"]
+        if part != "[key]"
+    ]
+    return "".join(parts).removeprefix(".") or "connections"
+
+
+def _message(finding: Any) -> str:
+    if finding["type"] == "extra_forbidden":
+        return "no such field"
+    return str(finding["msg"]).removeprefix("Value error, ")
+
+
+def _secret(name: str, path: Path, *, blanks: bool = False) -> str:
+    try:
+        with path.open("rb") as handle:
+            data = handle.read(SECRET_BYTES_MAX + 1)
+    except OSError as error:
+        raise SecretFileError(f"{name}: {path} cannot be read: {error.strerror}") from None
+    if len(data) > SECRET_BYTES_MAX:
+        raise SecretFileError(f"{name}: {path} is longer than {SECRET_BYTES_MAX} bytes")
+    try:
+        text = data.decode("utf-8").strip("\r\n") if blanks else data.decode("utf-8").strip()
+    except UnicodeDecodeError:
+        raise SecretFileError(f"{name}: {path} is not text") from None
+    if not text:
+        raise SecretFileError(f"{name}: {path} is empty")
+    if not blanks and not _SENDABLE.fullmatch(text):
+        raise SecretFileError(
+            f"{name}: {path} holds what no header can carry (blanks, line ends or characters beyond ASCII)"
+        )
+    return text
+
+
+def _stamp(name: str, path: Path) -> tuple[str, int, int]:
+    try:
+        state = path.stat()
+    except OSError as error:
+        raise SecretFileError(f"{name}: {path} cannot be read: {error.strerror}") from None
+    return str(path), state.st_mtime_ns, state.st_size

@@ -1,0 +1,183 @@
+"""Pods read directly: their own metrics pages, where no Prometheus is configured."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+import httpx
+
+from .metrics_page import ExpositionError, parse
+from .samples import Expected, Failure, PodHistory, Sample, Trouble, Usage
+from .scrape_history import Histories, PodKey
+
+SOURCE: Final = "the pods themselves"
+# Read this often (seconds): as often as Triton polls its GPUs, and cheap (a page is some 10 KB).
+INTERVAL_SECONDS: Final = 2.0
+TIMEOUT_SECONDS: Final = 3.0
+PAGE_BYTES_MAX: Final = 4 * 1024**2
+# A pod that could not be read so often in a row is asked again this often only (seconds): a try costs as much as a page (measured: with 200
+# pods out of reach the tries took a quarter of a core).
+MISSES_ALLOWED: Final = 2
+UNREAD_SECONDS: Final = 10.0
+AT_ONCE: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Missed:
+    """A pod that could not be read: where it was asked, how often in a row, when last (Unix seconds), and why not."""
+
+    address: str
+    count: int
+    at: float
+    why: str
+
+
+class DirectReader:
+    """Reads the metrics pages of pods; an async context manager. ``clock`` gives Unix seconds."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.time, timeout: float = TIMEOUT_SECONDS
+    ) -> None:
+        self._clock = clock
+        self._client = httpx.AsyncClient(
+            timeout=timeout, trust_env=False, limits=httpx.Limits(max_connections=AT_ONCE)
+        )
+        self._histories = Histories()
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._missed: dict[PodKey, _Missed] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._client.aclose()
+
+    async def collect(
+        self, wanted: Mapping[tuple[str, str], Expected]
+    ) -> dict[tuple[str, str], Sample | Failure]:
+        """One look at every pod of every pipeline (by namespace and name), side by side."""
+        self._histories.keep((one.namespace, pod) for one in wanted.values() for pod in one.pods)
+        asked = [
+            (one, pod, address) for one in wanted.values() for pod, address in one.pods.items()
+        ]
+        keys = {(one.namespace, pod) for one, pod, _ in asked}
+        self._missed = {pod: missed for pod, missed in self._missed.items() if pod in keys}
+        looks = (self._look((one.namespace, pod), address, one.slow) for one, pod, address in asked)
+        # Whatever goes wrong with one pod, as with an address that is none, is no other's trouble.
+        said = await asyncio.gather(*looks, return_exceptions=True)
+        troubles = {
+            (one.namespace, pod): _words(error)
+            for (one, pod, _), error in zip(asked, said, strict=True)
+            if error
+        }
+        return {key: self._judged(one, troubles) for key, one in wanted.items()}
+
+    async def _look(self, pod: PodKey, address: str, slow: float) -> str:
+        """Read one pod's page, or leave it alone for a while; why it could not be read, or ""."""
+        missed = self._missed.get(pod)
+        if missed is not None and missed.address != address:
+            missed = None
+        if (
+            missed is not None
+            and missed.count >= MISSES_ALLOWED
+            and 0 <= self._clock() - missed.at < UNREAD_SECONDS
+        ):
+            return missed.why
+        why = await self._read(pod, address, slow)
+        if why:
+            self._missed[pod] = _Missed(
+                address, missed.count + 1 if missed is not None else 1, self._clock(), why
+            )
+        else:
+            self._missed.pop(pod, None)
+        return why
+
+    async def _read(self, pod: PodKey, address: str, slow: float) -> str:
+        async with self._slots:
+            try:
+                async with asyncio.timeout(2 * TIMEOUT_SECONDS):
+                    text = await page(self._client, address)
+                at = self._clock()
+                scrape, gpu = parse(text, at)
+            except TimeoutError:
+                return "no whole answer in time"
+            except httpx.HTTPError as error:
+                return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            except ExpositionError as error:
+                return str(error)
+        self._histories.add(pod, scrape, slow)
+        self._histories.use(pod, Usage(at=at, gpu=gpu))
+        return ""
+
+    def _judged(self, one: Expected, troubles: Mapping[PodKey, str]) -> Sample | Failure:
+        """The pods whose page was read just now and has every model; the others are named. Whoever decides lowers nothing by a part of them."""
+        pods: dict[str, PodHistory] = {}
+        bad: dict[str, tuple[Trouble, str]] = {}
+        for pod in one.pods:
+            key = (one.namespace, pod)
+            scrapes = self._histories.scrapes(key)
+            if why := troubles.get(key):
+                bad[pod] = (
+                    Trouble.MISSING,
+                    f"{why}; may the operator reach port 8002 (a NetworkPolicy, --allow-metrics)?",
+                )
+            elif absent := sorted(one.models - set(scrapes[-1].models)):
+                bad[pod] = (
+                    Trouble.PARTIAL,
+                    f"has no metrics of {', '.join(absent)}; is the model loaded?",
+                )
+            else:
+                pods[pod] = PodHistory(scrapes, self._histories.usage(key))
+        said = ""
+        if bad:
+            pod, (_, why) = min(bad.items())
+            said = f"the metrics page of {len(bad)} of {len(one.pods)} pods gives no usable samples; {pod}: {why}"
+        if not pods:
+            troubles_seen = {trouble for trouble, _ in bad.values()} or {Trouble.MISSING}
+            return Failure(
+                troubles_seen.pop() if len(troubles_seen) == 1 else Trouble.PARTIAL,
+                said or "no pod is ready, so there is nothing to measure",
+                SOURCE,
+            )
+        keys = [(one.namespace, pod) for pod in pods]
+        gpu_known = any(
+            history.usage is not None and history.usage.gpu is not None for history in pods.values()
+        )
+        return Sample(
+            pods,
+            self._histories.interval(keys, INTERVAL_SECONDS),
+            SOURCE,
+            gpu_known,
+            (said,) if said else (),
+        )
+
+
+def _words(error: str | BaseException) -> str:
+    return error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+
+
+async def page(client: httpx.AsyncClient, address: str) -> str:
+    """The metrics page of a pod (``host:port``), not larger than is taken in.
+
+    Raises:
+        httpx.HTTPError: it cannot be read.
+        ExpositionError: it is too large.
+    """
+    async with client.stream("GET", f"http://{address}/metrics") as answer:
+        answer.raise_for_status()
+        data = bytearray()
+        async for chunk in answer.aiter_bytes():
+            data += chunk
+            if len(data) > PAGE_BYTES_MAX:
+                raise ExpositionError(f"is longer than {PAGE_BYTES_MAX} bytes")
+    return data.decode("utf-8", errors="replace")

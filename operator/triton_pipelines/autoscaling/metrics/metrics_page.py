@@ -1,0 +1,67 @@
+"""Triton's own metrics page as one look at a pod. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from .samples import Counters, Scrape
+
+# Metric → field of Counters. Families without "_total": Triton names its counters as they stand.
+FIELDS: Final[Mapping[str, str]] = {
+    "nv_inference_request_success": "success",
+    "nv_inference_request_failure": "failure",
+    "nv_inference_exec_count": "execs",
+    "nv_cache_num_hits_per_model": "cache_hits",
+    "nv_inference_queue_duration_us": "queue_us",
+    "nv_inference_compute_input_duration_us": "compute_input_us",
+    "nv_inference_compute_infer_duration_us": "compute_infer_us",
+    "nv_inference_compute_output_duration_us": "compute_output_us",
+    "nv_inference_pending_request_count": "pending",
+}
+GPU_UTILIZATION: Final = "nv_gpu_utilization"
+
+
+class ExpositionError(ValueError):
+    """A page that is not Triton's metrics, with what is wrong."""
+
+
+def parse(text: str, at: float) -> tuple[Scrape, float | None]:
+    """The page of one pod, read at ``at`` (Unix seconds): its models, and the busiest GPU's utilisation (0–1) where it is told.
+
+    Counters of a model are summed over label sets (a GPU model has one with and one without ``gpu_uuid``) and over versions.
+
+    Raises:
+        ExpositionError: not the text format, or a value that no counter can have.
+    """
+    sums: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+    gpus: list[float] = []
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                name = sample.name.removesuffix("_total")
+                if name == GPU_UTILIZATION:
+                    gpus.append(_sane(name, sample.value))
+                elif name in FIELDS and (model := sample.labels.get("model")):
+                    sums[model][FIELDS[name]] += _sane(name, sample.value)
+    except ExpositionError:
+        raise
+    except (ValueError, KeyError, IndexError, AttributeError) as error:
+        raise ExpositionError(f"is not Prometheus' text format: {error}") from error
+    if not sums:
+        raise ExpositionError(
+            "has no nv_inference_* series; the server must run with --allow-metrics=true and counter_latencies on"
+        )
+    return Scrape(at, {model: Counters(**fields) for model, fields in sums.items()}), max(
+        gpus, default=None
+    )
+
+
+def _sane(name: str, value: float) -> float:
+    if not math.isfinite(value) or value < 0:
+        raise ExpositionError(f"{name} is {value}, which no counter or gauge of Triton's can be")
+    return value

@@ -1,0 +1,338 @@
+"""Prometheus' query API through prometheus-api-client, with what that leaves out: a total deadline, strict answers, errors in our words.
+
+Blocking: it belongs into a thread. The client retries by itself, waits per read and not in all, drops the envelope of an answer and
+raises bare KeyErrors on errors inside a 200, so it gets a retry policy of none and a session that reads and checks answers.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import requests
+import urllib3
+from prometheus_api_client.exceptions import PrometheusApiClientException
+from prometheus_api_client.prometheus_connect import PrometheusConnect
+from urllib3.util.retry import Retry
+
+from triton_pipelines.redaction import Redactor
+
+from .connection import Connection, Credentials, SecretFileError, Security
+
+CONNECT_SECONDS: Final = 3.0
+READ_SECONDS: Final = 5.0
+# 1 000 pipelines' samples of 75 s are 23 MB.
+ANSWER_BYTES_MAX: Final = 128 * 1024**2
+_ERROR_BYTES_MAX: Final = 16 * 1024
+_BLOCK: Final = 256 * 1024
+_TEXT_MAX: Final = 300
+_SHORTEST: Final = 0.05
+
+
+class PrometheusError(Exception):
+    """A query brought no usable answer; the message says why, without any secret.
+
+    Attributes:
+        final: whether further queries of this collection would fare no better (unreachable, refused, out of time).
+    """
+
+    def __init__(self, message: str, *, final: bool = False) -> None:
+        super().__init__(message)
+        self.final = final
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Result of an instant query: ``kind`` is Prometheus' resultType; ``warnings``: such as of stores that did not answer (Thanos)."""
+
+    kind: str
+    result: list[Any]
+    warnings: tuple[str, ...] = ()
+
+
+class Prometheus:
+    """One connection, for one thread at a time."""
+
+    def __init__(
+        self, connection: Connection, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._connection = connection
+        self._monotonic = monotonic
+        self._certificates: object = None
+        self._client: PrometheusConnect | None = None
+        self._session = _Session(monotonic)
+
+    def query(self, text: str, deadline: float) -> Answer:
+        """The answer to an instant query; ``deadline``: on the monotonic clock, for everything from connecting to the last byte.
+
+        Raises:
+            PrometheusError: no usable answer.
+        """
+        left = deadline - self._monotonic()
+        if left < _SHORTEST:
+            raise PrometheusError(self._late(), final=True)
+        try:
+            credentials = self._connection.credentials()
+            client: Any = self._connected()
+        except SecretFileError as error:
+            raise PrometheusError(str(error), final=True) from None
+        client.headers = dict(credentials.headers)
+        client.auth = credentials.basic
+        self._session.deadline = deadline
+        try:
+            # The server gives up on its own before the answer is of no use to anybody.
+            client.custom_query(
+                text,
+                params={"timeout": f"{left * 1000:.0f}ms"},
+                timeout=(min(CONNECT_SECONDS, left), min(READ_SECONDS, left)),
+            )
+        except PrometheusError as error:
+            raise PrometheusError(_hidden(str(error), credentials), final=error.final) from None
+        except PrometheusApiClientException:
+            raise PrometheusError(
+                _hidden(self._refused(), credentials), final=not self._session.of_query
+            ) from None
+        except (
+            requests.RequestException,
+            urllib3.exceptions.HTTPError,
+            OSError,
+            ValueError,
+        ) as error:
+            raise PrometheusError(_hidden(self._failed(error), credentials), final=True) from None
+        answer = self._session.answer
+        if answer is None:
+            raise PrometheusError("gave no answer")
+        return answer.envelope()
+
+    def close(self) -> None:
+        """Close connections."""
+        self._session.close()
+
+    def _connected(self) -> PrometheusConnect:
+        """The client, made anew when a certificate file has changed."""
+        certificates = self._connection.certificates()
+        if self._client is not None and certificates == self._certificates:
+            return self._client
+        self._session.close()
+        self._session = _Session(self._monotonic)
+        tls = self._connection.tls
+        if self._connection.security is Security.INSECURE:
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+            self._session.verify = False
+        elif tls.ca_file is not None:
+            self._session.verify = str(tls.ca_file)
+        if tls.cert_file is not None and tls.key_file is not None:
+            self._session.cert = (str(tls.cert_file), str(tls.key_file))
+        self._client = PrometheusConnect(
+            url=self._connection.url, session=self._session, retry=Retry(total=0)
+        )
+        self._certificates = certificates
+        return self._client
+
+    def _late(self) -> str:
+        return f"no whole answer within {self._connection.timeout_seconds:g} s"
+
+    def _refused(self) -> str:
+        """An answer other than 200, in words."""
+        answer = self._session.answer
+        if answer is None:
+            return "refused"
+        said = f"HTTP {answer.status_code}"
+        if answer.status_code in (401, 403):
+            return f"{said}: the credentials are missing or not accepted (bearerTokenFile, basicAuth, tls.certFile, tenant){answer.detail()}"
+        if 300 <= answer.status_code < 400:
+            return f"{said}: it redirects to {answer.location or 'another address'}, which is not followed; give the final address as url"
+        if answer.status_code == 404:
+            return f"{said}: nothing answers at {self._connection.url}/api/v1/query; is the path prefix right?"
+        return said + answer.detail()
+
+    def _failed(self, error: Exception) -> str:
+        """No answer, in words."""
+        chain = list(_causes(error))
+        if any(
+            isinstance(
+                one, ssl.SSLError | requests.exceptions.SSLError | urllib3.exceptions.SSLError
+            )
+            for one in chain
+        ):
+            detail = next(
+                (
+                    one.verify_message
+                    for one in chain
+                    if isinstance(one, ssl.SSLCertVerificationError)
+                ),
+                "",
+            ) or _short(chain[-1])
+            return f"TLS: {detail}; tls.caFile names the authority, tls.certFile and tls.keyFile the own certificate"
+        if any(
+            isinstance(one, socket.gaierror | urllib3.exceptions.NameResolutionError)
+            for one in chain
+        ):
+            return "the name of its host cannot be resolved"
+        system = next(
+            (
+                one.strerror
+                for one in chain
+                if isinstance(one, OSError) and not isinstance(one, TimeoutError) and one.strerror
+            ),
+            "",
+        )
+        if system:
+            return f"cannot be reached: {system}"
+        if any(
+            isinstance(one, requests.Timeout | urllib3.exceptions.TimeoutError | TimeoutError)
+            for one in chain
+        ):
+            return self._late()
+        if any(
+            isinstance(
+                one, urllib3.exceptions.DecodeError | requests.exceptions.ContentDecodingError
+            )
+            for one in chain
+        ):
+            return "its answer cannot be unpacked"
+        if any(
+            isinstance(one, urllib3.exceptions.ProtocolError | ConnectionError) for one in chain
+        ):
+            return "its answer breaks off"
+        return f"fails: {_short(chain[-1])}"
+
+
+class _Session(requests.Session):
+    """A session for the client: answers are read under a deadline and a bound, redirects not followed, the environment not asked."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        super().__init__()
+        # Else .netrc would replace the token, and proxy variables that are meant for downloads would catch queries.
+        self.trust_env = False
+        self.deadline = 0.0
+        self.answer: _Answer | None = None
+        self._monotonic = monotonic
+
+    def request(self, *arguments: Any, **options: Any) -> Any:
+        self.answer = None
+        response = super().request(
+            *arguments, **{**options, "stream": True, "allow_redirects": False}
+        )
+        try:
+            self.answer = _Answer(
+                response.status_code, self._body(response), response.headers.get("location", "")
+            )
+        finally:
+            response.close()
+        return self.answer
+
+    @property
+    def of_query(self) -> bool:
+        """Whether the last answer refused the query, and not whoever asks: another query may fare better."""
+        return self.answer is not None and self.answer.status_code in (400, 422)
+
+    def _body(self, response: requests.Response) -> bytes:
+        """The whole body. The time limit of the connection is per read, so that a dripping body would take for ever."""
+        data = bytearray()
+        raw = response.raw
+        while block := raw.read1(_BLOCK, decode_content=True):
+            data += block
+            if response.status_code != requests.codes.ok and len(data) > _ERROR_BYTES_MAX:
+                return bytes(data[:_ERROR_BYTES_MAX])
+            if len(data) > ANSWER_BYTES_MAX:
+                raise PrometheusError(
+                    f"its answer is longer than {ANSWER_BYTES_MAX // 1024**2} MiB", final=True
+                )
+            if self._monotonic() > self.deadline:
+                raise requests.Timeout
+        return bytes(data)
+
+
+class _Answer:
+    """What the client sees of a response: the status, and the JSON of an answer in which everything is as it has to be."""
+
+    def __init__(self, status_code: int, content: bytes, location: str = "") -> None:
+        self.status_code, self.content, self.location = status_code, content, location
+        self._document: Any = None
+
+    def json(self) -> Any:
+        """The document, once it is a success with a result.
+
+        Raises:
+            PrometheusError: it is anything else.
+        """
+        self._document = _parsed(self.content)
+        data = self._document.get("data")
+        if self._document.get("status") != "success":
+            raise PrometheusError(f"says {_words(self._document) or 'neither success nor error'}")
+        if (
+            not isinstance(data, dict)
+            or not isinstance(data.get("resultType"), str)
+            or not isinstance(data.get("result"), list)
+        ):
+            raise PrometheusError("its answer has no result")
+        return self._document
+
+    def envelope(self) -> Answer:
+        """The parsed answer with its kind and warnings."""
+        data = self._document["data"]
+        warnings = self._document.get("warnings")
+        said = (
+            tuple(str(one)[:_TEXT_MAX] for one in warnings[:5])
+            if isinstance(warnings, list)
+            else ()
+        )
+        return Answer(data["resultType"], data["result"], said)
+
+    def detail(self) -> str:
+        """What an error says of itself, with a colon before it, or nothing."""
+        try:
+            words = _words(_parsed(self.content))
+        except PrometheusError:
+            words = " ".join(self.content[:_TEXT_MAX].decode("utf-8", errors="replace").split())
+        return f": {words}" if words else ""
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        raise PrometheusError("its answer is no JSON; is url that of a Prometheus?") from None
+    if not isinstance(document, dict):
+        raise PrometheusError("its answer is JSON of another kind; is url that of a Prometheus?")
+    return document
+
+
+def _words(document: dict[str, Any]) -> str:
+    kind, text = document.get("errorType"), document.get("error")
+    return (
+        " ".join(f"{kind}: {text}".split())[:_TEXT_MAX]
+        if isinstance(kind, str) and isinstance(text, str)
+        else ""
+    )
+
+
+def _hidden(text: str, credentials: Credentials) -> str:
+    """The text without the secrets that a server may have sent back."""
+    redactor = Redactor()
+    redactor.add(*credentials.secrets)
+    if credentials.basic is not None:
+        redactor.add_basic(*credentials.basic)
+    return redactor(text)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what led to it: requests and urllib3 wrap each other's errors as arguments and reasons."""
+    seen: list[BaseException] = []
+    waiting: list[Any] = [error]
+    while waiting:
+        one = waiting.pop(0)
+        if isinstance(one, BaseException) and not any(one is other for other in seen):
+            seen.append(one)
+            yield one
+            waiting += [*one.args, getattr(one, "reason", None), one.__cause__, one.__context__]
+
+
+def _short(error: BaseException) -> str:
+    return " ".join(str(error).split())[:_TEXT_MAX] or type(error).__name__

@@ -1,0 +1,151 @@
+"""Whether what is known of a pipeline's pods may be believed, and what to look at where not. Pure.
+
+All times are those of the server's clock until the sample is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from .query_results import rebased
+from .samples import FRESH_INTERVALS, Expected, Failure, PodHistory, Sample, Trouble
+from .scrape_history import Histories, PodKey
+
+# What is assumed until two scrapes have been seen: the default of the Prometheus operator.
+INTERVAL_UNKNOWN: Final = 30.0
+# A container's figures are of no use after that.
+USAGE_SECONDS_MAX: Final = 300.0
+# Clocks that differ by less are as good as one.
+SKEW_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What one collection says beside the samples.
+
+    ``now``: the server's time; ``skew``: how far it is ahead of the operator's clock; ``problems``, ``notes``: by pod; ``up``: whether
+    the last scrape of a target worked, by pod, ``None``: not asked; ``ahead``: how many seconds in the server's future a pod's newest
+    scrape would lie; ``interval``: between scrapes, as seen over all pods; ``said``:
+    notes on the collection as a whole.
+    """
+
+    now: float
+    skew: float
+    interval: float = INTERVAL_UNKNOWN
+    problems: Mapping[PodKey, str] = field(default_factory=dict)
+    notes: Mapping[PodKey, str] = field(default_factory=dict)
+    ahead: Mapping[PodKey, float] = field(default_factory=dict)
+    up: Mapping[PodKey, bool] | None = None
+    said: tuple[str, ...] = ()
+
+
+def judge(
+    expected: Expected, histories: Histories, seen: Evidence, source: str, query: Callable[[], str]
+) -> Sample | Failure:
+    """The pods that can be believed, or why there is none; ``query`` makes the query that people should try.
+
+    A pod is believed when its newest scrape holds every series of every model and is at most 2.5 scrapes old. Pods that are not are
+    left out of the sample, with a note: whoever decides knows which ones are ready, and lowers nothing by a part of them.
+    """
+    keys = [(expected.namespace, pod) for pod in expected.pods]
+    if not keys:
+        return Failure(Trouble.MISSING, "no pod is ready, so there is nothing to measure", source)
+    interval = histories.interval(keys, seen.interval)
+    good: dict[str, PodHistory] = {}
+    bad: dict[str, tuple[Trouble, str]] = {}
+    for key in keys:
+        wrong = _wrong(key, expected, histories, seen, interval)
+        if wrong is None:
+            good[key[1]] = _history(key, histories, seen)
+        else:
+            bad[key[1]] = wrong
+    if not good:
+        return _failure(bad, len(keys), source, query())
+    notes = list(seen.said)
+    if bad:
+        pod, (_, why) = next(iter(sorted(bad.items())))
+        notes.append(f"{len(bad)} of {len(keys)} pods give no usable samples; {pod}: {why}")
+    notes += sorted(
+        {
+            f"{pod} {seen.notes[expected.namespace, pod]}"
+            for pod in good
+            if (expected.namespace, pod) in seen.notes
+        }
+    )[:3]
+    gpu_known = any(
+        history.usage is not None and history.usage.gpu is not None for history in good.values()
+    )
+    return Sample(good, interval, source, gpu_known, tuple(notes))
+
+
+def _wrong(
+    key: PodKey, expected: Expected, histories: Histories, seen: Evidence, interval: float
+) -> tuple[Trouble, str] | None:
+    """Why a pod cannot be believed; ``None`` where it can."""
+    if problem := seen.problems.get(key):
+        return Trouble.PARTIAL, problem
+    if ahead := seen.ahead.get(key):
+        return (
+            Trouble.STALE,
+            f"the newest scrape lies {ahead:.0f} s in the future; do the clocks of Prometheus and its stores agree?",
+        )
+    scrapes = histories.scrapes(key)
+    if not scrapes:
+        return Trouble.MISSING, f"no series{_target(key, seen)}"
+    limit = FRESH_INTERVALS * interval
+    age = seen.now - scrapes[-1].at
+    if age > limit:
+        return (
+            Trouble.STALE,
+            f"the newest scrape is {age:.0f} s old, more than {limit:.0f} s ({FRESH_INTERVALS:g} scrapes){_target(key, seen)}",
+        )
+    if lacking := sorted(expected.models - set(scrapes[-1].models)):
+        return Trouble.PARTIAL, f"no series of model {', '.join(lacking)}; is it loaded?"
+    return None
+
+
+def _target(key: PodKey, seen: Evidence) -> str:
+    if seen.up is None:
+        return ""
+    if key not in seen.up:
+        return "; Prometheus has no such target (no PodMonitor, not selected, or other labels)"
+    return (
+        "; the target is up"
+        if seen.up[key]
+        else "; Prometheus cannot scrape it (up is 0): may it reach port 8002 (NetworkPolicy, --allow-metrics)?"
+    )
+
+
+def _history(key: PodKey, histories: Histories, seen: Evidence) -> PodHistory:
+    """By the operator's clock."""
+    usage = histories.usage(key)
+    if usage is not None:
+        usage = (
+            replace(usage, at=usage.at - seen.skew)
+            if seen.now - usage.at <= USAGE_SECONDS_MAX
+            else None
+        )
+    scrapes = histories.scrapes(key)
+    return PodHistory(
+        tuple(rebased(scrape, seen.skew) for scrape in scrapes) if seen.skew else scrapes, usage
+    )
+
+
+def _failure(bad: Mapping[str, tuple[Trouble, str]], pods: int, source: str, query: str) -> Failure:
+    troubles = {trouble for trouble, _ in bad.values()}
+    trouble = troubles.pop() if len(troubles) == 1 else Trouble.PARTIAL
+    pod, (_, why) = next(iter(sorted(bad.items())))
+    of = f"{pod}" if pods == 1 else f"{len(bad)} of {pods} pods, such as {pod}"
+    looks = {
+        Trouble.MISSING: "1. is there a PodMonitor (spec.observability.podMonitor, or the chart's)? 2. does Prometheus select it (its labels and namespace), "
+        "is the target up? 3. do series arrive with these labels",
+        Trouble.STALE: "1. is the target still up? 2. does Prometheus fall behind or was it restarted? 3. do series arrive",
+        Trouble.PARTIAL: "1. are all models loaded? 2. do relabelling rules drop series? 3. do series arrive once for each pod and model",
+    }
+    return Failure(
+        trouble,
+        f"{source} gives no usable samples of {of}: {why}. Look: {looks[trouble]}: {query}",
+        source,
+    )

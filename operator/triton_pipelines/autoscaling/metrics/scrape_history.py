@@ -1,0 +1,79 @@
+"""The newest scrapes of every pod, a bounded number of seconds back. No I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+from .samples import Scrape, Usage
+
+# The slow window, a scrape before it, and slack for a late one.
+SLACK_SECONDS: Final = 15.0
+# A pod scraped every second over an hour's window.
+SCRAPES_MAX: Final = 4096
+# Last intervals that the interval is inferred from.
+GAPS: Final = 5
+# More is an outage and no interval: series vanish from queries after five minutes, so nobody scrapes more seldom than this.
+GAP_SECONDS_MAX: Final = 120.0
+
+PodKey = tuple[str, str]
+"""Namespace and name of a pod."""
+
+
+class Histories:
+    """Ring buffers of scrapes by pod."""
+
+    def __init__(self) -> None:
+        self._scrapes: dict[PodKey, deque[Scrape]] = {}
+        self._usage: dict[PodKey, Usage] = {}
+
+    def add(self, pod: PodKey, scrape: Scrape, window: float) -> bool:
+        """Add a scrape unless it is no newer than the last; forget what is older than ``window`` seconds. Returns whether it was new."""
+        known = self._scrapes.setdefault(pod, deque(maxlen=SCRAPES_MAX))
+        if known and scrape.at <= known[-1].at:
+            return False
+        known.append(scrape)
+        while len(known) > 2 and scrape.at - known[1].at >= window + SLACK_SECONDS:
+            known.popleft()
+        return True
+
+    def use(self, pod: PodKey, usage: Usage) -> None:
+        """Remember the pod's newest usage."""
+        self._usage[pod] = usage
+
+    def scrapes(self, pod: PodKey) -> tuple[Scrape, ...]:
+        """The pod's scrapes, oldest first."""
+        return tuple(self._scrapes.get(pod, ()))
+
+    def usage(self, pod: PodKey) -> Usage | None:
+        """The pod's newest usage."""
+        return self._usage.get(pod)
+
+    def forget(self, pod: PodKey) -> None:
+        """Forget the pod's scrapes, as when the clock that they were taken by has been set back."""
+        self._scrapes.pop(pod, None)
+
+    def keep(self, pods: Iterable[PodKey]) -> None:
+        """Forget all other pods."""
+        wanted = set(pods)
+        for gone in set(self._scrapes) - wanted:
+            del self._scrapes[gone]
+        for gone in set(self._usage) - wanted:
+            del self._usage[gone]
+
+    def interval(self, pods: Iterable[PodKey], otherwise: float) -> float:
+        """Seconds between scrapes as seen: the median over the pods' last few intervals, ``otherwise`` where none is known."""
+        gaps = sorted(gap for pod in pods if (gap := self.gap(pod)) is not None)
+        return gaps[len(gaps) // 2] if gaps else otherwise
+
+    def gap(self, pod: PodKey) -> float | None:
+        """Seconds between the pod's scrapes: the lower median of the last few, so that one missed scrape does not count."""
+        known = self._scrapes.get(pod, ())
+        last = len(known) - 1
+        gaps = sorted(
+            gap
+            for index in range(last, max(0, last - GAPS), -1)
+            if (gap := known[index].at - known[index - 1].at) <= GAP_SECONDS_MAX
+        )
+        return gaps[(len(gaps) - 1) // 2] if gaps else None

@@ -1,0 +1,367 @@
+"""What ``tritonpipe bench`` shows: tables and a plot for people, CSV and JSON for programs. Pure."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from triton_pipelines.tools.loadgen.plots import Point, Series, curve
+from triton_pipelines.tools.loadgen.summary import Summary, figures
+from triton_pipelines.tools.loadgen.sweep import Measured
+
+VERSION: Final = 1
+"""Of the JSON document: grows when a field changes its meaning or goes."""
+BASELINE: Final = "one by one"
+_PERCENTILES: Final = ("p50", "p90", "p95", "p99", "max")
+_PLOT_COLUMNS, _PLOT_LINES = 72, 14
+_BUSY_CORES: Final = 0.8
+_LATE_SHARE: Final = 0.1
+_KEPT_UP: Final = 0.95
+_COLUMNS: Final = (
+    "load,requests_per_second,requests_per_second_min,requests_per_second_max,rows_per_second,p50_ms,p90_ms,p95_ms,p99_ms,max_ms,"
+    "requests,failed,stable,runs"
+)
+COLUMNS: Final = tuple(_COLUMNS.split(","))
+"""Of the CSV."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A bench: what was asked, how, and what came of it.
+
+    Attributes:
+        model, address, protocol: what was asked, where and how.
+        source: of the texts or tensors, in words.
+        rows: in each request.
+        seconds, warmup_seconds: measured time of each run.
+        points: the loads.
+        baseline: one client that waits for each answer; with all rows in a request, then with a row in each; may be empty.
+        names: models whose steps are shown, in the order of the pipeline; empty: all.
+    """
+
+    model: str
+    address: str
+    protocol: str
+    source: str
+    rows: int
+    seconds: float
+    warmup_seconds: float
+    points: Sequence[Measured]
+    baseline: Mapping[str, Measured]
+    names: Sequence[str] = ()
+
+    @property
+    def naive_rows(self) -> float:
+        """Rows/s of the naive way: a row at a time; NaN where it was not measured."""
+        return (
+            self.baseline[BASELINE].median("rows_per_s") if BASELINE in self.baseline else math.nan
+        )
+
+
+def everything(report: Report) -> list[tuple[str, Measured]]:
+    """The baselines, then the loads, each once."""
+    return [
+        *report.baseline.items(),
+        *((item.spec.name, item) for item in report.points if item not in report.baseline.values()),
+    ]
+
+
+# --- for programs -----------------------------------------------------------------------------------------------------------
+
+
+def as_json(report: Report) -> str:
+    """A document with every run."""
+    document = {
+        "version": VERSION,
+        "model": report.model,
+        "address": report.address,
+        "protocol": report.protocol,
+        "requests": {"source": report.source, "rows": report.rows},
+        "secondsMeasured": report.seconds,
+        "secondsWarmUp": report.warmup_seconds,
+        "baseline": [{"name": name, **_point(item)} for name, item in report.baseline.items()],
+        "points": [_point(item) for item in report.points],
+    }
+    return json.dumps(document, indent=1)
+
+
+def _point(item: Measured) -> dict[str, Any]:
+    spec = item.spec
+    load: dict[str, Any] = (
+        {"concurrency": spec.concurrency}
+        if spec.concurrency
+        else {"rate": spec.rate, "arrivals": str(spec.arrivals)}
+    )
+    typical = figures(item.typical)
+    typical.pop("steps")
+    return {"load": load, "median": typical, "runs": [figures(run) for run in item.runs]}
+
+
+def as_csv(report: Report) -> str:
+    """A line for each load: medians of the runs; counts are sums."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for name, item in everything(report):
+        low, high = item.spread("requests_per_s")
+        writer.writerow(
+            [
+                name,
+                *map(_plain, (item.median("requests_per_s"), low, high, item.median("rows_per_s"))),
+            ]
+            + [_plain(item.median(f"{percentile}_s") * 1000) for percentile in _PERCENTILES]
+            + [
+                sum(run.requests for run in item.runs),
+                sum(run.failed for run in item.runs),
+                "yes" if item.stable else "no",
+                len(item.runs),
+            ]
+        )
+    return out.getvalue()
+
+
+def svg(report: Report) -> str:
+    """The throughput-latency curve as a page."""
+    series = []
+    for kind, items in _kinds(report.points).items():
+        for percentile, dashed in (("p99", False), ("p50", True)):
+            points = [
+                Point(
+                    item.median("rows_per_s"),
+                    item.median(f"{percentile}_s") * 1000,
+                    "" if dashed else _short(item),
+                    *_spread_ms(item, percentile),
+                )
+                for item in items
+            ]
+            series.append(Series(f"{percentile}, {kind}", points, dashed=dashed))
+    for name, item in report.baseline.items():
+        series.append(
+            Series(
+                f"p99, {name}",
+                [Point(item.median("rows_per_s"), item.median("p99_s") * 1000)],
+                marks_only=True,
+            )
+        )
+    note = f"{report.protocol}, {report.rows} row(s) a request, {report.source}; median of {len(report.points[0].runs)} run(s), {report.seconds:g} s each"
+    return curve(f"{report.model}: latency over throughput", series, unit="rows/s", note=note)
+
+
+# --- for people -------------------------------------------------------------------------------------------------------------
+
+
+def shown(report: Report) -> list[Table | Text]:
+    """The tables, the plot and the remarks."""
+    best = max(report.points, key=lambda item: item.median("rows_per_s"))
+    parts: list[Table | Text] = [
+        Text(
+            f"{report.model} at {report.address}: {report.rows} row(s) a request, {report.source}"
+        ),
+        Text(
+            f"{len(best.runs)} run(s) of {report.seconds:g} s after {report.warmup_seconds:g} s of warm-up; latency in ms; ± is half the spread over the runs"
+        ),
+        _loads(report),
+    ]
+    if len(report.points) > 1:
+        parts.append(Text(plot(report.points)))
+    if table := _steps(best.typical, report.names):
+        parts += [
+            Text(
+                f"where the time goes at {best.spec.name} (Triton's statistics; ms, mean of a request; busy: instances)"
+            ),
+            table,
+        ]
+    return [*parts, *map(Text, remarks(report))]
+
+
+def remarks(report: Report) -> list[str]:
+    """What must be known to read the figures rightly."""
+    result = []
+    for name, item in everything(report):
+        for message, count in sorted(item.errors.items(), key=lambda pair: -pair[1])[:3]:
+            result.append(f"{name}: {count} failed: {message}")
+    behind = [
+        item
+        for item in report.points
+        if item.spec.rate and item.median("requests_per_s") < _KEPT_UP * item.spec.rate
+    ]
+    # Where a queue grows nothing is stable, however long it is measured.
+    if unsteady := [
+        f"{name} ({reason})"
+        for name, item in everything(report)
+        if item not in behind and (reason := _unsteady(item))
+    ]:
+        result.append(
+            f"not stable: {'; '.join(unsteady)}; a longer --duration, or a quieter machine, may help"
+        )
+    if busy := [
+        item.spec.name
+        for item in report.points
+        if max(run.cpu_share for run in item.runs) > _BUSY_CORES
+    ]:
+        result.append(
+            f"the load generator itself kept a core busy at {', '.join(busy)}: the server may carry more"
+        )
+    late = [
+        item.spec.name
+        for item in report.points
+        if item.spec.open_loop and item.median("lag_p99_s") > _LATE_SHARE * item.median("p99_s")
+    ]
+    if late:
+        result.append(
+            f"requests left late at {', '.join(late)} (more than a tenth of p99): too few CPUs for generator and server; latency counts from when they were due"
+        )
+    for item in behind:
+        lost = "; of those that failed no time is among the percentiles" if item.errors else ""
+        carried = _short_number(item.median("requests_per_s"))
+        result.append(
+            f"overloaded at {item.spec.name}: {carried} requests/s are answered, and latency grows with the time measured{lost}"
+        )
+    return result
+
+
+def _unsteady(item: Measured) -> str:
+    return next((run.stability.reason for run in item.runs if not run.stability.stable), "")
+
+
+def _loads(report: Report) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("load", "requests/s", "±", "rows/s"):
+        table.add_column(name, justify="left" if name == "load" else "right")
+    if report.baseline:
+        table.add_column(f"× {BASELINE}", justify="right")
+    for name in (*_PERCENTILES, "failed"):
+        table.add_column(name, justify="right")
+    table.add_column("stable")
+    for name, item in everything(report):
+        low, high = item.spread("requests_per_s")
+        rows = item.median("rows_per_s")
+        cells = [
+            name,
+            _short_number(item.median("requests_per_s")),
+            _short_number((high - low) / 2),
+            _short_number(rows),
+        ]
+        cells += (
+            [f"{rows / report.naive_rows:.2f}" if report.naive_rows > 0 else "–"]
+            if report.baseline
+            else []
+        )
+        cells += [
+            _short_number(item.median(f"{percentile}_s") * 1000) for percentile in _PERCENTILES
+        ]
+        table.add_row(
+            *cells, str(sum(run.failed for run in item.runs)), "yes" if item.stable else "no"
+        )
+    return table
+
+
+def _steps(summary: Summary, names: Sequence[str]) -> Table | None:
+    chosen = [name for name in names if name in summary.steps] if names else sorted(summary.steps)
+    # An ensemble has no executions of its own; its requests are the whole.
+    inner = [name for name in chosen if summary.steps[name].executions] or chosen
+    if not inner:
+        return None
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in (
+        "step",
+        "requests",
+        "runs",
+        "rows/run",
+        "queue",
+        "input",
+        "compute",
+        "output",
+        "run",
+        "busy",
+        "failed",
+    ):
+        table.add_column(name, justify="left" if name == "step" else "right")
+    for name in inner:
+        step = summary.steps[name]
+        times = (step.queue_s, step.input_s, step.infer_s, step.output_s, step.execution_s)
+        cells = [name, str(step.requests), str(step.executions), f"{step.rows_per_execution:.1f}"]
+        table.add_row(
+            *cells,
+            *(_short_number(seconds * 1000) for seconds in times),
+            f"{step.busy:.2f}",
+            str(step.failures),
+        )
+    return table
+
+
+def plot(points: Sequence[Measured]) -> str:
+    """p99 (logarithmic) over rows/s in characters; each point bears the first letter of its kind: c closed loop, o open loop."""
+    found = [
+        (
+            item.median("rows_per_s"),
+            item.median("p99_s") * 1000,
+            "o" if item.spec.open_loop else "c",
+        )
+        for item in points
+    ]
+    found = [point for point in found if math.isfinite(point[1]) and point[1] > 0 and point[0] > 0]
+    if not found:
+        return ""
+    most = max(point[0] for point in found)
+    low, high = (
+        math.log10(min(point[1] for point in found)),
+        math.log10(max(point[1] for point in found)),
+    )
+    grid = [[" "] * _PLOT_COLUMNS for _ in range(_PLOT_LINES)]
+    for rate, latency, mark in found:
+        line = (
+            round((_PLOT_LINES - 1) * (1 - (math.log10(latency) - low) / (high - low)))
+            if high > low
+            else _PLOT_LINES // 2
+        )
+        grid[line][min(_PLOT_COLUMNS - 1, int((_PLOT_COLUMNS - 1) * rate / most))] = mark
+    labels = {0: f"{10**high:.3g}", _PLOT_LINES - 1: f"{10**low:.3g}"}
+    lines = [
+        f"{labels.get(number, ''):>8} │{''.join(row).rstrip()}" for number, row in enumerate(grid)
+    ]
+    foot = f"{'':>8} └{'─' * _PLOT_COLUMNS}\n{'':>9} 0{f'{most:.0f} rows/s':>{_PLOT_COLUMNS - 1}}"
+    return "\n".join(["  p99 ms (log); c closed loop, o open loop", *lines, foot])
+
+
+def _kinds(points: Sequence[Measured]) -> dict[str, list[Measured]]:
+    kinds: dict[str, list[Measured]] = {}
+    for item in points:
+        kinds.setdefault(
+            f"open loop, {item.spec.arrivals}" if item.spec.open_loop else "closed loop", []
+        ).append(item)
+    return kinds
+
+
+def _spread_ms(item: Measured, percentile: str) -> tuple[float, float]:
+    low, high = item.spread(f"{percentile}_s")
+    return low * 1000, high * 1000
+
+
+def _short(item: Measured) -> str:
+    return str(item.spec.concurrency) if item.spec.concurrency else f"{item.spec.rate:g}/s"
+
+
+def _short_number(value: float) -> str:
+    if not math.isfinite(value):
+        return "–"
+    return (
+        f"{value:.0f}"
+        if abs(value) >= 100
+        else f"{value:.1f}"
+        if abs(value) >= 10
+        else f"{value:.2f}"
+    )
+
+
+def _plain(value: float) -> str:
+    return f"{value:.4f}" if math.isfinite(value) else ""

@@ -1,0 +1,182 @@
+"""``tritonpipe operator``: what the operator's container runs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from triton_pipelines.app.composition import build_reconcile, classify
+from triton_pipelines.app.config import ConfigError, OperatorConfig, load_config
+from triton_pipelines.app.log_setup import configure_logging
+from triton_pipelines.app.main import run_operator
+from triton_pipelines.autoscaling.metrics.connection import ConnectionsError
+from triton_pipelines.cluster.login import LoginError, load_configuration
+
+from .errors import EXIT_USAGE, Failure
+
+
+def operator(
+    namespace: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Namespace to work in; repeatable. Default: the whole cluster."
+        ),
+    ] = None,
+    context: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="kubeconfig context, outside a cluster. Default: the current one."
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="COUNT", help="Pipelines worked on at a time. Default 8.")
+    ] = None,
+    resync_seconds: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Every pipeline is looked at again after about this time. Default 600.",
+        ),
+    ] = None,
+    relist_seconds: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Watches are compared with lists after about this time. Default 300.",
+        ),
+    ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(metavar="PORT", help="Port of /metrics. Default 8080.")
+    ] = None,
+    liveness_port: Annotated[
+        int | None, typer.Option(metavar="PORT", help="Port of /healthz. Default 8081.")
+    ] = None,
+    operator_namespace: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Namespace of the operator itself.")
+    ] = None,
+    operator_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The operator key, as mounted.")
+    ] = None,
+    operator_key_secret: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the Secret of the operator key.")
+    ] = None,
+    image: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FAMILY=IMAGE",
+            help="Triton image per platform family (vllm, tensorrtllm); default=IMAGE for all others. Repeatable.",
+        ),
+    ] = None,
+    loader_image: Annotated[
+        str | None,
+        typer.Option(metavar="IMAGE", help="Image of the init container: the operator's own."),
+    ] = None,
+    image_pull_policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POLICY", help="Of these images: IfNotPresent (default), Always or Never."
+        ),
+    ] = None,
+    source_map: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PREFIX=TARGET", help="Mirror of sources; repeatable."),
+    ] = None,
+    substitute_runner: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PLATFORM",
+            help="Platform that runs on the project's runner, for servers without its backend; repeatable.",
+        ),
+    ] = None,
+    custom_code: Annotated[
+        str | None,
+        typer.Option(metavar="MODE", help="allow (default) or forbid own code in pipelines."),
+    ] = None,
+    pod_template: Annotated[
+        str | None,
+        typer.Option(metavar="MODE", help="allow (default) or forbid podTemplate in pipelines."),
+    ] = None,
+    max_concurrent_rollouts: Annotated[
+        int | None,
+        typer.Option(
+            metavar="COUNT", help="Rollouts at a time that no spec change asked for. Default 5."
+        ),
+    ] = None,
+    metrics_connections: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Named Prometheus connections (YAML). Without any, pods are read directly.",
+        ),
+    ] = None,
+    prometheus_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="The one connection default, where a URL is all that it needs."
+        ),
+    ] = None,
+    monitoring_labels: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LABEL=VALUE",
+            help="Label of the pipelines' PodMonitors and PrometheusRules; repeatable.",
+        ),
+    ] = None,
+    monitoring_auto: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OBJECT",
+            help="What a pipeline's Auto makes: podMonitor, prometheusRule (default both), or none; repeatable.",
+        ),
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option(metavar="LEVEL", help="debug, info (default), warning or error.")
+    ] = None,
+) -> None:
+    """Run the operator (the chart does). Every option can also be given as TRITONPIPE_OPTION in the environment, lists separated by commas."""
+    given = {
+        "namespaces": namespace,
+        "context": context,
+        "workers": workers,
+        "resync_seconds": resync_seconds,
+        "relist_seconds": relist_seconds,
+        "metrics_port": metrics_port,
+        "liveness_port": liveness_port,
+        "operator_namespace": operator_namespace,
+        "operator_key_file": operator_key_file,
+        "operator_key_secret": operator_key_secret,
+        "images": image,
+        "loader_image": loader_image,
+        "image_pull_policy": image_pull_policy,
+        "source_map": source_map,
+        "substitute_runner": substitute_runner,
+        "custom_code": custom_code,
+        "pod_template": pod_template,
+        "max_concurrent_rollouts": max_concurrent_rollouts,
+        "metrics_connections": metrics_connections,
+        "prometheus_url": prometheus_url,
+        "monitoring_labels": monitoring_labels,
+        "monitoring_auto": monitoring_auto,
+        "log_level": log_level,
+    }
+    try:
+        config = load_config(
+            {key: value for key, value in given.items() if value not in (None, [])}
+        )
+        _ = config.connections  # what is wrong with them is said before anything runs
+    except (ConfigError, ConnectionsError) as error:
+        raise Failure(str(error), EXIT_USAGE) from error
+    configure_logging(config.log_level)
+    asyncio.run(_run(config))
+
+
+async def _run(config: OperatorConfig) -> None:
+    """The operator; without any credentials it ends at once, since neither waiting nor trying again brings a kubeconfig."""
+    try:
+        await load_configuration(config.kubeconfig, config.context)
+    except LoginError as error:
+        raise Failure(f"no cluster: {error.message}") from error
+    await run_operator(config, build_reconcile, classify=classify)

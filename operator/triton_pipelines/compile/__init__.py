@@ -1,0 +1,1 @@
+"""Compile a resource: spec → graph → model repository and Kubernetes objects → revision. Pure."""

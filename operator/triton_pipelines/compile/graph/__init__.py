@@ -1,0 +1,9 @@
+"""Pure: the resource as a checked graph of steps and tensors."""
+
+from .build import build
+from .checks import check
+from .graph import Graph
+from .lint_warnings import lint
+from .options import Options
+
+__all__ = ["Graph", "Options", "build", "check", "lint"]

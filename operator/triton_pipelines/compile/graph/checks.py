@@ -1,0 +1,67 @@
+"""Is the graph one that Triton loads and that answers what the user means? All findings at once, each with its field.
+
+The rules are Triton's own (ensemble_utils.cc, model_config_utils.cc; facts measured against Triton 24.10) and the few of this
+product; a message says what to write instead. What remains of Triton's rules is judged on the rendered configs (render.judge).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from triton_pipelines.api.base import Finding
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+
+from .example_request import check_example
+from .graph import Graph
+from .options import Options
+from .server_checks import check_server
+from .step_checks import (
+    check_batching,
+    check_models,
+    check_postprocess,
+    check_sources,
+    check_tokenizer,
+)
+from .wiring import check_names, check_wiring
+
+# Of the resource as JSON. What is rendered of it must fit one ConfigMap (1 MiB): quoting doubles a text at worst, and the
+# operator's own files, the pod template and the load plan come on top.
+SPEC_BYTES_MAX = 350_000
+
+
+def check(pipeline: InferencePipeline, graph: Graph, options: Options) -> list[Finding]:
+    """Everything that would keep this pipeline from loading or from answering rightly. Empty: it may be rendered."""
+    return [
+        *check_wiring(pipeline, graph),
+        *check_names(pipeline, graph),
+        *check_batching(graph),
+        *check_tokenizer(pipeline, graph),
+        *check_postprocess(pipeline, graph),
+        *check_models(pipeline, graph, options),
+        *check_sources(graph),
+        *check_server(pipeline, graph, options),
+        *check_example(pipeline, graph),
+        *_size(pipeline),
+    ]
+
+
+def _size(pipeline: InferencePipeline) -> Iterator[Finding]:
+    spec = pipeline.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    total = _bytes(spec)
+    if total > SPEC_BYTES_MAX:
+        parts = {
+            f"spec.{name}.{key}": _bytes(value)
+            for name, part in spec.items()
+            if isinstance(part, dict)
+            for key, value in part.items()
+        }
+        largest = max(parts, key=lambda name: parts[name])
+        yield Finding(
+            largest,
+            f"the resource is {total} bytes long, {parts[largest]} of them here; what is made of it must fit one ConfigMap, so at most {SPEC_BYTES_MAX} go: shorten this",
+        )
+
+
+def _bytes(value: object) -> int:
+    return len(json.dumps(value, ensure_ascii=False, default=str).encode())

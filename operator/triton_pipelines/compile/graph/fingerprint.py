@@ -1,0 +1,55 @@
+"""What the cost of a padding depends on, as one hash: a measurement made for one spec says nothing of another. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+
+from .model_step import implementation_of
+from .options import Options
+
+# Fields that change neither what a step costs nor how its requests are batched. All others count, those of later releases too: written
+# down they make another fingerprint, left out they change none, so that an upgrade forgets nothing.
+_NO_COST: Final = frozenset(
+    {"replicas", "suspend", "health", "rollout", "scaling", "slo", "tuning", "observability"}
+)
+_NO_COST_OF_SERVER: Final = frozenset({
+    "imagePullPolicy", "imagePullSecrets", "serviceAccountName", "tolerations", "topologySpreadConstraints", "priorityClassName", "modelCache",
+    "service", "networkPolicy", "disruptionBudget",
+})  # fmt: skip
+_PADDING: Final = frozenset({"padding", "buckets"})
+LENGTH: Final = 16
+
+
+def cost_fingerprint(
+    pipeline: InferencePipeline, options: Options, digests: Mapping[str, str]
+) -> str:
+    """Sixteen hex digits that are the same for specs under which each padding costs the same.
+
+    In it: every step with its source and its batching, the tokenizer but for its padding, instance counts, the server (image, GPU, CPU,
+    nodes) as far as they are written down, which implementation runs each step, and the content of ConfigMap sources (``digests``: step →
+    hash). Not in it: the promised latency, of which no cost depends, and the operator's default image.
+    """
+    said: dict[str, Any] = pipeline.spec.model_dump(
+        mode="json", by_alias=True, exclude_defaults=True
+    )
+    said = _without(said, _NO_COST)
+    for part, ignored in (("server", _NO_COST_OF_SERVER), ("tokenizer", _PADDING)):
+        said[part] = _without(said.get(part) or {}, ignored)
+    steps = [step for step in (pipeline.spec.model, *pipeline.spec.steps) if step is not None]
+    whole = {
+        "spec": said,
+        "run by": [implementation_of(step, options).value for step in steps],
+        "digests": dict(digests),
+    }
+    return hashlib.sha256(
+        json.dumps(whole, sort_keys=True, ensure_ascii=False).encode()
+    ).hexdigest()[:LENGTH]
+
+
+def _without(fields: Mapping[str, Any], ignored: frozenset[str]) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if key not in ignored}

@@ -1,0 +1,160 @@
+"""The step after the model, as a step of the graph."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from triton_pipelines.api.base import Switch
+from triton_pipelines.api.batching import DynamicBatching
+from triton_pipelines.api.instances import InstanceResources
+from triton_pipelines.api.postprocess import CLASSIFIERS, Postprocess, PostprocessType
+from triton_pipelines.api.tensors import DataType, InputTensor, TokenTensor
+from triton_pipelines.api.v1alpha1 import Spec
+
+from .defaults import MODEL, POSTPROCESS, TOKENIZER
+from .graph import PIPELINE, Implementation, Input, Instances, Reference, Role, Step, Tensor
+from .model_step import FIXED_RESOURCES, input_of
+from .source_checks import code_of, python_fetches
+from .tokenizer_step import Tokens, prefixed, python_parameters
+
+
+def postprocess_read(wanted: InputTensor, spec: Spec) -> Reference | None:
+    """The model's output that an input of own code reads without ``from``: the one of its name."""
+    if (
+        not wanted.from_
+        and spec.model is not None
+        and any(output.name == wanted.name for output in spec.model.outputs)
+    ):
+        return Reference(MODEL, wanted.name)
+    return None
+
+
+def postprocess_step(
+    post: Postprocess,
+    steps: Sequence[Step],
+    tokens: Tokens,
+    texts: Sequence[Tensor],
+    read: Mapping[str, Reference | None],
+) -> Step:
+    """The postprocess step. ``read``: who feeds each input of own code; ``texts``: the pipeline's inputs that the tokenizer reads."""
+    model = next((step for step in steps if step.role is Role.MODEL), steps[-1])
+    count, wanted = post.instances.bounds(scaled=False), post.instances
+    inputs, outputs, parameters = (
+        _own(post, read) if post.python is not None else _known(post, model, steps, tokens, texts)
+    )
+    return Step(
+        name=POSTPROCESS,
+        role=Role.POSTPROCESS,
+        model_name=post.model_name,
+        implementation=Implementation.CODE
+        if post.python is not None
+        else Implementation.POSTPROCESS,
+        platform="",
+        backend="python",
+        max_batch_size=model.max_batch_size,
+        inputs=inputs,
+        outputs=outputs,
+        instances=Instances(
+            f"KIND_{(wanted.kind.value if wanted.kind else 'CPU').upper()}",
+            count.start,
+            count.low,
+            count.high,
+            wanted.gpus,
+            host_policy=wanted.host_policy or "",
+        ),
+        resources=post.resources_per_instance
+        or (InstanceResources() if count.high > count.low else FIXED_RESOURCES),
+        batching=_batching(post, model.max_batch_size > 0),
+        path="spec.postprocess",
+        parameters=parameters,
+        fetches=python_fetches(POSTPROCESS, post.model_name, post.python, "spec.postprocess.python")
+        if post.python
+        else (),
+        code=code_of(post.python),
+        config_patch=post.config_patch,
+    )
+
+
+def _batching(post: Postprocess, batched: bool) -> DynamicBatching | None:
+    if post.dynamic_batching is None:
+        return DynamicBatching() if batched else None
+    return None if post.dynamic_batching.mode is Switch.DISABLED else post.dynamic_batching
+
+
+Parts = tuple[tuple[Input, ...], tuple[Tensor, ...], dict[str, str]]
+
+
+def _own(post: Postprocess, read: Mapping[str, Reference | None]) -> Parts:
+    inputs = tuple(
+        input_of(tensor, f"spec.postprocess.inputs[{index}]", read.get(tensor.name))
+        for index, tensor in enumerate(post.inputs)
+    )
+    outputs = tuple(
+        Tensor(tensor.name, tensor.data_type, tensor.dims, tensor.reshape)
+        for tensor in post.outputs
+    )
+    return (
+        inputs,
+        outputs,
+        python_parameters(post.python is not None and post.python.environment is not None),
+    )
+
+
+def _known(
+    post: Postprocess, model: Step, steps: Sequence[Step], tokens: Tokens, texts: Sequence[Tensor]
+) -> Parts:
+    """Inputs, outputs and parameters of a postprocess that comes with the operator."""
+    assert post.type is not None
+    known = {Reference(PIPELINE, text.name): text for text in texts}
+    known |= {
+        Reference(step.name, tensor.name): replace(tensor, reshape=None)
+        for step in steps
+        for tensor in step.outputs
+    }
+    batched = model.max_batch_size > 0
+    first = model.outputs[0].name if model.outputs else "output"
+    source = Reference.parse(post.from_) if post.from_ else Reference(model.name, first)
+    read = known.get(source)
+    tensor = (
+        Tensor(source.tensor, DataType.FP32, (-1,) if batched else (-1, -1))
+        if read is None
+        else read
+    )
+    inputs = [Input(tensor, source, "spec.postprocess.from", ragged=tensor.variable and batched)]
+    parameters = {"type": post.type.value, "input": tensor.name}
+    if post.type is PostprocessType.MEAN_POOLING:
+        usual = next(
+            (name for name, token in tokens.items() if token.kind is TokenTensor.ATTENTION_MASK),
+            "attention_mask",
+        )
+        mask_source = (
+            Reference.parse(post.mask_from) if post.mask_from else Reference(TOKENIZER, usual)
+        )
+        mask = known.get(mask_source) or Tensor(mask_source.tensor, DataType.INT64, (-1,))
+        if mask.name == tensor.name:  # of another step: inputs of one step need names of their own
+            mask = replace(mask, name=f"{mask.name}_mask")
+        # The mask is read as variable: the pooled tensor may come back as long as the longest row only.
+        mask = replace(mask, dims=(-1,) if batched else (-1, -1))
+        inputs.append(Input(mask, mask_source, "spec.postprocess.maskFrom", ragged=batched))
+        parameters["mask"] = mask.name
+    outputs: list[Tensor] = []
+    if post.type in CLASSIFIERS:
+        # One score per class and row, or per class and token: the classes stand last.
+        *outer, classes = tensor.dims
+        outputs.append(Tensor("PROBABILITIES", DataType.FP32, (*outer, classes)))
+        if post.labels:
+            top = post.top_k or 1
+            outputs += [
+                Tensor("LABEL", DataType.STRING, (*outer, top)),
+                Tensor("SCORE", DataType.FP32, (*outer, top)),
+            ]
+            parameters |= {
+                "labels": json.dumps(list(post.labels), ensure_ascii=False),
+                "top_k": str(top),
+            }
+    else:
+        outputs.append(Tensor("EMBEDDING", DataType.FP32, (*tensor.dims[:-2], tensor.dims[-1])))
+        parameters["normalize"] = (post.normalize or Switch.ENABLED).value
+    return tuple(inputs), tuple(outputs), prefixed(parameters)

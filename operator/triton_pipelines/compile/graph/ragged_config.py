@@ -1,0 +1,119 @@
+"""What the config of an adapted ONNX model holds: flat inputs, the lengths of their rows, and outputs that are cut by them.
+
+The loader rewrites the model's graph (``loader/ragged``); this says what has to stand in ``config.pbtxt`` for it, and what of a
+declared step makes that impossible before any file is read. The fields are those that Triton's ONNX Runtime backend takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from triton_pipelines.api.loadplan import shape_input
+from triton_pipelines.api.tensors import DataType
+
+from .graph import Tensor
+
+BATCH_INPUT_KIND: Final = "BATCH_ITEM_SHAPE"
+"""One line per row; all other kinds but its flattened form count per request, which is wrong once a client sends several rows."""
+BATCH_OUTPUT_KIND: Final = "BATCH_SCATTER_WITH_INPUT_SHAPE"
+INTEGERS: Final = frozenset({DataType.INT64, DataType.INT32})
+"""Element types of token tensors that encoders read."""
+MARKED: Final = frozenset(
+    {
+        DataType.FP64,
+        DataType.FP32,
+        DataType.FP16,
+        DataType.INT64,
+        DataType.INT32,
+        DataType.INT16,
+        DataType.INT8,
+    }
+)
+"""Element types that have a value no answer has (not-a-number, -1), with which a row that the model cannot take is answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInput:
+    """A ``batch_input`` entry: ``target`` gets the lengths of ``source``'s rows. One entry per target, or the backend miscounts its inputs."""
+
+    source: str
+    target: str
+    kind: str = BATCH_INPUT_KIND
+    data_type: DataType = DataType.INT32
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOutput:
+    """A ``batch_output`` entry: ``target`` is cut into requests by the shapes that ``source`` had in them."""
+
+    source: str
+    target: str
+    kind: str = BATCH_OUTPUT_KIND
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedConfig:
+    """What an adapted model's config says beyond a plain one: ``flat`` inputs have ``allow_ragged_batch``, dims [-1]; all else stays as declared."""
+
+    flat: tuple[str, ...]
+    batch_inputs: tuple[BatchInput, ...]
+    batch_outputs: tuple[BatchOutput, ...]
+
+
+def ragged_inputs(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The inputs that become flat: one token per position, any length, token ids first (their lengths shape token-level outputs)."""
+    flat = [tensor for tensor in inputs if tensor.dims == (-1,)]
+    return tuple(
+        sorted(
+            flat,
+            key=lambda tensor: "ids" not in tensor.name.lower() or "type" in tensor.name.lower(),
+        )
+    )
+
+
+def token_outputs(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The outputs that have a value, or a vector, per token."""
+    return tuple(tensor for tensor in outputs if tensor.dims[:1] == (-1,))
+
+
+def ragged_config(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> RaggedConfig:
+    """What must stand in the config of an ONNX step with these declared tensors. Meaningful where :func:`ragged_obstacles` finds nothing."""
+    flat = ragged_inputs(inputs)
+    return RaggedConfig(
+        flat=tuple(tensor.name for tensor in flat),
+        batch_inputs=tuple(BatchInput(tensor.name, shape_input(tensor.name)) for tensor in flat),
+        batch_outputs=tuple(
+            BatchOutput(flat[0].name, tensor.name) for tensor in token_outputs(outputs)
+        )
+        if flat
+        else (),
+    )
+
+
+def ragged_obstacles(
+    inputs: Sequence[Tensor], outputs: Sequence[Tensor], max_batch_size: int
+) -> Iterator[str]:
+    """Why a declared ONNX step cannot take requests of different length in one batch, in words; what only the file shows, the loader finds."""
+    if max_batch_size < 1:
+        yield "maxBatchSize is 0: batches need at least 1"
+    if not ragged_inputs(inputs):
+        yield "no input has dims [-1]"
+    names = {tensor.name for tensor in inputs}
+    for tensor in inputs:
+        if tensor.reshape is not None:
+            yield f"input {tensor.name} is reshaped"
+        elif tensor.variable and tensor.dims != (-1,):
+            yield f"input {tensor.name} has dims {list(tensor.dims)}: only [-1] is possible for an axis without fixed length"
+        elif tensor.variable and tensor.data_type not in INTEGERS:
+            yield f"input {tensor.name} is {tensor.data_type.value}: token tensors are INT64 or INT32"
+        elif tensor.variable and shape_input(tensor.name) in names:
+            yield f"input {shape_input(tensor.name)} has the name that the lengths of {tensor.name} need"
+    for tensor in outputs:
+        if -1 in tensor.dims[1:]:
+            yield f"output {tensor.name} has dims {list(tensor.dims)}: only the first axis may hang on the number of tokens"
+        elif tensor.variable and tensor.reshape is not None:
+            yield f"output {tensor.name} is reshaped"
+        elif tensor.data_type not in MARKED:
+            yield f"output {tensor.name} is {tensor.data_type.value}, which has no value to mark a row that the model cannot take"

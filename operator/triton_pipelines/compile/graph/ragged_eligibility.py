@@ -1,0 +1,130 @@
+"""Whether the loader may change a step's ONNX file so that requests of different length share its batches.
+
+Measured with Triton's ONNX Runtime backend (2.51): it feeds such a graph with the rows of all requests end to end and the length of
+each, and pads nothing; a stock graph is only ever given requests of equal length. The loader's look into the file decides in the end:
+what it refuses is recorded here as :class:`Refusals`, and the pipeline is then padded in the next best way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from triton_pipelines.api.base import Switch
+from triton_pipelines.api.instances import InstanceKind
+from triton_pipelines.api.steps import Platform, StepFields
+from triton_pipelines.api.tensors import DataType, TokenTensor
+from triton_pipelines.api.v1alpha1 import Spec
+
+from .graph import Input, Tensor
+from .ragged_config import ragged_obstacles
+
+# Refused so far: key of the file's place and use (:func:`refusal_key`) → why, in the loader's words.
+Refusals = Mapping[str, str]
+
+# Values that fill the shorter rows inside the graph; the mask hides them.
+PAD_VALUE = {
+    TokenTensor.INPUT_IDS: 0,
+    TokenTensor.ATTENTION_MASK: 0,
+    TokenTensor.TOKEN_TYPE_IDS: 0,
+    TokenTensor.SPECIAL_TOKENS_MASK: 1,
+}
+# Parts of a config that the adapted form writes itself.
+_OWN = frozenset(
+    {
+        "input",
+        "output",
+        "batchInput",
+        "batchOutput",
+        "maxBatchSize",
+        "dynamicBatching",
+        "batch_input",
+        "batch_output",
+        "max_batch_size",
+    }
+)
+
+
+def on_cpu(fields: StepFields, spec: Spec) -> bool:
+    """Whether a step in one of Triton's backends runs on CPU."""
+    if fields.instances.kind is not None:
+        return fields.instances.kind is InstanceKind.CPU
+    return spec.server.gpu.count == 0 or fields.instances.ranged
+
+
+def refusal_key(fields: StepFields, spec: Spec) -> str:
+    """What a refusal of the loader speaks of: which file, read how. Another source or other tensors are worth another look."""
+    said: dict[str, Any] = fields.model_dump(
+        mode="json", by_alias=True, include={"source", "inputs", "outputs", "version_policy"}
+    )
+    if fields.source is None and spec.source is not None:
+        said["source"] = spec.source.model_dump(mode="json", by_alias=True)
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def hindrance(fields: StepFields, spec: Spec, kinds: Mapping[str, TokenTensor | None]) -> str:
+    """Why an ONNX step in Triton's own backend cannot be adapted, as far as the resource says; empty: the loader may try.
+
+    ``kinds``: what each input that is fed by the tokenizer carries, by its name; an input that is not among them is fed by something
+    else.
+    """
+    if fields.platform is not Platform.ONNX:
+        return f"{fields.platform.value if fields.platform else fields.backend} batches equal shapes only"
+    accelerated = fields.optimization is not None and fields.optimization.tensorrt is not None
+    patched = sorted(_OWN & set(fields.config_patch or {}))
+    versions = fields.version is not None or (
+        fields.version_policy is not None and not fields.version_policy.default
+    )
+    for stands, why in (
+        (
+            accelerated,
+            "TensorRT inside ONNX Runtime would build an engine for each shape of the padded batch",
+        ),
+        (
+            fields.dynamic_batching is not None and fields.dynamic_batching.mode is Switch.DISABLED,
+            "its batching is off",
+        ),
+        (fields.sequence_batching is not None, "its requests belong to sequences"),
+        (
+            spec.server.auto_complete is Switch.ENABLED,
+            "server.autoComplete would change its inputs",
+        ),
+        (versions, "its source holds several versions"),
+        (bool(patched), f"configPatch writes {', '.join(patched)}"),
+        (
+            TokenTensor.ATTENTION_MASK not in kinds.values(),
+            "it reads no attention mask, which hides padding",
+        ),
+    ):
+        if stands:
+            return why
+    return _odd_tensor(fields, kinds)
+
+
+def _odd_tensor(fields: StepFields, kinds: Mapping[str, TokenTensor | None]) -> str:
+    for wanted in fields.inputs:
+        if wanted.ragged is not None or wanted.optional is Switch.ENABLED:
+            return f"its input {wanted.name} says ragged or optional itself"
+        if -1 in wanted.dims and kinds.get(wanted.name) not in PAD_VALUE:
+            return f"its input {wanted.name} has a length of its own"
+    odd = sorted(name for name, kind in kinds.items() if kind in (None, TokenTensor.OFFSETS))
+    if odd:
+        return f"its input {odd[0]} is no tensor of one value per token"
+    # Inputs that are not written down are as the tokenizer makes them.
+    inputs = [Tensor(one.name, one.data_type, one.dims, one.reshape) for one in fields.inputs]
+    inputs = inputs or [
+        Tensor(name, DataType.INT64, (-1,)) for name, kind in kinds.items() if kind in PAD_VALUE
+    ]
+    outputs = [Tensor(one.name, one.data_type, one.dims, one.reshape) for one in fields.outputs]
+    return next(ragged_obstacles(inputs, outputs, 1), "")
+
+
+def pads(inputs: Sequence[Input], kinds: Mapping[str, TokenTensor | None]) -> dict[str, int]:
+    """The inputs that become flat, with what fills the shorter rows."""
+    return {
+        entry.tensor.name: PAD_VALUE[kind]
+        for entry in inputs
+        if (kind := kinds.get(entry.tensor.name)) is not None and kind in PAD_VALUE
+    }

@@ -1,0 +1,51 @@
+"""Warnings about schedulers that load and then do not do what is meant (measured, Triton 24.10)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from triton_pipelines.api.base import Finding, Severity
+from triton_pipelines.api.batching import ControlKind
+from triton_pipelines.api.tensors import DataType
+
+from .defaults import STRATEGY_FILE, STRATEGY_PARAMETER
+from .graph import Graph, Step
+
+
+def lint_schedulers(graph: Graph) -> Iterator[Finding]:
+    """Custom batching libraries and sequences of every model."""
+    for step in graph.models:
+        yield from _strategy(step)
+        yield from _sequences(step)
+
+
+def _strategy(step: Step) -> Iterator[Finding]:
+    library = STRATEGY_PARAMETER in step.parameters or any(
+        item.target.endswith(f"/{STRATEGY_FILE}") for item in step.fetches
+    )
+    if library and step.batching is not None and not step.batching.max_queue_delay_microseconds:
+        # Each request that joins a batch which already waits for its instance gets a fresh record: the library counts from nothing again.
+        yield _warn(
+            f"{step.path}.dynamicBatching.maxQueueDelayMicroseconds",
+            "without a delay the batching library sees only part of a batch, and its limit does not hold; set it to 1000 or more",
+        )
+
+
+def _sequences(step: Step) -> Iterator[Finding]:
+    if step.sequences is None or not step.python:
+        return
+    for index, control in enumerate(step.sequences.controls):
+        if control.kind is ControlKind.CORRID and control.data_type is DataType.STRING:
+            yield _warn(
+                f"{step.path}.sequenceBatching.controls[{index}].dataType",
+                "the python backend fails every request with a sequence id as STRING; use UINT64, or leave this control out (text ids work without it)",
+            )
+    if step.sequences.states:
+        yield _warn(
+            f"{step.path}.sequenceBatching.states",
+            "the python backend reads states and never stores them: every request gets the initial one; keep the state in the code, by sequence id",
+        )
+
+
+def _warn(path: str, message: str) -> Finding:
+    return Finding(path, message, Severity.WARNING)

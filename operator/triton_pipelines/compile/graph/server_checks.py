@@ -1,0 +1,164 @@
+"""Checks of ``spec.server``: what would end Triton, open its control API, or make a pod that the API server refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from triton_pipelines.api.base import Finding
+from triton_pipelines.api.server import Server
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+
+from .graph import Graph
+from .options import Options
+from .server_settings import (
+    FLAG_RELEASES,
+    OWNED_ARGUMENTS,
+    TRACE_ARGUMENTS,
+    bytes_of,
+    default_image,
+    flag_of,
+    millis,
+    refused_variable,
+    same_flag,
+    server_version,
+    sizes,
+)
+
+FLOOR_VERSION = (24, 8)
+INFLIGHT_VERSION = (25, 11)
+# Arguments that a field of the resource says.
+INSTEAD_OF_ARGUMENTS = {
+    "--disable-auto-complete-config": "server.autoComplete",
+    "--strict-model-config": "server.autoComplete",
+    "--exit-timeout-secs": "rollout.drainSeconds",
+    "--grpc-max-connection-age": "rollout.drainSeconds",
+    "--load-model": "auxiliaryModels",
+}
+
+
+def check_server(pipeline: InferencePipeline, graph: Graph, options: Options) -> Iterator[Finding]:
+    server = pipeline.spec.server
+    image = server.image or default_image(graph, options)
+    version = server_version(server.version, image)
+    if version is None:
+        yield Finding(
+            "spec.server.version",
+            f"is needed: the tag of the image {image} does not name a Triton release; write it as YY.MM, such as 24.10",
+        )
+    elif not 1 <= version[1] <= 12:
+        yield Finding(
+            "spec.server.version",
+            f"{version[0]:02d}.{version[1]:02d} is no Triton release: releases are year and month; write it as YY.MM, such as 24.10",
+        )
+    elif version < FLOOR_VERSION:
+        yield Finding(
+            "spec.server.version",
+            f"{version[0]:02d}.{version[1]:02d} is too old: live scaling without reloads came with 24.08; use a newer image",
+        )
+    yield from _arguments(pipeline, version)
+    for index, variable in enumerate(server.env):
+        if why := refused_variable(variable.name, variable.value, server):
+            yield Finding(f"spec.server.env[{index}].name", why)
+        if variable.value is not None and variable.value_from is not None:
+            yield Finding(
+                f"spec.server.env[{index}]", "has both value and valueFrom; write one of them"
+            )
+    inflight = pipeline.spec.ensemble.max_inflight_requests
+    if inflight and version is not None and version < INFLIGHT_VERSION:
+        yield Finding(
+            "spec.ensemble.maxInflightRequests",
+            f"came with 25.11, and server.version is {_spelled(version)}, which does not load a config that has it; remove it, or use a newer image",
+        )
+    if server.pod_template is not None and not options.pod_template_allowed:
+        yield Finding(
+            "spec.server.podTemplate",
+            "is forbidden by this operator (--pod-template=forbid); use the other fields of spec.server, or ask whoever runs the operator",
+        )
+    yield from _fixed(pipeline, graph)
+    yield from _resources(pipeline, graph)
+    yield from _affinity(server)
+
+
+def _spelled(version: tuple[int, int]) -> str:
+    return f"{version[0]:02d}.{version[1]:02d}"
+
+
+def _arguments(pipeline: InferencePipeline, version: tuple[int, int] | None) -> Iterator[Finding]:
+    """Arguments that the operator writes itself, and those that the server does not know: either ends Triton or opens its control API."""
+    tracing = pipeline.spec.observability.tracing is not None
+    for index, argument in enumerate(pipeline.spec.server.args):
+        path, flag = f"spec.server.args[{index}]", flag_of(argument)
+        if owned := same_flag(flag, OWNED_ARGUMENTS):
+            instead = (
+                f"; write {instead} instead"
+                if (instead := INSTEAD_OF_ARGUMENTS.get(owned))
+                else "; remove it"
+            )
+            yield Finding(path, f"{owned} belongs to the operator{instead}")
+        elif tracing and (owned := same_flag(flag, TRACE_ARGUMENTS)):
+            yield Finding(path, f"{owned} is what observability.tracing sets; remove one of them")
+        elif not argument.startswith("-"):
+            yield Finding(path, f"{argument!r} is no flag; write --flag=value as one item")
+        elif version is not None and version < (since := FLAG_RELEASES.get(flag, version)):
+            yield Finding(
+                path,
+                f"{flag} came with {_spelled(since)}, and server.version is {_spelled(version)}, which it would end; remove it, or use a newer image",
+            )
+
+
+def _fixed(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
+    """Ranges of counts where no count changes."""
+    spec = pipeline.spec
+    if not graph.auto_complete:
+        return
+    for path, slot in (("spec.tokenizer", spec.tokenizer), ("spec.postprocess", spec.postprocess)):
+        if slot is not None and slot.instances is not None and slot.instances.ranged:
+            yield Finding(
+                f"{path}.instances",
+                "no step is scaled live with server.autoComplete Enabled; write count",
+            )
+
+
+def _resources(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
+    """Requests above limits, which the API server refuses, and memory that the shared memory alone would use up."""
+    given = pipeline.spec.server.resources
+    for name, read in (("cpu", millis), ("memory", bytes_of)):
+        asked, capped = getattr(given.requests, name), getattr(given.limits, name)
+        if asked is not None and capped is not None and read(asked) > read(capped):
+            yield Finding(
+                f"spec.server.resources.requests.{name}",
+                f"{asked} is above limits.{name} {capped}; raise the limit or lower the request",
+            )
+    shared = sizes(pipeline, graph).shared_memory
+    if given.limits.memory is not None and bytes_of(given.limits.memory) <= bytes_of(shared):
+        yield Finding(
+            "spec.server.resources.limits.memory",
+            f"{given.limits.memory} is used up by the shared memory of {shared}, which counts into it; raise it, or lower server.sharedMemory",
+        )
+
+
+def _affinity(server: Server) -> Iterator[Finding]:
+    """The parts of the affinity that GPU products are merged into must be of the Kubernetes shape."""
+    value: Any = server.affinity
+    path = "spec.server.affinity"
+    for key, shape in (
+        ("nodeAffinity", Mapping),
+        ("requiredDuringSchedulingIgnoredDuringExecution", Mapping),
+        ("nodeSelectorTerms", list),
+    ):
+        value = (value or {}).get(key)
+        path += f".{key}"
+        if value is not None and not isinstance(value, shape):
+            yield Finding(
+                path,
+                f"must be {'a list' if shape is list else 'a mapping'}, as in a Pod's affinity",
+            )
+            return
+    for index, term in enumerate(value or []):
+        if not isinstance(term, Mapping):
+            yield Finding(f"{path}[{index}]", "must be a mapping, as in a Pod's affinity")
+        elif not isinstance(term.get("matchExpressions") or [], list):
+            yield Finding(
+                f"{path}[{index}].matchExpressions", "must be a list, as in a Pod's affinity"
+            )

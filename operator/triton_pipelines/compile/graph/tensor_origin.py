@@ -1,0 +1,67 @@
+"""Who made a tensor that is not what it should be. Pure.
+
+Triton hands on whatever a python step answers, of any type and shape. Where another step reads it, the error names that one, which is right; where
+clients read it, there is none at all. Both are told with the step that made the tensor, and what that step declares (measured with Triton 2.51.0).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from .graph import PIPELINE, Graph, Reference
+
+# Triton's words (core: infer_request.cc) on an input that an ensemble hands to one of its models.
+_READ: Final = (
+    re.compile(
+        r"inference input '(?P<input>[^']+)' data-type is '\w+', but model '(?P<model>[^']+)' expects"
+    ),
+    re.compile(r"unexpected shape for input '(?P<input>[^']+)' for model '(?P<model>[^']+)'"),
+    re.compile(
+        r"input byte size mismatch for input '(?P<input>[^']+)' for model '(?P<model>[^']+)'"
+    ),
+    re.compile(
+        r"input '(?P<input>[^']+)' has no shape but model requires batch dimension for '(?P<model>[^']+)'"
+    ),
+    re.compile(
+        r"for model '(?P<model>[^']+)'\. Got input\(s\) .* missing required input\(s\) \['(?P<input>[^']+)'"
+    ),
+)
+# Those of a look at an answer (triton.probe).
+_ANSWERED: Final = re.compile(r"output (?P<output>\S+) (is|has) ")
+# What Triton adds to a shape tells authors of configs by hand what to do, and nothing that can be done here.
+_NOTE: Final = re.compile(r"\.? NOTE: Setting a non-zero max_batch_size .*", re.DOTALL)
+
+
+def with_maker(graph: Graph, said: str) -> str:
+    """``said``, the reason why an inference failed, with the step that made the tensor it speaks of; as it is where it speaks of none that a step made."""
+    made = _made(graph, said)
+    if made is None:
+        return said
+    step = next((one for one in graph.models if one.name == made.step), None)
+    tensor = step.output(made.tensor) if step is not None else None
+    if step is None or tensor is None:
+        return said
+    return f"{_NOTE.sub('', said.rstrip())} (made by {step.path}: step {step.name} declares its output as {tensor}, and has to answer just that)"
+
+
+def _made(graph: Graph, said: str) -> Reference | None:
+    if found := _ANSWERED.match(said):
+        return next(
+            (output.source for output in graph.outputs if output.tensor.name == found["output"]),
+            None,
+        )
+    for words in _READ:
+        if found := words.search(said):
+            reader = next(
+                (step for step in graph.models if step.model_name == found["model"]), None
+            )
+            source = (
+                next(
+                    (one.source for one in reader.inputs if one.tensor.name == found["input"]), None
+                )
+                if reader is not None
+                else None
+            )
+            return source if source is not None and source.step != PIPELINE else None
+    return None

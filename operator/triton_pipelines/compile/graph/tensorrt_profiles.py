@@ -1,0 +1,71 @@
+"""The optimization profiles of a TensorRT plan: which batches they take, and the buckets that follow from them. Pure.
+
+A plan takes a batch when one of the profiles that its instances load holds the batch's rows and tokens; nothing but TensorRT reads them
+from the file, so the resource declares them. Instances load the first profile unless ``instances.profiles`` names others
+(tensorrt_backend), and Triton picks among those by the shape of each batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from triton_pipelines.api.optimization import Lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One profile that instances load: its index, and the tokens of a row and rows of a batch that it takes, ends included."""
+
+    index: int
+    tokens: tuple[int, int]
+    rows: tuple[int, int]
+
+    def __str__(self) -> str:
+        return f"{self.index}: {self.rows[0]}-{self.rows[1]} rows x {self.tokens[0]}-{self.tokens[1]} tokens"
+
+
+def boxes(lengths: Lengths | None, named: Sequence[str]) -> tuple[Box, ...]:
+    """The profiles that instances load, of those declared; ``named``: ``instances.profiles``. Empty: none is declared."""
+    declared = lengths.profiles if lengths is not None else ()
+    chosen = sorted({int(name) for name in named} or {0})
+    return tuple(
+        Box(index, (one.min or 1, one.max), (one.min_batch_size or 1, one.max_batch_size))
+        for index in chosen
+        if index < len(declared) and (one := declared[index])
+    )
+
+
+def unfit(held: Sequence[Box], tokens: int, rows: int) -> int | None:
+    """The largest batch of up to ``rows`` rows of so many tokens that no profile takes; ``None``: they take all."""
+    taken = [box.rows for box in held if box.tokens[0] <= tokens <= box.tokens[1]]
+    # Only next to an end of a profile something can be missing.
+    sizes = {rows, *(end for low, high in taken for end in (low - 1, high + 1))}
+    missing = [
+        size
+        for size in sizes
+        if 1 <= size <= rows and not any(low <= size <= high for low, high in taken)
+    ]
+    return max([*missing, 1] if not taken else missing, default=None)
+
+
+def uncovered(held: Sequence[Box], longest: int, rows: int) -> Iterator[tuple[int, int]]:
+    """Lengths of 1 to ``longest`` tokens of which some batch is not taken, with its rows: one for each gap."""
+    for tokens in sorted(
+        {
+            1,
+            longest,
+            *(
+                end
+                for box in held
+                for end in (box.tokens[0] - 1, box.tokens[0], box.tokens[1], box.tokens[1] + 1)
+            ),
+        }
+    ):
+        if 1 <= tokens <= longest and (size := unfit(held, tokens, rows)) is not None:
+            yield tokens, size
+
+
+def bucket_lengths(held: Sequence[Box], longest: int) -> tuple[int, ...]:
+    """The buckets that follow from profiles: the most tokens of each, ascending, as far as rows go."""
+    return tuple(sorted({box.tokens[1] for box in held if box.tokens[1] < longest}))

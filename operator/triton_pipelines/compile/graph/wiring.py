@@ -1,0 +1,343 @@
+"""Who feeds whom: every reference names a tensor that is there, of the same type and a shape that fits, and everything made is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from triton_pipelines.api.base import Finding
+from triton_pipelines.api.postprocess import PostprocessType
+from triton_pipelines.api.suggestions import did_you_mean
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+
+from .defaults import TOKENIZER
+from .graph import PIPELINE, Graph, Implementation, Input, Output, Reference, Role, Step, Tensor
+
+NO_ELEMENTS = "must be at least 1, or -1 for any length, not 0"
+
+
+def check_wiring(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
+    """Findings about references between steps, the pipeline's inputs and its outputs."""
+    if graph.entry is not None:
+        yield from _entry(graph)
+        return
+    yield from _circle(graph)
+    for step in graph.steps:
+        for entry in step.inputs:
+            yield from _input(graph, step, entry)
+        if not step.inputs:
+            yield Finding(
+                f"{step.path}.inputs",
+                f"is needed: without a tokenizer nothing says what {step.name} reads; name each input tensor",
+            )
+    yield from _unread(graph)
+    yield from _public(pipeline, graph)
+
+
+def _entry(graph: Graph) -> Iterator[Finding]:
+    known = [step.name for step in graph.models]
+    if graph.entry not in known:
+        yield Finding(
+            "spec.ensemble.entryPoint",
+            f"names the step {graph.entry!r}, {_no_step(graph, str(graph.entry), '', known)}",
+        )
+
+
+def _no_step(graph: Graph, name: str, tensor: str, known: list[str]) -> str:
+    """What to say where a step is named that is not there: ``tensor`` (with its dot) is what is asked of it."""
+    meant = next(
+        (step.name for step in graph.models if step.model_name == name and step.name in known), None
+    )
+    if meant is not None:
+        return f"which is the name of its model; write the step's name: {meant}{tensor}"
+    if any(step.name == name for step in graph.auxiliary):
+        return f"an auxiliary model, which is loaded but not wired; move it to spec.steps, or name one of {', '.join(known)}"
+    return f"which does not exist; known are {', '.join(known)}{did_you_mean(name, known, after=tensor)}"
+
+
+def _circle(graph: Graph) -> Iterator[Finding]:
+    """Steps that wait for each other."""
+    position = {step.name: index for index, step in enumerate(graph.steps)}
+    for step in graph.steps:
+        for entry in step.inputs:
+            if (
+                entry.source is not None
+                and position.get(entry.source.step, -1) >= position[step.name]
+            ):
+                made_by = (
+                    "the same step"
+                    if entry.source.step == step.name
+                    else f"{entry.source.step}, which waits for {step.name} itself"
+                )
+                yield Finding(
+                    entry.path,
+                    f"reads {entry.source}, which is made by {made_by}: data must not run in a circle",
+                )
+
+
+def _input(graph: Graph, step: Step, entry: Input) -> Iterator[Finding]:
+    if entry.source is None:
+        if not entry.optional:
+            yield Finding(
+                entry.path, f"nothing feeds {entry.tensor.name} of {step.name}; write from"
+            )
+        return
+    made_by = entry.source.step
+    names = [PIPELINE, *(other.name for other in graph.steps)]
+    if made_by not in names:
+        yield Finding(
+            entry.path,
+            f"from names the step {made_by!r}, {_no_step(graph, made_by, f'.{entry.source.tensor}', names)}",
+        )
+        return
+    made = graph.resolve(entry.source)
+    if made is None:
+        what = "input" if made_by == PIPELINE else "output"
+        yield Finding(
+            entry.path,
+            f"reads {entry.source}, but {made_by} has no such {what}; {_has(graph, entry.source)}",
+        )
+        return
+    yield from _fits(graph, step, entry, made)
+
+
+def _has(graph: Graph, wanted: Reference) -> str:
+    """Which tensors the named step, or the pipeline, does have."""
+    step = graph.step(wanted.step)
+    tensors: tuple[Tensor, ...] = graph.inputs if step is None else step.outputs
+    names = [tensor.name for tensor in tensors]
+    if not names:
+        return "it has none"
+    return (
+        f"it has {', '.join(names)}{did_you_mean(wanted.tensor, names, before=f'{wanted.step}.')}"
+    )
+
+
+def full_dims(dims: tuple[int, ...], batched: bool) -> tuple[int, ...]:
+    """Shape with the batch axis."""
+    return (-1, *dims) if batched else dims
+
+
+def _fits(graph: Graph, step: Step, entry: Input, made: Tensor) -> Iterator[Finding]:
+    """Types and shapes of both sides. Triton compares whole shapes as soon as one side has no batch axis (ensemble_utils.cc)."""
+    assert entry.source is not None
+    read = entry.tensor
+    maker = graph.step(entry.source.step)
+    makes = graph.max_batch_size > 0 if maker is None else maker.max_batch_size > 0
+    reads = step.max_batch_size > 0
+    if made.data_type is not read.data_type:
+        yield Finding(
+            entry.path,
+            f"inconsistent data type: {read.name} reads {read.data_type.value}, but {entry.source} is {made.data_type.value}; declare the same dataType on both sides",
+        )
+    same = makes == reads
+    left, right = (
+        (made.dims, read.dims)
+        if same
+        else (full_dims(made.dims, makes), full_dims(read.dims, reads))
+    )
+    note = "" if same else " (with the batch axis, since only one side batches)"
+    if len(left) != len(right):
+        yield Finding(
+            entry.path,
+            f"inconsistent shape: {read.name} has dims {list(right)}, but {entry.source} has {list(left)}{note}; the number of dims must be equal"
+            + _axis_of_rows(entry, made, makes, reads),
+        )
+    elif any(a != b and -1 not in (a, b) for a, b in zip(left, right, strict=True)):
+        yield Finding(
+            entry.path,
+            f"inconsistent shape: {read.name} has dims {list(right)}, but {entry.source} has {list(left)}{note}; only -1 fits any length",
+        )
+
+
+def _axis_of_rows(entry: Input, made: Tensor, makes: bool, reads: bool) -> str:
+    """What was probably meant where one side has one dim more: the axis of rows was written where it is added, or left out where it is not."""
+    read = entry.tensor
+    if makes and reads:
+        longer, name = (
+            (read.dims, read.name)
+            if len(read.dims) > len(made.dims)
+            else (made.dims, str(entry.source))
+        )
+        if abs(len(read.dims) - len(made.dims)) == 1 and longer[0] == -1:
+            return f"; dims are of one row: where the first -1 of {name} is the batch axis, leave it out ({list(longer[1:])})"
+        return ""
+    left, right = full_dims(made.dims, makes), full_dims(read.dims, reads)
+    short, name = (right, read.name) if len(right) < len(left) else (left, str(entry.source))
+    if abs(len(left) - len(right)) == 1:
+        return f"; with maxBatchSize 0 dims are the whole shape, rows first: write {[-1, *short]} for {name}, or another maxBatchSize"
+    return ""
+
+
+def _read(graph: Graph) -> list[Reference]:
+    """Every tensor that somebody reads: a step or a client."""
+    fed = [
+        entry.source for step in graph.steps for entry in step.inputs if entry.source is not None
+    ]
+    return [*fed, *(output.source for output in graph.outputs)]
+
+
+def _unread(graph: Graph) -> Iterator[Finding]:
+    """Triton refuses a step that has no part in the answer: an ensemble step needs both maps, and what is written must be read."""
+    references = _read(graph)
+    read = {reference.step for reference in references}
+    # A reference that leads nowhere was meant for somebody: only that is told.
+    lost = any(graph.resolve(reference) is None for reference in references)
+    for step in graph.steps:
+        if step.name not in read and not lost:
+            own = [f"{step.name}.{tensor.name}" for tensor in step.outputs]
+            example = ", ".join(own) or (
+                f"{TOKENIZER}.input_ids" if step.role is Role.TOKENIZER else ""
+            )
+            yield Finding(
+                step.path,
+                f"no other step and no output of the pipeline reads what {step.name} makes; "
+                + (
+                    f"read it (from: {example}), or answer with it in ensemble.outputs"
+                    if example
+                    else "name its outputs, and read one with from"
+                ),
+            )
+        elif step.inputs and all(entry.source is None for entry in step.inputs):
+            yield Finding(
+                f"{step.path}.inputs", f"nothing feeds {step.name}: at least one input needs a from"
+            )
+
+
+def _public(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
+    declared = {tensor.name: index for index, tensor in enumerate(pipeline.spec.ensemble.inputs)}
+    for tensor in graph.inputs:
+        path = (
+            f"spec.ensemble.inputs[{declared[tensor.name]}]"
+            if tensor.name in declared
+            else "spec.tokenizer.inputs.text"
+        )
+        if any(output.tensor.name == tensor.name for output in graph.outputs):
+            yield Finding(
+                path,
+                f"{tensor.name!r} is an output of the pipeline, too; choose another name for the input",
+            )
+        if tensor.name in declared and Reference(PIPELINE, tensor.name) not in _read(graph):
+            yield Finding(
+                path,
+                f"no step reads {tensor.name}; remove it, or read it with from: pipeline.{tensor.name}",
+            )
+    spelt: dict[str, str] = {}
+    for tensor in graph.inputs:
+        other = spelt.setdefault(tensor.name.lower(), tensor.name)
+        if other != tensor.name and tensor.name not in declared:
+            reader = next(
+                entry.path
+                for step in graph.steps
+                for entry in step.inputs
+                if entry.source == Reference(PIPELINE, tensor.name)
+            )
+            yield Finding(
+                reader,
+                f"reads pipeline.{tensor.name}, which differs from the input {other} only in case; write pipeline.{other}",
+            )
+    for output in graph.outputs:
+        yield from _output(graph, output)
+    answered: dict[Reference, str] = {}
+    for output in graph.outputs:
+        if output.source in answered:
+            yield Finding(
+                output.path,
+                f"{output.source} is already answered as {answered[output.source]!r}; Triton maps a tensor once: remove one",
+            )
+        answered.setdefault(output.source, output.tensor.name)
+
+
+def _output(graph: Graph, output: Output) -> Iterator[Finding]:
+    source = output.source
+    if source.step == PIPELINE:
+        yield Finding(
+            output.path, f"{source} is an input of the pipeline; an output is made by a step"
+        )
+        return
+    maker = graph.step(source.step)
+    if maker is None:
+        known = [step.name for step in graph.steps]
+        yield Finding(
+            output.path,
+            f"from names the step {source.step!r}, {_no_step(graph, source.step, f'.{source.tensor}', known)}",
+        )
+    elif graph.resolve(source) is None:
+        yield Finding(
+            output.path,
+            f"answers with {source}, but {source.step} has no such output; {_has(graph, source)}",
+        )
+
+
+def check_names(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
+    """Names of models, which are folders of one repository, and of tensors."""
+    seen: dict[str, str] = (
+        {} if graph.entry is not None else {graph.model_name: "spec.ensemble.modelName"}
+    )
+    for step in graph.models:
+        if step.model_name in seen:
+            default = (
+                " (metadata.name where that is left out)"
+                if step.model_name == graph.model_name and graph.entry is None
+                else ""
+            )
+            yield Finding(
+                f"{step.path}.modelName",
+                f"{step.model_name!r} is already the name given by {seen[step.model_name]}{default}; choose another",
+            )
+        seen.setdefault(step.model_name, f"{step.path}.modelName")
+        for path, tensor in _declared(step):
+            yield from _shape(step, tensor, path)
+    for index, public in enumerate(pipeline.spec.ensemble.inputs):
+        if 0 in public.dims:
+            yield Finding(
+                f"spec.ensemble.inputs[{index}].dims[{public.dims.index(0)}]", NO_ELEMENTS
+            )
+    if pipeline.spec.postprocess.type not in (None, PostprocessType.NONE) and not any(
+        step.role is Role.MODEL for step in graph.steps
+    ):
+        post = pipeline.spec.postprocess
+        if post.from_ is None and post.python is None:
+            yield Finding(
+                "spec.postprocess.from",
+                "is needed: without spec.model nothing says which tensor it reads",
+            )
+
+
+def _declared(step: Step) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that the resource declares for a step, each with its place there; those that defaults add have none."""
+    yield from (
+        (entry.path, entry.tensor)
+        for entry in step.inputs
+        if entry.path.startswith(f"{step.path}.inputs[")
+    )
+    if step.implementation not in (Implementation.TOKENIZER, Implementation.POSTPROCESS):
+        yield from (
+            (f"{step.path}.outputs[{index}]", tensor) for index, tensor in enumerate(step.outputs)
+        )
+
+
+def _shape(step: Step, tensor: Tensor, path: str) -> Iterator[Finding]:
+    """No axis without elements, and Triton's rules of a reshape (model_config_utils.cc): as many elements on both sides, a scalar only
+    beside a batch axis."""
+    for name, sizes in (("dims", tensor.dims), ("reshape", tensor.reshape or ())):
+        if 0 in sizes:
+            yield Finding(f"{path}.{name}[{sizes.index(0)}]", NO_ELEMENTS)
+    if tensor.reshape is None:
+        return
+    where = f"{path}.reshape"
+    if not tensor.reshape and step.max_batch_size == 0:
+        yield Finding(where, "[] (a scalar) needs a batch axis; set maxBatchSize, or write [1]")
+    if _elements(tensor.dims) != _elements(tensor.reshape) or tensor.dims.count(
+        -1
+    ) != tensor.reshape.count(-1):
+        yield Finding(
+            where,
+            f"{list(tensor.reshape)} and dims {list(tensor.dims)} of {tensor.name} must hold equally many elements, and as many -1; change one",
+        )
+
+
+def _elements(dims: tuple[int, ...]) -> int:
+    result = 1
+    for size in dims:
+        result *= size if size > 0 else 1
+    return result

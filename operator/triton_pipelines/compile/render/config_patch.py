@@ -1,0 +1,208 @@
+"""``configPatch``: further fields of Triton's ModelConfig, in protobuf JSON, merged into a parsed config."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf import json_format
+from google.protobuf.descriptor import FieldDescriptor
+
+from triton_pipelines.api.base import Finding
+from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
+from triton_pipelines.api.suggestions import did_you_mean
+
+# Field of a ModelConfig → field of the resource that says it.
+OWNED = {
+    "name": "modelName",
+    "platform": "platform",
+    "backend": "platform or backend",
+    "max_batch_size": "maxBatchSize",
+    "version_policy": "versionPolicy",
+    "ensemble_scheduling": "spec.ensemble",
+    "default_model_filename": "source.fileName",
+}
+# Parts of the messages below these fields that others may set.
+_TENSOR_PARTS = {"input": "inputs", "output": "outputs"}
+_TENSOR_OWNED = ("name", "data_type", "dims")
+_GROUP_OWNED = {
+    "count": "instances.count",
+    "kind": "instances.kind",
+    "gpus": "instances.gpus",
+    "profile": "instances.profiles",
+    "name": "modelName",
+}
+
+
+def patch(config: Any, wanted: Mapping[str, Any], path: str) -> list[Finding]:
+    """Merge ``wanted`` into ``config`` (changed in place) and return what is wrong with it.
+
+    Messages are merged, lists replaced, maps merged by key, ``null`` clears a field; an empty list or message is taken as such.
+    ``input``, ``output`` and ``instance_group`` are lists whose items the resource owns: their items are merged in turn.
+    """
+    before = type(config)()
+    before.CopyFrom(config)
+    findings = [*_merge(config, wanted, path)]
+    return findings or _owned(before, config, path)
+
+
+def _merge(message: Any, wanted: Mapping[str, Any], path: str) -> list[Finding]:
+    findings: list[Finding] = []
+    fields = {
+        name: field for field in message.DESCRIPTOR.fields for name in (field.name, field.json_name)
+    }
+    for key, value in wanted.items():
+        field = fields.get(key)
+        here = f"{path}.{key}"
+        if field is None:
+            known = sorted(one.json_name for one in message.DESCRIPTOR.fields)
+            hint = did_you_mean(key, known)
+            findings.append(
+                Finding(
+                    here,
+                    f"is no field of Triton's {message.DESCRIPTOR.name}; it has {', '.join(known)}{hint}",
+                )
+            )
+        elif value is None:
+            message.ClearField(field.name)
+        elif _is_map(field):
+            findings += _merge_map(message, field, value, here)
+        elif field.label == FieldDescriptor.LABEL_REPEATED:
+            findings += _merge_list(message, field, value, here)
+        elif field.type == FieldDescriptor.TYPE_MESSAGE:
+            if not isinstance(value, Mapping):
+                findings.append(
+                    Finding(
+                        here, f"must be a mapping with fields of Triton's {field.message_type.name}"
+                    )
+                )
+                continue
+            getattr(message, field.name).SetInParent()
+            findings += _merge(getattr(message, field.name), value, here)
+        else:
+            findings += _set(message, field, value, here)
+    return findings
+
+
+def _is_map(field: Any) -> bool:
+    return (
+        field.label == FieldDescriptor.LABEL_REPEATED
+        and field.message_type is not None
+        and field.message_type.GetOptions().map_entry
+    )
+
+
+def _merge_map(message: Any, field: Any, value: Any, path: str) -> list[Finding]:
+    if not isinstance(value, Mapping):
+        return [Finding(path, "must be a mapping")]
+    findings = []
+    for key, item in value.items():
+        if item is None:
+            # A map's keys are numbers or text; JSON has text only.
+            getattr(message, field.name).pop(
+                int(key)
+                if field.message_type.fields_by_name["key"].type != FieldDescriptor.TYPE_STRING
+                else key,
+                None,
+            )
+        else:
+            findings += _parse(message, {field.json_name: {key: item}}, f"{path}.{key}")
+    return findings
+
+
+def _merge_list(message: Any, field: Any, value: Any, path: str) -> list[Finding]:
+    items = getattr(message, field.name)
+    if not isinstance(value, list):
+        return [Finding(path, "must be a list")]
+    if (
+        field.name in (*_TENSOR_PARTS, "instance_group")
+        and len(value) <= len(items)
+        and all(isinstance(item, Mapping) for item in value)
+    ):
+        findings: list[Finding] = []
+        for index, item in enumerate(value):
+            same = next(
+                (one for one in items if "name" in item and one.name == item["name"]), items[index]
+            )
+            findings += _merge(same, item, f"{path}[{index}]")
+        return findings
+    message.ClearField(field.name)
+    return _parse(message, {field.json_name: value}, path)
+
+
+def _set(message: Any, field: Any, value: Any, path: str) -> list[Finding]:
+    message.ClearField(field.name)
+    return _parse(message, {field.json_name: value}, path)
+
+
+def _parse(message: Any, value: Mapping[str, Any], path: str) -> list[Finding]:
+    """Read protobuf JSON into a message; what protobuf says is wrong, without the way it got there."""
+    try:
+        read = json_format.Parse(json.dumps(value), type(message)())
+    except json_format.ParseError as error:
+        return [
+            Finding(
+                path,
+                f"is not what Triton's {message.DESCRIPTOR.name} holds there: {str(error).rstrip('.')}",
+            )
+        ]
+    message.MergeFrom(read)  # not parsed into it: that would clear a map's other keys
+    return []
+
+
+def _owned(before: Any, after: Any, path: str) -> list[Finding]:
+    """What the patch changed although the resource has a field for it."""
+    findings = [
+        Finding(f"{path}.{name}", f"belongs to the operator; say it with {field} instead")
+        for name, field in OWNED.items()
+        if getattr(before, name) != getattr(after, name)
+    ]
+    for name, field in _TENSOR_PARTS.items():
+        left, right = [
+            [[getattr(one, part) for part in _TENSOR_OWNED] for one in getattr(config, name)]
+            for config in (before, after)
+        ]
+        if left != right:
+            findings.append(
+                Finding(
+                    f"{path}.{name}",
+                    f"changes names, types, shapes or their order; say that with {field}, and only the rest here",
+                )
+            )
+    left, right = [
+        [[getattr(one, part) for part in _GROUP_OWNED] for one in config.instance_group]
+        for config in (before, after)
+    ]
+    if left != right:
+        fields = ", ".join(sorted(set(_GROUP_OWNED.values()) - {"modelName"}))
+        findings.append(
+            Finding(
+                f"{path}.instance_group",
+                f"changes what {fields} say; say it there, and only the rest here",
+            )
+        )
+    scheduler = after.WhichOneof("scheduling_choice")
+    if scheduler != before.WhichOneof("scheduling_choice"):
+        findings.append(
+            Finding(
+                f"{path}.{scheduler}",
+                "changes the scheduler; say it with dynamicBatching or sequenceBatching",
+            )
+        )
+    if _own_parameters(before) != _own_parameters(after):
+        findings.append(
+            Finding(
+                f"{path}.parameters",
+                f"changes names that start with {RUNTIME_PARAMETER_PREFIX!r}, which belong to the operator; remove them",
+            )
+        )
+    return findings
+
+
+def _own_parameters(config: Any) -> dict[str, str]:
+    return {
+        key: value.string_value
+        for key, value in config.parameters.items()
+        if key.startswith(RUNTIME_PARAMETER_PREFIX)
+    }

@@ -1,0 +1,150 @@
+"""``config.pbtxt`` of every model, from templates, re-read through Triton's own ModelConfig proto and checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jinja2
+from google.protobuf import text_format
+from google.protobuf.text_encoding import CEscape
+from tritonclient.grpc import model_config_pb2
+
+from triton_pipelines.api.base import Finding
+from triton_pipelines.compile.graph.graph import PIPELINE, Graph, Reference, Step
+from triton_pipelines.compile.graph.ragged_config import ragged_config
+from triton_pipelines.compile.validation import ServerFacts, judge
+
+from .config_patch import patch
+from .errors import RefusedError, RenderError
+from .findings import as_finding
+
+# Triton's word for the latest version that is ready.
+LATEST_VERSION = -1
+
+
+def _pb_string(value: str) -> str:
+    """A protobuf text-format string literal (UTF-8 kept readable)."""
+    return f'"{CEscape(value.encode(), as_utf8=True)}"'
+
+
+def _pb_word(value: str) -> str:
+    """An identifier as it stands; anything else is a defect of ours."""
+    if not re.fullmatch(r"[A-Z][A-Z0-9_]*", value):
+        raise RenderError(f"{value!r} is no protobuf enum word")
+    return value
+
+
+_ENVIRONMENT = jinja2.Environment(
+    loader=jinja2.PackageLoader("triton_pipelines.compile.render"),
+    undefined=jinja2.StrictUndefined,
+    autoescape=False,  # noqa: S701 - protobuf text, not HTML; every scalar passes a filter of its own
+    keep_trailing_newline=True,
+)
+_ENVIRONMENT.filters |= {"pb_string": _pb_string, "pb_word": _pb_word}
+
+
+def parse(text: str) -> Any:
+    """The ModelConfig message of a ``config.pbtxt``; unknown fields and wrong types raise :class:`RenderError`."""
+    try:
+        return text_format.Parse(text, model_config_pb2.ModelConfig())
+    except text_format.ParseError as error:
+        raise RenderError(f"the rendered config is no ModelConfig: {error}") from error
+
+
+def configs(graph: Graph, facts: ServerFacts | None = None) -> dict[str, str]:
+    """Model name → text of its ``config.pbtxt``, the ensemble last.
+
+    Raises :class:`RefusedError` with the fields of the resource where Triton would not load what they ask for.
+    """
+    texts = {step.model_name: step_config(step) for step in graph.models}
+    if graph.entry is None:
+        texts[graph.model_name] = ensemble_config(graph)
+    messages = {name: parse(text) for name, text in texts.items()}
+    findings: list[Finding] = []
+    for step in graph.models:
+        if step.config_patch:
+            findings += patch(
+                messages[step.model_name], step.config_patch, f"{step.path}.configPatch"
+            )
+            texts[step.model_name] = text_format.MessageToString(
+                messages[step.model_name], as_utf8=True
+            )
+    findings += [as_finding(violation, graph) for violation in judge(messages, facts)]
+    if findings:
+        raise RefusedError(findings)
+    return texts
+
+
+def step_config(step: Step) -> str:
+    """The config of one composing model. Its ``instance_group`` says kind and count always: Triton's own choice differs by backend."""
+    template = _ENVIRONMENT.get_template("step.pbtxt.j2")
+    flat = [entry.tensor for entry in step.inputs if entry.tensor.name in (step.flat or ())]
+    ragged = ragged_config(flat, step.outputs if flat else ())
+    return (
+        template.render(
+            step=step, batching=step.batching, accelerator=step.accelerator, ragged=ragged
+        ).rstrip()
+        + "\n"
+    )
+
+
+def ensemble_config(graph: Graph) -> str:
+    """The config of the ensemble: the maps of its steps, in the order of the data."""
+    tensors = tensor_names(graph)
+    read = {entry.source for step in graph.steps for entry in step.inputs} | {
+        output.source for output in graph.outputs
+    }
+    steps = [
+        {
+            "model_name": step.model_name,
+            "version": step.version or LATEST_VERSION,
+            "inputs": [
+                (entry.tensor.name, tensors[entry.source])
+                for entry in step.inputs
+                if entry.source is not None
+            ],
+            # Outputs that nobody reads stay unmapped: Triton refuses a tensor that is written and unused.
+            "outputs": [
+                (tensor.name, tensors[ref])
+                for tensor in step.outputs
+                if (ref := Reference(step.name, tensor.name)) in read
+            ],
+        }
+        for step in graph.steps
+    ]
+    return (
+        _ENVIRONMENT.get_template("ensemble.pbtxt.j2").render(graph=graph, steps=steps).rstrip()
+        + "\n"
+    )
+
+
+def tensor_names(graph: Graph) -> Mapping[Reference, str]:
+    """The ensemble's own name of every tensor: public names as written, the rest ``STEP.TENSOR``, made distinct."""
+    names = {Reference(PIPELINE, tensor.name): tensor.name for tensor in graph.inputs}
+    names |= {output.source: output.tensor.name for output in graph.outputs}
+    taken = set(names.values())
+    for step in graph.steps:
+        for tensor in step.outputs:
+            reference = Reference(step.name, tensor.name)
+            if reference in names:
+                continue
+            name = str(reference)
+            while name in taken:
+                name += "_"
+            taken.add(name)
+            names[reference] = name
+    return names
+
+
+def with_count(config: Any, count: int) -> Any:
+    """A copy of a parsed config with another instance count and nothing else changed: what a live change sends, and all it sends."""
+    changed = model_config_pb2.ModelConfig()
+    changed.CopyFrom(config)
+    if len(changed.instance_group) != 1:
+        raise RenderError(
+            f"{config.name}: one instance_group is expected, {len(changed.instance_group)} found"
+        )
+    changed.instance_group[0].count = count
+    return changed

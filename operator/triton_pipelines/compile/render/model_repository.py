@@ -1,0 +1,237 @@
+"""The model repository of a graph as text files, and the load plan that lays it out in a pod."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from triton_pipelines import runtime
+from triton_pipelines.api.loadplan import (
+    FetchKind,
+    LoadPlan,
+    PlanAdapt,
+    PlanCheck,
+    PlanCount,
+    PlanFetch,
+    PlanFile,
+    PlanRaggedInput,
+    PlanTensor,
+    PlanTokens,
+    PlanVersions,
+)
+from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
+from triton_pipelines.api.tensors import TokenTensor
+from triton_pipelines.api.tokenizer import Truncation
+from triton_pipelines.compile.graph.defaults import VERSION_FOLDER
+from triton_pipelines.compile.graph.graph import Fetch, Graph, Implementation, Step, Tensor
+from triton_pipelines.compile.graph.ragged_config import ragged_config
+from triton_pipelines.compile.validation import ServerFacts
+
+from .model_config import configs
+
+# Python packages that the loader copies for the stock Triton image, which carries numpy only.
+SITE_PACKAGES = ("tokenizers",)
+ONNX_ENDING = ".onnx"
+
+
+def runtime_file(implementation: Implementation) -> str:
+    """Text of a runtime ``model.py`` that comes with the operator."""
+    return runtime.source(implementation.value)
+
+
+def repository(graph: Graph, facts: ServerFacts | None = None) -> dict[str, str]:
+    """Path below the repository → content of every file that is rendered (sources are fetched beside them)."""
+    files = {f"{name}/config.pbtxt": text for name, text in configs(graph, facts).items()}
+    for step in graph.models:
+        folder = f"{step.model_name}/{VERSION_FOLDER}"
+        if step.code is not None:
+            files[f"{folder}/model.py"] = step.code
+        elif step.implementation not in (Implementation.BACKEND, Implementation.CODE):
+            files[f"{folder}/model.py"] = runtime_file(step.implementation)
+        files |= {f"{folder}/{name}": text for name, text in step.files.items()}
+    return dict(sorted(files.items()))
+
+
+def keys(files: Mapping[str, str]) -> dict[str, str]:
+    """Path → ConfigMap key: the path with dots, made a valid and distinct key, so that people can read the ConfigMap."""
+    result: dict[str, str] = {}
+    taken: set[str] = set()
+    for path in files:
+        key = re.sub(
+            r"[^-._a-zA-Z0-9]", "_", path.replace(f"/{VERSION_FOLDER}/", "/").replace("/", ".")
+        )[:240]
+        candidate, number = key, 1
+        while candidate in taken:
+            number += 1
+            candidate = f"{key}.{number}"
+        taken.add(candidate)
+        result[path] = candidate
+    return result
+
+
+def load_plan(graph: Graph, files: Mapping[str, str], namespace: str, revision: str) -> LoadPlan:
+    """What the init container does for a pod of this revision."""
+    tokenizer = graph.tokenizer
+    longest = (
+        tokenizer.parameters.get(f"{RUNTIME_PARAMETER_PREFIX}max_length") if tokenizer else None
+    )
+    return LoadPlan(
+        pipeline=graph.pipeline,
+        namespace=namespace,
+        revision=revision,
+        files=tuple(PlanFile(key=key, path=path) for path, key in keys(files).items()),
+        empty_dirs=_empty_dirs(graph, files),
+        counts=tuple(
+            PlanCount(
+                step=step.name,
+                path=f"{step.model_name}/config.pbtxt",
+                initial=step.instances.count,
+                min=step.instances.low,
+                max=step.instances.high,
+            )
+            for step in graph.models
+            if step.instances.scaled and not graph.auto_complete
+        ),
+        fetch=tuple(_fetch(item, step) for step in graph.models for item in step.fetches),
+        checks=tuple(check for step in graph.models if (check := _check(step, graph)) is not None),
+        adapt=tuple(
+            _adapt(step, None if longest is None else int(longest))
+            for step in graph.models
+            if step.flat
+        ),
+        site=SITE_PACKAGES,
+    )
+
+
+def _adapt(step: Step, longest: int | None) -> PlanAdapt:
+    """The rewriting of an ONNX file so that Triton can feed it with requests of different length."""
+    main = next(item for item in step.fetches if not item.slot)
+    folder = main.kind is FetchKind.MODEL
+    flat = [entry.tensor for entry in step.inputs if entry.tensor.name in (step.flat or {})]
+    config = ragged_config(flat, step.outputs)
+    return PlanAdapt(
+        step=step.name,
+        path=None if folder else main.target,
+        model=step.model_name if folder else None,
+        file=step.file_name if folder else None,
+        inputs=tuple(
+            PlanRaggedInput(name=name, pad_value=(step.flat or {})[name]) for name in config.flat
+        ),
+        token_outputs=tuple(entry.target for entry in config.batch_outputs),
+        max_length=longest,
+    )
+
+
+def _empty_dirs(graph: Graph, files: Mapping[str, str]) -> tuple[str, ...]:
+    """Version folders that nothing is laid into: the ensemble's, and those of backends without a file. Triton needs one to see a version."""
+    filled = {path.split("/", 1)[0] for path in files if path.count("/") > 1} | {
+        item.target.split("/", 1)[0] for item in graph.fetches
+    }
+    names = [step.model_name for step in graph.models if step.model_name not in filled]
+    return tuple(
+        f"{name}/{VERSION_FOLDER}"
+        for name in ([graph.model_name] if graph.entry is None else []) + names
+    )
+
+
+def _fetch(item: Fetch, step: Step) -> PlanFetch:
+    source, model = item.source, item.kind is FetchKind.MODEL
+    policy = step.version_policy if model and not item.slot else None
+    versions = None
+    if policy is not None and not policy.default:
+        versions = PlanVersions(
+            latest=policy.latest,
+            all=True if policy.all else None,
+            specific=tuple(sorted(policy.specific)) or None,
+        )
+    return PlanFetch(
+        step=item.step,
+        slot=item.slot,
+        uri=source.uri,
+        target=item.target,
+        kind=item.kind,
+        file=item.file,
+        source_file=item.source_file,
+        whole=item.whole,
+        versions=versions,
+        pinned=step.version if model and not item.slot else None,
+        revision=source.revision,
+        path=source.path,
+        sha256=source.sha256,
+        endpoint=source.endpoint,
+        region=source.region,
+        credentials=source.secret_ref is not None,
+        ca=source.ca_ref is not None,
+        cuts_pairs=item.kind is FetchKind.TOKENIZER and _cuts_pairs(step),
+        field=item.path,
+    )
+
+
+def _cuts_pairs(step: Step) -> bool:
+    """Whether our tokenizer step cuts pairs of texts."""
+    pairs = f"{RUNTIME_PARAMETER_PREFIX}text_pair" in step.parameters
+    return pairs and step.parameters[f"{RUNTIME_PARAMETER_PREFIX}truncation"] != Truncation.REFUSE
+
+
+def _tokens(step: Step, graph: Graph) -> PlanTokens | None:
+    """What our own tokenizer feeds a step with; own code in its place may emit anything."""
+    tokenizer = graph.tokenizer
+    if tokenizer is None or tokenizer.implementation is not Implementation.TOKENIZER:
+        return None
+    file = next(
+        (item.target for item in tokenizer.fetches if item.kind is FetchKind.TOKENIZER), None
+    )
+    kinds = json.loads(tokenizer.parameters[f"{RUNTIME_PARAMETER_PREFIX}outputs"])
+    read = {
+        entry.tensor.name: kinds.get(entry.source.tensor)
+        for entry in step.inputs
+        if entry.source is not None and entry.source.step == tokenizer.name
+    }
+
+    def named(*wanted: TokenTensor) -> tuple[str, ...]:
+        return tuple(name for name, kind in read.items() if kind in wanted)
+
+    if file is None or not (ids := named(TokenTensor.INPUT_IDS)):
+        return None
+    return PlanTokens(
+        tokenizer=file,
+        ids=ids,
+        masks=named(TokenTensor.ATTENTION_MASK),
+        others=named(TokenTensor.TOKEN_TYPE_IDS, TokenTensor.SPECIAL_TOKENS_MASK),
+        max_length=int(tokenizer.parameters[f"{RUNTIME_PARAMETER_PREFIX}max_length"]),
+    )
+
+
+def _check(step: Step, graph: Graph) -> PlanCheck | None:
+    """The look into an ONNX file, for whoever runs it: Triton's backend, or the runner in its place."""
+    main = next((item for item in step.fetches if not item.slot), None)
+    if (
+        main is None
+        or not (step.file_name or "").endswith(ONNX_ENDING)
+        or step.implementation in (Implementation.CODE, Implementation.TOKENIZER)
+    ):
+        return None
+
+    def tensors(items: list[Tensor]) -> tuple[PlanTensor, ...]:
+        return tuple(
+            PlanTensor(
+                name=item.name,
+                data_type=item.data_type.value,
+                dims=item.dims if item.reshape is None else item.reshape,
+            )
+            for item in items
+        )
+
+    folder = main.kind is FetchKind.MODEL
+    return PlanCheck(
+        step=step.name,
+        path=None if folder else main.target,
+        model=step.model_name if folder else None,
+        file=step.file_name if folder else None,
+        field=step.path,
+        max_batch_size=step.max_batch_size,
+        inputs=tensors([entry.tensor for entry in step.inputs]),
+        outputs=tensors(list(step.outputs)),
+        tokens=_tokens(step, graph),
+    )

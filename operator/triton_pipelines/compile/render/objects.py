@@ -1,0 +1,231 @@
+"""The Kubernetes objects of a pipeline, as plain dictionaries ready for server-side apply."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from triton_pipelines.api import names
+from triton_pipelines.api.base import Switch
+from triton_pipelines.api.server import DisruptionBudget, RolloutStrategy
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.compile.graph.server_settings import sequence_idle_seconds
+
+from .passthrough import plain
+
+# Kubernetes' own default, and the most that it takes.
+AFFINITY_SECONDS = 10800
+AFFINITY_SECONDS_MAX = 86400
+PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
+
+
+def owner(pipeline: InferencePipeline) -> dict[str, Any]:
+    """The reference by which children go with their pipeline."""
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "name": pipeline.name,
+        "uid": pipeline.metadata.uid or PLACEHOLDER_UID,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def child(
+    pipeline: InferencePipeline, api_version: str, kind: str, name: str, **body: Any
+) -> dict[str, Any]:
+    """An object that belongs to the pipeline: found by its labels, gone with it."""
+    return {
+        "apiVersion": api_version,
+        "kind": kind,
+        "metadata": {
+            "name": name,
+            "namespace": pipeline.namespace,
+            "labels": names.labels(pipeline.name),
+            "ownerReferences": [owner(pipeline)],
+        },
+        **body,
+    }
+
+
+def revision_config_map(
+    pipeline: InferencePipeline, revision: str, data: Mapping[str, str]
+) -> dict[str, Any]:
+    """One immutable ConfigMap per revision: a pod that restarts in mid-rollout gets its own revision."""
+    result = child(
+        pipeline,
+        "v1",
+        "ConfigMap",
+        names.revision_name(pipeline.name, revision),
+        data=dict(data),
+        immutable=True,
+    )
+    result["metadata"]["labels"][names.LABEL_REVISION] = revision
+    return result
+
+
+def live_config_map(pipeline: InferencePipeline, data: Mapping[str, str]) -> dict[str, Any]:
+    """What lives longer than a pod and a revision; outside the revision hash."""
+    return child(pipeline, "v1", "ConfigMap", names.live_name(pipeline.name), data=dict(data))
+
+
+def control_secret(pipeline: InferencePipeline, revision: str, key: str) -> dict[str, Any]:
+    """The control key of one revision."""
+    result = child(
+        pipeline,
+        "v1",
+        "Secret",
+        names.revision_name(pipeline.name, revision),
+        type="Opaque",
+        stringData={names.KEY_CONTROL: key},
+    )
+    result["metadata"]["labels"][names.LABEL_REVISION] = revision
+    return result
+
+
+def service(pipeline: InferencePipeline) -> dict[str, Any]:
+    """The Service in front of the pods: HTTP, gRPC and metrics under their usual numbers.
+
+    A client of a step with sequences stays on one pod, which alone knows its sequence.
+    """
+    wanted = pipeline.spec.server.service
+    idle = sequence_idle_seconds(pipeline)
+    sticky: dict[str, Any] = {"sessionAffinity": "None"}
+    if idle is not None:
+        # Written out, so that they go together: the API server takes no timeout without an affinity.
+        seconds = min(max(idle, AFFINITY_SECONDS), AFFINITY_SECONDS_MAX)
+        sticky = {
+            "sessionAffinity": "ClientIP",
+            "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": seconds}},
+        }
+    result = child(
+        pipeline,
+        "v1",
+        "Service",
+        pipeline.name,
+        spec={
+            "type": wanted.type.value,
+            **sticky,
+            "selector": names.selector(pipeline.name),
+            "ports": [
+                {
+                    "name": "http",
+                    "port": names.PORT_HTTP,
+                    "targetPort": "http",
+                    "protocol": "TCP",
+                    "appProtocol": "http",
+                },
+                {
+                    "name": "grpc",
+                    "port": names.PORT_GRPC,
+                    "targetPort": "grpc",
+                    "protocol": "TCP",
+                    "appProtocol": "kubernetes.io/h2c",
+                },
+                {
+                    "name": "metrics",
+                    "port": names.PORT_METRICS,
+                    "targetPort": "metrics",
+                    "protocol": "TCP",
+                    "appProtocol": "http",
+                },
+            ],
+        },
+    )
+    if wanted.annotations:
+        result["metadata"]["annotations"] = dict(wanted.annotations)
+    return result
+
+
+def network_policy(pipeline: InferencePipeline, operator_namespace: str) -> dict[str, Any] | None:
+    """Who may reach the ports; ``None`` where it is switched off. Egress stays open: the init container fetches sources."""
+    wanted = pipeline.spec.server.network_policy
+    if wanted.mode is Switch.DISABLED:
+        return None
+    operator = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}},
+        "podSelector": {
+            "matchLabels": {names.LABEL_NAME: names.APP, names.LABEL_COMPONENT: "operator"}
+        },
+    }
+
+    def rule(peers: tuple[Mapping[str, Any], ...], *ports: str) -> dict[str, Any]:
+        allowed: dict[str, Any] = {"ports": [{"port": port, "protocol": "TCP"} for port in ports]}
+        if peers:
+            allowed["from"] = [*(plain(peer) for peer in peers), operator]
+        return allowed
+
+    return child(
+        pipeline,
+        "networking.k8s.io/v1",
+        "NetworkPolicy",
+        pipeline.name,
+        spec={
+            "podSelector": {"matchLabels": names.selector(pipeline.name)},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                rule(wanted.inference_from, "http", "grpc"),
+                rule(wanted.metrics_from, "metrics"),
+            ],
+        },
+    )
+
+
+def disruption_budget(
+    pipeline: InferencePipeline, replicas: int | None = None
+) -> dict[str, Any] | None:
+    """At most one pod away at a time; ``None`` with fewer than two pods, where it would only block drains. ``replicas``: pods that are
+    wanted, where somebody else than the spec says so."""
+    wanted = pipeline.spec.replicas if replicas is None else replicas
+    if pipeline.spec.server.disruption_budget is DisruptionBudget.DISABLED or wanted < 2:
+        return None
+    return child(
+        pipeline,
+        "policy/v1",
+        "PodDisruptionBudget",
+        pipeline.name,
+        spec={
+            "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": names.selector(pipeline.name)},
+        },
+    )
+
+
+def strategy(mode: RolloutStrategy) -> dict[str, Any]:
+    """The Deployment's strategy for a rollout mode; Auto is decided before and starts as Surge."""
+    if mode is RolloutStrategy.RECREATE:
+        # Server-side apply drops the rollingUpdate of an earlier mode, since the same manager wrote it.
+        return {"type": "Recreate"}
+    surge, unavailable = (0, 1) if mode is RolloutStrategy.NO_SURGE else (1, 0)
+    return {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable},
+    }
+
+
+def deployment(
+    pipeline: InferencePipeline,
+    template: Mapping[str, Any],
+    mode: RolloutStrategy,
+    replicas: int | None,
+    before: str = "",
+) -> dict[str, Any]:
+    """The Deployment with one revision's template. ``replicas`` ``None``: somebody else owns the number; ``before``: the revision that served
+    before it, "" none that is known."""
+    spec: dict[str, Any] = {
+        "selector": {"matchLabels": names.selector(pipeline.name)},
+        "strategy": strategy(mode),
+        # Written out: rollouts are paused by the resource's annotation, and by nobody behind the operator's back.
+        "paused": False,
+        "progressDeadlineSeconds": pipeline.spec.rollout.progress_deadline_seconds,
+        "revisionHistoryLimit": pipeline.spec.rollout.revision_history_limit,
+        "template": json.loads(json.dumps(template)),
+    }
+    if replicas is not None:
+        spec["replicas"] = replicas
+    result = child(pipeline, "apps/v1", "Deployment", pipeline.name, spec=spec)
+    if before:
+        result["metadata"]["annotations"] = {names.ANNOTATION_BEFORE: before}
+    return result

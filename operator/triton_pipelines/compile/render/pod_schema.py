@@ -1,0 +1,158 @@
+"""Is this a PodTemplateSpec? Fields, types and what must be there, from Kubernetes' own schema (podschema.yaml, generated)."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from triton_pipelines.api.base import Finding
+
+# Fields that tell the items of a list apart, by the list's name.
+KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "volumeMounts": "mountPath",
+}
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_SCALARS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "string": ((str,), "must be text; put it in quotes"),
+    "integer": ((int,), "must be a whole number"),
+    "boolean": ((bool,), "must be true or false"),
+    "quantity": ((str, int, float), "must be a quantity such as 500m or 2Gi"),
+    "integer or string": ((int, str), "must be a whole number or text"),
+}
+
+
+@functools.cache
+def _schema() -> Mapping[str, Mapping[str, str]]:
+    text = (resources.files("triton_pipelines.compile.render") / "podschema.yaml").read_text(
+        encoding="utf-8"
+    )
+    read: dict[str, dict[str, str]] = yaml.safe_load(text)
+    return read
+
+
+def check_template(template: Any, path: str) -> list[Finding]:
+    """What keeps ``template`` from being a PodTemplateSpec that the API server takes; ``path`` is where it stands in the resource.
+
+    Shapes come first: what the parts say of each other is judged only when each is what it should be.
+    """
+    return list(_check(template, "PodTemplateSpec", path, "")) or [
+        *_metadata(template, path),
+        *_pod(template.get("spec") or {}, f"{path}.spec"),
+    ]
+
+
+def item_path(field: str, index: int, item: Any) -> str:
+    """``[triton]`` for an item that has a key, ``[3]`` for any other."""
+    key = item.get(KEYS[field]) if field in KEYS and isinstance(item, Mapping) else None
+    return f"[{key}]" if isinstance(key, str) else f"[{index}]"
+
+
+def _check(value: Any, kind: str, path: str, field: str) -> Iterator[Finding]:
+    if kind.startswith("["):
+        if not isinstance(value, list):
+            yield Finding(path, "must be a list")
+            return
+        for index, item in enumerate(value):
+            yield from _check(item, kind[1:-1], path + item_path(field, index, item), "")
+    elif kind.startswith("{"):
+        if not isinstance(value, Mapping):
+            yield Finding(path, "must be a mapping")
+            return
+        for key, item in value.items():
+            yield from _check(item, kind[1:-1], f"{path}[{key}]", "")
+    elif kind in _SCALARS:
+        types, message = _SCALARS[kind]
+        # bool is an int in Python alone.
+        if not isinstance(value, types) or (isinstance(value, bool) and kind != "boolean"):
+            yield Finding(path, message)
+    elif kind in _schema():
+        yield from _fields(value, kind, path)
+
+
+def _fields(value: Any, kind: str, path: str) -> Iterator[Finding]:
+    if not isinstance(value, Mapping):
+        yield Finding(path, f"must be a mapping with fields of Kubernetes' {kind}")
+        return
+    known = {name.rstrip("!"): part for name, part in (_schema()[kind] or {}).items()}
+    for key, item in value.items():
+        if key in known:
+            yield from _check(item, known[key], f"{path}.{key}", key)
+        else:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            yield Finding(
+                f"{path}.{key}",
+                f"is no field of Kubernetes' {kind}"
+                + (f"; {near[0]} is" if near else "; remove it"),
+            )
+    for name in _schema()[kind] or {}:
+        if name.endswith("!") and name[:-1] not in value:
+            yield Finding(f"{path}.{name[:-1]}", "is needed")
+
+
+def _metadata(template: Mapping[str, Any], path: str) -> Iterator[Finding]:
+    for key, value in ((template.get("metadata") or {}).get("labels") or {}).items():
+        if not _LABEL_VALUE.fullmatch(value):
+            yield Finding(
+                f"{path}.metadata.labels[{key}]",
+                f"{value!r} is no label value: at most 63 letters, digits and -_. between them",
+            )
+
+
+def _pod(spec: Mapping[str, Any], path: str) -> Iterator[Finding]:
+    volumes = spec.get("volumes") or []
+    yield from _names([item["name"] for item in volumes], f"{path}.volumes")
+    for item in volumes:
+        kinds = sorted(set(item) - {"name"})
+        if len(kinds) > 1:  # without any it is an emptyDir
+            yield Finding(
+                f"{path}.volumes[{item['name']}]",
+                f"is of one kind, but has {' and '.join(kinds)}; null removes one",
+            )
+    parts = [
+        (part, item) for part in ("containers", "initContainers") for item in spec.get(part) or []
+    ]
+    yield from _names([item["name"] for _, item in parts], f"{path}.containers")
+    for part, item in parts:
+        yield from _container(
+            item, f"{path}.{part}[{item['name']}]", {volume["name"] for volume in volumes}
+        )
+
+
+def _names(found: list[str], path: str) -> Iterator[Finding]:
+    for name in dict.fromkeys(found):
+        if not _DNS_LABEL.fullmatch(name):
+            yield Finding(
+                f"{path}[{name}].name", "must be at most 63 lower-case letters, digits and '-'"
+            )
+        if found.count(name) > 1:
+            yield Finding(
+                f"{path}[{name}]", "stands twice, init containers counted in; choose another name"
+            )
+
+
+def _container(item: Mapping[str, Any], path: str, volumes: set[str]) -> Iterator[Finding]:
+    if "image" not in item:
+        yield Finding(f"{path}.image", "is needed")
+    for variable in item.get("env") or []:
+        if "value" in variable and "valueFrom" in variable:
+            yield Finding(
+                f"{path}.env[{variable['name']}]",
+                "has both value and valueFrom; write one of them, and null for the other",
+            )
+    for mount in item.get("volumeMounts") or []:
+        if mount["name"] not in volumes:
+            yield Finding(
+                f"{path}.volumeMounts[{mount['mountPath']}].name",
+                f"{mount['name']!r} is no volume of the pod; it has {', '.join(sorted(volumes))}",
+            )

@@ -1,0 +1,132 @@
+"""A pipeline's revision: the whole of what its pods are made of, under one name that says whether anything changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from triton_pipelines.api import names
+from triton_pipelines.api.base import Finding
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.compile.graph.graph import Graph
+from triton_pipelines.compile.graph.options import Options
+from triton_pipelines.compile.graph.server_settings import default_image, server_version
+from triton_pipelines.compile.validation import ServerFacts
+from triton_pipelines.compile.validation.server_facts import OLDEST
+
+from .errors import RefusedError, RenderError
+from .model_config import configs
+from .model_repository import load_plan, repository
+from .objects import revision_config_map
+from .pod import template
+
+CONFIG_MAP_LIMIT = (
+    1_000_000  # bytes of keys and values; the API server refuses ConfigMaps above 1 MiB
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """One revision, rendered.
+
+    ``name`` is a hash over everything that a change of would have to roll pods, and nothing else: the default images are not in
+    it, so a new operator release rolls only what its templates changed; live counts are not in it, so scaling never rolls.
+    ``template`` is the pod template, ``data`` the content of the revision's ConfigMap (``template`` among it).
+    """
+
+    name: str
+    server_image: str
+    template: dict[str, Any]
+    files: dict[str, str]
+    data: dict[str, str]
+
+
+def render(
+    pipeline: InferencePipeline,
+    graph: Graph,
+    options: Options,
+    digests: Mapping[str, str] | None = None,
+) -> Revision:
+    """Render a checked graph. ``digests``: step → hash of a ConfigMap source's content, so that its change is a new revision.
+
+    Equal arguments give equal bytes. Raises :class:`RenderError` for a defect of the renderer.
+    """
+    image = pipeline.spec.server.image or default_image(graph, options)
+    files = repository(graph, facts(pipeline, image))
+    unnamed = {
+        "files": files,
+        "plan": load_plan(graph, files, pipeline.namespace, "").to_json(),
+        "template": _without_default_images(
+            pipeline, template(pipeline, graph, options, "", image)
+        ),
+        "digests": dict(digests or {}),
+    }
+    name = _hash(unnamed)[: names.REVISION_LENGTH]
+    plan = load_plan(graph, files, pipeline.namespace, name)
+    pod = template(pipeline, graph, options, name, image)
+    record = {"template": pod, "serverImage": image}
+    data = {entry.key: files[entry.path] for entry in plan.files}
+    data[names.KEY_PLAN] = plan.to_json()
+    data[names.KEY_TEMPLATE] = (
+        json.dumps(record, sort_keys=True, indent=1, ensure_ascii=False) + "\n"
+    )
+    size = sum(len(key) + len(value.encode()) for key, value in data.items())
+    if size > CONFIG_MAP_LIMIT:
+        raise RenderError(
+            f"the revision's ConfigMap would hold {size} bytes, more than {CONFIG_MAP_LIMIT}"
+        )
+    return Revision(name, image, pod, files, data)
+
+
+def review(pipeline: InferencePipeline, graph: Graph, options: Options) -> list[Finding]:
+    """What Triton would refuse of a checked graph, with the fields of the resource; empty: it may be rendered."""
+    image = pipeline.spec.server.image or default_image(graph, options)
+    findings: list[Finding] = []
+    for made in (
+        lambda: configs(graph, facts(pipeline, image)),
+        lambda: template(pipeline, graph, options, "", image),
+    ):
+        try:
+            made()
+        except RefusedError as refused:
+            findings += refused.findings
+    return findings
+
+
+def facts(pipeline: InferencePipeline, image: str) -> ServerFacts:
+    """What is known of the server before it runs."""
+    gpu = pipeline.spec.server.gpu
+    release = server_version(pipeline.spec.server.version, image)
+    # How many GPUs a claim gives is the template's business.
+    return ServerFacts(
+        release=release or OLDEST, gpus=gpu.count if gpu.claim_template is None else None
+    )
+
+
+def config_map(pipeline: InferencePipeline, revision: Revision) -> dict[str, Any]:
+    """The revision's ConfigMap."""
+    return revision_config_map(pipeline, revision.name, revision.data)
+
+
+def _without_default_images(pipeline: InferencePipeline, pod: dict[str, Any]) -> dict[str, Any]:
+    """The template less what the operator alone decides: a new release, or another default pull policy, must not roll pods."""
+    for container in pod["spec"]["initContainers"]:
+        if container["name"] == names.CONTAINER_LOADER:
+            container["image"] = container["imagePullPolicy"] = ""
+    for container in pod["spec"]["containers"]:
+        if container["name"] != names.CONTAINER_SERVER:
+            continue
+        if pipeline.spec.server.image is None:
+            container["image"] = ""
+        if pipeline.spec.server.image_pull_policy is None:
+            container["imagePullPolicy"] = ""
+    return pod
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(
+        json.dumps(value, sort_keys=True, ensure_ascii=False).encode()
+    ).hexdigest()

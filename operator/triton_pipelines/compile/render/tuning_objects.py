@@ -1,0 +1,242 @@
+"""The objects of a tuning run: a canary, which is a pod of the revision outside the Service, and the Job that measures it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+from triton_pipelines.api import names
+from triton_pipelines.api.base import Switch
+from triton_pipelines.api.server import RolloutStrategy
+from triton_pipelines.api.v1alpha1 import InferencePipeline, TuningMode
+from triton_pipelines.compile.graph.options import Options
+from triton_pipelines.compile.graph.server_settings import millis
+
+from .objects import owner, strategy
+from .pod import UID
+
+# What a Job may take in all (seconds). Quick measures for under three minutes; the rest is for a slow start of its image.
+JOB_SECONDS = {TuningMode.QUICK: 900, TuningMode.THOROUGH: 5400}
+# Neither serves anybody, so nobody has to learn that they go, and a pod that serves may wait for the room: a rollout that finds none for
+# ten seconds gives an old pod up.
+GRACE_SECONDS = 1
+FILE_PIPELINE, FILE_OPTIONS, FILE_KEY = "pipeline.json", "operator.yaml", "admin-key"
+VOLUME_CONTROL, VOLUME_TUNING = "control", "tuning"
+
+
+def run_labels(pipeline: str, run: str, component: str) -> dict[str, str]:
+    """Labels of what belongs to a run: the pipeline's, but not those that its Service selects."""
+    return {**names.labels(pipeline), names.LABEL_COMPONENT: component, names.LABEL_RUN: run}
+
+
+def _selector(pipeline: str, run: str, component: str) -> dict[str, str]:
+    labels = run_labels(pipeline, run, component)
+    return {
+        key: labels[key] for key in (names.LABEL_PIPELINE, names.LABEL_COMPONENT, names.LABEL_RUN)
+    }
+
+
+def _made(
+    pipeline: InferencePipeline, run: str, api_version: str, kind: str, component: str, **body: Any
+) -> dict[str, Any]:
+    return {
+        "apiVersion": api_version,
+        "kind": kind,
+        "metadata": {
+            "name": names.tuning_name(pipeline.name, run, component),
+            "namespace": pipeline.namespace,
+            "labels": run_labels(pipeline.name, run, component),
+            "ownerReferences": [owner(pipeline)],
+        },
+        **body,
+    }
+
+
+def canary(
+    pipeline: InferencePipeline, run: str, template: Mapping[str, Any], deadline_seconds: int
+) -> dict[str, Any]:
+    """A Deployment of one pod by the revision's own template: the same resources, GPUs and models, so that its figures hold for the others.
+
+    A Deployment and not a bare pod: the operator may not create pods. Without the template's priority class: it evicts nobody for its room,
+    and goes first where another pod needs it.
+    """
+    made = deepcopy(dict(template))
+    made["metadata"] = {**made.get("metadata", {})}
+    made["metadata"]["labels"] = {
+        **made["metadata"].get("labels", {}),
+        **run_labels(pipeline.name, run, names.COMPONENT_CANARY),
+    }
+    made["spec"]["terminationGracePeriodSeconds"] = GRACE_SECONDS
+    made["spec"].pop("priorityClassName", None)
+    for container in made["spec"]["containers"]:
+        container.pop("lifecycle", None)
+    spec = {
+        "replicas": 1,
+        "selector": {"matchLabels": _selector(pipeline.name, run, names.COMPONENT_CANARY)},
+        "strategy": strategy(RolloutStrategy.RECREATE),
+        "progressDeadlineSeconds": deadline_seconds,
+        "revisionHistoryLimit": 0,
+        "template": made,
+    }
+    return _made(pipeline, run, "apps/v1", "Deployment", names.COMPONENT_CANARY, spec=spec)
+
+
+def inputs(
+    pipeline: InferencePipeline,
+    run: str,
+    document: Mapping[str, Any],
+    server_image: str,
+    options: Options,
+) -> dict[str, Any]:
+    """The ConfigMap that tells the Job what it measures: the resource, and the operator's options by which it was rendered."""
+    told = {
+        "images": {"default": server_image, **options.family_images},
+        "substitute_runner": sorted(options.substitute_runner),
+        "source_map": list(options.source_map),
+    }
+    data = {
+        FILE_PIPELINE: json.dumps(document, sort_keys=True, indent=1),
+        FILE_OPTIONS: json.dumps(told, sort_keys=True),
+    }
+    return _made(pipeline, run, "v1", "ConfigMap", names.COMPONENT_CANARY, data=data)
+
+
+def policies(
+    pipeline: InferencePipeline, run: str, operator_namespace: str
+) -> list[dict[str, Any]]:
+    """The Job may reach the canary and nothing else, and nobody but it and the operator may reach the canary; none where the pipeline has
+    none either."""
+    if pipeline.spec.server.network_policy.mode is Switch.DISABLED:
+        return []
+    operator = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}},
+        "podSelector": {
+            "matchLabels": {names.LABEL_NAME: names.APP, names.LABEL_COMPONENT: "operator"}
+        },
+    }
+    ports = [{"port": port, "protocol": "TCP"} for port in ("http", "grpc", "metrics")]
+    canary_pods, tuner_pods = (
+        {"podSelector": {"matchLabels": _selector(pipeline.name, run, component)}}
+        for component in (names.COMPONENT_CANARY, names.COMPONENT_TUNER)
+    )
+    to_canary = {
+        **canary_pods,
+        "policyTypes": ["Ingress"],
+        "ingress": [{"ports": ports, "from": [tuner_pods, operator]}],
+    }
+    from_tuner = {
+        **tuner_pods,
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [],
+        "egress": [{"ports": ports, "to": [canary_pods]}],
+    }
+    return [
+        _made(
+            pipeline,
+            run,
+            "networking.k8s.io/v1",
+            "NetworkPolicy",
+            names.COMPONENT_CANARY,
+            spec=to_canary,
+        ),
+        _made(
+            pipeline,
+            run,
+            "networking.k8s.io/v1",
+            "NetworkPolicy",
+            names.COMPONENT_TUNER,
+            spec=from_tuner,
+        ),
+    ]
+
+
+def job(
+    pipeline: InferencePipeline,
+    run: str,
+    revision: str,
+    address: str,
+    template: Mapping[str, Any],
+    options: Options,
+) -> dict[str, Any]:
+    """The Job: ``tritonpipe tune`` against the canary at ``address`` (its IP), made by ``template``. It has no API token; the control key of
+    the revision comes as a file, and what it found goes into its termination message."""
+    mode = pipeline.spec.tuning.mode or TuningMode.QUICK
+    host = f"[{address}]" if ":" in address else address
+    arguments = [
+        "tune",
+        f"{names.PATH_TUNING}/{FILE_PIPELINE}",
+        f"--server={host}:{names.PORT_GRPC}",
+        f"--control-key-file={names.PATH_CONTROL}/{FILE_KEY}",
+        f"--operator-config={names.PATH_TUNING}/{FILE_OPTIONS}",
+        f"--report-file={names.PATH_TERMINATION}",
+        *([f"--cores={cores:g}"] if (cores := _cores(template)) else []),
+        *(["--thorough"] if mode is TuningMode.THOROUGH else []),
+    ]
+    container = {
+        "name": names.CONTAINER_TUNER,
+        "image": options.loader_image,
+        "imagePullPolicy": options.image_pull_policy,
+        "command": ["tritonpipe"],
+        "args": arguments,
+        "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108 - an emptyDir of the pod
+        "volumeMounts": [
+            {"name": names.VOLUME_TMP, "mountPath": "/tmp"},  # noqa: S108
+            {"name": VOLUME_TUNING, "mountPath": names.PATH_TUNING, "readOnly": True},
+            {"name": VOLUME_CONTROL, "mountPath": names.PATH_CONTROL, "readOnly": True},
+        ],
+        # It makes the load of many clients, and must not be what limits.
+        "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "terminationMessagePath": names.PATH_TERMINATION,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    key = {
+        "secretName": names.revision_name(pipeline.name, revision),
+        "items": [{"key": names.KEY_CONTROL, "path": FILE_KEY}],
+    }
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": UID,
+            "runAsGroup": UID,
+            "fsGroup": UID,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+        "volumes": [
+            {"name": names.VOLUME_TMP, "emptyDir": {}},
+            {"name": VOLUME_TUNING, "configMap": {"name": names.tuning_name(pipeline.name, run)}},
+            {"name": VOLUME_CONTROL, "secret": {**key, "defaultMode": 0o440}},
+        ],
+    }
+    if pull_secrets := (template.get("spec") or {}).get("imagePullSecrets"):
+        pod["imagePullSecrets"] = list(pull_secrets)
+    spec = {
+        "backoffLimit": 0,
+        "activeDeadlineSeconds": JOB_SECONDS[mode],
+        "template": {
+            "metadata": {"labels": run_labels(pipeline.name, run, names.COMPONENT_TUNER)},
+            "spec": pod,
+        },
+    }
+    return _made(pipeline, run, "batch/v1", "Job", names.COMPONENT_TUNER, spec=spec)
+
+
+def _cores(template: Mapping[str, Any]) -> float:
+    """CPU cores that Triton may use in a pod; 0 where nothing limits it."""
+    containers = (template.get("spec") or {}).get("containers") or ()
+    server: Mapping[str, Any] = next(
+        (item for item in containers if item.get("name") == names.CONTAINER_SERVER), {}
+    )
+    limit = ((server.get("resources") or {}).get("limits") or {}).get("cpu")
+    return millis(str(limit)) / 1000 if limit else 0.0

@@ -1,0 +1,161 @@
+"""Rules over one ensemble by itself: what it may have, and how its tensors flow from step to step. The models of its steps do not matter here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .backend_identity import ENSEMBLE, Identity
+from .violations import Findings, Rule, keyed, listed
+
+
+def check(config: Any, identity: Identity, findings: Findings) -> None:
+    """All rules of this module; models that are no ensembles pass."""
+    if not config.HasField("ensemble_scheduling"):
+        if identity.platform == ENSEMBLE:
+            findings.add(
+                "ensemble_scheduling",
+                Rule.ENSEMBLE_PLATFORM,
+                "platform 'ensemble' needs ensemble_scheduling with its steps: write it, or another platform",
+            )
+        return
+    if identity.platform != ENSEMBLE:
+        findings.add(
+            "platform",
+            Rule.ENSEMBLE_PLATFORM,
+            f"ensemble_scheduling needs platform 'ensemble', it is {identity.platform!r}: write it, and no backend",
+        )
+    forbidden = {
+        "instance_group": bool(config.instance_group),
+        "optimization": config.HasField("optimization"),
+        "model_warmup": bool(config.model_warmup),
+    }
+    for field, given in forbidden.items():
+        if given:
+            findings.add(
+                field,
+                Rule.ENSEMBLE_FIELD,
+                f"an ensemble has no {field}: remove it here and write it in the models of the steps",
+            )
+    if not config.ensemble_scheduling.step:
+        findings.add(
+            "ensemble_scheduling.step",
+            Rule.ENSEMBLE_STEP,
+            "the ensemble has no step: write at least one",
+        )
+        return
+    _Flow(config, findings).check()
+
+
+class _Flow:
+    """The tensors of one ensemble: who writes them, who reads them, in what order they come about."""
+
+    def __init__(self, config: Any, findings: Findings) -> None:
+        self.config = config
+        self.steps = config.ensemble_scheduling.step
+        self.findings = findings
+        self.inputs = {tensor.name for tensor in config.input}
+        self.outputs = {tensor.name for tensor in config.output}
+        self.writers: dict[str, str] = {}
+        self.readers: dict[str, list[str]] = {}
+
+    def check(self) -> None:
+        self._maps()
+        ready = self._ready()
+        self._ends(ready)
+        self._unready(ready)
+
+    def _maps(self) -> None:
+        for index, step in enumerate(self.steps):
+            path = f"ensemble_scheduling.step[{index}]"
+            for field in ("model_name", "input_map", "output_map"):
+                if not getattr(step, field):
+                    what = "entry" if field.endswith("map") else "name"
+                    self.findings.add(
+                        f"{path}.{field}",
+                        Rule.ENSEMBLE_STEP,
+                        f"the step has no {field}: write at least one {what}",
+                    )
+            for key, tensor in sorted(step.output_map.items()):
+                spot = keyed(f"{path}.output_map", key)
+                if tensor in self.inputs:
+                    self.findings.add(
+                        spot,
+                        Rule.TENSOR_INPUT_WRITTEN,
+                        f"{tensor!r} is an input of the ensemble and cannot be written: write another name",
+                    )
+                if (first := self.writers.setdefault(tensor, spot)) != spot:
+                    self.findings.add(
+                        spot,
+                        Rule.TENSOR_WRITTEN_TWICE,
+                        f"{tensor!r} is written by {first} already: write another name",
+                    )
+            for key, tensor in sorted(step.input_map.items()):
+                self.readers.setdefault(tensor, []).append(keyed(f"{path}.input_map", key))
+
+    def _ready(self) -> set[str]:
+        """The tensors that come about: those of the client, and what steps write whose inputs all do."""
+        ready, waiting = set(self.inputs), list(self.steps)
+        while True:
+            able = [
+                step
+                for step in waiting
+                if all(tensor in ready for tensor in step.input_map.values())
+            ]
+            if not able:
+                return ready
+            waiting = [step for step in waiting if step not in able]
+            ready |= {tensor for step in able for tensor in step.output_map.values()}
+
+    def _ends(self, ready: set[str]) -> None:
+        for index, tensor in enumerate(self.config.input):
+            if tensor.name not in self.readers and not (
+                tensor.name in self.outputs and tensor.name in self.writers
+            ):
+                self.findings.add(
+                    f"input[{index}].name",
+                    Rule.TENSOR_UNUSED,
+                    f"no step reads input {tensor.name!r}: map it into a step, or remove it",
+                )
+        for index, tensor in enumerate(self.config.output):
+            if tensor.name not in self.writers and not (
+                tensor.name in self.inputs and tensor.name in self.readers
+            ):
+                written = listed(sorted(set(self.writers) - self.outputs) or sorted(self.writers))
+                self.findings.add(
+                    f"output[{index}].name",
+                    Rule.TENSOR_NOT_WRITTEN,
+                    f"no step writes output {tensor.name!r}: the steps write {written}",
+                )
+        for tensor, spot in sorted(self.writers.items()):
+            if (
+                tensor in ready
+                and tensor not in self.readers
+                and tensor not in self.outputs | self.inputs
+            ):
+                self.findings.add(
+                    spot,
+                    Rule.TENSOR_UNUSED,
+                    f"nobody reads {tensor!r}: map it into a step, name an output of the ensemble so, or remove the entry",
+                )
+
+    def _unready(self, ready: set[str]) -> None:
+        """Tensors that never come about: those that nobody writes, and, where there are none, those of a circle."""
+        lost = {
+            tensor: spots
+            for tensor, spots in self.readers.items()
+            if tensor not in ready and tensor not in self.writers
+        }
+        for tensor, spots in sorted(lost.items()):
+            here = listed(sorted(self.inputs))
+            self.findings.add(
+                spots[0],
+                Rule.TENSOR_NOT_WRITTEN,
+                f"no step writes {tensor!r} and it is no input of the ensemble: the inputs are {here}",
+            )
+        circle = sorted(tensor for tensor in self.writers if tensor not in ready)
+        if circle and not lost:
+            self.findings.add(
+                "ensemble_scheduling.step",
+                Rule.ENSEMBLE_CYCLE,
+                f"steps wait for each other in a circle: {listed(circle)} never come about",
+            )

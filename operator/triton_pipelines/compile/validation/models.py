@@ -1,0 +1,314 @@
+"""Rules over one model that concern neither its tensors nor its scheduler: name, backend, versions, side files, metrics."""
+
+from __future__ import annotations
+
+import posixpath
+from typing import Any, Final
+
+from .backend_identity import ENSEMBLE, PYTHON_FILE, Identity, platforms
+from .server_facts import Release, ServerFacts
+from .violations import Findings, Rule, keyed, listed
+
+_METRICS_SINCE: Final[Release] = (24, 11)
+_FIELDS_SINCE: Final[dict[str, Release]] = {"model_metrics": _METRICS_SINCE}
+_IN_FLIGHT_SINCE: Final[Release] = (25, 11)
+_STRATEGY: Final = "TRITON_BATCH_STRATEGY_PATH"
+
+
+def check(
+    name: str, config: Any, identity: Identity, facts: ServerFacts, findings: Findings
+) -> None:
+    """All rules of this module."""
+    _name(name, config, findings)
+    _backend(config, identity, facts, findings)
+    if config.max_batch_size < 0:
+        findings.add(
+            "max_batch_size",
+            Rule.MAX_BATCH_SIZE,
+            f"{config.max_batch_size} is negative: write 0 for a model that does not batch, or a size of at least 1",
+        )
+    _versions(name, config, facts, findings)
+    _fields(config, facts, findings)
+    _cache(config, findings)
+    _metrics(config, findings)
+    _labels(name, config, facts, findings)
+    _agents(config, facts, findings)
+    _enums(config, "", findings)
+    if identity.platform != ENSEMBLE:
+        _strategy(name, config, facts, findings)
+
+
+def _name(name: str, config: Any, findings: Findings) -> None:
+    if not name.strip() or name.strip() in (".", "..") or "/" in name:
+        findings.add(
+            "name",
+            Rule.MODEL_NAME,
+            f"{name!r} cannot name a model: it must not be blank, '.' or '..' and must not contain '/'",
+        )
+    if config.name and config.name != name:
+        findings.add(
+            "name",
+            Rule.DIRECTORY_NAME,
+            f"the config says {config.name!r}, its folder is {name!r}: both must be the same",
+        )
+
+
+def _backend(config: Any, identity: Identity, facts: ServerFacts, findings: Findings) -> None:
+    backend, platform = identity.backend, identity.platform
+    if platform == ENSEMBLE:
+        if backend:
+            findings.add(
+                "backend",
+                Rule.BACKEND,
+                f"an ensemble has no backend, this one says {backend!r}: remove it, or remove platform 'ensemble'",
+            )
+        return
+    if not backend:
+        given = f"platform {platform!r} does not say which" if platform else "none is given"
+        findings.add(
+            "backend",
+            Rule.BACKEND,
+            f"a model needs a backend, and {given}: write backend, such as 'python' or 'onnxruntime'",
+        )
+        return
+    allowed = platforms(backend, facts)
+    if allowed and platform not in allowed:
+        shown = f"not {platform!r}" if platform else "and none is given"
+        findings.add(
+            "platform",
+            Rule.BACKEND_PLATFORM,
+            f"backend {backend!r} goes with platform {' or '.join(map(repr, allowed))}, {shown}",
+        )
+    _library(config, backend, facts, findings)
+
+
+def _library(config: Any, backend: str, facts: ServerFacts, findings: Findings) -> None:
+    runtime = config.runtime
+    if runtime and runtime != posixpath.basename(runtime):
+        findings.add(
+            "runtime",
+            Rule.RUNTIME,
+            f"{runtime!r} is a path: write the name of a library in the folder of backend {backend!r}, or leave it out",
+        )
+        return
+    if facts.backends is None:
+        return
+    files = facts.backends.get(backend, frozenset())
+    # The version's and the model's folder may hold the library as well.
+    beside = {
+        path.rsplit("/", 1)[-1]
+        for path in facts.files.get(findings.model, {})
+        if path.count("/") <= 1
+    }
+    wanted = (runtime,) if runtime else (f"libtriton_{backend}.so", PYTHON_FILE)
+    if not any(name in files for name in wanted) and wanted[0] not in beside:
+        if runtime and files:
+            findings.add(
+                "runtime",
+                Rule.RUNTIME,
+                f"the server's backend {backend!r} has no {runtime!r}: it has {listed(sorted(files))}",
+            )
+        else:
+            findings.add(
+                "backend",
+                Rule.BACKEND_UNKNOWN,
+                f"the server has no backend {backend!r}: it has {listed(sorted(facts.backends))}",
+            )
+
+
+def _versions(name: str, config: Any, facts: ServerFacts, findings: Findings) -> None:
+    policy, present = config.version_policy, facts.versions(name)
+    choice = policy.WhichOneof("policy_choice") or (
+        "all" if config.HasField("version_policy") else ""
+    )
+    if choice == "latest" and policy.latest.num_versions == 0:
+        findings.add(
+            "version_policy.latest.num_versions",
+            Rule.VERSION_POLICY,
+            "0 versions would be served: write at least 1",
+        )
+    elif choice == "specific" and not policy.specific.versions:
+        findings.add(
+            "version_policy.specific.versions",
+            Rule.VERSION_POLICY,
+            "no version is named: list at least one version folder",
+        )
+    elif present is not None and not present:
+        findings.add(
+            "version_policy",
+            Rule.VERSION_POLICY,
+            "the model has no version folder: make one named by a number, such as '1'",
+        )
+    elif (
+        choice == "specific" and present is not None and not present & set(policy.specific.versions)
+    ):
+        findings.add(
+            "version_policy.specific.versions",
+            Rule.VERSION_POLICY,
+            f"none of {listed(policy.specific.versions)} is there: the model's version folders are {listed(sorted(present))}",
+        )
+
+
+def served(name: str, config: Any, facts: ServerFacts) -> frozenset[int] | None:
+    """The versions that Triton would serve under the model's version policy; None when its folders are unknown."""
+    present = facts.versions(name)
+    if present is None:
+        return None
+    policy = config.version_policy
+    choice = policy.WhichOneof("policy_choice") or (
+        "all" if config.HasField("version_policy") else "latest"
+    )
+    if choice == "specific":
+        return present & frozenset(policy.specific.versions)
+    if choice == "latest":
+        return frozenset(
+            sorted(present, reverse=True)[
+                : policy.latest.num_versions if policy.HasField("latest") else 1
+            ]
+        )
+    return present
+
+
+def _fields(config: Any, facts: ServerFacts, findings: Findings) -> None:
+    for field, since in _FIELDS_SINCE.items():
+        if config.HasField(field) and facts.release < since:
+            findings.add(field, Rule.FIELD_VERSION, _too_old(field, facts.release, since))
+    if config.ensemble_scheduling.max_inflight_requests and facts.release < _IN_FLIGHT_SINCE:
+        path = "ensemble_scheduling.max_inflight_requests"
+        findings.add(
+            path,
+            Rule.FIELD_VERSION,
+            _too_old("max_inflight_requests", facts.release, _IN_FLIGHT_SINCE),
+        )
+
+
+def _too_old(field: str, release: Release, since: Release) -> str:
+    return f"Triton {_release(release)} does not know {field}: use {_release(since)} or newer, or leave it out"
+
+
+def _release(release: Release) -> str:
+    return f"{release[0]}.{release[1]:02}"
+
+
+def _cache(config: Any, findings: Findings) -> None:
+    if not config.response_cache.enable:
+        return
+    if config.HasField("sequence_batching"):
+        findings.add(
+            "response_cache.enable",
+            Rule.RESPONSE_CACHE,
+            "the response cache does not go with sequence_batching: write one of the two",
+        )
+    if config.model_transaction_policy.decoupled:
+        findings.add(
+            "response_cache.enable",
+            Rule.RESPONSE_CACHE,
+            "the response cache does not go with a decoupled model: write one of the two",
+        )
+
+
+def _metrics(config: Any, findings: Findings) -> None:
+    for index, control in enumerate(config.model_metrics.metric_control):
+        path = f"model_metrics.metric_control[{index}]"
+        if not control.metric_identifier.family:
+            findings.add(
+                f"{path}.metric_identifier.family",
+                Rule.METRICS,
+                "the metric has no family: write its name, such as 'nv_inference_first_response_histogram_ms'",
+            )
+        if not control.histogram_options.buckets:
+            findings.add(
+                f"{path}.histogram_options.buckets",
+                Rule.METRICS,
+                "no bucket is given: list at least one upper bound",
+            )
+
+
+def _labels(name: str, config: Any, facts: ServerFacts, findings: Findings) -> None:
+    files = facts.files.get(name)
+    for index, output in enumerate(config.output):
+        if not output.label_filename:
+            continue
+        path, target = (
+            f"output[{index}].label_filename",
+            posixpath.normpath(output.label_filename.lstrip("/")),
+        )
+        if target.startswith(".."):
+            findings.add(
+                path,
+                Rule.LABELS_FOLDER,
+                f"{output.label_filename!r} lies outside of the model's folder: put the file into it",
+            )
+        elif files is not None and target not in files:
+            findings.add(
+                path,
+                Rule.LABELS,
+                f"there is no file {output.label_filename!r} in the model's folder: add it, or leave label_filename out",
+            )
+
+
+def _agents(config: Any, facts: ServerFacts, findings: Findings) -> None:
+    for index, agent in enumerate(config.model_repository_agents.agents):
+        if facts.agents is not None and agent.name not in facts.agents:
+            path = f"model_repository_agents.agents[{index}].name"
+            findings.add(
+                path,
+                Rule.REPOSITORY_AGENT,
+                f"the server has no repository agent {agent.name!r}: it has {listed(sorted(facts.agents))}",
+            )
+
+
+def _strategy(name: str, config: Any, facts: ServerFacts, findings: Findings) -> None:
+    if _STRATEGY not in config.parameters:
+        return
+    path, target = keyed("parameters", _STRATEGY), config.parameters[_STRATEGY].string_value
+    if config.HasField("sequence_batching"):
+        findings.add(
+            path,
+            Rule.BATCH_STRATEGY,
+            "a custom batching strategy does not go with sequence_batching: write one of the two",
+        )
+        return
+    if facts.root is None:
+        return
+    folder = posixpath.join(facts.root, name)
+    within = (
+        posixpath.relpath(posixpath.normpath(target), folder) if target.startswith("/") else ".."
+    )
+    if within == ".." or within.startswith("../"):
+        findings.add(
+            path,
+            Rule.BATCH_STRATEGY_FOLDER,
+            f"{target!r} lies outside of the model's folder {folder!r}: put the library into it and write its whole path",
+        )
+    elif (files := facts.files.get(name)) is not None and within not in files:
+        findings.add(
+            path,
+            Rule.BATCH_STRATEGY,
+            f"there is no file {within!r} in the model's folder: add the library, or correct the path",
+        )
+
+
+def _enums(message: Any, path: str, findings: Findings) -> None:
+    """Numbers of enum fields that have no name."""
+    for field, value in message.ListFields():
+        at = f"{path}.{field.name}" if path else field.name
+        map_field = field.message_type is not None and field.message_type.GetOptions().map_entry
+        repeated = field.is_repeated
+        if field.enum_type is not None:
+            for index, number in enumerate(value if repeated else [value]):
+                if number not in field.enum_type.values_by_number:
+                    spot = f"{at}[{index}]" if repeated else at
+                    known = listed(entry.name for entry in field.enum_type.values)
+                    findings.add(
+                        spot,
+                        Rule.ENUM_VALUE,
+                        f"{number} is no {field.enum_type.name}: write one of {known}",
+                    )
+        elif map_field:
+            if field.message_type.fields_by_name["value"].message_type is not None:
+                for key in value:
+                    _enums(value[key], keyed(at, key), findings)
+        elif field.message_type is not None:
+            for index, part in enumerate(value if repeated else [value]):
+                _enums(part, f"{at}[{index}]" if repeated else at, findings)

@@ -1,0 +1,50 @@
+"""What the judge has to know about the server and the model folders beside the configs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+Release = tuple[int, int]
+"""Year and month of a Triton release, such as (24, 10) for 24.10."""
+
+OLDEST: Final[Release] = (24, 8)
+"""The oldest release whose rules the judge knows."""
+
+_VERSION: Final = re.compile(r"[1-9][0-9]*|0")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """One Triton server and the files beside the configs. What is None or missing is unknown, and nothing is refused for it.
+
+    Attributes:
+        release: year and month of the server's release.
+        gpus: GPUs that the server sees; 0 for a server on CPUs; None when unknown.
+        backends: backend name → names of the files in its folder below the backend directory.
+        agents: names of the repository agents of the server.
+        files: model → path below its folder → size in bytes. A folder without files ends in "/".
+        rate_limiting: whether the server runs with ``--rate-limit=execution_count``.
+        root: folder of the model repository as the server sees it; lets absolute paths in parameters be judged.
+    """
+
+    release: Release = OLDEST
+    gpus: int | None = None
+    backends: Mapping[str, frozenset[str]] | None = None
+    agents: frozenset[str] | None = None
+    files: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    rate_limiting: bool = False
+    root: str | None = None
+
+    def versions(self, model: str) -> frozenset[int] | None:
+        """Version folders of a model; None when its files are unknown. A name with a leading zero is none, as in Triton."""
+        files = self.files.get(model)
+        if files is None:
+            return None
+        return frozenset(
+            int(top)
+            for path in files
+            if (top := path.split("/", 1)[0]) != path and _VERSION.fullmatch(top)
+        )

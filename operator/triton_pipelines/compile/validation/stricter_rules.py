@@ -1,0 +1,89 @@
+"""Where the judge refuses what Triton loads: each such rule, and why.
+
+A differential test against a real server takes a disagreement under one of these rules as agreed, and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from .violations import Rule
+
+MAX_ELEMENTS: Final = 2**31
+"""Most elements that one tensor of fixed shape may have: 2 GiB of bytes is what one gRPC message carries."""
+MAX_SLOTS: Final = 65536
+"""Most sequences that one instance may hold: Triton makes a queue for each of them at once."""
+MAX_INSTANCES: Final = 1024
+"""Most instances of one group: each is at least a thread, of a Python model a process."""
+MAX_WARMUP_REQUESTS: Final = 65536
+"""Most requests of one warm-up sample: Triton makes ``batch_size`` requests at once and runs them ``count`` times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One rule of this project's own.
+
+    Attributes:
+        reason: what happens when the model is loaded all the same.
+        deadly: the server itself may end, or run out of memory, when asked to load it; a test does not ask.
+    """
+
+    reason: str
+    deadly: bool = False
+
+
+LIMITS: Final[Mapping[Rule, Limit]] = {
+    Rule.TENSOR_NAME_TWICE: Limit(
+        "Triton keeps the first of two tensors of one name and drops the other silently."
+    ),
+    Rule.ENUM_VALUE: Limit(
+        "A number that is no value of the enum is kept by Triton as it is and means nothing to any backend."
+    ),
+    Rule.DIMS_SIZE: Limit(
+        "More elements than a request can carry; releases before 26.03 overflow, later ones refuse what exceeds 64 bits."
+    ),
+    Rule.BATCH_STRATEGY_FOLDER: Limit(
+        "Triton refuses a library outside of the model's folder from 26.06 on; the model would not survive an upgrade."
+    ),
+    Rule.LABELS_FOLDER: Limit(
+        "Triton refuses a label file outside of the model's folder from 26.02 on; the model would not survive an upgrade."
+    ),
+    Rule.SEQUENCE_SLOTS: Limit(
+        "Triton makes a queue for every sequence slot at load and runs out of memory.", deadly=True
+    ),
+    Rule.STATE_TWICE: Limit(
+        "Triton keeps the first of two states of one output and drops the other silently."
+    ),
+    Rule.STATE_TENSOR: Limit(
+        "Triton checks a state's names, type and dims at the first request only, and fails every sequence then.",
+        deadly=True,
+    ),
+    Rule.INSTANCE_PROFILE_NUMBER: Limit(
+        "Triton takes the digits that a profile begins with and ignores the rest; a number beyond 32 bits ends the server.",
+        deadly=True,
+    ),
+    Rule.INSTANCE_COUNT: Limit(
+        "Each instance is a thread or a process: the server runs out of them.", deadly=True
+    ),
+    Rule.WARMUP_REQUIRED: Limit(
+        "Triton counts the warm-up's inputs and does not look which are there; the backend fails on the missing one."
+    ),
+    Rule.WARMUP_SIZE: Limit(
+        "Triton makes all requests of a warm-up sample at once and runs out of memory or time.",
+        deadly=True,
+    ),
+    Rule.TENSOR_INPUT_WRITTEN: Limit(
+        "A step that writes an input of the ensemble races with the client's own value."
+    ),
+    Rule.STEP_SHAPE_BETWEEN: Limit(
+        "Triton compares each use of a tensor with the first one only; where that has -1, a writer and a reader that never fit pass, and every request fails."
+    ),
+}
+
+FATAL: Final = frozenset({Rule.INITIAL_STATE})
+"""Rules of Triton's own where the server does not refuse but ends itself (2.51.0: the scheduler is destroyed before its threads were made)."""
+
+DEADLY: Final = FATAL | {rule for rule, limit in LIMITS.items() if limit.deadly}
+"""Rules under which a test does not ask a server that it shares with other models."""

@@ -1,0 +1,158 @@
+"""Rules over ``model_warmup``: what Triton checks of the requests that it makes itself before a new instance serves."""
+
+from __future__ import annotations
+
+import math
+import posixpath
+from typing import Any, Final
+
+from tritonclient.grpc import model_config_pb2 as pb
+
+from .sequences import item_bytes
+from .server_facts import Release, ServerFacts
+from .stricter_rules import MAX_ELEMENTS, MAX_WARMUP_REQUESTS
+from .tensors import VARIABLE, type_name
+from .violations import Findings, Rule, keyed, listed, shape
+
+_CORRELATION_CHECKED_SINCE: Final[Release] = (25, 1)
+
+
+def check(config: Any, facts: ServerFacts, findings: Findings) -> None:
+    """All rules of this module. An ensemble has no warm-up, which ``flow`` judges."""
+    if config.HasField("ensemble_scheduling"):
+        return
+    # A passive instance is never warmed up.
+    if config.instance_group and all(group.passive for group in config.instance_group):
+        return
+    tensors: dict[str, Any] = {}
+    for tensor in config.input:
+        tensors.setdefault(tensor.name, tensor)
+    for index, sample in enumerate(config.model_warmup):
+        path = f"model_warmup[{index}]"
+        if sample.batch_size == 0:
+            continue
+        if sample.batch_size * max(sample.count, 1) > MAX_WARMUP_REQUESTS:
+            findings.add(
+                f"{path}.batch_size",
+                Rule.WARMUP_SIZE,
+                f"{sample.batch_size} requests, {max(sample.count, 1)} times, are too many: write at most {MAX_WARMUP_REQUESTS} in all",
+            )
+        for name in sorted(sample.inputs):
+            _input(
+                name, sample.inputs[name], keyed(f"{path}.inputs", name), tensors, facts, findings
+            )
+        _required(sample, path, config, tensors, findings)
+        if facts.release >= _CORRELATION_CHECKED_SINCE and _string_correlation_id(config):
+            findings.add(
+                path,
+                Rule.WARMUP,
+                "a warm-up request has a number as its correlation id, and the model wants TYPE_STRING: leave the warm-up out",
+            )
+
+
+def _required(
+    sample: Any, path: str, config: Any, tensors: dict[str, Any], findings: Findings
+) -> None:
+    required = [name for name, tensor in tensors.items() if not tensor.optional]
+    missing = [name for name in required if name not in sample.inputs]
+    if not missing:
+        return
+    given = sum(name in tensors for name in sample.inputs)
+    rule = (
+        Rule.WARMUP
+        if given < sum(not tensor.optional for tensor in config.input)
+        else Rule.WARMUP_REQUIRED
+    )
+    findings.add(f"{path}.inputs", rule, f"input {listed(missing)} of the model is missing: add it")
+
+
+def _input(
+    name: str,
+    given: Any,
+    path: str,
+    tensors: dict[str, Any],
+    facts: ServerFacts,
+    findings: Findings,
+) -> None:
+    source = given.WhichOneof("input_data_type")
+    if source is None:
+        findings.add(
+            path,
+            Rule.WARMUP,
+            f"{name!r} says nothing of its data: write zero_data, random_data or input_data_file",
+        )
+    tensor, valid = tensors.get(name), True
+    for index, dim in enumerate(given.dims):
+        if dim == VARIABLE:
+            valid = False
+            findings.add(
+                f"{path}.dims[{index}]",
+                Rule.WARMUP,
+                f"{name!r}: a warm-up has no variable size: write a number",
+            )
+        elif dim < 1:
+            valid = False
+            findings.add(
+                f"{path}.dims[{index}]",
+                Rule.WARMUP_SIZE,
+                f"{name!r}: {dim} is no size: write at least 1",
+            )
+    if math.prod(max(dim, 1) for dim in given.dims) > MAX_ELEMENTS:
+        findings.add(
+            f"{path}.dims",
+            Rule.WARMUP_SIZE,
+            f"{name!r}: {shape(given.dims)} has more than {MAX_ELEMENTS} elements: write smaller dims",
+        )
+    if given.data_type == pb.TYPE_INVALID and tensor is None:
+        findings.add(
+            f"{path}.data_type",
+            Rule.WARMUP_SIZE,
+            f"{name!r} has no data type: write one, such as TYPE_FP32",
+        )
+    if tensor is not None:
+        if given.data_type != tensor.data_type:
+            findings.add(
+                f"{path}.data_type",
+                Rule.WARMUP,
+                f"{name!r}: {type_name(given.data_type)}, and the model wants {type_name(tensor.data_type)}",
+            )
+        fits = len(given.dims) == len(tensor.dims) and all(
+            wanted in (VARIABLE, dim) for dim, wanted in zip(given.dims, tensor.dims, strict=True)
+        )
+        if valid and not fits:
+            findings.add(
+                f"{path}.dims",
+                Rule.WARMUP,
+                f"{name!r}: {shape(given.dims)} does not fit the model's dims {shape(tensor.dims)}: write one that does, without the batch",
+            )
+    if source == "input_data_file":
+        _file(name, given, path, facts, findings)
+
+
+def _file(name: str, given: Any, path: str, facts: ServerFacts, findings: Findings) -> None:
+    files = facts.files.get(findings.model)
+    if files is None:
+        return
+    target = posixpath.normpath(f"warmup/{given.input_data_file}")
+    wanted = math.prod(max(dim, 0) for dim in given.dims) * item_bytes(given.data_type)
+    if target not in files:
+        findings.add(
+            f"{path}.input_data_file",
+            Rule.WARMUP,
+            f"{name!r}: there is no file {target!r} in the model's folder: add it, or write zero_data",
+        )
+    elif files[target] < wanted:
+        findings.add(
+            f"{path}.input_data_file",
+            Rule.WARMUP,
+            f"{name!r}: {target!r} has {files[target]} bytes, {shape(given.dims)} needs {wanted}",
+        )
+
+
+def _string_correlation_id(config: Any) -> bool:
+    corrid = pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID
+    return any(
+        control.kind == corrid and control.data_type == pb.TYPE_STRING
+        for tensor in config.sequence_batching.control_input
+        for control in tensor.control
+    )

@@ -1,0 +1,1 @@
+"""The pipeline controller: observe a pipeline's objects, plan, apply, write the status."""

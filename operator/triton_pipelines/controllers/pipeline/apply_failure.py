@@ -1,0 +1,79 @@
+"""What is told where the API server refused an object of a pass: why, and all that holds whatever could not be applied. Pure."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from typing import Any, Final
+
+from triton_pipelines.api.conditions import Reason
+from triton_pipelines.cluster.errors import ClusterError, Invalid
+from triton_pipelines.controllers.handover import CONDITION_TYPES as SCALING_CONDITIONS
+
+from . import status as statuses
+from .owner_references import FormerChild, NameTaken
+from .plan import Plan
+from .snapshot import Observed
+from .status_events import Event
+from .tuned_padding import with_choices
+from .tuning_run import ENDED_EVENTS
+from .tuning_run_state import with_tuning
+
+Refused = ClusterError | NameTaken | FormerChild
+_WORDS: Final = {
+    # What the API server refuses in a child came from the spec: affinity, tolerations, env and the like are passed on as written.
+    Reason.INVALID_SPEC: "the API server refuses what the spec asks for: {}",
+    # Quota, admission, a missing right: others than the operator have to act, so it must not stand in its log alone.
+    Reason.API_ERROR: "the API server refuses an object of the pipeline: {}",
+    Reason.NAME_CONFLICT: "{}",
+    Reason.PROGRESSING: "waiting for {} of a former pipeline of this name to go",
+}
+
+
+def reason_of(error: Refused) -> Reason:
+    """The reason that conditions bear."""
+    if isinstance(error, NameTaken):
+        return Reason.NAME_CONFLICT
+    if isinstance(error, FormerChild):
+        return Reason.PROGRESSING
+    return Reason.INVALID_SPEC if isinstance(error, Invalid) else Reason.API_ERROR
+
+
+def kept_back(
+    observed: Observed, decided: Plan, error: Refused, now: dt.datetime
+) -> dict[str, Any]:
+    """The status where an object of the pipeline could not be applied. What live scaling sees and does holds all the same, and what became of a
+    tuning run, and what it has proven: where the record of it is what was refused, nothing else knows."""
+    reason = reason_of(error)
+    text = _WORDS[reason].format(error.message if isinstance(error, ClusterError) else error)
+    status = statuses.stalled(observed, reason, text, now)
+    said = decided.status if decided.status is not None else observed.status
+    status = _with_scaling(status, said)
+    return (
+        status
+        if decided.status is None
+        else with_choices(with_tuning(status, said.get("tuning")), said)
+    )
+
+
+def _with_scaling(status: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``status`` with what is ``said`` of live scaling; of steps only where that speaks of the revision which runs on."""
+    scaling = [
+        item for item in said.get("conditions") or () if item.get("type") in SCALING_CONDITIONS
+    ]
+    parts = (
+        ("scaling", "steps", "tokenizer")
+        if said.get("revision") == status.get("revision")
+        else ("scaling",)
+    )
+    kept = {key: value for key, value in status.items() if key not in parts}
+    return {
+        **kept,
+        "conditions": [*status["conditions"], *scaling],
+        **{key: said[key] for key in parts if key in said},
+    }
+
+
+def events_that_hold(decided: Plan) -> list[Event]:
+    """Of what a pass was to do, the events that are true all the same: the end of a tuning run, of which no later pass tells."""
+    return [event for event in decided.notes if event.reason in ENDED_EVENTS]

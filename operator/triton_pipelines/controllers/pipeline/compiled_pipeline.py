@@ -1,0 +1,182 @@
+"""What a spec asks for: parsed, built with the padding that is known to be right for it, checked and rendered. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from triton_pipelines.api.base import Finding
+from triton_pipelines.api.parse import parse
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.compile.graph import Graph, Options, build, check
+from triton_pipelines.compile.graph.fingerprint import cost_fingerprint
+from triton_pipelines.compile.graph.graph import MeasuredPadding
+from triton_pipelines.compile.graph.resource_patch import patch_pipeline
+from triton_pipelines.compile.graph.tokenizer_step import left_to_auto
+from triton_pipelines.compile.render import Revision, render
+from triton_pipelines.compile.render.errors import RefusedError, RenderError
+
+from . import ragged_fallback, tuned_padding
+from .snapshot import Observed
+
+
+@dataclass(frozen=True, slots=True)
+class Remade:
+    """A revision of which the name alone is kept: its content, which is most of its size, is made again to the same bytes where it is asked for."""
+
+    name: str
+    make: Callable[[], Revision] = field(compare=False, repr=False)
+
+    @property
+    def template(self) -> dict[str, Any]:
+        """The pod template."""
+        return self.make().template
+
+    @property
+    def data(self) -> dict[str, str]:
+        """Content of the revision's ConfigMap."""
+        return self.make().data
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the spec asks for, checked and rendered."""
+
+    pipeline: InferencePipeline
+    graph: Graph
+    revision: Revision | Remade
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """All that decides what a spec comes to beside itself and the operator's options: equal ones come to equal results.
+
+    ``digests``: hashes of ConfigMap sources by step; ``image``: the default server image with which this very spec was acted on, if it was;
+    ``choices``: paddings that were measured; ``refused`` and ``reports``: what the loader said of ragged batches, as recorded and as pods tell;
+    ``failed``: the revision of this spec that was taken back, and ``restored``: the one in its place ("": none).
+    """
+
+    digests: Mapping[str, str]
+    image: str | None = None
+    choices: tuned_padding.Choices = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    reports: ragged_fallback.Reports = ()
+    failed: str = ""
+    restored: str = ""
+
+    @classmethod
+    def of(cls, observed: Observed) -> Known:
+        """Read it off what is observed."""
+        memory = observed.memory()
+        record = (
+            observed.revision_record(memory.wanted)
+            if memory.generation == observed.generation
+            else None
+        )
+        return cls(
+            digests=dict(observed.digests),
+            image=record["serverImage"] if record is not None else None,
+            choices=tuned_padding.recorded(observed),
+            refused=ragged_fallback.recorded(observed),
+            reports=ragged_fallback.ragged_unsupported(observed),
+            failed=memory.failed_revision
+            if memory.failed_revision and memory.failed_spec == observed.spec_hash
+            else "",
+            restored=memory.restored,
+        )
+
+
+def resolve(observed: Observed, options: Options) -> Wanted | list[Finding]:
+    """What the spec asks for, or everything that is wrong with it."""
+    pipeline, findings = parse(observed.pipeline)
+    return (
+        findings if pipeline is None or findings else settled(pipeline, Known.of(observed), options)
+    )
+
+
+def settled(pipeline: InferencePipeline, known: Known, options: Options) -> Wanted | list[Finding]:
+    """What a spec that was parsed without findings asks for, or everything that is wrong with it. Of nothing but its arguments."""
+    options = _pinned(pipeline, known, options)
+    choice = (
+        known.choices.get(cost_fingerprint(pipeline, options, known.digests))
+        if left_to_auto(pipeline.spec.tokenizer)
+        else None
+    )
+    if choice is None:
+        return _judged(pipeline, options, known)
+    made = _judged(pipeline, options, known, choice.for_build())
+    if isinstance(made, Wanted) and not choice.barred:
+        return made
+    # What is remembered never makes a good spec a wrong one; what was taken back is not tried again.
+    ruled = _judged(pipeline, options, known)
+    return (
+        made
+        if isinstance(made, Wanted)
+        and isinstance(ruled, Wanted)
+        and _stays_back(made, ruled, known)
+        else ruled
+    )
+
+
+def _stays_back(made: Wanted, ruled: Wanted, known: Known) -> bool:
+    """Whether the revision of a barred choice stays the one that is asked for, and taken back, until the spec changes: where Auto's rule would
+    make a third one of this spec, which nobody has tried. Where it makes the one that serves, all is well with that."""
+    return known.failed == made.revision.name and ruled.revision.name != known.restored
+
+
+def _judged(
+    pipeline: InferencePipeline,
+    options: Options,
+    known: Known,
+    choice: MeasuredPadding | None = None,
+) -> Wanted | list[Finding]:
+    made = _made(pipeline, options, known.refused, known.digests, choice)
+    if isinstance(made, Wanted) and (
+        found := ragged_fallback.reported(pipeline, made.graph, made.revision.name, known.reports)
+    ):
+        # The next best padding; an explicit Ragged becomes a finding.
+        return _made(pipeline, options, {**known.refused, **found}, known.digests, choice)
+    return made
+
+
+def _made(
+    pipeline: InferencePipeline,
+    options: Options,
+    refused: Mapping[str, str],
+    digests: Mapping[str, str],
+    choice: MeasuredPadding | None = None,
+) -> Wanted | list[Finding]:
+    graph = build(pipeline, options, refused, choice)
+    findings = check(pipeline, graph, options)
+    if findings:
+        return findings
+    try:
+        return Wanted(pipeline, graph, render(pipeline, graph, options, digests))
+    except RefusedError as error:
+        return error.findings
+    except RenderError as error:
+        return [Finding("spec", str(error))]
+
+
+def _pinned(pipeline: InferencePipeline, known: Known, options: Options) -> Options:
+    """The default server image stays what it was until the spec changes, whatever a new operator release brings."""
+    if known.image is None or pipeline.spec.server.image is not None:
+        return options
+    return replace(
+        options,
+        server_image=known.image,
+        family_images=dict.fromkeys(options.family_images, known.image),
+    )
+
+
+def recommended(
+    pipeline: InferencePipeline, patch: Mapping[str, Any], observed: Observed, options: Options
+) -> str:
+    """The revision that a tuning run's patch makes; "" where it makes none."""
+    try:
+        patched = patch_pipeline(pipeline, patch)
+    except ValueError:
+        return ""
+    made = _made(patched, options, ragged_fallback.recorded(observed), observed.digests)
+    return made.revision.name if isinstance(made, Wanted) else ""

@@ -1,0 +1,49 @@
+"""Sources of a pipeline that are ConfigMaps: they bear no label of ours, so they are read at each pass."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.cluster.client import Client
+from triton_pipelines.cluster.errors import NotFound
+from triton_pipelines.cluster.resources import CONFIG_MAPS
+from triton_pipelines.compile.graph import Options, build
+from triton_pipelines.compile.graph.graph import Fetch
+
+
+def config_map_sources(pipeline: InferencePipeline) -> list[Fetch]:
+    """Sources that are ConfigMaps, of every model; the operator's options have no say in them."""
+    return [
+        item
+        for item in build(pipeline, Options()).fetches
+        if item.source.uri.startswith("configmap://")
+    ]
+
+
+async def read_sources(
+    client: Client, namespace: str, sources: Sequence[Fetch]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Hashes of ConfigMap ``sources`` in a namespace, and those that are not there."""
+    digests: dict[str, str] = {}
+    missing: dict[str, str] = {}
+    for item in sources:
+        step, uri = item.key, item.source.uri
+        name, _, data_key = uri.removeprefix("configmap://").partition("/")
+        try:
+            found = await client.get(CONFIG_MAPS, namespace, name)
+        except NotFound:
+            missing[step] = (
+                f"{item.path}: {uri}: there is no ConfigMap {name} in namespace {namespace}; create it"
+            )
+            continue
+        content = {**(found.get("binaryData") or {}), **(found.get("data") or {})}.get(data_key)
+        if content is None:
+            # Which keys it has is not said: whoever may write a pipeline need not be allowed to read ConfigMaps.
+            missing[step] = (
+                f"{item.path}: {uri}: ConfigMap {name} has no key {data_key}; add it, or name one that it has"
+            )
+            continue
+        digests[step] = hashlib.sha256(content.encode()).hexdigest()
+    return digests, missing

@@ -1,0 +1,106 @@
+"""What goes on while the spec asks for something that cannot be had: the last spec that could be acted on, and its revision. Pure.
+
+An invalid spec, or one whose source is missing, changes nothing of what runs; what somebody deletes or edits meanwhile is mended all the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from triton_pipelines.api import names
+from triton_pipelines.api.parse import parse
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+
+from .rollout import target_of
+from .snapshot import NO_OTHER_WISH, Object, Observed, json_object
+
+# A longer spec is not kept beside the counts: a ConfigMap holds 1 MiB in all, and this one is written with each change of a count.
+KEPT_MAX: Final = 256 * 1024
+
+
+def accepted_data(pipeline: InferencePipeline, observed: Observed, *, held: bool) -> dict[str, str]:
+    """What the live ConfigMap holds of the spec that is acted on, with the hashes of its ConfigMap sources. ``held``: it is not the present one,
+    so that what is recorded stays."""
+    if held:
+        return {names.KEY_ACCEPTED: observed.accepted} if observed.accepted else {}
+    spec = pipeline.model_dump(mode="json", by_alias=True, exclude_defaults=True)["spec"]
+    text = json.dumps(
+        {"spec": spec, "digests": dict(observed.digests)}, sort_keys=True, separators=(",", ":")
+    )
+    return {names.KEY_ACCEPTED: text} if len(text.encode()) <= KEPT_MAX else {}
+
+
+def remembered_of(observed: Observed, applied: Sequence[Object]) -> str:
+    """What the running process remembers of the last spec that was acted on, after a pass with these writes. One that is not recorded, being
+    too long, takes the place of the one before all the same: nobody wants that any more."""
+    live = [
+        item["data"]
+        for item in applied
+        if (item["kind"], item["metadata"]["name"]) == ("ConfigMap", names.live_name(observed.name))
+    ]
+    return str(live[0].get(names.KEY_ACCEPTED, "")) if live else observed.accepted
+
+
+def without_wish(observed: Observed) -> Observed:
+    """The same pipeline whose present spec cannot be acted on: what failed of the last one that could be is not tried again for it."""
+    memory = observed.memory()
+    # A memory without that hash is an earlier release's, which forgot what had failed with the first pass over another spec.
+    return replace(observed, acted=memory.spec or memory.failed_spec)
+
+
+def last_accepted(observed: Observed) -> Observed | None:
+    """The same pipeline with the last spec that could be acted on, and of the present one what is no other wish; ``None`` where none is known."""
+    found = json_object(observed.accepted)
+    spec, digests = found.get("spec"), found.get("digests")
+    if not isinstance(spec, dict) or not isinstance(digests, dict):
+        return None
+    memory = observed.memory()
+    # Where only a source is gone, the present one is that spec, in the form in which the API server holds it.
+    same = memory.spec == observed.spec_hash
+    present: Mapping[str, Any] = observed.pipeline.get("spec") or {}
+    rest = present if same else spec
+    spec = {key: value for key, value in rest.items() if key not in NO_OTHER_WISH} | {
+        key: spec[key] for key in NO_OTHER_WISH if key in spec
+    }
+    # The images that were taken for that spec are those of its generation.
+    metadata = {**observed.pipeline["metadata"], "generation": memory.generation}
+    hashes = {step: digest for step, digest in digests.items() if isinstance(digest, str)}
+    last = replace(
+        without_wish(observed),
+        pipeline={**observed.pipeline, "metadata": metadata, "spec": spec},
+        digests=hashes,
+    )
+    for key in NO_OTHER_WISH:
+        last = _with_present(last, key, present)
+    return last
+
+
+def _with_present(last: Observed, key: str, present: Mapping[str, Any]) -> Observed:
+    """The last spec with one field of the present one, unless that is what is wrong with it."""
+    spec = {name: value for name, value in last.pipeline["spec"].items() if name != key} | (
+        {key: present[key]} if key in present else {}
+    )
+    if spec == last.pipeline["spec"]:
+        return last
+    pipeline = {**last.pipeline, "spec": spec}
+    made, findings = parse(pipeline)
+    return last if made is None or findings else replace(last, pipeline=pipeline)
+
+
+def kept_revision(observed: Observed, made: str = "") -> str:
+    """The revision that stays wanted: the one that is deployed, which may be gone or edited; "" where nothing is known that its pods could be
+    made of. ``made``: a revision that can be made anew."""
+    memory, deployed = observed.memory(), observed.deployed_revision()
+    known: list[str] = [memory.wanted, deployed, memory.wanted, made]
+    if target_of(memory, memory.wanted) != deployed:
+        known = known[1:]
+    return next(
+        (one for one in known if one and _can_run(observed, target_of(memory, one), made)), ""
+    )
+
+
+def _can_run(observed: Observed, revision: str, made: str) -> bool:
+    return revision == made or observed.revision_record(revision) is not None

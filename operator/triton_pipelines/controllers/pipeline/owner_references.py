@@ -1,0 +1,59 @@
+"""Whose an object is that bears a name which a pipeline needs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from triton_pipelines.api import names
+
+from .snapshot import Object
+
+
+class NameTaken(Exception):  # noqa: N818 - the word of the condition
+    """An object that the pipeline needs a name for is somebody else's."""
+
+
+class FormerChild(Exception):  # noqa: N818
+    """An object of a former pipeline of the same name has not gone yet."""
+
+
+def owned(item: Mapping[str, Any], uid: str) -> bool:
+    """Whether the pipeline with this ``uid`` is an owner of the object."""
+    return any(owner.get("uid") == uid for owner in item["metadata"].get("ownerReferences") or ())
+
+
+def check_owner(known: Object | None, item: Object, uid: str) -> None:
+    """Raise unless ``item`` may take the place of ``known``: nothing, the pipeline's own (by its ``uid``), or what it has left behind.
+
+    Raises:
+        FormerChild: it belongs to a former pipeline of the name, and goes.
+        NameTaken: it is somebody else's.
+    """
+    if known is None or owned(known, uid):
+        return
+    owners = known["metadata"].get("ownerReferences") or []
+    if not owners and _left_by_us(known, item):
+        return
+    what = f"{item['kind']} {item['metadata']['name']}"
+    if any(
+        owner.get("kind") == names.KIND and owner.get("apiVersion", "").startswith(names.GROUP)
+        for owner in owners
+    ):
+        raise FormerChild(what)
+    raise NameTaken(
+        f"{what} exists in this namespace and is not this pipeline's; delete or rename it, or give the pipeline another metadata.name"
+    )
+
+
+def _left_by_us(known: Object, item: Object) -> bool:
+    """Whether an object without an owner is one that we applied for a pipeline of this name: somebody took the reference away."""
+    applied = any(
+        entry.get("manager") == names.MANAGER_CHILDREN
+        for entry in known["metadata"].get("managedFields") or ()
+    )
+    labels = known["metadata"].get("labels") or {}
+    return (
+        applied
+        and labels.get(names.LABEL_PIPELINE) == item["metadata"]["labels"][names.LABEL_PIPELINE]
+    )

@@ -1,0 +1,261 @@
+"""Why a pod does not serve, in our words: from its own status, the loader's report and what Triton said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from triton_pipelines.api import names
+from triton_pipelines.api.conditions import KIND_OF, Kind, Reason
+from triton_pipelines.api.loadplan import INFORMATIVE
+from triton_pipelines.compile.render.pod import GPU_PRODUCT_LABEL
+
+from .snapshot import Object, Pod, Probe
+
+# The kubelet's words for an image that does not come.
+IMAGE_REASONS = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "RegistryUnavailable",
+    }
+)
+CONFIG_REASONS = frozenset({"CreateContainerConfigError"})
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What keeps one pod from serving. ``final``: nothing but a change of the spec (or of what it names) will help."""
+
+    reason: Reason
+    message: str
+    pod: str
+
+    @property
+    def final(self) -> bool:
+        """Whether waiting is no use."""
+        return KIND_OF[self.reason] is Kind.STALLED
+
+
+def of_pod(
+    pod: Pod, probe: Probe | None, gpu_resource: str, nodes: Sequence[Object] | None
+) -> Problem | None:
+    """The most telling problem of a pod that is not ready, or whose inference fails; ``None`` where it serves."""
+    if pod.deleting:
+        return None
+    if pod.ready:
+        if probe is not None and probe.inference_error:
+            return Problem(
+                Reason.INFERENCE_FAILED,
+                f"pod {pod.name} is ready, but a test inference failed: {probe.inference_error}",
+                pod.name,
+            )
+        return None
+    return (
+        _unscheduled(pod, gpu_resource, nodes)
+        or _image(pod)
+        or _loader(pod)
+        or _server(pod, probe)
+        or _starting(pod)
+    )
+
+
+def _unscheduled(pod: Pod, gpu_resource: str, nodes: Sequence[Object] | None) -> Problem | None:
+    condition = pod.condition("PodScheduled")
+    if condition.get("status") != "False" or condition.get("reason") != "Unschedulable":
+        return None
+    # The scheduler's verdict ends where its notes on claims and preemption begin.
+    message = re.split(
+        r"\.? (?:no new claims|still not schedulable|preemption:)",
+        str(condition.get("message", "")),
+    )[0].rstrip(" .,")
+    asked = _asked(pod)
+    if gpu_resource in asked and (
+        gpu_resource in message
+        or "node affinity" in message
+        or "node selector" in message
+        or "taint" in message
+    ):
+        offer = _offer(nodes, gpu_resource)
+        products = _products(pod)
+        wanted = f"{asked[gpu_resource]} {gpu_resource}" + (
+            f" of product {' or '.join(products)}" if products else ""
+        )
+        return Problem(
+            Reason.WAITING_FOR_GPU,
+            f"pod {pod.name} asks for {wanted}; {offer}scheduler: {message}",
+            pod.name,
+        )
+    short = sorted(set(re.findall(r"Insufficient ([a-z0-9./-]*[a-z0-9])", message)))
+    wanted = ", ".join(f"{value} {key}" for key, value in sorted(asked.items()))
+    lacking = f"short of {', '.join(short)}; " if short else ""
+    return Problem(
+        Reason.WAITING_FOR_RESOURCES,
+        f"pod {pod.name} asks for {wanted}; {lacking}scheduler: {message}",
+        pod.name,
+    )
+
+
+def _asked(pod: Pod) -> dict[str, str]:
+    for container in (pod.raw.get("spec") or {}).get("containers") or ():
+        if container.get("name") == names.CONTAINER_SERVER:
+            return {**((container.get("resources") or {}).get("requests") or {})}
+    return {}
+
+
+def _products(pod: Pod) -> list[str]:
+    """The GPU products that the pod's node affinity allows; empty where it takes any."""
+    affinity = ((pod.raw.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get(
+        "nodeSelectorTerms"
+    ) or ()
+    expressions = [
+        expression for term in terms for expression in term.get("matchExpressions") or ()
+    ]
+    return sorted(
+        {
+            value
+            for item in expressions
+            if item.get("key") == GPU_PRODUCT_LABEL and item.get("operator") == "In"
+            for value in item["values"]
+        }
+    )
+
+
+def _offer(nodes: Sequence[Object] | None, resource: str) -> str:
+    if nodes is None:
+        return ""
+    offers = []
+    for node in nodes:
+        amount = ((node.get("status") or {}).get("allocatable") or {}).get(resource)
+        if amount and str(amount) != "0":
+            product = ((node["metadata"].get("labels")) or {}).get(GPU_PRODUCT_LABEL, "")
+            offers.append(
+                f"{node['metadata']['name']}: {amount}{f' ({product})' if product else ''}"
+            )
+    if not offers:
+        return f"none of {len(nodes)} nodes offers {resource}; "
+    shown = ", ".join(offers[:5]) + (f" and {len(offers) - 5} more" if len(offers) > 5 else "")
+    return f"nodes offer {shown}; "
+
+
+def _waiting(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    return (status.get("state") or {}).get("waiting") or {}
+
+
+def _image(pod: Pod) -> Problem | None:
+    for name in (names.CONTAINER_LOADER, names.CONTAINER_SERVER):
+        status = pod.container(name)
+        waiting = _waiting(status)
+        if waiting.get("reason") in IMAGE_REASONS:
+            return Problem(
+                Reason.IMAGE_UNAVAILABLE,
+                f"pod {pod.name}: image {status.get('image')} of container {name} cannot be pulled ({waiting['reason']}): {waiting.get('message', '')}",
+                pod.name,
+            )
+    return None
+
+
+def config_missing(pod: Pod, name: str = "") -> bool:
+    """Whether the kubelet misses a Secret or ConfigMap of that name (empty: any) that the pod asks for."""
+    waiting = (
+        _waiting(pod.container(container))
+        for container in (names.CONTAINER_LOADER, names.CONTAINER_SERVER)
+    )
+    return any(
+        item.get("reason") in CONFIG_REASONS and name in str(item.get("message", ""))
+        for item in waiting
+    )
+
+
+def _loader(pod: Pod) -> Problem | None:
+    status = pod.container(names.CONTAINER_LOADER)
+    state, last = status.get("state") or {}, status.get("lastState") or {}
+    ended = state.get("terminated") or last.get("terminated")
+    if not ended or (state.get("terminated") and ended.get("exitCode") == 0):
+        return None
+    if ended.get("exitCode") == 0:
+        return None
+    report = pod.load_report()
+    failures = (
+        [finding for finding in report.findings if finding.reason not in INFORMATIVE]
+        if report
+        else []
+    )
+    if failures:
+        reason = min(
+            (Reason(finding.reason.value) for finding in failures),
+            key=lambda item: _ORDER.index(KIND_OF[item]),
+        )
+        text = "; ".join(
+            f"{finding.field or finding.step}: {finding.message}" for finding in failures
+        )
+        return Problem(reason, f"pod {pod.name}: {text}", pod.name)
+    return Problem(
+        Reason.INTERNAL_ERROR,
+        f"pod {pod.name}: the loader ended with exit code {ended.get('exitCode')}: {str(ended.get('message') or ended.get('reason') or '')[:500]}",
+        pod.name,
+    )
+
+
+def _server(pod: Pod, probe: Probe | None) -> Problem | None:
+    if probe is not None and not probe.ensemble_ready:
+        failed = [
+            model
+            for model in probe.models
+            if model.state == "UNAVAILABLE" and model.reason and model.reason != "unloaded"
+        ]
+        if failed:
+            text = "; ".join(f"{model.name}: {model.reason}" for model in failed)
+            return Problem(
+                Reason.MODEL_FAILED, f"pod {pod.name}: Triton could not load {text}", pod.name
+            )
+    status = pod.container(names.CONTAINER_SERVER)
+    ended = ((status.get("state") or {}).get("terminated")) or (
+        (status.get("lastState") or {}).get("terminated")
+    )
+    if ended and not status.get("ready"):
+        tail = str(ended.get("message") or "").strip()[-600:]
+        why = f"{ended.get('reason', 'Error')}, exit code {ended.get('exitCode')}"
+        return Problem(
+            Reason.SERVER_CRASHED,
+            f"pod {pod.name}: Triton ended ({why}), {status.get('restartCount', 0)} restarts; end of its log: {tail}",
+            pod.name,
+        )
+    return None
+
+
+def _starting(pod: Pod) -> Problem:
+    if config_missing(pod):
+        waiting = _waiting(pod.container(names.CONTAINER_LOADER)) or _waiting(
+            pod.container(names.CONTAINER_SERVER)
+        )
+        return Problem(
+            Reason.PROGRESSING,
+            f"pod {pod.name}: {waiting.get('message', 'waits for its configuration')}",
+            pod.name,
+        )
+    if "running" in (pod.container(names.CONTAINER_LOADER).get("state") or {}):
+        return Problem(Reason.LOADING, f"pod {pod.name} fetches its sources", pod.name)
+    if pod.server_running:
+        return Problem(Reason.LOADING, f"pod {pod.name}: Triton loads the models", pod.name)
+    return Problem(Reason.PROGRESSING, f"pod {pod.name} starts", pod.name)
+
+
+# Which problem speaks for the pipeline when pods have several: the one that only the user can mend first.
+_ORDER = (Kind.STALLED, Kind.TRANSIENT, Kind.WAITING, Kind.FINE)
+_LEAST = (Reason.LOADING, Reason.PROGRESSING)
+
+
+def worst(problems: Sequence[Problem]) -> Problem | None:
+    """The problem that the pipeline's condition names."""
+    if not problems:
+        return None
+    return min(
+        problems,
+        key=lambda item: (_ORDER.index(KIND_OF[item.reason]), item.reason in _LEAST, item.pod),
+    )

@@ -1,0 +1,130 @@
+"""Pods that have to be made anew though Kubernetes sees nothing wrong with them. Pure; the clock is passed in.
+
+Two faults are invisible to probes of the kubelet: a pod that loaded something else than its revision was first loaded from (pods that
+start side by side, while an unpinned source changes), and one in which a process of a python model has died (Triton goes on calling the
+model ready, and does not start the process again).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from triton_pipelines.api.loadplan import ResolvedSource, resolution, strayed
+from triton_pipelines.controllers.timestamps import rfc3339, timestamp
+
+from .snapshot import Memory, Observed, Pod
+from .status_events import Event
+
+# Looks that met a dead process after which a pod is made anew where another one serves. One may be an accident of the look.
+DEAD_LOOKS = 3
+# Looks in a row where no other pod serves: with one dead process of several the others still answer most requests, and a look that
+# meets the dead one again and again says that they do not.
+DEAD_LOOKS_ALONE = 6
+# A pipeline loses a pod for this no more often than so: a fault that comes back at once is none that a new pod mends.
+HEAL_INTERVAL = dt.timedelta(minutes=10)
+
+Resolved = Mapping[str, Mapping[str, ResolvedSource]]
+
+
+@dataclass(frozen=True, slots=True)
+class Healing:
+    """What is decided: pods to delete, what to tell, what to remember, and the steps whose content is not the recorded one (name → words)."""
+
+    pods: tuple[Pod, ...]
+    events: tuple[Event, ...]
+    memory: Memory
+    astray: Mapping[str, str]
+
+
+def heal(observed: Observed, resolved: Resolved, memory: Memory, now: dt.datetime) -> Healing:
+    """Decide which pods go. ``resolved``: what each revision was first loaded from."""
+    changed = _astray(observed.pods, resolved)
+    going = _to_reload(observed.pods, changed)
+    events = [
+        Event(
+            True,
+            "SourceChanged",
+            "DeletePod",
+            f"pod {pod.name} is deleted and loads again what is recorded: {changed[pod.name][1]}",
+        )
+        for pod in going
+    ]
+    last = timestamp(memory.healed) if memory.healed else None
+    if last is None or now - last >= HEAL_INTERVAL:
+        dead = next(
+            (pod for pod in observed.pods if pod not in going and _dead(pod, observed, going)), None
+        )
+        if dead is not None:
+            going.append(dead)
+            memory = replace(memory, healed=rfc3339(now))
+            said = observed.probes[dead.uid].inference_error
+            events.append(
+                Event(
+                    True,
+                    "BackendProcessDied",
+                    "DeletePod",
+                    f"pod {dead.name} is deleted, since a process of a model in it is gone: {said}",
+                )
+            )
+    return Healing(tuple(going), tuple(events), memory, dict(changed.values()))
+
+
+def _astray(pods: Sequence[Pod], resolved: Resolved) -> dict[str, tuple[str, str]]:
+    """Pods that loaded something else than recorded: name → step and words."""
+    found = {}
+    for pod in pods:
+        report, recorded = pod.load_report(), resolved.get(pod.revision)
+        if pod.deleting or report is None or not report.ok or recorded is None:
+            continue
+        if findings := strayed(recorded, report):
+            found[pod.name] = (
+                findings[0].step or "",
+                "; ".join(finding.message for finding in findings),
+            )
+    return found
+
+
+def _to_reload(pods: Sequence[Pod], changed: Mapping[str, tuple[str, str]]) -> list[Pod]:
+    """Those of them that go. What was recorded first stays what the revision is; but the last pod that serves is not taken away for it."""
+    wrong = sorted((pod for pod in pods if pod.name in changed), key=_age)
+    if any(pod.serving and pod.name not in changed for pod in pods):
+        return wrong
+    kept = next((pod for pod in wrong if pod.serving), None)
+    report = kept.load_report() if kept is not None else None
+    if report is None:
+        return wrong
+    # Nothing right serves: the oldest wrong one goes on alone, with those that loaded the same.
+    return [
+        pod
+        for pod in wrong
+        if not pod.serving
+        or ((mine := pod.load_report()) is not None and strayed(resolution(report), mine))
+    ]
+
+
+def _age(pod: Pod) -> tuple[str, str]:
+    return str(pod.raw["metadata"].get("creationTimestamp") or ""), pod.name
+
+
+def _dead(pod: Pod, observed: Observed, going: Sequence[Pod]) -> bool:
+    """Whether a ready pod is to be made anew since looks at it meet a dead process."""
+    probe = observed.probes.get(pod.uid)
+    if (
+        probe is None
+        or not pod.serving
+        or not probe.inference_error
+        or not probe.dead
+        or probe.dead[-1] != probe.at
+    ):
+        return False
+    others = (
+        other
+        for other in observed.pods
+        if other.serving and other.uid != pod.uid and other not in going
+    )
+    beside = any(
+        (seen := observed.probes.get(other.uid)) is not None and seen.good for other in others
+    )
+    return len(probe.dead) >= DEAD_LOOKS if beside else probe.dead_in_a_row >= DEAD_LOOKS_ALONE

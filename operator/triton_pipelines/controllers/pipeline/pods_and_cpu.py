@@ -1,0 +1,162 @@
+"""The pods of a pipeline as live scaling looks at them beside their counts: how many, how many may be, and what CPU they have. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from triton_pipelines.api import names
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.autoscaling.cpu_limit import CpuBounds
+from triton_pipelines.autoscaling.pods_and_cpu import PODS, Bounds, Seen
+from triton_pipelines.autoscaling.types import Infeasible, StepLimits
+from triton_pipelines.compile.graph.graph import Graph
+from triton_pipelines.compile.graph.server_settings import cpu_range, millis
+from triton_pipelines.controllers.handover import scaled_steps
+
+from .cpu_field_owner import taken_by
+from .cpu_resize import INFEASIBLE, actual_limit, asked_limit, state_of, waits
+from .pod_problems import Problem
+from .resize_rejections import Refusal
+from .rollout import deadline_exceeded
+from .snapshot import Memory, Observed, Pod
+
+
+def bounds_of(pipeline: InferencePipeline, graph: Graph) -> Bounds:
+    """What live scaling may change of a pipeline beside counts."""
+    pods, limit = pipeline.spec.scaling.pods, cpu_range(pipeline, graph)
+    return Bounds(
+        pods=None
+        if pods is None
+        else StepLimits(PODS, "", pods.low, pods.max, pipeline.spec.replicas),
+        cpu=None if limit is None else CpuBounds(*limit, base=limit[1] - _most(graph)),
+    )
+
+
+def _most(graph: Graph) -> int:
+    """CPU of the most instances of all scaled steps, as far as it is granted to Python processes."""
+    return sum(
+        millis(step.resources.cpu) * step.instances.high
+        for step in scaled_steps(graph)
+        if step.python
+    )
+
+
+def seen_of(
+    pods: Sequence[Pod],
+    deployment: Mapping[str, Any] | None,
+    wanted: int | None,
+    refused: Mapping[str, Refusal] | None = None,
+    memory: Memory | None = None,
+) -> Seen:
+    """The pods as they are. ``wanted``: the CPU limit that each is to have, ``None``: any; ``refused``: by pod uid, what the API server did
+    not give: of a node that is too small it says so (Kubernetes 1.36, measured) before the kubelet could; ``memory``: the controller's."""
+    memory, refused = memory or Memory(), refused or {}
+    staying = [pod for pod in pods if not pod.deleting]
+    owned = wanted is not None and not taken_by(memory)
+    running = [pod for pod in staying if pod.server_running] if owned else []
+    uneven = {
+        pod.name: _uneven(pod, wanted, refused.get(pod.uid))
+        for pod in running
+        if waits(pod) or asked_limit(pod) != wanted
+    }
+    infeasible = {
+        pod.uid: found
+        for pod in running
+        if (found := _infeasible(pod, refused.get(pod.uid))) is not None
+    }
+    return Seen(
+        uids=frozenset(pod.uid for pod in staying),
+        there=len(staying),
+        ready=sum(pod.serving for pod in staying),
+        rolling=_rolling(staying, deployment, memory),
+        uneven=uneven,
+        infeasible=infeasible,
+        cpu_taken=taken_by(memory),
+    )
+
+
+def _rolling(staying: Sequence[Pod], deployment: Mapping[str, Any] | None, memory: Memory) -> bool:
+    """Whether a rollout runs that what serves has to wait for; it need not for one that does not come to its end."""
+    if deployment is None:
+        return True
+    labels = ((deployment.get("spec") or {}).get("template", {}).get("metadata") or {}).get(
+        "labels"
+    ) or {}
+    if memory.stuck and labels.get(names.LABEL_REVISION) == memory.stuck:
+        return False
+    return rolls(deployment) or len({(pod.revision, pod.template) for pod in staying}) > 1
+
+
+def stuck_in(
+    observed: Observed, target: str, problems: Sequence[Problem], memory: Memory
+) -> Memory:
+    """Memory of whether the rollout of ``target`` has failed beside pods of another revision that serve: with strategy Surge, at its first
+    pod or at a later one.
+
+    It stands until more pods of the revision serve after all, the others are gone, or another revision is asked for: what scaling changes of
+    a Deployment starts its clock anew, and the pods that serve would wait for that deadline, too, each time.
+    """
+    serving = [pod.revision for pod in observed.pods if pod.serving]
+    there = serving.count(target)
+    if observed.deployed_revision() != target or there == len(serving):
+        return replace(memory, stuck="", stuck_pods=0)
+    mine = {pod.name for pod in observed.pods if pod.revision == target and not pod.deleting}
+    failed = (
+        any(problem.final and problem.pod in mine for problem in problems)
+        or deadline_exceeded(target, observed, problems) is not None
+    )
+    if memory.stuck == target:
+        return (
+            replace(memory, stuck="", stuck_pods=0)
+            if there > memory.stuck_pods and not failed
+            else memory
+        )
+    return (
+        replace(memory, stuck=target, stuck_pods=there)
+        if failed
+        else replace(memory, stuck="", stuck_pods=0)
+    )
+
+
+def smallest_limit(pods: Sequence[Pod]) -> Mapping[str, Any] | None:
+    """Resources in force in the pod that has least CPU; ``None``: no kubelet tells them."""
+    known = [(limit, pod) for pod in pods if (limit := actual_limit(pod)) is not None]
+    found = min(known, key=lambda item: item[0], default=None)
+    return None if found is None else found[1].container(names.CONTAINER_SERVER).get("resources")
+
+
+def rolls(deployment: Mapping[str, Any]) -> bool:
+    """Whether a Deployment is on its way to its latest template: not yet seen by its controller, or neither there nor given up."""
+    status = deployment.get("status") or {}
+    if int(status.get("observedGeneration") or 0) < int(
+        deployment["metadata"].get("generation") or 0
+    ):
+        return True
+    progressing: Mapping[str, Any] = next(
+        (item for item in status.get("conditions") or () if item.get("type") == "Progressing"), {}
+    )
+    return progressing.get("reason") not in ("NewReplicaSetAvailable", "ProgressDeadlineExceeded")
+
+
+def _uneven(pod: Pod, wanted: int | None, refusal: Refusal | None) -> str:
+    """What the pod's CPU waits for."""
+    if refusal is not None and refusal.limit != asked_limit(pod):
+        return refusal.why
+    return waits(pod) or f"is next for {wanted}m"
+
+
+def _infeasible(pod: Pod, refusal: Refusal | None) -> Infeasible | None:
+    """That the pod's node is too small, and nothing else that was refused."""
+    if refusal is not None and not refusal.binds:
+        refusal = None
+    asked, given = asked_limit(pod) if refusal is None else refusal.limit, actual_limit(pod)
+    if (
+        (refusal is None and state_of(pod)[0] != INFEASIBLE)
+        or asked is None
+        or given is None
+        or given >= asked
+    ):
+        return None
+    return Infeasible(pod.uid, str((pod.raw.get("spec") or {}).get("nodeName") or ""), asked, given)

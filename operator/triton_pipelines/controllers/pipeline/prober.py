@@ -1,0 +1,66 @@
+"""Asks one pod how it is, for the reconciler: the triton client's answer in the reconciler's terms."""
+
+from __future__ import annotations
+
+import datetime as dt
+import secrets
+
+import numpy as np
+
+from triton_pipelines.api.names import PORT_GRPC
+from triton_pipelines.compile.graph.example_request import DEFAULT_TEXT, ExampleRequest
+from triton_pipelines.compile.graph.tensor_origin import with_maker
+from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget
+from triton_pipelines.controllers.pipeline.snapshot import ModelState, Probe
+from triton_pipelines.triton.probe import DEADLINE_S, Question, probe
+
+# Ids of sequences of our own: the upper half of what every integer type of the control tensor holds, where clients that count do not come.
+_LOWEST_ID = 2**30
+
+
+async def ask(target: ProbeTarget, now: dt.datetime, deadline_s: float = DEADLINE_S) -> Probe:
+    """Readiness of the ensemble, states of all models and, where there is an example request, a real inference with it, in ``deadline_s`` seconds."""
+    host = f"[{target.pod.ip}]" if ":" in target.pod.ip else target.pod.ip
+    question = question_of(target.example) if target.example is not None else None
+    result = await probe(
+        f"{host}:{PORT_GRPC}", target.graph.model_name, target.control_key, question, deadline_s
+    )
+    failure = result.inference_error and with_maker(target.graph, result.inference_error)
+    if (
+        failure
+        and target.example is not None
+        and target.example.made_up
+        and not result.dead_process
+    ):
+        failure += asked_with(1 if result.alone else target.example.repeat)
+    return Probe(
+        at=now,
+        ensemble_ready=result.ensemble_ready,
+        models=tuple(ModelState(model.name, model.state, model.reason) for model in result.models),
+        # None: none was tried; a pod counts as proven only by an answer.
+        inference_error="" if result.inference_ok or result.mismatch else failure,
+        mismatch=(failure or "") if result.mismatch else "",
+        error=result.error or "",
+        dead=(now,) if result.dead_process else (),
+    )
+
+
+def asked_with(rows: int) -> str:
+    """What to know of a request that was made up: a text that no pipeline refuses is not to be had. ``rows``: how many it had."""
+    many = f" in {rows} rows" if rows > 1 else ""
+    one = ", of one row" if rows > 1 else ""
+    return f" (asked with {DEFAULT_TEXT!r}{many}; spec.health.text or spec.health.inputs gives another example{one})"
+
+
+def question_of(example: ExampleRequest) -> Question:
+    """The request as it is sent; a sequence gets an id of its own, so that it never meets a client's."""
+    number = _LOWEST_ID + secrets.randbelow(_LOWEST_ID)
+    sequence: int | str = 0
+    if example.sequence:
+        sequence = f"tritonpipe-probe-{number}" if example.text_ids else number
+    if example.repeat == 1:
+        return Question(example.inputs, example.stream, sequence, example.finite)
+    inputs = {
+        name: np.repeat(array, example.repeat, axis=0) for name, array in example.inputs.items()
+    }
+    return Question(inputs, example.stream, sequence, example.finite, alone=example.inputs)

@@ -1,0 +1,105 @@
+"""What the loader could not adapt to ragged batches: read from its reports, and remembered beside the counts. Pure.
+
+A refusal belongs to a file and how it is read, not to a revision: an unrelated change of the spec does not send pods into the same
+refusal again, another file or another declaration is tried anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from triton_pipelines.api import names
+from triton_pipelines.api.loadreport import INFORMATIVE, Finding, Reason
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.compile.graph.graph import Graph, PaddingChoice
+from triton_pipelines.compile.graph.ragged_eligibility import Refusals, refusal_key
+
+from .snapshot import Observed, json_object
+
+# Longest refusal that is kept (the loader's report is 4096 bytes in all), and what status.padding.reason has room for.
+REASON_MAX = 300
+SAID_MAX = 512
+# Auto's choice until the cost of the step is measured.
+UNMEASURED = "; by rule, not measured yet"
+# What of a measurement has room beside the reason, and of its request in that.
+NOTE_MAX = 300
+REQUEST_MAX = 40
+
+
+# Revision of a pod, and what its loader found.
+Reports = tuple[tuple[str, tuple[Finding, ...]], ...]
+
+
+def recorded(observed: Observed) -> dict[str, str]:
+    """Refusals that earlier passes wrote down; what an edit by hand made unreadable counts as none, and is found again."""
+    known: Mapping[str, Any] = json_object(observed.live_data().get(names.KEY_PADDING))
+    return {key: reason for key, reason in known.items() if isinstance(reason, str)}
+
+
+def ragged_unsupported(observed: Observed) -> Reports:
+    """Of each pod whose file the loader could not adapt, where nothing else is wrong with what was loaded: its revision, and the findings."""
+    told = []
+    for pod in observed.pods:
+        report = pod.load_report()
+        failures = (
+            tuple(item for item in report.findings if item.reason not in INFORMATIVE)
+            if report is not None and not report.ok
+            else ()
+        )
+        if failures and all(item.reason is Reason.RAGGED_UNSUPPORTED for item in failures):
+            told.append((pod.revision, failures))
+    return tuple(told)
+
+
+def reported(
+    pipeline: InferencePipeline, graph: Graph, revision: str, reports: Reports
+) -> dict[str, str]:
+    """Refusals among ``reports`` of pods of ``revision``."""
+    fields = {step.name: step for step in pipeline.spec.steps} | (
+        {"model": pipeline.spec.model} if pipeline.spec.model else {}
+    )
+    adapted = {step.name for step in graph.models if step.flat}
+    found: dict[str, str] = {}
+    for item in (item for told, failures in reports if told == revision for item in failures):
+        if item.step in adapted and item.step in fields:
+            found[refusal_key(fields[item.step], pipeline.spec)] = short(item.message)
+    return found
+
+
+def told(
+    choice: PaddingChoice, run: Mapping[str, Any], current: bool, other: str = ""
+) -> dict[str, str]:
+    """``status.padding``: the padding in force, and by which rule or measurement it was chosen.
+
+    ``run``: ``status.tuning`` of the last run; ``current``: it speaks of the revision that is wanted: it measured that, or recommended it.
+    ``other``: what is to be said of measured paddings that are not in force.
+    """
+    request = short(str(run.get("request") or ""), REQUEST_MAX)
+    figures = str(run.get("padding") or "") if current and run.get("state") == "Succeeded" else ""
+    if choice.measured or (choice.automatic and other):
+        note = other
+    elif figures:
+        note = f"; tuning run {request!r} measured: {figures}"
+    else:
+        note = UNMEASURED if choice.automatic else ""
+    note = short(note, NOTE_MAX)
+    return {
+        "chosen": choice.chosen.value,
+        "reason": short(choice.reason, SAID_MAX - len(note)) + note,
+    }
+
+
+def short(text: str, most: int = REASON_MAX) -> str:
+    """The text, cut to what there is room for."""
+    return text if len(text) <= most else text[: most - 2].rstrip() + " …"
+
+
+def data(refused: Refusals) -> dict[str, str]:
+    """What the live ConfigMap holds of them: nothing where there are none."""
+    return (
+        {names.KEY_PADDING: json.dumps(dict(sorted(refused.items())), ensure_ascii=False)}
+        if refused
+        else {}
+    )

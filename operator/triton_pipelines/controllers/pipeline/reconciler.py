@@ -1,0 +1,495 @@
+"""One pass over one pipeline: observe from caches, ask pods that are due, plan, carry out. The only part of reconcile that does I/O."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import structlog
+
+from triton_pipelines.api import names
+from triton_pipelines.api.base import Finding
+from triton_pipelines.api.conditions import Reason
+from triton_pipelines.api.server import InferenceHealth
+from triton_pipelines.cluster.apply import apply_over, metadata_of
+from triton_pipelines.cluster.client import Client
+from triton_pipelines.cluster.errors import ClusterError, Conflict, Forbidden, Invalid, NotFound
+from triton_pipelines.cluster.events import event_object, post_event
+from triton_pipelines.cluster.resources import (
+    CONFIG_MAPS,
+    DEPLOYMENTS,
+    INFERENCE_PIPELINES,
+    JOBS,
+    NETWORK_POLICIES,
+    NODES,
+    POD_DISRUPTION_BUDGETS,
+    PODS,
+    SECRETS,
+    SERVICES,
+    Resource,
+    resource_of,
+)
+from triton_pipelines.cluster.store import Store, owner_key
+from triton_pipelines.cluster.work_queue import Key, Result
+from triton_pipelines.compile.graph import Graph, Options
+from triton_pipelines.compile.graph.example_request import ExampleRequest, example_of, why_unasked
+from triton_pipelines.compile.graph.graph import Fetch
+from triton_pipelines.controllers.handover import Intent, View
+
+from . import status as statuses
+from .apply_failure import Refused, events_that_hold, kept_back
+from .compiled_pipeline import Wanted
+from .config_map_sources import read_sources
+from .cpu_resize import Resize
+from .effective_spec import Resolver
+from .last_good_spec import remembered_of
+from .owner_references import FormerChild, NameTaken, check_owner
+from .plan import Context, Plan, hands_off, plan, soonest
+from .pods_and_cpu import rolls
+from .resize_rejections import Refusal, of_pods, refused
+from .retention import Deletion
+from .slo_guard import Latencies
+from .snapshot import Object, Observed, Pod, Probe, alive, serves
+from .status_events import Event, transitions
+
+CHILD_RESOURCES: tuple[Resource, ...] = (
+    DEPLOYMENTS,
+    CONFIG_MAPS,
+    SERVICES,
+    NETWORK_POLICIES,
+    POD_DISRUPTION_BUDGETS,
+    JOBS,
+)
+RESOURCE_OF_KIND = {resource.kind: resource for resource in (*CHILD_RESOURCES, SECRETS, PODS)}
+# A pod that is not ready yet is asked this often why (seconds); one that is ready, every health.periodSeconds.
+UNREADY_PROBE_SECONDS = 5.0
+# While ConfigMap sources are not watched (they bear no label of ours), their content is compared this often (seconds).
+SOURCE_POLL_SECONDS = 60.0
+REFUSALS = (Forbidden, Invalid, NameTaken, FormerChild)
+# A former pipeline's children of the same name go within moments; the garbage collector is given this long per look (seconds).
+FORMER_CHILD_SECONDS = 2.0
+
+_log = structlog.get_logger(__name__)
+
+
+class StatusRefused(Exception):  # noqa: N818
+    """The API server does not take a status of ours: a defect, or a CRD of another release."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTarget:
+    """A pod to ask: where, which models, and the inference that is wanted, if any."""
+
+    pod: Pod
+    graph: Graph
+    control_key: str
+    example: ExampleRequest | None
+
+
+Prober = Callable[[ProbeTarget, dt.datetime], Awaitable[Probe]]
+
+
+@dataclass(slots=True)
+class Reconciler:
+    """Carries out passes. One instance per process; passes of different pipelines run side by side.
+
+    ``derive`` gives the control key of (pipeline uid, revision); ``prober`` asks one pod; ``clock`` gives UTC now.
+    """
+
+    client: Client
+    store: Store
+    options: Options
+    derive: Callable[[str, str], str]
+    prober: Prober
+    clock: Callable[[], dt.datetime]
+    instance: str
+    max_concurrent_rollouts: int = 5
+    intent: Callable[[Key], Intent | None] = lambda _: None
+    view: Callable[[Key], View | None] = lambda _: None
+    latencies: Callable[[Key], Latencies | None] = lambda _: None
+    monitoring: Callable[[Key], Sequence[Finding] | None] = lambda _: ()
+    resolver: Resolver = field(init=False)
+    _probes: dict[Key, dict[str, Probe]] = field(default_factory=dict)
+    _starting: set[Key] = field(default_factory=set)  # whose Deployment is being applied right now
+    _leaving: dict[Key, set[str]] = field(
+        default_factory=dict
+    )  # uids of pods that were deleted here
+    _refused: dict[Key, str] = field(
+        default_factory=dict
+    )  # status writes that were refused, as told
+    _untuned: dict[Key, str] = field(
+        default_factory=dict
+    )  # why an object of a tuning run was refused
+    _unresized: dict[Key, dict[str, Refusal]] = field(default_factory=dict)  # by pod uid
+    _accepted: dict[Key, tuple[str, str]] = field(
+        default_factory=dict
+    )  # the pipeline's uid, and its last spec that was acted on
+
+    def __post_init__(self) -> None:
+        self.resolver = Resolver(self.options)
+
+    async def reconcile(self, key: Key) -> Result:
+        """One pass. Errors of the API server leave it as they are: the queue backs off by their class."""
+        try:
+            return await self._pass(key)
+        except StatusRefused:
+            return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="stalled")
+
+    async def _pass(self, key: Key) -> Result:
+        raw = self.store.get(INFERENCE_PIPELINES, *key)
+        if raw is None:
+            for known in (self._probes, self._refused, self._unresized, self._accepted):
+                known.pop(key, None)
+            self.resolver.forget(key)
+            return Result()
+        if hands_off(raw):
+            return Result()
+        sources = self.resolver.read(raw).sources
+        observed = await self._observe(key, raw, sources)
+        wanted = self.resolver.resolve(observed)
+        asked = self.resolver.gone_by(observed, wanted)
+        probe_after = await self._ask(key, asked[1], asked[0]) if asked is not None else None
+        self._unresized[key] = of_pods(
+            self._unresized.get(key, {}), {pod.uid for pod in observed.pods}
+        )
+        observed = replace(
+            observed, probes=dict(self._probes.get(key, {})), unresized=dict(self._unresized[key])
+        )
+        # Nothing is awaited from here until the key stands in _starting, so no two passes take the same free place.
+        decided = plan(
+            observed,
+            Context(self.options, self.derive, self._may_roll(key), self.resolver.resolve),
+            self.clock(),
+            wanted,
+        )
+        self._accepted[key] = (
+            raw["metadata"].get("uid", ""),
+            remembered_of(observed, decided.apply),
+        )
+        if any(item["kind"] == "Deployment" for item in decided.apply):
+            self._starting.add(key)
+        try:
+            await self._carry_out(key, observed, decided)
+        except REFUSALS as error:
+            told = await self._tell_kept_back(key, observed, decided, error)
+            if isinstance(error, Forbidden):
+                raise
+            return told
+        finally:
+            self._starting.discard(key)
+        if decided.status is not None:
+            await self._write_status(observed, decided.status, decided.events)
+        untold = (
+            await self._create_beside(key, observed, decided)
+            or self._unresized[key] != observed.unresized
+        )  # the next pass tells it
+        polls = SOURCE_POLL_SECONDS if sources else None
+        return Result(
+            requeue_after=soonest(
+                decided.requeue_after, probe_after, polls, 0.0 if untold else None
+            )
+        )
+
+    # --- observe -------------------------------------------------------------------------------------------------------
+
+    async def _observe(self, key: Key, raw: Object, sources: Sequence[Fetch]) -> Observed:
+        children = {
+            (resource.kind, item["metadata"]["name"]): item
+            for resource in CHILD_RESOURCES
+            for item in self.store.children(resource, key)
+        }
+        known = list(self.store.children(PODS, key))
+        pods = tuple(Pod.of(item) for item in known if alive(item) and serves(item))
+        apart = tuple(Pod.of(item) for item in known if not serves(item))
+        if leaving := self._leaving.pop(key, set()) & {pod.uid for pod in pods}:
+            self._leaving[key] = leaving
+            pods = tuple(replace(pod, deleting=True) if pod.uid in leaving else pod for pod in pods)
+        digests, missing = await read_sources(self.client, key[0], sources)
+        unplaced = any(
+            pod.condition("PodScheduled").get("status") == "False" for pod in (*pods, *apart)
+        )
+        nodes = await self._nodes() if unplaced else None
+        told = (self.intent(key), self.view(key), self.latencies(key))
+        uid, last = raw["metadata"].get("uid", ""), self._accepted.get(key, ("", ""))
+        return Observed(
+            raw,
+            children,
+            pods,
+            {},
+            digests,
+            missing,
+            nodes,
+            *told,
+            tuning_pods=apart,
+            untuned=self._untuned.pop(key, ""),
+            monitoring=self.monitoring(key),
+            remembered=last[1] if last[0] == uid else "",
+        )
+
+    async def _nodes(self) -> tuple[Object, ...] | None:
+        try:
+            return tuple((await self.client.list(NODES)).items)
+        except Forbidden:
+            return None  # a namespaced operator may not see nodes; the scheduler's own message is shown
+
+    # --- ask pods ---------------------------------------------------------------------------------------------------------
+
+    async def _ask(self, key: Key, wanted: Wanted, observed: Observed) -> float | None:
+        """Probe the pods that are due, side by side. Returns the seconds until the next one is due.
+
+        Only pods that run what the spec asks for that is gone by: its model names and inputs may not be those of other revisions, whose
+        last answer stands.
+        """
+        now = self.clock()
+        pipeline, memory = wanted.pipeline, observed.memory()
+        # The second is a revision of the same spec that waits to be replaced by this operator's templates.
+        revisions = {
+            wanted.revision.name,
+            memory.wanted if memory.generation == observed.generation else "",
+        }
+        health = pipeline.spec.health
+        asked = health.inference is InferenceHealth.AUTO and not why_unasked(pipeline, wanted.graph)
+        known = self._probes.setdefault(key, {})
+        running = {pod.uid: pod for pod in observed.pods if pod.server_running and not pod.deleting}
+        for uid in set(known) - set(running):
+            del known[uid]
+        pods = {uid: pod for uid, pod in running.items() if pod.revision in revisions}
+
+        def due_in(pod: Pod) -> float:
+            last = known.get(pod.uid)
+            unasked = last is not None and asked and last.inference_error is None and not last.error
+            if last is None or (pod.ready and (unasked or not last.ensemble_ready)):
+                return 0.0
+            # A first wrong answer may be an accident, and a rollout goes by the second.
+            settled = (
+                pod.ready
+                and not last.error
+                and not last.inference_error
+                and last.wrong_in_a_row != 1
+            )
+            period = (
+                float(health.period_seconds)
+                if settled
+                else min(UNREADY_PROBE_SECONDS, float(health.period_seconds))
+            )
+            return period - (now - last.at).total_seconds()
+
+        due = [pod for pod in pods.values() if due_in(pod) <= 0]
+        if due:
+            example = example_of(pipeline, wanted.graph) if any(pod.ready for pod in due) else None
+            targets = [
+                ProbeTarget(
+                    pod,
+                    wanted.graph,
+                    self.derive(pipeline.metadata.uid, pod.revision),
+                    example if pod.ready else None,
+                )
+                for pod in due
+            ]
+            answers = await asyncio.gather(*(self.prober(target, now) for target in targets))
+            known.update(
+                {
+                    pod.uid: answer.after(known.get(pod.uid))
+                    for pod, answer in zip(due, answers, strict=True)
+                }
+            )
+        return max(1.0, min(due_in(pod) for pod in pods.values())) if pods else None
+
+    def _may_roll(self, key: Key) -> bool:
+        rolling = {
+            owner_key(DEPLOYMENTS, item)
+            for item in self.store.all(DEPLOYMENTS)
+            if rolls(item) and serves(item)
+        } | self._starting
+        return len(rolling - {key, None}) < self.max_concurrent_rollouts
+
+    # --- carry out ----------------------------------------------------------------------------------------------------------
+
+    async def _tell_kept_back(
+        self, key: Key, observed: Observed, decided: Plan, error: Refused
+    ) -> Result:
+        """Say what the API server refused. Then what a tuning run that has ended holds goes: its result stands in the status by now. Where
+        that cannot be written at present, the Job stays, and the next pass reads its result again."""
+        try:
+            await self._write_status(observed, kept_back(observed, decided, error, self.clock()))
+        except StatusRefused:
+            await self._clear(
+                key, decided
+            )  # others want the room, and no pass will be able to write it
+            raise
+        await self._clear(key, decided)
+        for event in events_that_hold(decided):
+            await self._post(observed.pipeline, event)
+        waiting = isinstance(error, FormerChild)
+        return Result(
+            requeue_after=FORMER_CHILD_SECONDS if waiting else SOURCE_POLL_SECONDS,
+            outcome="waiting" if waiting else "stalled",
+        )
+
+    async def _carry_out(self, key: Key, observed: Observed, decided: Plan) -> None:
+        uid = observed.pipeline["metadata"].get("uid", "")
+        for item in decided.apply[: decided.first]:
+            await self._apply(item, uid)
+        await self._clear(key, decided)
+        for item in decided.apply[decided.first :]:
+            await self._apply(item, uid)
+        for deletion in decided.delete:
+            await self._delete(key, deletion)
+        if decided.resize is not None:
+            await self._resize(key, observed, decided.resize)
+        for event in decided.notes:
+            await self._post(observed.pipeline, event)
+
+    async def _clear(self, key: Key, decided: Plan) -> None:
+        for deletion in decided.clear:
+            if self.store.get(RESOURCE_OF_KIND[deletion.kind], key[0], deletion.name) is not None:
+                await self._delete(key, deletion)
+
+    async def _create_beside(self, key: Key, observed: Observed, decided: Plan) -> bool:
+        """Make what a tuning run needs. What is refused ends the run, and is nothing that the pipeline suffers from. Whether it was."""
+        try:
+            for item in decided.beside:
+                await self._apply(item, observed.pipeline["metadata"].get("uid", ""))
+        except REFUSALS as error:
+            self._untuned[key] = (
+                f"the API server refuses an object of the run: {getattr(error, 'message', error)}"
+            )
+            return True
+        return False
+
+    async def _resize(self, key: Key, observed: Observed, resize: Resize) -> None:
+        """Give one pod another CPU limit. What the API server refuses is said, and asked for again after a while."""
+        since, known = self.store.mark(), self._unresized.setdefault(key, {})
+        try:
+            self.store.put(
+                PODS, await self.client.resize_pod(key[0], resize.pod, resize.patch), since=since
+            )
+        except (Forbidden, Invalid, NotFound) as error:
+            if isinstance(error, NotFound) and error.of_an_object:
+                return  # the pod has just gone, of which the watch tells
+            before = known.get(resize.uid)
+            known[resize.uid] = now = refused(error, resize.pod, resize.limit, before, self.clock())
+            if before is None or (before.kind, before.limit) != (now.kind, now.limit):
+                await self._post(
+                    observed.pipeline,
+                    Event(True, Reason.ACTUATION_FAILED.value, "Resize", now.text),
+                )
+            return
+        known.pop(resize.uid, None)
+        await _log.ainfo("resized", pod=resize.pod, cpu_millis=resize.limit)
+
+    def refusals(self, key: Key) -> Mapping[str, Refusal]:
+        """What the API server refused of pods' CPU, by pod uid."""
+        return self._unresized.get(key, {})
+
+    async def _apply(self, item: Object, uid: str) -> None:
+        resource = resource_of(item)
+        namespace, name = item["metadata"]["namespace"], item["metadata"]["name"]
+        if resource == SECRETS:
+            # Never read, but not taken from others either.
+            check_owner(await metadata_of(self.client, item), item, uid)
+            await self.client.apply(item)
+        else:
+            known = self.store.get(resource, namespace, name)
+            if known is None:
+                known = await self._foreign(resource, namespace, name)
+            check_owner(known, item, uid)
+            since = self.store.mark()
+            self.store.put(resource, await apply_over(self.client, item, known), since=since)
+        await _log.ainfo("applied", kind=item["kind"], object=name)
+
+    async def _foreign(self, resource: Resource, namespace: str, name: str) -> Object | None:
+        """An object that the caches do not know: none, one whose label was removed by hand, or somebody else's."""
+        try:
+            return await self.client.get(resource, namespace, name)
+        except NotFound:
+            return None
+
+    async def _delete(self, key: Key, deletion: Deletion) -> None:
+        resource = RESOURCE_OF_KIND[deletion.kind]
+        try:
+            await self.client.delete(resource, key[0], deletion.name, uid=deletion.uid or None)
+        except Conflict:
+            return  # another object bears the name now
+        await _log.ainfo("deleted", kind=deletion.kind, object=deletion.name)
+        if resource == PODS:
+            # It takes its time to go, and until the watch says so nobody is to delete it again.
+            self._leaving.setdefault(key, set()).add(deletion.uid)
+            return
+        self.store.remove(resource, key[0], deletion.name, uid=deletion.uid or None)
+
+    async def _write_status(
+        self, observed: Observed, status: Mapping[str, Any], events: tuple[Event, ...] | None = None
+    ) -> None:
+        """Write a status and post its events. ``events`` not given: only where the status says anything new.
+
+        Raises:
+            StatusRefused: the API server does not take it; the pipeline's conditions say so, where they can.
+        """
+        if events is None:
+            if not statuses.differs(observed.pipeline, status):
+                return
+            events = tuple(transitions(observed.status, status))
+        try:
+            await self._put_status(observed.pipeline, status)
+        except Invalid as error:
+            raise StatusRefused(await self._tell_refused(observed, error)) from error
+        self._refused.pop((observed.pipeline["metadata"]["namespace"], observed.name), None)
+        for event in events:
+            await self._post(observed.pipeline, event)
+
+    async def _put_status(self, pipeline: Object, status: Mapping[str, Any]) -> None:
+        metadata = pipeline["metadata"]
+        namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
+        body = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "metadata": {"name": name, "namespace": namespace, "uid": uid},
+        }
+        since = self.store.mark()
+        try:
+            answer = await self.client.apply_status({**body, "status": dict(status)})
+        except NotFound:
+            # Whatever the caches say: there is no such pipeline, and no event may come that tells so.
+            self.store.remove(INFERENCE_PIPELINES, namespace, name, uid=uid)
+        except Conflict:
+            return  # another of the same name: its own event brings the next pass
+        else:
+            self.store.put(INFERENCE_PIPELINES, answer, since=since)
+
+    async def _tell_refused(self, observed: Observed, error: Invalid) -> str:
+        """Say by the status that was taken before that the new one was not; returns the words."""
+        text = f"the API server refuses the pipeline's status, so the rest of it is out of date: {error.message}; is the CRD that of this operator's release?"
+        key = (observed.pipeline["metadata"]["namespace"], observed.name)
+        told = statuses.stalled(observed, Reason.API_ERROR, text, self.clock(), final=True)
+        if statuses.differs(observed.pipeline, told):
+            try:
+                await self._put_status(observed.pipeline, told)
+            except Invalid as again:
+                await _log.aerror(
+                    "not even the conditions of a status are taken", error=again.message
+                )
+        if self._refused.get(key) != text:
+            self._refused[key] = text
+            await _log.aerror("status refused", error=error.message)
+            await self._post(
+                observed.pipeline, Event(True, Reason.API_ERROR.value, "WriteStatus", text)
+            )
+        return text
+
+    async def _post(self, pipeline: Object, event: Event) -> None:
+        told = {
+            "reason": event.reason,
+            "action": event.action,
+            "note": event.note,
+            "instance": self.instance,
+        }
+        made = event_object(pipeline, type=event.type, **told, now=self.clock())
+        if (error := await post_event(self.client, made)) is not None:
+            await _log.awarning("event not written", reason=event.reason, error=str(error))
+
+
+__all__ = ["ClusterError", "ProbeTarget", "Prober", "Reconciler"]

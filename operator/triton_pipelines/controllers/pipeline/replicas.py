@@ -1,0 +1,314 @@
+"""How many pods, and who says so: the spec, live scaling, or somebody else whom nobody fights. Pure; the clock is passed in.
+
+The Deployment's ``spec.replicas`` has one owner. Where an autoscaler (or anybody) writes it through the Deployment's scale subresource, it is
+left to them and no longer applied. A plain edit is drift and is mended once; whoever makes it again within minutes means it (writers.py).
+The pipeline's own ``spec.replicas`` is anybody's to write, and followed; of two who take turns at it both are told.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from triton_pipelines.api import names
+from triton_pipelines.api.base import Switch
+from triton_pipelines.api.scaling import PodBounds, ScalingMode
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.controllers.timestamps import timestamp
+
+from .field_managers import Turns, Writers
+from .snapshot import Memory, Object, Observed, json_object
+
+KEY_REPLICAS: Final = "replicas"
+KEY_MILLIS: Final = "cpuMillis"
+# Who writes a pipeline through its scale subresource: API servers up to 1.36 (measured) keep a field manager of that only where the number had
+# one before.
+SCALED: Final = "somebody through its scale subresource (an HPA, KEDA or kubectl scale)"
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """``number``: pods that are wanted while the pipeline is not suspended; ``applied``: what the Deployment is applied with, ``None``:
+    its number is another's; ``owner``: ``spec``, ``scaling`` or that manager; ``conflict``: who else writes it and what to do, "" nobody;
+    ``scaled``: the number that live scaling wants, ``None``: none; ``least``: pods that have to serve in any case; ``shared``: the other
+    owner says the same number, so that it can be owned again; ``again``: seconds until something else is to be said of it, if nobody writes."""
+
+    number: int
+    applied: int | None
+    owner: str
+    memory: Memory
+    conflict: str = ""
+    scaled: int | None = None
+    least: int = 1
+    shared: bool = False
+    again: float | None = None
+
+    def held_up(self, observed: Observed) -> bool:
+        """Whether live scaling wants another number of the pods that serve while a revision does not come: that one has to go first, or a
+        Deployment would give it a share of what is added."""
+        live = int(((observed.deployment or {}).get("spec") or {}).get("replicas") or 0)
+        return (
+            bool(self.memory.stuck)
+            and self.owner == "scaling"
+            and self.applied not in (None, 0, live)
+        )
+
+    @property
+    def floating(self) -> bool:
+        """Whether the number changes without the spec: pods on their way are then no rollout."""
+        return self.owner != "spec"
+
+
+def recorded(live: Mapping[str, str]) -> Mapping[str, int]:
+    """Number of pods and CPU limit as the live ConfigMap (its data) has them; what cannot be read counts as absent."""
+    found = json_object(live.get(names.KEY_PODS))
+    return {
+        key: value
+        for key, value in found.items()
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
+    }
+
+
+def known_pods(pipeline: InferencePipeline, observed: Observed) -> Mapping[str, int]:
+    """What is recorded. Where live scaling is not active and the whole live ConfigMap is gone, the number of pods that it had left: nobody
+    has asked for fewer. (Active, it goes by what runs in any case.)"""
+    known = recorded(observed.live_data())
+    if observed.live_data() or pipeline.spec.scaling.mode is ScalingMode.ACTIVE:
+        return known
+    live = int(((observed.deployment or {}).get("spec") or {}).get("replicas") or 0)
+    return {**known, KEY_REPLICAS: live} if live not in (0, pipeline.spec.replicas) else known
+
+
+def owned_data(
+    pipeline: InferencePipeline, observed: Observed, scaled: int | None, limit: int | None
+) -> dict[str, str]:
+    """What the live ConfigMap holds of pods: how many live scaling wants, and each one's CPU limit. Unless it is active, what it wanted
+    last stays, so that it can go on from there."""
+    known = known_pods(pipeline, observed)
+    wanted = {KEY_REPLICAS: scaled, KEY_MILLIS: limit}
+    if pipeline.spec.scaling.mode is not ScalingMode.ACTIVE:
+        wanted = {
+            key: known.get(key) if value is not None else None for key, value in wanted.items()
+        }
+    kept = {key: value for key, value in wanted.items() if value is not None}
+    return {names.KEY_PODS: json.dumps(kept)} if kept else {}
+
+
+def decide_replicas(
+    pipeline: InferencePipeline, observed: Observed, memory: Memory, now: dt.datetime
+) -> Replicas:
+    """Who owns the number of pods, and what it is."""
+    bounds = pipeline.spec.scaling.pods
+    number = pipeline.spec.replicas if bounds is None else _scaled(pipeline, bounds, observed)
+    owner = "spec" if bounds is None else "scaling"
+    scaled, least = (None, number) if bounds is None else (number, bounds.low)
+    turns = _turns(Turns.parse(memory.turns), pipeline, observed, now)
+    memory = replace(memory, turns=turns.document())
+    conflict = _in_turn(turns, bounds, number) or (
+        "" if bounds is None else _scaled_from_outside(pipeline, observed, number)
+    )
+    found = Replicas(number, number, owner, memory, conflict, scaled, least, again=turns.until(now))
+    if pipeline.spec.suspend is Switch.ENABLED:
+        return replace(found, applied=0)
+    return _beside_others(found, pipeline, observed, now)
+
+
+def _beside_others(
+    found: Replicas, pipeline: InferencePipeline, observed: Observed, now: dt.datetime
+) -> Replicas:
+    """The number (``found``), or that of somebody else who writes it into the Deployment and means it."""
+    number, memory = found.number, found.memory
+    writers = Writers(memory.mended_manager, memory.mended)
+    other = _other_owner(observed.deployment)
+    live = int(((observed.deployment or {}).get("spec") or {}).get("replicas") or 0)
+    # At 0 an HPA stands still, so that once is enough; one that wakes a pipeline from 0, as KEDA does, means it, and lets it sleep again.
+    asleep = number == 0
+    if asleep and observed.memory().generation != observed.generation:
+        writers = Writers()  # which somebody has just asked for
+    if asleep and live == number and other is not None and writers.left:
+        return replace(found, applied=None, owner=writers.left, memory=_remembered(memory, writers))
+    if other is None or live == number:
+        return replace(
+            found,
+            memory=_remembered(memory, writers.rested(now)),
+            shared=other is not None and live == number,
+        )
+    if (asleep or not other.scale) and not writers.insist(other.manager, other.at, now):
+        # The first mending of each counts: by an operator's clock that is ahead, each later one would make what is written next older than it.
+        if not writers.knows(other.manager, now):
+            writers = writers.mending(other.manager, now)
+        return replace(found, memory=_remembered(memory, writers))
+    writers = writers.left_to(other.manager)
+    taken = _taken(pipeline, writers, live, number, scale=other.scale)
+    return Replicas(
+        live,
+        None,
+        writers.names,
+        _remembered(memory, writers),
+        taken,
+        found.scaled,
+        again=found.again,
+    )
+
+
+def _remembered(memory: Memory, writers: Writers) -> Memory:
+    return replace(memory, mended_manager=writers.names, mended=writers.mended)
+
+
+def in_rollout(number: Replicas, observed: Observed, target: str, rolling: bool) -> Replicas:
+    """The number while ``target`` is being rolled out: of pods that live scaling wants none that found no place before. ``rolling``: what
+    the Deployment says.
+
+    The Deployment counts a pod that waits for a place among those that may be away, so that without room for a surge it would take no
+    other one down, and the rollout would never end. Once the pods that have a place serve the revision, or it turns out that it never
+    will, the number is again what is wanted.
+    """
+    memory, deployed = number.memory, observed.deployed_revision()
+    if number.owner != "scaling" or not number.applied or memory.stuck == target:
+        return replace(number, memory=replace(memory, rollout_pods=0))
+    staying = [pod for pod in observed.pods if not pod.deleting]
+    most = memory.rollout_pods
+    if (
+        deployed == target == memory.proven
+        and not rolling
+        and all(pod.revision == target for pod in staying)
+    ):
+        most = 0
+    elif deployed not in ("", target) and not most:
+        most = max(
+            number.least,
+            sum(pod.condition("PodScheduled").get("status") != "False" for pod in staying),
+        )
+    held = min(number.number, max(number.least, most)) if most else number.number
+    return replace(number, number=held, applied=held, memory=replace(memory, rollout_pods=most))
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """A field manager, whether it wrote through the scale subresource, as autoscalers and ``kubectl scale`` do, and when (``None``: unknown)."""
+
+    manager: str
+    scale: bool
+    at: dt.datetime | None
+
+
+def _owners(item: Object | None) -> Iterator[Mapping[str, Any]]:
+    """Entries of managedFields that have the number of pods."""
+    for entry in ((item or {}).get("metadata") or {}).get("managedFields") or ():
+        if "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {}):
+            yield entry
+
+
+def _other_owner(deployment: Object | None) -> _Owner | None:
+    """Who else owns the Deployment's number; ``None`` where we do, alone or together with others who say the same."""
+    entries = list(_owners(deployment))
+    if any(str(entry.get("manager", "")).startswith(names.MANAGER_CHILDREN) for entry in entries):
+        return None
+    found = [
+        _Owner(
+            str(entry.get("manager", "")) or "somebody",
+            entry.get("subresource") == "scale",
+            timestamp(str(entry.get("time") or "")),
+        )
+        for entry in entries
+    ]
+    return max(found, key=lambda one: one.scale, default=None)
+
+
+def _scaled(pipeline: InferencePipeline, bounds: PodBounds, observed: Observed) -> int:
+    """The number that live scaling wants, else the recorded one, else what runs when it takes over."""
+    known = known_pods(pipeline, observed).get(KEY_REPLICAS)
+    wanted = (
+        observed.intent.pods
+        if observed.intent is not None and observed.intent.pods is not None
+        else known
+    )
+    if wanted is None:
+        if pipeline.spec.scaling.mode is not ScalingMode.ACTIVE:
+            return pipeline.spec.replicas
+        wanted = (
+            int(((observed.deployment or {}).get("spec") or {}).get("replicas") or 0)
+            or pipeline.spec.replicas
+        )
+    return max(bounds.low, min(bounds.max, wanted))
+
+
+def _scaled_from_outside(pipeline: InferencePipeline, observed: Observed, number: int) -> str:
+    """That somebody scales the pipeline itself, whose number counts for nothing here: a number that nobody owns, and that is not the default,
+    came that way."""
+    entries = list(_owners(observed.pipeline))
+    who = next(
+        (str(entry.get("manager")) for entry in entries if entry.get("subresource") == "scale"), ""
+    )
+    if (
+        not who
+        and not entries
+        and observed.pipeline["metadata"].get("managedFields")
+        and pipeline.spec.replicas != 1
+    ):
+        who = "somebody"
+    if not who:
+        return ""
+    return (
+        f"{who} scales this pipeline through its scale subresource (an HPA, KEDA or kubectl scale; to {pipeline.spec.replicas}), but spec.scaling.pods"
+        f" owns the number of pods, so spec.replicas is ignored and {_kept(number)}: remove that autoscaler, then write spec.replicas once"
+        " by an edit or apply; or remove spec.scaling.pods and leave the number to it"
+    )
+
+
+def _kept(number: int) -> str:
+    return "1 pod is kept" if number == 1 else f"{number} pods are kept"
+
+
+def _turns(
+    known: Turns, pipeline: InferencePipeline, observed: Observed, now: dt.datetime
+) -> Turns:
+    """Who have written the pipeline's own number, with what is seen now. Of several who say the same the one before has it still."""
+    if not observed.pipeline["metadata"].get("managedFields"):
+        return known.after("", now)
+    found = {
+        str(entry.get("manager", "")) or "somebody": entry.get("subresource") == "scale"
+        for entry in _owners(observed.pipeline)
+    }
+    for manager, scale in found.items():
+        known = known.named(SCALED, manager) if scale else known
+    if found:
+        return known.after(known.last if known.last in found else min(found), now)
+    # The default, which nobody wrote, unless somebody else had it before.
+    return known.after(SCALED if pipeline.spec.replicas != 1 or known.last else "", now)
+
+
+def _in_turn(turns: Turns, bounds: PodBounds | None, number: int) -> str:
+    """Who take turns at the pipeline's own number, and what to do; "" nobody."""
+    if not turns.told:
+        return ""
+    follows = (
+        "so pods come and go with each of them"
+        if bounds is None
+        else f"but spec.scaling.pods owns the number, and {_kept(number)}"
+    )
+    return (
+        f"{turns.told} write spec.replicas of this pipeline in turn, {follows}: leave it to one. For an autoscaler take replicas out of what is"
+        " applied (Git, a chart, kubectl apply), or take the autoscaler away"
+    )
+
+
+def _taken(
+    pipeline: InferencePipeline, writers: Writers, live: int, number: int, *, scale: bool
+) -> str:
+    how = (
+        "through its scale subresource (an HPA, KEDA or kubectl scale)"
+        if scale
+        else "again and again"
+    )
+    write, them = ("writes", "it") if not writers.several else ("write", "them")
+    if writers.several:
+        how = "in turn"
+    return (
+        f"{writers.names} {write} the number of pods of Deployment {pipeline.name} {how}: {live} where this pipeline says {number}; it is left to"
+        f" {them}. Point the autoscaler at InferencePipeline {pipeline.name} instead, which has a scale subresource; or remove it and give the number"
+        f" back: kubectl scale deployment {pipeline.name} --replicas={number}"
+    )

@@ -1,0 +1,197 @@
+"""The parts of a status that move without the spec: steps and their instances, and what live scaling does. Pure; the clock is passed in."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from typing import Any
+
+from triton_pipelines.api.base import Switch
+from triton_pipelines.api.conditions import Condition, merge
+from triton_pipelines.api.scaling import ScalingMode
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.autoscaling.types import cut
+from triton_pipelines.compile.graph.graph import Graph
+from triton_pipelines.controllers.handover import CONDITION_TYPES as SCALING_CONDITIONS
+from triton_pipelines.controllers.handover import (
+    OWNER_CONFLICTS,
+    scaled_steps,
+    status_of,
+    steady,
+    verdicts_of,
+    with_limits,
+)
+from triton_pipelines.controllers.handover import conditions as scaling_conditions
+from triton_pipelines.controllers.timestamps import rfc3339
+
+from .replicas import Replicas
+from .snapshot import Observed
+
+REASON_MAX = 1024
+# Of a step, what scaling alone tells.
+_SCALED_FIELDS = ("instances", "podsWithDesiredInstances", "verdict", "verdictReason")
+
+
+def held(
+    status: Mapping[str, Any],
+    pipeline: InferencePipeline,
+    graph: Graph,
+    observed: Observed,
+    wanted: str,
+    counts: Mapping[str, int],
+    astray: Mapping[str, str],
+    number: Replicas,
+    now: dt.datetime,
+    cpu_conflict: str = "",
+) -> dict[str, Any]:
+    """The ``status`` of a resource that cannot be acted on (:func:`~.status.stalled`), with what becomes of the revision that is kept meanwhile: its
+    steps, and what live scaling does. The other arguments are those of :func:`~.status.compute`, of the last spec that could be acted on."""
+    conditions = live_conditions(pipeline, graph, observed, number, cpu_conflict)
+    said = merge(
+        observed.status.get("conditions") or (), conditions, observed.generation, rfc3339(now)
+    )
+    kept = kept_conditions(pipeline, graph, observed, {item.type.value for item in conditions})
+    live = live_parts(pipeline, graph, observed, wanted, counts, astray)
+    told = {**status, "conditions": [*status["conditions"], *said, *kept], **live}
+    return {key: value for key, value in told.items() if value not in ([], {}, "")}
+
+
+def live_parts(
+    pipeline: InferencePipeline,
+    graph: Graph,
+    observed: Observed,
+    wanted: str,
+    counts: Mapping[str, int],
+    astray: Mapping[str, str],
+) -> dict[str, Any]:
+    """The parts of the status that move without the spec."""
+    steps = _steps(pipeline, graph, observed, wanted, counts, astray)
+    status: dict[str, Any] = {"steps": steps, "scaling": _scaling(pipeline, observed)}
+    if (tokenizer := graph.tokenizer) is not None:
+        count = counts.get(tokenizer.name, tokenizer.instances.count)
+        now_there = next(
+            (item["instances"] for item in steps if item["name"] == tokenizer.name), count
+        )
+        status["tokenizer"] = {
+            "instances": now_there,
+            "desiredInstances": count,
+            "summary": f"{count}/{tokenizer.instances.high}",
+        }
+    return status
+
+
+def live_conditions(
+    pipeline: InferencePipeline,
+    graph: Graph,
+    observed: Observed,
+    number: Replicas,
+    cpu_conflict: str,
+) -> list[Condition]:
+    """The conditions of live scaling, and of who else writes what is its own."""
+    if pipeline.spec.suspend is Switch.ENABLED:
+        return []
+    conditions = scaling_conditions(
+        observed.view, pipeline.spec.scaling.mode, bool(scaled_steps(graph)), observed.status
+    )
+    return with_limits(
+        conditions,
+        number.conflict,
+        cpu_conflict,
+        sorted(refusal.text for refusal in observed.unresized.values()),
+    )
+
+
+def _looked_after(pipeline: InferencePipeline, graph: Graph) -> bool:
+    """Whether scaling has anything to say of the pipeline, now or soon."""
+    return (
+        pipeline.spec.scaling.mode is not ScalingMode.DISABLED
+        and pipeline.spec.suspend is Switch.DISABLED
+        and bool(scaled_steps(graph))
+    )
+
+
+def kept_conditions(
+    pipeline: InferencePipeline, graph: Graph, observed: Observed, decided: set[str]
+) -> list[Mapping[str, Any]]:
+    """Scaling's conditions as they were, where it has not looked yet."""
+    if observed.view is not None or not _looked_after(pipeline, graph):
+        return []
+    known = [
+        item
+        for item in observed.status.get("conditions") or ()
+        if item.get("type") in SCALING_CONDITIONS
+    ]
+    return [
+        item
+        for item in known
+        if item["type"] not in decided and item.get("reason") not in OWNER_CONFLICTS
+    ]
+
+
+def _scaling(pipeline: InferencePipeline, observed: Observed) -> Mapping[str, Any]:
+    """What scaling says; after a start of the operator what was said before, until it has looked."""
+    before: Mapping[str, Any] = observed.status.get("scaling") or {}
+    if pipeline.spec.scaling.mode is ScalingMode.DISABLED:
+        return {}
+    return before if observed.view is None else status_of(observed.view, before)
+
+
+def _steps(
+    pipeline: InferencePipeline,
+    graph: Graph,
+    observed: Observed,
+    wanted: str,
+    counts: Mapping[str, int],
+    astray: Mapping[str, str],
+) -> list[dict[str, Any]]:
+    pods = [pod for pod in observed.pods if pod.revision == wanted and not pod.deleting]
+    probes = [observed.probes[pod.uid] for pod in pods if pod.uid in observed.probes]
+    result = []
+    judged = verdicts_of(observed.view)
+    before = {item.get("name"): item for item in observed.status.get("steps") or ()}
+    silent = observed.view is None and _looked_after(pipeline, graph)
+    same = observed.view is not None and steady(observed.view, observed.status)
+    for step in graph.models:
+        # A model has a state for each of its versions.
+        states = [
+            [model for model in probe.models if model.name == step.model_name] for probe in probes
+        ]
+        ready = sum(any(model.state == "READY" for model in versions) for versions in states)
+        reasons = (
+            model.reason
+            for versions in states
+            for model in versions
+            if model.state != "READY" and model.reason not in ("", "unloaded")
+        )
+        count = counts.get(step.name, step.instances.count)
+        entry: dict[str, Any] = {
+            "name": step.name,
+            "modelName": step.model_name,
+            "role": step.role.value,
+            "readyPods": ready,
+            "pods": len(pods),
+            "instances": count,
+            "desiredInstances": count,
+        }
+        reported = observed.view.counts.get(step.name, {}) if observed.view is not None else {}
+        if reported:
+            entry |= {
+                "instances": min(reported.values()),
+                "podsWithDesiredInstances": sum(seen == count for seen in reported.values()),
+            }
+        if step.name in judged:
+            verdict, why, _ = judged[step.name]
+            words = before.get(step.name, {}).get("verdictReason") if same else None
+            entry |= {"verdict": verdict.value, "verdictReason": words or cut(why, REASON_MAX)}
+        elif silent:
+            # After a start of the operator what was said before, until it has looked.
+            entry |= {
+                name: value
+                for name, value in before.get(step.name, {}).items()
+                if name in _SCALED_FIELDS
+            }
+        reason = f"SourceChanged: {astray[step.name]}" if step.name in astray else next(reasons, "")
+        if reason:
+            entry["reason"] = cut(reason, REASON_MAX)
+        result.append(entry)
+    return result

@@ -1,0 +1,446 @@
+"""The status of a pipeline, from what was observed and decided. Pure; the clock is passed in."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from triton_pipelines.api import names
+from triton_pipelines.api.base import Finding, Switch
+from triton_pipelines.api.conditions import (
+    KIND_OF,
+    MESSAGE_MAX,
+    Condition,
+    ConditionType,
+    Kind,
+    Reason,
+    merge,
+)
+from triton_pipelines.api.server import InferenceHealth
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.cluster.diff import covers, needs_apply
+from triton_pipelines.compile.graph.example_request import public_shape, why_unasked, wire_type
+from triton_pipelines.compile.graph.graph import Graph, Tensor
+from triton_pipelines.controllers.timestamps import rfc3339
+
+from .pod_problems import Problem, worst
+from .replicas import Replicas
+from .rollout import Rollout, deadline_exceeded
+from .scaling_status import kept_conditions, live_conditions, live_parts
+from .snapshot import Observed, Pod, Probe
+
+WARNINGS_MAX = 20
+# Longest short string of the schema: what a pod says is not ours to trust.
+SHORT_MAX = 512
+# Of a URI in the schema; masking what is secret in one may make it longer than it was written.
+URI_MAX = 1024
+CLUSTER_SUFFIX = "svc"
+# Merge keys of the status' own lists, as in its schema.
+_LIST_KEYS = {"steps": ("name",), "sources": ("step",)}
+
+
+def differs(pipeline: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    """Whether a status would change anything if it were written: something missing of what is said, or left of what was said before.
+
+    What others put beside it is theirs: an apply leaves it, so it must not lead to one at every pass.
+    """
+    before = dict(pipeline.get("status") or {})
+    if pipeline["metadata"].get("managedFields"):
+        live = {"metadata": pipeline["metadata"], "status": before}
+        return bool(
+            needs_apply(
+                live,
+                {"status": status},
+                names.MANAGER_STATUS,
+                subresource="status",
+                list_keys=_LIST_KEYS,
+            )
+        )
+    return bool(
+        covers(before, status, list_keys=_LIST_KEYS) or covers(status, before, list_keys=_LIST_KEYS)
+    )
+
+
+def stalled(
+    observed: Observed,
+    reason: Reason,
+    findings: Sequence[Finding] | str,
+    now: dt.datetime,
+    *,
+    final: bool | None = None,
+) -> dict[str, Any]:
+    """Status of a resource that cannot be acted on: everything else stays as it was, the running version serves on.
+
+    ``Stalled`` where only the user can help (``final``, by default as the reason says), ``Reconciling`` where there is something to wait for.
+    """
+    final = KIND_OF[reason] is Kind.STALLED if final is None else final
+    message = findings if isinstance(findings, str) else _listed(findings)
+    available = _available([pod for pod in observed.pods if pod.serving], observed)
+    conditions = [
+        Condition(ConditionType.READY, False, reason, message),
+        available,
+        Condition(
+            ConditionType.STALLED if final else ConditionType.RECONCILING, True, reason, message
+        ),
+    ]
+    kept = {
+        key: value
+        for key, value in observed.status.items()
+        if key not in ("conditions", "observedGeneration")
+    }
+    previous = observed.status.get("conditions") or ()
+    models = [item for item in previous if item.get("type") == ConditionType.MODELS_READY]
+    return {
+        **kept,
+        "observedGeneration": observed.generation
+        if final
+        else int(observed.status.get("observedGeneration") or 0),
+        "conditions": [*merge(previous, conditions, observed.generation, rfc3339(now)), *models],
+        **_counts(observed, str(observed.status.get("revision", ""))),
+    }
+
+
+def _listed(findings: Sequence[Finding]) -> str:
+    if len(findings) == 1:
+        return str(findings[0])
+    text = "; ".join(f"({index}) {finding}" for index, finding in enumerate(findings, 1))
+    return f"{len(findings)} findings: {text}"[:MESSAGE_MAX]
+
+
+def compute(
+    pipeline: InferencePipeline,
+    graph: Graph,
+    observed: Observed,
+    rollout: Rollout,
+    wanted: str,
+    warnings: Sequence[Finding],
+    problems: Sequence[Problem],
+    counts: Mapping[str, int],
+    astray: Mapping[str, str],
+    number: Replicas,
+    now: dt.datetime,
+    cpu_conflict: str = "",
+) -> dict[str, Any]:
+    """Status of a resource that is acted on; one dictionary, whole. ``cpu_conflict``: who else writes the pods' CPU."""
+    conditions = conditions_of(pipeline, graph, observed, rollout, wanted, problems, number)
+    conditions += live_conditions(pipeline, graph, observed, number, cpu_conflict)
+    settled = any(item.type is ConditionType.STALLED and item.status for item in conditions) or (
+        conditions[0].type is ConditionType.READY and conditions[0].status is True
+    )
+    generation = observed.generation
+    status: dict[str, Any] = {
+        "observedGeneration": generation
+        if settled
+        else int(observed.status.get("observedGeneration") or 0),
+        "conditions": [
+            *merge(observed.status.get("conditions") or (), conditions, generation, rfc3339(now)),
+            *kept_conditions(pipeline, graph, observed, {item.type.value for item in conditions}),
+        ],
+        "revision": wanted,
+        "servingRevision": _serving_revision(observed.pods, rollout.target),
+        **_counts(observed, wanted),
+        "selector": ",".join(
+            f"{key}={value}" for key, value in names.selector(pipeline.name).items()
+        ),
+        "endpoints": _endpoints(pipeline),
+        "ensemble": _ensemble(graph),
+        **live_parts(pipeline, graph, observed, wanted, counts, astray),
+        "sources": _sources(observed, wanted),
+        "warnings": [
+            {"path": item.path[:SHORT_MAX], "message": item.message[:MESSAGE_MAX]}
+            for item in warnings[:WARNINGS_MAX]
+        ],
+    }
+    return {key: value for key, value in status.items() if value not in ([], {}, "")}
+
+
+def _counts(observed: Observed, wanted: str) -> dict[str, int]:
+    pods = [pod for pod in observed.pods if not pod.deleting]
+    return {
+        "replicas": len(pods),
+        "readyReplicas": sum(pod.ready for pod in pods),
+        "updatedReplicas": sum(pod.revision == wanted for pod in pods),
+    }
+
+
+def conditions_of(
+    pipeline: InferencePipeline,
+    graph: Graph,
+    observed: Observed,
+    rollout: Rollout,
+    wanted: str,
+    problems: Sequence[Problem],
+    number: Replicas,
+) -> list[Condition]:
+    """The conditions of serving, ``Ready`` first."""
+    replicas = 0 if pipeline.spec.suspend is Switch.ENABLED else number.number
+    serving = [pod for pod in observed.pods if pod.serving]
+    if pipeline.spec.suspend is Switch.ENABLED:
+        text = "suspended: no pods, everything else is kept; set suspend to Disabled to serve"
+        staying = sum(not pod.deleting for pod in observed.pods)
+        if staying:
+            return _leaving(
+                f"being suspended: {staying} pods have to go", _available(serving, observed)
+            )
+        return [
+            Condition(ConditionType.READY, True, Reason.SUSPENDED, text),
+            Condition(ConditionType.AVAILABLE, False, Reason.SUSPENDED, text),
+        ]
+    updated = [pod for pod in serving if pod.revision == wanted]
+    rest = [pod for pod in observed.pods if pod.revision != wanted and not pod.deleting]
+    asked = pipeline.spec.health.inference is InferenceHealth.AUTO and not why_unasked(
+        pipeline, graph
+    )
+    unproven = [pod for pod in updated if _unproven(observed.probes.get(pod.uid), asked)]
+    available = _available(serving, observed)
+    models = _models(observed, wanted, updated, problems, replicas)
+    mine = [
+        problem
+        for problem in problems
+        if problem.pod in {pod.name for pod in observed.pods if pod.revision == wanted}
+    ]
+    leading = worst(mine)
+    progress = f"{len(updated)} of {replicas} pods serve revision {wanted}"
+
+    if rollout.target != wanted:
+        why = Reason(rollout.memory.failed_reason)
+        text = (
+            f"revision {wanted} failed and revision {rollout.target} was taken back ({why.value}): {rollout.memory.failed_message};"
+            " it is tried again when the spec changes"
+        )
+        if why is Reason.SLO_VIOLATED:
+            text = (
+                f"revision {wanted} serves, but breaks the SLO that revision {rollout.target} kept, which is taken back:"
+                f" {rollout.memory.failed_message}; it is tried again when the spec changes"
+            )
+        return [
+            Condition(ConditionType.READY, False, Reason.ROLLED_BACK, text),
+            available,
+            models,
+            Condition(ConditionType.STALLED, True, Reason.ROLLED_BACK, text),
+        ]
+    failure = deadline_exceeded(wanted, observed, problems)
+    if leading is not None and leading.final:
+        failure = (leading.reason, leading.message)
+    if failure is not None and len(updated) < replicas:
+        text = f"{progress}; {failure[1]}"
+        if available.status:
+            text += f"; revision {_serving_revision(observed.pods, '')} keeps serving"
+        return [
+            Condition(ConditionType.READY, False, failure[0], text),
+            available,
+            models,
+            Condition(ConditionType.STALLED, True, failure[0], text),
+        ]
+    if replicas == 0 and all(pod.deleting for pod in observed.pods):
+        text = "replicas is 0: no pods are wanted"
+        return [Condition(ConditionType.READY, True, Reason.SUCCEEDED, text), available, models]
+    if leading is not None and leading.reason is Reason.INFERENCE_FAILED:
+        return [
+            Condition(ConditionType.READY, False, leading.reason, leading.message),
+            available,
+            models,
+            Condition(ConditionType.RECONCILING, True, leading.reason, leading.message),
+        ]
+    surplus = sum(not pod.deleting for pod in observed.pods) - replicas
+    if (
+        number.floating
+        and not rest
+        and len(updated) - len(unproven) >= min(number.least, replicas)
+        and observed.deployed_revision() == wanted
+    ):
+        # Pods that scaling adds or takes away are no rollout.
+        return [
+            Condition(
+                ConditionType.READY,
+                True,
+                Reason.SUCCEEDED,
+                f"{progress}; {leading.message}" if leading else progress,
+            ),
+            available,
+            models,
+        ]
+    if (
+        len(updated) >= replicas
+        and not rest
+        and not unproven
+        and surplus <= 0
+        and observed.deployed_revision() == wanted
+    ):
+        return [Condition(ConditionType.READY, True, Reason.SUCCEEDED, progress), available, models]
+    reason, text = (
+        (leading.reason, f"{progress}; {leading.message}")
+        if leading
+        else (Reason.PROGRESSING, progress)
+    )
+    if (
+        (refused := observed.pods_refused)
+        and len(updated) < replicas
+        and (leading is None or leading.reason in (Reason.LOADING, Reason.PROGRESSING))
+    ):
+        # No pod is there that could tell, or those that are there are well on their way.
+        reason, text = (
+            Reason.API_ERROR,
+            f"{progress}; the API server takes no further pod: {refused}",
+        )
+    if leading is None and unproven and not rest and len(updated) >= replicas:
+        said = next(
+            (p.error for pod in unproven if (p := observed.probes.get(pod.uid)) and p.error), ""
+        )
+        reason, text = (
+            Reason.PROGRESSING,
+            f"{progress}; waiting for a test inference on {len(unproven)} of them{f': {said}' if said else ''}",
+        )
+    elif leading is None and surplus > 0 and not rest:
+        reason, text = Reason.DRAINING, f"{progress}; {surplus} pods more than that have to go"
+    elif leading is None and rest and len(updated) >= replicas:
+        reason, text = (
+            Reason.DRAINING,
+            f"{progress}; {len(rest)} pods of older revisions are leaving",
+        )
+    if rollout.gap:
+        text += f"; {rollout.gap}"
+    return [
+        Condition(ConditionType.READY, False, reason, text),
+        available,
+        models,
+        Condition(ConditionType.RECONCILING, True, reason, text),
+    ]
+
+
+def _unproven(probe: Probe | None, asked: bool) -> bool:
+    """Whether a ready pod still owes an answer: it could not be asked, or was asked for no inference yet."""
+    if probe is None:
+        return asked
+    return bool(probe.error) or (asked and probe.inference_error is None)
+
+
+def _leaving(text: str, available: Condition) -> list[Condition]:
+    """Conditions while pods that are no longer wanted are still there."""
+    return [
+        Condition(ConditionType.READY, False, Reason.DRAINING, text),
+        available,
+        Condition(ConditionType.RECONCILING, True, Reason.DRAINING, text),
+    ]
+
+
+def _available(serving: Sequence[Pod], observed: Observed) -> Condition:
+    """Whether some revision answers requests."""
+    failing = [
+        pod for pod in serving if (probe := observed.probes.get(pod.uid)) and probe.inference_error
+    ]
+    if serving and len(failing) < len(serving):
+        revisions = ", ".join(sorted({pod.revision for pod in serving}))
+        number = len(serving) - len(failing)
+        text = f"{number} pod{'s answer' if number > 1 else ' answers'} requests (revision {revisions})"
+        return Condition(ConditionType.AVAILABLE, True, Reason.SERVING, text)
+    if failing:
+        return Condition(
+            ConditionType.AVAILABLE,
+            False,
+            Reason.INFERENCE_FAILED,
+            "every ready pod fails a test inference",
+        )
+    return Condition(ConditionType.AVAILABLE, False, Reason.NO_PODS, "no pod is ready")
+
+
+def _models(
+    observed: Observed,
+    wanted: str,
+    updated: Sequence[Pod],
+    problems: Sequence[Problem],
+    replicas: int,
+) -> Condition:
+    pods = [pod for pod in observed.pods if pod.revision == wanted and not pod.deleting]
+    mine = [
+        item
+        for item in problems
+        if item.pod in {pod.name for pod in pods} and item.reason is not Reason.INFERENCE_FAILED
+    ]
+    leading = worst(mine)
+    if pods and len(updated) == len(pods) >= replicas:
+        return Condition(
+            ConditionType.MODELS_READY,
+            True,
+            Reason.SUCCEEDED,
+            f"all models are ready in {len(pods)} of {len(pods)} pods",
+        )
+    told = (
+        Reason.MODEL_MISMATCH, Reason.MODEL_FAILED, Reason.SOURCE_UNAVAILABLE, Reason.SOURCE_CHANGED, Reason.CHECKSUM_MISMATCH,
+        Reason.INVALID_TOKENIZER, Reason.RAGGED_UNSUPPORTED, Reason.NO_SPACE, Reason.SERVER_CRASHED, Reason.INTERNAL_ERROR,
+    )  # fmt: skip
+    if leading is not None and leading.reason in told:
+        return Condition(
+            ConditionType.MODELS_READY,
+            False,
+            leading.reason,
+            f"{len(updated)} of {len(pods)} pods; {leading.message}",
+        )
+    text = f"{len(updated)} of {len(pods)} pods of revision {wanted} have all models ready"
+    return Condition(ConditionType.MODELS_READY, None, Reason.WAITING_FOR_PODS, text)
+
+
+def _serving_revision(pods: Sequence[Pod], preferred: str) -> str:
+    revisions = [pod.revision for pod in pods if pod.serving]
+    if preferred in revisions:
+        return preferred
+    return max(set(revisions), key=lambda item: (revisions.count(item), item)) if revisions else ""
+
+
+def _endpoints(pipeline: InferencePipeline) -> dict[str, str]:
+    host = f"{pipeline.name}.{pipeline.namespace}.{CLUSTER_SUFFIX}"
+    return {
+        "http": f"http://{host}:{names.PORT_HTTP}",
+        "grpc": f"{host}:{names.PORT_GRPC}",
+        "metrics": f"http://{host}:{names.PORT_METRICS}/metrics",
+    }
+
+
+def _tensor(tensor: Tensor, graph: Graph) -> dict[str, Any]:
+    return {
+        "name": tensor.name,
+        "dataType": wire_type(tensor.data_type),
+        "shape": list(public_shape(tensor, graph)),
+    }
+
+
+def _ensemble(graph: Graph) -> dict[str, Any]:
+    return {
+        "modelName": graph.model_name,
+        "inputs": [_tensor(tensor, graph) for tensor in graph.inputs],
+        "outputs": [_tensor(output.tensor, graph) for output in graph.outputs],
+    }
+
+
+def _sources(observed: Observed, wanted: str) -> list[dict[str, str]]:
+    for pod in observed.pods:
+        report = pod.load_report() if pod.revision == wanted else None
+        if report is not None and report.ok:
+            return [
+                {
+                    # A step with several sources has an entry for each, such as model.code.
+                    "step": item.key,
+                    "uri": item.uri[:URI_MAX],
+                    **(
+                        {"resolvedRevision": item.resolved_revision[:SHORT_MAX]}
+                        if item.resolved_revision
+                        else {}
+                    ),
+                    **({"sha256": item.sha256} if item.sha256 else {}),
+                }
+                for item in report.sources
+            ]
+    return (
+        list(observed.status.get("sources") or ())
+        if observed.status.get("revision") == wanted
+        else []
+    )
+
+
+def kind_of(status: Mapping[str, Any]) -> Kind:
+    """What the Ready condition's reason asks of the controller."""
+    for item in status.get("conditions") or ():
+        if item.get("type") == ConditionType.READY:
+            return KIND_OF[Reason(item["reason"])]
+    return Kind.WAITING

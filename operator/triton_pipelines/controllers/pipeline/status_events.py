@@ -1,0 +1,140 @@
+"""Which Kubernetes events tell the story of a status change. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from triton_pipelines.api.conditions import KIND_OF, ConditionType, Kind, Reason
+from triton_pipelines.api.scaling import ScalingMode
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event to post once the status that it tells of is written."""
+
+    warning: bool
+    reason: str
+    action: str
+    note: str
+
+    @property
+    def type(self) -> Literal["Normal", "Warning"]:
+        """As Kubernetes calls it."""
+        return "Warning" if self.warning else "Normal"
+
+
+_LEAST = frozenset({Reason.PROGRESSING, Reason.LOADING, Reason.DRAINING})
+
+
+def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
+    """Events of a status change: a new revision, every new cause of Ready and Available, new warnings; none for what only counts on."""
+    events = []
+    revision = after.get("revision")
+    if revision and revision != before.get("revision"):
+        text = f"rolling out revision {revision}" + (
+            f" after {before['revision']}" if before.get("revision") else ""
+        )
+        events.append(Event(False, "RolloutStarted", "Rollout", text))
+    for kind in (ConditionType.READY, ConditionType.AVAILABLE):
+        old, new = _condition(before, kind), _condition(after, kind)
+        if not new or (old.get("status"), old.get("reason")) == (
+            new.get("status"),
+            new.get("reason"),
+        ):
+            continue
+        reason = Reason(new["reason"])
+        if reason in _LEAST or (
+            kind is ConditionType.AVAILABLE and not old and new["status"] == "False"
+        ):
+            continue
+        if kind is ConditionType.AVAILABLE and new["reason"] == _condition(
+            after, ConditionType.READY
+        ).get("reason"):
+            continue
+        warning = KIND_OF[reason] is not Kind.FINE
+        events.append(Event(warning, reason.value, kind.value, new.get("message", "")))
+    return events + _scaled(before, after) + _doubts(before, after)
+
+
+def _scaled(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
+    """Changes of counts that the status did not tell of before, and a change that failed."""
+    known = list((before.get("scaling") or {}).get("history") or ())
+    fresh = [
+        item for item in (after.get("scaling") or {}).get("history") or () if item not in known
+    ]
+    reason, verb = (
+        ("ScalingAdvised", " would go")
+        if (after.get("scaling") or {}).get("mode") == ScalingMode.ADVISORY
+        else ("Scaled", "")
+    )
+    told = [
+        Event(
+            False,
+            reason,
+            "Scale",
+            f"{item['step']}{verb} from {item['from']} to {item['to']}: {item['reason']}",
+        )
+        for item in reversed(fresh)
+    ]
+    old, new = (
+        _condition(before, ConditionType.SCALING_ACTIVE),
+        _condition(after, ConditionType.SCALING_ACTIVE),
+    )
+    if new.get("reason") == Reason.ACTUATION_FAILED and (old.get("reason"), old.get("message")) != (
+        new.get("reason"),
+        new.get("message"),
+    ):
+        told.append(
+            Event(True, Reason.ACTUATION_FAILED.value, "Scale", str(new.get("message", "")))
+        )
+    old, new = (
+        _condition(before, ConditionType.SCALING_LIMITED),
+        _condition(after, ConditionType.SCALING_LIMITED),
+    )
+    if new.get("reason") in (Reason.REPLICAS_OWNER_CONFLICT, Reason.CPU_OWNER_CONFLICT) and new.get(
+        "reason"
+    ) != old.get("reason"):
+        told.append(Event(True, str(new["reason"]), "Scale", str(new.get("message", ""))))
+    old, new = (
+        _condition(before, ConditionType.METRICS_AVAILABLE),
+        _condition(after, ConditionType.METRICS_AVAILABLE),
+    )
+    if (
+        new
+        and (old.get("status", "True"), old.get("reason")) != (new["status"], new["reason"])
+        and Reason(new["reason"]) is not Reason.NO_PODS
+    ):
+        if new["status"] == "False":
+            told.append(Event(True, str(new["reason"]), "ReadMetrics", str(new.get("message", ""))))
+        elif old and old.get("reason") != Reason.NO_PODS:
+            told.append(
+                Event(False, "MetricsRecovered", "ReadMetrics", str(new.get("message", "")))
+            )
+    return told
+
+
+def _doubts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
+    """Lint's warnings that the status did not have before, each once, all in one event: it is cut where it is too long, the status is not."""
+    known = {_doubt(item) for item in before.get("warnings") or ()}
+    fresh = [text for item in after.get("warnings") or () if (text := _doubt(item)) not in known]
+    if not fresh:
+        return []
+    listed = "; ".join(f"({index}) {text}" for index, text in enumerate(fresh, 1))
+    note = (
+        fresh[0]
+        if len(fresh) == 1
+        else f"{len(fresh)} warnings, which stand in status.warnings: {listed}"
+    )
+    return [Event(True, "SpecWarning", "Lint", note)]
+
+
+def _doubt(item: Mapping[str, Any]) -> str:
+    return f"{item.get('path', '')}: {item.get('message', '')}"
+
+
+def _condition(status: Mapping[str, Any], kind: ConditionType) -> Mapping[str, Any]:
+    return next(
+        (item for item in status.get("conditions") or () if item.get("type") == kind.value), {}
+    )

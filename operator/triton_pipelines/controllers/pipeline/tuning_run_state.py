@@ -1,0 +1,194 @@
+"""A tuning run as it is remembered in the live ConfigMap, and what of it the status tells. Pure."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from triton_pipelines.api.status import TuningStatus
+from triton_pipelines.api.v1alpha1 import TuningMode
+from triton_pipelines.controllers.timestamps import moment, rfc3339
+
+MESSAGE_MAX: Final = 1024
+# Longest short string of the status' schema.
+SHORT_MAX: Final = 512
+# What the Job may fill in of status.tuning; the rest is said here.
+RESULT: Final = ("message", "advice", "padding", "patch", "gainPercent", "points")
+_TEXTS: Final = (
+    "request",
+    "state",
+    "mode",
+    "asked",
+    "revision",
+    "start",
+    "pod",
+    "job",
+    "made",
+    "end",
+    "recommended",
+)
+# Of these, what the status tells, and under which name.
+_TOLD: Final = {
+    "request": "request",
+    "state": "state",
+    "revision": "revision",
+    "start": "startTime",
+    "end": "completionTime",
+    "recommended": "recommendedRevision",
+}
+_TIMES: Final = ("asked", "start", "job", "end")
+
+
+class State(StrEnum):
+    """How far a run is."""
+
+    NONE = ""
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The last run as it is remembered. ``serial``: how many came before; ``asked``: since when it waits for the pipeline; ``revision``: what is measured ("": it has not
+    begun); ``start``, ``job``, ``end``: RFC 3339 times of its beginning, its Job's and its end; ``pod``: which start of which pod's server
+    is measured; ``made``: uid of the Job ("": it has not been seen); ``recommended``: the revision that its patch makes ("": none);
+    ``result``: fields of ``status.tuning``, once it has ended."""
+
+    request: str = ""
+    serial: int = 0
+    state: State = State.NONE
+    mode: str = TuningMode.QUICK.value
+    asked: str = ""
+    revision: str = ""
+    start: str = ""
+    pod: str = ""
+    job: str = ""
+    made: str = ""
+    end: str = ""
+    recommended: str = ""
+    result: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def active(self) -> bool:
+        """Whether it has not ended."""
+        return self.state in (State.PENDING, State.RUNNING)
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has objects: before, it waits for the pipeline."""
+        return bool(self.revision)
+
+    def name(self, uid: str) -> str:
+        """Eight characters that no other run has: times are of whole seconds, and numbers begin anew with another ConfigMap."""
+        return hashlib.sha256("\n".join((uid, str(self.serial), self.start)).encode()).hexdigest()[
+            :8
+        ]
+
+    @classmethod
+    def parse(cls, document: Mapping[str, Any]) -> Run:
+        """Read it; what an edit has made unreadable counts as no run."""
+        blank = cls()
+        texts = {key: document.get(key, getattr(blank, key)) for key in _TEXTS}
+        if not all(isinstance(text, str) and len(text) <= SHORT_MAX for text in texts.values()):
+            return blank
+        serial = document.get("serial", 0)
+        if (
+            not isinstance(serial, int)
+            or isinstance(serial, bool)
+            or serial < 0
+            or texts["state"] not in {*State}
+            or texts["mode"] not in {*TuningMode}
+        ):
+            return blank
+        if any(texts[key] and moment(texts[key]) is None for key in _TIMES):
+            return blank
+        found = result_of(document.get("result") or {})
+        return cls(**(texts | {"state": State(texts["state"])}), serial=serial, result=found or {})
+
+    def to_document(self) -> dict[str, Any]:
+        """What is remembered, without what is as in no run."""
+        blank = type(self)()
+        values = {
+            key: getattr(self, key)
+            for key in self.__slots__
+            if getattr(self, key) != getattr(blank, key)
+        }
+        return {
+            key: str(value) if isinstance(value, State) else value for key, value in values.items()
+        }
+
+    def status(self, message: str = "") -> dict[str, Any]:
+        """``status.tuning``; empty without a run. ``message``: what one that has not ended waits for."""
+        if not self.request:
+            return {}
+        told = {
+            "request": self.request,
+            "state": str(self.state),
+            "startTime": self.start,
+            "completionTime": self.end,
+            "revision": self.revision,
+        }
+        told["recommendedRevision"] = self.recommended
+        told["message"] = message[:MESSAGE_MAX]
+        return {key: value for key, value in told.items() if value} | dict(self.result)
+
+    def failed(self, message: str, now: dt.datetime) -> Run:
+        """The run, ended by what ``message`` says."""
+        return replace(
+            self, state=State.FAILED, end=rfc3339(now), result={"message": message[:MESSAGE_MAX]}
+        )
+
+
+def remembered(document: Mapping[str, Any], told: Any) -> Run:
+    """The last run, by what is remembered and what is ``told`` of it in ``status.tuning``.
+
+    The status knows more of a run that has ended where the memory of it is lost, as with a deleted live ConfigMap, and where the API server
+    did not take the record of its end. It is not made, and does not take a pod's room, a second time.
+    """
+    run = Run.parse(document)
+    if not isinstance(told, Mapping) or told.get("state") not in (State.SUCCEEDED, State.FAILED):
+        return run
+    if document and not (
+        run.active
+        and run.begun
+        and (told.get("request"), told.get("startTime")) == (run.request, run.start)
+    ):
+        return run
+    known = {field: told[key] for field, key in _TOLD.items() if key in told}
+    ended = Run.parse(
+        {
+            "serial": 1,
+            **(run.to_document() if document else {}),
+            **known,
+            "result": result_of(told) or {},
+        }
+    )
+    return ended if ended.request else run
+
+
+def with_tuning(status: Mapping[str, Any], told: Any) -> dict[str, Any]:
+    """A status of the pipeline with what is ``told`` of a run, or without."""
+    return {key: value for key, value in status.items() if key != "tuning"} | (
+        {"tuning": told} if told else {}
+    )
+
+
+def result_of(document: Any) -> dict[str, Any] | None:
+    """The fields of ``status.tuning`` that a result fills; ``None`` where it is none: what a pod says is not ours to trust."""
+    if not isinstance(document, Mapping):
+        return None
+    try:
+        told = TuningStatus.model_validate(
+            {key: document[key] for key in RESULT if key in document}
+        )
+    except ValidationError:
+        return None
+    return told.model_dump(mode="json", by_alias=True, exclude_defaults=True)

@@ -1,0 +1,274 @@
+"""What an ONNX file says of itself: inputs, outputs, side files; and the comparison with what the resource declares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx.external_data_helper import ExternalDataInfo, uses_external_data
+
+from triton_pipelines.api.loadplan import PlanCheck, PlanTensor
+from triton_pipelines.loader.onnx_store import lean
+
+_TYPES: Final = {
+    "BOOL": "BOOL",
+    "UINT8": "UINT8",
+    "UINT16": "UINT16",
+    "UINT32": "UINT32",
+    "UINT64": "UINT64",
+    "INT8": "INT8",
+    "INT16": "INT16",
+    "INT32": "INT32",
+    "INT64": "INT64",
+    "FLOAT16": "FP16",
+    "FLOAT": "FP32",
+    "DOUBLE": "FP64",
+    "BFLOAT16": "BF16",
+    "STRING": "STRING",
+}
+"""ONNX element type (TensorProto.DataType) to Triton's data type without ``TYPE_``."""
+
+
+_RUN: Final = frozenset({".py", ".pyc", ".so"})
+"""Suffixes that Python imports. The python backend puts the version folder on its path: such a side file would run in Triton, or replace the
+runner, where the user only named a model."""
+_BYTECODE: Final = "__pycache__"
+
+
+@dataclass(frozen=True)
+class FileTensor:
+    """A graph input or output. ``dims`` holds numbers, symbolic names or None; the whole is None when the file gives no shape."""
+
+    name: str
+    data_type: str
+    dims: tuple[int | str | None, ...] | None
+
+
+@dataclass(frozen=True)
+class OnnxFile:
+    """Inputs without initializers, outputs, and side files of external data, relative to the file's folder."""
+
+    inputs: tuple[FileTensor, ...]
+    outputs: tuple[FileTensor, ...]
+    side_files: tuple[str, ...]
+
+
+def read_onnx(path: Path) -> OnnxFile:
+    """Read the graph without its external data. Raises :class:`ValueError` when the file is no ONNX model or leads astray."""
+    with path.open("rb") as file:
+        head = file.read(64)
+    if head.startswith(b"version https://git-lfs"):
+        raise ValueError(
+            "is a Git LFS pointer, not the model: fetch it with git lfs pull before mirroring"
+        )
+    if head.lstrip()[:1] == b"<":
+        raise ValueError(
+            "is an HTML or XML page: the URI leads to a web page or a login, not to the file"
+        )
+    try:
+        model = lean(path).model
+    except DecodeError as error:
+        raise ValueError(f"is no ONNX model ({error})") from error
+    if not model.graph.node and not model.graph.output:
+        raise ValueError("is no ONNX model (it has no graph)")
+    initialized = {tensor.name for tensor in model.graph.initializer} | {
+        tensor.values.name for tensor in model.graph.sparse_initializer
+    }
+    return OnnxFile(
+        tuple(_tensor(value) for value in model.graph.input if value.name not in initialized),
+        tuple(_tensor(value) for value in model.graph.output),
+        tuple(
+            sorted({_location(tensor) for tensor in _tensors(model) if uses_external_data(tensor)})
+        ),
+    )
+
+
+def _tensor(value: Any) -> FileTensor:
+    kind = value.type.WhichOneof("value")
+    if kind != "tensor_type":
+        return FileTensor(value.name, str(kind or "untyped").removesuffix("_type"), None)
+    tensor = value.type.tensor_type
+    name = onnx.TensorProto.DataType.Name(tensor.elem_type)
+    if not tensor.HasField("shape"):
+        return FileTensor(value.name, _TYPES.get(name, name), None)
+    dims = tuple(
+        dim.dim_value
+        if dim.HasField("dim_value") and dim.dim_value >= 0
+        else (dim.dim_param or None)
+        for dim in tensor.shape.dim
+    )
+    return FileTensor(value.name, _TYPES.get(name, name), dims)
+
+
+def _tensors(model: Any) -> Iterator[Any]:
+    """Every tensor of the model, also in nodes' attributes, subgraphs and functions."""
+    graphs = [model.graph]
+    nodes = [node for function in model.functions for node in function.node]
+    while graphs or nodes:
+        if graphs:
+            graph = graphs.pop()
+            yield from graph.initializer
+            nodes.extend(graph.node)
+            continue
+        for attribute in nodes.pop().attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            if attribute.HasField("g"):
+                graphs.append(attribute.g)
+            graphs.extend(attribute.graphs)
+
+
+def _location(tensor: Any) -> str:
+    location = ExternalDataInfo(tensor).location
+    path = PurePosixPath(location)
+    if (
+        not location
+        or path.is_absolute()
+        or ".." in path.parts
+        or "\\" in location
+        or path.suffix == ".onnx"
+    ):
+        raise ValueError(
+            f"keeps data of tensor {tensor.name} in {location!r}: only files in or below the model's own folder are fetched"
+        )
+    if path.suffix in _RUN or _BYTECODE in path.parts:
+        raise ValueError(
+            f"keeps data of tensor {tensor.name} in {location!r}, which Python would run as code: save the model with another file name"
+        )
+    return str(path)
+
+
+def compare(check: PlanCheck, file: OnnxFile, uri: str) -> str | None:
+    """None when the file fits what is declared, else a message with both sides and what to write.
+
+    The rules are those of Triton's ONNX Runtime backend: every input of the file is declared and no other; declared outputs
+    exist; element types are equal; with ``maxBatchSize`` > 0 the first axis is the batch and dynamic in the file; ranks are
+    equal; a fixed dimension of the file is declared as that number, a dynamic one takes any.
+    """
+    rows: list[tuple[str, str, str, str]] = []
+    wrong = [
+        *_side(check, check.inputs, file.inputs, "input", rows, exact=True),
+        *_side(check, check.outputs, file.outputs, "output", rows, exact=False),
+    ]
+    if not wrong:
+        return None
+    batch = f"maxBatchSize {check.max_batch_size}" + (
+        ", batch axis added in front" if check.max_batch_size else ""
+    )
+    lines = [
+        f"{uri} does not fit {check.field} ({batch}): {'; '.join(wrong)}.",
+        *_table(rows),
+        *_advice(check, file),
+    ]
+    return "\n".join(lines)
+
+
+def _side(
+    check: PlanCheck,
+    declared: Iterable[PlanTensor],
+    held: Iterable[FileTensor],
+    side: str,
+    rows: list[tuple[str, str, str, str]],
+    *,
+    exact: bool,
+) -> Iterator[str]:
+    in_file = {tensor.name: tensor for tensor in held}
+    for tensor in declared:
+        dims = (-1, *tensor.dims) if check.max_batch_size else tensor.dims
+        other = in_file.pop(tensor.name, None)
+        rows.append(
+            (
+                side,
+                tensor.name,
+                f"{_bare(tensor.data_type)} {_dims(dims)}",
+                "absent" if other is None else _text(other),
+            )
+        )
+        if other is None:
+            yield f"{side} {tensor.name} is not in the file"
+        else:
+            yield from _differences(check, tensor, dims, other, side)
+    for other in in_file.values():
+        rows.append((side, other.name, "absent", _text(other)))
+        if exact:
+            yield f"{side} {other.name} is not declared"
+
+
+def _differences(
+    check: PlanCheck, tensor: PlanTensor, dims: tuple[int, ...], other: FileTensor, side: str
+) -> Iterator[str]:
+    if _bare(tensor.data_type) != other.data_type:
+        yield f"{side} {tensor.name} is {other.data_type}"
+    if other.dims is None or not other.dims:
+        if other.dims == () and check.max_batch_size:
+            yield f"{side} {tensor.name} is a scalar and has no batch axis"
+        return
+    if check.max_batch_size and isinstance(other.dims[0], int):
+        yield f"{side} {tensor.name} has a fixed batch axis of {other.dims[0]}"
+    elif len(other.dims) != len(dims):
+        yield f"{side} {tensor.name} has rank {len(other.dims)}, not {len(dims)}"
+    elif any(
+        isinstance(held, int) and held != want for held, want in zip(other.dims, dims, strict=True)
+    ):
+        yield f"{side} {tensor.name} has other fixed dimensions"
+
+
+def _bare(data_type: str) -> str:
+    """Triton's type name without prefix; BYTES is the wire's word for STRING."""
+    name = data_type.removeprefix("TYPE_")
+    return "STRING" if name == "BYTES" else name
+
+
+def _dims(dims: Iterable[int | str | None]) -> str:
+    return "[" + ", ".join("?" if dim is None else str(dim) for dim in dims) + "]"
+
+
+def _text(tensor: FileTensor) -> str:
+    return f"{tensor.data_type} {'any shape' if tensor.dims is None else _dims(tensor.dims)}"
+
+
+def _table(rows: list[tuple[str, str, str, str]]) -> list[str]:
+    table = [("", "tensor", "declared", "in file"), *rows]
+    widths = [max(len(row[column]) for row in table) for column in range(4)]
+    return [
+        " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    ]
+
+
+def _advice(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
+    """What to write so that the resource fits the file."""
+    tensors = (*file.inputs, *file.outputs)
+    odd = [tensor.name for tensor in tensors if tensor.data_type not in _TYPES.values()]
+    if odd:
+        yield f"Triton has no data type for {', '.join(odd)}: export the model without it (for scikit-learn models: zipmap off)."
+    fixed = any(
+        (tensor.dims and isinstance(tensor.dims[0], int)) or tensor.dims == () for tensor in tensors
+    )
+    batched = check.max_batch_size > 0 and not fixed
+    if check.max_batch_size and fixed:
+        yield f"Export the model with a dynamic first axis, or write {check.field}.maxBatchSize: 0 and all axes in dims:"
+    else:
+        yield "To fit the file, write:"
+    for side, held, declared in (
+        ("inputs", file.inputs, check.inputs),
+        ("outputs", file.outputs, check.outputs),
+    ):
+        # Outputs may be a choice: those declared that exist, or all when none does.
+        known = {tensor.name for tensor in declared}
+        chosen = (
+            held
+            if side == "inputs"
+            else ([tensor for tensor in held if tensor.name in known] or held)
+        )
+        items = ", ".join(
+            f"{{name: {tensor.name}, dataType: {tensor.data_type}, dims: "
+            f"{_dims(dim if isinstance(dim, int) else -1 for dim in (tensor.dims or ())[1 if batched else 0 :])}}}"
+            for tensor in chosen
+        )
+        yield f"{check.field}.{side}: [{items}]"

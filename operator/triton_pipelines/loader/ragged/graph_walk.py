@@ -1,0 +1,133 @@
+"""Walking and renaming in ONNX graphs, bodies of If, Loop and Scan included."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import onnx
+
+STANDARD = ("", "ai.onnx")
+"""The two names of the standard operators' domain."""
+
+
+def bodies(node: Any) -> Iterator[Any]:
+    """The graphs that a node holds: branches, loop bodies."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def nodes(graph: Any) -> Iterator[Any]:
+    """Every node of a graph and of the bodies in it."""
+    for node in graph.node:
+        yield node
+        for body in bodies(node):
+            yield from nodes(body)
+
+
+def every_node(model: Any) -> Iterator[Any]:
+    """Every node of a model, those of its local functions too."""
+    yield from nodes(model.graph)
+    for function in model.functions:
+        for node in function.node:
+            yield node
+            for body in bodies(node):
+                yield from nodes(body)
+
+
+def opset(model: Any) -> int:
+    """The version of the standard operators; 0 where the model names none."""
+    return max(
+        (entry.version for entry in model.opset_import if entry.domain in STANDARD), default=0
+    )
+
+
+def inputs(graph: Any) -> dict[str, Any]:
+    """Name → what a caller has to give, without inputs that an initializer fills."""
+    filled = _fixed(graph)
+    return {value.name: value for value in graph.input if value.name not in filled}
+
+
+def _fixed(graph: Any) -> set[str]:
+    """Names of a graph's initializers, sparse ones too."""
+    return {tensor.name for tensor in graph.initializer} | {
+        tensor.values.name for tensor in graph.sparse_initializer
+    }
+
+
+def dims(value: Any) -> tuple[int | str | None, ...] | None:
+    """The shape of an input or output: numbers, names of axes, None for unnamed ones; None as a whole where nothing is said."""
+    if value.type.WhichOneof("value") != "tensor_type" or not value.type.tensor_type.HasField(
+        "shape"
+    ):
+        return None
+    return tuple(
+        dim.dim_value
+        if dim.HasField("dim_value") and dim.dim_value >= 0
+        else (dim.dim_param or None)
+        for dim in value.type.tensor_type.shape.dim
+    )
+
+
+def values(graph: Any) -> set[str]:
+    """Every name of a value in a graph and its bodies."""
+    found = {value.name for value in (*graph.input, *graph.output, *graph.value_info)} | _fixed(
+        graph
+    )
+    for node in graph.node:
+        found |= {*node.input, *node.output}
+        for body in bodies(node):
+            found |= values(body)
+    return found - {""}
+
+
+def rename(graph: Any, names: Mapping[str, str]) -> None:
+    """Give values of a graph other names where nodes read and write them, and in the bodies that see them. Inputs and outputs of the graph stay."""
+    if not names:
+        return
+    for node in graph.node:
+        for part in (node.input, node.output):
+            for place, name in enumerate(part):
+                if name in names:
+                    part[place] = names[name]
+        for body in bodies(node):
+            own = _defined(body)
+            seen = {old: new for old, new in names.items() if old not in own}
+            rename(body, seen)
+            for output in body.output:
+                output.name = seen.get(output.name, output.name)
+    for value in graph.value_info:
+        value.name = names.get(value.name, value.name)
+    for tensor in graph.initializer:
+        tensor.name = names.get(tensor.name, tensor.name)
+    for sparse in graph.sparse_initializer:
+        sparse.values.name = names.get(sparse.values.name, sparse.values.name)
+
+
+def _defined(graph: Any) -> set[str]:
+    """Names that a body makes itself and that hide the same names outside."""
+    made = {name for node in graph.node for name in node.output}
+    return made | {value.name for value in graph.input} | _fixed(graph)
+
+
+def reached(graph: Any, start: Collection[str]) -> set[str]:
+    """Every value that hangs on the values of ``start``; a node with bodies hangs on all that these read."""
+    found = set(start)
+    for node in graph.node:
+        read = set(node.input)
+        for body in bodies(node):
+            read |= values(body)
+        if read & found:
+            found.update(node.output)
+    return found
+
+
+def element_type(value: Any) -> int:
+    """The element type (TensorProto.DataType) of an input or output; UNDEFINED where it is no tensor."""
+    return (
+        int(value.type.tensor_type.elem_type)
+        if value.type.WhichOneof("value") == "tensor_type"
+        else onnx.TensorProto.UNDEFINED
+    )

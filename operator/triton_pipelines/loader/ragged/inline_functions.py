@@ -1,0 +1,31 @@
+"""Graphs with local functions written out: what an input does inside of one cannot be followed otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onnx import inliner
+
+from triton_pipelines.loader.onnx_store import skeleton
+
+
+def inlined(model: Any) -> None:
+    """Write out the calls of a model's local functions, as ONNX Runtime does when it loads it. A function that cannot be written out stays.
+
+    Weights take no part: the inliner gets names in their place, and is spared a copy of each.
+    """
+    if not model.functions:
+        return
+    try:
+        flat = inliner.inline_local_functions(skeleton(model))
+    except MemoryError:
+        raise
+    except Exception:
+        # The inliner has no one kind of error for what it cannot do.
+        return
+    for part in (model.graph.node, model.graph.value_info, model.functions, model.opset_import):
+        del part[:]
+    model.graph.node.extend(flat.graph.node)
+    model.graph.value_info.extend(flat.graph.value_info)
+    model.functions.extend(flat.functions)
+    model.opset_import.extend(flat.opset_import)

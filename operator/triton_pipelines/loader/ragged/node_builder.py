@@ -1,0 +1,76 @@
+"""Writing nodes: names that meet no other, constants made once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+
+class Builder:
+    """Gathers nodes and constants under one prefix."""
+
+    def __init__(self, taken: set[str], opset: int) -> None:
+        self._opset = opset
+        self.prefix = "ragged/"
+        while any(name.startswith(self.prefix) for name in taken):
+            self.prefix = f"_{self.prefix}"
+        self.nodes: list[Any] = []
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], Any] = {}
+        self._count = 0
+
+    @property
+    def constants(self) -> list[Any]:
+        """Every constant that was used, as initializers."""
+        return list(self._constants.values())
+
+    def name(self, name: str) -> str:
+        """``name`` under the prefix."""
+        return self.prefix + name
+
+    def constant(self, value: NDArray[Any]) -> str:
+        """The name of a constant."""
+        key = (value.dtype.str, value.shape, value.tobytes())
+        if key not in self._constants:
+            self._constants[key] = numpy_helper.from_array(
+                value, self.name(f"constant_{len(self._constants)}")
+            )
+        return str(self._constants[key].name)
+
+    def integers(self, *values: int) -> str:
+        """A list of INT64."""
+        return self.constant(np.array(values, np.int64))
+
+    def scalar(self, value: int) -> str:
+        """One INT64 without axes."""
+        return self.constant(np.array(value, np.int64))
+
+    def add(self, operator: str, *inputs: str, named: str = "", **attributes: Any) -> str:
+        """A node of a standard operator with one output, whose name it returns."""
+        self._count += 1
+        made = self.name(named or f"{operator}_{self._count}")
+        self.nodes.append(helper.make_node(operator, list(inputs), [made], name=made, **attributes))
+        return made
+
+    def cast(self, value: str, to: int = TensorProto.INT64) -> str:
+        """``value`` as another element type, INT64 by default."""
+        return self.add("Cast", value, to=to)
+
+    def reduce(self, operator: str, value: str, axis: int) -> str:
+        """ReduceMin or ReduceMax over one axis, which stays with length 1. Their axes became an input with opset 18."""
+        if self._opset < 18:
+            return self.add(operator, value, axes=[axis], keepdims=1)
+        return self.add(operator, value, self.integers(axis), keepdims=1)
+
+    def unsqueeze(self, value: str, *axes: int) -> str:
+        """``value`` with axes of length 1."""
+        return self.add("Unsqueeze", value, self.integers(*axes))
+
+    def all_of(self, conditions: list[str]) -> str:
+        """The logical and of at least one condition."""
+        result = conditions[0]
+        for other in conditions[1:]:
+            result = self.add("And", result, other)
+        return result

@@ -1,0 +1,239 @@
+"""Tokenizer sources: which files they need, building tokenizer.json from a BERT vocabulary, and proof that it loads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers import Tokenizer
+from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
+from tokenizers.models import WordPiece
+
+from triton_pipelines.api.loadplan import Finding, Reason
+from triton_pipelines.loader.errors import LoadError
+from triton_pipelines.runtime.tokenizer.encoder import PAD_TOKENS, pair_layout
+
+TOKENIZER_JSON: Final = "tokenizer.json"
+VOCABULARY: Final = "vocab.txt"
+CONFIGURATION: Final = "tokenizer_config.json"
+SPECIAL_TOKENS: Final = "special_tokens_map.json"
+
+TRIED: Final = 64
+"""Tokens of a vocabulary that are tried as texts, spread over the whole of it, where it does not encode the first text that comes to mind."""
+_WORDPIECE_CLASSES: Final = frozenset(
+    f"{name}Tokenizer{suffix}"
+    for name in ("Bert", "DistilBert", "Electra", "MobileBert", "ConvBert", "RetriBert")
+    for suffix in ("", "Fast")
+)
+"""Classes whose vocab.txt is a WordPiece vocabulary under BERT's normalizer and template ([CLS] A [SEP] B [SEP])."""
+
+
+def build_from_vocabulary(
+    vocabulary: Path, configuration: Mapping[str, Any], special: Mapping[str, Any]
+) -> str:
+    """tokenizer.json of a BERT WordPiece vocabulary under its tokenizer_config.json and special_tokens_map.json.
+
+    Raises :class:`ValueError` when they describe something else.
+    """
+    name = configuration.get("tokenizer_class")
+    if name is not None and name not in _WORDPIECE_CLASSES:
+        raise ValueError(
+            f"{CONFIGURATION} says tokenizer_class {name}, of which no tokenizer.json can be built from {VOCABULARY}"
+        )
+    if configuration.get("do_basic_tokenize", True) is not True:
+        raise ValueError(
+            f"{CONFIGURATION} switches do_basic_tokenize off, which has no equal in tokenizer.json"
+        )
+    tokens = {
+        role: _token(role, configuration, special) for role in ("unk", "sep", "cls", "pad", "mask")
+    }
+    try:
+        words = WordPiece.read_file(str(vocabulary))
+    except Exception as error:
+        raise ValueError(f"{VOCABULARY} cannot be read: {error}") from error
+    absent = [
+        token
+        for role, token in tokens.items()
+        if role in ("unk", "sep", "cls") and token not in words
+    ]
+    if absent:
+        raise ValueError(f"{VOCABULARY} has no {', '.join(absent)}")
+    built = BertWordPieceTokenizer(
+        vocab=words,
+        unk_token=tokens["unk"],
+        sep_token=tokens["sep"],
+        cls_token=tokens["cls"],
+        pad_token=tokens["pad"],
+        mask_token=tokens["mask"],
+        handle_chinese_chars=_flag(configuration, "tokenize_chinese_chars") is not False,
+        # null: BERT strips accents where it lowers case, which is the library's rule too.
+        strip_accents=_flag(configuration, "strip_accents"),
+        lowercase=_flag(configuration, "do_lower_case") is not False,
+    )
+    return str(built.to_str())
+
+
+def _token(role: str, configuration: Mapping[str, Any], special: Mapping[str, Any]) -> str:
+    """A special token's text: from the configuration, the map beside it, or BERT's default."""
+    key = f"{role}_token"
+    for value in (configuration.get(key), special.get(key)):
+        text = value.get("content") if isinstance(value, Mapping) else value
+        if isinstance(text, str) and text:
+            return text
+    return f"[{role.upper()}]"
+
+
+def _flag(configuration: Mapping[str, Any], key: str) -> bool | None:
+    value = configuration.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{CONFIGURATION}: {key} must be true, false or null, not {value!r}")
+    return value
+
+
+def convert(files: Mapping[str, Path]) -> str:
+    """tokenizer.json built from fetched ``files`` (by name). Raises :class:`ValueError`."""
+    return build_from_vocabulary(
+        files[VOCABULARY], _object(files[CONFIGURATION]), _object(files.get(SPECIAL_TOKENS))
+    )
+
+
+def _object(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path.name} is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path.name} must hold a JSON object")
+    return value
+
+
+def check(path: Path, *, cuts_pairs: bool = False) -> str | None:
+    """Load ``path`` as the runtime will. Returns what of its own settings is ignored, in words, or None.
+
+    Raises :class:`ValueError` with the reason when it does not load, cannot encode or, where it ``cuts_pairs`` of texts, has no template for that.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError("it is not UTF-8 text") from error
+    if text.startswith("version https://git-lfs"):
+        raise ValueError(
+            "it is a Git LFS pointer, not the file: fetch it with git lfs pull before mirroring"
+        )
+    if text.lstrip()[:1] == "<":
+        raise ValueError(
+            "it is an HTML or XML page: the URI leads to a web page or a login, not to the file"
+        )
+    with _told():
+        tokenizer = Tokenizer.from_str(text)
+    _encodes(tokenizer)
+    ignored = []
+    if (truncation := tokenizer.truncation) is not None:
+        ignored.append(f"truncation to {truncation['max_length']} tokens")
+    if (padding := tokenizer.padding) is not None:
+        ignored.append(
+            f"padding to {padding['length']} tokens"
+            if padding.get("length")
+            else "padding to the longest text"
+        )
+    if cuts_pairs:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        # Special tokens do not matter to how often the texts stand there; the step may be without.
+        pair_layout(tokenizer, special_tokens=False)
+    return " and ".join(ignored) or None
+
+
+def _encodes(tokenizer: Any) -> None:
+    """Raises :class:`ValueError` for a tokenizer that encodes no text at all.
+
+    No one text will do: without a token for what is unknown, a vocabulary refuses the texts that it does not cover. Its own tokens, read back, are texts
+    that it should.
+    """
+    vocabulary = sorted(tokenizer.get_vocab(with_added_tokens=True).items(), key=itemgetter(1))
+    step = max(1, len(vocabulary) // TRIED)
+    own = [
+        text
+        for token, number in vocabulary[::step][:TRIED]
+        for text in (tokenizer.decode([number], skip_special_tokens=False), token)
+    ]
+    failed: ValueError | None = None
+    for text in ("a", *own):
+        try:
+            with _told():
+                tokenizer.encode(text)
+            return
+        except ValueError as error:
+            failed = failed or error
+    raise failed or ValueError("it encodes nothing")
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What fails in the library is a :class:`ValueError`: its panics are no exceptions, and would end the loader without a report."""
+    try:
+        yield
+    except BaseException as error:
+        # The class cannot be imported; what else is no Exception asks the process to end.
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise ValueError(str(error)) from error
+        raise
+
+
+@dataclass(frozen=True)
+class Highest:
+    """The highest token id that texts lead to, and its token's text ("" where the vocabulary has none: padding, templates)."""
+
+    id: int
+    token: str
+    written: int = 0
+    """The highest of all ids: with those of special tokens that come only where a text spells them out."""
+
+
+def highest(path: Path) -> Highest:
+    """Look through a tokenizer.json that passed :func:`check`: vocabulary, added tokens, template and padding.
+
+    A special token that is in none of these but the added ones comes with a text that spells it out, and with no other. There are models without
+    a row for such a token that do well without it: their tokenizer is that of a family.
+    """
+    tokenizer = Tokenizer.from_file(str(path))
+    padding, own = tokenizer.padding, tokenizer.get_vocab(with_added_tokens=False)
+    added = [
+        number
+        for number, token in tokenizer.get_added_tokens_decoder().items()
+        if not token.special
+    ]
+    # As the tokenizer step does.
+    pads = [number for token in PAD_TOKENS if (number := tokenizer.token_to_id(token)) is not None]
+    ids = [*own.values(), *added, *([int(padding["pad_id"])] if padding else pads[:1])]
+    for texts in (("",), ("", "")):  # a template need not have a form for pairs
+        with suppress(ValueError), _told():
+            ids += tokenizer.encode(*texts).ids
+    found = max(ids, default=0)
+    return Highest(
+        found,
+        tokenizer.id_to_token(found) or "",
+        max((found, *tokenizer.get_vocab(with_added_tokens=True).values())),
+    )
+
+
+def finding_of_settings(ignored: str, step: str, field: str) -> Finding:
+    """The note that settings of tokenizer.json do not count."""
+    return Finding(
+        step=step,
+        reason=Reason.TOKENIZER_SETTINGS_IGNORED,
+        field=field,
+        message=f"tokenizer.json has {ignored} of its own; these are switched off: maxLength, truncation and padding of the step decide.",
+    )
+
+
+def invalid(message: str, step: str, field: str) -> LoadError:
+    """The error for a tokenizer that cannot be used."""
+    return LoadError(Reason.INVALID_TOKENIZER, message, step=step, field=field)

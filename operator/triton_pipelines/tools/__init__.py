@@ -1,0 +1,1 @@
+"""Tools that the CLI and Jobs use and controllers never import: load generator, tuner, importer."""

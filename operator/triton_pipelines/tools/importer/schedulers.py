@@ -1,0 +1,191 @@
+"""Triton's batchers, instance groups and version policies as fields of the resource; what has no field is left to configPatch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tritonclient.grpc import model_config_pb2
+
+from triton_pipelines.api.batching import FLAG_TYPES
+
+# The two values of a control signal that the renderer writes, by the field that holds them.
+_FLAGS = {
+    "int32_false_true": ("INT32", [0, 1]),
+    "fp32_false_true": ("FP32", [0.0, 1.0]),
+    "bool_false_true": ("BOOL", [False, True]),
+}
+_POLICY = (
+    ("max_queue_size", "maxQueueSize"),
+    ("default_timeout_microseconds", "defaultTimeoutMicroseconds"),
+)
+
+
+def data_type(value: int) -> str:
+    """Triton's element type as the resource writes it; ``INVALID`` where a config names none."""
+    return str(model_config_pb2.DataType.Name(value)).removeprefix("TYPE_")
+
+
+def dynamic_batching(config: Any) -> dict[str, Any]:
+    """``dynamicBatching`` of a dynamic batcher."""
+    fields: dict[str, Any] = {}
+    if config.preferred_batch_size:
+        fields["preferredBatchSizes"] = sorted(set(config.preferred_batch_size))
+    if config.max_queue_delay_microseconds:
+        fields["maxQueueDelayMicroseconds"] = config.max_queue_delay_microseconds
+    if config.preserve_ordering:
+        fields["preserveOrdering"] = "Enabled"
+    if config.priority_levels:
+        fields["priorityLevels"] = config.priority_levels
+    if config.default_priority_level:
+        fields["defaultPriorityLevel"] = config.default_priority_level
+    if config.HasField("default_queue_policy"):
+        fields["queuePolicy"] = _policy(config.default_queue_policy)
+    if config.priority_queue_policy:
+        fields["priorityQueuePolicies"] = [
+            {"priority": key, **_policy(config.priority_queue_policy[key])}
+            for key in sorted(config.priority_queue_policy)
+        ]
+    return fields
+
+
+def _policy(policy: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        name: getattr(policy, key) for key, name in _POLICY if getattr(policy, key)
+    }
+    if policy.timeout_action:
+        fields["timeoutAction"] = "DELAY"
+    if policy.allow_timeout_override:
+        fields["allowTimeoutOverride"] = "Enabled"
+    return fields
+
+
+def sequence_batching(config: Any) -> dict[str, Any]:
+    """``sequenceBatching`` of a sequence batcher. Unusual signals and initial states are approximated; configPatch then writes them as they are."""
+    oldest = config.WhichOneof("strategy_choice") == "oldest"
+    fields: dict[str, Any] = {"strategy": "Oldest" if oldest else "Direct"}
+    if config.max_sequence_idle_microseconds:
+        fields["maxSequenceIdleMicroseconds"] = config.max_sequence_idle_microseconds
+    controls = [made for control in config.control_input if (made := _control(control)) is not None]
+    if controls:
+        fields["controls"] = controls
+    if config.state:
+        fields["states"] = [_state(state) for state in config.state]
+    strategy = config.oldest if oldest else config.direct
+    if oldest:
+        # 0 means as many as fit; the field wants a number, and the patch puts the 0 back.
+        fields["maxCandidateSequences"] = strategy.max_candidate_sequences or 1
+        if strategy.preferred_batch_size:
+            fields["preferredBatchSizes"] = sorted(set(strategy.preferred_batch_size))
+        if strategy.preserve_ordering:
+            fields["preserveOrdering"] = "Enabled"
+    elif (percent := round(strategy.minimum_slot_utilization * 100)) > 0:
+        fields["minimumSlotUtilizationPercent"] = percent
+    if strategy.max_queue_delay_microseconds:
+        fields["maxQueueDelayMicroseconds"] = strategy.max_queue_delay_microseconds
+    return fields
+
+
+def _control(control: Any) -> dict[str, Any] | None:
+    """A signal; None for one without any kind (the patch brings it)."""
+    if not control.control:
+        return None
+    signal = control.control[0]
+    kind = type(signal).Kind.Name(signal.kind).removeprefix("CONTROL_SEQUENCE_")
+    fields: dict[str, Any] = {"name": control.name, "kind": kind}
+    if kind == "CORRID":
+        return {**fields, "dataType": data_type(signal.data_type)} if signal.data_type else fields
+    named = next(
+        (word for name, (word, _) in _FLAGS.items() if getattr(signal, name)), FLAG_TYPES[0].value
+    )
+    return fields if named == FLAG_TYPES[0].value else {**fields, "dataType": named}
+
+
+def _state(state: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "inputName": state.input_name,
+        "outputName": state.output_name,
+        "dataType": data_type(state.data_type),
+        "dims": list(state.dims),
+    }
+    zero = bool(state.initial_state)
+    if zero != (-1 not in state.dims):  # the default: zeros where the shape is known
+        fields["initial"] = "Zero" if zero else "Undefined"
+    return fields
+
+
+def version_policy(config: Any) -> dict[str, Any] | None:
+    """``versionPolicy``; None where the config has none."""
+    kind = config.version_policy.WhichOneof("policy_choice")
+    if kind is None:
+        return None
+    if kind == "latest":
+        return {"latest": config.version_policy.latest.num_versions or 1}
+    return (
+        {"all": {}}
+        if kind == "all"
+        else {"specific": list(config.version_policy.specific.versions)}
+    )
+
+
+def instances(config: Any) -> tuple[dict[str, Any], str]:
+    """``instances``, and what of the groups had to be given up (empty: nothing)."""
+    groups = list(config.instance_group)
+    first = groups[0]
+    kind = {"KIND_AUTO": "Auto"}.get(
+        name := type(first).Kind.Name(first.kind), name.removeprefix("KIND_")
+    )
+    fields: dict[str, Any] = {"count": first.count, "kind": kind}
+    if first.gpus:
+        fields["gpus"] = list(first.gpus)
+    if first.profile:
+        fields["profiles"] = list(first.profile)
+    if first.host_policy:
+        fields["hostPolicy"] = first.host_policy
+    if len(groups) == 1:
+        return fields, ""
+    alike = all(_rest(group) == _rest(first) for group in groups)
+    listed = [gpu for group in groups for gpu in group.gpus]
+    if (
+        alike
+        and kind == "GPU"
+        and all(group.gpus and group.count == first.count for group in groups)
+        and len(set(listed)) == len(listed)
+    ):
+        return {**fields, "gpus": sorted(listed)}, ""
+    if alike and kind in ("CPU", "MODEL") and not listed:
+        return {**fields, "count": sum(group.count for group in groups)}, ""
+    told = ", ".join(
+        f"{group.count} of {type(group).Kind.Name(group.kind)}{list(group.gpus) or ''}"
+        for group in groups
+    )
+    return (
+        fields,
+        f"a step has one group of instances, here are {len(groups)} ({told}); the first was taken",
+    )
+
+
+def _rest(group: Any) -> Any:
+    """A group without what may differ between groups that can be put together."""
+    copy = type(group)()
+    copy.CopyFrom(group)
+    for name in ("name", "count", "gpus"):
+        copy.ClearField(name)
+    return copy
+
+
+def tensor(config: Any, *, python: bool | None = None) -> dict[str, Any]:
+    """An input or output. ``python``: for inputs, whether the step runs in the python backend, where open dims are ragged by default."""
+    fields: dict[str, Any] = {
+        "name": config.name,
+        "dataType": data_type(config.data_type),
+        "dims": list(config.dims),
+    }
+    if config.HasField("reshape"):
+        fields["reshape"] = list(config.reshape.shape)
+    if python is not None:
+        default = python and -1 in config.dims and not config.HasField("reshape")
+        if config.allow_ragged_batch != default:
+            fields["ragged"] = "Enabled" if config.allow_ragged_batch else "Disabled"
+        if config.optional:
+            fields["optional"] = "Enabled"
+    return fields

@@ -1,0 +1,85 @@
+"""gRPC calls that carry requests made beforehand; answers are not unpacked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import grpc  # type: ignore[import-untyped]
+
+from triton_pipelines.tools.loadgen.load_spec import LoadError
+
+METHOD: Final = "/inference.GRPCInferenceService/ModelInfer"
+_CALLS_PER_CHANNEL: Final = 16
+_MOST_CHANNELS: Final = 8
+_OPTIONS: Final = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),  # else all channels to one address share one connection
+)
+
+
+class GrpcTransport:
+    """Channels to one server; a connection for every 16 requests under way, as several clients would have.
+
+    Args:
+        address: ``host:port``.
+        timeout_s: deadline of a request, in seconds.
+        headers: metadata sent with each.
+    """
+
+    def __init__(self, address: str, timeout_s: float, headers: Mapping[str, str]) -> None:
+        self._address = address
+        self._timeout_s = timeout_s
+        self._metadata = tuple((name.lower(), value) for name, value in headers.items())
+        self._channels: list[Any] = []
+        self._calls: list[Any] = []
+        self._next = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self, concurrency: int) -> None:
+        """Open the channels.
+
+        Raises:
+            LoadError: the server cannot be reached.
+        """
+        for _ in range(max(1, min(_MOST_CHANNELS, -(-concurrency // _CALLS_PER_CHANNEL)))):
+            channel = grpc.aio.insecure_channel(self._address, options=_OPTIONS)
+            self._channels.append(channel)
+            self._calls.append(channel.unary_unary(METHOD))  # bytes out, bytes in
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                for channel in self._channels:
+                    await channel.channel_ready()
+        except TimeoutError:
+            await self.close()
+            raise LoadError(
+                f"{self._address} cannot be reached over gRPC within {self._timeout_s:g} s"
+            ) from None
+
+    def send(self, payload: bytes, done: Callable[[str], None]) -> None:
+        """Send now."""
+        self._next = (self._next + 1) % len(self._calls)
+        task = asyncio.get_running_loop().create_task(
+            self._one(self._calls[self._next], payload, done)
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """End what is under way and close the channels."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for channel in self._channels:
+            await channel.close()
+
+    async def _one(self, call: Any, payload: bytes, done: Callable[[str], None]) -> None:
+        try:
+            await call(payload, timeout=self._timeout_s, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            done(f"{error.code().name}: {' '.join((error.details() or '').split())[:200]}")
+        else:
+            done("")

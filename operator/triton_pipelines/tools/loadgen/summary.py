@@ -1,0 +1,296 @@
+"""What became of a load: exact percentiles, errors by message, whether it was steady. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triton_pipelines.tools.loadgen.load_spec import (
+    GIVEN_UP,
+    NO_ANSWER,
+    NO_CONNECTION,
+    NOT_SENT,
+    WINDOWS,
+    LoadSpec,
+)
+from triton_pipelines.tools.loadgen.triton_statistics import StepFigures
+
+TOLERANCE: Final = 0.1
+"""Windows agree when each figure is within this share of the mean of all (facts: 3 windows within 10 %)."""
+PERCENTILES: Final = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
+
+# What Triton says of a queue that is full, or of a request that waited longer than its queue's timeout (rate_limiter.cc, dynamic_batch_scheduler.cc).
+_SHED: Final = ("Exceeds maximum queue size", "Request timeout expired")
+_LATE: Final = (GIVEN_UP, NO_ANSWER, NO_CONNECTION, "DEADLINE_EXCEEDED")
+
+Floats = NDArray[np.float64]
+
+
+def turned_away(message: str) -> bool:
+    """Whether a request was shed: by a full queue, by a queue's timeout, or by the generator itself. Bursts do that below the mean rate that
+    is carried, too; it is never a fault."""
+    return message.startswith(NOT_SENT) or any(said in message for said in _SHED)
+
+
+def too_late(message: str) -> bool:
+    """Whether a request failed by waiting too long, or was turned away: what overload does. Anything else is a fault."""
+    return message.startswith(_LATE) or turned_away(message)
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """Every request of one load, warm-up included; times in seconds since its begin.
+
+    Attributes:
+        spec: what was asked for.
+        due: when each was due (open loop), or was sent (closed loop).
+        sent: when it was handed over for sending.
+        end: when it was answered or had failed.
+        rows: rows of each.
+        error: index into ``errors``; -1 for an answered one.
+        errors: messages.
+        begin_s, end_s: the measured time: the last three windows.
+        cpu_s: CPU seconds of this process in the whole load; ``elapsed_s`` its length, the wait for late answers included.
+        steps: what each model did in the measured time, from Triton's statistics; empty where these were not read, or not told in time.
+        overloaded: it was ended before its time, since the server was ``spec.behind_s`` behind; what counts is what was due until then, the
+            warm-up included where less than a window was left behind it.
+    """
+
+    spec: LoadSpec
+    due: Floats
+    sent: Floats
+    end: Floats
+    rows: NDArray[np.int64]
+    error: NDArray[np.int64]
+    errors: tuple[str, ...]
+    begin_s: float
+    end_s: float
+    cpu_s: float
+    elapsed_s: float
+    steps: Mapping[str, StepFigures] = field(default_factory=dict)
+    overloaded: bool = False
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds of the measured time."""
+        return self.end_s - self.begin_s
+
+    def measured(
+        self, begin_s: float | None = None, end_s: float | None = None
+    ) -> NDArray[np.bool_]:
+        """Which requests count for a time (default: the measured one).
+
+        In an open loop those that were due in it, however late they were answered; in a closed loop those that ended in it.
+        """
+        at = self.due if self.spec.open_loop else self.end
+        begin, end = (
+            (self.begin_s if begin_s is None else begin_s),
+            (self.end_s if end_s is None else end_s),
+        )
+        return (at >= begin) & (at < end)
+
+    @property
+    def latencies(self) -> Floats:
+        """Seconds from due to answer of the answered requests of the measured time, in the order of their ends."""
+        chosen = self.measured() & (self.error < 0)
+        return (self.end - self.due)[chosen]
+
+    def throughput(
+        self, begin_s: float | None = None, end_s: float | None = None
+    ) -> tuple[float, float]:
+        """Requests and rows answered per second within a time, by when they ended."""
+        begin, end = (
+            (self.begin_s if begin_s is None else begin_s),
+            (self.end_s if end_s is None else end_s),
+        )
+        chosen = (self.end >= begin) & (self.end < end) & (self.error < 0)
+        return float(np.count_nonzero(chosen)) / (end - begin), float(self.rows[chosen].sum()) / (
+            end - begin
+        )
+
+
+@dataclass(frozen=True)
+class Window:
+    """One window's requests/s and p99 in seconds (NaN without an answer)."""
+
+    requests_per_s: float
+    p99_s: float
+
+
+@dataclass(frozen=True)
+class Stability:
+    """Whether the last three windows agree; where they do not, which figure differs by how much."""
+
+    stable: bool
+    reason: str
+    windows: tuple[Window, ...]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One load in figures. Latencies in seconds, NaN without an answered request.
+
+    Attributes:
+        load: the load's name, such as ``concurrency 8``.
+        requests_per_s, rows_per_s: answered per second.
+        requests: answered in the measured time.
+        failed: failed of those that were due (open loop) or under way (closed loop) in the measured time; ``errors`` says how often with which message.
+        mean_s, p50_s, p90_s, p95_s, p99_s, max_s: latency, of an open loop from when requests were due.
+        lag_p99_s: how late the generator sent requests after they were due (waiting for a free connection included in the latency, not here).
+        cpu_per_request_s: CPU of the generator's process for each request.
+        cpu_share: cores that the generator kept busy.
+        stability: whether it was steady.
+        steps: by model.
+    """
+
+    load: str
+    requests_per_s: float
+    rows_per_s: float
+    requests: int
+    failed: int
+    mean_s: float
+    p50_s: float
+    p90_s: float
+    p95_s: float
+    p99_s: float
+    max_s: float
+    lag_p99_s: float
+    cpu_per_request_s: float
+    cpu_share: float
+    errors: Mapping[str, int]
+    stability: Stability
+    steps: Mapping[str, StepFigures]
+
+
+def summarise(result: LoadResult) -> Summary:
+    """The figures of a load's measured time."""
+    latencies = result.latencies
+    chosen = result.measured()
+    # In a closed loop a request that is given up after the end was under way in the measured time, and kept its place from being used.
+    concerned = (
+        chosen
+        if result.spec.open_loop
+        else (result.end >= result.begin_s) & (result.due < result.end_s)
+    )
+    failed = result.error[concerned & (result.error >= 0)]
+    values = percentiles(latencies)
+    requests_per_s, rows_per_s = result.throughput()
+    lag = (result.sent - result.due)[chosen]
+    return Summary(
+        load=result.spec.name,
+        requests_per_s=requests_per_s,
+        rows_per_s=rows_per_s,
+        requests=len(latencies),
+        failed=len(failed),
+        mean_s=float(latencies.mean()) if len(latencies) else math.nan,
+        p50_s=values["p50"],
+        p90_s=values["p90"],
+        p95_s=values["p95"],
+        p99_s=values["p99"],
+        max_s=float(latencies.max()) if len(latencies) else math.nan,
+        lag_p99_s=percentiles(lag)["p99"],
+        cpu_per_request_s=result.cpu_s / len(result.due) if len(result.due) else math.nan,
+        cpu_share=result.cpu_s / result.elapsed_s if result.elapsed_s else math.nan,
+        errors={
+            result.errors[index]: count for index, count in Counter(failed.tolist()).most_common()
+        },
+        stability=stability(result),
+        steps=result.steps,
+    )
+
+
+def percentiles(seconds: Floats) -> dict[str, float]:
+    """Exact percentiles by nearest rank: the smallest value that at least the share of all do not exceed; NaN of nothing."""
+    if not len(seconds):
+        return dict.fromkeys(PERCENTILES, math.nan)
+    found = np.percentile(seconds, list(PERCENTILES.values()), method="inverted_cdf")
+    return dict(zip(PERCENTILES, map(float, found), strict=True))
+
+
+def stability(result: LoadResult, tolerance: float = TOLERANCE) -> Stability:
+    """Whether the three windows of the measured time agree in requests/s and in p99."""
+    length = result.duration_s / WINDOWS
+    return steady(
+        [
+            window(result, result.begin_s + number * length, result.begin_s + (number + 1) * length)
+            for number in range(WINDOWS)
+        ],
+        tolerance,
+    )
+
+
+def window(result: LoadResult, begin_s: float, end_s: float) -> Window:
+    """Figures of one window, by the requests that ended in it: late answers belong to the time in which they were late."""
+    chosen = (result.end >= begin_s) & (result.end < end_s) & (result.error < 0)
+    return Window(
+        result.throughput(begin_s, end_s)[0], percentiles((result.end - result.due)[chosen])["p99"]
+    )
+
+
+def steady(windows: Sequence[Window], tolerance: float = TOLERANCE) -> Stability:
+    """Whether windows agree: each figure within ``tolerance`` of the mean of all."""
+    reasons = []
+    for label, values in (
+        ("requests/s", [item.requests_per_s for item in windows]),
+        ("p99", [item.p99_s for item in windows]),
+    ):
+        mean = sum(values) / len(values) if values else math.nan
+        # Of nothing, or of NaN, no comparison holds: not stable.
+        if not (mean > 0):
+            return Stability(False, "a window without an answer", tuple(windows))
+        worst = max(abs(value - mean) / mean for value in values)
+        if worst > tolerance:
+            reasons.append(f"{label} differs by {worst:.0%} between windows")
+    return Stability(not reasons, "; ".join(reasons), tuple(windows))
+
+
+def figures(summary: Summary) -> dict[str, Any]:
+    """As a JSON document, units in its names; NaN becomes null."""
+    times = {
+        f"{name}Milliseconds": getattr(summary, f"{name}_s")
+        for name in ("mean", "p50", "p90", "p95", "p99", "max")
+    }
+    return {
+        "requestsPerSecond": _rounded(summary.requests_per_s),
+        "rowsPerSecond": _rounded(summary.rows_per_s),
+        "requests": summary.requests,
+        "failed": summary.failed,
+        **{name: _rounded(value * 1000) for name, value in times.items()},
+        "stable": summary.stability.stable,
+        "unstableBecause": summary.stability.reason,
+        "errors": dict(summary.errors),
+        "generator": {
+            "lagP99Milliseconds": _rounded(summary.lag_p99_s * 1000),
+            "cpuMicrosecondsPerRequest": _rounded(summary.cpu_per_request_s * 1e6),
+            "cores": _rounded(summary.cpu_share),
+        },
+        "steps": {name: step_figures(step) for name, step in summary.steps.items()},
+    }
+
+
+def step_figures(step: StepFigures) -> dict[str, Any]:
+    """A step's figures as a JSON document."""
+    return {
+        "requests": step.requests,
+        "failures": step.failures,
+        "rows": step.rows,
+        "executions": step.executions,
+        "rowsPerExecution": _rounded(step.rows_per_execution),
+        "queueMilliseconds": _rounded(step.queue_s * 1000),
+        "inputMilliseconds": _rounded(step.input_s * 1000),
+        "computeMilliseconds": _rounded(step.infer_s * 1000),
+        "outputMilliseconds": _rounded(step.output_s * 1000),
+        "executionMilliseconds": _rounded(step.execution_s * 1000),
+        "busyInstances": _rounded(step.busy),
+        "batches": {str(rows): count for rows, count in step.batches.items()},
+    }
+
+
+def _rounded(value: float) -> float | None:
+    return round(value, 4) if math.isfinite(value) else None

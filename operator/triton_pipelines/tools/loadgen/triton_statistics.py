@@ -1,0 +1,284 @@
+"""Where the time goes: Triton's own statistics of each model, as the difference of two looks. Pure but for :class:`Reader`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Self
+
+import grpc  # type: ignore[import-untyped]
+import httpx
+from google.protobuf.json_format import MessageToDict
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from triton_pipelines.tools.loadgen.http_client import authorities
+from triton_pipelines.tools.loadgen.load_spec import LoadError, Protocol, Target
+
+Look = Mapping[str, "Counters"]
+"""Counters by model at one time."""
+
+_DURATIONS: Final = (
+    "success",
+    "fail",
+    "queue",
+    "compute_input",
+    "compute_infer",
+    "compute_output",
+    "cache_hit",
+    "cache_miss",
+)
+_PARTS: Final = ("compute_input", "compute_infer", "compute_output")
+
+
+@dataclass(frozen=True)
+class Counters:
+    """A model's counters since it was loaded, over its versions.
+
+    Attributes:
+        rows: inferences (rows) done, without those answered from the cache.
+        executions: runs of the model, each over a batch.
+        counts, seconds: by duration (``success``, ``fail``, ``queue``, ``compute_input``, ``compute_infer``, ``compute_output``, …).
+        batches: rows of an execution → executions, and seconds of all of these (input, compute and output together).
+    """
+
+    rows: int = 0
+    executions: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    batches: Mapping[int, tuple[int, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """What one model (a step, or the ensemble itself) did between two looks. Times are means in seconds per request unless said otherwise.
+
+    Attributes:
+        requests, failures: requests answered and failed.
+        rows: rows computed.
+        executions: runs of the model.
+        queue_s: waiting for an instance (and for the batch to fill).
+        input_s, infer_s, output_s: gathering the batch, computing it, handing out the answers. Each request is told the time of its whole batch.
+        request_s: from arrival to answer within Triton.
+        rows_per_execution: mean batch.
+        execution_s: seconds of one execution (input, compute, output).
+        busy: instances busy on average: seconds of executions per second between the looks; against the instance count it is the utilisation.
+        batches: rows of an execution → executions.
+        batch_seconds: rows of an execution → mean seconds of these (input, compute, output).
+    """
+
+    model: str
+    requests: int
+    failures: int
+    rows: int
+    executions: int
+    queue_s: float
+    input_s: float
+    infer_s: float
+    output_s: float
+    request_s: float
+    rows_per_execution: float
+    execution_s: float
+    busy: float
+    batches: Mapping[int, int]
+    batch_seconds: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def compute_s(self) -> float:
+        """Input, compute and output of a request together, in seconds."""
+        return self.input_s + self.infer_s + self.output_s
+
+
+def parse(models: Sequence[Mapping[str, Any]]) -> dict[str, Counters]:
+    """Counters by model from the ``model_stats`` of Triton's statistics, as JSON has them."""
+    result: dict[str, Counters] = {}
+    for item in models:
+        durations = item.get("inference_stats") or {}
+        counts = {name: int((durations.get(name) or {}).get("count", 0)) for name in _DURATIONS}
+        seconds = {name: int((durations.get(name) or {}).get("ns", 0)) / 1e9 for name in _DURATIONS}
+        batches = {
+            int(batch["batch_size"]): (
+                int((batch.get("compute_infer") or {}).get("count", 0)),
+                sum(int((batch.get(part) or {}).get("ns", 0)) for part in _PARTS) / 1e9,
+            )
+            for batch in item.get("batch_stats") or ()
+        }
+        one = Counters(
+            int(item.get("inference_count", 0)),
+            int(item.get("execution_count", 0)),
+            counts,
+            seconds,
+            batches,
+        )
+        name = str(item["name"])
+        result[name] = _sum(result[name], one) if name in result else one
+    return result
+
+
+def steps(before: Look, after: Look, elapsed_s: float) -> dict[str, StepFigures]:
+    """What each model did between two looks; a model whose counters went back (it was loaded anew) is counted from its load.
+
+    Args:
+        before, after: the looks, of :func:`parse` or :func:`read`.
+        elapsed_s: seconds between them.
+    """
+    return {
+        name: _figures(name, _difference(before.get(name, Counters()), now), elapsed_s)
+        for name, now in after.items()
+    }
+
+
+async def read(target: Target, timeout_s: float = 10.0) -> dict[str, Counters]:
+    """The server's counters now.
+
+    Raises:
+        LoadError: it does not tell them.
+    """
+    async with Reader(target, timeout_s) as reader:
+        return parse((await reader.look())())
+
+
+class Reader:
+    """Reads a server's statistics beside a load: its connection is kept, and answers are unpacked when the load is over.
+
+    Args:
+        target: whose server.
+        timeout_s: of one look.
+    """
+
+    def __init__(self, target: Target, timeout_s: float) -> None:
+        self._target, self._timeout_s = target, timeout_s
+        self._stack = contextlib.ExitStack()
+
+    async def __aenter__(self) -> Self:
+        target = self._target
+        if target.protocol is Protocol.GRPC:
+            self._channel = grpc.aio.insecure_channel(
+                target.url, options=(("grpc.enable_http_proxy", 0),)
+            )
+        else:
+            # Reading the CA certificates takes longer than many a request; without TLS they are not needed.
+            # The same authorities as of the load itself.
+            verify = authorities() if target.url.startswith("https") else False
+            client = httpx.Client(
+                verify=verify,
+                timeout=self._timeout_s,
+                trust_env=False,
+                headers=dict(target.headers),
+            )
+            self._client = self._stack.enter_context(client)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+        if self._target.protocol is Protocol.GRPC:
+            await self._channel.close()
+
+    async def look(self) -> Callable[[], list[Any]]:
+        """The counters now; call the result for the models.
+
+        Raises:
+            LoadError: the server does not tell them.
+        """
+        target = self._target
+        if target.protocol is Protocol.GRPC:
+            call = service_pb2_grpc.GRPCInferenceServiceStub(self._channel).ModelStatistics
+            metadata = tuple((name.lower(), value) for name, value in target.headers.items())
+            try:
+                message = await call(
+                    service_pb2.ModelStatisticsRequest(), timeout=self._timeout_s, metadata=metadata
+                )
+            except grpc.aio.AioRpcError as error:
+                raise LoadError(
+                    f"{target.url}: tells no statistics: {error.code().name} {error.details()}"
+                ) from None
+            return lambda: list(
+                MessageToDict(message, preserving_proto_field_name=True).get("model_stats", [])
+            )
+        url = f"{target.url.rstrip('/')}/v2/models/stats"
+        try:
+            # In a thread: the loop goes on sending meanwhile.
+            answer = (await asyncio.to_thread(self._client.get, url)).raise_for_status()
+        except httpx.HTTPError as error:
+            raise LoadError(f"{url}: tells no statistics: {error}") from error
+
+        def models() -> list[Any]:
+            try:
+                return list(answer.json()["model_stats"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise LoadError(f"{url}: tells no statistics: {error!r}") from error
+
+        return models
+
+
+def _figures(model: str, gone: Counters, elapsed_s: float) -> StepFigures:
+    requests = gone.counts.get("success", 0)
+
+    def mean(name: str) -> float:
+        return gone.seconds.get(name, 0.0) / requests if requests else 0.0
+
+    batched = sum(count for count, _ in gone.batches.values())
+    computing = sum(seconds for _, seconds in gone.batches.values())
+    return StepFigures(
+        model=model,
+        requests=requests,
+        failures=gone.counts.get("fail", 0),
+        rows=gone.rows,
+        executions=gone.executions,
+        queue_s=mean("queue"),
+        input_s=mean("compute_input"),
+        infer_s=mean("compute_infer"),
+        output_s=mean("compute_output"),
+        request_s=mean("success"),
+        rows_per_execution=gone.rows / gone.executions if gone.executions else 0.0,
+        execution_s=computing / batched if batched else 0.0,
+        busy=computing / elapsed_s if elapsed_s > 0 else 0.0,
+        batches={rows: count for rows, (count, _) in sorted(gone.batches.items()) if count},
+        batch_seconds={
+            rows: seconds / count
+            for rows, (count, seconds) in sorted(gone.batches.items())
+            if count
+        },
+    )
+
+
+def _sum(one: Counters, other: Counters) -> Counters:
+    return _combined(one, other, 1)
+
+
+def _difference(before: Counters, now: Counters) -> Counters:
+    return _combined(
+        now,
+        Counters() if now.executions < before.executions or now.rows < before.rows else before,
+        -1,
+    )
+
+
+def _combined(one: Counters, other: Counters, sign: int) -> Counters:
+    sizes = one.batches.keys() | other.batches.keys()
+    none = (0, 0.0)
+    return Counters(
+        rows=one.rows + sign * other.rows,
+        executions=one.executions + sign * other.executions,
+        counts={
+            name: one.counts.get(name, 0) + sign * other.counts.get(name, 0) for name in _DURATIONS
+        },
+        seconds={
+            name: one.seconds.get(name, 0.0) + sign * other.seconds.get(name, 0.0)
+            for name in _DURATIONS
+        },
+        batches={
+            size: (
+                one.batches.get(size, none)[0] + sign * other.batches.get(size, none)[0],
+                one.batches.get(size, none)[1] + sign * other.batches.get(size, none)[1],
+            )
+            for size in sizes
+        },
+    )

@@ -1,0 +1,74 @@
+"""What a server really runs, beside what the resource says: which differences are a setting, and which are another pipeline. Pure.
+
+Arguments are Triton's ``ModelConfig`` messages: the running one as the server tells it, and the one that the resource makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+_SETTINGS: Final[tuple[tuple[str, Callable[[Any], int]], ...]] = (
+    ("max_batch_size {}", lambda config: int(config.max_batch_size)),
+    (
+        "a queue delay of {} us",
+        lambda config: int(config.dynamic_batching.max_queue_delay_microseconds),
+    ),
+    ("instances: {}", lambda config: sum(group.count for group in config.instance_group)),
+)
+
+
+def other_interface(running: Any, wanted: Any) -> str:
+    """How the running model is of another pipeline than the wanted one, in words; empty: it is of the same."""
+    for name in ("input", "output"):
+        here, there = _tensors(getattr(running, name)), _tensors(getattr(wanted, name))
+        if there and here != there:
+            return f"{name}s {', '.join(sorted(map(_said, here)))} instead of {', '.join(sorted(map(_said, there)))}"
+    for name in ("platform", "backend"):
+        one, other = getattr(running, name), getattr(wanted, name)
+        if one and other and one != other:
+            return f"{name} {one} instead of {other}"
+    if (
+        wanted.HasField("ensemble_scheduling")
+        and running.ensemble_scheduling != wanted.ensemble_scheduling
+    ):
+        return "other steps, or steps joined in another way"
+    return ""
+
+
+def agree(running: Any, wanted: Any) -> bool:
+    """Whether the running config is what the server makes of the wanted one. A false no does no harm: both can be put on the server."""
+    return bool(_bare(running, wanted) == _bare(wanted, wanted))
+
+
+def setting(running: Any, wanted: Any) -> str:
+    """The batching and instances of the running config that are not the wanted ones, in words; empty: they are."""
+    told = [
+        f"{words.format(value(running))} ({value(wanted)})"
+        for words, value in _SETTINGS
+        if value(running) != value(wanted)
+    ]
+    return ", ".join(told)
+
+
+def _tensors(tensors: Any) -> set[tuple[str, int, tuple[int, ...]]]:
+    return {(one.name, one.data_type, tuple(one.dims)) for one in tensors}
+
+
+def _said(tensor: tuple[str, int, tuple[int, ...]]) -> str:
+    return f"{tensor[0]} {list(tensor[2])}"
+
+
+def _bare(config: Any, wanted: Any) -> Any:
+    """A copy without what the server fills in by itself (model_config_utils.cc) where the wanted one says nothing of it."""
+    bare = type(config)()
+    bare.CopyFrom(config)
+    for group in bare.instance_group:
+        group.ClearField("name")
+    optimization = type(bare.optimization)()
+    optimization.input_pinned_memory.enable = optimization.output_pinned_memory.enable = True
+    if not wanted.HasField("optimization") and bare.optimization == optimization:
+        bare.ClearField("optimization")
+    if not wanted.HasField("version_policy") and bare.version_policy.latest.num_versions == 1:
+        bare.ClearField("version_policy")
+    return bare

@@ -1,0 +1,74 @@
+"""A report in the shape of ``status.tuning``, small enough for a container's termination message. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import yaml
+
+from triton_pipelines.api.status import TuningPoint, TuningStatus
+
+from .contract import Point, Report
+
+# A termination message holds 4096 bytes; what is around this one needs the rest.
+MOST_BYTES = 3500
+_MOST_WORDS = 600
+_MOST_PADDING = 200
+_LONGEST = 2**31 - 1
+_MOST_POINTS = 32
+
+
+def status_of(report: Report) -> dict[str, Any]:
+    """The fields of ``status.tuning`` that a report fills (the run's request, state and times are its owner's): at most 3.5 kB as JSON."""
+    points = [_point(point) for point in (*report.points, *report.ends)][:_MOST_POINTS]
+    words = _MOST_WORDS
+    while True:
+        status = TuningStatus(
+            message=_cut(report.message, words),
+            advice=_cut(report.advice, 2 * words),
+            padding=_cut(report.padding, _MOST_PADDING),
+            patch=patch_yaml(report),
+            gain_percent=max(0, round(100 * report.gain)),
+            points=tuple(points),
+        )
+        document: dict[str, Any] = status.model_dump(
+            mode="json", by_alias=True, exclude_defaults=True
+        )
+        if len(json.dumps(document, separators=(",", ":")).encode()) <= MOST_BYTES:
+            return document
+        # What is proven stands first: the ends and later candidates go before words do.
+        if len(points) > 3:
+            points.pop()
+        else:
+            words //= 2
+
+
+def patch_yaml(report: Report) -> str:
+    """The merge patch as YAML; empty where nothing is proven to be better."""
+    return yaml.safe_dump(report.patch, sort_keys=False) if report.patch else ""
+
+
+def _point(point: Point) -> TuningPoint:
+    return TuningPoint(
+        name=point.name,
+        max_batch_size=point.knobs.max_batch_size,
+        queue_delay_microseconds=point.knobs.queue_delay,
+        model_instances=point.knobs.model_instances,
+        tokenizer_instances=point.knobs.tokenizer_instances,
+        padding=str(point.knobs.padding),
+        requests_per_second=round(point.carried if point.measured else point.rate),
+        p99_microseconds=_microseconds(point.p99) if point.measured else 0,
+        predicted_p99_microseconds=_microseconds(point.predicted_p99),
+        outcome=point.outcome.value,
+    )
+
+
+def _microseconds(seconds: float) -> int:
+    """Whole microseconds, at most those that the status holds (36 minutes); 0, which leaves the field out, where too few were answered for there to be any."""
+    return min(round(seconds * 1e6), _LONGEST) if math.isfinite(seconds) else 0
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
