@@ -1,4 +1,4 @@
-"""The code on the page about own code runs: as it stands there, on a real Triton."""
+"""Run the code on the page about custom code, unchanged, on a real Triton."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.docs import markdown
 from triton_pipelines.loader.uris import SourceMap
 
 pytestmark = pytest.mark.integration
-PAGE = markdown.ROOT / "docs" / "user" / "own-code.md"
+PAGE = markdown.ROOT / "docs" / "user" / "custom-code.md"
 
 
 def resource(name: str, folder: Path) -> Path:
