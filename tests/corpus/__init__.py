@@ -78,7 +78,7 @@ def versions() -> list[str]:
 
 
 def grown(version: str) -> list[Sample]:
-    """Resources that an older version took (see docs/decisions/additive-growth.md)."""
+    """Resources that an older version took (see docs/decisions/0011-additive-api-changes.md)."""
     return [_read(file) for file in sorted((GROWN / version / "good").glob("*.yaml"))]
 
 

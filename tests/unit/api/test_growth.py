@@ -1,7 +1,7 @@
 """The contract only grows: what was written for an older version is accepted by this one, in the same meaning.
 
 Each folder of tests/corpus/grown is one older version: its CRD, resources that it took, what it made of them, and the differences
-that are wanted all the same (``accepted.yaml``). See docs/decisions/additive-growth.md.
+that are wanted all the same (``accepted.yaml``). See docs/decisions/0011-additive-api-changes.md.
 """
 
 import copy

@@ -96,8 +96,8 @@ def test_the_status_page_has_every_reason_in_the_row_of_its_kind() -> None:
 
 
 @pytest.mark.parametrize("title", sections(REASONS))
-def test_a_section_says_what_it_means_how_to_look_and_what_to_do(title: str) -> None:
-    for part in ("**Means.**", "**Look.**", "**Do.**"):
+def test_a_section_says_what_it_means_how_to_check_and_how_to_fix_it(title: str) -> None:
+    for part in ("**Meaning.**", "**Check.**", "**Fix.**"):
         assert part in sections(REASONS)[title]
 
 
