@@ -22,21 +22,21 @@ from triton_pipelines.api.base import Finding as SpecFinding
 from triton_pipelines.api.crd import stored
 from triton_pipelines.api.loadplan import Finding, LoadReport, Reason, ReportSource
 from triton_pipelines.compile.graph import Options
-from triton_pipelines.controllers.pipeline import tuned_padding
+from triton_pipelines.controllers.pipeline import padding_choices
+from triton_pipelines.controllers.pipeline.actions import Deletion
 from triton_pipelines.controllers.pipeline.compiled_pipeline import Wanted, resolve
-from triton_pipelines.controllers.pipeline.last_good_spec import remembered_of
+from triton_pipelines.controllers.pipeline.latency_figures import Latencies
 from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
-from triton_pipelines.controllers.pipeline.retention import Deletion
-from triton_pipelines.controllers.pipeline.rollout import UNSCHEDULABLE_GRACE
-from triton_pipelines.controllers.pipeline.slo_guard import Latencies
+from triton_pipelines.controllers.pipeline.policies.last_good_spec import remembered_of
+from triton_pipelines.controllers.pipeline.policies.rollout import UNSCHEDULABLE_GRACE
 from triton_pipelines.controllers.pipeline.snapshot import (
-    Memory,
     ModelState,
     Object,
     Observed,
     Pod,
     Probe,
 )
+from triton_pipelines.controllers.pipeline.state import PipelineState
 
 START = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
 QUIET_SECONDS = 1.5 * UNSCHEDULABLE_GRACE.total_seconds()
@@ -147,9 +147,9 @@ class World:
         return [pod for pod in self.pods if pod.serving]
 
     @property
-    def memory(self) -> Memory:
-        """The controller's memory."""
-        return self.observed().memory()
+    def state(self) -> PipelineState:
+        """State of the policies."""
+        return self.observed().state()
 
     def condition(self, kind: str) -> Object:
         """A condition of the pipeline, or an empty one."""
@@ -313,18 +313,18 @@ class World:
         """What the spec comes to, from the cache; ``None`` without one: the planner finds it."""
         if self.rendered is None:
             return None
-        memory = observed.memory()
+        state = observed.state()
         image = (
-            (observed.revision_record(memory.wanted) or {}).get("serverImage")
-            if memory.generation == observed.generation
+            (observed.revision_record(state.revision.desired) or {}).get("serverImage")
+            if state.revision.generation == observed.generation
             else None
         )
         # What a measured padding comes to hangs on what is remembered of it, and of what was taken back.
         known = [
-            tuned_padding.data(tuned_padding.recorded(observed)),
-            memory.failed_revision,
-            memory.failed_spec,
-            memory.restored,
+            padding_choices.data(padding_choices.recorded(observed)),
+            state.rollout.failed_revision,
+            state.rollout.failed_spec,
+            state.rollout.restored,
         ]
         key = json.dumps(
             [self.document["spec"], repr(self.options), self.digests, image, known], sort_keys=True

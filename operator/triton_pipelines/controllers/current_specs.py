@@ -15,8 +15,8 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.cluster.resources import CONFIG_MAPS
 from triton_pipelines.cluster.store import Key, Store
 from triton_pipelines.controllers.pipeline.effective_spec import Going
-from triton_pipelines.controllers.pipeline.last_good_spec import last_accepted
 from triton_pipelines.controllers.pipeline.owner_references import owned
+from triton_pipelines.controllers.pipeline.policies.last_good_spec import last_accepted
 from triton_pipelines.controllers.pipeline.snapshot import Object, Observed
 
 

@@ -35,7 +35,7 @@ from triton_pipelines.controllers.pipeline.owner_references import (
     check_owner,
     owned,
 )
-from triton_pipelines.controllers.pipeline.plan import hands_off
+from triton_pipelines.controllers.pipeline.plan import is_unmanaged
 from triton_pipelines.controllers.pipeline.snapshot import monitoring_said
 
 # Nothing urgent comes of these objects; what is edited by hand is put right, and a CRD is noticed, within so many seconds.
@@ -113,7 +113,7 @@ class Monitors:
         self.specs.keep(pipelines)
         for key in pipelines:
             raw = self.store.get(INFERENCE_PIPELINES, *key)
-            if raw is None or hands_off(raw):
+            if raw is None or is_unmanaged(raw):
                 continue
             pipeline = self.specs.of(self.store, raw)
             if pipeline is None:

@@ -17,7 +17,7 @@ from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES,
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.compile.render.objects import live_config_map
 from triton_pipelines.controllers.monitoring_objects import Monitors
-from triton_pipelines.controllers.pipeline.last_good_spec import accepted_data
+from triton_pipelines.controllers.pipeline.policies.last_good_spec import accepted_data
 from triton_pipelines.controllers.pipeline.snapshot import Object, Observed
 
 KEY = ("nlp", "sentiment")

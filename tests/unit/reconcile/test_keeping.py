@@ -13,7 +13,7 @@ import yaml
 from tests.support import builders
 from tests.support.worlds import BAD, World
 from triton_pipelines.api import names, parse
-from triton_pipelines.controllers.pipeline import last_good_spec
+from triton_pipelines.controllers.pipeline.policies import last_good_spec
 from triton_pipelines.controllers.pipeline.snapshot import Observed
 
 # Refused by a rule of the schema, and by a check of the whole.
@@ -121,8 +121,8 @@ def test_a_rollout_that_has_begun_goes_on() -> None:
     assert old != new
     assert {pod.revision for pod in world.serving} == {new} == {
         world.status["servingRevision"]
-    } or world.memory.proven == new
-    assert world.memory.proven == new
+    } or world.state.rollout.verified == new
+    assert world.state.rollout.verified == new
 
 
 def test_a_rollout_that_has_begun_is_taken_back() -> None:
@@ -134,7 +134,7 @@ def test_a_rollout_that_has_begun_is_taken_back() -> None:
     spoiled(world).settle()
     assert (world.deployed, {pod.revision for pod in world.serving}) == (old, {old})
     assert world.told()["Ready"] == "False InvalidSpec"
-    assert world.memory.failed_revision == new
+    assert world.state.rollout.failed_revision == new
     # Its own spec again is no other wish than the one that failed.
     world.change(postprocess={"labels": ["negative", "positive"]}).settle()
     assert (world.deployed, world.told()["Ready"]) == (old, "False RolledBack")

@@ -14,8 +14,9 @@ from tests.support.worlds import World
 from triton_pipelines.api import names
 from triton_pipelines.compile.graph import Options, build
 from triton_pipelines.compile.graph.server_settings import cpu_range
-from triton_pipelines.controllers.pipeline.cpu_resize import Resize, waits
+from triton_pipelines.controllers.pipeline.actions import Resize
 from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
+from triton_pipelines.controllers.pipeline.pod_resize import waits
 from triton_pipelines.controllers.pipeline.pods_and_cpu import bounds_of, seen_of, smallest_limit
 from triton_pipelines.controllers.pipeline.resize_rejections import Refusal, Refused
 from triton_pipelines.controllers.pipeline.snapshot import Observed, Pod

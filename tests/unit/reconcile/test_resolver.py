@@ -24,9 +24,14 @@ from triton_pipelines.compile.graph.fingerprint import cost_fingerprint
 from triton_pipelines.controllers.pipeline import effective_spec as module
 from triton_pipelines.controllers.pipeline.compiled_pipeline import Remade, Wanted, resolve, settled
 from triton_pipelines.controllers.pipeline.effective_spec import KEPT, Resolver
+from triton_pipelines.controllers.pipeline.padding_choices import Choice, data
 from triton_pipelines.controllers.pipeline.plan import Context, plan
-from triton_pipelines.controllers.pipeline.snapshot import Memory, Object, Observed, Pod
-from triton_pipelines.controllers.pipeline.tuned_padding import Choice, data
+from triton_pipelines.controllers.pipeline.snapshot import Object, Observed, Pod
+from triton_pipelines.controllers.pipeline.state import (
+    PipelineState,
+    RevisionState,
+    RolloutState,
+)
 
 OPTIONS = builders.options()
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -79,14 +84,15 @@ def worlds(draw: st.DrawFn) -> Observed:
     made = resolve(observed, OPTIONS)
     name = made.revision.name if isinstance(made, Wanted) else "0123456789"
     failed = draw(st.sampled_from(["", name, "fedcba9876"]))
-    memory = Memory(
-        generation=draw(st.sampled_from([1, 2])),
-        wanted=name,
-        failed_revision=failed,
-        failed_spec=draw(st.sampled_from([observed.spec_hash, "another"])),
-        restored=draw(st.sampled_from(["", name])),
+    state = PipelineState(
+        revision=RevisionState(generation=draw(st.sampled_from([1, 2])), desired=name),
+        rollout=RolloutState(
+            failed_revision=failed,
+            failed_spec=draw(st.sampled_from([observed.spec_hash, "another"])),
+            restored=draw(st.sampled_from(["", name])),
+        ),
     )
-    live = {names.KEY_MEMORY: memory.to_json()}
+    live = {names.KEY_MEMORY: state.to_json()}
     choice, by_hand = CHOICES[draw(MEASURED)], draw(st.sampled_from(["", "not JSON", '{"x": 1}']))
     if choice is not None:
         live |= data({fingerprint(spec, digests): choice})
@@ -302,33 +308,41 @@ def test_a_pipeline_takes_little_memory() -> None:
 
 
 def _seen(
-    live: dict[str, str], memory: Memory, image: str | None = None, spec: str = "plan", **more: Any
+    live: dict[str, str],
+    state: PipelineState,
+    image: str | None = None,
+    spec: str = "plan",
+    **more: Any,
 ) -> Observed:
     document = builders.document(**SPECS[spec])
     document["metadata"]["generation"] = 1
     children: dict[tuple[str, str], Object] = {
         ("ConfigMap", names.live_name("sentiment")): {
-            "data": {names.KEY_MEMORY: memory.to_json(), **live}
+            "data": {names.KEY_MEMORY: state.to_json(), **live}
         }
     }
     if image is not None:
         record = {names.KEY_TEMPLATE: json.dumps({"template": {}, "serverImage": image})}
-        children["ConfigMap", names.revision_name("sentiment", memory.wanted)] = {"data": record}
+        children["ConfigMap", names.revision_name("sentiment", state.revision.desired)] = {
+            "data": record
+        }
     return Observed(document, children, **more)
 
 
 def _cases() -> dict[str, tuple[Observed, Observed]]:
     """Two sights of one pipeline that differ in one thing alone, and come to two results."""
-    none = Memory()
-    wanted = Memory(generation=1, wanted="0123456789")
+    none = PipelineState()
+    wanted = PipelineState(RevisionState(generation=1, desired="0123456789"))
     barred = data({fingerprint("plan", {}): CHOICES["barred"]})  # type: ignore[dict-item]
     rules = replace(CHOICES["barred"], barred="")  # type: ignore[type-var]
     made = resolve(_seen(data({fingerprint("plan", {}): rules}), none), OPTIONS)  # type: ignore[dict-item]
     assert isinstance(made, Wanted)
-    back = Memory(
-        failed_revision=made.revision.name,
-        failed_spec=_seen({}, none).spec_hash,
-        restored="fedcba9876",
+    back = PipelineState(
+        rollout=RolloutState(
+            failed_revision=made.revision.name,
+            failed_spec=_seen({}, none).spec_hash,
+            restored="fedcba9876",
+        )
     )
     adapted = resolve(_seen({}, none, spec="adapted"), OPTIONS)
     assert isinstance(adapted, Wanted)

@@ -15,8 +15,8 @@ from tests.support import builders
 from tests.support.worlds import World
 from triton_pipelines.api import names
 from triton_pipelines.controllers.handover import Intent
+from triton_pipelines.controllers.pipeline.live_config_map import KEY_MILLIS, KEY_REPLICAS, recorded
 from triton_pipelines.controllers.pipeline.plan import Plan
-from triton_pipelines.controllers.pipeline.replicas import KEY_MILLIS, KEY_REPLICAS, recorded
 from triton_pipelines.controllers.pipeline.snapshot import Observed
 
 RENDERED: dict[str, Any] = {}

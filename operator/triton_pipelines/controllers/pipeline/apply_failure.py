@@ -11,12 +11,12 @@ from triton_pipelines.cluster.errors import ClusterError, Invalid
 from triton_pipelines.controllers.handover import CONDITION_TYPES as SCALING_CONDITIONS
 
 from . import status as statuses
+from .actions import Plan
 from .owner_references import FormerChild, NameTaken
-from .plan import Plan
+from .padding_choices import with_choices
+from .policies.tuning_run import ENDED_EVENTS
 from .snapshot import Observed
 from .status_events import Event
-from .tuned_padding import with_choices
-from .tuning_run import ENDED_EVENTS
 from .tuning_run_state import with_tuning
 
 Refused = ClusterError | NameTaken | FormerChild

@@ -17,7 +17,7 @@ from triton_pipelines.compile.graph.tokenizer_step import left_to_auto
 from triton_pipelines.compile.render import Revision, render
 from triton_pipelines.compile.render.errors import RefusedError, RenderError
 
-from . import ragged_fallback, tuned_padding
+from . import padding_choices, ragged_fallback
 from .snapshot import Observed
 
 
@@ -59,7 +59,7 @@ class Known:
 
     digests: Mapping[str, str]
     image: str | None = None
-    choices: tuned_padding.Choices = field(default_factory=dict)
+    choices: padding_choices.Choices = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     reports: ragged_fallback.Reports = ()
     failed: str = ""
@@ -68,22 +68,23 @@ class Known:
     @classmethod
     def of(cls, observed: Observed) -> Known:
         """Read it off what is observed."""
-        memory = observed.memory()
+        state = observed.state()
+        revision, rollout = state.revision, state.rollout
         record = (
-            observed.revision_record(memory.wanted)
-            if memory.generation == observed.generation
+            observed.revision_record(revision.desired)
+            if revision.generation == observed.generation
             else None
         )
         return cls(
             digests=dict(observed.digests),
             image=record["serverImage"] if record is not None else None,
-            choices=tuned_padding.recorded(observed),
+            choices=padding_choices.recorded(observed),
             refused=ragged_fallback.recorded(observed),
             reports=ragged_fallback.ragged_unsupported(observed),
-            failed=memory.failed_revision
-            if memory.failed_revision and memory.failed_spec == observed.spec_hash
+            failed=rollout.failed_revision
+            if rollout.failed_revision and rollout.failed_spec == observed.spec_hash
             else "",
-            restored=memory.restored,
+            restored=rollout.restored,
         )
 
 

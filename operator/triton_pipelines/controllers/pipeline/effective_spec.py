@@ -23,7 +23,7 @@ from triton_pipelines.compile.render import Revision
 
 from .compiled_pipeline import Known, Remade, Wanted, settled
 from .config_map_sources import config_map_sources
-from .plan import gone_by
+from .policies.last_good_spec import gone_by
 from .snapshot import Object, Observed
 
 Key = tuple[str, str]
@@ -102,7 +102,7 @@ class Resolver:
     def gone_by(
         self, observed: Observed, wanted: Wanted | list[Finding]
     ) -> tuple[Observed, Wanted] | None:
-        """What a pass goes by (:func:`~.plan.gone_by`), and everybody from then on; where that is nothing, what went before stays."""
+        """What a pass goes by (:func:`~.policies.last_good_spec.gone_by`), and everybody from then on; where that is nothing, what went before stays."""
         asked = gone_by(observed, wanted, self.resolve)
         if asked is not None:
             uid = str(observed.pipeline["metadata"].get("uid") or "")

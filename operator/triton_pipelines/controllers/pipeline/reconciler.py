@@ -40,18 +40,18 @@ from triton_pipelines.compile.graph.graph import Fetch
 from triton_pipelines.controllers.handover import Intent, View
 
 from . import status as statuses
+from .actions import Deletion, Plan, Resize, soonest
 from .apply_failure import Refused, events_that_hold, kept_back
+from .chain import Context
 from .compiled_pipeline import Wanted
 from .config_map_sources import read_sources
-from .cpu_resize import Resize
+from .deployment_progress import rolls
 from .effective_spec import Resolver
-from .last_good_spec import remembered_of
+from .latency_figures import Latencies
 from .owner_references import FormerChild, NameTaken, check_owner
-from .plan import Context, Plan, hands_off, plan, soonest
-from .pods_and_cpu import rolls
+from .plan import is_unmanaged, plan
+from .policies.last_good_spec import remembered_of
 from .resize_rejections import Refusal, of_pods, refused
-from .retention import Deletion
-from .slo_guard import Latencies
 from .snapshot import Object, Observed, Pod, Probe, alive, serves
 from .status_events import Event, transitions
 
@@ -145,7 +145,7 @@ class Reconciler:
                 known.pop(key, None)
             self.resolver.forget(key)
             return Result()
-        if hands_off(raw):
+        if is_unmanaged(raw):
             return Result()
         sources = self.resolver.read(raw).sources
         observed = await self._observe(key, raw, sources)
@@ -244,11 +244,11 @@ class Reconciler:
         last answer stands.
         """
         now = self.clock()
-        pipeline, memory = wanted.pipeline, observed.memory()
+        pipeline, state = wanted.pipeline, observed.state().revision
         # The second is a revision of the same spec that waits to be replaced by this operator's templates.
         revisions = {
             wanted.revision.name,
-            memory.wanted if memory.generation == observed.generation else "",
+            state.desired if state.generation == observed.generation else "",
         }
         health = pipeline.spec.health
         asked = health.inference is InferenceHealth.AUTO and not why_unasked(pipeline, wanted.graph)

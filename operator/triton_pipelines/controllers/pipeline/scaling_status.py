@@ -24,7 +24,8 @@ from triton_pipelines.controllers.handover import (
 from triton_pipelines.controllers.handover import conditions as scaling_conditions
 from triton_pipelines.controllers.timestamps import rfc3339
 
-from .replicas import Replicas
+from .policies.cpu_resize import CpuResize
+from .policies.replicas import Replicas
 from .snapshot import Observed
 
 REASON_MAX = 1024
@@ -42,11 +43,11 @@ def held(
     astray: Mapping[str, str],
     number: Replicas,
     now: dt.datetime,
-    cpu_conflict: str = "",
+    cpu: CpuResize,
 ) -> dict[str, Any]:
     """The ``status`` of a resource that cannot be acted on (:func:`~.status.stalled`), with what becomes of the revision that is kept meanwhile: its
     steps, and what live scaling does. The other arguments are those of :func:`~.status.compute`, of the last spec that could be acted on."""
-    conditions = live_conditions(pipeline, graph, observed, number, cpu_conflict)
+    conditions = live_conditions(pipeline, graph, observed, number, cpu)
     said = merge(
         observed.status.get("conditions") or (), conditions, observed.generation, rfc3339(now)
     )
@@ -85,7 +86,7 @@ def live_conditions(
     graph: Graph,
     observed: Observed,
     number: Replicas,
-    cpu_conflict: str,
+    cpu: CpuResize,
 ) -> list[Condition]:
     """The conditions of live scaling, and of who else writes what is its own."""
     if pipeline.spec.suspend is Switch.ENABLED:
@@ -96,8 +97,8 @@ def live_conditions(
     return with_limits(
         conditions,
         number.conflict,
-        cpu_conflict,
-        sorted(refusal.text for refusal in observed.unresized.values()),
+        cpu.conflict,
+        sorted(refusal.text for refusal in cpu.refused.values()),
     )
 
 

@@ -11,13 +11,13 @@ from typing import Any
 
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Severity
-from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.loadplan import LoadReport
 from triton_pipelines.controllers.handover import Intent, View
-from triton_pipelines.controllers.timestamps import moment
 
+from .latency_figures import Latencies
 from .resize_rejections import Refusal, explained
-from .slo_guard import Latencies
+from .state import PipelineState
+from .state import json_object as json_object
 
 Object = dict[str, Any]
 # Put on pods by the Deployment's controller (apps/v1 DefaultDeploymentUniqueLabelKey).
@@ -38,6 +38,11 @@ MISSES_ALLOWED = 3
 # How long a look that met a dead process counts, and how many are kept: releases up to 24.05 start such processes again by themselves.
 DEAD_WINDOW = dt.timedelta(minutes=10)
 DEAD_KEPT = 16
+# Looks that met a dead process after which a pod is made anew where another one serves. One may be an accident of the look.
+DEAD_LOOKS = 3
+# Looks in a row where no other pod serves: with one dead process of several the others still answer most requests, and a look that
+# meets the dead one again and again says that they do not.
+DEAD_LOOKS_ALONE = 6
 # Fields of the spec that are no other wish: the number of pods, which autoscalers write, suspension, and tuning requests.
 NO_OTHER_WISH = ("replicas", "suspend", "tuning")
 
@@ -166,75 +171,6 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """The controller's memory of one pipeline, kept in the live ConfigMap so that a restart loses nothing.
-
-    ``secrets``: revision → hash of the control key that was applied; ``mode_revision``/``mode``: the fallback that an Auto rollout
-    took; ``healed``: when a pod was last deleted for a dead process (RFC 3339); ``mended_manager``, ``mended``: who edit the number of
-    pods, and when that was last mended; ``resized_manager``, ``resized``: the same of the pods' CPU (:class:`~.writers.Writers`); ``turns``:
-    who write the pipeline's own number (:class:`~.writers.Turns`); ``stuck``:
-    a revision whose pods do not all come while those of another one serve, and ``stuck_pods``: how many had come by then (fleet.py);
-    ``rollout_pods``: with how many pods a rollout goes on, where scaling wants more than find room (0: with all); ``proven``: the revision that last served the whole pipeline; ``failed``: a revision that was taken back, with the
-    hash of the spec that asked for it, why, and the revision that took its place; ``generation`` and ``wanted``: the spec last
-    acted on and the revision it came to, so that another revision for the same spec is known to be nobody's wish, and ``spec`` its hash;
-    ``watch``: the rollout whose latency is being watched (:class:`~.watch.Watch`); ``tuning``: the last tuning run (:class:`~.tuningrun.Run`).
-    """
-
-    secrets: Mapping[str, str] = field(default_factory=dict)
-    mode_revision: str = ""
-    mode: str = ""
-    proven: str = ""
-    failed_revision: str = ""
-    failed_spec: str = ""
-    failed_reason: str = ""
-    failed_message: str = ""
-    restored: str = ""
-    generation: int = 0
-    wanted: str = ""
-    spec: str = ""
-    healed: str = ""
-    mended_manager: str = ""
-    mended: str = ""
-    resized_manager: str = ""
-    resized: str = ""
-    stuck: str = ""
-    stuck_pods: int = 0
-    rollout_pods: int = 0
-    turns: Mapping[str, Any] = field(default_factory=dict)
-    watch: Mapping[str, Any] = field(default_factory=dict)
-    tuning: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, text: str | None) -> Memory:
-        """Read it; what cannot be read, as after an edit by hand, is forgotten: at worst a Secret is applied again."""
-        document, blank = json_object(text), cls()
-        known = {
-            key: document[key]
-            for key in cls.__slots__
-            if type(document.get(key)) is type(getattr(blank, key))
-        }
-        secrets = known.get("secrets") or {}
-        known["secrets"] = {
-            revision: digest for revision, digest in secrets.items() if isinstance(digest, str)
-        }
-        memory = cls(**known)
-        if moment(memory.healed) is None:
-            memory = replace(memory, healed="")
-        if memory.mended and moment(memory.mended) is None:
-            memory = replace(memory, mended_manager="", mended="")
-        if memory.resized and moment(memory.resized) is None:
-            memory = replace(memory, resized_manager="", resized="")
-        if memory.failed_reason not in {*Reason, ""}:
-            return replace(memory, failed_revision="", failed_reason="")
-        return memory
-
-    def to_json(self) -> str:
-        """Canonical JSON, without what is empty."""
-        values = {key: getattr(self, key) for key in self.__slots__}
-        return json.dumps({key: value for key, value in values.items() if value}, sort_keys=True)
-
-
-@dataclass(frozen=True, slots=True)
 class Observed:
     """Everything known about one pipeline at one moment.
 
@@ -317,9 +253,9 @@ class Observed:
         """Content of the live ConfigMap."""
         return (self.child("ConfigMap", names.live_name(self.name)) or {}).get("data") or {}
 
-    def memory(self) -> Memory:
-        """The controller's memory of the pipeline."""
-        return Memory.parse(self.live_data().get(names.KEY_MEMORY))
+    def state(self) -> PipelineState:
+        """Return the state that the policies keep."""
+        return PipelineState.parse(self.live_data().get(names.KEY_MEMORY))
 
     def revision_record(self, revision: str) -> Mapping[str, Any] | None:
         """What the ConfigMap of a revision recorded: pod template, hash of its spec, server image."""
@@ -399,12 +335,3 @@ def serves(pod: Object) -> bool:
         names.COMPONENT_CANARY,
         names.COMPONENT_TUNER,
     )
-
-
-def json_object(text: str | None) -> dict[str, Any]:
-    """A JSON object out of a ConfigMap that anybody may have edited; anything else counts as an empty one."""
-    try:
-        document = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}

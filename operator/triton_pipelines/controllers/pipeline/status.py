@@ -24,9 +24,11 @@ from triton_pipelines.compile.graph.example_request import public_shape, why_una
 from triton_pipelines.compile.graph.graph import Graph, Tensor
 from triton_pipelines.controllers.timestamps import rfc3339
 
+from .deployment_progress import deadline_exceeded
 from .pod_problems import Problem, worst
-from .replicas import Replicas
-from .rollout import Rollout, deadline_exceeded
+from .policies.cpu_resize import CpuResize
+from .policies.replicas import Replicas
+from .policies.rollout import Rollout
 from .scaling_status import kept_conditions, live_conditions, live_parts
 from .snapshot import Observed, Pod, Probe
 
@@ -120,11 +122,11 @@ def compute(
     astray: Mapping[str, str],
     number: Replicas,
     now: dt.datetime,
-    cpu_conflict: str = "",
+    cpu: CpuResize,
 ) -> dict[str, Any]:
-    """Status of a resource that is acted on; one dictionary, whole. ``cpu_conflict``: who else writes the pods' CPU."""
+    """Status of a resource that is acted on; one dictionary, whole. ``cpu``: whose the pods' CPU is."""
     conditions = conditions_of(pipeline, graph, observed, rollout, wanted, problems, number)
-    conditions += live_conditions(pipeline, graph, observed, number, cpu_conflict)
+    conditions += live_conditions(pipeline, graph, observed, number, cpu)
     settled = any(item.type is ConditionType.STALLED and item.status for item in conditions) or (
         conditions[0].type is ConditionType.READY and conditions[0].status is True
     )
@@ -204,15 +206,15 @@ def conditions_of(
     progress = f"{len(updated)} of {replicas} pods serve revision {wanted}"
 
     if rollout.target != wanted:
-        why = Reason(rollout.memory.failed_reason)
+        why = Reason(rollout.state.failed_reason)
         text = (
-            f"revision {wanted} failed and revision {rollout.target} was taken back ({why.value}): {rollout.memory.failed_message};"
+            f"revision {wanted} failed and revision {rollout.target} was taken back ({why.value}): {rollout.state.failed_message};"
             " it is tried again when the spec changes"
         )
         if why is Reason.SLO_VIOLATED:
             text = (
                 f"revision {wanted} serves, but breaks the SLO that revision {rollout.target} kept, which is taken back:"
-                f" {rollout.memory.failed_message}; it is tried again when the spec changes"
+                f" {rollout.state.failed_message}; it is tried again when the spec changes"
             )
         return [
             Condition(ConditionType.READY, False, Reason.ROLLED_BACK, text),

@@ -13,10 +13,14 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph import Graph, Options
 from triton_pipelines.compile.graph.graph import PaddingChoice
 
+from .actions import Deletion
+from .deployment_progress import serves_whole
+from .latency_figures import limit_of
 from .owner_references import owned
-from .rollout import Rollout, serves_whole
-from .slo_guard import Watch, judged_until, limit_of
+from .policies.rollout import Rollout
+from .policies.slo_guard import judged_until
 from .snapshot import Object, Observed
+from .state import SloGuardState
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ def stage_of(
     observed: Observed,
     options: Options,
     rollout: Rollout,
+    watch: SloGuardState,
     wanted: str,
     replicas: int,
     ready: Callable[[], Condition],
@@ -86,7 +91,7 @@ def stage_of(
         wanted=wanted,
         target=rollout.target,
         settled=settled,
-        watched=judged_until(Watch.parse(rollout.memory.watch), limit_of(pipeline)),
+        watched=judged_until(watch, limit_of(pipeline)),
         replicas=replicas,
         ready=ready,
         template=(record or {}).get("template") or {},
@@ -110,3 +115,11 @@ def left_over(observed: Observed, staying: Sequence[Object]) -> list[Object]:
         if ours and key not in wanted and not metadata.get("deletionTimestamp"):
             result.append(item)
     return result
+
+
+def cleared(observed: Observed, staying: Sequence[Object]) -> tuple[Deletion, ...]:
+    """What tuning runs have left, but for what the present one has."""
+    return tuple(
+        Deletion(item["kind"], item["metadata"]["name"], item["metadata"].get("uid", ""))
+        for item in left_over(observed, staying)
+    )

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from triton_pipelines.api.loadplan import ResolvedSource, resolution, strayed
+from triton_pipelines.controllers.pipeline.actions import Deletion
+from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
+from triton_pipelines.controllers.pipeline.snapshot import (
+    DEAD_LOOKS,
+    DEAD_LOOKS_ALONE,
+    Observed,
+    Pod,
+)
+from triton_pipelines.controllers.pipeline.state import PodRepairState
+from triton_pipelines.controllers.pipeline.status_events import Event
 from triton_pipelines.controllers.timestamps import rfc3339, timestamp
 
-from .snapshot import Memory, Observed, Pod
-from .status_events import Event
+from .kept_revisions import KeptRevisions
 
-# Looks that met a dead process after which a pod is made anew where another one serves. One may be an accident of the look.
-DEAD_LOOKS = 3
-# Looks in a row where no other pod serves: with one dead process of several the others still answer most requests, and a look that
-# meets the dead one again and again says that they do not.
-DEAD_LOOKS_ALONE = 6
 # A pipeline loses a pod for this no more often than so: a fault that comes back at once is none that a new pod mends.
 HEAL_INTERVAL = dt.timedelta(minutes=10)
 
@@ -34,11 +38,20 @@ class Healing:
 
     pods: tuple[Pod, ...]
     events: tuple[Event, ...]
-    memory: Memory
+    state: PodRepairState
     astray: Mapping[str, str]
 
 
-def heal(observed: Observed, resolved: Resolved, memory: Memory, now: dt.datetime) -> Healing:
+def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
+    """Delete pods that loaded other content than recorded, or in which a process has died."""
+    healing = heal(snapshot, draft.of(KeptRevisions).sources, draft.state.pod_repair, now)
+    deleted = tuple(Deletion("Pod", pod.name, pod.uid) for pod in healing.pods)
+    return Outcome(healing, (healing.state,), delete=deleted, events=healing.events)
+
+
+def heal(
+    observed: Observed, resolved: Resolved, state: PodRepairState, now: dt.datetime
+) -> Healing:
     """Decide which pods go. ``resolved``: what each revision was first loaded from."""
     changed = _astray(observed.pods, resolved)
     going = _to_reload(observed.pods, changed)
@@ -51,14 +64,14 @@ def heal(observed: Observed, resolved: Resolved, memory: Memory, now: dt.datetim
         )
         for pod in going
     ]
-    last = timestamp(memory.healed) if memory.healed else None
+    last = timestamp(state.repaired) if state.repaired else None
     if last is None or now - last >= HEAL_INTERVAL:
         dead = next(
             (pod for pod in observed.pods if pod not in going and _dead(pod, observed, going)), None
         )
         if dead is not None:
             going.append(dead)
-            memory = replace(memory, healed=rfc3339(now))
+            state = PodRepairState(rfc3339(now))
             said = observed.probes[dead.uid].inference_error
             events.append(
                 Event(
@@ -68,7 +81,7 @@ def heal(observed: Observed, resolved: Resolved, memory: Memory, now: dt.datetim
                     f"pod {dead.name} is deleted, since a process of a model in it is gone: {said}",
                 )
             )
-    return Healing(tuple(going), tuple(events), memory, dict(changed.values()))
+    return Healing(tuple(going), tuple(events), state, dict(changed.values()))
 
 
 def _astray(pods: Sequence[Pod], resolved: Resolved) -> dict[str, tuple[str, str]]:

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from triton_pipelines.api import names
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.graph import Graph
-from triton_pipelines.compile.graph.server_settings import cpu, cpu_range, millis
+from triton_pipelines.compile.graph.server_settings import cpu_range, millis
 
-from .replicas import KEY_MILLIS, recorded
+from .actions import Resize
+from .live_config_map import KEY_MILLIS, recorded
 from .resize_rejections import Refused
 from .snapshot import Observed, Pod
 
@@ -27,28 +27,6 @@ IN_PROGRESS: Final = "PodResizeInProgress"
 DEFERRED: Final = "Deferred"
 INFEASIBLE: Final = "Infeasible"
 _NO_CPU: Final = "Insufficient cpu"
-
-
-@dataclass(frozen=True, slots=True)
-class Resize:
-    """One pod's server gets this limit and request, thousandths of a core, instead of those ``before``."""
-
-    pod: str
-    uid: str
-    limit: int
-    request: int
-    before: tuple[int, int]
-
-    @property
-    def lowers(self) -> bool:
-        """Whether CPU is only given back."""
-        return self.limit <= self.before[0] and self.request <= self.before[1]
-
-    @property
-    def patch(self) -> dict[str, Any]:
-        """As a strategic merge patch of the pod: a JSON merge patch would take the other resources away."""
-        resources = {"limits": {"cpu": cpu(self.limit)}, "requests": {"cpu": cpu(self.request)}}
-        return {"spec": {"containers": [{"name": names.CONTAINER_SERVER, "resources": resources}]}}
 
 
 def wanted_limit(pipeline: InferencePipeline, graph: Graph, observed: Observed) -> int | None:

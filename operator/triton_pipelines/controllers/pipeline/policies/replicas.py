@@ -17,13 +17,17 @@ from triton_pipelines.api import names
 from triton_pipelines.api.base import Switch
 from triton_pipelines.api.scaling import PodBounds, ScalingMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
+from triton_pipelines.controllers.pipeline.deployment_progress import rolls
+from triton_pipelines.controllers.pipeline.field_managers import Turns, Writers
+from triton_pipelines.controllers.pipeline.live_config_map import KEY_MILLIS, KEY_REPLICAS, recorded
+from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
+from triton_pipelines.controllers.pipeline.snapshot import Object, Observed
+from triton_pipelines.controllers.pipeline.state import ReplicasState, StalledRolloutState
 from triton_pipelines.controllers.timestamps import timestamp
 
-from .field_managers import Turns, Writers
-from .snapshot import Memory, Object, Observed, json_object
+from .revision import DesiredRevision
 
-KEY_REPLICAS: Final = "replicas"
-KEY_MILLIS: Final = "cpuMillis"
 # Who writes a pipeline through its scale subresource: API servers up to 1.36 (measured) keep a field manager of that only where the number had
 # one before.
 SCALED: Final = "somebody through its scale subresource (an HPA, KEDA or kubectl scale)"
@@ -39,19 +43,23 @@ class Replicas:
     number: int
     applied: int | None
     owner: str
-    memory: Memory
+    state: ReplicasState
     conflict: str = ""
     scaled: int | None = None
     least: int = 1
     shared: bool = False
     again: float | None = None
 
-    def held_up(self, observed: Observed) -> bool:
+    def desired(self, pipeline: InferencePipeline) -> int:
+        """Return how many pods are wanted; none while the pipeline is suspended."""
+        return 0 if pipeline.spec.suspend is Switch.ENABLED else self.number
+
+    def blocked_by_rollout(self, observed: Observed, stalled: StalledRolloutState) -> bool:
         """Whether live scaling wants another number of the pods that serve while a revision does not come: that one has to go first, or a
         Deployment would give it a share of what is added."""
         live = int(((observed.deployment or {}).get("spec") or {}).get("replicas") or 0)
         return (
-            bool(self.memory.stuck)
+            bool(stalled.revision)
             and self.owner == "scaling"
             and self.applied not in (None, 0, live)
         )
@@ -62,14 +70,18 @@ class Replicas:
         return self.owner != "spec"
 
 
-def recorded(live: Mapping[str, str]) -> Mapping[str, int]:
-    """Number of pods and CPU limit as the live ConfigMap (its data) has them; what cannot be read counts as absent."""
-    found = json_object(live.get(names.KEY_PODS))
-    return {
-        key: value
-        for key, value in found.items()
-        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
-    }
+def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
+    """Choose the number of pods and respect other managers that own it."""
+    pipeline = draft.of(ReconciledSpec).pipeline
+    number = in_rollout(
+        decide_replicas(pipeline, snapshot, draft.state.replicas, now),
+        snapshot,
+        draft.of(DesiredRevision).target,
+        rolling=snapshot.deployment is None or rolls(snapshot.deployment),
+        verified=draft.state.rollout.verified,
+        stalled=draft.state.stalled_rollout.revision,
+    )
+    return Outcome(number, (number.state,), requeue_after=number.again)
 
 
 def known_pods(pipeline: InferencePipeline, observed: Observed) -> Mapping[str, int]:
@@ -98,19 +110,19 @@ def owned_data(
 
 
 def decide_replicas(
-    pipeline: InferencePipeline, observed: Observed, memory: Memory, now: dt.datetime
+    pipeline: InferencePipeline, observed: Observed, state: ReplicasState, now: dt.datetime
 ) -> Replicas:
     """Who owns the number of pods, and what it is."""
     bounds = pipeline.spec.scaling.pods
     number = pipeline.spec.replicas if bounds is None else _scaled(pipeline, bounds, observed)
     owner = "spec" if bounds is None else "scaling"
     scaled, least = (None, number) if bounds is None else (number, bounds.low)
-    turns = _turns(Turns.parse(memory.turns), pipeline, observed, now)
-    memory = replace(memory, turns=turns.document())
+    turns = _turns(Turns.parse(state.turns), pipeline, observed, now)
+    state = replace(state, turns=turns.document())
     conflict = _in_turn(turns, bounds, number) or (
         "" if bounds is None else _scaled_from_outside(pipeline, observed, number)
     )
-    found = Replicas(number, number, owner, memory, conflict, scaled, least, again=turns.until(now))
+    found = Replicas(number, number, owner, state, conflict, scaled, least, again=turns.until(now))
     if pipeline.spec.suspend is Switch.ENABLED:
         return replace(found, applied=0)
     return _beside_others(found, pipeline, observed, now)
@@ -120,45 +132,49 @@ def _beside_others(
     found: Replicas, pipeline: InferencePipeline, observed: Observed, now: dt.datetime
 ) -> Replicas:
     """The number (``found``), or that of somebody else who writes it into the Deployment and means it."""
-    number, memory = found.number, found.memory
-    writers = Writers(memory.mended_manager, memory.mended)
+    number, state = found.number, found.state
+    writers = state.writers
     other = _other_owner(observed.deployment)
     live = int(((observed.deployment or {}).get("spec") or {}).get("replicas") or 0)
     # At 0 an HPA stands still, so that once is enough; one that wakes a pipeline from 0, as KEDA does, means it, and lets it sleep again.
     asleep = number == 0
-    if asleep and observed.memory().generation != observed.generation:
+    if asleep and observed.state().revision.generation != observed.generation:
         writers = Writers()  # which somebody has just asked for
     if asleep and live == number and other is not None and writers.left:
-        return replace(found, applied=None, owner=writers.left, memory=_remembered(memory, writers))
+        return replace(found, applied=None, owner=writers.left, state=state.with_writers(writers))
     if other is None or live == number:
         return replace(
             found,
-            memory=_remembered(memory, writers.rested(now)),
+            state=state.with_writers(writers.rested(now)),
             shared=other is not None and live == number,
         )
     if (asleep or not other.scale) and not writers.insist(other.manager, other.at, now):
         # The first mending of each counts: by an operator's clock that is ahead, each later one would make what is written next older than it.
         if not writers.knows(other.manager, now):
             writers = writers.mending(other.manager, now)
-        return replace(found, memory=_remembered(memory, writers))
+        return replace(found, state=state.with_writers(writers))
     writers = writers.left_to(other.manager)
     taken = _taken(pipeline, writers, live, number, scale=other.scale)
     return Replicas(
         live,
         None,
         writers.names,
-        _remembered(memory, writers),
+        state.with_writers(writers),
         taken,
         found.scaled,
         again=found.again,
     )
 
 
-def _remembered(memory: Memory, writers: Writers) -> Memory:
-    return replace(memory, mended_manager=writers.names, mended=writers.mended)
-
-
-def in_rollout(number: Replicas, observed: Observed, target: str, rolling: bool) -> Replicas:
+def in_rollout(
+    number: Replicas,
+    observed: Observed,
+    target: str,
+    *,
+    rolling: bool,
+    verified: str,
+    stalled: str,
+) -> Replicas:
     """The number while ``target`` is being rolled out: of pods that live scaling wants none that found no place before. ``rolling``: what
     the Deployment says.
 
@@ -166,13 +182,13 @@ def in_rollout(number: Replicas, observed: Observed, target: str, rolling: bool)
     other one down, and the rollout would never end. Once the pods that have a place serve the revision, or it turns out that it never
     will, the number is again what is wanted.
     """
-    memory, deployed = number.memory, observed.deployed_revision()
-    if number.owner != "scaling" or not number.applied or memory.stuck == target:
-        return replace(number, memory=replace(memory, rollout_pods=0))
+    state, deployed = number.state, observed.deployed_revision()
+    if number.owner != "scaling" or not number.applied or stalled == target:
+        return replace(number, state=replace(state, rollout_pods=0))
     staying = [pod for pod in observed.pods if not pod.deleting]
-    most = memory.rollout_pods
+    most = state.rollout_pods
     if (
-        deployed == target == memory.proven
+        deployed == target == verified
         and not rolling
         and all(pod.revision == target for pod in staying)
     ):
@@ -183,7 +199,7 @@ def in_rollout(number: Replicas, observed: Observed, target: str, rolling: bool)
             sum(pod.condition("PodScheduled").get("status") != "False" for pod in staying),
         )
     held = min(number.number, max(number.least, most)) if most else number.number
-    return replace(number, number=held, applied=held, memory=replace(memory, rollout_pods=most))
+    return replace(number, number=held, applied=held, state=replace(state, rollout_pods=most))
 
 
 @dataclass(frozen=True, slots=True)

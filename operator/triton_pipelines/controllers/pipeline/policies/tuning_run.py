@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Severity
-from triton_pipelines.api.conditions import KIND_OF, Kind, Reason
+from triton_pipelines.api.conditions import KIND_OF, Condition, Kind, Reason
 from triton_pipelines.api.v1alpha1 import InferencePipeline, TuningMode
 from triton_pipelines.compile.graph.fingerprint import cost_fingerprint
 from triton_pipelines.compile.render.tuning_objects import (
@@ -25,15 +25,24 @@ from triton_pipelines.compile.render.tuning_objects import (
     job,
     policies,
 )
+from triton_pipelines.controllers.pipeline import status as statuses
+from triton_pipelines.controllers.pipeline.actions import Apply, ApplyStage
+from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
+from triton_pipelines.controllers.pipeline.compiled_pipeline import recommended
+from triton_pipelines.controllers.pipeline.latency_figures import limit_of
+from triton_pipelines.controllers.pipeline.padding_choices import Choices, take
+from triton_pipelines.controllers.pipeline.pod_problems import IMAGE_REASONS, Problem, of_pod
+from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
+from triton_pipelines.controllers.pipeline.snapshot import Object, Observed, Pod, alive
+from triton_pipelines.controllers.pipeline.state import TuningRunState
+from triton_pipelines.controllers.pipeline.status_events import Event
+from triton_pipelines.controllers.pipeline.tuning_run_inputs import Stage, cleared, stage_of
+from triton_pipelines.controllers.pipeline.tuning_run_state import Run, State, remembered, result_of
 from triton_pipelines.controllers.timestamps import moment, rfc3339
 
-from .pod_problems import IMAGE_REASONS, Problem, of_pod
-from .slo_guard import limit_of
-from .snapshot import Object, Observed, Pod, alive
-from .status_events import Event
-from .tuned_padding import Choices, take
-from .tuning_run_inputs import Stage
-from .tuning_run_state import Run, State, result_of
+from .replicas import Replicas
+from .revision import DesiredRevision
+from .rollout import Rollout
 
 # A canary that is not ready by then is given up (seconds): as long as a rollout may take by default. So is a Job that does not start.
 PENDING_SECONDS: Final = 900
@@ -73,6 +82,62 @@ class Tuned:
     def status(self) -> dict[str, Any]:
         """``status.tuning``; empty without a run."""
         return self.run.status(self.message)
+
+
+@dataclass(frozen=True, slots=True)
+class TuningProgress:
+    """The next step of a tuning run."""
+
+    before: Run
+    """The run as it was."""
+    after: Tuned
+
+
+def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
+    """Start, follow or end the tuning run that the spec asks for."""
+    spec = draft.of(ReconciledSpec)
+    before = remembered(draft.state.tuning_run.document, snapshot.status.get("tuning"))
+    tuned = (
+        interrupted(before, now)
+        if spec.blocked is not None and spec.blocked.invalid
+        else follow(_stage(snapshot, draft), before, now)
+    )
+    return Outcome(
+        TuningProgress(before, tuned),
+        (TuningRunState(tuned.run.to_document()),),
+        apply=tuple(Apply(ApplyStage.TUNING_RUN, item) for item in tuned.created),
+        kept=tuned.objects,
+        clear=cleared(snapshot, tuned.objects),
+        events=tuned.events,
+        requeue_after=tuned.recheck,
+    )
+
+
+def _stage(snapshot: Observed, draft: Draft) -> Stage:
+    spec, rollout = draft.of(ReconciledSpec), draft.of(Rollout)
+    desired, number = draft.of(DesiredRevision).name, draft.of(Replicas)
+    pipeline, options = spec.pipeline, draft.context.options
+
+    def ready() -> Condition:
+        return statuses.conditions_of(
+            pipeline, spec.graph, snapshot, rollout, desired, draft.problems, number
+        )[0]
+
+    def revision_of(patch: Mapping[str, Any]) -> str:
+        return recommended(pipeline, patch, snapshot, options)
+
+    return stage_of(
+        pipeline,
+        spec.graph,
+        snapshot,
+        options,
+        rollout,
+        draft.state.slo_guard,
+        desired,
+        number.desired(pipeline),
+        ready,
+        revision_of,
+    )
 
 
 def follow(stage: Stage, before: Run, now: dt.datetime) -> Tuned:

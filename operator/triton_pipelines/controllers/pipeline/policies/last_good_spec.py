@@ -5,20 +5,80 @@ An invalid spec, or one whose source is missing, changes nothing of what runs; w
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from triton_pipelines.api import names
+from triton_pipelines.api.base import Finding
+from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.parse import parse
 from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.controllers.pipeline.chain import Context, Resolve
+from triton_pipelines.controllers.pipeline.compiled_pipeline import Wanted
+from triton_pipelines.controllers.pipeline.reconciled_spec import Blocked, ReconciledSpec
+from triton_pipelines.controllers.pipeline.snapshot import NO_OTHER_WISH, Object, Observed
+from triton_pipelines.controllers.pipeline.state import json_object
+from triton_pipelines.controllers.pipeline.status import stalled
 
-from .rollout import target_of
-from .snapshot import NO_OTHER_WISH, Object, Observed, json_object
+from .revision import WAITING_SECONDS
 
 # A longer spec is not kept beside the counts: a ConfigMap holds 1 MiB in all, and this one is written with each change of a count.
 KEPT_MAX: Final = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """Nothing can be compiled, and no revision is known that could be kept."""
+
+    status: Mapping[str, Any]
+    requeue_after: float | None = None
+    """Seconds; ``None``: only a change of the spec helps."""
+    reasons: tuple[str, ...] = ()
+    """Why a tuning run ends, unless the spec is invalid."""
+
+
+def decide(
+    snapshot: Observed,
+    context: Context,
+    now: dt.datetime,
+    compiled: Wanted | list[Finding],
+) -> tuple[Observed, ReconciledSpec | Stalled]:
+    """Reconcile the current spec, or the last good one while that cannot be acted on.
+
+    The deployed revision then stays, and is scaled, suspended and repaired as ever. The snapshot
+    that is returned is the one with that spec.
+    """
+    if not isinstance(compiled, Wanted):
+        status = stalled(snapshot, Reason.INVALID_SPEC, compiled, now)
+        kept = _last_good(snapshot, context, status, invalid=True)
+        return kept or (snapshot, Stalled(status))
+    if not snapshot.missing_sources:
+        return snapshot, ReconciledSpec(compiled)
+    text = "; ".join(snapshot.missing_sources.values())
+    status = stalled(snapshot, Reason.SOURCE_UNAVAILABLE, text, now)
+    if (kept := _last_good(snapshot, context, status, invalid=False)) is not None:
+        return kept
+    if revision := kept_revision(snapshot):
+        return without_wish(snapshot), ReconciledSpec(compiled, Blocked(revision, status))
+    why = "a source is missing, and nothing is left of the revision that was measured"
+    return snapshot, Stalled(status, WAITING_SECONDS, (why,))
+
+
+def _last_good(
+    snapshot: Observed, context: Context, status: Mapping[str, Any], *, invalid: bool
+) -> tuple[Observed, ReconciledSpec] | None:
+    """Return the last good spec, if its revision can be kept."""
+    found = accepted(snapshot, context.resolve)
+    if found is None:
+        return None
+    last, compiled = found
+    revision = kept_revision(last, compiled.revision.name)
+    if not revision:
+        return None
+    return last, ReconciledSpec(compiled, Blocked(revision, status, invalid=invalid))
 
 
 def accepted_data(pipeline: InferencePipeline, observed: Observed, *, held: bool) -> dict[str, str]:
@@ -46,9 +106,9 @@ def remembered_of(observed: Observed, applied: Sequence[Object]) -> str:
 
 def without_wish(observed: Observed) -> Observed:
     """The same pipeline whose present spec cannot be acted on: what failed of the last one that could be is not tried again for it."""
-    memory = observed.memory()
+    state = observed.state()
     # A memory without that hash is an earlier release's, which forgot what had failed with the first pass over another spec.
-    return replace(observed, acted=memory.spec or memory.failed_spec)
+    return replace(observed, acted=state.revision.spec or state.rollout.failed_spec)
 
 
 def last_accepted(observed: Observed) -> Observed | None:
@@ -57,16 +117,16 @@ def last_accepted(observed: Observed) -> Observed | None:
     spec, digests = found.get("spec"), found.get("digests")
     if not isinstance(spec, dict) or not isinstance(digests, dict):
         return None
-    memory = observed.memory()
+    state = observed.state()
     # Where only a source is gone, the present one is that spec, in the form in which the API server holds it.
-    same = memory.spec == observed.spec_hash
+    same = state.revision.spec == observed.spec_hash
     present: Mapping[str, Any] = observed.pipeline.get("spec") or {}
     rest = present if same else spec
     spec = {key: value for key, value in rest.items() if key not in NO_OTHER_WISH} | {
         key: spec[key] for key in NO_OTHER_WISH if key in spec
     }
     # The images that were taken for that spec are those of its generation.
-    metadata = {**observed.pipeline["metadata"], "generation": memory.generation}
+    metadata = {**observed.pipeline["metadata"], "generation": state.revision.generation}
     hashes = {step: digest for step, digest in digests.items() if isinstance(digest, str)}
     last = replace(
         without_wish(observed),
@@ -93,14 +153,33 @@ def _with_present(last: Observed, key: str, present: Mapping[str, Any]) -> Obser
 def kept_revision(observed: Observed, made: str = "") -> str:
     """The revision that stays wanted: the one that is deployed, which may be gone or edited; "" where nothing is known that its pods could be
     made of. ``made``: a revision that can be made anew."""
-    memory, deployed = observed.memory(), observed.deployed_revision()
-    known: list[str] = [memory.wanted, deployed, memory.wanted, made]
-    if target_of(memory, memory.wanted) != deployed:
+    state, deployed = observed.state(), observed.deployed_revision()
+    last, rollout = state.revision.desired, state.rollout
+    known: list[str] = [last, deployed, last, made]
+    if rollout.target(last) != deployed:
         known = known[1:]
-    return next(
-        (one for one in known if one and _can_run(observed, target_of(memory, one), made)), ""
-    )
+    return next((one for one in known if one and _can_run(observed, rollout.target(one), made)), "")
 
 
 def _can_run(observed: Observed, revision: str, made: str) -> bool:
     return revision == made or observed.revision_record(revision) is not None
+
+
+def accepted(observed: Observed, resolve: Resolve) -> tuple[Observed, Wanted] | None:
+    """The last spec that could be acted on: the pipeline with it, and what it asks for; ``None`` where none is known, or this release takes
+    it no longer."""
+    last = last_accepted(observed)
+    made = resolve(last) if last is not None else None
+    return (last, made) if last is not None and isinstance(made, Wanted) else None
+
+
+def gone_by(
+    observed: Observed, wanted: Wanted | list[Finding], resolve: Resolve
+) -> tuple[Observed, Wanted] | None:
+    """What a pass goes by: the present spec, ``wanted``, or the last one that could be acted on; ``None`` where there is neither."""
+    present = (observed, wanted) if isinstance(wanted, Wanted) else None
+    return (
+        present
+        if present is not None and not observed.missing_sources
+        else accepted(observed, resolve) or present
+    )

@@ -8,88 +8,38 @@ promise first. Nothing is taken back without both figures, and where in doubt fo
 from __future__ import annotations
 
 import datetime as dt
-import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from triton_pipelines.api.base import Finding, Severity
-from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
+from triton_pipelines.controllers.pipeline.latency_figures import (
+    HELD_SECONDS,
+    REQUESTS_MIN,
+    Figure,
+    Latencies,
+    limit_of,
+)
+from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
+from triton_pipelines.controllers.pipeline.snapshot import Observed
+from triton_pipelines.controllers.pipeline.state import SloGuardState
+from triton_pipelines.controllers.pipeline.status_events import Event
 from triton_pipelines.controllers.timestamps import moment, rfc3339
+
+from .replicas import Replicas
+from .revision import DesiredRevision
+from .rollout_target import RolloutTarget
 
 # A rollout is watched for so long once every pod serves the new revision: a breach shows within two of Triton's windows, and load comes in waves of minutes.
 WATCH: Final = dt.timedelta(minutes=5)
-# Every look at a pod within this time has to be over the limit: longer than Triton's window (60 s, prometheus-cpp's default), so that the
-# first slow answers of a fresh process are forgotten by the last of them.
-HELD_SECONDS: Final = 75.0
-# Requests of one pod within that time below which its p99 is chance: three of three hundred may be slower than it.
-REQUESTS_MIN: Final = 300
 # More requests per second in one pod than so many times the predecessor's are another load, or fewer pods, and no fault of the revision.
 LOAD_RATIO_MAX: Final = 1.5
 # Where and how the status says that there is nothing to watch by.
 UNKNOWN_PATH: Final = "spec.slo.p99Milliseconds"
 UNKNOWN: Final = "the p99 of the pods is not known"
-# A remembered figure beyond this is somebody's edit, and may be too large an integer for a float.
-_FIGURE_MAX: Final = 1e12
 # A planner that watches looks this often (seconds).
 RECHECK_SECONDS: Final = 15.0
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """One look at a pod: Unix seconds, p99 of its last minute in milliseconds (``None``: no request in it), and requests since its start."""
-
-    at: float
-    p99: float | None
-    requests: float
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """Latency of one revision over :data:`HELD_SECONDS`, of the pod that is worst: ``low`` and ``high`` are the least and the greatest p99
-    (milliseconds) that it had in that time; ``rate``: requests per second of the pod that has most: with fewer pods each has more to do."""
-
-    low: float
-    high: float
-    rate: float
-
-
-@dataclass(frozen=True, slots=True)
-class Latencies:
-    """What is known of a pipeline's latency: figures by revision, and why there is none (revision → words)."""
-
-    figures: Mapping[str, Figure] = field(default_factory=dict)
-    missing: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Watch:
-    """A rollout under watch, as it is remembered: ``predecessor`` is the revision to go back to, ``before`` its p99 in milliseconds and
-    ``rate`` its requests per second in a pod (0: not known); ``since``: when the new revision served the whole pipeline (RFC 3339; "": not yet)."""
-
-    revision: str = ""
-    predecessor: str = ""
-    before: float = 0.0
-    rate: float = 0.0
-    since: str = ""
-
-    @classmethod
-    def parse(cls, document: Mapping[str, Any]) -> Watch:
-        """Read it; what an edit has made unreadable counts as no watch."""
-        texts = [document.get(key, "") for key in ("revision", "predecessor", "since")]
-        numbers = [document.get(key, 0.0) for key in ("before", "rate")]
-        if not all(isinstance(text, str) for text in texts) or not all(
-            _is_figure(number) for number in numbers
-        ):
-            return cls()
-        if texts[2] and moment(texts[2]) is None:
-            return cls()
-        return cls(texts[0], texts[1], float(numbers[0]), float(numbers[1]), texts[2])
-
-    def to_document(self) -> dict[str, Any]:
-        """What is remembered; empty without a watch."""
-        values: dict[str, Any] = {key: getattr(self, key) for key in self.__slots__}
-        return {key: value for key, value in values.items() if value} if self.revision else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +47,29 @@ class Judgement:
     """What a look at a watched rollout comes to: the watch to remember, why the revision is taken back ("": it is not), and how the watch
     ended, in words ("": it goes on, or there is none)."""
 
-    watch: Watch
+    watch: SloGuardState
     broken: str = ""
     ended: str = ""
 
 
-def limit_of(pipeline: InferencePipeline) -> float | None:
-    """Milliseconds that the promise leaves for the server; ``None`` where nothing is promised, or nothing is left."""
-    slo = pipeline.spec.slo
-    if slo.p99_milliseconds is None:
-        return None
-    left = slo.p99_milliseconds - slo.network_and_queue_budget_milliseconds
-    return float(left) if left > 0 else None
+def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
+    """Compare the latency of a new revision with the SLO and with its predecessor's."""
+    desired, begun = draft.of(DesiredRevision).name, draft.of(RolloutTarget)
+    pipeline = draft.of(ReconciledSpec).pipeline
+    judgement = Judgement(SloGuardState())
+    if begun.revision == desired:
+        judgement = follow(
+            draft.state.slo_guard,
+            desired,
+            begun.state.verified,
+            limit_of(pipeline),
+            begun.whole if draft.of(Replicas).desired(pipeline) else None,
+            snapshot.latencies,
+            now,
+        )
+    watched = Event(False, "SLOWatched", "Watch", judgement.ended)
+    watch = judgement.watch if judgement.watch.revision else SloGuardState()
+    return Outcome(judgement, (watch,), events=(watched,) if judgement.ended else ())
 
 
 def doubts(
@@ -141,35 +102,8 @@ def doubts(
     )
 
 
-def figure_of(pods: Sequence[Sequence[Look]]) -> Figure | None:
-    """The figure of a revision from the looks at each of its pods, oldest first; ``None`` while no pod has been looked at for long enough,
-    or none has had enough requests."""
-    spans = [held for looks in pods if (held := _held(looks)) is not None]
-    judged = [held for held in spans if held[-1].requests - held[0].requests >= REQUESTS_MIN]
-    known = [[look.p99 for look in held if look.p99 is not None] for held in judged]
-    complete = [
-        values for values, held in zip(known, judged, strict=True) if len(values) == len(held)
-    ]
-    if not complete:
-        return None
-    rate = max(
-        (held[-1].requests - held[0].requests) / (held[-1].at - held[0].at) for held in spans
-    )
-    return Figure(max(map(min, complete)), max(map(max, complete)), rate)
-
-
-def _held(looks: Sequence[Look]) -> list[Look] | None:
-    """The looks of the last :data:`HELD_SECONDS`, where they reach back so far and the counter has not begun anew."""
-    last = looks[-1].at if looks else 0.0
-    before = [index for index, look in enumerate(looks) if last - look.at >= HELD_SECONDS]
-    if not before:
-        return None
-    held = list(looks[before[-1] :])
-    return held if all(a.requests <= b.requests for a, b in itertools.pairwise(held)) else None
-
-
 def follow(
-    watch: Watch,
+    watch: SloGuardState,
     wanted: str,
     proven: str,
     limit: float | None,
@@ -191,7 +125,7 @@ def follow(
     """
     watch = _begun(watch, wanted, proven)
     if limit is None or not watch.revision:
-        return Judgement(Watch())
+        return Judgement(SloGuardState())
     latencies = latencies or Latencies()
     if whole is None:
         watch = replace(watch, since="")
@@ -212,11 +146,11 @@ def follow(
         return Judgement(watch, broken=text)
     since = moment(watch.since)
     if since is None or now - since >= WATCH:
-        return Judgement(Watch(), ended=_summary(watch, new, limit, latencies))
+        return Judgement(SloGuardState(), ended=_summary(watch, new, limit, latencies))
     return Judgement(watch)
 
 
-def judged_until(watch: Watch, limit: float | None) -> str:
+def judged_until(watch: SloGuardState, limit: float | None) -> str:
     """Until when (RFC 3339) a revision may be taken back by this watch; "" where none goes on, and where it cannot judge, since what the revision
     before had is not known, or was beyond the ``limit`` as well (milliseconds)."""
     since = moment(watch.since) if watch.since else None
@@ -225,22 +159,26 @@ def judged_until(watch: Watch, limit: float | None) -> str:
     return rfc3339(since + WATCH)
 
 
-def _begun(watch: Watch, wanted: str, proven: str) -> Watch:
+def _begun(watch: SloGuardState, wanted: str, proven: str) -> SloGuardState:
     """The watch that this rollout is under; none for a first revision and for one that has served before without another in between."""
     if watch.revision == wanted:
         return watch
     if proven in ("", wanted):
-        return Watch()
+        return SloGuardState()
     if watch.revision == proven:
         # The one that is replaced has not been judged yet: what is gone back to is still the one before.
-        return Watch() if watch.predecessor == wanted else replace(watch, revision=wanted, since="")
+        return (
+            SloGuardState()
+            if watch.predecessor == wanted
+            else replace(watch, revision=wanted, since="")
+        )
     if watch.predecessor == proven:
         # Changed again on its way: what the one that serves had is known, and its pods may have gone by now.
         return replace(watch, revision=wanted, since="")
-    return Watch(revision=wanted, predecessor=proven)
+    return SloGuardState(revision=wanted, predecessor=proven)
 
 
-def _summary(watch: Watch, new: Figure | None, limit: float, latencies: Latencies) -> str:
+def _summary(watch: SloGuardState, new: Figure | None, limit: float, latencies: Latencies) -> str:
     promise = f"spec.slo leaves {limit:g} ms"
     begin = f"revision {watch.revision} was watched for {WATCH.total_seconds() / 60:.0f} min"
     if new is None:
@@ -253,11 +191,3 @@ def _summary(watch: Watch, new: Figure | None, limit: float, latencies: Latencie
     if not watch.before:
         return f"{said}; that of revision {watch.predecessor} before it was not known, so nothing could be compared"
     return f"{said}; revision {watch.predecessor} had {watch.before:.1f} ms at {watch.rate:.0f}"
-
-
-def _is_figure(number: Any) -> bool:
-    return (
-        isinstance(number, int | float)
-        and not isinstance(number, bool)
-        and 0 <= number <= _FIGURE_MAX
-    )

@@ -30,8 +30,8 @@ from triton_pipelines.compile.graph.tokenizer_step import left_to_auto
 from triton_pipelines.controllers.timestamps import moment
 
 from .ragged_fallback import REQUEST_MAX, short
-from .rollout import Rollout
-from .snapshot import Observed, json_object
+from .snapshot import Observed
+from .state import json_object
 from .status_events import Event
 from .tuning_run_state import MESSAGE_MAX, Run
 
@@ -176,15 +176,6 @@ def after(before: Choices, proven: Choices, current: str, back: str) -> dict[str
         :KEPT
     ]
     return {fingerprint: choices[fingerprint] for fingerprint in newest}
-
-
-def failure_of(graph: Graph, revision: str, wanted: str, rollout: Rollout) -> str:
-    """Why the revision of a measured padding was taken back, or cannot come to serve; "" where neither is so, or it goes by rule."""
-    if graph.padding is None or not graph.padding.measured:
-        return ""
-    if rollout.memory.failed_revision == revision:
-        return rollout.memory.failed_message
-    return rollout.failed if wanted == revision else ""
 
 
 def barred_now(before: Choices, choices: Choices) -> list[Choice]:
