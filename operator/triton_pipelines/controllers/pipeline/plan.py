@@ -15,14 +15,10 @@ from typing import Any, Final
 
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding
-from triton_pipelines.api.crd import stored
-from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.cluster.diff import needs_apply
-from triton_pipelines.compile.graph import Graph, Options
-from triton_pipelines.compile.render import Revision
 
-from .actions import ApplyStage, Plan, soonest
+from .actions import Plan
 from .chain import Context, Draft, Policy, run
+from .changes import changes
 from .compiled_pipeline import Wanted
 from .output_mismatch import judged
 from .pod_problems import of_pod
@@ -48,9 +44,7 @@ from .policies import (
     warnings,
 )
 from .reconciled_spec import ReconciledSpec
-from .snapshot import Object, Observed
-from .status import differs
-from .status_events import transitions
+from .snapshot import Observed
 
 POLICIES: Final = (
     Policy("revision", revision.decide),
@@ -104,12 +98,13 @@ def plan(
         compiled = context.resolve(snapshot)
     snapshot, spec = last_good_spec.decide(snapshot, context, now, compiled)
     if isinstance(spec, ReconciledSpec):
-        return _decided(spec, snapshot, context, now)
+        return plan_for(spec, snapshot, context, now)
     draft = Draft(context, snapshot.state(), decisions={type(spec): spec})
-    return _plan(snapshot, run(STALLED_POLICIES, snapshot, draft, now))
+    return changes(snapshot, run(STALLED_POLICIES, snapshot, draft, now))
 
 
-def _decided(spec: ReconciledSpec, snapshot: Observed, context: Context, now: dt.datetime) -> Plan:
+def plan_for(spec: ReconciledSpec, snapshot: Observed, context: Context, now: dt.datetime) -> Plan:
+    """Decide one iteration for a spec that was compiled."""
     state = snapshot.state()
     snapshot, mismatches = judged(snapshot, state.rollout.verified)
     spec = ReconciledSpec(spec.compiled, spec.blocked, mismatches)
@@ -119,62 +114,7 @@ def _decided(spec: ReconciledSpec, snapshot: Observed, context: Context, now: dt
     )
     problems = [problem for problem in found if problem is not None]
     draft = Draft(context, state, problems, {ReconciledSpec: spec})
-    return _plan(snapshot, run(POLICIES, snapshot, draft, now))
+    return changes(snapshot, run(POLICIES, snapshot, draft, now))
 
 
-def _plan(snapshot: Observed, draft: Draft) -> Plan:
-    """Return what of the outcome is to be written: objects and a status that differ."""
-    outcome, stages = draft.outcome, ApplyStage
-    due = [
-        entry
-        for entry in sorted(outcome.apply, key=lambda entry: entry.stage)
-        if entry.always
-        or needs_apply(
-            snapshot.child(entry.item["kind"], entry.item["metadata"]["name"]),
-            entry.item,
-            names.MANAGER_CHILDREN,
-        )
-    ]
-    children_due = [entry for entry in due if entry.stage is not stages.TUNING_RUN]
-    recorded = any(entry.stage is stages.LIVE_CONFIG_MAP for entry in due) and outcome.clear
-    status = dict(outcome.status or {})
-    changed = differs(snapshot.pipeline, status)
-    return Plan(
-        apply=tuple(entry.item for entry in children_due),
-        delete=outcome.delete,
-        status=status if changed else None,
-        events=tuple(transitions(snapshot.status, status)) if changed else (),
-        requeue_after=outcome.requeue_after,
-        notes=outcome.events,
-        resize=outcome.resize,
-        beside=tuple(entry.item for entry in due if entry.stage is stages.TUNING_RUN),
-        clear=outcome.clear,
-        first=sum(entry.stage <= stages.LIVE_CONFIG_MAP for entry in due) if recorded else 0,
-    )
-
-
-def first_objects(
-    pipeline: InferencePipeline,
-    graph: Graph,
-    revision: Revision,
-    options: Options,
-    control_key: str,
-) -> list[Object]:
-    """Return what the first iteration applies for a new pipeline, in its order.
-
-    ``tritonpipe render --manifests`` prints it.
-    """
-    # The state's hash of the spec is that of the spec as the API server stores it.
-    document = stored(
-        pipeline.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
-    )
-    generation = pipeline.metadata.generation or 1
-    snapshot = Observed(
-        {**document, "metadata": {**document["metadata"], "generation": generation}}
-    )
-    context = Context(options, lambda _uid, _revision: control_key)
-    spec = ReconciledSpec(Wanted(pipeline, graph, revision))
-    return list(_decided(spec, snapshot, context, dt.datetime.fromtimestamp(0, dt.UTC)).apply)
-
-
-__all__ = ["POLICIES", "Context", "Plan", "first_objects", "is_unmanaged", "plan", "soonest"]
+__all__ = ["POLICIES", "Context", "Plan", "is_unmanaged", "plan", "plan_for"]
