@@ -24,7 +24,7 @@ from triton_pipelines.api.loadplan import Finding, LoadReport, Reason, ReportSou
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.controllers.pipeline import padding_choices
 from triton_pipelines.controllers.pipeline.actions import Deletion
-from triton_pipelines.controllers.pipeline.compiled_pipeline import Wanted, resolve
+from triton_pipelines.controllers.pipeline.compiled_pipeline import CompiledPipeline, resolve
 from triton_pipelines.controllers.pipeline.latency_figures import Latencies
 from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
 from triton_pipelines.controllers.pipeline.policies.last_good_spec import remembered_of
@@ -32,9 +32,9 @@ from triton_pipelines.controllers.pipeline.policies.rollout import UNSCHEDULABLE
 from triton_pipelines.controllers.pipeline.snapshot import (
     ModelState,
     Object,
-    Observed,
     Pod,
     Probe,
+    Snapshot,
 )
 from triton_pipelines.controllers.pipeline.state import PipelineState
 
@@ -98,7 +98,7 @@ class World:
     pods: list[ModelPod] = field(default_factory=list)
     nodes: tuple[Object, ...] | None = None
     log: list[Plan] = field(default_factory=list)
-    rendered: dict[str, Wanted | list[SpecFinding]] | None = None
+    rendered: dict[str, CompiledPipeline | list[SpecFinding]] | None = None
     missing_sources: dict[str, str] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     kubelet: dict[str, str] = field(
@@ -164,7 +164,7 @@ class World:
             for item in self.status.get("conditions", [])
         }
 
-    def observed(self) -> Observed:
+    def observed(self) -> Snapshot:
         """What the operator sees. Secrets are not among it."""
         pods = tuple(Pod.of(self._raw(pod)) for pod in self.pods)
         probes = {}
@@ -183,7 +183,7 @@ class World:
                 probes[f"uid-{pod.name}"] = look.after(self._looks.get(f"uid-{pod.name}"))
         document = copy.deepcopy(self.document)
         seen = (self.digests, self.missing_sources, self.nodes)
-        return Observed(
+        return Snapshot(
             document,
             self.children,
             pods,
@@ -303,13 +303,13 @@ class World:
         """A plan that is not carried out."""
         return self._planned(self.observed())
 
-    def _planned(self, observed: Observed) -> Plan:
+    def _planned(self, observed: Snapshot) -> Plan:
         context = Context(
             self.options, lambda uid, revision: f"key of {uid} {revision}", self.may_roll
         )
         return plan(observed, context, self.now, self.wanted(observed))
 
-    def wanted(self, observed: Observed) -> Wanted | list[SpecFinding] | None:
+    def wanted(self, observed: Snapshot) -> CompiledPipeline | list[SpecFinding] | None:
         """What the spec comes to, from the cache; ``None`` without one: the planner finds it."""
         if self.rendered is None:
             return None

@@ -19,7 +19,7 @@ from triton_pipelines.controllers.pipeline.chain import (
     run,
 )
 from triton_pipelines.controllers.pipeline.plan import POLICIES, STALLED_POLICIES
-from triton_pipelines.controllers.pipeline.snapshot import Observed
+from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 from triton_pipelines.controllers.pipeline.state import (
     STATES,
     PipelineState,
@@ -42,13 +42,13 @@ def decided(*outcomes: Outcome, names: tuple[str, ...] = (), **amends: tuple[str
     named = names or tuple(f"policy{index}" for index in range(len(outcomes)))
 
     def policy(name: str, outcome: Outcome) -> Policy:
-        def decide(_snapshot: Observed, _draft: Draft, _now: dt.datetime) -> Outcome:
+        def decide(_snapshot: Snapshot, _draft: Draft, _now: dt.datetime) -> Outcome:
             return outcome
 
         return Policy(name, decide, amends.get(name, ()))
 
     policies = [policy(name, outcome) for name, outcome in zip(named, outcomes, strict=True)]
-    return run(policies, Observed(builders.document()), Draft(CONTEXT, PipelineState()), START)
+    return run(policies, Snapshot(builders.document()), Draft(CONTEXT, PipelineState()), START)
 
 
 def test_a_later_policy_reads_what_an_earlier_one_decided() -> None:

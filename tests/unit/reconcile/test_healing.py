@@ -21,9 +21,9 @@ from triton_pipelines.controllers.pipeline.policies.pod_repair import (
 from triton_pipelines.controllers.pipeline.snapshot import (
     DEAD_KEPT,
     DEAD_WINDOW,
-    Observed,
     Pod,
     Probe,
+    Snapshot,
 )
 from triton_pipelines.controllers.pipeline.state import PodRepairState
 
@@ -79,7 +79,7 @@ def decide(
     now: dt.datetime = START,
 ) -> Healing:
     resolved = ResolvedSources.model_validate(RESOLVED).root
-    observed = Observed({"metadata": {"name": "sentiment"}}, {}, pods, probes or {})
+    observed = Snapshot({"metadata": {"name": "sentiment"}}, {}, pods, probes or {})
     return heal(observed, resolved, state or PodRepairState(), now)
 
 

@@ -15,7 +15,7 @@ from triton_pipelines.api import names
 from triton_pipelines.compile.render import Revision, render
 from triton_pipelines.controllers.pipeline import compiled_pipeline
 from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
-from triton_pipelines.controllers.pipeline.snapshot import Object, Observed, Pod
+from triton_pipelines.controllers.pipeline.snapshot import Object, Pod, Snapshot
 
 CHANGE = {"tokenizer": {"maxLength": 64}}
 NEW_SERVER = "registry.example/tritonserver:24.12-py3"
@@ -271,7 +271,7 @@ def missing(name: str) -> Object:
     }
 
 
-def pod_that_misses(world: World, name: str) -> Observed:
+def pod_that_misses(world: World, name: str) -> Snapshot:
     observed = world.observed()
     raw = copy.deepcopy(observed.pods[0].raw)
     raw["status"]["conditions"] = []

@@ -42,7 +42,7 @@ from triton_pipelines.controllers.autoscaler.pipeline_state import Counted, Watc
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.autoscaler.triton_pod import TritonPod
 from triton_pipelines.controllers.handover import Intent, View, limits_of
-from triton_pipelines.controllers.pipeline.effective_spec import Going
+from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec
 from triton_pipelines.controllers.pipeline.plan import is_unmanaged
 from triton_pipelines.controllers.pipeline.reconciler import Prober, ProbeTarget
 from triton_pipelines.controllers.pipeline.resize_rejections import Refusal
@@ -89,7 +89,7 @@ class Autoscaler:
     enqueue: Callable[[Key], None]
     metrics: ScalingMetrics
     refusals: Callable[[Key], Mapping[str, Refusal]] = lambda _: {}
-    going: Callable[[Object], Going | None] = lambda _: None
+    going: Callable[[Object], EffectiveSpec | None] = lambda _: None
     tick_seconds: float = TICK_SECONDS
     intent_seconds: float = INTENT_SECONDS
     retry_seconds: float = RETRY_SECONDS

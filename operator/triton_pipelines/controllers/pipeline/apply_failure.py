@@ -15,7 +15,7 @@ from .actions import Plan
 from .owner_references import FormerChild, NameTaken
 from .padding_choices import with_choices
 from .policies.tuning_run import ENDED_EVENTS
-from .snapshot import Observed
+from .snapshot import Snapshot
 from .status_events import Event
 from .tuning_run_state import with_tuning
 
@@ -40,14 +40,14 @@ def reason_of(error: Refused) -> Reason:
 
 
 def kept_back(
-    observed: Observed, decided: Plan, error: Refused, now: dt.datetime
+    snapshot: Snapshot, decided: Plan, error: Refused, now: dt.datetime
 ) -> dict[str, Any]:
     """The status where an object of the pipeline could not be applied. What live scaling sees and does holds all the same, and what became of a
     tuning run, and what it has proven: where the record of it is what was refused, nothing else knows."""
     reason = reason_of(error)
     text = _WORDS[reason].format(error.message if isinstance(error, ClusterError) else error)
-    status = statuses.stalled(observed, reason, text, now)
-    said = decided.status if decided.status is not None else observed.status
+    status = statuses.stalled(snapshot, reason, text, now)
+    said = decided.status if decided.status is not None else snapshot.status
     status = _with_scaling(status, said)
     return (
         status

@@ -22,13 +22,13 @@ from triton_pipelines.api.base import Finding
 from triton_pipelines.compile.graph import Options
 
 from .actions import Apply, Deletion, Resize, soonest
-from .compiled_pipeline import Wanted, resolve
+from .compiled_pipeline import CompiledPipeline, resolve
 from .pod_problems import Problem
-from .snapshot import Object, Observed
+from .snapshot import Object, Snapshot
 from .state import STATE_NAMES, PipelineState, PolicyState
 from .status_events import Event
 
-Resolve = Callable[[Observed], Wanted | list[Finding]]
+Resolve = Callable[[Snapshot], CompiledPipeline | list[Finding]]
 D = TypeVar("D")
 
 
@@ -50,12 +50,12 @@ class Context:
     remembering: Resolve | None = field(default=None, repr=False)
     """Returns the same as :func:`~.compiled_pipeline.resolve`, from a cache."""
 
-    def resolve(self, observed: Observed) -> Wanted | list[Finding]:
+    def resolve(self, snapshot: Snapshot) -> CompiledPipeline | list[Finding]:
         """Return the compiled pipeline, or everything that is wrong with the spec."""
         return (
-            resolve(observed, self.options)
+            resolve(snapshot, self.options)
             if self.remembering is None
-            else self.remembering(observed)
+            else self.remembering(snapshot)
         )
 
 
@@ -147,7 +147,7 @@ class Draft:
         )
 
 
-Decide = Callable[[Observed, Draft, dt.datetime], Outcome]
+Decide = Callable[[Snapshot, Draft, dt.datetime], Outcome]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class Policy:
     """Earlier policies whose state it may change."""
 
 
-def run(policies: Sequence[Policy], snapshot: Observed, draft: Draft, now: dt.datetime) -> Draft:
+def run(policies: Sequence[Policy], snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Draft:
     """Let the policies decide in turn."""
     for policy in policies:
         draft = draft.extended(policy, policy.decide(snapshot, draft, now))

@@ -7,12 +7,12 @@ from triton_pipelines.cluster.diff import needs_apply
 
 from .actions import ApplyStage, Plan
 from .chain import Draft
-from .snapshot import Observed
+from .snapshot import Snapshot
 from .status import differs
 from .status_events import transitions
 
 
-def changes(snapshot: Observed, draft: Draft) -> Plan:
+def changes(snapshot: Snapshot, draft: Draft) -> Plan:
     """Return the plan: objects in their order and a status, where they differ."""
     outcome = draft.outcome
     due = [

@@ -8,14 +8,14 @@ from typing import Any
 from triton_pipelines.api.conditions import Reason
 
 from .pod_problems import Problem
-from .snapshot import Observed
+from .snapshot import Snapshot
 
 
-def serves_whole(observed: Observed, revision: str, replicas: int) -> bool:
+def serves_whole(snapshot: Snapshot, revision: str, replicas: int) -> bool:
     """Whether the pipeline is served by this revision alone. A pod that fails a real inference serves nobody."""
-    serving = [pod for pod in observed.pods if pod.serving]
+    serving = [pod for pod in snapshot.pods if pod.serving]
     failing = any(
-        (probe := observed.probes.get(pod.uid)) and probe.inference_error for pod in serving
+        (probe := snapshot.probes.get(pod.uid)) and probe.inference_error for pod in serving
     )
     return (
         0 < replicas <= len(serving)
@@ -25,25 +25,25 @@ def serves_whole(observed: Observed, revision: str, replicas: int) -> bool:
 
 
 def deadline_exceeded(
-    target: str, observed: Observed, problems: Sequence[Problem]
+    target: str, snapshot: Snapshot, problems: Sequence[Problem]
 ) -> tuple[Reason, str] | None:
     """The Deployment's own verdict that ``target`` makes no progress."""
-    condition = observed.deployment_condition("Progressing")
-    status = (observed.deployment or {}).get("status") or {}
-    metadata = (observed.deployment or {}).get("metadata") or {}
+    condition = snapshot.deployment_condition("Progressing")
+    status = (snapshot.deployment or {}).get("status") or {}
+    metadata = (snapshot.deployment or {}).get("metadata") or {}
     current = int(status.get("observedGeneration") or 0) >= int(metadata.get("generation") or 0)
     if (
-        observed.deployed_revision() != target
+        snapshot.deployed_revision() != target
         or not current
         or condition.get("reason") != "ProgressDeadlineExceeded"
     ):
         return None
     why = (
         "; ".join(problem.message for problem in problems)
-        or observed.pods_refused
+        or snapshot.pods_refused
         or str(condition.get("message", ""))
     )
-    seconds = ((observed.deployment or {}).get("spec") or {}).get("progressDeadlineSeconds")
+    seconds = ((snapshot.deployment or {}).get("spec") or {}).get("progressDeadlineSeconds")
     return Reason.ROLLOUT_FAILED, f"no progress within {seconds} s: {why}"
 
 

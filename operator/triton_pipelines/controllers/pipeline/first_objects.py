@@ -10,10 +10,10 @@ from triton_pipelines.compile.graph import Graph, Options
 from triton_pipelines.compile.render import Revision
 
 from .chain import Context
-from .compiled_pipeline import Wanted
+from .compiled_pipeline import CompiledPipeline
 from .plan import plan_for
 from .reconciled_spec import ReconciledSpec
-from .snapshot import Object, Observed
+from .snapshot import Object, Snapshot
 
 
 def first_objects(
@@ -32,9 +32,9 @@ def first_objects(
         pipeline.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
     )
     generation = pipeline.metadata.generation or 1
-    snapshot = Observed(
+    snapshot = Snapshot(
         {**document, "metadata": {**document["metadata"], "generation": generation}}
     )
     context = Context(options, lambda _uid, _revision: control_key)
-    spec = ReconciledSpec(Wanted(pipeline, graph, revision))
+    spec = ReconciledSpec(CompiledPipeline(pipeline, graph, revision))
     return list(plan_for(spec, snapshot, context, dt.datetime.fromtimestamp(0, dt.UTC)).apply)

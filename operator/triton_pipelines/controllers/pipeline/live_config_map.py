@@ -9,7 +9,7 @@ from typing import Any, Final
 from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import ResolvedSource, ResolvedSources, resolution
 
-from .snapshot import Observed
+from .snapshot import Snapshot
 from .state import PipelineState, json_object
 
 KEY_REPLICAS: Final = "replicas"
@@ -27,17 +27,17 @@ def recorded(live: Mapping[str, str]) -> Mapping[str, int]:
 
 
 def resolved_sources(
-    observed: Observed, kept: Sequence[str]
+    snapshot: Snapshot, kept: Sequence[str]
 ) -> dict[str, dict[str, ResolvedSource]]:
     """What each kept revision was first loaded from: as recorded, else as its oldest pod reports."""
-    recorded = json_object(observed.live_data().get(names.KEY_RESOLVED))
+    recorded = json_object(snapshot.live_data().get(names.KEY_RESOLVED))
     result = {
         revision: found
         for revision in kept
         if revision in recorded and (found := _record(recorded[revision])) is not None
     }
     for pod in sorted(
-        observed.pods, key=lambda item: item.raw["metadata"].get("creationTimestamp") or ""
+        snapshot.pods, key=lambda item: item.raw["metadata"].get("creationTimestamp") or ""
     ):
         report = pod.load_report()
         # The first load of a revision decides what its unpinned sources are; later pods fetch exactly that.
@@ -58,7 +58,7 @@ def live_data(
     state: PipelineState,
     counts: Mapping[str, int],
     resolved: Mapping[str, Mapping[str, ResolvedSource]],
-    observed: Observed,
+    snapshot: Snapshot,
 ) -> dict[str, str]:
     """Counts, the controller's and scaling's memory, and resolved sources, each as JSON under its key."""
     data = {
@@ -66,9 +66,9 @@ def live_data(
         names.KEY_MEMORY: state.to_json(),
     }
     remembered = (
-        observed.intent.memory
-        if observed.intent is not None
-        else observed.live_data().get(names.KEY_SCALING)
+        snapshot.intent.memory
+        if snapshot.intent is not None
+        else snapshot.live_data().get(names.KEY_SCALING)
     )
     if remembered:
         data[names.KEY_SCALING] = remembered

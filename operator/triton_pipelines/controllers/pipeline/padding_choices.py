@@ -30,7 +30,7 @@ from triton_pipelines.compile.graph.tokenizer_step import left_to_auto
 from triton_pipelines.controllers.timestamps import moment
 
 from .ragged_fallback import REQUEST_MAX, short
-from .snapshot import Observed
+from .snapshot import Snapshot
 from .state import json_object
 from .status_events import Event
 from .tuning_run_state import MESSAGE_MAX, Run
@@ -133,24 +133,24 @@ class Taken:
     choices: Choices
 
 
-def recorded(observed: Observed) -> dict[str, Choice]:
+def recorded(snapshot: Snapshot) -> dict[str, Choice]:
     """Choices by fingerprint: the one by which the deployed revision was made, those that the status tells of, and those of the live ConfigMap.
 
     Of two for one spec the newer counts: a ConfigMap may have been lost or edited since the status was written, or not been taken.
     """
-    made = observed.child(
-        "ConfigMap", names.revision_name(observed.name, observed.deployed_revision())
+    made = snapshot.child(
+        "ConfigMap", names.revision_name(snapshot.name, snapshot.deployed_revision())
     )
     texts = [
         ((made or {}).get("data") or {}).get(names.KEY_MEASURED_PADDING),
-        observed.live_data().get(names.KEY_MEASURED_PADDING),
+        snapshot.live_data().get(names.KEY_MEASURED_PADDING),
     ]
     known = [
         (fingerprint, Choice.parse(item))
         for text in texts
         for fingerprint, item in json_object(text).items()
     ]
-    told = (observed.status.get("padding") or {}).get("measured") or ()
+    told = (snapshot.status.get("padding") or {}).get("measured") or ()
     known[:0] = [
         (str(item["fingerprint"]), Choice.told(item))
         for item in told

@@ -19,7 +19,7 @@ from triton_pipelines.api.base import Finding
 from .actions import Plan
 from .chain import Context, Draft, Policy, run
 from .changes import changes
-from .compiled_pipeline import Wanted
+from .compiled_pipeline import CompiledPipeline
 from .output_mismatch import judged
 from .pod_problems import of_pod
 from .policies import (
@@ -44,7 +44,7 @@ from .policies import (
     warnings,
 )
 from .reconciled_spec import ReconciledSpec
-from .snapshot import Observed
+from .snapshot import Snapshot
 
 POLICIES: Final = (
     Policy("revision", revision.decide),
@@ -79,10 +79,10 @@ def is_unmanaged(pipeline: Mapping[str, Any]) -> bool:
 
 
 def plan(
-    snapshot: Observed,
+    snapshot: Snapshot,
     context: Context,
     now: dt.datetime,
-    compiled: Wanted | list[Finding] | None = None,
+    compiled: CompiledPipeline | list[Finding] | None = None,
 ) -> Plan:
     """Decide one iteration for one pipeline.
 
@@ -103,7 +103,7 @@ def plan(
     return changes(snapshot, run(STALLED_POLICIES, snapshot, draft, now))
 
 
-def plan_for(spec: ReconciledSpec, snapshot: Observed, context: Context, now: dt.datetime) -> Plan:
+def plan_for(spec: ReconciledSpec, snapshot: Snapshot, context: Context, now: dt.datetime) -> Plan:
     """Decide one iteration for a spec that was compiled."""
     state = snapshot.state()
     snapshot, mismatches = judged(snapshot, state.rollout.verified)

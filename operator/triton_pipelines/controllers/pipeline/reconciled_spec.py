@@ -11,7 +11,7 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph import Graph
 from triton_pipelines.compile.render import Revision
 
-from .compiled_pipeline import Remade, Wanted
+from .compiled_pipeline import CompiledPipeline, LazyRevision
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Blocked:
 class ReconciledSpec:
     """The spec that an iteration reconciles, compiled."""
 
-    compiled: Wanted
+    compiled: CompiledPipeline
     blocked: Blocked | None = None
     """``None``: it is the current spec."""
     mismatches: Sequence[Finding] = ()
@@ -47,6 +47,6 @@ class ReconciledSpec:
         return self.compiled.graph
 
     @property
-    def revision(self) -> Revision | Remade:
+    def revision(self) -> Revision | LazyRevision:
         """Its revision."""
         return self.compiled.revision

@@ -171,7 +171,7 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class Snapshot:
     """Everything known about one pipeline at one moment.
 
     ``children`` are cached labelled objects by (kind, name); ``probes`` by pod uid; ``digests`` hashes of ConfigMap sources by step,

@@ -19,7 +19,7 @@ from .latency_figures import limit_of
 from .owner_references import owned
 from .policies.rollout import Rollout
 from .policies.slo_guard import judged_until
-from .snapshot import Object, Observed
+from .snapshot import Object, Snapshot
 from .state import SloGuardState
 
 
@@ -32,7 +32,7 @@ class Stage:
     ConfigMap recorded them; ``padding``: the one in force; ``recommended``: the revision that a patch would make ("": none)."""
 
     pipeline: InferencePipeline
-    observed: Observed
+    snapshot: Snapshot
     wanted: str
     target: str
     settled: bool
@@ -64,7 +64,7 @@ class Stage:
 def stage_of(
     pipeline: InferencePipeline,
     graph: Graph,
-    observed: Observed,
+    snapshot: Snapshot,
     options: Options,
     rollout: Rollout,
     watch: SloGuardState,
@@ -74,20 +74,20 @@ def stage_of(
     recommended: Callable[[Mapping[str, Any]], str],
 ) -> Stage:
     """The stage of this pass."""
-    record = observed.revision_record(wanted)
-    alone = serves_whole(observed, wanted, replicas) and all(
-        pod.serving for pod in observed.pods if not pod.deleting
+    record = snapshot.revision_record(wanted)
+    alone = serves_whole(snapshot, wanted, replicas) and all(
+        pod.serving for pod in snapshot.pods if not pod.deleting
     )
     # A canary would miss a source that is not there, too.
     settled = (
         alone
-        and observed.deployed_revision() == rollout.target == wanted
+        and snapshot.deployed_revision() == rollout.target == wanted
         and record is not None
-        and not observed.missing_sources
+        and not snapshot.missing_sources
     )
     return Stage(
         pipeline=pipeline,
-        observed=observed,
+        snapshot=snapshot,
         wanted=wanted,
         target=rollout.target,
         settled=settled,
@@ -102,14 +102,14 @@ def stage_of(
     )
 
 
-def left_over(observed: Observed, staying: Sequence[Object]) -> list[Object]:
+def left_over(snapshot: Snapshot, staying: Sequence[Object]) -> list[Object]:
     """What runs have left, but for what the present one has (``staying``)."""
     wanted, uid = (
         {(item["kind"], item["metadata"]["name"]) for item in staying},
-        str(observed.pipeline["metadata"].get("uid", "")),
+        str(snapshot.pipeline["metadata"].get("uid", "")),
     )
     result = []
-    for key, item in sorted(observed.children.items()):
+    for key, item in sorted(snapshot.children.items()):
         metadata = item["metadata"]
         ours = names.LABEL_RUN in (metadata.get("labels") or {}) and owned(item, uid)
         if ours and key not in wanted and not metadata.get("deletionTimestamp"):
@@ -117,9 +117,9 @@ def left_over(observed: Observed, staying: Sequence[Object]) -> list[Object]:
     return result
 
 
-def cleared(observed: Observed, staying: Sequence[Object]) -> tuple[Deletion, ...]:
+def cleared(snapshot: Snapshot, staying: Sequence[Object]) -> tuple[Deletion, ...]:
     """What tuning runs have left, but for what the present one has."""
     return tuple(
         Deletion(item["kind"], item["metadata"]["name"], item["metadata"].get("uid", ""))
-        for item in left_over(observed, staying)
+        for item in left_over(snapshot, staying)
     )

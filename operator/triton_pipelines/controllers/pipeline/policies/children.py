@@ -19,10 +19,10 @@ from triton_pipelines.compile.render.objects import (
 from triton_pipelines.controllers.pipeline import padding_choices, ragged_fallback
 from triton_pipelines.controllers.pipeline.actions import Apply, ApplyStage
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
-from triton_pipelines.controllers.pipeline.compiled_pipeline import Remade
+from triton_pipelines.controllers.pipeline.compiled_pipeline import LazyRevision
 from triton_pipelines.controllers.pipeline.live_config_map import live_data
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
-from triton_pipelines.controllers.pipeline.snapshot import Object, Observed
+from triton_pipelines.controllers.pipeline.snapshot import Object, Snapshot
 
 from .cpu_resize import CpuResize
 from .instance_counts import InstanceCounts
@@ -34,7 +34,7 @@ from .rollout import Rollout
 from .tuned_padding import TunedPadding
 
 
-def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Apply the ConfigMaps, the Service, the optional objects and the Deployment."""
     pipeline, number = draft.of(ReconciledSpec).pipeline, draft.of(Replicas)
     rollout, options = draft.of(Rollout), draft.context.options
@@ -61,7 +61,7 @@ def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
     )
 
 
-def _revision_record(snapshot: Observed, draft: Draft) -> list[Apply]:
+def _revision_record(snapshot: Snapshot, draft: Draft) -> list[Apply]:
     """Return the ConfigMap of the desired revision, if that is the compiled one."""
     spec, padding = draft.of(ReconciledSpec), draft.of(TunedPadding)
     revision = draft.of(DesiredRevision).name
@@ -76,7 +76,7 @@ def _revision_record(snapshot: Observed, draft: Draft) -> list[Apply]:
     return [Apply(ApplyStage.REVISION, revision_config_map(spec.pipeline, revision, data))]
 
 
-def _live_config_map(snapshot: Observed, draft: Draft) -> Object:
+def _live_config_map(snapshot: Snapshot, draft: Draft) -> Object:
     spec, number = draft.of(ReconciledSpec), draft.of(Replicas)
     counts, sources = draft.of(InstanceCounts).by_step, draft.of(KeptRevisions).sources
     refused = spec.graph.padding.refused if spec.graph.padding else {}
@@ -90,7 +90,7 @@ def _live_config_map(snapshot: Observed, draft: Draft) -> Object:
     )
 
 
-def _before(rollout: Rollout, snapshot: Observed) -> str:
+def _before(rollout: Rollout, snapshot: Snapshot) -> str:
     """Return the revision that served before this one, for the Deployment to record.
 
     The state may be lost in mid-rollout.
@@ -100,7 +100,7 @@ def _before(rollout: Rollout, snapshot: Observed) -> str:
 
 
 def _template(
-    revision: Revision | Remade, rollout: Rollout, snapshot: Observed
+    revision: Revision | LazyRevision, rollout: Rollout, snapshot: Snapshot
 ) -> Mapping[str, Any]:
     record = snapshot.revision_record(rollout.target)
     if record is not None:

@@ -11,14 +11,14 @@ from triton_pipelines.controllers.pipeline.actions import Apply, ApplyStage
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.pod_problems import config_missing
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
-from triton_pipelines.controllers.pipeline.snapshot import Observed
+from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 from triton_pipelines.controllers.pipeline.state import ControlSecretsState
 
 from .kept_revisions import KeptRevisions
 from .rollout import Rollout
 
 
-def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Apply the Secrets whose key was not applied yet, and those that a pod misses."""
     pipeline, kept = draft.of(ReconciledSpec).pipeline, draft.of(KeptRevisions).names
     known = draft.state.control_secrets.digests

@@ -19,7 +19,7 @@ from triton_pipelines.controllers.pipeline.field_managers import Writers
 from triton_pipelines.controllers.pipeline.pod_resize import due_changes, next_resize, wanted_limit
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
 from triton_pipelines.controllers.pipeline.resize_rejections import Refusal, asked_again, of_pods
-from triton_pipelines.controllers.pipeline.snapshot import Observed, Pod
+from triton_pipelines.controllers.pipeline.snapshot import Pod, Snapshot
 from triton_pipelines.controllers.pipeline.state import CpuResizeState
 from triton_pipelines.controllers.timestamps import timestamp
 
@@ -42,7 +42,7 @@ class CpuResize:
     conflict: str = ""
 
 
-def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Resize one pod to the CPU limit that live scaling wants, unless another manager owns it."""
     spec = draft.of(ReconciledSpec)
     limit = wanted_limit(spec.pipeline, spec.graph, snapshot)
@@ -51,12 +51,12 @@ def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
 
 
 def decide_cpu(
-    limit: int | None, observed: Observed, state: CpuResizeState, now: dt.datetime
+    limit: int | None, snapshot: Snapshot, state: CpuResizeState, now: dt.datetime
 ) -> CpuResize:
     """Which pod gets the ``limit`` that live scaling wants, and whose the CPU is."""
-    due = due_changes(limit, observed)
-    refused = of_pods(observed.unresized, {change.uid for change in due})
-    pods = {pod.uid: pod for pod in observed.pods}
+    due = due_changes(limit, snapshot)
+    refused = of_pods(snapshot.unresized, {change.uid for change in due})
+    pods = {pod.uid: pod for pod in snapshot.pods}
     written = {
         change.uid: other
         for change in due
@@ -76,9 +76,9 @@ def decide_cpu(
                 {},
                 None,
                 state.with_writers(writers),
-                _taken(observed.name, writers, change),
+                _taken(snapshot.name, writers, change),
             )
-    resize = next_resize(due, observed, now)
+    resize = next_resize(due, snapshot, now)
     # The first mending of each counts: what is written later, to whichever pod, is written again.
     if (
         resize is not None

@@ -10,7 +10,7 @@ from triton_pipelines.api import names
 from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
-from triton_pipelines.controllers.pipeline.snapshot import Observed
+from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 from triton_pipelines.controllers.pipeline.state import json_object
 
 
@@ -21,27 +21,27 @@ class InstanceCounts:
     by_step: Mapping[str, int]
 
 
-def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Follow live scaling within the bounds of each step."""
     return Outcome(InstanceCounts(live_counts(draft.of(ReconciledSpec).graph, snapshot)))
 
 
-def live_counts(graph: Graph, observed: Observed) -> dict[str, int]:
+def live_counts(graph: Graph, snapshot: Snapshot) -> dict[str, int]:
     """Desired count of every scaled step: what scaling wants, else the recorded one, within its bounds, else where it starts.
 
     Where the record is gone, as after somebody deleted the ConfigMap, or cannot be read, it is what the pods run: a pod that starts must not
     bring fewer.
     """
-    found = json_object(observed.live_data().get(names.KEY_COUNTS))
+    found = json_object(snapshot.live_data().get(names.KEY_COUNTS))
     recorded = {
         step: count
         for step, count in found.items()
         if isinstance(count, int) and not isinstance(count, bool)
     }
     if not found or len(recorded) < len(found):
-        recorded = _running(observed) | recorded
-    if observed.intent is not None:
-        recorded |= observed.intent.counts
+        recorded = _running(snapshot) | recorded
+    if snapshot.intent is not None:
+        recorded |= snapshot.intent.counts
     result = {}
     for step in graph.models:
         if step.instances.scaled:
@@ -52,15 +52,15 @@ def live_counts(graph: Graph, observed: Observed) -> dict[str, int]:
     return result
 
 
-def _running(observed: Observed) -> dict[str, int]:
+def _running(snapshot: Snapshot) -> dict[str, int]:
     """The most instances by step that a pod runs or was to run: as pods have reported them of late, and as the status tells of."""
-    if observed.deployment is None:
+    if snapshot.deployment is None:
         return {}
-    told = observed.status.get("steps") or ()
+    told = snapshot.status.get("steps") or ()
     found = {
         str(item.get("name")): max(item.get("instances") or 0, item.get("desiredInstances") or 0)
         for item in told
     }
-    reported = observed.view.counts if observed.view is not None else {}
+    reported = snapshot.view.counts if snapshot.view is not None else {}
     found = {step: count for step, count in found.items() if count}
     return found | {step: max(pods.values()) for step, pods in reported.items() if pods}

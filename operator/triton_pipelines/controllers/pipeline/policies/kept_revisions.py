@@ -12,7 +12,7 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.live_config_map import resolved_sources
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
-from triton_pipelines.controllers.pipeline.snapshot import Observed
+from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 
 from .revision import DesiredRevision
 from .rollout import Rollout
@@ -27,7 +27,7 @@ class KeptRevisions:
     """By revision and source key."""
 
 
-def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Keep revisions that run, may be restored, or belong to the history."""
     kept = kept_revisions(
         draft.of(ReconciledSpec).pipeline,
@@ -41,7 +41,7 @@ def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
 
 def kept_revisions(
     pipeline: InferencePipeline,
-    observed: Observed,
+    snapshot: Snapshot,
     rollout: Rollout,
     desired: str,
     predecessor: str,
@@ -50,14 +50,14 @@ def kept_revisions(
     used = {
         desired,
         rollout.target,
-        observed.deployed_revision(),
+        snapshot.deployed_revision(),
         rollout.state.verified,
         predecessor,
-        *(pod.revision for pod in observed.pods),
+        *(pod.revision for pod in snapshot.pods),
     } - {""}
     others = [
         (item["metadata"].get("creationTimestamp") or "", revision)
-        for (kind, _), item in observed.children.items()
+        for (kind, _), item in snapshot.children.items()
         if kind == "ConfigMap"
         and (revision := (item["metadata"].get("labels") or {}).get(names.LABEL_REVISION))
         and revision not in used

@@ -17,9 +17,9 @@ from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.parse import parse
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.controllers.pipeline.chain import Context, Resolve
-from triton_pipelines.controllers.pipeline.compiled_pipeline import Wanted
+from triton_pipelines.controllers.pipeline.compiled_pipeline import CompiledPipeline
 from triton_pipelines.controllers.pipeline.reconciled_spec import Blocked, ReconciledSpec
-from triton_pipelines.controllers.pipeline.snapshot import NO_OTHER_WISH, Object, Observed
+from triton_pipelines.controllers.pipeline.snapshot import NO_OTHER_WISH, Object, Snapshot
 from triton_pipelines.controllers.pipeline.state import json_object
 from triton_pipelines.controllers.pipeline.status import stalled
 
@@ -41,17 +41,17 @@ class Stalled:
 
 
 def decide(
-    snapshot: Observed,
+    snapshot: Snapshot,
     context: Context,
     now: dt.datetime,
-    compiled: Wanted | list[Finding],
-) -> tuple[Observed, ReconciledSpec | Stalled]:
+    compiled: CompiledPipeline | list[Finding],
+) -> tuple[Snapshot, ReconciledSpec | Stalled]:
     """Reconcile the current spec, or the last good one while that cannot be acted on.
 
     The deployed revision then stays, and is scaled, suspended and repaired as ever. The snapshot
     that is returned is the one with that spec.
     """
-    if not isinstance(compiled, Wanted):
+    if not isinstance(compiled, CompiledPipeline):
         status = stalled(snapshot, Reason.INVALID_SPEC, compiled, now)
         kept = _last_good(snapshot, context, status, invalid=True)
         return kept or (snapshot, Stalled(status))
@@ -68,8 +68,8 @@ def decide(
 
 
 def _last_good(
-    snapshot: Observed, context: Context, status: Mapping[str, Any], *, invalid: bool
-) -> tuple[Observed, ReconciledSpec] | None:
+    snapshot: Snapshot, context: Context, status: Mapping[str, Any], *, invalid: bool
+) -> tuple[Snapshot, ReconciledSpec] | None:
     """Return the last good spec, if its revision can be kept."""
     found = accepted(snapshot, context.resolve)
     if found is None:
@@ -81,56 +81,56 @@ def _last_good(
     return last, ReconciledSpec(compiled, Blocked(revision, status, invalid=invalid))
 
 
-def accepted_data(pipeline: InferencePipeline, observed: Observed, *, held: bool) -> dict[str, str]:
+def accepted_data(pipeline: InferencePipeline, snapshot: Snapshot, *, held: bool) -> dict[str, str]:
     """What the live ConfigMap holds of the spec that is acted on, with the hashes of its ConfigMap sources. ``held``: it is not the present one,
     so that what is recorded stays."""
     if held:
-        return {names.KEY_ACCEPTED: observed.accepted} if observed.accepted else {}
+        return {names.KEY_ACCEPTED: snapshot.accepted} if snapshot.accepted else {}
     spec = pipeline.model_dump(mode="json", by_alias=True, exclude_defaults=True)["spec"]
     text = json.dumps(
-        {"spec": spec, "digests": dict(observed.digests)}, sort_keys=True, separators=(",", ":")
+        {"spec": spec, "digests": dict(snapshot.digests)}, sort_keys=True, separators=(",", ":")
     )
     return {names.KEY_ACCEPTED: text} if len(text.encode()) <= KEPT_MAX else {}
 
 
-def remembered_of(observed: Observed, applied: Sequence[Object]) -> str:
+def remembered_of(snapshot: Snapshot, applied: Sequence[Object]) -> str:
     """What the running process remembers of the last spec that was acted on, after a pass with these writes. One that is not recorded, being
     too long, takes the place of the one before all the same: nobody wants that any more."""
     live = [
         item["data"]
         for item in applied
-        if (item["kind"], item["metadata"]["name"]) == ("ConfigMap", names.live_name(observed.name))
+        if (item["kind"], item["metadata"]["name"]) == ("ConfigMap", names.live_name(snapshot.name))
     ]
-    return str(live[0].get(names.KEY_ACCEPTED, "")) if live else observed.accepted
+    return str(live[0].get(names.KEY_ACCEPTED, "")) if live else snapshot.accepted
 
 
-def without_wish(observed: Observed) -> Observed:
+def without_wish(snapshot: Snapshot) -> Snapshot:
     """The same pipeline whose present spec cannot be acted on: what failed of the last one that could be is not tried again for it."""
-    state = observed.state()
+    state = snapshot.state()
     # A memory without that hash is an earlier release's, which forgot what had failed with the first pass over another spec.
-    return replace(observed, acted=state.revision.spec or state.rollout.failed_spec)
+    return replace(snapshot, acted=state.revision.spec or state.rollout.failed_spec)
 
 
-def last_accepted(observed: Observed) -> Observed | None:
+def last_accepted(snapshot: Snapshot) -> Snapshot | None:
     """The same pipeline with the last spec that could be acted on, and of the present one what is no other wish; ``None`` where none is known."""
-    found = json_object(observed.accepted)
+    found = json_object(snapshot.accepted)
     spec, digests = found.get("spec"), found.get("digests")
     if not isinstance(spec, dict) or not isinstance(digests, dict):
         return None
-    state = observed.state()
+    state = snapshot.state()
     # Where only a source is gone, the present one is that spec, in the form in which the API server holds it.
-    same = state.revision.spec == observed.spec_hash
-    present: Mapping[str, Any] = observed.pipeline.get("spec") or {}
+    same = state.revision.spec == snapshot.spec_hash
+    present: Mapping[str, Any] = snapshot.pipeline.get("spec") or {}
     rest = present if same else spec
     spec = {key: value for key, value in rest.items() if key not in NO_OTHER_WISH} | {
         key: spec[key] for key in NO_OTHER_WISH if key in spec
     }
     # The images that were taken for that spec are those of its generation.
-    metadata = {**observed.pipeline["metadata"], "generation": state.revision.generation}
+    metadata = {**snapshot.pipeline["metadata"], "generation": state.revision.generation}
     hashes = {step: digest for step, digest in digests.items() if isinstance(digest, str)}
     last = replace(
-        without_wish(observed),
-        pipeline={**observed.pipeline, "metadata": metadata, "spec": spec},
+        without_wish(snapshot),
+        pipeline={**snapshot.pipeline, "metadata": metadata, "spec": spec},
         digests=hashes,
     )
     for key in NO_OTHER_WISH:
@@ -138,7 +138,7 @@ def last_accepted(observed: Observed) -> Observed | None:
     return last
 
 
-def _with_present(last: Observed, key: str, present: Mapping[str, Any]) -> Observed:
+def _with_present(last: Snapshot, key: str, present: Mapping[str, Any]) -> Snapshot:
     """The last spec with one field of the present one, unless that is what is wrong with it."""
     spec = {name: value for name, value in last.pipeline["spec"].items() if name != key} | (
         {key: present[key]} if key in present else {}
@@ -150,36 +150,36 @@ def _with_present(last: Observed, key: str, present: Mapping[str, Any]) -> Obser
     return last if made is None or findings else replace(last, pipeline=pipeline)
 
 
-def kept_revision(observed: Observed, made: str = "") -> str:
+def kept_revision(snapshot: Snapshot, made: str = "") -> str:
     """The revision that stays wanted: the one that is deployed, which may be gone or edited; "" where nothing is known that its pods could be
     made of. ``made``: a revision that can be made anew."""
-    state, deployed = observed.state(), observed.deployed_revision()
+    state, deployed = snapshot.state(), snapshot.deployed_revision()
     last, rollout = state.revision.desired, state.rollout
     known: list[str] = [last, deployed, last, made]
     if rollout.target(last) != deployed:
         known = known[1:]
-    return next((one for one in known if one and _can_run(observed, rollout.target(one), made)), "")
+    return next((one for one in known if one and _can_run(snapshot, rollout.target(one), made)), "")
 
 
-def _can_run(observed: Observed, revision: str, made: str) -> bool:
-    return revision == made or observed.revision_record(revision) is not None
+def _can_run(snapshot: Snapshot, revision: str, made: str) -> bool:
+    return revision == made or snapshot.revision_record(revision) is not None
 
 
-def accepted(observed: Observed, resolve: Resolve) -> tuple[Observed, Wanted] | None:
+def accepted(snapshot: Snapshot, resolve: Resolve) -> tuple[Snapshot, CompiledPipeline] | None:
     """The last spec that could be acted on: the pipeline with it, and what it asks for; ``None`` where none is known, or this release takes
     it no longer."""
-    last = last_accepted(observed)
+    last = last_accepted(snapshot)
     made = resolve(last) if last is not None else None
-    return (last, made) if last is not None and isinstance(made, Wanted) else None
+    return (last, made) if last is not None and isinstance(made, CompiledPipeline) else None
 
 
 def gone_by(
-    observed: Observed, wanted: Wanted | list[Finding], resolve: Resolve
-) -> tuple[Observed, Wanted] | None:
+    snapshot: Snapshot, wanted: CompiledPipeline | list[Finding], resolve: Resolve
+) -> tuple[Snapshot, CompiledPipeline] | None:
     """What a pass goes by: the present spec, ``wanted``, or the last one that could be acted on; ``None`` where there is neither."""
-    present = (observed, wanted) if isinstance(wanted, Wanted) else None
+    present = (snapshot, wanted) if isinstance(wanted, CompiledPipeline) else None
     return (
         present
-        if present is not None and not observed.missing_sources
-        else accepted(observed, resolve) or present
+        if present is not None and not snapshot.missing_sources
+        else accepted(snapshot, resolve) or present
     )

@@ -17,8 +17,8 @@ from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.snapshot import (
     DEAD_LOOKS,
     DEAD_LOOKS_ALONE,
-    Observed,
     Pod,
+    Snapshot,
 )
 from triton_pipelines.controllers.pipeline.state import PodRepairState
 from triton_pipelines.controllers.pipeline.status_events import Event
@@ -42,7 +42,7 @@ class Healing:
     astray: Mapping[str, str]
 
 
-def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Delete pods that loaded other content than recorded, or in which a process has died."""
     healing = heal(snapshot, draft.of(KeptRevisions).sources, draft.state.pod_repair, now)
     deleted = tuple(Deletion("Pod", pod.name, pod.uid) for pod in healing.pods)
@@ -50,11 +50,11 @@ def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
 
 
 def heal(
-    observed: Observed, resolved: Resolved, state: PodRepairState, now: dt.datetime
+    snapshot: Snapshot, resolved: Resolved, state: PodRepairState, now: dt.datetime
 ) -> Healing:
     """Decide which pods go. ``resolved``: what each revision was first loaded from."""
-    changed = _astray(observed.pods, resolved)
-    going = _to_reload(observed.pods, changed)
+    changed = _astray(snapshot.pods, resolved)
+    going = _to_reload(snapshot.pods, changed)
     events = [
         Event(
             True,
@@ -67,12 +67,12 @@ def heal(
     last = timestamp(state.repaired) if state.repaired else None
     if last is None or now - last >= HEAL_INTERVAL:
         dead = next(
-            (pod for pod in observed.pods if pod not in going and _dead(pod, observed, going)), None
+            (pod for pod in snapshot.pods if pod not in going and _dead(pod, snapshot, going)), None
         )
         if dead is not None:
             going.append(dead)
             state = PodRepairState(rfc3339(now))
-            said = observed.probes[dead.uid].inference_error
+            said = snapshot.probes[dead.uid].inference_error
             events.append(
                 Event(
                     True,
@@ -121,9 +121,9 @@ def _age(pod: Pod) -> tuple[str, str]:
     return str(pod.raw["metadata"].get("creationTimestamp") or ""), pod.name
 
 
-def _dead(pod: Pod, observed: Observed, going: Sequence[Pod]) -> bool:
+def _dead(pod: Pod, snapshot: Snapshot, going: Sequence[Pod]) -> bool:
     """Whether a ready pod is to be made anew since looks at it meet a dead process."""
-    probe = observed.probes.get(pod.uid)
+    probe = snapshot.probes.get(pod.uid)
     if (
         probe is None
         or not pod.serving
@@ -134,10 +134,10 @@ def _dead(pod: Pod, observed: Observed, going: Sequence[Pod]) -> bool:
         return False
     others = (
         other
-        for other in observed.pods
+        for other in snapshot.pods
         if other.serving and other.uid != pod.uid and other not in going
     )
     beside = any(
-        (seen := observed.probes.get(other.uid)) is not None and seen.good for other in others
+        (seen := snapshot.probes.get(other.uid)) is not None and seen.good for other in others
     )
     return len(probe.dead) >= DEAD_LOOKS if beside else probe.dead_in_a_row >= DEAD_LOOKS_ALONE

@@ -22,7 +22,7 @@ from triton_pipelines.controllers.pipeline.deployment_progress import rolls
 from triton_pipelines.controllers.pipeline.field_managers import Turns, Writers
 from triton_pipelines.controllers.pipeline.live_config_map import KEY_MILLIS, KEY_REPLICAS, recorded
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
-from triton_pipelines.controllers.pipeline.snapshot import Object, Observed
+from triton_pipelines.controllers.pipeline.snapshot import Object, Snapshot
 from triton_pipelines.controllers.pipeline.state import ReplicasState, StalledRolloutState
 from triton_pipelines.controllers.timestamps import timestamp
 
@@ -54,10 +54,10 @@ class Replicas:
         """Return how many pods are wanted; none while the pipeline is suspended."""
         return 0 if pipeline.spec.suspend is Switch.ENABLED else self.number
 
-    def blocked_by_rollout(self, observed: Observed, stalled: StalledRolloutState) -> bool:
+    def blocked_by_rollout(self, snapshot: Snapshot, stalled: StalledRolloutState) -> bool:
         """Whether live scaling wants another number of the pods that serve while a revision does not come: that one has to go first, or a
         Deployment would give it a share of what is added."""
-        live = int(((observed.deployment or {}).get("spec") or {}).get("replicas") or 0)
+        live = int(((snapshot.deployment or {}).get("spec") or {}).get("replicas") or 0)
         return (
             bool(stalled.revision)
             and self.owner == "scaling"
@@ -70,7 +70,7 @@ class Replicas:
         return self.owner != "spec"
 
 
-def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Choose the number of pods and respect other managers that own it."""
     pipeline = draft.of(ReconciledSpec).pipeline
     number = in_rollout(
@@ -84,22 +84,22 @@ def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
     return Outcome(number, (number.state,), requeue_after=number.again)
 
 
-def known_pods(pipeline: InferencePipeline, observed: Observed) -> Mapping[str, int]:
+def known_pods(pipeline: InferencePipeline, snapshot: Snapshot) -> Mapping[str, int]:
     """What is recorded. Where live scaling is not active and the whole live ConfigMap is gone, the number of pods that it had left: nobody
     has asked for fewer. (Active, it goes by what runs in any case.)"""
-    known = recorded(observed.live_data())
-    if observed.live_data() or pipeline.spec.scaling.mode is ScalingMode.ACTIVE:
+    known = recorded(snapshot.live_data())
+    if snapshot.live_data() or pipeline.spec.scaling.mode is ScalingMode.ACTIVE:
         return known
-    live = int(((observed.deployment or {}).get("spec") or {}).get("replicas") or 0)
+    live = int(((snapshot.deployment or {}).get("spec") or {}).get("replicas") or 0)
     return {**known, KEY_REPLICAS: live} if live not in (0, pipeline.spec.replicas) else known
 
 
 def owned_data(
-    pipeline: InferencePipeline, observed: Observed, scaled: int | None, limit: int | None
+    pipeline: InferencePipeline, snapshot: Snapshot, scaled: int | None, limit: int | None
 ) -> dict[str, str]:
     """What the live ConfigMap holds of pods: how many live scaling wants, and each one's CPU limit. Unless it is active, what it wanted
     last stays, so that it can go on from there."""
-    known = known_pods(pipeline, observed)
+    known = known_pods(pipeline, snapshot)
     wanted = {KEY_REPLICAS: scaled, KEY_MILLIS: limit}
     if pipeline.spec.scaling.mode is not ScalingMode.ACTIVE:
         wanted = {
@@ -110,35 +110,35 @@ def owned_data(
 
 
 def decide_replicas(
-    pipeline: InferencePipeline, observed: Observed, state: ReplicasState, now: dt.datetime
+    pipeline: InferencePipeline, snapshot: Snapshot, state: ReplicasState, now: dt.datetime
 ) -> Replicas:
     """Who owns the number of pods, and what it is."""
     bounds = pipeline.spec.scaling.pods
-    number = pipeline.spec.replicas if bounds is None else _scaled(pipeline, bounds, observed)
+    number = pipeline.spec.replicas if bounds is None else _scaled(pipeline, bounds, snapshot)
     owner = "spec" if bounds is None else "scaling"
     scaled, least = (None, number) if bounds is None else (number, bounds.low)
-    turns = _turns(Turns.parse(state.turns), pipeline, observed, now)
+    turns = _turns(Turns.parse(state.turns), pipeline, snapshot, now)
     state = replace(state, turns=turns.document())
     conflict = _in_turn(turns, bounds, number) or (
-        "" if bounds is None else _scaled_from_outside(pipeline, observed, number)
+        "" if bounds is None else _scaled_from_outside(pipeline, snapshot, number)
     )
     found = Replicas(number, number, owner, state, conflict, scaled, least, again=turns.until(now))
     if pipeline.spec.suspend is Switch.ENABLED:
         return replace(found, applied=0)
-    return _beside_others(found, pipeline, observed, now)
+    return _beside_others(found, pipeline, snapshot, now)
 
 
 def _beside_others(
-    found: Replicas, pipeline: InferencePipeline, observed: Observed, now: dt.datetime
+    found: Replicas, pipeline: InferencePipeline, snapshot: Snapshot, now: dt.datetime
 ) -> Replicas:
     """The number (``found``), or that of somebody else who writes it into the Deployment and means it."""
     number, state = found.number, found.state
     writers = state.writers
-    other = _other_owner(observed.deployment)
-    live = int(((observed.deployment or {}).get("spec") or {}).get("replicas") or 0)
+    other = _other_owner(snapshot.deployment)
+    live = int(((snapshot.deployment or {}).get("spec") or {}).get("replicas") or 0)
     # At 0 an HPA stands still, so that once is enough; one that wakes a pipeline from 0, as KEDA does, means it, and lets it sleep again.
     asleep = number == 0
-    if asleep and observed.state().revision.generation != observed.generation:
+    if asleep and snapshot.state().revision.generation != snapshot.generation:
         writers = Writers()  # which somebody has just asked for
     if asleep and live == number and other is not None and writers.left:
         return replace(found, applied=None, owner=writers.left, state=state.with_writers(writers))
@@ -168,7 +168,7 @@ def _beside_others(
 
 def in_rollout(
     number: Replicas,
-    observed: Observed,
+    snapshot: Snapshot,
     target: str,
     *,
     rolling: bool,
@@ -182,10 +182,10 @@ def in_rollout(
     other one down, and the rollout would never end. Once the pods that have a place serve the revision, or it turns out that it never
     will, the number is again what is wanted.
     """
-    state, deployed = number.state, observed.deployed_revision()
+    state, deployed = number.state, snapshot.deployed_revision()
     if number.owner != "scaling" or not number.applied or stalled == target:
         return replace(number, state=replace(state, rollout_pods=0))
-    staying = [pod for pod in observed.pods if not pod.deleting]
+    staying = [pod for pod in snapshot.pods if not pod.deleting]
     most = state.rollout_pods
     if (
         deployed == target == verified
@@ -234,35 +234,35 @@ def _other_owner(deployment: Object | None) -> _Owner | None:
     return max(found, key=lambda one: one.scale, default=None)
 
 
-def _scaled(pipeline: InferencePipeline, bounds: PodBounds, observed: Observed) -> int:
+def _scaled(pipeline: InferencePipeline, bounds: PodBounds, snapshot: Snapshot) -> int:
     """The number that live scaling wants, else the recorded one, else what runs when it takes over."""
-    known = known_pods(pipeline, observed).get(KEY_REPLICAS)
+    known = known_pods(pipeline, snapshot).get(KEY_REPLICAS)
     wanted = (
-        observed.intent.pods
-        if observed.intent is not None and observed.intent.pods is not None
+        snapshot.intent.pods
+        if snapshot.intent is not None and snapshot.intent.pods is not None
         else known
     )
     if wanted is None:
         if pipeline.spec.scaling.mode is not ScalingMode.ACTIVE:
             return pipeline.spec.replicas
         wanted = (
-            int(((observed.deployment or {}).get("spec") or {}).get("replicas") or 0)
+            int(((snapshot.deployment or {}).get("spec") or {}).get("replicas") or 0)
             or pipeline.spec.replicas
         )
     return max(bounds.low, min(bounds.max, wanted))
 
 
-def _scaled_from_outside(pipeline: InferencePipeline, observed: Observed, number: int) -> str:
+def _scaled_from_outside(pipeline: InferencePipeline, snapshot: Snapshot, number: int) -> str:
     """That somebody scales the pipeline itself, whose number counts for nothing here: a number that nobody owns, and that is not the default,
     came that way."""
-    entries = list(_owners(observed.pipeline))
+    entries = list(_owners(snapshot.pipeline))
     who = next(
         (str(entry.get("manager")) for entry in entries if entry.get("subresource") == "scale"), ""
     )
     if (
         not who
         and not entries
-        and observed.pipeline["metadata"].get("managedFields")
+        and snapshot.pipeline["metadata"].get("managedFields")
         and pipeline.spec.replicas != 1
     ):
         who = "somebody"
@@ -280,14 +280,14 @@ def _kept(number: int) -> str:
 
 
 def _turns(
-    known: Turns, pipeline: InferencePipeline, observed: Observed, now: dt.datetime
+    known: Turns, pipeline: InferencePipeline, snapshot: Snapshot, now: dt.datetime
 ) -> Turns:
     """Who have written the pipeline's own number, with what is seen now. Of several who say the same the one before has it still."""
-    if not observed.pipeline["metadata"].get("managedFields"):
+    if not snapshot.pipeline["metadata"].get("managedFields"):
         return known.after("", now)
     found = {
         str(entry.get("manager", "")) or "somebody": entry.get("subresource") == "scale"
-        for entry in _owners(observed.pipeline)
+        for entry in _owners(snapshot.pipeline)
     }
     for manager, scale in found.items():
         known = known.named(SCALED, manager) if scale else known

@@ -11,7 +11,7 @@ from triton_pipelines.controllers.pipeline.actions import Deletion
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.owner_references import owned
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
-from triton_pipelines.controllers.pipeline.snapshot import Object, Observed
+from triton_pipelines.controllers.pipeline.snapshot import Object, Snapshot
 
 from .kept_revisions import KeptRevisions
 
@@ -19,7 +19,7 @@ from .kept_revisions import KeptRevisions
 PRUNED_KINDS = ("Service", "NetworkPolicy", "PodDisruptionBudget", "ConfigMap", "Deployment", "Job")
 
 
-def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Prune what no policy applies or keeps."""
     outcome = draft.outcome
     desired = [*(entry.item for entry in outcome.apply), *outcome.kept]
@@ -29,13 +29,13 @@ def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
 
 
 def pruned(
-    pipeline: InferencePipeline, observed: Observed, desired: Sequence[Object], kept: Sequence[str]
+    pipeline: InferencePipeline, snapshot: Snapshot, desired: Sequence[Object], kept: Sequence[str]
 ) -> tuple[Deletion, ...]:
     """Return the deletions of owned children that are neither desired nor of a kept revision."""
     wanted = {(item["kind"], item["metadata"]["name"]) for item in desired}
     wanted |= {("ConfigMap", names.revision_name(pipeline.name, revision)) for revision in kept}
     result: list[Deletion] = []
-    for (kind, name), item in sorted(observed.children.items()):
+    for (kind, name), item in sorted(snapshot.children.items()):
         metadata = item["metadata"]
         if (
             kind not in PRUNED_KINDS

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from triton_pipelines.controllers.pipeline.chain import Context, Draft, Outcome
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
-from triton_pipelines.controllers.pipeline.snapshot import Observed
+from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 from triton_pipelines.controllers.pipeline.state import RevisionState
 
 # While another pipeline has to finish its rollout first, this is checked so often (seconds).
@@ -23,7 +23,7 @@ class DesiredRevision:
     """The same, or the one that was restored in its place by an earlier iteration."""
 
 
-def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Keep the deployed revision while the spec is blocked or too many other pipelines roll."""
     spec, state = draft.of(ReconciledSpec), draft.state.revision
     if spec.blocked is not None:
@@ -39,7 +39,7 @@ def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
     )
 
 
-def _has_to_wait(revision: str, snapshot: Observed, state: RevisionState, context: Context) -> bool:
+def _has_to_wait(revision: str, snapshot: Snapshot, state: RevisionState, context: Context) -> bool:
     """Return whether the revision has changed, but not the spec, and too many others roll."""
     deployed = snapshot.deployed_revision()
     if (

@@ -18,7 +18,7 @@ from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.deployment_progress import deadline_exceeded
 from triton_pipelines.controllers.pipeline.pod_problems import Problem
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
-from triton_pipelines.controllers.pipeline.snapshot import DEAD_LOOKS_ALONE, Observed, Probe
+from triton_pipelines.controllers.pipeline.snapshot import DEAD_LOOKS_ALONE, Probe, Snapshot
 from triton_pipelines.controllers.pipeline.state import RolloutState, SloGuardState
 from triton_pipelines.controllers.timestamps import timestamp
 
@@ -73,7 +73,7 @@ class _Failure:
     message: str
 
 
-def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Roll the desired revision out; roll back if it fails or violates the SLO."""
     pipeline, desired = draft.of(ReconciledSpec).pipeline, draft.of(DesiredRevision).name
     begun, judgement = draft.of(RolloutTarget), draft.of(Judgement)
@@ -120,7 +120,7 @@ def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
     )
 
 
-def _after_success(begun: RolloutTarget, desired: str, snapshot: Observed) -> RolloutState:
+def _after_success(begun: RolloutTarget, desired: str, snapshot: Snapshot) -> RolloutState:
     """Return the state with the desired revision as verified, once it serves the whole pipeline."""
     if not begun.whole:
         return begun.state
@@ -135,7 +135,7 @@ def _mode(
     strategy: RolloutStrategy,
     begun: RolloutTarget,
     state: RolloutState,
-    snapshot: Observed,
+    snapshot: Snapshot,
     now: dt.datetime,
 ) -> tuple[RolloutStrategy, RolloutState, float | None]:
     if strategy is not RolloutStrategy.AUTO:
@@ -148,7 +148,7 @@ def _rolled_back(
     rollout: Rollout,
     failure: _Failure | None,
     desired: str,
-    snapshot: Observed,
+    snapshot: Snapshot,
     strategy: RolloutStrategy,
 ) -> Rollout | None:
     """Return the rollback after a failure; ``None`` if nothing failed or can be restored."""
@@ -165,7 +165,7 @@ def _reverted_for_slo(
     rollout: Rollout,
     judgement: Judgement,
     desired: str,
-    snapshot: Observed,
+    snapshot: Snapshot,
     strategy: RolloutStrategy,
 ) -> Rollout | None:
     """Return the rollback after an SLO violation; ``None`` without one.
@@ -202,14 +202,14 @@ def _restoring(strategy: RolloutStrategy) -> RolloutStrategy:
     return strategy if strategy is RolloutStrategy.RECREATE else RolloutStrategy.NO_SURGE
 
 
-def _way_taken(target: str, observed: Observed, state: RolloutState) -> RolloutState:
+def _way_taken(target: str, snapshot: Snapshot, state: RolloutState) -> RolloutState:
     """State of the way that Auto took, which the Deployment shows where the live ConfigMap is gone."""
-    rolling = (((observed.deployment or {}).get("spec") or {}).get("strategy") or {}).get(
+    rolling = (((snapshot.deployment or {}).get("spec") or {}).get("strategy") or {}).get(
         "rollingUpdate"
     ) or {}
     if (
-        observed.live_data()
-        or observed.deployed_revision() != target
+        snapshot.live_data()
+        or snapshot.deployed_revision() != target
         or rolling.get("maxSurge") != 0
     ):
         return state
@@ -217,13 +217,13 @@ def _way_taken(target: str, observed: Observed, state: RolloutState) -> RolloutS
 
 
 def _auto(
-    target: str, observed: Observed, state: RolloutState, now: dt.datetime
+    target: str, snapshot: Snapshot, state: RolloutState, now: dt.datetime
 ) -> tuple[RolloutStrategy, RolloutState, float | None]:
     if state.mode_revision == target and state.mode == RolloutStrategy.NO_SURGE:
         return RolloutStrategy.NO_SURGE, state, None
-    if observed.deployed_revision() != target:
+    if snapshot.deployed_revision() != target:
         return RolloutStrategy.SURGE, state, None
-    for pod in observed.pods:
+    for pod in snapshot.pods:
         condition = pod.condition("PodScheduled")
         if (
             pod.revision != target
@@ -237,7 +237,7 @@ def _auto(
         # Of another revision, or of the same one before a restart.
         if not any(
             (other.revision, other.template) != (target, pod.template)
-            for other in observed.pods
+            for other in snapshot.pods
             if not other.deleting
         ):
             continue
@@ -254,7 +254,7 @@ def _auto(
 
 
 def _gap(
-    target: str, mode: RolloutStrategy, replicas: int, observed: Observed, coming: bool
+    target: str, mode: RolloutStrategy, replicas: int, snapshot: Snapshot, coming: bool
 ) -> str:
     """Words for the time in which nothing serves, while it lasts or comes.
 
@@ -262,12 +262,12 @@ def _gap(
     leaves as soon as the Deployment is changed.
     """
     if (mode is RolloutStrategy.SURGE and not coming) or any(
-        pod.serving and pod.revision == target for pod in observed.pods
+        pod.serving and pod.revision == target for pod in snapshot.pods
     ):
         return ""
     if (
-        not any(pod.revision != target for pod in observed.pods)
-        and observed.deployed_revision() != target
+        not any(pod.revision != target for pod in snapshot.pods)
+        and snapshot.deployed_revision() != target
     ):
         return ""
     if mode is not RolloutStrategy.RECREATE and replicas > 1:
@@ -276,26 +276,26 @@ def _gap(
     return f"{why}: the old pod goes first, and no pod serves until the new one is ready"
 
 
-def _old_gone(mode: RolloutStrategy, observed: Observed, wanted: str) -> bool:
+def _old_gone(mode: RolloutStrategy, snapshot: Snapshot, wanted: str) -> bool:
     """Whether the way taken has taken old pods away (a surge never does before the new pod is ready)."""
     return (
         mode in (RolloutStrategy.NO_SURGE, RolloutStrategy.RECREATE)
-        and observed.deployed_revision() == wanted
+        and snapshot.deployed_revision() == wanted
     )
 
 
-def _failure(target: str, observed: Observed, problems: Sequence[Problem]) -> _Failure | None:
+def _failure(target: str, snapshot: Snapshot, problems: Sequence[Problem]) -> _Failure | None:
     """Why the rollout of ``target`` cannot end well: a final problem of one of its pods, or the Deployment's deadline."""
-    pods = {pod.name for pod in observed.pods if pod.revision == target}
+    pods = {pod.name for pod in snapshot.pods if pod.revision == target}
     for problem in problems:
         if problem.pod in pods and problem.final:
             return _Failure(problem.reason, problem.message)
-    exceeded = deadline_exceeded(target, observed, problems)
+    exceeded = deadline_exceeded(target, snapshot, problems)
     return _Failure(*exceeded) if exceeded is not None else None
 
 
 def _failed(
-    target: str, observed: Observed, problems: Sequence[Problem], failure: _Failure | None
+    target: str, snapshot: Snapshot, problems: Sequence[Problem], failure: _Failure | None
 ) -> str:
     """Why a revision that is new cannot come to serve the whole pipeline, or must not: wrong answers of its first pod are not waited out while
     old pods leave for it."""
@@ -303,8 +303,8 @@ def _failed(
         return failure.message
     wrong = {
         pod.name
-        for pod in observed.pods
-        if pod.revision == target and _answers_wrong(observed.probes.get(pod.uid))
+        for pod in snapshot.pods
+        if pod.revision == target and _answers_wrong(snapshot.probes.get(pod.uid))
     }
     return next(
         (

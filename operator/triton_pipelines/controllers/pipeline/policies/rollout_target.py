@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.deployment_progress import serves_whole
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
-from triton_pipelines.controllers.pipeline.snapshot import Observed
+from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 from triton_pipelines.controllers.pipeline.state import RolloutState
 
 from .replicas import Replicas
@@ -27,7 +27,7 @@ class RolloutTarget:
     :mod:`~.rollout` keeps it."""
 
 
-def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Forget a failure of another spec, and find the target."""
     desired, state = draft.of(DesiredRevision).name, draft.state.rollout
     replicas = draft.of(Replicas).desired(draft.of(ReconciledSpec).pipeline)
@@ -42,7 +42,7 @@ def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
     return Outcome(RolloutTarget(target, whole, state))
 
 
-def _serving_alone(snapshot: Observed, desired: str, replicas: int) -> str:
+def _serving_alone(snapshot: Snapshot, desired: str, replicas: int) -> str:
     """The revision other than ``desired`` that serves the whole pipeline; "" without one. Where the memory of it is lost, as with a deleted
     live ConfigMap, this is still what can be gone back to."""
     found = {pod.revision for pod in snapshot.pods if pod.serving} - {desired}
@@ -54,7 +54,7 @@ def _serving_alone(snapshot: Observed, desired: str, replicas: int) -> str:
     return known[0] if known else ""
 
 
-def _left_behind(snapshot: Observed, desired: str) -> str:
+def _left_behind(snapshot: Snapshot, desired: str) -> str:
     """The revision that served before a rollout to ``desired`` which has not come to its end, as the Deployment tells of it; "" without one.
     Where one pod fits, nothing serves in between that would tell."""
     found = snapshot.previous_revision()

@@ -22,7 +22,7 @@ from triton_pipelines.controllers.pipeline.latency_figures import (
     limit_of,
 )
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
-from triton_pipelines.controllers.pipeline.snapshot import Observed
+from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 from triton_pipelines.controllers.pipeline.state import SloGuardState
 from triton_pipelines.controllers.pipeline.status_events import Event
 from triton_pipelines.controllers.timestamps import moment, rfc3339
@@ -52,7 +52,7 @@ class Judgement:
     ended: str = ""
 
 
-def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Compare the latency of a new revision with the SLO and with its predecessor's."""
     desired, begun = draft.of(DesiredRevision).name, draft.of(RolloutTarget)
     pipeline = draft.of(ReconciledSpec).pipeline

@@ -8,7 +8,7 @@ from dataclasses import replace
 from triton_pipelines.api import names
 from triton_pipelines.controllers.pipeline.actions import Apply, ApplyStage
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
-from triton_pipelines.controllers.pipeline.snapshot import Observed
+from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 from triton_pipelines.controllers.pipeline.state import TuningRunState
 from triton_pipelines.controllers.pipeline.tuning_run_inputs import cleared
 from triton_pipelines.controllers.pipeline.tuning_run_state import Run, with_tuning
@@ -17,7 +17,7 @@ from .last_good_spec import Stalled
 from .tuning_run import interrupted
 
 
-def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Report why nothing can be done; of the live ConfigMap, change the tuning run alone."""
     stalled = draft.of(Stalled)
     before = Run.parse(draft.state.tuning_run.document)

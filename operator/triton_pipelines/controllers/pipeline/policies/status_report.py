@@ -11,7 +11,7 @@ from triton_pipelines.controllers.pipeline import padding_choices, ragged_fallba
 from triton_pipelines.controllers.pipeline import status as statuses
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
-from triton_pipelines.controllers.pipeline.snapshot import Observed
+from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 from triton_pipelines.controllers.pipeline.tuning_run_state import with_tuning
 
 from .cpu_resize import CpuResize
@@ -24,7 +24,7 @@ from .tuned_padding import TunedPadding
 from .tuning_run import TuningProgress
 
 
-def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Write the whole status, or what still holds of it while the spec is blocked.
 
     An iteration with nothing to wait for is repeated by the resync. While pods are on their way,
@@ -44,7 +44,7 @@ def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
     return Outcome(status=status, requeue_after=WAITING_SECONDS if waits else None)
 
 
-def _status(snapshot: Observed, draft: Draft, now: dt.datetime) -> dict[str, Any]:
+def _status(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> dict[str, Any]:
     spec, desired = draft.of(ReconciledSpec), draft.of(DesiredRevision).name
     status = statuses.compute(
         spec.pipeline,
@@ -80,7 +80,7 @@ def _status(snapshot: Observed, draft: Draft, now: dt.datetime) -> dict[str, Any
 
 
 def _blocked_status(
-    status: Mapping[str, Any], snapshot: Observed, draft: Draft, now: dt.datetime
+    status: Mapping[str, Any], snapshot: Snapshot, draft: Draft, now: dt.datetime
 ) -> dict[str, Any]:
     spec = draft.of(ReconciledSpec)
     found = scaling_status.held(

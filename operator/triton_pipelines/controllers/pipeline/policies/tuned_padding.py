@@ -17,7 +17,7 @@ from triton_pipelines.controllers.pipeline.padding_choices import (
     retold,
 )
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
-from triton_pipelines.controllers.pipeline.snapshot import Observed
+from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 from triton_pipelines.controllers.pipeline.state import TuningRunState
 from triton_pipelines.controllers.pipeline.tuning_run_state import Run
 
@@ -38,7 +38,7 @@ class TunedPadding:
     """The tuning run, whose message says if its padding was rejected since."""
 
 
-def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Add what a tuning run has measured; reject a choice whose revision failed.
 
     A rejection changes what the spec compiles to, so the next iteration follows at once.

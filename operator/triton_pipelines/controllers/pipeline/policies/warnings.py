@@ -9,7 +9,7 @@ from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.latency_figures import limit_of
 from triton_pipelines.controllers.pipeline.loader_warnings import remarks
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
-from triton_pipelines.controllers.pipeline.snapshot import Observed
+from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 
 from .revision import DesiredRevision
 from .rollout import Rollout
@@ -18,7 +18,7 @@ from .tuned_padding import TunedPadding
 from .tuning_run import doubts as tuning_warnings
 
 
-def decide(snapshot: Observed, draft: Draft, now: dt.datetime) -> Outcome:
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Warn of the spec, the SLO, the tuning run, monitoring, the loader and outputs, in this order."""
     spec, desired = draft.of(ReconciledSpec), draft.of(DesiredRevision).name
     return Outcome(
