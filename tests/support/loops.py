@@ -123,7 +123,7 @@ class Loop:
     def resolve(self, observed: Snapshot) -> CompiledPipeline | list[Finding]:
         """A pass's look at the spec, by which the scaling loop goes from then on."""
         wanted = self.resolver.resolve(observed)
-        self.resolver.gone_by(observed, wanted)
+        self.resolver.effective_spec(observed, wanted)
         return wanted
 
     def live_config_map(self) -> dict[str, Any]:
@@ -256,7 +256,7 @@ def loop_of(monkeypatch: pytest.MonkeyPatch, world: World) -> Loop:
         dues,
         passed=world.document["metadata"]["generation"],
     )
-    scaler.going = loop.resolver.going
+    scaler.going = loop.resolver.effective
     loop.resolve(world.observed())
     return loop
 

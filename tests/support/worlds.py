@@ -27,7 +27,7 @@ from triton_pipelines.controllers.pipeline.actions import Deletion
 from triton_pipelines.controllers.pipeline.compiled_pipeline import CompiledPipeline, resolve
 from triton_pipelines.controllers.pipeline.latency_figures import Latencies
 from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
-from triton_pipelines.controllers.pipeline.policies.last_good_spec import remembered_of
+from triton_pipelines.controllers.pipeline.policies.last_good_spec import last_good_after
 from triton_pipelines.controllers.pipeline.policies.rollout import UNSCHEDULABLE_GRACE
 from triton_pipelines.controllers.pipeline.snapshot import (
     ModelState,
@@ -337,7 +337,7 @@ class World:
         """One pass of the operator, killed after so many writes if told so. Everything written is checked against its schema."""
         decided = self._planned(observed := self.observed())
         self._looks = dict(observed.probes)
-        self._accepted = remembered_of(observed, decided.apply)  # as the operator's process does
+        self._accepted = last_good_after(observed, decided.apply)  # as the operator's process does
         left = (
             writes
             if writes is not None

@@ -16,7 +16,7 @@ from triton_pipelines.cluster.resources import CONFIG_MAPS
 from triton_pipelines.cluster.store import Key, Store
 from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec
 from triton_pipelines.controllers.pipeline.owner_references import owned
-from triton_pipelines.controllers.pipeline.policies.last_good_spec import last_accepted
+from triton_pipelines.controllers.pipeline.policies.last_good_spec import last_good_snapshot
 from triton_pipelines.controllers.pipeline.snapshot import Object, Snapshot
 
 
@@ -72,7 +72,7 @@ class Specs:
 def _read(raw: Object, live: Object | None) -> InferencePipeline | None:
     """The recorded spec, or the present one where there is none that this release takes."""
     last = (
-        last_accepted(
+        last_good_snapshot(
             Snapshot(raw, {("ConfigMap", names.live_name(raw["metadata"]["name"])): live})
         )
         if live is not None

@@ -343,7 +343,9 @@ def refusing(loop: Loop, monkeypatch: pytest.MonkeyPatch, kind: Refused) -> dict
 
     monkeypatch.setattr(loop.world, "resize", resize)
     observed = loop.world.observed
-    monkeypatch.setattr(loop.world, "observed", lambda: replace(observed(), unresized=dict(known)))
+    monkeypatch.setattr(
+        loop.world, "observed", lambda: replace(observed(), resize_rejections=dict(known))
+    )
     loop.scaler.refusals = lambda key: known
     return known
 

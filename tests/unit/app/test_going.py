@@ -80,11 +80,11 @@ def test_who_needs_no_graph_gets_the_same_spec(monkeypatch: pytest.MonkeyPatch) 
     loop.cache()
     specs = Specs()
     alone = specs.of(loop.store, loop.world.document)
-    specs.going = loop.resolver.going
-    going = loop.resolver.going(loop.world.document)
+    specs.going = loop.resolver.effective
+    going = loop.resolver.effective(loop.world.document)
     assert going is not None
     assert specs.of(loop.store, loop.world.document) is going.pipeline
     assert alone is not going.pipeline
     other = copy.deepcopy(loop.world.document)
     other["metadata"]["uid"] = "another"
-    assert loop.resolver.going(other) is None
+    assert loop.resolver.effective(other) is None

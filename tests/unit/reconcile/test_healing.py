@@ -15,8 +15,8 @@ from triton_pipelines.controllers.pipeline.policies.pod_repair import (
     DEAD_LOOKS,
     DEAD_LOOKS_ALONE,
     HEAL_INTERVAL,
-    Healing,
-    heal,
+    PodRepairs,
+    choose_repairs,
 )
 from triton_pipelines.controllers.pipeline.snapshot import (
     DEAD_KEPT,
@@ -77,10 +77,10 @@ def decide(
     probes: dict[str, Probe] | None = None,
     state: PodRepairState | None = None,
     now: dt.datetime = START,
-) -> Healing:
+) -> PodRepairs:
     resolved = ResolvedSources.model_validate(RESOLVED).root
     observed = Snapshot({"metadata": {"name": "sentiment"}}, {}, pods, probes or {})
-    return heal(observed, resolved, state or PodRepairState(), now)
+    return choose_repairs(observed, resolved, state or PodRepairState(), now)
 
 
 # --- content ----------------------------------------------------------------------------------------------------------------

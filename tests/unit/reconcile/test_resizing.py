@@ -294,7 +294,7 @@ def refusing(made: World, resize: Resize, kind: str, until: dt.datetime | None =
         f"is not given {resize.limit}m: no",
         until or made.now + dt.timedelta(seconds=30),
     )
-    return replace(made.observed(), unresized={resize.uid: refusal})
+    return replace(made.observed(), resize_rejections={resize.uid: refusal})
 
 
 def _plan(made: World, observed: Snapshot) -> Plan:

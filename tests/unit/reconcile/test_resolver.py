@@ -25,8 +25,8 @@ from triton_pipelines.controllers.pipeline import effective_spec as module
 from triton_pipelines.controllers.pipeline.compiled_pipeline import (
     CompiledPipeline,
     LazyRevision,
+    compile_parsed,
     resolve,
-    settled,
 )
 from triton_pipelines.controllers.pipeline.effective_spec import KEPT, Resolver
 from triton_pipelines.controllers.pipeline.padding_choices import Choice, data
@@ -195,9 +195,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def counting(pipeline: Any, *given: Any) -> Any:
         calls.append(pipeline.name)
-        return settled(pipeline, *given)
+        return compile_parsed(pipeline, *given)
 
-    monkeypatch.setattr(module, "settled", counting)
+    monkeypatch.setattr(module, "compile_parsed", counting)
     return calls
 
 

@@ -366,7 +366,7 @@ def test_a_new_request_in_the_middle_is_a_new_run() -> None:
 
 def test_what_the_api_server_refuses_ends_it() -> None:
     world = asked()
-    world.untuned = "the API server refuses an object of the run: exceeded quota"
+    world.tuning_rejection = "the API server refuses an object of the run: exceeded quota"
     world.step()
     assert world.run["state"] == "Failed"
     assert "exceeded quota" in world.run["message"]

@@ -219,9 +219,9 @@ def test_requests_in_quick_succession_leave_the_last_one_alone() -> None:
     ] == [f"request '{name}'" for name in "abac"]
     # What the API server said of an object of an earlier one is nothing against this one.
     world.change(tuning={"request": "d"})
-    world.untuned = "the API server refuses an object of the run: exceeded quota"
+    world.tuning_rejection = "the API server refuses an object of the run: exceeded quota"
     world.step()
-    world.untuned = ""
+    world.tuning_rejection = ""
     assert world.run["state"] == "Pending"
 
 

@@ -39,7 +39,7 @@ def reason_of(error: Refused) -> Reason:
     return Reason.INVALID_SPEC if isinstance(error, Invalid) else Reason.API_ERROR
 
 
-def kept_back(
+def status_after_failure(
     snapshot: Snapshot, decided: Plan, error: Refused, now: dt.datetime
 ) -> dict[str, Any]:
     """The status where an object of the pipeline could not be applied. What live scaling sees and does holds all the same, and what became of a
@@ -74,6 +74,6 @@ def _with_scaling(status: Mapping[str, Any], said: Mapping[str, Any]) -> dict[st
     }
 
 
-def events_that_hold(decided: Plan) -> list[Event]:
+def events_after_failure(decided: Plan) -> list[Event]:
     """Of what a pass was to do, the events that are true all the same: the end of a tuning run, of which no later pass tells."""
     return [event for event in decided.notes if event.reason in ENDED_EVENTS]

@@ -92,11 +92,13 @@ def resolve(snapshot: Snapshot, options: Options) -> CompiledPipeline | list[Fin
     """What the spec asks for, or everything that is wrong with it."""
     pipeline, findings = parse(snapshot.pipeline)
     return (
-        findings if pipeline is None or findings else settled(pipeline, Known.of(snapshot), options)
+        findings
+        if pipeline is None or findings
+        else compile_parsed(pipeline, Known.of(snapshot), options)
     )
 
 
-def settled(
+def compile_parsed(
     pipeline: InferencePipeline, known: Known, options: Options
 ) -> CompiledPipeline | list[Finding]:
     """What a spec that was parsed without findings asks for, or everything that is wrong with it. Of nothing but its arguments."""

@@ -21,9 +21,9 @@ from triton_pipelines.compile.graph import Graph, Options
 from triton_pipelines.compile.graph.graph import Fetch
 from triton_pipelines.compile.render import Revision
 
-from .compiled_pipeline import CompiledPipeline, Known, LazyRevision, settled
+from .compiled_pipeline import CompiledPipeline, Known, LazyRevision, compile_parsed
 from .config_map_sources import config_map_sources
-from .policies.last_good_spec import gone_by
+from .policies.last_good_spec import effective_spec
 from .snapshot import Object, Snapshot
 
 Key = tuple[str, str]
@@ -64,14 +64,14 @@ class Spec:
             tuple(config_map_sources(usable)) if usable is not None else (),
         )
 
-    def comes_to(self, known: Known, options: Options) -> CompiledPipeline | list[Finding]:
+    def compile(self, known: Known, options: Options) -> CompiledPipeline | list[Finding]:
         """What it asks for, or all that is wrong with it; from last time where nothing has changed."""
         if self.pipeline is None:
             return list(self.findings)
         found = next((result for then, result in self._made if then == known), None)
         if found is not None:
             return found if isinstance(found, CompiledPipeline) else list(found)
-        made = settled(self.pipeline, known, options)
+        made = compile_parsed(self.pipeline, known, options)
         result = tuple(made) if isinstance(made, list) else _without_content(made, known, options)
         # While a source is missing the last spec that could be acted on is this one, too, with the hash that the source had.
         others = [item for item in self._made if item[0].digests != known.digests]
@@ -85,7 +85,7 @@ class Resolver:
 
     options: Options
     _read: dict[Key, list[Spec]] = field(default_factory=dict, init=False)
-    _going: dict[Key, EffectiveSpec] = field(default_factory=dict, init=False)
+    _effective: dict[Key, EffectiveSpec] = field(default_factory=dict, init=False)
 
     def read(self, raw: Object) -> Spec:
         """The spec of a raw pipeline."""
@@ -97,23 +97,23 @@ class Resolver:
 
     def resolve(self, snapshot: Snapshot) -> CompiledPipeline | list[Finding]:
         """What :func:`~.wanted.resolve` says."""
-        return self.read(snapshot.pipeline).comes_to(Known.of(snapshot), self.options)
+        return self.read(snapshot.pipeline).compile(Known.of(snapshot), self.options)
 
-    def gone_by(
+    def effective_spec(
         self, snapshot: Snapshot, wanted: CompiledPipeline | list[Finding]
     ) -> tuple[Snapshot, CompiledPipeline] | None:
-        """What a pass goes by (:func:`~.policies.last_good_spec.gone_by`), and everybody from then on; where that is nothing, what went before stays."""
-        asked = gone_by(snapshot, wanted, self.resolve)
+        """What a pass goes by (:func:`~.policies.last_good_spec.effective_spec`), and everybody from then on; where that is nothing, what went before stays."""
+        asked = effective_spec(snapshot, wanted, self.resolve)
         if asked is not None:
             uid = str(snapshot.pipeline["metadata"].get("uid") or "")
-            self._going[_key(snapshot.pipeline)] = EffectiveSpec(
+            self._effective[_key(snapshot.pipeline)] = EffectiveSpec(
                 uid, asked[1].pipeline, asked[1].graph, present=asked[0] is snapshot
             )
         return asked
 
-    def going(self, raw: Object) -> EffectiveSpec | None:
+    def effective(self, raw: Object) -> EffectiveSpec | None:
         """What a pipeline goes by; ``None`` before the first pass over it, and where it has never had a spec that could be acted on."""
-        found = self._going.get(_key(raw))
+        found = self._effective.get(_key(raw))
         return (
             found
             if found is not None and found.uid == str(raw["metadata"].get("uid") or "")
@@ -123,7 +123,7 @@ class Resolver:
     def forget(self, key: Key) -> None:
         """A pipeline is gone."""
         self._read.pop(key, None)
-        self._going.pop(key, None)
+        self._effective.pop(key, None)
 
 
 def _without_content(made: CompiledPipeline, known: Known, options: Options) -> CompiledPipeline:
@@ -137,7 +137,7 @@ def _without_content(made: CompiledPipeline, known: Known, options: Options) -> 
 
 
 def _revision(pipeline: InferencePipeline, known: Known, options: Options) -> Revision:
-    made = settled(pipeline, known, options)
+    made = compile_parsed(pipeline, known, options)
     assert isinstance(made, CompiledPipeline), "equal arguments come to equal results"
     assert isinstance(made.revision, Revision)
     return made.revision

@@ -13,7 +13,7 @@ from .snapshot import Snapshot
 TOLD: Final = INFORMATIVE - {Reason.TOKENIZER_SETTINGS_IGNORED}
 
 
-def remarks(snapshot: Snapshot, revision: str) -> list[Finding]:
+def loader_warnings(snapshot: Snapshot, revision: str) -> list[Finding]:
     """Informative findings of the pods of ``revision``, each once. Until a pod of it has loaded anything, what was said of it holds, so that
     a pod that is made anew is no news."""
     pods = sorted(

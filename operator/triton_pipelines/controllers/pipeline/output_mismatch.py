@@ -17,7 +17,7 @@ PATH: Final = "spec.health.inference"
 WORDS: Final = "a test inference is answered otherwise than declared: "
 
 
-def judged(snapshot: Snapshot, proven: str) -> tuple[Snapshot, list[Finding]]:
+def count_new_mismatches(snapshot: Snapshot, proven: str) -> tuple[Snapshot, list[Finding]]:
     """The same with each mismatch of a pod that counts as a failed inference, and warnings of those that do not: what pods of ``proven`` answer,
     the revision that last served the whole pipeline, and what was warned of before and a later revision, or another render of the same
     spec, answers as well."""

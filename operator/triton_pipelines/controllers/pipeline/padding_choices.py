@@ -124,7 +124,7 @@ Choices = Mapping[str, Choice]
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class PaddingResult:
     """What of a run's result is Auto's. ``result``: the fields of ``status.tuning``, whose patch no longer names a padding; ``patch``: that
     patch, with the padding that goes with it written out; ``choices``: by fingerprint (none, or one)."""
 
@@ -178,7 +178,7 @@ def after(before: Choices, proven: Choices, current: str, back: str) -> dict[str
     return {fingerprint: choices[fingerprint] for fingerprint in newest}
 
 
-def barred_now(before: Choices, choices: Choices) -> list[Choice]:
+def newly_rejected(before: Choices, choices: Choices) -> list[Choice]:
     """The choices that this pass has barred."""
     return [
         choice
@@ -194,7 +194,7 @@ def events_of(barred: Sequence[Choice]) -> tuple[Event, ...]:
     return tuple(Event(True, "PaddingReverted", "Rollout", note) for note in notes)
 
 
-def retold(run: Run, barred: Sequence[Choice]) -> Run:
+def with_rejection(run: Run, barred: Sequence[Choice]) -> Run:
     """The run with what became of the padding that it has proven: its message promised that Auto takes it."""
     for choice in barred:
         if (choice.request, choice.at) == (run.request, run.end):
@@ -245,7 +245,7 @@ def take(
     run: tuple[str, str],
     wall: float | None,
     fingerprint: Callable[[InferencePipeline], str],
-) -> Taken:
+) -> PaddingResult:
     """Take out of a run's result what Auto does by itself; all of it stays where the resource names its padding.
 
     Args:
@@ -256,7 +256,7 @@ def take(
         fingerprint: of a resource.
     """
     patch = patch_in(result)
-    gain, untouched = int(result.get("gainPercent") or 0), Taken(result, patch, {})
+    gain, untouched = int(result.get("gainPercent") or 0), PaddingResult(result, patch, {})
     if not patch or gain <= 0 or in_force is None or not left_to_auto(pipeline.spec.tokenizer):
         return untouched
     try:
@@ -293,7 +293,7 @@ def take(
         told["message"] = (
             f"{short(str(result.get('message') or ''), room)} Auto takes padding {padded}, with which it was measured, {when}.".lstrip()
         )
-    return Taken(
+    return PaddingResult(
         told,
         merge_patch(rest, {"spec": {"tokenizer": padding_fields(pipeline, padded)}}),
         {target: choice},

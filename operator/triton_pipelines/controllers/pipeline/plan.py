@@ -20,7 +20,7 @@ from .actions import Plan
 from .chain import Context, Draft, Policy, run
 from .changes import changes
 from .compiled_pipeline import CompiledPipeline
-from .output_mismatch import judged
+from .output_mismatch import count_new_mismatches
 from .pod_problems import of_pod
 from .policies import (
     children,
@@ -106,7 +106,7 @@ def plan(
 def plan_for(spec: ReconciledSpec, snapshot: Snapshot, context: Context, now: dt.datetime) -> Plan:
     """Decide one iteration for a spec that was compiled."""
     state = snapshot.state()
-    snapshot, mismatches = judged(snapshot, state.rollout.verified)
+    snapshot, mismatches = count_new_mismatches(snapshot, state.rollout.verified)
     spec = ReconciledSpec(spec.compiled, spec.blocked, mismatches)
     gpu = spec.pipeline.spec.server.gpu.resource_name
     found = (

@@ -81,7 +81,9 @@ def next_resize(due: Sequence[Resize], snapshot: Snapshot, now: dt.datetime) -> 
         on_its_way(pod) and not state_of(pod)[0] for pod in _resizable(snapshot)
     ) and not _pinched(snapshot):
         return None
-    resting = {uid: refusal for uid, refusal in snapshot.unresized.items() if refusal.until > now}
+    resting = {
+        uid: refusal for uid, refusal in snapshot.resize_rejections.items() if refusal.until > now
+    }
     # Whoever has no right to it need not try others; a quota never stands against giving back.
     kinds = {refusal.kind for refusal in resting.values() if refusal.of_all}
     if kinds - {Refused.QUOTA}:

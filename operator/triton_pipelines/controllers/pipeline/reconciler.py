@@ -41,7 +41,7 @@ from triton_pipelines.controllers.handover import Intent, View
 
 from . import status as statuses
 from .actions import Deletion, Plan, Resize, soonest
-from .apply_failure import Refused, events_that_hold, kept_back
+from .apply_failure import Refused, events_after_failure, status_after_failure
 from .chain import Context
 from .compiled_pipeline import CompiledPipeline
 from .config_map_sources import read_sources
@@ -50,7 +50,7 @@ from .effective_spec import Resolver
 from .latency_figures import Latencies
 from .owner_references import FormerChild, NameTaken, check_owner
 from .plan import is_unmanaged, plan
-from .policies.last_good_spec import remembered_of
+from .policies.last_good_spec import last_good_after
 from .resize_rejections import Refusal, of_pods, refused
 from .snapshot import Object, Pod, Probe, Snapshot, alive, serves
 from .status_events import Event, transitions
@@ -75,7 +75,7 @@ FORMER_CHILD_SECONDS = 2.0
 _log = structlog.get_logger(__name__)
 
 
-class StatusRefused(Exception):  # noqa: N818
+class StatusRejected(Exception):  # noqa: N818
     """The API server does not take a status of ours: a defect, or a CRD of another release."""
 
 
@@ -120,10 +120,10 @@ class Reconciler:
     _refused: dict[Key, str] = field(
         default_factory=dict
     )  # status writes that were refused, as told
-    _untuned: dict[Key, str] = field(
+    _tuning_rejection: dict[Key, str] = field(
         default_factory=dict
     )  # why an object of a tuning run was refused
-    _unresized: dict[Key, dict[str, Refusal]] = field(default_factory=dict)  # by pod uid
+    _resize_rejections: dict[Key, dict[str, Refusal]] = field(default_factory=dict)  # by pod uid
     _accepted: dict[Key, tuple[str, str]] = field(
         default_factory=dict
     )  # the pipeline's uid, and its last spec that was acted on
@@ -134,14 +134,14 @@ class Reconciler:
     async def reconcile(self, key: Key) -> Result:
         """One pass. Errors of the API server leave it as they are: the queue backs off by their class."""
         try:
-            return await self._pass(key)
-        except StatusRefused:
+            return await self._reconcile(key)
+        except StatusRejected:
             return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="stalled")
 
-    async def _pass(self, key: Key) -> Result:
+    async def _reconcile(self, key: Key) -> Result:
         raw = self.store.get(INFERENCE_PIPELINES, *key)
         if raw is None:
-            for known in (self._probes, self._refused, self._unresized, self._accepted):
+            for known in (self._probes, self._refused, self._resize_rejections, self._accepted):
                 known.pop(key, None)
             self.resolver.forget(key)
             return Result()
@@ -150,13 +150,15 @@ class Reconciler:
         sources = self.resolver.read(raw).sources
         snapshot = await self._observe(key, raw, sources)
         wanted = self.resolver.resolve(snapshot)
-        asked = self.resolver.gone_by(snapshot, wanted)
+        asked = self.resolver.effective_spec(snapshot, wanted)
         probe_after = await self._ask(key, asked[1], asked[0]) if asked is not None else None
-        self._unresized[key] = of_pods(
-            self._unresized.get(key, {}), {pod.uid for pod in snapshot.pods}
+        self._resize_rejections[key] = of_pods(
+            self._resize_rejections.get(key, {}), {pod.uid for pod in snapshot.pods}
         )
         snapshot = replace(
-            snapshot, probes=dict(self._probes.get(key, {})), unresized=dict(self._unresized[key])
+            snapshot,
+            probes=dict(self._probes.get(key, {})),
+            resize_rejections=dict(self._resize_rejections[key]),
         )
         # Nothing is awaited from here until the key stands in _starting, so no two passes take the same free place.
         decided = plan(
@@ -167,14 +169,14 @@ class Reconciler:
         )
         self._accepted[key] = (
             raw["metadata"].get("uid", ""),
-            remembered_of(snapshot, decided.apply),
+            last_good_after(snapshot, decided.apply),
         )
         if any(item["kind"] == "Deployment" for item in decided.apply):
             self._starting.add(key)
         try:
             await self._carry_out(key, snapshot, decided)
         except REFUSALS as error:
-            told = await self._tell_kept_back(key, snapshot, decided, error)
+            told = await self._report_apply_failure(key, snapshot, decided, error)
             if isinstance(error, Forbidden):
                 raise
             return told
@@ -184,7 +186,7 @@ class Reconciler:
             await self._write_status(snapshot, decided.status, decided.events)
         untold = (
             await self._create_beside(key, snapshot, decided)
-            or self._unresized[key] != snapshot.unresized
+            or self._resize_rejections[key] != snapshot.resize_rejections
         )  # the next pass tells it
         polls = SOURCE_POLL_SECONDS if sources else None
         return Result(
@@ -224,7 +226,7 @@ class Reconciler:
             nodes,
             *told,
             tuning_pods=apart,
-            untuned=self._untuned.pop(key, ""),
+            tuning_rejection=self._tuning_rejection.pop(key, ""),
             monitoring=self.monitoring(key),
             remembered=last[1] if last[0] == uid else "",
         )
@@ -308,20 +310,22 @@ class Reconciler:
 
     # --- carry out ----------------------------------------------------------------------------------------------------------
 
-    async def _tell_kept_back(
+    async def _report_apply_failure(
         self, key: Key, snapshot: Snapshot, decided: Plan, error: Refused
     ) -> Result:
         """Say what the API server refused. Then what a tuning run that has ended holds goes: its result stands in the status by now. Where
         that cannot be written at present, the Job stays, and the next pass reads its result again."""
         try:
-            await self._write_status(snapshot, kept_back(snapshot, decided, error, self.clock()))
-        except StatusRefused:
+            await self._write_status(
+                snapshot, status_after_failure(snapshot, decided, error, self.clock())
+            )
+        except StatusRejected:
             await self._clear(
                 key, decided
             )  # others want the room, and no pass will be able to write it
             raise
         await self._clear(key, decided)
-        for event in events_that_hold(decided):
+        for event in events_after_failure(decided):
             await self._post(snapshot.pipeline, event)
         waiting = isinstance(error, FormerChild)
         return Result(
@@ -354,7 +358,7 @@ class Reconciler:
             for item in decided.beside:
                 await self._apply(item, snapshot.pipeline["metadata"].get("uid", ""))
         except REFUSALS as error:
-            self._untuned[key] = (
+            self._tuning_rejection[key] = (
                 f"the API server refuses an object of the run: {getattr(error, 'message', error)}"
             )
             return True
@@ -362,7 +366,7 @@ class Reconciler:
 
     async def _resize(self, key: Key, snapshot: Snapshot, resize: Resize) -> None:
         """Give one pod another CPU limit. What the API server refuses is said, and asked for again after a while."""
-        since, known = self.store.mark(), self._unresized.setdefault(key, {})
+        since, known = self.store.mark(), self._resize_rejections.setdefault(key, {})
         try:
             self.store.put(
                 PODS, await self.client.resize_pod(key[0], resize.pod, resize.patch), since=since
@@ -383,7 +387,7 @@ class Reconciler:
 
     def refusals(self, key: Key) -> Mapping[str, Refusal]:
         """What the API server refused of pods' CPU, by pod uid."""
-        return self._unresized.get(key, {})
+        return self._resize_rejections.get(key, {})
 
     async def _apply(self, item: Object, uid: str) -> None:
         resource = resource_of(item)
@@ -427,7 +431,7 @@ class Reconciler:
         """Write a status and post its events. ``events`` not given: only where the status says anything new.
 
         Raises:
-            StatusRefused: the API server does not take it; the pipeline's conditions say so, where they can.
+            StatusRejected: the API server does not take it; the pipeline's conditions say so, where they can.
         """
         if events is None:
             if not statuses.differs(snapshot.pipeline, status):
@@ -436,7 +440,7 @@ class Reconciler:
         try:
             await self._put_status(snapshot.pipeline, status)
         except Invalid as error:
-            raise StatusRefused(await self._tell_refused(snapshot, error)) from error
+            raise StatusRejected(await self._report_status_rejection(snapshot, error)) from error
         self._refused.pop((snapshot.pipeline["metadata"]["namespace"], snapshot.name), None)
         for event in events:
             await self._post(snapshot.pipeline, event)
@@ -460,7 +464,7 @@ class Reconciler:
         else:
             self.store.put(INFERENCE_PIPELINES, answer, since=since)
 
-    async def _tell_refused(self, snapshot: Snapshot, error: Invalid) -> str:
+    async def _report_status_rejection(self, snapshot: Snapshot, error: Invalid) -> str:
         """Say by the status that was taken before that the new one was not; returns the words."""
         text = f"the API server refuses the pipeline's status, so the rest of it is out of date: {error.message}; is the CRD that of this operator's release?"
         key = (snapshot.pipeline["metadata"]["namespace"], snapshot.name)

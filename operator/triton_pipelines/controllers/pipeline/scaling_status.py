@@ -40,7 +40,7 @@ def held(
     snapshot: Snapshot,
     wanted: str,
     counts: Mapping[str, int],
-    astray: Mapping[str, str],
+    diverged: Mapping[str, str],
     number: Replicas,
     now: dt.datetime,
     cpu: CpuResize,
@@ -52,7 +52,7 @@ def held(
         snapshot.status.get("conditions") or (), conditions, snapshot.generation, rfc3339(now)
     )
     kept = kept_conditions(pipeline, graph, snapshot, {item.type.value for item in conditions})
-    live = live_parts(pipeline, graph, snapshot, wanted, counts, astray)
+    live = live_parts(pipeline, graph, snapshot, wanted, counts, diverged)
     told = {**status, "conditions": [*status["conditions"], *said, *kept], **live}
     return {key: value for key, value in told.items() if value not in ([], {}, "")}
 
@@ -63,10 +63,10 @@ def live_parts(
     snapshot: Snapshot,
     wanted: str,
     counts: Mapping[str, int],
-    astray: Mapping[str, str],
+    diverged: Mapping[str, str],
 ) -> dict[str, Any]:
     """The parts of the status that move without the spec."""
-    steps = _steps(pipeline, graph, snapshot, wanted, counts, astray)
+    steps = _steps(pipeline, graph, snapshot, wanted, counts, diverged)
     status: dict[str, Any] = {"steps": steps, "scaling": _scaling(pipeline, snapshot)}
     if (tokenizer := graph.tokenizer) is not None:
         count = counts.get(tokenizer.name, tokenizer.instances.count)
@@ -143,7 +143,7 @@ def _steps(
     snapshot: Snapshot,
     wanted: str,
     counts: Mapping[str, int],
-    astray: Mapping[str, str],
+    diverged: Mapping[str, str],
 ) -> list[dict[str, Any]]:
     pods = [pod for pod in snapshot.pods if pod.revision == wanted and not pod.deleting]
     probes = [snapshot.probes[pod.uid] for pod in pods if pod.uid in snapshot.probes]
@@ -191,7 +191,9 @@ def _steps(
                 for name, value in before.get(step.name, {}).items()
                 if name in _SCALED_FIELDS
             }
-        reason = f"SourceChanged: {astray[step.name]}" if step.name in astray else next(reasons, "")
+        reason = (
+            f"SourceChanged: {diverged[step.name]}" if step.name in diverged else next(reasons, "")
+        )
         if reason:
             entry["reason"] = cut(reason, REASON_MAX)
         result.append(entry)

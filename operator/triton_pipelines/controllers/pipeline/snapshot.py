@@ -44,7 +44,7 @@ DEAD_LOOKS = 3
 # meets the dead one again and again says that they do not.
 DEAD_LOOKS_ALONE = 6
 # Fields of the spec that are no other wish: the number of pods, which autoscalers write, suspension, and tuning requests.
-NO_OTHER_WISH = ("replicas", "suspend", "tuning")
+FIELDS_WITHOUT_ROLLOUT = ("replicas", "suspend", "tuning")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +176,9 @@ class Snapshot:
 
     ``children`` are cached labelled objects by (kind, name); ``probes`` by pod uid; ``digests`` hashes of ConfigMap sources by step,
     ``missing_sources`` those that are not there (step → message); ``nodes`` is ``None`` where nodes were not needed or may not be read.
-    ``unresized``: why the API server refused to give a pod (by uid) another CPU limit when it was asked last.
+    ``resize_rejections``: why the API server refused to give a pod (by uid) another CPU limit when it was asked last.
     ``intent`` and ``view``: what live scaling wants recorded and says, where it has looked; ``latencies``: what revisions promise is
-    measured by. ``tuning_pods``: pods of a tuning run, which are none of the pipeline's, in whatever phase; ``untuned``: why the API server
+    measured by. ``tuning_pods``: pods of a tuning run, which are none of the pipeline's, in whatever phase; ``tuning_rejection``: why the API server
     takes an object of the run not. ``monitoring``: findings on PodMonitor and PrometheusRule; ``None``: not looked at yet.
     ``remembered``: the last spec that was acted on, for where the record of it is gone. ``acted``: the hash of the spec that is gone by,
     where the present one cannot be acted on.
@@ -193,16 +193,16 @@ class Snapshot:
     nodes: tuple[Object, ...] | None = None
     intent: Intent | None = None
     view: View | None = None
-    unresized: Mapping[str, Refusal] = field(default_factory=dict, kw_only=True)
+    resize_rejections: Mapping[str, Refusal] = field(default_factory=dict, kw_only=True)
     latencies: Latencies | None = None
     tuning_pods: tuple[Pod, ...] = ()
-    untuned: str = ""
+    tuning_rejection: str = ""
     monitoring: Sequence[Finding] | None = ()
     remembered: str = ""
-    acted: str = field(default="", kw_only=True)
+    acted_spec_hash: str = field(default="", kw_only=True)
 
     @property
-    def accepted(self) -> str:
+    def last_good_document(self) -> str:
         """The last spec that was acted on, as it is recorded (keeping.py)."""
         return str(self.live_data().get(names.KEY_ACCEPTED) or self.remembered)
 
@@ -210,7 +210,7 @@ class Snapshot:
         """What is to be said of PodMonitor and PrometheusRule; what was said holds until they have been looked at."""
         if self.monitoring is not None:
             return list(self.monitoring)
-        return monitoring_said(self.status)
+        return reported_monitoring_findings(self.status)
 
     @property
     def name(self) -> str:
@@ -224,14 +224,14 @@ class Snapshot:
 
     @property
     def spec_hash(self) -> str:
-        """Hash of the spec that is acted on but for :data:`NO_OTHER_WISH`, which must not try a failed revision again. It is that of the spec
+        """Hash of the spec that is acted on but for :data:`FIELDS_WITHOUT_ROLLOUT`, which must not try a failed revision again. It is that of the spec
         as it is stored, whose defaults are written out; no other form of the same spec has it."""
-        if self.acted:
-            return self.acted
+        if self.acted_spec_hash:
+            return self.acted_spec_hash
         spec = {
             key: value
             for key, value in (self.pipeline.get("spec") or {}).items()
-            if key not in NO_OTHER_WISH
+            if key not in FIELDS_WITHOUT_ROLLOUT
         }
         return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -311,7 +311,7 @@ def _condition(deployment: Object | None, kind: str) -> Mapping[str, Any]:
     return found[0] if found else {}
 
 
-def monitoring_said(status: Mapping[str, Any]) -> list[Finding]:
+def reported_monitoring_findings(status: Mapping[str, Any]) -> list[Finding]:
     """What a status says of PodMonitor and PrometheusRule."""
     said = [
         (str(item.get("path", "")), str(item.get("message", "")))

@@ -119,7 +119,7 @@ def compute(
     warnings: Sequence[Finding],
     problems: Sequence[Problem],
     counts: Mapping[str, int],
-    astray: Mapping[str, str],
+    diverged: Mapping[str, str],
     number: Replicas,
     now: dt.datetime,
     cpu: CpuResize,
@@ -147,7 +147,7 @@ def compute(
         ),
         "endpoints": _endpoints(pipeline),
         "ensemble": _ensemble(graph),
-        **live_parts(pipeline, graph, snapshot, wanted, counts, astray),
+        **live_parts(pipeline, graph, snapshot, wanted, counts, diverged),
         "sources": _sources(snapshot, wanted),
         "warnings": [
             {"path": item.path[:SHORT_MAX], "message": item.message[:MESSAGE_MAX]}

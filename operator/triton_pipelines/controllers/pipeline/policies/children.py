@@ -27,7 +27,7 @@ from triton_pipelines.controllers.pipeline.snapshot import Object, Snapshot
 from .cpu_resize import CpuResize
 from .instance_counts import InstanceCounts
 from .kept_revisions import KeptRevisions
-from .last_good_spec import accepted_data
+from .last_good_spec import last_good_data
 from .replicas import Replicas, owned_data
 from .revision import DesiredRevision
 from .rollout import Rollout
@@ -86,7 +86,7 @@ def _live_config_map(snapshot: Snapshot, draft: Draft) -> Object:
         | ragged_fallback.data(refused)
         | padding_choices.data(draft.of(TunedPadding).choices)
         | owned_data(spec.pipeline, snapshot, number.scaled, draft.of(CpuResize).limit)
-        | accepted_data(spec.pipeline, snapshot, held=spec.blocked is not None),
+        | last_good_data(spec.pipeline, snapshot, held=spec.blocked is not None),
     )
 
 

@@ -55,7 +55,7 @@ def decide_cpu(
 ) -> CpuResize:
     """Which pod gets the ``limit`` that live scaling wants, and whose the CPU is."""
     due = due_changes(limit, snapshot)
-    refused = of_pods(snapshot.unresized, {change.uid for change in due})
+    refused = of_pods(snapshot.resize_rejections, {change.uid for change in due})
     pods = {pod.uid: pod for pod in snapshot.pods}
     written = {
         change.uid: other

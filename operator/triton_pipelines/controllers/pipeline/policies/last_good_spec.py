@@ -19,7 +19,7 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.controllers.pipeline.chain import Context, Resolve
 from triton_pipelines.controllers.pipeline.compiled_pipeline import CompiledPipeline
 from triton_pipelines.controllers.pipeline.reconciled_spec import Blocked, ReconciledSpec
-from triton_pipelines.controllers.pipeline.snapshot import NO_OTHER_WISH, Object, Snapshot
+from triton_pipelines.controllers.pipeline.snapshot import FIELDS_WITHOUT_ROLLOUT, Object, Snapshot
 from triton_pipelines.controllers.pipeline.state import json_object
 from triton_pipelines.controllers.pipeline.status import stalled
 
@@ -62,7 +62,7 @@ def decide(
     if (kept := _last_good(snapshot, context, status, invalid=False)) is not None:
         return kept
     if revision := kept_revision(snapshot):
-        return without_wish(snapshot), ReconciledSpec(compiled, Blocked(revision, status))
+        return with_acted_hash(snapshot), ReconciledSpec(compiled, Blocked(revision, status))
     why = "a source is missing, and nothing is left of the revision that was measured"
     return snapshot, Stalled(status, WAITING_SECONDS, (why,))
 
@@ -71,7 +71,7 @@ def _last_good(
     snapshot: Snapshot, context: Context, status: Mapping[str, Any], *, invalid: bool
 ) -> tuple[Snapshot, ReconciledSpec] | None:
     """Return the last good spec, if its revision can be kept."""
-    found = accepted(snapshot, context.resolve)
+    found = compile_last_good(snapshot, context.resolve)
     if found is None:
         return None
     last, compiled = found
@@ -81,11 +81,15 @@ def _last_good(
     return last, ReconciledSpec(compiled, Blocked(revision, status, invalid=invalid))
 
 
-def accepted_data(pipeline: InferencePipeline, snapshot: Snapshot, *, held: bool) -> dict[str, str]:
+def last_good_data(
+    pipeline: InferencePipeline, snapshot: Snapshot, *, held: bool
+) -> dict[str, str]:
     """What the live ConfigMap holds of the spec that is acted on, with the hashes of its ConfigMap sources. ``held``: it is not the present one,
     so that what is recorded stays."""
     if held:
-        return {names.KEY_ACCEPTED: snapshot.accepted} if snapshot.accepted else {}
+        return (
+            {names.KEY_ACCEPTED: snapshot.last_good_document} if snapshot.last_good_document else {}
+        )
     spec = pipeline.model_dump(mode="json", by_alias=True, exclude_defaults=True)["spec"]
     text = json.dumps(
         {"spec": spec, "digests": dict(snapshot.digests)}, sort_keys=True, separators=(",", ":")
@@ -93,7 +97,7 @@ def accepted_data(pipeline: InferencePipeline, snapshot: Snapshot, *, held: bool
     return {names.KEY_ACCEPTED: text} if len(text.encode()) <= KEPT_MAX else {}
 
 
-def remembered_of(snapshot: Snapshot, applied: Sequence[Object]) -> str:
+def last_good_after(snapshot: Snapshot, applied: Sequence[Object]) -> str:
     """What the running process remembers of the last spec that was acted on, after a pass with these writes. One that is not recorded, being
     too long, takes the place of the one before all the same: nobody wants that any more."""
     live = [
@@ -101,19 +105,19 @@ def remembered_of(snapshot: Snapshot, applied: Sequence[Object]) -> str:
         for item in applied
         if (item["kind"], item["metadata"]["name"]) == ("ConfigMap", names.live_name(snapshot.name))
     ]
-    return str(live[0].get(names.KEY_ACCEPTED, "")) if live else snapshot.accepted
+    return str(live[0].get(names.KEY_ACCEPTED, "")) if live else snapshot.last_good_document
 
 
-def without_wish(snapshot: Snapshot) -> Snapshot:
+def with_acted_hash(snapshot: Snapshot) -> Snapshot:
     """The same pipeline whose present spec cannot be acted on: what failed of the last one that could be is not tried again for it."""
     state = snapshot.state()
     # A memory without that hash is an earlier release's, which forgot what had failed with the first pass over another spec.
-    return replace(snapshot, acted=state.revision.spec or state.rollout.failed_spec)
+    return replace(snapshot, acted_spec_hash=state.revision.spec or state.rollout.failed_spec)
 
 
-def last_accepted(snapshot: Snapshot) -> Snapshot | None:
+def last_good_snapshot(snapshot: Snapshot) -> Snapshot | None:
     """The same pipeline with the last spec that could be acted on, and of the present one what is no other wish; ``None`` where none is known."""
-    found = json_object(snapshot.accepted)
+    found = json_object(snapshot.last_good_document)
     spec, digests = found.get("spec"), found.get("digests")
     if not isinstance(spec, dict) or not isinstance(digests, dict):
         return None
@@ -122,18 +126,18 @@ def last_accepted(snapshot: Snapshot) -> Snapshot | None:
     same = state.revision.spec == snapshot.spec_hash
     present: Mapping[str, Any] = snapshot.pipeline.get("spec") or {}
     rest = present if same else spec
-    spec = {key: value for key, value in rest.items() if key not in NO_OTHER_WISH} | {
-        key: spec[key] for key in NO_OTHER_WISH if key in spec
+    spec = {key: value for key, value in rest.items() if key not in FIELDS_WITHOUT_ROLLOUT} | {
+        key: spec[key] for key in FIELDS_WITHOUT_ROLLOUT if key in spec
     }
     # The images that were taken for that spec are those of its generation.
     metadata = {**snapshot.pipeline["metadata"], "generation": state.revision.generation}
     hashes = {step: digest for step, digest in digests.items() if isinstance(digest, str)}
     last = replace(
-        without_wish(snapshot),
+        with_acted_hash(snapshot),
         pipeline={**snapshot.pipeline, "metadata": metadata, "spec": spec},
         digests=hashes,
     )
-    for key in NO_OTHER_WISH:
+    for key in FIELDS_WITHOUT_ROLLOUT:
         last = _with_present(last, key, present)
     return last
 
@@ -165,15 +169,17 @@ def _can_run(snapshot: Snapshot, revision: str, made: str) -> bool:
     return revision == made or snapshot.revision_record(revision) is not None
 
 
-def accepted(snapshot: Snapshot, resolve: Resolve) -> tuple[Snapshot, CompiledPipeline] | None:
+def compile_last_good(
+    snapshot: Snapshot, resolve: Resolve
+) -> tuple[Snapshot, CompiledPipeline] | None:
     """The last spec that could be acted on: the pipeline with it, and what it asks for; ``None`` where none is known, or this release takes
     it no longer."""
-    last = last_accepted(snapshot)
+    last = last_good_snapshot(snapshot)
     made = resolve(last) if last is not None else None
     return (last, made) if last is not None and isinstance(made, CompiledPipeline) else None
 
 
-def gone_by(
+def effective_spec(
     snapshot: Snapshot, wanted: CompiledPipeline | list[Finding], resolve: Resolve
 ) -> tuple[Snapshot, CompiledPipeline] | None:
     """What a pass goes by: the present spec, ``wanted``, or the last one that could be acted on; ``None`` where there is neither."""
@@ -181,5 +187,5 @@ def gone_by(
     return (
         present
         if present is not None and not snapshot.missing_sources
-        else accepted(snapshot, resolve) or present
+        else compile_last_good(snapshot, resolve) or present
     )

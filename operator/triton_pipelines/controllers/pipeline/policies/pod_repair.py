@@ -33,27 +33,27 @@ Resolved = Mapping[str, Mapping[str, ResolvedSource]]
 
 
 @dataclass(frozen=True, slots=True)
-class Healing:
+class PodRepairs:
     """What is decided: pods to delete, what to tell, what to remember, and the steps whose content is not the recorded one (name → words)."""
 
     pods: tuple[Pod, ...]
     events: tuple[Event, ...]
     state: PodRepairState
-    astray: Mapping[str, str]
+    diverged: Mapping[str, str]
 
 
 def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Delete pods that loaded other content than recorded, or in which a process has died."""
-    healing = heal(snapshot, draft.of(KeptRevisions).sources, draft.state.pod_repair, now)
-    deleted = tuple(Deletion("Pod", pod.name, pod.uid) for pod in healing.pods)
-    return Outcome(healing, (healing.state,), delete=deleted, events=healing.events)
+    repairs = choose_repairs(snapshot, draft.of(KeptRevisions).sources, draft.state.pod_repair, now)
+    deleted = tuple(Deletion("Pod", pod.name, pod.uid) for pod in repairs.pods)
+    return Outcome(repairs, (repairs.state,), delete=deleted, events=repairs.events)
 
 
-def heal(
+def choose_repairs(
     snapshot: Snapshot, resolved: Resolved, state: PodRepairState, now: dt.datetime
-) -> Healing:
+) -> PodRepairs:
     """Decide which pods go. ``resolved``: what each revision was first loaded from."""
-    changed = _astray(snapshot.pods, resolved)
+    changed = _diverged(snapshot.pods, resolved)
     going = _to_reload(snapshot.pods, changed)
     events = [
         Event(
@@ -81,10 +81,10 @@ def heal(
                     f"pod {dead.name} is deleted, since a process of a model in it is gone: {said}",
                 )
             )
-    return Healing(tuple(going), tuple(events), state, dict(changed.values()))
+    return PodRepairs(tuple(going), tuple(events), state, dict(changed.values()))
 
 
-def _astray(pods: Sequence[Pod], resolved: Resolved) -> dict[str, tuple[str, str]]:
+def _diverged(pods: Sequence[Pod], resolved: Resolved) -> dict[str, tuple[str, str]]:
     """Pods that loaded something else than recorded: name → step and words."""
     found = {}
     for pod in pods:

@@ -317,7 +317,7 @@ def _failed(
 
 
 def _answers_wrong(probe: Probe | None) -> bool:
-    """Whether a pod's answers are wrong, and not one of them by accident. A dead process is mended by a new pod (healing.py), as long as it does
+    """Whether a pod's answers are wrong, and not one of them by accident. A dead process is mended by a new pod (policies/pod_repair.py), as long as it does
     not die in that as well: what goes on being met then is not mended so."""
     return probe is not None and (
         probe.wrong_in_a_row >= WRONG_LOOKS or probe.dead_in_a_row > DEAD_LOOKS_ALONE

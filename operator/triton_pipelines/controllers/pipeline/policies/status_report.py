@@ -16,7 +16,7 @@ from triton_pipelines.controllers.pipeline.tuning_run_state import with_tuning
 
 from .cpu_resize import CpuResize
 from .instance_counts import InstanceCounts
-from .pod_repair import Healing
+from .pod_repair import PodRepairs
 from .replicas import Replicas
 from .revision import WAITING_SECONDS, DesiredRevision
 from .rollout import Rollout
@@ -55,7 +55,7 @@ def _status(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> dict[str, Any
         draft.outcome.warnings,
         draft.problems,
         draft.of(InstanceCounts).by_step,
-        draft.of(Healing).astray,
+        draft.of(PodRepairs).diverged,
         draft.of(Replicas),
         now,
         draft.of(CpuResize),
@@ -90,7 +90,7 @@ def _blocked_status(
         snapshot,
         draft.of(DesiredRevision).name,
         draft.of(InstanceCounts).by_step,
-        draft.of(Healing).astray,
+        draft.of(PodRepairs).diverged,
         draft.of(Replicas),
         now,
         draft.of(CpuResize),

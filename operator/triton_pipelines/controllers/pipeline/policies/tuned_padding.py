@@ -11,10 +11,10 @@ from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.padding_choices import (
     Choices,
     after,
-    barred_now,
     events_of,
+    newly_rejected,
     recorded,
-    retold,
+    with_rejection,
 )
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
@@ -50,8 +50,8 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     )
     known = recorded(snapshot)
     choices = after(known, run.choices, fingerprint, failure)
-    rejected = barred_now(known, choices)
-    told = retold(run.run, rejected)
+    rejected = newly_rejected(known, choices)
+    told = with_rejection(run.run, rejected)
     return Outcome(
         TunedPadding(choices, fingerprint, told),
         (TuningRunState(told.to_document()),),

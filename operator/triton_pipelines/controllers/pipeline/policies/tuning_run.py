@@ -185,7 +185,7 @@ def interrupted(
 
 
 def _next(stage: Stage, run: Run, now: dt.datetime) -> Tuned:
-    refused = stage.snapshot.untuned if run.begun else ""
+    refused = stage.snapshot.tuning_rejection if run.begun else ""
     if not run.begun:
         waiting = _waiting(stage, run, now)
         if waiting is not None:

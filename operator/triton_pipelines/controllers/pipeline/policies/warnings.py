@@ -7,7 +7,7 @@ import datetime as dt
 from triton_pipelines.compile.graph import lint
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.latency_figures import limit_of
-from triton_pipelines.controllers.pipeline.loader_warnings import remarks
+from triton_pipelines.controllers.pipeline.loader_warnings import loader_warnings
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 
@@ -32,7 +32,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
             ),
             *tuning_warnings(draft.of(TunedPadding).run, desired),
             *snapshot.monitoring_warnings(),
-            *remarks(snapshot, desired),
+            *loader_warnings(snapshot, desired),
             *spec.mismatches,
         )
     )
