@@ -52,7 +52,7 @@ CHECKS: dict[str, Callable[[bool], str]] = {
         "hack.modelconfig", "docs/reference/modelconfig.md"
     ),
     "shape of a pod template": _text(
-        "hack.podschema", "operator/triton_pipelines/compile/render/podschema.yaml"
+        "hack.podschema", "operator/triton_pipelines/render/podschema.yaml"
     ),
     "rules, alerts and dashboard": _command(
         _module("hack.monitoring", "--check"), _module("hack.monitoring"), "monitoring"
@@ -65,6 +65,9 @@ CHECKS: dict[str, Callable[[bool], str]] = {
     ),
     "results in the benchmarks' pages": _command(
         _module("bench.pages"), _module("bench.pages", "--write"), "pages of benchmarks"
+    ),
+    "plots of the benchmarks": _command(
+        _module("bench.plots"), _module("bench.plots", "--write"), "plots of benchmarks"
     ),
     "sample head and golden answers": _command(
         _module("e2e.models", "verify"), _module("e2e.models", "golden"), "sample models"
