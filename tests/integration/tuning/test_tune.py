@@ -65,9 +65,7 @@ def serving(file: Path, folder: Path) -> Iterator[Canary]:
 def knobs(document: dict[str, Any]) -> Knobs:
     """A setting as the report tells it."""
     padding = document["padding"]
-    return Knobs(
-        **(document | {"padding": PaddingSetting(padding["mode"], tuple(padding["buckets"]))})
-    )
+    return Knobs(**(document | {"padding": PaddingSetting(padding["mode"], tuple(padding["buckets"]))}))
 
 
 async def running(canary: Canary) -> Knobs:
@@ -121,7 +119,7 @@ async def test_a_run_measures_and_leaves_the_server_as_it_was(
     assert 0.7e-6 < model["per_token"] < 4e-6
     status = TuningStatus.model_validate(json.loads(report.read_text()))
     assert len(status.points) == len(points) + 2
-    assert "wall" in plot.read_text()
+    assert "latency budget" in plot.read_text()
     before, _ = only(FILE, Options())
     recommended = knobs(said["recommended"])
     if status.patch:
