@@ -14,42 +14,50 @@ from typing import Final
 
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
-# Every look at a pod within this time has to be over the limit: longer than Triton's window (60 s, prometheus-cpp's default), so that the
-# first slow answers of a fresh process are forgotten by the last of them.
+# Every sample of a pod within this time has to be over the limit: longer than Triton's window (60 s,
+# prometheus-cpp's default), so that the first slow responses of a new process do not count.
 HELD_SECONDS: Final = 75.0
-# Requests of one pod within that time below which its p99 is chance: three of three hundred may be slower than it.
+# With fewer requests of one pod within that time its p99 is chance: three of three hundred may be
+# slower than it.
 REQUESTS_MIN: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at a pod: Unix seconds, p99 of its last minute in milliseconds (``None``: no request in it), and requests since its start."""
+    """One sample of a pod."""
 
     at: float
+    """Unix seconds."""
     p99: float | None
+    """p99 of its last minute, milliseconds; ``None``: no request in it."""
     requests: float
+    """Requests since its start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Latency of one revision over :data:`HELD_SECONDS`, of the pod that is worst: ``low`` and ``high`` are the least and the greatest p99
-    (milliseconds) that it had in that time; ``rate``: requests per second of the pod that has most: with fewer pods each has more to do."""
+    """Latency of one revision over :data:`HELD_SECONDS`, of its slowest pod."""
 
     low: float
+    """Least p99 in that time, milliseconds."""
     high: float
+    """Greatest p99 in that time, milliseconds."""
     rate: float
+    """Requests per second of the busiest pod: with fewer pods, each has more to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """What is known of a pipeline's latency: figures by revision, and why there is none (revision → words)."""
+    """What is known of a pipeline's latency."""
 
     figures: Mapping[str, Figure] = field(default_factory=dict)
+    """By revision."""
     missing: Mapping[str, str] = field(default_factory=dict)
+    """Why a revision has no figure, by revision."""
 
 
 def limit_of(pipeline: InferencePipeline) -> float | None:
-    """Milliseconds that the promise leaves for the server; ``None`` where nothing is promised, or nothing is left."""
+    """Return the latency budget of the server in milliseconds; ``None`` without an SLO or budget."""
     slo = pipeline.spec.slo
     if slo.p99_milliseconds is None:
         return None

@@ -1,6 +1,7 @@
-"""What goes on while the spec asks for something that cannot be had: the last spec that could be acted on, and its revision. Pure.
+"""Reconcile the last good spec while the current one cannot be acted on. Pure.
 
-An invalid spec, or one whose source is missing, changes nothing of what runs; what somebody deletes or edits meanwhile is mended all the same.
+An invalid spec, or one whose source is missing, changes nothing of what runs. Objects that are deleted
+or edited meanwhile are restored all the same.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from triton_pipelines.controllers.pipeline.status import stalled
 
 from .revision import WAITING_SECONDS
 
-# A longer spec is not kept beside the counts: a ConfigMap holds 1 MiB in all, and this one is written with each change of a count.
+# A longer spec is not recorded: a ConfigMap holds 1 MiB in all, and this one is written with each
+# change of a count.
 KEPT_MAX: Final = 256 * 1024
 
 
@@ -84,8 +86,10 @@ def _last_good(
 def last_good_data(
     pipeline: InferencePipeline, snapshot: Snapshot, *, held: bool
 ) -> dict[str, str]:
-    """What the live ConfigMap holds of the spec that is acted on, with the hashes of its ConfigMap sources. ``held``: it is not the present one,
-    so that what is recorded stays."""
+    """Return the record of the spec that is acted on, with the hashes of its ConfigMap sources.
+
+    ``held``: it is not the current spec, so the record stays.
+    """
     if held:
         return (
             {names.KEY_ACCEPTED: snapshot.last_good_document} if snapshot.last_good_document else {}
@@ -98,8 +102,10 @@ def last_good_data(
 
 
 def last_good_after(snapshot: Snapshot, applied: Sequence[Object]) -> str:
-    """What the running process remembers of the last spec that was acted on, after a pass with these writes. One that is not recorded, being
-    too long, takes the place of the one before all the same: nobody wants that any more."""
+    """Return the last good spec that the process remembers after an iteration with these writes.
+
+    A spec that is too long to be recorded replaces the previous one all the same.
+    """
     live = [
         item["data"]
         for item in applied
@@ -109,27 +115,31 @@ def last_good_after(snapshot: Snapshot, applied: Sequence[Object]) -> str:
 
 
 def with_acted_hash(snapshot: Snapshot) -> Snapshot:
-    """The same pipeline whose present spec cannot be acted on: what failed of the last one that could be is not tried again for it."""
+    """Return the snapshot with the hash of the last good spec: a failed revision is not retried."""
     state = snapshot.state()
-    # A memory without that hash is an earlier release's, which forgot what had failed with the first pass over another spec.
+    # A state without that hash was written by a release that forgot a failure with the first iteration
+    # over another spec.
     return replace(snapshot, acted_spec_hash=state.revision.spec or state.rollout.failed_spec)
 
 
 def last_good_snapshot(snapshot: Snapshot) -> Snapshot | None:
-    """The same pipeline with the last spec that could be acted on, and of the present one what is no other wish; ``None`` where none is known."""
+    """Return the snapshot with the last good spec and the current :data:`FIELDS_WITHOUT_ROLLOUT`.
+
+    ``None`` if no such spec is known.
+    """
     found = json_object(snapshot.last_good_document)
     spec, digests = found.get("spec"), found.get("digests")
     if not isinstance(spec, dict) or not isinstance(digests, dict):
         return None
     state = snapshot.state()
-    # Where only a source is gone, the present one is that spec, in the form in which the API server holds it.
+    # If only a source is missing, the current spec is that spec, in the form that the API server has.
     same = state.revision.spec == snapshot.spec_hash
     present: Mapping[str, Any] = snapshot.pipeline.get("spec") or {}
     rest = present if same else spec
     spec = {key: value for key, value in rest.items() if key not in FIELDS_WITHOUT_ROLLOUT} | {
         key: spec[key] for key in FIELDS_WITHOUT_ROLLOUT if key in spec
     }
-    # The images that were taken for that spec are those of its generation.
+    # The default images of that spec are recorded under its generation.
     metadata = {**snapshot.pipeline["metadata"], "generation": state.revision.generation}
     hashes = {step: digest for step, digest in digests.items() if isinstance(digest, str)}
     last = replace(
@@ -143,7 +153,7 @@ def last_good_snapshot(snapshot: Snapshot) -> Snapshot | None:
 
 
 def _with_present(last: Snapshot, key: str, present: Mapping[str, Any]) -> Snapshot:
-    """The last spec with one field of the present one, unless that is what is wrong with it."""
+    """Return the last good spec with one field of the current one, unless that field is invalid."""
     spec = {name: value for name, value in last.pipeline["spec"].items() if name != key} | (
         {key: present[key]} if key in present else {}
     )
@@ -155,8 +165,11 @@ def _with_present(last: Snapshot, key: str, present: Mapping[str, Any]) -> Snaps
 
 
 def kept_revision(snapshot: Snapshot, made: str = "") -> str:
-    """The revision that stays wanted: the one that is deployed, which may be gone or edited; "" where nothing is known that its pods could be
-    made of. ``made``: a revision that can be made anew."""
+    """Return the revision that stays desired: the deployed one, which may be gone or edited.
+
+    Empty if nothing is known from which its pods could be created. ``made``: a revision that can be
+    rendered again.
+    """
     state, deployed = snapshot.state(), snapshot.deployed_revision()
     last, rollout = state.revision.desired, state.rollout
     known: list[str] = [last, deployed, last, made]
@@ -172,8 +185,7 @@ def _can_run(snapshot: Snapshot, revision: str, made: str) -> bool:
 def compile_last_good(
     snapshot: Snapshot, resolve: Resolve
 ) -> tuple[Snapshot, CompiledPipeline] | None:
-    """The last spec that could be acted on: the pipeline with it, and what it asks for; ``None`` where none is known, or this release takes
-    it no longer."""
+    """Return the last good spec, compiled; ``None`` if none is known or it no longer compiles."""
     last = last_good_snapshot(snapshot)
     made = resolve(last) if last is not None else None
     return (last, made) if last is not None and isinstance(made, CompiledPipeline) else None
@@ -182,7 +194,10 @@ def compile_last_good(
 def effective_spec(
     snapshot: Snapshot, wanted: CompiledPipeline | list[Finding], resolve: Resolve
 ) -> tuple[Snapshot, CompiledPipeline] | None:
-    """What a pass goes by: the present spec, ``wanted``, or the last one that could be acted on; ``None`` where there is neither."""
+    """Return the effective spec: the current one if it compiles, else the last one that did.
+
+    ``None`` if neither exists.
+    """
     present = (snapshot, wanted) if isinstance(wanted, CompiledPipeline) else None
     return (
         present

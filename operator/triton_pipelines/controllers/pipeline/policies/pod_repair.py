@@ -1,8 +1,8 @@
-"""Pods that have to be made anew though Kubernetes sees nothing wrong with them. Pure; the clock is passed in.
+"""Recreate pods that are broken although Kubernetes sees nothing wrong with them. Pure.
 
-Two faults are invisible to probes of the kubelet: a pod that loaded something else than its revision was first loaded from (pods that
-start side by side, while an unpinned source changes), and one in which a process of a python model has died (Triton goes on calling the
-model ready, and does not start the process again).
+Two faults are invisible to the kubelet's probes. A pod may have loaded other content than its revision
+was first loaded from: pods that start at the same time while an unpinned source changes. Or a process
+of a Python model has died: Triton keeps reporting the model as ready and does not restart the process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from triton_pipelines.controllers.timestamps import rfc3339, timestamp
 
 from .kept_revisions import KeptRevisions
 
-# A pipeline loses a pod for this no more often than so: a fault that comes back at once is none that a new pod mends.
+# Least time between two such deletions: a new pod does not fix a fault that comes back at once.
 HEAL_INTERVAL = dt.timedelta(minutes=10)
 
 Resolved = Mapping[str, Mapping[str, ResolvedSource]]
@@ -34,7 +34,7 @@ Resolved = Mapping[str, Mapping[str, ResolvedSource]]
 
 @dataclass(frozen=True, slots=True)
 class PodRepairs:
-    """What is decided: pods to delete, what to tell, what to remember, and the steps whose content is not the recorded one (name → words)."""
+    """Pods to delete, events, state, and messages about steps with other content than recorded."""
 
     pods: tuple[Pod, ...]
     events: tuple[Event, ...]
@@ -52,7 +52,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
 def choose_repairs(
     snapshot: Snapshot, resolved: Resolved, state: PodRepairState, now: dt.datetime
 ) -> PodRepairs:
-    """Decide which pods go. ``resolved``: what each revision was first loaded from."""
+    """Return the pods to delete. ``resolved``: what each revision was first loaded from."""
     changed = _diverged(snapshot.pods, resolved)
     going = _to_reload(snapshot.pods, changed)
     events = [
@@ -85,7 +85,7 @@ def choose_repairs(
 
 
 def _diverged(pods: Sequence[Pod], resolved: Resolved) -> dict[str, tuple[str, str]]:
-    """Pods that loaded something else than recorded: name → step and words."""
+    """Return pods with other content than recorded: step and message by pod name."""
     found = {}
     for pod in pods:
         report, recorded = pod.load_report(), resolved.get(pod.revision)
@@ -100,7 +100,7 @@ def _diverged(pods: Sequence[Pod], resolved: Resolved) -> dict[str, tuple[str, s
 
 
 def _to_reload(pods: Sequence[Pod], changed: Mapping[str, tuple[str, str]]) -> list[Pod]:
-    """Those of them that go. What was recorded first stays what the revision is; but the last pod that serves is not taken away for it."""
+    """Return those of them to delete. The first record counts, but the last serving pod stays."""
     wrong = sorted((pod for pod in pods if pod.name in changed), key=_age)
     if any(pod.serving and pod.name not in changed for pod in pods):
         return wrong
@@ -108,7 +108,7 @@ def _to_reload(pods: Sequence[Pod], changed: Mapping[str, tuple[str, str]]) -> l
     report = kept.load_report() if kept is not None else None
     if report is None:
         return wrong
-    # Nothing right serves: the oldest wrong one goes on alone, with those that loaded the same.
+    # Only diverged pods serve: the oldest one stays, with those that loaded the same.
     return [
         pod
         for pod in wrong
@@ -122,7 +122,7 @@ def _age(pod: Pod) -> tuple[str, str]:
 
 
 def _dead(pod: Pod, snapshot: Snapshot, going: Sequence[Pod]) -> bool:
-    """Whether a ready pod is to be made anew since looks at it meet a dead process."""
+    """Return whether to recreate a ready pod because probes of it meet a dead process."""
     probe = snapshot.probes.get(pod.uid)
     if (
         probe is None

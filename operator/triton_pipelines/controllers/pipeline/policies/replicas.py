@@ -1,8 +1,10 @@
-"""How many pods, and who says so: the spec, live scaling, or somebody else whom nobody fights. Pure; the clock is passed in.
+"""Choose the number of pods, and respect other managers that own it. Pure; the clock is passed in.
 
-The Deployment's ``spec.replicas`` has one owner. Where an autoscaler (or anybody) writes it through the Deployment's scale subresource, it is
-left to them and no longer applied. A plain edit is drift and is mended once; whoever makes it again within minutes means it (writers.py).
-The pipeline's own ``spec.replicas`` is anybody's to write, and followed; of two who take turns at it both are told.
+The Deployment's ``spec.replicas`` has one owner: the spec, live scaling or another manager. A manager
+that writes it through the Deployment's scale subresource keeps it, and it is no longer applied. A
+plain edit is drift and is corrected once; a manager that repeats it within minutes keeps it
+(``field_managers.py``). The pipeline's own ``spec.replicas`` may be written by any manager and is
+followed; if two alternate, both are reported.
 """
 
 from __future__ import annotations
@@ -28,35 +30,42 @@ from triton_pipelines.controllers.timestamps import timestamp
 
 from .revision import DesiredRevision
 
-# Who writes a pipeline through its scale subresource: API servers up to 1.36 (measured) keep a field manager of that only where the number had
-# one before.
+# Stands for a manager that writes the pipeline's scale subresource: API servers up to 1.36 (measured)
+# record a field manager of that only if the number had one before.
 SCALED: Final = "somebody through its scale subresource (an HPA, KEDA or kubectl scale)"
 
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """``number``: pods that are wanted while the pipeline is not suspended; ``applied``: what the Deployment is applied with, ``None``:
-    its number is another's; ``owner``: ``spec``, ``scaling`` or that manager; ``conflict``: who else writes it and what to do, "" nobody;
-    ``scaled``: the number that live scaling wants, ``None``: none; ``least``: pods that have to serve in any case; ``shared``: the other
-    owner says the same number, so that it can be owned again; ``again``: seconds until something else is to be said of it, if nobody writes."""
+    """The number of pods and its owner."""
 
     number: int
+    """Desired pods while the pipeline is not suspended."""
     applied: int | None
+    """What the Deployment is applied with; ``None``: another manager owns the number."""
     owner: str
+    """``spec``, ``scaling`` or the name of that manager."""
     state: ReplicasState
     conflict: str = ""
+    """Which managers write the number as well, and what to do; empty without any."""
     scaled: int | None = None
+    """The number that live scaling wants; ``None``: none."""
     least: int = 1
+    """Pods that have to serve in any case."""
     shared: bool = False
+    """Whether the other manager set the same number, so that it can be owned again."""
     again: float | None = None
+    """Seconds until the report of a conflict ends, if no manager writes."""
 
     def desired(self, pipeline: InferencePipeline) -> int:
         """Return how many pods are wanted; none while the pipeline is suspended."""
         return 0 if pipeline.spec.suspend is Switch.ENABLED else self.number
 
     def blocked_by_rollout(self, snapshot: Snapshot, stalled: StalledRolloutState) -> bool:
-        """Whether live scaling wants another number of the pods that serve while a revision does not come: that one has to go first, or a
-        Deployment would give it a share of what is added."""
+        """Return whether a stalled rollout keeps live scaling from changing the number of pods.
+
+        The stalled revision has to go first: the Deployment would give it a share of new pods.
+        """
         live = int(((snapshot.deployment or {}).get("spec") or {}).get("replicas") or 0)
         return (
             bool(stalled.revision)
@@ -66,7 +75,7 @@ class Replicas:
 
     @property
     def floating(self) -> bool:
-        """Whether the number changes without the spec: pods on their way are then no rollout."""
+        """Whether the number changes without the spec: pods that start are then not a rollout."""
         return self.owner != "spec"
 
 
@@ -85,8 +94,11 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
 
 
 def known_pods(pipeline: InferencePipeline, snapshot: Snapshot) -> Mapping[str, int]:
-    """What is recorded. Where live scaling is not active and the whole live ConfigMap is gone, the number of pods that it had left: nobody
-    has asked for fewer. (Active, it goes by what runs in any case.)"""
+    """Return the recorded number of pods and CPU limit.
+
+    If live scaling is not active and the live ConfigMap is gone, the number is that of the
+    Deployment: fewer were never requested. Active scaling starts from what runs in any case.
+    """
     known = recorded(snapshot.live_data())
     if snapshot.live_data() or pipeline.spec.scaling.mode is ScalingMode.ACTIVE:
         return known
@@ -112,7 +124,7 @@ def owned_data(
 def decide_replicas(
     pipeline: InferencePipeline, snapshot: Snapshot, state: ReplicasState, now: dt.datetime
 ) -> Replicas:
-    """Who owns the number of pods, and what it is."""
+    """Return the number of pods and its owner."""
     bounds = pipeline.spec.scaling.pods
     number = pipeline.spec.replicas if bounds is None else _scaled(pipeline, bounds, snapshot)
     owner = "spec" if bounds is None else "scaling"
@@ -131,15 +143,16 @@ def decide_replicas(
 def _beside_others(
     found: Replicas, pipeline: InferencePipeline, snapshot: Snapshot, now: dt.datetime
 ) -> Replicas:
-    """The number (``found``), or that of somebody else who writes it into the Deployment and means it."""
+    """Return the number, or that of another manager that keeps writing it into the Deployment."""
     number, state = found.number, found.state
     writers = state.writers
     other = _other_owner(snapshot.deployment)
     live = int(((snapshot.deployment or {}).get("spec") or {}).get("replicas") or 0)
-    # At 0 an HPA stands still, so that once is enough; one that wakes a pipeline from 0, as KEDA does, means it, and lets it sleep again.
+    # At 0 an HPA does nothing, so one correction is enough. An autoscaler that scales up from 0, as KEDA
+    # does, keeps the number and scales back to 0 itself.
     asleep = number == 0
     if asleep and snapshot.state().revision.generation != snapshot.generation:
-        writers = Writers()  # which somebody has just asked for
+        writers = Writers()  # which the spec has just requested
     if asleep and live == number and other is not None and writers.left:
         return replace(found, applied=None, owner=writers.left, state=state.with_writers(writers))
     if other is None or live == number:
@@ -149,7 +162,8 @@ def _beside_others(
             shared=other is not None and live == number,
         )
     if (asleep or not other.scale) and not writers.insist(other.manager, other.at, now):
-        # The first mending of each counts: by an operator's clock that is ahead, each later one would make what is written next older than it.
+        # The time of the first correction counts. If the operator's clock is ahead, later corrections
+        # would make the next edit look older than they are.
         if not writers.knows(other.manager, now):
             writers = writers.mending(other.manager, now)
         return replace(found, state=state.with_writers(writers))

@@ -27,11 +27,12 @@ from .revision import DesiredRevision
 from .rollout_target import RolloutTarget
 from .slo_guard import RECHECK_SECONDS, Judgement
 
-# How long the scheduler must have said no before an old pod is given up for the new one: longer than a node's device plugin or an
-# autoscaler's taint needs to settle, short beside a model's load.
+# How long a new pod must be unschedulable before an old one is given up for it: longer than a node's
+# device plugin or an autoscaler's taint needs to settle, short compared with loading a model.
 UNSCHEDULABLE_GRACE = dt.timedelta(seconds=10)
-# The scheduler's words for what an old pod's going can mend: it holds resources, host ports, a volume, or the place that rules of
-# spreading leave for one pod. No pod's going mends a node selector, a taint or a missing claim.
+# Scheduler messages about what deleting an old pod can free: resources, host ports, a volume, or the
+# place that spreading rules leave for one pod. It does not fix a node selector, a taint or a missing
+# claim. The scheduler has no code for these reasons.
 MADE_ROOM_FOR = (
     "Insufficient ",
     "Too many pods",
@@ -41,7 +42,8 @@ MADE_ROOM_FOR = (
     "ReadWriteOncePod",
     "cannot allocate all claims",
 )
-# Looks in a row at a new revision's pod that got a wrong answer, after which it counts as failed. One may be an accident of the look.
+# Consecutive probes of a new revision's pod with a wrong output, after which it counts as failed. A
+# single one may be an accident of the probe.
 WRONG_LOOKS = 2
 # Kept of a failure's message; the live ConfigMap and each status carry it until the spec changes.
 FAILURE_MAX = 1024

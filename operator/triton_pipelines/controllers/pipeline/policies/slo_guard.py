@@ -1,8 +1,7 @@
-"""Watching a new revision after its rollout: one that breaks the promised latency which its predecessor kept is taken back. Pure.
+"""Watch the latency of a new revision; report an SLO violation that its predecessor did not have. Pure.
 
-Figures are Triton's own: the p99 of the pipeline's public model over a sliding window of a minute, per pod (``summary_latencies``). They
-know nothing of the network and of what waits in front of the server; the share that the resource sets aside for these is taken off the
-promise first. Nothing is taken back without both figures, and where in doubt for the new revision.
+Nothing is rolled back without figures of both revisions (``latency_figures.py``). In doubt, the new
+revision stays.
 """
 
 from __future__ import annotations
@@ -31,25 +30,28 @@ from .replicas import Replicas
 from .revision import DesiredRevision
 from .rollout_target import RolloutTarget
 
-# A rollout is watched for so long once every pod serves the new revision: a breach shows within two of Triton's windows, and load comes in waves of minutes.
+# A rollout is watched this long after every pod serves the new revision: a violation shows within two
+# of Triton's windows, and load comes in waves of minutes.
 WATCH: Final = dt.timedelta(minutes=5)
-# More requests per second in one pod than so many times the predecessor's are another load, or fewer pods, and no fault of the revision.
+# More requests per second in one pod than this multiple of the predecessor's mean another load, or
+# fewer pods, and are not the revision's fault.
 LOAD_RATIO_MAX: Final = 1.5
-# Where and how the status says that there is nothing to watch by.
+# Path and beginning of the warning that there is nothing to compare.
 UNKNOWN_PATH: Final = "spec.slo.p99Milliseconds"
 UNKNOWN: Final = "the p99 of the pods is not known"
-# A planner that watches looks this often (seconds).
+# Time between iterations during a watch (seconds).
 RECHECK_SECONDS: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a look at a watched rollout comes to: the watch to remember, why the revision is taken back ("": it is not), and how the watch
-    ended, in words ("": it goes on, or there is none)."""
+    """Result of comparing a watched rollout with the SLO."""
 
     watch: SloGuardState
     broken: str = ""
+    """Why the revision is rolled back; empty if it is not."""
     ended: str = ""
+    """Summary of the watch; empty if it continues, or there is none."""
 
 
 def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
@@ -78,8 +80,10 @@ def doubts(
     revision: str,
     said: Sequence[Mapping[str, Any]],
 ) -> list[Finding]:
-    """A warning where the promise cannot be watched since the p99 is not known. ``said``: the warnings of the status as it stands, which
-    hold until pods have been looked at."""
+    """Return a warning if the SLO cannot be watched because the p99 is unknown.
+
+    ``said``: the reported warnings, which hold until pods have been measured.
+    """
     if limit is None:
         return []
     if latencies is None:
@@ -111,7 +115,7 @@ def follow(
     latencies: Latencies | None,
     now: dt.datetime,
 ) -> Judgement:
-    """Go on watching.
+    """Continue the watch.
 
     Args:
         watch: as remembered.
