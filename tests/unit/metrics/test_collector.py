@@ -401,16 +401,21 @@ async def test_an_answer_without_end_is_given_up_and_nothing_else_is_asked_meanw
 async def test_the_thread_gives_up_a_body_that_does_not_end(stops: bool) -> None:
     """Each byte comes within the time limit of a read; the whole of them would take a minute."""
 
+    ended = asyncio.Event()
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1200\r\n\r\n")
         with contextlib.suppress(ConnectionError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1200\r\n\r\n")
             while not stops:
                 writer.write(b" ")
                 await writer.drain()
                 await asyncio.sleep(0.05)
             await reader.read()
         writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        ended.set()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
@@ -423,6 +428,7 @@ async def test_the_thread_gives_up_a_body_that_does_not_end(stops: bool) -> None
         assert running is not None
         async with asyncio.timeout(5):
             await running
+            await ended.wait()
     server.close()
 
 
