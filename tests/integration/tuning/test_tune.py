@@ -65,7 +65,9 @@ def serving(file: Path, folder: Path) -> Iterator[Canary]:
 def knobs(document: dict[str, Any]) -> Knobs:
     """A setting as the report tells it."""
     padding = document["padding"]
-    return Knobs(**(document | {"padding": PaddingSetting(padding["mode"], tuple(padding["buckets"]))}))
+    return Knobs(
+        **(document | {"padding": PaddingSetting(padding["mode"], tuple(padding["buckets"]))})
+    )
 
 
 async def running(canary: Canary) -> Knobs:
