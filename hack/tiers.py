@@ -93,12 +93,28 @@ TIERS = {
             (str(BIN / "ruff"), "format", "--check", "."),
             (str(BIN / "mypy"),),
             (str(BIN / "lint-imports"),),
+            _python("-m", "hack.terminology"),
             _python("-m", "hack.verify"),
         ),
         3,
     ),
     # Measured on two cores: 6 000 tests in 224 s.
     "unit": Tier((_pytest("tests/unit", "-q", "-n", WORKERS),), 5),
+    # The unit tier with branches counted: fail_under and exclusions are in pyproject.toml.
+    "coverage": Tier(
+        (
+            _pytest(
+                "tests/unit",
+                "-q",
+                "-n",
+                WORKERS,
+                "--cov",
+                "--cov-report=term",
+                "--cov-report=html",
+            ),
+        ),
+        12,
+    ),
     # Measured on two cores: 916 s, the closed loops on a real Triton and Prometheus in it.
     # Cold builds take minutes and show their progress; inside a test they would only run into its time limit.
     "integration": Tier(
