@@ -136,7 +136,7 @@ class DynamicBatching(ApiModel):
         FieldRule(
             cel="!has(self.mode) || self.mode != 'Disabled' || !(has(self.preferredBatchSizes) || has(self.maxQueueDelayMicroseconds) || has(self.preserveOrdering)"
             " || has(self.queuePolicy) || has(self.priorityLevels) || has(self.defaultPriorityLevel) || has(self.priorityQueuePolicies))",
-            message="mode Disabled takes no further settings: without a batcher Triton has no queue policy; remove them or set mode to Enabled",
+            message="mode Disabled allows no other settings, because Triton has no queue policy without a batcher; remove them or set mode to Enabled",
             holds=lambda b: (
                 b.mode is Switch.ENABLED
                 or not (
@@ -153,7 +153,7 @@ class DynamicBatching(ApiModel):
         ),
         FieldRule(
             cel=f"!(has(self.preserveOrdering) && self.preserveOrdering == 'Enabled' && has(self.queuePolicy) && {_DELAYS.format('self.queuePolicy')})",
-            message="preserveOrdering cannot go with timeoutAction DELAY and a timeout: a delayed request would break the order; use REJECT",
+            message="preserveOrdering excludes timeoutAction DELAY with a timeout, because a delayed request would break the order; use REJECT",
             holds=lambda b: (
                 not (
                     b.preserve_ordering is Switch.ENABLED
@@ -165,7 +165,7 @@ class DynamicBatching(ApiModel):
         ),
         FieldRule(
             cel="!(has(self.preserveOrdering) && self.preserveOrdering == 'Enabled' && has(self.priorityLevels) && self.priorityLevels > 1)",
-            message="preserveOrdering cannot go with more than one priority level: an urgent request would overtake; remove one of them",
+            message="preserveOrdering excludes more than one priority level, because an urgent request would overtake others; remove one of them",
             holds=lambda b: (
                 not (b.preserve_ordering is Switch.ENABLED and (b.priority_levels or 0) > 1)
             ),
@@ -173,7 +173,7 @@ class DynamicBatching(ApiModel):
         ),
         FieldRule(
             cel="has(self.priorityLevels) == has(self.defaultPriorityLevel)",
-            message="priorityLevels and defaultPriorityLevel go together: Triton needs to know the priority of a request that names none",
+            message="priorityLevels and defaultPriorityLevel need each other, because requests may omit their priority",
             holds=lambda b: (b.priority_levels is None) == (b.default_priority_level is None),
             field="defaultPriorityLevel",
         ),
@@ -190,7 +190,7 @@ class DynamicBatching(ApiModel):
         FieldRule(
             cel="!has(self.priorityQueuePolicies) || size(self.priorityQueuePolicies) == 0"
             " || has(self.priorityLevels) && self.priorityQueuePolicies.all(p, p.priority <= self.priorityLevels)",
-            message="each priority in priorityQueuePolicies must be at most priorityLevels, which it needs",
+            message="priorityQueuePolicies needs priorityLevels, and each priority must be at most priorityLevels",
             holds=lambda b: all(
                 policy.priority <= (b.priority_levels or 0) for policy in b.priority_queue_policies
             ),
@@ -247,7 +247,7 @@ class SequenceControl(ApiModel):
     rules = (
         FieldRule(
             cel="!has(self.dataType) || (self.kind == 'CORRID' ? self.dataType in ['UINT64', 'INT64', 'UINT32', 'INT32', 'STRING'] : self.dataType in ['INT32', 'FP32', 'BOOL'])",
-            message="dataType of START, READY and END is INT32, FP32 or BOOL; of CORRID UINT64, INT64, UINT32, INT32 or STRING",
+            message="dataType must be INT32, FP32 or BOOL for START, READY and END; UINT64, INT64, UINT32, INT32 or STRING for CORRID",
             holds=lambda c: (
                 c.data_type is None
                 or c.data_type
@@ -369,7 +369,7 @@ class SequenceBatching(ApiModel):
     rules = (
         FieldRule(
             cel="(self.strategy == 'Oldest') == has(self.maxCandidateSequences)",
-            message="maxCandidateSequences is needed for strategy Oldest and forbidden for Direct",
+            message="maxCandidateSequences is required for strategy Oldest and not allowed for Direct",
             holds=lambda s: (
                 (s.strategy is SequenceStrategy.OLDEST) == (s.max_candidate_sequences is not None)
             ),
@@ -377,7 +377,7 @@ class SequenceBatching(ApiModel):
         ),
         FieldRule(
             cel="self.strategy == 'Oldest' || !(has(self.preferredBatchSizes) || has(self.preserveOrdering))",
-            message="preferredBatchSizes and preserveOrdering go with strategy Oldest only",
+            message="preferredBatchSizes and preserveOrdering need strategy Oldest",
             holds=lambda s: (
                 s.strategy is SequenceStrategy.OLDEST
                 or not (s.preferred_batch_sizes or s.preserve_ordering)
@@ -386,7 +386,7 @@ class SequenceBatching(ApiModel):
         ),
         FieldRule(
             cel="self.strategy == 'Direct' || !has(self.minimumSlotUtilizationPercent)",
-            message="minimumSlotUtilizationPercent goes with strategy Direct only",
+            message="minimumSlotUtilizationPercent needs strategy Direct",
             holds=lambda s: (
                 s.strategy is SequenceStrategy.DIRECT or s.minimum_slot_utilization_percent is None
             ),
@@ -417,12 +417,12 @@ class BatchStrategy(ApiModel):
     rules = (
         FieldRule(
             cel="has(self.source) != has(self.path)",
-            message="exactly one of batchStrategy.source and batchStrategy.path is needed",
+            message="exactly one of batchStrategy.source and batchStrategy.path is required",
             holds=lambda b: (b.source is None) != (b.path is None),
         ),
         FieldRule(
             cel="!has(self.path) || !self.path.contains('..')",
-            message="path must stay in the model's folder: no '..'",
+            message="path must be inside the model's folder, without '..'",
             holds=lambda b: b.path is None or ".." not in b.path,
             field="path",
         ),

@@ -192,7 +192,7 @@ def unknown_field(location: Location) -> str:
         meant = [near] if near else []
     if meant:
         return f"is not a field here; did you mean {' or '.join(meant)}?"
-    return f"is not a field; {written(parent) or 'the document'} takes {', '.join(siblings)}"
+    return f"is not a field; {written(parent) or 'the document'} has {', '.join(siblings)}"
 
 
 def _sibling(name: str, siblings: Sequence[str]) -> list[str]:

@@ -130,7 +130,7 @@ class StepCopies(ApiModel):
         ),
         FieldRule(
             cel="!(has(self.initial) || has(self.min) || has(self.max)) || !has(self.kind) || self.kind == 'CPU'",
-            message="initial, min and max are for steps that are scaled live, which run on CPU; for other kinds write count",
+            message="initial, min and max need kind CPU, because only CPU steps are scaled live; write count for other kinds",
             holds=lambda i: (
                 (i.initial, i.min, i.max) == (None, None, None)
                 or i.kind in (None, InstanceKind.CPU)
@@ -173,7 +173,7 @@ class PlacedStepCopies(StepCopies):
     rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             cel="!(has(self.gpus) && size(self.gpus) > 0) || !has(self.kind) || self.kind == 'GPU'",
-            message="gpus goes with kind GPU only",
+            message="gpus needs kind GPU",
             holds=lambda i: not i.gpus or i.kind in (None, InstanceKind.GPU),
             field="gpus",
         ),

@@ -38,7 +38,7 @@ class VersionPolicy(ApiModel):
     rules = (
         FieldRule(
             cel="(has(self.latest) ? 1 : 0) + (has(self.all) ? 1 : 0) + (has(self.specific) && size(self.specific) > 0 ? 1 : 0) == 1",
-            message="exactly one of versionPolicy.latest, versionPolicy.all and versionPolicy.specific is needed",
+            message="exactly one of versionPolicy.latest, versionPolicy.all and versionPolicy.specific is required",
             holds=lambda p: (p.latest is not None) + (p.all is not None) + bool(p.specific) == 1,
         ),
     )
@@ -116,7 +116,7 @@ class TensorRT(ApiModel):
     rules = (
         FieldRule(
             cel="(has(self.precision) && self.precision == 'INT8') == has(self.calibrationTable)",
-            message="calibrationTable is needed for precision INT8 and forbidden otherwise",
+            message="calibrationTable is required for precision INT8 and not allowed otherwise",
             holds=lambda t: (t.precision is Precision.INT8) == (t.calibration_table is not None),
             field="calibrationTable",
         ),

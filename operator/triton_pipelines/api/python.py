@@ -48,7 +48,7 @@ class Code(ApiModel):
     rules = (
         FieldRule(
             cel="(has(self.inline) ? 1 : 0) + (has(self.configMapKeyRef) ? 1 : 0) + (has(self.source) ? 1 : 0) == 1",
-            message="exactly one of code.inline, code.configMapKeyRef and code.source is needed",
+            message="exactly one of code.inline, code.configMapKeyRef and code.source is required",
             holds=lambda c: [c.inline, c.config_map_key_ref, c.source].count(None) == 2,
         ),
     )
@@ -119,7 +119,7 @@ class Python(CodeParts):
     rules = (
         FieldRule(
             cel="has(self.code) != has(self.runner)",
-            message="exactly one of python.code and python.runner is needed",
+            message="exactly one of python.code and python.runner is required",
             holds=lambda p: (p.code is None) != (p.runner is None),
         ),
     )

@@ -96,7 +96,7 @@ class Gpu(ApiModel):
     rules = (
         FieldRule(
             cel="!has(self.claimTemplate) || (!has(self.count) || self.count == 1) && (!has(self.resourceName) || self.resourceName == 'nvidia.com/gpu')",
-            message="claimTemplate takes the place of count and resourceName: the template says how many of which; remove them",
+            message="claimTemplate replaces count and resourceName, because the template defines both; remove them",
             holds=lambda g: (
                 g.claim_template is None or (g.count == 1 and g.resource_name == "nvidia.com/gpu")
             ),
@@ -416,7 +416,7 @@ class Health(ApiModel):
         ),
         FieldRule(
             cel="!(has(self.text) && has(self.inputs))",
-            message="text and inputs exclude each other; write the text under inputs, or text alone",
+            message="text and inputs exclude each other; write the text in inputs, or only text",
             holds=lambda h: h.text is None or not h.inputs,
             field="text",
         ),

@@ -105,19 +105,19 @@ class SourceSpec(ApiModel):
     rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             cel="!has(self.region) || self.uri.startsWith('s3://')",
-            message="region is only for s3:// sources; remove it",
+            message="region needs an s3:// source; remove it",
             holds=lambda s: s.region is None or _scheme(s) == "s3",
             field="region",
         ),
         FieldRule(
             cel="!has(self.endpoint) || self.uri.matches('^(s3|hf|gs|az|oci)://')",
-            message="endpoint is only for s3://, gs://, az://, oci:// and hf:// sources; put the host into the uri",
+            message="endpoint needs an s3://, gs://, az://, oci:// or hf:// source; put the host into the uri",
             holds=lambda s: s.endpoint is None or _scheme(s) in ("s3", "hf", "gs", "az", "oci"),
             field="endpoint",
         ),
         FieldRule(
             cel="!self.uri.matches('^(configmap|pvc)://') || !(has(self.secretRef) || has(self.revision) || has(self.caRef))",
-            message="configmap:// and pvc:// sources are mounted and take no secretRef, caRef or revision; remove them",
+            message="configmap:// and pvc:// sources are mounted, so secretRef, caRef and revision are not allowed; remove them",
             holds=lambda s: (
                 _scheme(s) not in ("configmap", "pvc")
                 or not (s.secret_ref or s.revision or s.ca_ref)
@@ -125,25 +125,25 @@ class SourceSpec(ApiModel):
         ),
         FieldRule(
             cel=f"!self.uri.startsWith('configmap://') || self.uri.matches('{_CONFIGMAP}')",
-            message="a ConfigMap source is written configmap://NAME/KEY, the name in lower case",
+            message="a ConfigMap source must have the form configmap://NAME/KEY, with a lower-case name",
             holds=lambda s: _scheme(s) != "configmap" or _matches(_CONFIGMAP, s.uri),
             field="uri",
         ),
         FieldRule(
             cel=f"!self.uri.startsWith('pvc://') || self.uri.matches('{_CLAIM}') && !self.uri.contains('..')",
-            message="a claim source is written pvc://CLAIM/PATH, the claim's name in lower case, the path without '..'",
+            message="a claim source must have the form pvc://CLAIM/PATH, with a lower-case claim name and a path without '..'",
             holds=lambda s: _scheme(s) != "pvc" or (_matches(_CLAIM, s.uri) and ".." not in s.uri),
             field="uri",
         ),
         FieldRule(
             cel=f"!self.uri.startsWith('az://') || self.uri.matches('{_AZURE}')",
-            message="an Azure source is written az://ACCOUNT/CONTAINER/KEY",
+            message="an Azure source must have the form az://ACCOUNT/CONTAINER/KEY",
             holds=lambda s: _scheme(s) != "az" or _matches(_AZURE, s.uri),
             field="uri",
         ),
         FieldRule(
             cel=f"!self.uri.startsWith('oci://') || self.uri.matches('{_OCI}')",
-            message="a registry's source is written oci://REGISTRY/REPOSITORY:TAG or oci://REGISTRY/REPOSITORY@sha256:DIGEST (64 hex digits), the repository in lower case",
+            message="a registry source must have the form oci://REGISTRY/REPOSITORY:TAG or oci://REGISTRY/REPOSITORY@sha256:DIGEST (64 hex digits), with a lower-case repository",
             holds=lambda s: _scheme(s) != "oci" or _matches(_OCI, s.uri),
             field="uri",
         ),
@@ -166,7 +166,7 @@ class ModelSource(SourceSpec):
     rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             cel="!has(self.fileName) || !self.uri.startsWith('configmap://')",
-            message="fileName names a file in a folder, and a configmap:// source is a single file; remove it",
+            message="fileName needs a source that is a folder, but a configmap:// source is a single file; remove it",
             holds=lambda s: s.file_name is None or _scheme(s) != "configmap",
             field="fileName",
         ),

@@ -156,13 +156,13 @@ class StepFields(ApiModel):
     rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             cel="has(self.platform) != has(self.backend)",
-            message="exactly one of platform and backend is needed",
+            message="exactly one of platform and backend is required",
             holds=lambda m: (m.platform is None) != (m.backend is None),
             field="platform",
         ),
         FieldRule(
             cel="!has(self.backend) || !(self.backend in ['python', 'vllm', 'onnxruntime', 'tensorrt', 'pytorch', 'ensemble'])",
-            message="backend is for backends that no platform names; write platform: python, vllm, onnxruntime_onnx, tensorrt_plan or pytorch_libtorch (an ensemble is the pipeline itself)",
+            message="backend is only for backends without a platform; write platform: python, vllm, onnxruntime_onnx, tensorrt_plan or pytorch_libtorch (an ensemble is the pipeline itself)",
             holds=lambda m: (
                 m.backend
                 not in ("python", "vllm", "onnxruntime", "tensorrt", "pytorch", "ensemble")
@@ -171,26 +171,26 @@ class StepFields(ApiModel):
         ),
         FieldRule(
             cel="(has(self.platform) && self.platform == 'python') == has(self.python)",
-            message="python is needed for platform python and forbidden for every other platform",
+            message="python is required for platform python and not allowed for other platforms",
             holds=lambda m: (m.platform is Platform.PYTHON) == (m.python is not None),
             field="python",
         ),
         FieldRule(
             cel="!has(self.vllm) || has(self.platform) && self.platform == 'vllm'",
-            message="vllm goes with platform vllm only",
+            message="vllm needs platform vllm",
             holds=lambda m: m.vllm is None or m.platform is Platform.VLLM,
             field="vllm",
         ),
         FieldRule(
             cel="has(self.outputs) && size(self.outputs) > 0 || has(self.platform) && self.platform == 'vllm'",
-            message="outputs is needed: name each output tensor with dataType and dims",
+            message="outputs is required; list each output tensor with dataType and dims",
             holds=lambda m: bool(m.outputs) or m.platform is Platform.VLLM,
             field="outputs",
         ),
         FieldRule(
             cel="!has(self.maxBatchSize) || !has(self.dynamicBatching) || !has(self.dynamicBatching.preferredBatchSizes)"
             " || self.dynamicBatching.preferredBatchSizes.all(size, size <= self.maxBatchSize)",
-            message="each of dynamicBatching.preferredBatchSizes must be at most maxBatchSize",
+            message="each value of dynamicBatching.preferredBatchSizes must be at most maxBatchSize",
             holds=lambda m: preferred_fit(m.max_batch_size, m.dynamic_batching),
             field="dynamicBatching.preferredBatchSizes",
         ),
@@ -203,7 +203,7 @@ class StepFields(ApiModel):
         FieldRule(
             cel="!has(self.batchStrategy) || !has(self.sequenceBatching)"
             " && !(has(self.dynamicBatching) && has(self.dynamicBatching.mode) && self.dynamicBatching.mode == 'Disabled')",
-            message="batchStrategy works on top of dynamicBatching: not with mode Disabled, never beside sequenceBatching",
+            message="batchStrategy needs dynamicBatching with mode Enabled and excludes sequenceBatching",
             holds=lambda m: (
                 m.batch_strategy is None
                 or (
@@ -216,14 +216,14 @@ class StepFields(ApiModel):
         FieldRule(
             cel="!(has(self.instances) && has(self.instances.profiles) && size(self.instances.profiles) > 0)"
             " || has(self.platform) && self.platform == 'tensorrt_plan'",
-            message="instances.profiles is for platform tensorrt_plan only",
+            message="instances.profiles needs platform tensorrt_plan",
             holds=lambda m: not m.instances.profiles or m.platform is Platform.TENSORRT,
             field="instances.profiles",
         ),
         FieldRule(
             cel="!(has(self.lengths) && has(self.lengths.profiles) && size(self.lengths.profiles) > 0)"
             " || has(self.platform) && self.platform == 'tensorrt_plan'",
-            message="lengths.profiles is for platform tensorrt_plan only; others write lengths.min and lengths.max",
+            message="lengths.profiles needs platform tensorrt_plan; write lengths.min and lengths.max for other platforms",
             holds=lambda m: (
                 m.lengths is None or not m.lengths.profiles or m.platform is Platform.TENSORRT
             ),
@@ -231,7 +231,7 @@ class StepFields(ApiModel):
         ),
         FieldRule(
             cel="!has(self.optimization) || !has(self.optimization.tensorrt) || has(self.platform) && self.platform == 'onnxruntime_onnx'",
-            message="optimization.tensorrt is TensorRT inside the ONNX Runtime backend: for platform onnxruntime_onnx only",
+            message="optimization.tensorrt needs platform onnxruntime_onnx: it is TensorRT inside the ONNX Runtime backend",
             holds=lambda m: (
                 m.optimization is None
                 or m.optimization.tensorrt is None
@@ -241,7 +241,7 @@ class StepFields(ApiModel):
         ),
         FieldRule(
             cel="!has(self.sequenceBatching) || !has(self.instances) || !(has(self.instances.min) || has(self.instances.max) || has(self.instances.initial))",
-            message="a step with sequenceBatching is never scaled live, its state would be lost; write instances.count",
+            message="a step with sequenceBatching cannot be scaled live, because its state would be lost; write instances.count",
             holds=lambda m: m.sequence_batching is None or not m.instances.ranged,
             field="instances",
         ),
@@ -282,7 +282,7 @@ class StepSpec(StepFields):
     rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             cel="!(self.name in ['tokenizer', 'model', 'postprocess', 'pipeline'])",
-            message="the names tokenizer, model, postprocess and pipeline are taken; choose another",
+            message="the names tokenizer, model, postprocess and pipeline are reserved; choose another",
             holds=lambda s: s.name not in TAKEN_STEP_NAMES,
             field="name",
         ),

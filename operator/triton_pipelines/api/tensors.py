@@ -119,7 +119,7 @@ class InputTensor(OutputTensor):
     rules = (
         FieldRule(
             cel="!(has(self.ragged) && self.ragged == 'Enabled' && has(self.reshape))",
-            message="ragged and reshape exclude each other: a ragged input has no common shape; remove one of them",
+            message="ragged and reshape exclude each other, because a ragged input has no common shape; remove one of them",
             holds=lambda t: not (t.ragged is Switch.ENABLED and t.reshape is not None),
             field="ragged",
         ),

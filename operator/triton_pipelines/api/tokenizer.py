@@ -80,7 +80,7 @@ class TokenizerInputs(ApiModel):
     rules = (
         FieldRule(
             cel="!has(self.textPairFrom) || has(self.textPair)",
-            message="textPairFrom needs textPair, the tokenizer's own name of that input",
+            message="textPairFrom needs textPair, the tokenizer's name for that input",
             holds=lambda t: t.text_pair_from is None or t.text_pair is not None,
             field="textPairFrom",
         ),
@@ -204,43 +204,43 @@ class Tokenizer(ApiModel):
         FieldRule(
             cel="!has(self.maxBatchSize) || !has(self.dynamicBatching) || !has(self.dynamicBatching.preferredBatchSizes)"
             " || self.dynamicBatching.preferredBatchSizes.all(size, size <= self.maxBatchSize)",
-            message="each of dynamicBatching.preferredBatchSizes must be at most maxBatchSize",
+            message="each value of dynamicBatching.preferredBatchSizes must be at most maxBatchSize",
             holds=lambda t: preferred_fit(t.max_batch_size, t.dynamic_batching),
             field="dynamicBatching.preferredBatchSizes",
         ),
         FieldRule(
             cel="!has(self.buckets) || self.buckets.all(b, b <= (has(self.maxLength) ? self.maxLength : 512))",
-            message="each of buckets must be at most maxLength (512 where it is left out)",
+            message="each bucket must be at most maxLength (default: 512)",
             holds=lambda t: all(b <= (t.max_length or 512) for b in t.buckets),
             field="buckets",
         ),
         FieldRule(
             cel="!has(self.buckets) || self.buckets.isSorted() && self.buckets.all(b, self.buckets.exists_one(o, o == b))",
-            message="buckets must be ascending, each once",
+            message="buckets must be in ascending order without duplicates",
             holds=lambda t: all(a < b for a, b in zip(t.buckets, t.buckets[1:], strict=False)),
             field="buckets",
         ),
         FieldRule(
             cel="!(has(self.buckets) && size(self.buckets) > 0) || has(self.padding) && self.padding == 'Bucketed'",
-            message="buckets go with padding Bucketed only",
+            message="buckets need padding Bucketed",
             holds=lambda t: not t.buckets or t.padding is Padding.BUCKETED,
             field="buckets",
         ),
         FieldRule(
             cel="(has(self.type) && self.type == 'Python') == has(self.python)",
-            message="python is needed for type Python and forbidden otherwise",
+            message="python is required for type Python and not allowed otherwise",
             holds=lambda t: (t.type is TokenizerType.PYTHON) == (t.python is not None),
             field="python",
         ),
         FieldRule(
             cel="!has(self.python) || has(self.outputs) && size(self.outputs) > 0",
-            message="type Python needs its outputs written out: name each",
+            message="outputs is required for type Python; list each",
             holds=lambda t: t.python is None or bool(t.outputs),
             field="outputs",
         ),
         FieldRule(
             cel="has(self.python) || !has(self.outputs) || self.outputs.all(o, !has(o.dims))",
-            message="outputs[].dims is for type Python; the shape of tokens follows from padding",
+            message="outputs[].dims needs type Python; the shape of tokens follows from padding",
             holds=lambda t: (
                 t.python is not None or all(output.dims is None for output in t.outputs)
             ),
@@ -248,7 +248,7 @@ class Tokenizer(ApiModel):
         ),
         FieldRule(
             cel="!has(self.truncation) || !(self.truncation in ['OnlyFirst', 'OnlySecond']) || has(self.inputs) && has(self.inputs.textPair)",
-            message="truncation OnlyFirst and OnlySecond are for text pairs; set inputs.textPair, or write LongestFirst or Refuse",
+            message="truncation OnlyFirst and OnlySecond need text pairs; set inputs.textPair, or write LongestFirst or Refuse",
             holds=lambda t: (
                 t.truncation not in (Truncation.ONLY_FIRST, Truncation.ONLY_SECOND)
                 or t.inputs.text_pair is not None

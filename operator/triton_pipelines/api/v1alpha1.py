@@ -81,7 +81,7 @@ class Ensemble(ApiModel):
     rules = (
         FieldRule(
             cel="!has(self.entryPoint) || !(has(self.modelName) || has(self.inputs) || has(self.outputs) || has(self.maxBatchSize) || has(self.maxInflightRequests))",
-            message="with entryPoint no ensemble is made: its name, tensors and batch size are the step's own; remove the other fields",
+            message="entryPoint replaces the ensemble, so name, tensors and batch size are those of the step; remove the other fields",
             holds=lambda e: (
                 e.entry_point is None
                 or not (
@@ -260,13 +260,13 @@ class PipelineSpec(ApiModel):
     rules = (
         FieldRule(
             cel="has(self.model) || has(self.steps) && size(self.steps) > 0",
-            message="model is needed, or steps: a pipeline has at least one step that computes",
+            message="model or steps is required: a pipeline needs at least one step that runs a model",
             holds=lambda s: s.model is not None or bool(s.steps),
             field="model",
         ),
         FieldRule(
             cel="!has(self.tokenizer) || has(self.tokenizer.source) || has(self.source) || has(self.tokenizer.python)",
-            message="tokenizer.source is needed, or a source for the whole pipeline; type Python may have none",
+            message="tokenizer.source or spec.source is required, except for type Python",
             holds=lambda s: (
                 s.tokenizer is None
                 or s.tokenizer.source is not None
@@ -278,7 +278,7 @@ class PipelineSpec(ApiModel):
         FieldRule(
             cel="!has(self.model) || has(self.model.source) || has(self.source) || has(self.model.python) && has(self.model.python.code)"
             " || has(self.model.vllm) && has(self.model.vllm.engineArgs) || has(self.model.backend)",
-            message="model.source is needed, or a source for the whole pipeline",
+            message="model.source or spec.source is required",
             holds=lambda s: (
                 s.model is None
                 or s.model.source is not None
@@ -323,7 +323,7 @@ class PipelineSpec(ApiModel):
         ),
         FieldRule(
             cel="!(has(self.steps) && has(self.auxiliaryModels)) || self.steps.all(s, self.auxiliaryModels.all(a, a.name != s.name))",
-            message="a name stands both in steps and in auxiliaryModels; choose another",
+            message="steps and auxiliaryModels must not share a name; choose another",
             holds=lambda s: (
                 not {step.name for step in s.steps} & {step.name for step in s.auxiliary_models}
             ),
@@ -332,7 +332,7 @@ class PipelineSpec(ApiModel):
         FieldRule(
             cel="!(has(self.model) && has(self.model.instances) && has(self.model.instances.kind) && self.model.instances.kind == 'GPU'"
             " && has(self.server) && has(self.server.gpu) && has(self.server.gpu.count) && self.server.gpu.count == 0)",
-            message="instances.kind GPU needs a GPU, but server.gpu.count is 0; set kind to CPU or ask for a GPU",
+            message="instances.kind GPU needs a GPU, but server.gpu.count is 0; set kind to CPU or request a GPU",
             holds=lambda s: (
                 s.model is None
                 or not (s.model.instances.kind is InstanceKind.GPU and s.server.gpu.count == 0)
@@ -399,6 +399,6 @@ class InferencePipeline(ApiModel):
 ROOT_RULES: tuple[dict[str, Any], ...] = (
     {
         "rule": f"self.metadata.name.matches('{NAME_PATTERN}') && size(self.metadata.name) <= {NAME_MAX}",
-        "message": f"metadata.name must be at most {NAME_MAX} characters, lower-case letters, digits and '-', starting with a letter: a Service carries it",
+        "message": f"metadata.name must be at most {NAME_MAX} characters, lower-case letters, digits and '-', starting with a letter, because it becomes the name of a Service",
     },
 )

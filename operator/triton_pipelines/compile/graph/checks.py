@@ -60,7 +60,7 @@ def _size(pipeline: InferencePipeline) -> Iterator[Finding]:
         largest = max(parts, key=lambda name: parts[name])
         yield Finding(
             largest,
-            f"the resource is {total} bytes long, {parts[largest]} of them here; what is made of it must fit one ConfigMap, so at most {SPEC_BYTES_MAX} go: shorten this",
+            f"the resource has {total} bytes, {parts[largest]} of them here, but at most {SPEC_BYTES_MAX} fit into the ConfigMap of its revision; shorten this field",
             code=FindingCode.TOO_LARGE,
         )
 

@@ -6,7 +6,7 @@ declared step makes that impossible before any file is read. The fields are thos
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -95,25 +95,56 @@ def ragged_config(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Ragged
 def ragged_obstacles(
     inputs: Sequence[Tensor], outputs: Sequence[Tensor], max_batch_size: int
 ) -> Iterator[str]:
-    """Why a declared ONNX step cannot take requests of different length in one batch, in words; what only the file shows, the loader finds."""
+    """Yield why a declared ONNX step cannot batch requests of different length.
+
+    What only the file shows is checked by the loader.
+    """
     if max_batch_size < 1:
         yield "maxBatchSize is 0: batches need at least 1"
     if not ragged_inputs(inputs):
         yield "no input has dims [-1]"
     names = {tensor.name for tensor in inputs}
     for tensor in inputs:
-        if tensor.reshape is not None:
-            yield f"input {tensor.name} is reshaped"
-        elif tensor.variable and tensor.dims != (-1,):
-            yield f"input {tensor.name} has dims {list(tensor.dims)}: only [-1] is possible for an axis without fixed length"
-        elif tensor.variable and tensor.data_type not in INTEGERS:
-            yield f"input {tensor.name} is {tensor.data_type.value}: token tensors are INT64 or INT32"
-        elif tensor.variable and shape_input(tensor.name) in names:
-            yield f"input {shape_input(tensor.name)} has the name that the lengths of {tensor.name} need"
+        obstacle = _input_obstacle(tensor, names)
+        if obstacle:
+            yield obstacle
     for tensor in outputs:
-        if -1 in tensor.dims[1:]:
-            yield f"output {tensor.name} has dims {list(tensor.dims)}: only the first axis may hang on the number of tokens"
-        elif tensor.variable and tensor.reshape is not None:
-            yield f"output {tensor.name} is reshaped"
-        elif tensor.data_type not in MARKED:
-            yield f"output {tensor.name} is {tensor.data_type.value}, which has no value to mark a row that the model cannot take"
+        obstacle = _output_obstacle(tensor)
+        if obstacle:
+            yield obstacle
+
+
+def _input_obstacle(tensor: Tensor, names: Set[str]) -> str:
+    if tensor.reshape is not None:
+        return f"input {tensor.name} is reshaped"
+    if not tensor.variable:
+        return ""
+    if tensor.dims != (-1,):
+        return (
+            f"input {tensor.name} has dims {list(tensor.dims)}:"
+            " an input of variable length must have dims [-1]"
+        )
+    if tensor.data_type not in INTEGERS:
+        return f"input {tensor.name} is {tensor.data_type.value}: token tensors are INT64 or INT32"
+    if shape_input(tensor.name) in names:
+        return (
+            f"the name of input {shape_input(tensor.name)} is needed"
+            f" for the row lengths of {tensor.name}"
+        )
+    return ""
+
+
+def _output_obstacle(tensor: Tensor) -> str:
+    if -1 in tensor.dims[1:]:
+        return (
+            f"output {tensor.name} has dims {list(tensor.dims)}:"
+            " only the first axis may depend on the number of tokens"
+        )
+    if tensor.variable and tensor.reshape is not None:
+        return f"output {tensor.name} is reshaped"
+    if tensor.data_type not in MARKED:
+        return (
+            f"output {tensor.name} is {tensor.data_type.value}, which has no value that can mark"
+            " a row as rejected by the model"
+        )
+    return ""

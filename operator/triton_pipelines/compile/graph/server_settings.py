@@ -310,7 +310,7 @@ def refused_variable(name: str, value: str | None, server: ServerSpec) -> str | 
     hidden = server.gpu.count == 0 and value in ("", "void", "none", "-1")
     if name in RESERVED_GPU_ENVIRONMENT and not hidden:
         return f"{name} would show the pod GPUs that the scheduler did not give it; remove it and ask for GPUs with server.gpu"
-    return f"{name} belongs to the operator; remove it" if name in OWNED_ENVIRONMENT else None
+    return f"{name} is set by the operator; remove it" if name in OWNED_ENVIRONMENT else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +358,7 @@ def sizes(pipeline: InferencePipeline, graph: Graph) -> Sizes:
     asked, capped = server.resources.requests, server.resources.limits
     request_cpu = millis(asked.cpu) if asked.cpu else BASE_CPU_MILLIS + _cpu(low)
     request_memory = bytes_of(asked.memory) if asked.memory else BASE_MEMORY + cache + _memory(low)
-    # Where pods grow in place they start with what the first instances need, and the rest is free for others until it is needed.
+    # Where pods grow in place they start with what the initial instances need, and the rest is free for others until it is needed.
     held = low if pipeline.spec.scaling.cpu_resize is CpuResize.IN_PLACE else high
     limit_cpu = millis(capped.cpu) if capped.cpu else max(request_cpu, BASE_CPU_MILLIS + _cpu(held))
     limit_memory = (

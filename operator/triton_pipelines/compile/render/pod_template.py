@@ -18,7 +18,7 @@ from .pod_schema import KEYS, check_template, item_path
 
 PATH = "spec.server.podTemplate"
 APPENDED = frozenset({"tolerations"})
-_OURS = "belongs to the operator; "
+_OURS = "is set by the operator; "
 # Fields of the Triton container → the field of the resource that says it, "" where nothing does.
 _SERVER_FIELDS = {
     "image": "spec.server.image",
@@ -138,7 +138,7 @@ def _owned(
         if key in ("apiVersion", "kind"):
             yield Finding(
                 f"{PATH}.{key}",
-                "is no part of a pod template; remove it",
+                "is not a field of a pod template; remove it",
                 code=FindingCode.UNKNOWN_FIELD,
             )
     yield from _metadata(_mapping(given).get("metadata"), f"{PATH}.metadata", pipeline)
@@ -156,7 +156,7 @@ def _owned(
         if field in spec and spec[field] is None:
             yield Finding(
                 f"{path}.{field}",
-                f"null would remove those of the operator; name the {field} that you mean",
+                f"null would remove those of the operator; write the {field} to remove",
                 code=FindingCode.RESERVED,
             )
     yield from _grace(spec, ours, path)
@@ -171,7 +171,7 @@ def _metadata(given: Any, path: str, pipeline: InferencePipeline) -> Iterator[Fi
         if part not in ("labels", "annotations"):
             yield Finding(
                 f"{path}.{part}",
-                "has no effect on pods; labels and annotations alone have",
+                "has no effect on pods; only labels and annotations have",
                 code=FindingCode.NO_EFFECT,
             )
         if value is None:
@@ -191,7 +191,7 @@ def _grace(spec: Mapping[str, Any], ours: Mapping[str, Any], path: str) -> Itera
     if field in spec and (wanted is None or (isinstance(wanted, int) and wanted < needed)):
         yield Finding(
             f"{path}.{field}",
-            f"cuts the drain short, which takes {needed} s; write at least that, or lower spec.rollout.drainSeconds",
+            f"is shorter than the drain, which takes {needed} s; write at least that, or lower spec.rollout.drainSeconds",
             code=FindingCode.OUT_OF_RANGE,
         )
 
@@ -209,7 +209,7 @@ def _placement(
     ):
         yield Finding(
             f"{path}.affinity",
-            "would replace what server.gpu.products asks for; write spec.server.affinity, which keeps it",
+            "would replace the affinity from server.gpu.products; use spec.server.affinity, which is merged with it",
             code=FindingCode.RESERVED,
         )
     for field, instead in (
@@ -219,7 +219,7 @@ def _placement(
         if field in spec and spec[field] is None:
             yield Finding(
                 f"{path}.{field}",
-                f"null would remove what the GPU needs; see spec.{instead}",
+                f"null would remove what the GPU needs; use spec.{instead} instead",
                 code=FindingCode.RESERVED,
             )
     claims = spec.get("resourceClaims")
@@ -230,7 +230,7 @@ def _placement(
     ):
         yield Finding(
             f"{path}.resourceClaims",
-            f"a list replaces: repeat the claim {names.CLAIM_GPU} of server.gpu.claimTemplate in it",
+            f"this list replaces the operator's; repeat the claim {names.CLAIM_GPU} of server.gpu.claimTemplate in it",
             code=FindingCode.RESERVED,
         )
 
@@ -257,7 +257,7 @@ def _containers(
             elif not options.custom_code_allowed:
                 yield Finding(
                     here,
-                    "own containers are own code, which this operator forbids (--custom-code=forbid); ask whoever runs the operator",
+                    "additional containers are custom code, which this operator forbids (--custom-code=forbid); ask the operator's administrator",
                     code=FindingCode.FORBIDDEN,
                 )
             for mounted, mount in _items(item.get("volumeMounts"), "volumeMounts"):
@@ -268,7 +268,7 @@ def _containers(
                 ):
                     yield Finding(
                         f"{here}.{mounted}.readOnly",
-                        "must be true: a change in the model repository would make Triton reload its models",
+                        "must be true: Triton reloads its models when the model repository changes",
                         code=FindingCode.RESERVED,
                     )
 
@@ -356,7 +356,7 @@ def _resources(
     if gpu.claim_template is not None and "claims" in resources and not kept:
         yield Finding(
             f"{path}.resources.claims",
-            f"a list replaces: repeat the claim {names.CLAIM_GPU} of server.gpu.claimTemplate in it",
+            f"this list replaces the operator's; repeat the claim {names.CLAIM_GPU} of server.gpu.claimTemplate in it",
             code=FindingCode.RESERVED,
         )
 

@@ -133,7 +133,7 @@ class _Ensemble:
                     self.findings.add(
                         f"{path}.model_name",
                         RuleId.STEP_MODEL,
-                        f"there is no model {step.model_name!r}: the repository has {listed(sorted(set(self.configs) - {self.name}))}",
+                        f"model {step.model_name!r} does not exist; the repository has {listed(sorted(set(self.configs) - {self.name}))}",
                     )
                 continue
             self._version(step, path, model)
@@ -155,7 +155,7 @@ class _Ensemble:
             self.findings.add(
                 f"{path}.model_version",
                 RuleId.STEP_VERSION,
-                f"version {step.model_version} of {step.model_name!r} is not served: write -1 for the latest{there}",
+                f"version {step.model_version} of {step.model_name!r} is not served; write -1 for the latest{there}",
             )
 
     def _batch_size(self, step: Any, path: str, model: Any) -> None:
@@ -174,7 +174,7 @@ class _Ensemble:
             self.findings.add(
                 spot,
                 RuleId.STEP_TENSOR,
-                f"model {step.model_name!r} has no input {key!r}: it has {listed(sorted(names))}",
+                f"model {step.model_name!r} has no input {key!r}; it has {listed(sorted(names))}",
             )
         for tensor in model.input:
             if tensor.name in step.input_map:
@@ -186,7 +186,7 @@ class _Ensemble:
                 self.findings.add(
                     f"{path}.input_map",
                     RuleId.STEP_INPUT_UNMAPPED,
-                    f"input {tensor.name!r} of model {step.model_name!r} gets no tensor: map one, or make the input optional",
+                    f"input {tensor.name!r} of model {step.model_name!r} is not mapped; map a tensor to it, or make it optional",
                 )
 
     def _outputs(self, step: Any, path: str, model: Any) -> None:
@@ -196,7 +196,7 @@ class _Ensemble:
             self.findings.add(
                 spot,
                 RuleId.STEP_TENSOR,
-                f"model {step.model_name!r} has no output {key!r}: it has {listed(sorted(names))}",
+                f"model {step.model_name!r} has no output {key!r}; it has {listed(sorted(names))}",
             )
         for tensor in model.output:
             if tensor.name in step.output_map:
@@ -218,13 +218,13 @@ class _Ensemble:
             self.findings.add(
                 path,
                 RuleId.STEP_DATA_TYPE,
-                f"tensor {target!r}: {first}, {use}: both must have one data type",
+                f"tensor {target!r}: {first}, {use}; both must have the same data type",
             )
         elif not _fit(first, use):
             self.findings.add(
                 path,
                 RuleId.STEP_SHAPE,
-                f"tensor {target!r}: {first}, {use}: both must have one shape (-1 fits any size)",
+                f"tensor {target!r}: {first}, {use}; both must have the same shape (-1 fits any size)",
             )
 
     def _between(self) -> None:
@@ -245,7 +245,7 @@ class _Ensemble:
                     self.findings.add(
                         path,
                         RuleId.STEP_SHAPE_BETWEEN,
-                        f"tensor {target!r}: {writer}, {use}: both must have one shape (-1 fits any size)",
+                        f"tensor {target!r}: {writer}, {use}; both must have the same shape (-1 fits any size)",
                     )
 
     def _join(self) -> bool:
@@ -291,7 +291,7 @@ class _Ensemble:
             self.findings.add(
                 "response_cache.enable",
                 RuleId.RESPONSE_CACHE,
-                "the response cache does not go with a step that is decoupled: write one of the two",
+                "the response cache excludes decoupled steps; remove one of the two",
             )
         return result
 
@@ -304,7 +304,7 @@ class _Ensemble:
             self.findings.add(
                 path,
                 RuleId.DECOUPLED_JOIN,
-                f"{who} would get tensors of {named} together: all must come from one decoupled model, or from none",
+                f"{who} combines tensors of {named}; all must come from the same decoupled model, or from none",
             )
         return sources[0] if sources else ""
 
