@@ -33,13 +33,13 @@ class QueuePolicy(ApiModel):
         Field(
             ge=0,
             le=2**31 - 1,
-            description="Requests that may wait; more are refused with 503. 0: no limit.",
+            description="Requests that may wait; further requests are rejected with 503. 0: no limit.",
         ),
     ] = None
     timeout_action: Annotated[
         TimeoutAction | None,
         Field(
-            description="REJECT (the default) a request that waited too long, or DELAY it behind all others."
+            description="REJECT (default) rejects a request that waited too long; DELAY moves it behind all others."
         ),
     ] = None
     default_timeout_microseconds: Annotated[
@@ -51,7 +51,7 @@ class QueuePolicy(ApiModel):
         ),
     ] = None
     allow_timeout_override: Annotated[
-        Switch | None, Field(description="Enabled: a request may ask for a shorter timeout.")
+        Switch | None, Field(description="Enabled: a request may set a shorter timeout.")
     ] = None
 
     @property
@@ -77,14 +77,14 @@ _DELAYS = "has({0}.timeoutAction) && {0}.timeoutAction == 'DELAY' && has({0}.def
 class DynamicBatching(ApiModel):
     """Triton's dynamic batcher of one step. Left out, it is on with Triton's defaults (unless sequenceBatching is set)."""
 
-    mode: Annotated[Switch, Field(description="Disabled: the step runs request by request.")] = (
+    mode: Annotated[Switch, Field(description="Disabled: the step runs one request at a time.")] = (
         Switch.ENABLED
     )
     preferred_batch_sizes: Annotated[
         tuple[Annotated[int, Field(ge=1, le=MAX_BATCH)], ...],
         Field(
             max_length=16,
-            description="Sizes at which a batch is sent at once.",
+            description="Sizes at which a batch runs immediately.",
             json_schema_extra={"x-kubernetes-list-type": "set"},
         ),
     ] = ()
@@ -93,19 +93,19 @@ class DynamicBatching(ApiModel):
         Field(
             ge=0,
             le=MAX_DELAY_MICROSECONDS,
-            description="Longest time that a request waits for company, in microseconds.",
+            description="Longest time that a request waits to be batched, in microseconds.",
         ),
     ] = None
     preserve_ordering: Annotated[
         Switch | None,
-        Field(description="Enabled: answers leave in the order in which requests came."),
+        Field(description="Enabled: responses are sent in the order of the requests."),
     ] = None
     priority_levels: Annotated[
         int | None,
         Field(
             ge=1,
             le=MAX_PRIORITY_LEVELS,
-            description="Number of priorities that a request may have, 1 being the most urgent. Left out: no priorities.",
+            description="Number of priorities that a request may have, 1 being the most urgent. Default: no priorities.",
         ),
     ] = None
     default_priority_level: Annotated[
@@ -113,18 +113,18 @@ class DynamicBatching(ApiModel):
         Field(
             ge=1,
             le=MAX_PRIORITY_LEVELS,
-            description="Priority of a request that names none. Needed with priorityLevels.",
+            description="Priority of a request without one. Required with priorityLevels.",
         ),
     ] = None
     queue_policy: Annotated[
         QueuePolicy | None,
-        Field(description="Bounds of the queue, and of each priority's without an own policy."),
+        Field(description="Limits of the queue, and of each priority without its own policy."),
     ] = None
     priority_queue_policies: Annotated[
         tuple[PriorityQueuePolicy, ...],
         Field(
             max_length=16,
-            description="Bounds of single priorities' queues.",
+            description="Limits of the queues of single priorities.",
             json_schema_extra={
                 "x-kubernetes-list-type": "map",
                 "x-kubernetes-list-map-keys": ["priority"],
@@ -268,7 +268,9 @@ class InitialState(StrEnum):
 class SequenceState(ApiModel):
     """A tensor that Triton keeps from one request of a sequence to the next."""
 
-    input_name: Annotated[TensorName, Field(description="Input of the model that gets the state.")]
+    input_name: Annotated[
+        TensorName, Field(description="Input of the model that receives the state.")
+    ]
     output_name: Annotated[
         TensorName, Field(description="Output of the model that is the next state.")
     ]
@@ -285,18 +287,18 @@ class SequenceState(ApiModel):
     initial: Annotated[
         InitialState | None,
         Field(
-            description="Zero: a sequence starts with zeros (the default where every dim is fixed); Undefined: the model starts it itself."
+            description="Zero: a sequence starts with zeros (default if every dim is fixed); Undefined: the model sets the initial state."
         ),
     ] = None
 
 
 class SequenceBatching(ApiModel):
-    """Triton's sequence batcher: all requests of a sequence go to the same instance. A step with it is never scaled live."""
+    """Triton's sequence batcher: all requests of a sequence go to the same instance. Such a step is never scaled live."""
 
     strategy: Annotated[
         SequenceStrategy,
         Field(
-            description="Direct: a sequence holds a fixed slot of a batch; Oldest: batches are formed from the oldest requests."
+            description="Direct: each sequence has a fixed slot in the batch; Oldest: batches are formed from the oldest requests."
         ),
     ]
     max_sequence_idle_microseconds: Annotated[
@@ -304,7 +306,7 @@ class SequenceBatching(ApiModel):
         Field(
             ge=1,
             le=86_400_000_000,
-            description="A sequence without a request for so long is given up, in microseconds. Default: Triton's, 1 s.",
+            description="Microseconds without a request after which a sequence ends. Default: that of Triton, 1 s.",
         ),
     ] = None
     controls: Annotated[
@@ -334,14 +336,14 @@ class SequenceBatching(ApiModel):
         Field(
             ge=1,
             le=1_000_000,
-            description="Oldest: most sequences that one instance keeps at once. Needed with it.",
+            description="Oldest: most concurrent sequences of one instance. Required for Oldest.",
         ),
     ] = None
     preferred_batch_sizes: Annotated[
         tuple[Annotated[int, Field(ge=1, le=MAX_BATCH)], ...],
         Field(
             max_length=16,
-            description="Oldest: sizes at which a batch is sent at once.",
+            description="Oldest: sizes at which a batch runs immediately.",
             json_schema_extra={"x-kubernetes-list-type": "set"},
         ),
     ] = ()
@@ -350,7 +352,7 @@ class SequenceBatching(ApiModel):
         Field(
             ge=0,
             le=MAX_DELAY_MICROSECONDS,
-            description="Longest time that a request waits for company, in microseconds.",
+            description="Longest time that a request waits to be batched, in microseconds.",
         ),
     ] = None
     minimum_slot_utilization_percent: Annotated[
@@ -358,12 +360,12 @@ class SequenceBatching(ApiModel):
         Field(
             ge=0,
             le=100,
-            description="Direct: share of the slots that must be filled before the delay is cut short.",
+            description="Direct: percentage of slots that must be filled for a batch to run before its delay ends.",
         ),
     ] = None
     preserve_ordering: Annotated[
         Switch | None,
-        Field(description="Oldest. Enabled: answers leave in the order in which requests came."),
+        Field(description="Oldest. Enabled: responses are sent in the order of the requests."),
     ] = None
 
     rules = (
@@ -410,7 +412,7 @@ class BatchStrategy(ApiModel):
             min_length=1,
             max_length=256,
             pattern=LIBRARY_PATTERN,
-            description="A library that the model's source brings: its path below the model's folder, such as 1/libvolume.so.",
+            description="A library in the model's source: its path below the model's folder, such as 1/libvolume.so.",
         ),
     ] = None
 

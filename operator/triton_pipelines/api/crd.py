@@ -246,7 +246,7 @@ PRINTER_COLUMNS = (
     # Without it, `kubectl get -w` would not tell why a rollout waits or failed.
     _column("Reason", _condition("Ready", "reason"), "Why Ready has its value."),
     _column("Age", ".metadata.creationTimestamp", "Time since creation.", "date"),
-    _column("Revision", ".status.revision", "Revision that the latest spec asks for.", priority=1),
+    _column("Revision", ".status.revision", "Revision of the latest spec.", priority=1),
     _column("Message", _condition("Ready", "message"), "What it is, and what to do.", priority=1),
 )
 

@@ -64,14 +64,14 @@ class CountBounds:
 
 
 class StepCopies(ApiModel):
-    """Copies of a step in one pod: a fixed count, or bounds within which a CPU step may be scaled."""
+    """Instances of a step in one pod: a fixed count, or bounds within which a CPU step may be scaled."""
 
     count: Annotated[
         int | None,
         Field(
             ge=1,
             le=MAX_INSTANCES,
-            description="A fixed count: per GPU for kind GPU, else in all. Excludes initial, min and max.",
+            description="A fixed count: per GPU for kind GPU, otherwise in total. Excludes initial, min and max.",
         ),
     ] = None
     initial: Annotated[
@@ -79,7 +79,7 @@ class StepCopies(ApiModel):
         Field(
             ge=1,
             le=MAX_INSTANCES,
-            description="Count that a new pipeline starts with. Default 1, or min where that is higher.",
+            description="Initial count of a new pipeline. Default: 1, or min if that is higher.",
         ),
     ] = None
     min: Annotated[
@@ -90,13 +90,13 @@ class StepCopies(ApiModel):
         Field(
             ge=1,
             le=MAX_INSTANCES,
-            description="Highest count; CPU and memory limits are sized for it. Default 4, or initial where that is higher.",
+            description="Highest count; CPU and memory limits are sized for it. Default: 4, or initial if that is higher.",
         ),
     ] = None
     kind: Annotated[
         InstanceKind | None,
         Field(
-            description="GPU, CPU, MODEL (the backend decides) or Auto (Triton's default). Default: CPU for tokenizer, postprocess and steps; GPU for the model (CPU where server.gpu.count is 0, MODEL for vllm). It asks for no GPU: server.gpu does."
+            description="GPU, CPU, MODEL (the backend decides) or Auto (Triton's default). Default: CPU for tokenizer, postprocess and steps; GPU for the model (CPU where server.gpu.count is 0, MODEL for vllm). It does not request a GPU; server.gpu does."
         ),
     ] = None
     host_policy: Annotated[
@@ -195,7 +195,7 @@ class ModelInstances(PlacedStepCopies):
 
 
 class InstanceResources(ApiModel):
-    """What one more instance may use."""
+    """Resources of one instance."""
 
     cpu: Annotated[Quantity, Field(description="CPU of one instance.")] = "1"
     memory: Annotated[Quantity, Field(description="Memory of one instance.")] = "400Mi"

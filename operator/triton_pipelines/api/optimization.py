@@ -23,7 +23,8 @@ class VersionPolicy(ApiModel):
     """Which numbered versions of a model are served. Triton runs the instance count for each of them."""
 
     latest: Annotated[
-        int | None, Field(ge=1, le=64, description="So many of the highest numbers.")
+        int | None,
+        Field(ge=1, le=64, description="How many of the highest version numbers to serve."),
     ] = None
     all: Annotated[AllVersions | None, Field(description="Every version: write {}.")] = None
     specific: Annotated[
@@ -55,7 +56,7 @@ class Warmup(ApiModel):
     mode: Annotated[
         Switch,
         Field(
-            description="Disabled: none. A warm-up that fails ends Triton 24.10: switch it on only for inputs known to answer."
+            description="Disabled: no warm-up. Triton 24.10 exits if a warm-up fails: enable it only for inputs that are known to work."
         ),
     ] = Switch.ENABLED
     batch_sizes: Annotated[
@@ -96,7 +97,7 @@ class TensorRT(ApiModel):
     engine_cache: Annotated[
         Switch | None,
         Field(
-            description="Enabled: built engines are kept, on server.modelCache where that is set, always outside the model's folder. Default: Disabled."
+            description="Enabled: built engines are kept outside the model's folder, on server.modelCache if that is set. Default: Disabled."
         ),
     ] = None
     calibration_table: Annotated[
@@ -105,7 +106,7 @@ class TensorRT(ApiModel):
             min_length=1,
             max_length=128,
             pattern=TABLE_PATTERN,
-            description="INT8: name of the calibration table, a file beside the model's file.",
+            description="INT8: name of the calibration table, a file next to the model's file.",
         ),
     ] = None
     workspace_mebibytes: Annotated[
@@ -172,7 +173,7 @@ class TokenLengths(ApiModel):
         tuple[LengthProfile, ...],
         Field(
             max_length=16,
-            description="Instead of min and max: a TensorRT plan's optimization profiles, in its order. Every length that padding makes has to lie, with up to maxBatchSize rows, in one that instances.profiles names (the first where it names none); buckets default to their max.",
+            description="Instead of min and max: the optimization profiles of a TensorRT plan, in order. Every length that padding creates must fit, with up to maxBatchSize rows, a profile in instances.profiles (default: the first). Buckets default to the max of the profiles.",
             json_schema_extra=ATOMIC,
         ),
     ] = ()
@@ -199,7 +200,7 @@ class Vllm(ApiModel):
     engine_args: Annotated[
         Passthrough,
         Field(
-            description="Arguments of vLLM's AsyncEngineArgs, written to model.json as they are. model may be left out where source brings the weights.",
+            description="Arguments of vLLM's AsyncEngineArgs, written to model.json as they are. model may be omitted if source contains the weights.",
             json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
         ),
     ]

@@ -16,7 +16,7 @@ from .tensors import BY_NAME, MAX_TENSORS, InputTensor, OutputTensor
 
 
 class PostprocessType(StrEnum):
-    """What is made of the model's output."""
+    """How the model's outputs are processed."""
 
     NONE = "None"
     SOFTMAX = "Softmax"
@@ -39,7 +39,7 @@ class Postprocess(ApiModel):
     type: Annotated[
         PostprocessType | None,
         Field(
-            description="None (the default): the model's outputs are the pipeline's. Softmax, Sigmoid: probabilities and labels. MeanPooling, FirstToken: an embedding. Python: own model.py."
+            description="None (the default): the model's outputs are the pipeline's. Softmax, Sigmoid: probabilities and labels. MeanPooling, FirstToken: an embedding. Python: a custom model.py."
         ),
     ] = None
     from_: Annotated[
@@ -63,7 +63,7 @@ class Postprocess(ApiModel):
         Field(
             ge=1,
             le=4096,
-            description="How many labels and scores are answered, best first. Default 1.",
+            description="Number of labels and scores to return, best first. Default: 1.",
         ),
     ] = None
     normalize: Annotated[
@@ -82,7 +82,7 @@ class Postprocess(ApiModel):
         tuple[OutputTensor, ...],
         Field(
             max_length=MAX_TENSORS,
-            description="Type Python: its output tensors. Needed with it.",
+            description="Type Python: its output tensors. Required for type Python.",
             json_schema_extra=BY_NAME,
         ),
     ] = ()
@@ -92,7 +92,7 @@ class Postprocess(ApiModel):
     resources_per_instance: Annotated[
         InstanceResources | None,
         Field(
-            description="What one more instance may use. Default: 100m and 256Mi; cpu 1 and 400Mi where it is scaled."
+            description="Resources of one instance. Default: 100m and 256Mi; cpu 1 and 400Mi if it is scaled."
         ),
     ] = None
     dynamic_batching: Annotated[

@@ -25,23 +25,23 @@ class ConfigMapKey(ApiModel):
     """A key of a ConfigMap of the pipeline's namespace."""
 
     name: Annotated[ObjectName, Field(description="Name of the ConfigMap.")]
-    key: Annotated[DataKey, Field(description="Key whose text is taken.")] = "model.py"
+    key: Annotated[DataKey, Field(description="Key whose text is used.")] = "model.py"
 
 
 class Code(ApiModel):
-    """Own code of a python step: a full Triton model.py. It runs with the rights of the pod; the operator can forbid it."""
+    """Custom code of a python step: a complete Triton model.py. It runs with the permissions of the pod; the operator can forbid it."""
 
     inline: Annotated[
         str | None, Field(min_length=1, max_length=65536, description="The code itself.")
     ] = None
     config_map_key_ref: Annotated[
         ConfigMapKey | None,
-        Field(description="A ConfigMap that holds it; a change of it is a new revision."),
+        Field(description="A ConfigMap that contains it. Changing it creates a new revision."),
     ] = None
     source: Annotated[
         ModelSource | None,
         Field(
-            description="A file that holds it, or a folder with model.py and the modules it imports."
+            description="A file that contains it, or a folder with model.py and the modules it imports."
         ),
     ] = None
 
@@ -64,7 +64,7 @@ class SideFile(ApiModel):
             min_length=1,
             max_length=256,
             pattern=SIDE_PATH_PATTERN,
-            description="Where it lies, below the folder of model.py. Default: the file's own name; needed for a folder.",
+            description="Its path below the folder of model.py. Default: the file name; required for a folder.",
         ),
     ] = None
 
@@ -75,7 +75,7 @@ class Environment(ApiModel):
     source: Annotated[
         SourceSpec,
         Field(
-            description="A .tar.gz that conda-pack made; its Python must be the image's (3.10 up to 24.10, 3.12 from 24.12)."
+            description="A .tar.gz made by conda-pack. Its Python must match the image: 3.10 up to 24.10, 3.12 from 24.12."
         ),
     ]
 
@@ -83,7 +83,7 @@ class Environment(ApiModel):
 class CodeParts(ApiModel):
     """Own code of a python step with what it needs beside it."""
 
-    code: Annotated[Code | None, Field(description="Own model.py.")] = None
+    code: Annotated[Code | None, Field(description="A custom model.py.")] = None
     files: Annotated[
         tuple[SideFile, ...],
         Field(
@@ -103,11 +103,11 @@ class CodeParts(ApiModel):
 class OwnCode(CodeParts):
     """How a step of own code runs."""
 
-    code: Annotated[Code, Field(description="Own model.py.")]
+    code: Annotated[Code, Field(description="A custom model.py.")]
 
 
 class Python(CodeParts):
-    """How a python step runs: own code, or a runner that comes with the operator."""
+    """How a python step runs: custom code, or a runner of the operator."""
 
     runner: Annotated[
         Runner | None,

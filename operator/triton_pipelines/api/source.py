@@ -40,9 +40,7 @@ class SecretReference(ApiModel):
 class CertificateReference(ApiModel):
     """A ConfigMap of the pipeline's namespace with a CA bundle."""
 
-    name: Annotated[
-        ObjectName, Field(description="Name of the ConfigMap that holds the CA bundle.")
-    ]
+    name: Annotated[ObjectName, Field(description="Name of the ConfigMap with the CA bundle.")]
     key: Annotated[DataKey, Field(description="Key of the PEM bundle in the ConfigMap.")] = "ca.crt"
 
 
@@ -65,7 +63,7 @@ class SourceSpec(ApiModel):
         str | None,
         Field(
             max_length=128,
-            description="Commit, tag or branch (hf), object version (s3, gs, az), tag or digest (oci). Left out: the newest, recorded at the first load and kept for the pipeline's revision.",
+            description="Commit, tag or branch (hf), object version (s3, gs, az), tag or digest (oci). Default: the newest, recorded at the first load and kept for the pipeline's revision.",
         ),
     ] = None
     path: Annotated[
@@ -95,11 +93,11 @@ class SourceSpec(ApiModel):
     region: Annotated[str | None, Field(max_length=64, description="Region of the bucket.")] = None
     secret_ref: Annotated[
         SecretReference | None,
-        Field(description="Credentials. Left out: none, or the pod's workload identity."),
+        Field(description="Credentials. Default: none, or the pod's workload identity."),
     ] = None
     ca_ref: Annotated[
         CertificateReference | None,
-        Field(description="CA bundle for the source's server, beside the system's."),
+        Field(description="CA bundle for the source's server, in addition to the system's."),
     ] = None
 
     rules: ClassVar[tuple[FieldRule, ...]] = (
@@ -151,7 +149,7 @@ class SourceSpec(ApiModel):
 
 
 class ModelSource(SourceSpec):
-    """A source whose main file may have a name of its own: a model, or code with its modules."""
+    """A source with a main file that may have any name: a model, or code with its modules."""
 
     file_name: Annotated[
         str | None,
@@ -159,7 +157,7 @@ class ModelSource(SourceSpec):
             min_length=1,
             max_length=128,
             pattern=FILE_NAME_PATTERN,
-            description="Name of the model's file in a folder, where it is not Triton's default for the platform.",
+            description="Name of the model's file in a folder, if it is not Triton's default for the platform.",
         ),
     ] = None
 

@@ -58,7 +58,7 @@ class StepFields(ApiModel):
         ),
     ] = None
     python: Annotated[
-        Python | None, Field(description="Needed for platform python, forbidden otherwise.")
+        Python | None, Field(description="Required for platform python, not allowed otherwise.")
     ] = None
     vllm: Annotated[Vllm | None, Field(description="Platform vllm: arguments of the engine.")] = (
         None
@@ -75,7 +75,7 @@ class StepFields(ApiModel):
         tuple[OutputTensor, ...],
         Field(
             max_length=MAX_TENSORS,
-            description="Output tensors. Needed, but for platform vllm.",
+            description="Output tensors. Required except for platform vllm.",
             json_schema_extra=BY_NAME,
         ),
     ] = ()
@@ -84,7 +84,7 @@ class StepFields(ApiModel):
         Field(
             ge=0,
             le=MAX_BATCH,
-            description="Most rows in a batch; 0: no batching, the batch axis stands in dims. Default 64; 0 for vllm.",
+            description="Most rows in a batch; 0: no batching, dims include the batch axis. Default 64; 0 for vllm.",
         ),
     ] = None
     dynamic_batching: Annotated[
@@ -99,19 +99,19 @@ class StepFields(ApiModel):
         BatchStrategy | None,
         Field(description="A custom batching library, on top of dynamicBatching."),
     ] = None
-    instances: Annotated[ModelInstances, Field(description="Copies of the step in a pod.")] = (
+    instances: Annotated[ModelInstances, Field(description="Instances of the step in a pod.")] = (
         ModelInstances()
     )
     resources_per_instance: Annotated[
         InstanceResources | None,
         Field(
-            description="What one more instance of a python step may use; sizes the pod. Default: 100m and 256Mi; cpu 1 and 400Mi where it is scaled."
+            description="What one more instance of a python step may use; sizes the pod. Default: 100m and 256Mi; cpu 1 and 400Mi if it is scaled."
         ),
     ] = None
     version_policy: Annotated[
         VersionPolicy | None,
         Field(
-            description="Which numbered versions are served, where the source is a folder of versions. Default: the latest."
+            description="Versions to serve, if the source is a folder of numbered versions. Default: the latest."
         ),
     ] = None
     version: Annotated[
@@ -125,11 +125,11 @@ class StepFields(ApiModel):
     warmup: Annotated[
         Warmup | None,
         Field(
-            description="Inferences that a new instance runs before it serves. Default: on where Triton's own backend reads nothing but token tensors."
+            description="Inferences that a new instance runs before it serves. Default: on if the step runs in one of Triton's backends and reads only token tensors."
         ),
     ] = None
     optimization: Annotated[
-        Optimization | None, Field(description="What the backend makes of the file.")
+        Optimization | None, Field(description="How the backend optimizes the file.")
     ] = None
     lengths: Annotated[
         TokenLengths | None,
@@ -148,7 +148,7 @@ class StepFields(ApiModel):
     config_patch: Annotated[
         Passthrough | None,
         Field(
-            description="Further fields of Triton's ModelConfig, in protobuf JSON, merged last: lists are replaced, maps merged, null clears a field. What other fields of this resource say is refused here.",
+            description="Further fields of Triton's ModelConfig, in protobuf JSON, merged last: lists are replaced, maps merged, null clears a field. Settings with a field of their own are rejected here.",
             json_schema_extra=PRESERVE,
         ),
     ] = None
@@ -264,7 +264,7 @@ class ModelSpec(StepFields):
 
 
 class StepSpec(StepFields):
-    """A further step: preprocess of images or audio, a second model, branches that join."""
+    """A further step, such as image or audio preprocessing, a second model, or one that joins branches."""
 
     name: Annotated[
         str,
@@ -272,7 +272,7 @@ class StepSpec(StepFields):
             min_length=1,
             max_length=STEP_NAME_MAX,
             pattern=STEP_NAME_PATTERN,
-            description="Name by which from and status speak of it: a DNS label; tokenizer, model, postprocess and pipeline are taken.",
+            description="Name used in from and in the status: a DNS label; tokenizer, model, postprocess and pipeline are reserved.",
         ),
     ]
     model_name: Annotated[

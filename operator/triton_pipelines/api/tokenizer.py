@@ -64,7 +64,7 @@ class TokenizerInputs(ApiModel):
     text_from: Annotated[
         TensorReference | None,
         Field(
-            description="Where it comes from, if not from the pipeline's input of that name: STEP.OUTPUT of an earlier step."
+            description="Source of the text, if not the pipeline's input of that name: STEP.OUTPUT of an earlier step."
         ),
     ] = None
     text_pair: Annotated[
@@ -74,7 +74,7 @@ class TokenizerInputs(ApiModel):
         ),
     ] = None
     text_pair_from: Annotated[
-        TensorReference | None, Field(description="Where the second text comes from; as textFrom.")
+        TensorReference | None, Field(description="Source of the second text; as textFrom.")
     ] = None
 
     rules = (
@@ -100,12 +100,14 @@ class TokenizerOutput(ApiModel):
     tensor: Annotated[
         TokenTensor | None,
         Field(
-            description="What it carries. Left out: told by a usual name such as input_ids, in any case."
+            description="What it contains. Default: derived from a usual name such as input_ids, in any case."
         ),
     ] = None
     data_type: Annotated[
         Literal[DataType.INT32, DataType.INT64] | None,
-        Field(description="INT64 or INT32. Left out: that of the input that reads it, else INT64."),
+        Field(
+            description="INT64 or INT32. Default: that of the input that reads it, otherwise INT64."
+        ),
     ] = None
     dims: Annotated[
         tuple[Dimension, ...] | None,
@@ -119,7 +121,7 @@ class TokenizerOutput(ApiModel):
 
 
 class Tokenizer(ApiModel):
-    """The CPU step that turns text into tokens: with the Rust tokenizers library, or with own code."""
+    """The CPU step that turns text into tokens, with the Rust tokenizers library or with custom code."""
 
     model_name: Annotated[TritonName, Field(description="Name in the model repository.")] = (
         "tokenizer"
@@ -127,24 +129,22 @@ class Tokenizer(ApiModel):
     type: Annotated[
         TokenizerType | None,
         Field(
-            description="HuggingFace (the default): tokenizer.json through the Rust tokenizers library. Python: own model.py."
+            description="HuggingFace (the default): tokenizer.json with the Rust tokenizers library. Python: a custom model.py."
         ),
     ] = None
     source: Annotated[
         SourceSpec | None,
         Field(
-            description="A folder with tokenizer.json (or vocab.txt with its configuration), or the file. Default: spec.source. Type Python: what the code reads, laid beside model.py; no default."
+            description="A folder with tokenizer.json (or vocab.txt with its configuration), or the file. Default: spec.source. Type Python: files that the code reads, stored next to model.py; no default."
         ),
     ] = None
     python: Annotated[OwnCode | None, Field(description="Type Python: the code.")] = None
-    inputs: Annotated[TokenizerInputs, Field(description="Texts that it reads.")] = (
-        TokenizerInputs()
-    )
+    inputs: Annotated[TokenizerInputs, Field(description="Texts to read.")] = TokenizerInputs()
     outputs: Annotated[
         tuple[TokenizerOutput, ...],
         Field(
             max_length=16,
-            description="Its output tensors. Default: those that later steps read, by their usual names. Needed for type Python.",
+            description="Its output tensors. Default: those that later steps read, by their usual names. Required for type Python.",
             json_schema_extra=BY_NAME,
         ),
     ] = ()
@@ -154,11 +154,11 @@ class Tokenizer(ApiModel):
     truncation: Annotated[
         Truncation,
         Field(
-            description="LongestFirst cuts a longer text (of a pair, the longer one); OnlyFirst, OnlySecond cut that text of a pair; Refuse answers that request with an error."
+            description="LongestFirst cuts a longer text (of a pair, the longer one); OnlyFirst, OnlySecond cut that text of a pair; Refuse rejects the request with an error."
         ),
     ] = Truncation.LONGEST_FIRST
     special_tokens: Annotated[
-        Switch, Field(description="Enabled: the tokenizer's own special tokens are added.")
+        Switch, Field(description="Enabled: the tokenizer's special tokens are added.")
     ] = Switch.ENABLED
     padding: Annotated[
         Padding | None,
@@ -170,7 +170,7 @@ class Tokenizer(ApiModel):
         tuple[Annotated[int, Field(ge=1, le=MAX_TOKENS)], ...],
         Field(
             max_length=32,
-            description="Lengths of padding Bucketed, ascending; maxLength is always the last, written or not. Default: the max of the model's lengths.profiles, where it has any.",
+            description="Lengths of padding Bucketed, in ascending order; maxLength is always added as the last. Default: the max of the model's lengths.profiles, if any.",
             json_schema_extra=ATOMIC,
         ),
     ] = ()
@@ -190,7 +190,7 @@ class Tokenizer(ApiModel):
     ] = StepCopies()
     resources_per_instance: Annotated[
         InstanceResources,
-        Field(description="What one more instance may use; sizes the pod's requests and limits."),
+        Field(description="Resources of one instance; sizes the pod's requests and limits."),
     ] = InstanceResources()
     config_patch: Annotated[
         Passthrough | None,
