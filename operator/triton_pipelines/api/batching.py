@@ -1,4 +1,7 @@
-"""Triton's schedulers of one step, as a user writes them: dynamic batcher, sequence batcher, custom batching library."""
+"""Triton's schedulers of one step, as a user writes them.
+
+Dynamic batcher, sequence batcher, custom batching library.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,10 @@ class QueuePolicy(ApiModel):
     timeout_action: Annotated[
         TimeoutAction | None,
         Field(
-            description="REJECT (default) rejects a request that waited too long; DELAY moves it behind all others."
+            description=(
+                "REJECT (default) rejects a request that waited too long; DELAY moves it behind all"
+                " others."
+            )
         ),
     ] = None
     default_timeout_microseconds: Annotated[
@@ -64,7 +70,10 @@ class QueuePolicy(ApiModel):
 
 
 class PriorityQueuePolicy(QueuePolicy):
-    """Bounds of the queue of one priority level; what is left out is unlimited, whatever queuePolicy says."""
+    """Bounds of the queue of one priority level.
+
+    What is left out is unlimited, whatever queuePolicy says.
+    """
 
     priority: Annotated[
         int, Field(ge=1, le=MAX_PRIORITY_LEVELS, description="The level, 1 being the most urgent.")
@@ -75,7 +84,10 @@ _DELAYS = "has({0}.timeoutAction) && {0}.timeoutAction == 'DELAY' && has({0}.def
 
 
 class DynamicBatching(ApiModel):
-    """Triton's dynamic batcher of one step. Left out, it is on with Triton's defaults (unless sequenceBatching is set)."""
+    """Triton's dynamic batcher of one step.
+
+    Left out, it is on with Triton's defaults (unless sequenceBatching is set).
+    """
 
     mode: Annotated[Switch, Field(description="Disabled: the step runs one request at a time.")] = (
         Switch.ENABLED
@@ -105,7 +117,10 @@ class DynamicBatching(ApiModel):
         Field(
             ge=1,
             le=MAX_PRIORITY_LEVELS,
-            description="Number of priorities that a request may have, 1 being the most urgent. Default: no priorities.",
+            description=(
+                "Number of priorities that a request may have, 1 being the most urgent. Default: no"
+                " priorities."
+            ),
         ),
     ] = None
     default_priority_level: Annotated[
@@ -135,8 +150,12 @@ class DynamicBatching(ApiModel):
     rules = (
         FieldRule(
             cel="!has(self.mode) || self.mode != 'Disabled' || !(has(self.preferredBatchSizes) || has(self.maxQueueDelayMicroseconds) || has(self.preserveOrdering)"
-            " || has(self.queuePolicy) || has(self.priorityLevels) || has(self.defaultPriorityLevel) || has(self.priorityQueuePolicies))",
-            message="mode Disabled allows no other settings, because Triton has no queue policy without a batcher; remove them or set mode to Enabled",
+            " || has(self.queuePolicy) || has(self.priorityLevels) ||"
+            " has(self.defaultPriorityLevel) || has(self.priorityQueuePolicies))",
+            message=(
+                "mode Disabled allows no other settings, because Triton has no queue policy without a"
+                " batcher; remove them or set mode to Enabled"
+            ),
             holds=lambda b: (
                 b.mode is Switch.ENABLED
                 or not (
@@ -152,8 +171,14 @@ class DynamicBatching(ApiModel):
             field="mode",
         ),
         FieldRule(
-            cel=f"!(has(self.preserveOrdering) && self.preserveOrdering == 'Enabled' && has(self.queuePolicy) && {_DELAYS.format('self.queuePolicy')})",
-            message="preserveOrdering excludes timeoutAction DELAY with a timeout, because a delayed request would break the order; use REJECT",
+            cel=(
+                "!(has(self.preserveOrdering) && self.preserveOrdering == 'Enabled' &&"
+                f" has(self.queuePolicy) && {_DELAYS.format('self.queuePolicy')})"
+            ),
+            message=(
+                "preserveOrdering excludes timeoutAction DELAY with a timeout, because a delayed"
+                " request would break the order; use REJECT"
+            ),
             holds=lambda b: (
                 not (
                     b.preserve_ordering is Switch.ENABLED
@@ -164,8 +189,14 @@ class DynamicBatching(ApiModel):
             field="preserveOrdering",
         ),
         FieldRule(
-            cel="!(has(self.preserveOrdering) && self.preserveOrdering == 'Enabled' && has(self.priorityLevels) && self.priorityLevels > 1)",
-            message="preserveOrdering excludes more than one priority level, because an urgent request would overtake others; remove one of them",
+            cel=(
+                "!(has(self.preserveOrdering) && self.preserveOrdering == 'Enabled' &&"
+                " has(self.priorityLevels) && self.priorityLevels > 1)"
+            ),
+            message=(
+                "preserveOrdering excludes more than one priority level, because an urgent request"
+                " would overtake others; remove one of them"
+            ),
             holds=lambda b: (
                 not (b.preserve_ordering is Switch.ENABLED and (b.priority_levels or 0) > 1)
             ),
@@ -173,12 +204,18 @@ class DynamicBatching(ApiModel):
         ),
         FieldRule(
             cel="has(self.priorityLevels) == has(self.defaultPriorityLevel)",
-            message="priorityLevels and defaultPriorityLevel need each other, because requests may omit their priority",
+            message=(
+                "priorityLevels and defaultPriorityLevel need each other, because requests may omit"
+                " their priority"
+            ),
             holds=lambda b: (b.priority_levels is None) == (b.default_priority_level is None),
             field="defaultPriorityLevel",
         ),
         FieldRule(
-            cel="!has(self.priorityLevels) || !has(self.defaultPriorityLevel) || self.defaultPriorityLevel <= self.priorityLevels",
+            cel=(
+                "!has(self.priorityLevels) || !has(self.defaultPriorityLevel) ||"
+                " self.defaultPriorityLevel <= self.priorityLevels"
+            ),
             message="defaultPriorityLevel must be at most priorityLevels",
             holds=lambda b: (
                 b.priority_levels is None
@@ -189,8 +226,12 @@ class DynamicBatching(ApiModel):
         ),
         FieldRule(
             cel="!has(self.priorityQueuePolicies) || size(self.priorityQueuePolicies) == 0"
-            " || has(self.priorityLevels) && self.priorityQueuePolicies.all(p, p.priority <= self.priorityLevels)",
-            message="priorityQueuePolicies needs priorityLevels, and each priority must be at most priorityLevels",
+            " || has(self.priorityLevels) && self.priorityQueuePolicies.all(p, p.priority <="
+            " self.priorityLevels)",
+            message=(
+                "priorityQueuePolicies needs priorityLevels, and each priority must be at most"
+                " priorityLevels"
+            ),
             holds=lambda b: all(
                 policy.priority <= (b.priority_levels or 0) for policy in b.priority_queue_policies
             ),
@@ -234,20 +275,32 @@ class SequenceControl(ApiModel):
     kind: Annotated[
         ControlKind,
         Field(
-            description="START, END: first and last request of a sequence; READY: the slot holds a request; CORRID: id of the sequence."
+            description=(
+                "START, END: first and last request of a sequence; READY: the slot holds a request;"
+                " CORRID: id of the sequence."
+            )
         ),
     ]
     data_type: Annotated[
         DataType | None,
         Field(
-            description="START, READY, END: INT32 (the default), FP32 or BOOL. CORRID: UINT64 (the default), INT64, UINT32, INT32 or STRING."
+            description=(
+                "START, READY, END: INT32 (the default), FP32 or BOOL. CORRID: UINT64 (the default),"
+                " INT64, UINT32, INT32 or STRING."
+            )
         ),
     ] = None
 
     rules = (
         FieldRule(
-            cel="!has(self.dataType) || (self.kind == 'CORRID' ? self.dataType in ['UINT64', 'INT64', 'UINT32', 'INT32', 'STRING'] : self.dataType in ['INT32', 'FP32', 'BOOL'])",
-            message="dataType must be INT32, FP32 or BOOL for START, READY and END; UINT64, INT64, UINT32, INT32 or STRING for CORRID",
+            cel=(
+                "!has(self.dataType) || (self.kind == 'CORRID' ? self.dataType in ['UINT64', 'INT64',"
+                " 'UINT32', 'INT32', 'STRING'] : self.dataType in ['INT32', 'FP32', 'BOOL'])"
+            ),
+            message=(
+                "dataType must be INT32, FP32 or BOOL for START, READY and END; UINT64, INT64, UINT32,"
+                " INT32 or STRING for CORRID"
+            ),
             holds=lambda c: (
                 c.data_type is None
                 or c.data_type
@@ -287,18 +340,27 @@ class SequenceState(ApiModel):
     initial: Annotated[
         InitialState | None,
         Field(
-            description="Zero: a sequence starts with zeros (default if every dim is fixed); Undefined: the model sets the initial state."
+            description=(
+                "Zero: a sequence starts with zeros (default if every dim is fixed); Undefined: the"
+                " model sets the initial state."
+            )
         ),
     ] = None
 
 
 class SequenceBatching(ApiModel):
-    """Triton's sequence batcher: all requests of a sequence go to the same instance. Such a step is never scaled live."""
+    """Triton's sequence batcher: all requests of a sequence go to the same instance.
+
+    Such a step is never scaled live.
+    """
 
     strategy: Annotated[
         SequenceStrategy,
         Field(
-            description="Direct: each sequence has a fixed slot in the batch; Oldest: batches are formed from the oldest requests."
+            description=(
+                "Direct: each sequence has a fixed slot in the batch; Oldest: batches are formed from"
+                " the oldest requests."
+            )
         ),
     ]
     max_sequence_idle_microseconds: Annotated[
@@ -306,7 +368,10 @@ class SequenceBatching(ApiModel):
         Field(
             ge=1,
             le=86_400_000_000,
-            description="Microseconds without a request after which a sequence ends. Default: that of Triton, 1 s.",
+            description=(
+                "Microseconds without a request after which a sequence ends. Default: that of Triton,"
+                " 1 s."
+            ),
         ),
     ] = None
     controls: Annotated[
@@ -360,7 +425,10 @@ class SequenceBatching(ApiModel):
         Field(
             ge=0,
             le=100,
-            description="Direct: percentage of slots that must be filled for a batch to run before its delay ends.",
+            description=(
+                "Direct: percentage of slots that must be filled for a batch to run before its delay"
+                " ends."
+            ),
         ),
     ] = None
     preserve_ordering: Annotated[
@@ -378,7 +446,10 @@ class SequenceBatching(ApiModel):
             field="maxCandidateSequences",
         ),
         FieldRule(
-            cel="self.strategy == 'Oldest' || !(has(self.preferredBatchSizes) || has(self.preserveOrdering))",
+            cel=(
+                "self.strategy == 'Oldest' || !(has(self.preferredBatchSizes) ||"
+                " has(self.preserveOrdering))"
+            ),
             message="preferredBatchSizes and preserveOrdering need strategy Oldest",
             holds=lambda s: (
                 s.strategy is SequenceStrategy.OLDEST
@@ -398,12 +469,18 @@ class SequenceBatching(ApiModel):
 
 
 class BatchStrategy(ApiModel):
-    """A custom batching library: C functions that decide which requests join a batch, on top of the dynamic batcher."""
+    """A custom batching library.
+
+    C functions that decide which requests join a batch, on top of the dynamic batcher.
+    """
 
     source: Annotated[
         SourceSpec | None,
         Field(
-            description="The shared library; it becomes batchstrategy.so in the model's folder, where Triton looks for it."
+            description=(
+                "The shared library; it becomes batchstrategy.so in the model's folder, where Triton"
+                " looks for it."
+            )
         ),
     ] = None
     path: Annotated[
@@ -412,7 +489,10 @@ class BatchStrategy(ApiModel):
             min_length=1,
             max_length=256,
             pattern=LIBRARY_PATTERN,
-            description="A library in the model's source: its path below the model's folder, such as 1/libvolume.so.",
+            description=(
+                "A library in the model's source: its path below the model's folder, such as"
+                " 1/libvolume.so."
+            ),
         ),
     ] = None
 

@@ -1,4 +1,7 @@
-"""What a backend makes of a model's file: versions, warm-up, TensorRT inside ONNX Runtime, vLLM's engine, token range."""
+"""What a backend makes of a model's file.
+
+Versions, warm-up, TensorRT inside ONNX Runtime, vLLM's engine, token range.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ class AllVersions(ApiModel):
 
 
 class VersionPolicy(ApiModel):
-    """Which numbered versions of a model are served. Triton runs the instance count for each of them."""
+    """Which numbered versions of a model are served.
+
+    Triton runs the instance count for each of them.
+    """
 
     latest: Annotated[
         int | None,
@@ -38,8 +44,14 @@ class VersionPolicy(ApiModel):
 
     rules = (
         FieldRule(
-            cel="(has(self.latest) ? 1 : 0) + (has(self.all) ? 1 : 0) + (has(self.specific) && size(self.specific) > 0 ? 1 : 0) == 1",
-            message="exactly one of versionPolicy.latest, versionPolicy.all and versionPolicy.specific is required",
+            cel=(
+                "(has(self.latest) ? 1 : 0) + (has(self.all) ? 1 : 0) + (has(self.specific) &&"
+                " size(self.specific) > 0 ? 1 : 0) == 1"
+            ),
+            message=(
+                "exactly one of versionPolicy.latest, versionPolicy.all and versionPolicy.specific is"
+                " required"
+            ),
             holds=lambda p: (p.latest is not None) + (p.all is not None) + bool(p.specific) == 1,
         ),
     )
@@ -56,7 +68,10 @@ class Warmup(ApiModel):
     mode: Annotated[
         Switch,
         Field(
-            description="Disabled: no warm-up. Triton 24.10 exits if a warm-up fails: enable it only for inputs that are known to work."
+            description=(
+                "Disabled: no warm-up. Triton 24.10 exits if a warm-up fails: enable it only for"
+                " inputs that are known to work."
+            )
         ),
     ] = Switch.ENABLED
     batch_sizes: Annotated[
@@ -97,7 +112,10 @@ class TensorRT(ApiModel):
     engine_cache: Annotated[
         Switch | None,
         Field(
-            description="Enabled: built engines are kept outside the model's folder, on server.modelCache if that is set. Default: Disabled."
+            description=(
+                "Enabled: built engines are kept outside the model's folder, on server.modelCache if"
+                " that is set. Default: Disabled."
+            )
         ),
     ] = None
     calibration_table: Annotated[
@@ -173,7 +191,11 @@ class TokenLengths(ApiModel):
         tuple[LengthProfile, ...],
         Field(
             max_length=16,
-            description="Instead of min and max: the optimization profiles of a TensorRT plan, in order. Every length that padding creates must fit, with up to maxBatchSize rows, a profile in instances.profiles (default: the first). Buckets default to the max of the profiles.",
+            description=(
+                "Instead of min and max: the optimization profiles of a TensorRT plan, in order. Every"
+                " length that padding creates must fit, with up to maxBatchSize rows, a profile in"
+                " instances.profiles (default: the first). Buckets default to the max of the profiles."
+            ),
             json_schema_extra=ATOMIC,
         ),
     ] = ()
@@ -200,7 +222,10 @@ class Vllm(ApiModel):
     engine_args: Annotated[
         Passthrough,
         Field(
-            description="Arguments of vLLM's AsyncEngineArgs, written to model.json as they are. model may be omitted if source contains the weights.",
+            description=(
+                "Arguments of vLLM's AsyncEngineArgs, written to model.json as they are. model may be"
+                " omitted if source contains the weights."
+            ),
             json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
         ),
     ]

@@ -39,7 +39,11 @@ class Postprocess(ApiModel):
     type: Annotated[
         PostprocessType | None,
         Field(
-            description="None (the default): the model's outputs are the pipeline's. Softmax, Sigmoid: probabilities and labels. MeanPooling, FirstToken: an embedding. Python: a custom model.py."
+            description=(
+                "None (the default): the model's outputs are the pipeline's. Softmax, Sigmoid:"
+                " probabilities and labels. MeanPooling, FirstToken: an embedding. Python: a custom"
+                " model.py."
+            )
         ),
     ] = None
     from_: Annotated[
@@ -108,7 +112,10 @@ class Postprocess(ApiModel):
 
     rules = (
         FieldRule(
-            cel="!(has(self.labels) && size(self.labels) > 0) || has(self.type) && self.type in ['Softmax', 'Sigmoid']",
+            cel=(
+                "!(has(self.labels) && size(self.labels) > 0) || has(self.type) && self.type in"
+                " ['Softmax', 'Sigmoid']"
+            ),
             message="labels need type Softmax or Sigmoid",
             holds=lambda p: not p.labels or p.type in CLASSIFIERS,
             field="labels",
@@ -153,7 +160,10 @@ class Postprocess(ApiModel):
             field="outputs",
         ),
         FieldRule(
-            cel="has(self.python) || !(has(self.inputs) && size(self.inputs) > 0) && !(has(self.outputs) && size(self.outputs) > 0)",
+            cel=(
+                "has(self.python) || !(has(self.inputs) && size(self.inputs) > 0) &&"
+                " !(has(self.outputs) && size(self.outputs) > 0)"
+            ),
             message="inputs and outputs need type Python; the other types define their tensors themselves",
             holds=lambda p: p.python is not None or not (p.inputs or p.outputs),
             field="inputs",

@@ -1,4 +1,7 @@
-"""How a python step runs: own code with its side files and environment, or a runner that comes with the operator."""
+"""How a python step runs.
+
+Own code with its side files and environment, or a runner that comes with the operator.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ class ConfigMapKey(ApiModel):
 
 
 class Code(ApiModel):
-    """Custom code of a python step: a complete Triton model.py. It runs with the permissions of the pod; the operator can forbid it."""
+    """Custom code of a python step: a complete Triton model.py.
+
+    It runs with the permissions of the pod; the operator can forbid it.
+    """
 
     inline: Annotated[
         str | None, Field(min_length=1, max_length=65536, description="The code itself.")
@@ -47,7 +53,10 @@ class Code(ApiModel):
 
     rules = (
         FieldRule(
-            cel="(has(self.inline) ? 1 : 0) + (has(self.configMapKeyRef) ? 1 : 0) + (has(self.source) ? 1 : 0) == 1",
+            cel=(
+                "(has(self.inline) ? 1 : 0) + (has(self.configMapKeyRef) ? 1 : 0) + (has(self.source)"
+                " ? 1 : 0) == 1"
+            ),
             message="exactly one of code.inline, code.configMapKeyRef and code.source is required",
             holds=lambda c: [c.inline, c.config_map_key_ref, c.source].count(None) == 2,
         ),
@@ -75,7 +84,10 @@ class Environment(ApiModel):
     source: Annotated[
         SourceSpec,
         Field(
-            description="A .tar.gz made by conda-pack. Its Python must match the image: 3.10 up to 24.10, 3.12 from 24.12."
+            description=(
+                "A .tar.gz made by conda-pack. Its Python must match the image: 3.10 up to 24.10, 3.12"
+                " from 24.12."
+            )
         ),
     ]
 
@@ -95,7 +107,10 @@ class CodeParts(ApiModel):
     environment: Annotated[
         Environment | None,
         Field(
-            description="A packed Python environment. Default: the image's own Python; nothing is installed at pod start."
+            description=(
+                "A packed Python environment. Default: the image's own Python; nothing is installed at"
+                " pod start."
+            )
         ),
     ] = None
 

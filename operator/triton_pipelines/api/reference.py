@@ -1,6 +1,9 @@
-"""The API reference, generated from the models: ``python -m triton_pipelines.api.reference`` prints docs/reference/api.md.
+"""The API reference, generated from the models.
 
-One section per kind of object, with a table of its fields and a list of its rules; then conditions and their reasons.
+``python -m triton_pipelines.api.reference`` prints docs/reference/api.md.
+
+One section per kind of object, with a table of its fields and a list of its rules; then conditions
+and their reasons.
 """
 
 from __future__ import annotations
@@ -26,8 +29,14 @@ CONDITION_MEANING: Mapping[ConditionType, str] = {
     ConditionType.AVAILABLE: "A revision serves requests; a bad change makes Ready False while Available stays True.",
     ConditionType.RECONCILING: "The operator is applying the spec, or waits for something external.",
     ConditionType.STALLED: "The spec, or an object it refers to, must be changed.",
-    ConditionType.MODELS_READY: "Triton reports every model of every pod as ready; otherwise the message has Triton's reason and the pod.",
-    ConditionType.METRICS_AVAILABLE: "The metrics of every ready pod are current and plausible. Otherwise counts do not decrease, and the message says what to check.",
+    ConditionType.MODELS_READY: (
+        "Triton reports every model of every pod as ready; otherwise the message has Triton's reason"
+        " and the pod."
+    ),
+    ConditionType.METRICS_AVAILABLE: (
+        "The metrics of every ready pod are current and plausible. Otherwise counts do not decrease,"
+        " and the message says what to check."
+    ),
     ConditionType.SCALING_ACTIVE: "Counts follow the load; otherwise the message says why not.",
     ConditionType.SCALING_LIMITED: "The load needs more than bounds, CPU, memory or the GPU step allow; the message says which.",
 }
@@ -47,42 +56,91 @@ REASON_MEANING: Mapping[Reason, str] = {
     Reason.BOUNDS_REACHED: "The count is at `instances.min` or `instances.max`.",
     Reason.TOKENIZER_BOUND: "The tokenizer limits the pipeline.",
     Reason.STEP_BOUND: "Another CPU step limits the pipeline.",
-    Reason.CPU_BOUND: "The container's CPU is used up: another instance would only share it; raise `server.resources.limits.cpu`.",
+    Reason.CPU_BOUND: (
+        "The container's CPU is used up: another instance would only share it; raise"
+        " `server.resources.limits.cpu`."
+    ),
     Reason.GPU_BOUND: "The GPU step is busy: more tokenizers would not help; add pods, or batch better.",
     Reason.CPU_CONTENDED: "The container's CPU is used by others than the scaled steps, such as threads of libraries.",
     Reason.NO_PROGRESS: "Requests wait and none completes: a process of the step may be dead.",
-    Reason.BATCHING_INEFFECTIVE: "The GPU step runs requests one by one although more wait: their shapes differ; see `tokenizer.padding`.",
-    Reason.REPLICAS_OWNER_CONFLICT: "Two controllers set the number of pods. The message names both, which one is in effect, and how to leave it to one.",
-    Reason.CPU_OWNER_CONFLICT: "Another controller resizes the pods in place; the message names it, and the operator leaves CPU to it.",
+    Reason.BATCHING_INEFFECTIVE: (
+        "The GPU step runs requests one by one although more wait: their shapes differ; see"
+        " `tokenizer.padding`."
+    ),
+    Reason.REPLICAS_OWNER_CONFLICT: (
+        "Two controllers set the number of pods. The message names both, which one is in effect, and"
+        " how to leave it to one."
+    ),
+    Reason.CPU_OWNER_CONFLICT: (
+        "Another controller resizes the pods in place; the message names it, and the operator leaves"
+        " CPU to it."
+    ),
     Reason.METRICS_MISSING: "No metrics of the pods arrive; the message says what to check. Counts do not decrease.",
     Reason.METRICS_STALE: "The newest metrics are too old; after `scaling.staleAfterSeconds` the fallback applies.",
     Reason.METRICS_PARTIAL: "Metrics of some pods or models are missing. Counts do not decrease.",
     Reason.PROMETHEUS_ERROR: "Prometheus returns an error or times out.",
-    Reason.ACTUATION_FAILED: "A change of a count failed in a pod, with Triton's reason; the old count stays in effect, and the change is retried with exponential back-off.",
+    Reason.ACTUATION_FAILED: (
+        "A change of a count failed in a pod, with Triton's reason; the old count stays in effect, and"
+        " the change is retried with exponential back-off."
+    ),
     Reason.PROGRESSING: "A rollout is under way.",
     Reason.DRAINING: "Pods of older revisions are finishing their requests.",
     Reason.WAITING_FOR_GPU: "No node has the GPUs that a pod requests; the message lists the request and what nodes offer.",
     Reason.WAITING_FOR_RESOURCES: "No node has the CPU, memory or other resource that a pod requests.",
     Reason.WAITING_FOR_PODS: "Pods are starting; the state of their models is not known yet.",
     Reason.LOADING: "Sources are being fetched, or Triton is loading the models.",
-    Reason.SOURCE_UNAVAILABLE: "A source cannot be fetched; the message names the URI, never the credential. Check that it exists and that secretRef may read it.",
-    Reason.IMAGE_UNAVAILABLE: "The Triton image cannot be pulled; check `spec.server.image` and `spec.server.imagePullSecrets`.",
+    Reason.SOURCE_UNAVAILABLE: (
+        "A source cannot be fetched; the message names the URI, never the credential. Check that it"
+        " exists and that secretRef may read it."
+    ),
+    Reason.IMAGE_UNAVAILABLE: (
+        "The Triton image cannot be pulled; check `spec.server.image` and"
+        " `spec.server.imagePullSecrets`."
+    ),
     Reason.NO_PODS: "No pod is ready to answer.",
     Reason.PAUSED: f"The annotation `{names.ANNOTATION_PAUSED}` stops all writes; remove it to continue.",
-    Reason.INVALID_SPEC: "The spec violates the operator's or Triton's rules; the message lists all findings with their fields. The running version keeps serving.",
+    Reason.INVALID_SPEC: (
+        "The spec violates the operator's or Triton's rules; the message lists all findings with their"
+        " fields. The running version keeps serving."
+    ),
     Reason.ROLLOUT_FAILED: "The new revision made no progress within `spec.rollout.progressDeadlineSeconds`.",
-    Reason.ROLLED_BACK: "The new revision failed, or violated the SLO that the previous one met; the previous revision serves again.",
-    Reason.SLO_VIOLATED: "In the message of RolledBack: the p99 of the new revision violated `spec.slo`; the message has both figures.",
-    Reason.TUNING_STALE: "In `status.warnings`: what `status.tuning` says was measured on another revision than the one that serves now.",
-    Reason.MODEL_MISMATCH: "The model's file does not fit: inputs or outputs differ from the spec, it has fewer token ids than the tokenizer emits, or rows shorter than `tokenizer.maxLength`; the message shows both sides.",
-    Reason.SOURCE_CHANGED: "A source without a pinned revision no longer gives what this revision of the pipeline was started with; pin it, or change the spec.",
+    Reason.ROLLED_BACK: (
+        "The new revision failed, or violated the SLO that the previous one met; the previous revision"
+        " serves again."
+    ),
+    Reason.SLO_VIOLATED: (
+        "In the message of RolledBack: the p99 of the new revision violated `spec.slo`; the message"
+        " has both figures."
+    ),
+    Reason.TUNING_STALE: (
+        "In `status.warnings`: what `status.tuning` says was measured on another revision than the one"
+        " that serves now."
+    ),
+    Reason.MODEL_MISMATCH: (
+        "The model's file does not fit: inputs or outputs differ from the spec, it has fewer token ids"
+        " than the tokenizer emits, or rows shorter than `tokenizer.maxLength`; the message shows both"
+        " sides."
+    ),
+    Reason.SOURCE_CHANGED: (
+        "A source without a pinned revision no longer gives what this revision of the pipeline was"
+        " started with; pin it, or change the spec."
+    ),
     Reason.CHECKSUM_MISMATCH: "A file does not have the SHA-256 of its source.",
     Reason.INVALID_TOKENIZER: "The tokenizer's files cannot be read as a tokenizer.",
-    Reason.RAGGED_UNSUPPORTED: "The model's file cannot be adapted to ragged batches, which `spec.tokenizer.padding: Ragged` requires; the message says why. Auto falls back automatically.",
+    Reason.RAGGED_UNSUPPORTED: (
+        "The model's file cannot be adapted to ragged batches, which `spec.tokenizer.padding: Ragged`"
+        " requires; the message says why. Auto falls back automatically."
+    ),
     Reason.MODEL_FAILED: "Triton cannot load a model; the message is Triton's own.",
-    Reason.NAME_CONFLICT: "An object of a name that the pipeline needs belongs to someone else; rename the pipeline or remove that object.",
+    Reason.NAME_CONFLICT: (
+        "An object of a name that the pipeline needs belongs to someone else; rename the pipeline or"
+        " remove that object."
+    ),
     Reason.INFERENCE_FAILED: "Triton reports ready, but a test inference fails.",
-    Reason.API_ERROR: "The Kubernetes API refuses an object or a pod of the pipeline (quota, admission, a missing service account or right); the message is its own.",
+    Reason.API_ERROR: (
+        "The Kubernetes API refuses an object or a pod of the pipeline (quota, admission, a missing"
+        " service account or right); the message is its own."
+    ),
     Reason.NO_SPACE: "The volume for sources is full.",
     Reason.SERVER_CRASHED: "Triton exited; the message has the end of its log.",
     Reason.INTERNAL_ERROR: "An error in the operator or in a source's server; see the operator's log.",
@@ -209,7 +267,8 @@ def _conditions() -> Iterator[str]:
     yield "| Condition | Meaning | Kept |"
     yield "| --- | --- | --- |"
     yield from (
-        f"| `{kind.value}` | {_cell(CONDITION_MEANING[kind])} | {'while True' if kind in ABNORMAL else 'always'} |"
+        f"| `{kind.value}` | {_cell(CONDITION_MEANING[kind])} |"
+        f" {'while True' if kind in ABNORMAL else 'always'} |"
         for kind in ConditionType
     )
     yield ""

@@ -41,7 +41,10 @@ class Windows(ApiModel):
         Field(
             ge=2,
             le=600,
-            description="Seconds of metrics that scaling up reacts to; at least 2.2 scrape intervals. Default: 12; 6 if pods are read directly.",
+            description=(
+                "Seconds of metrics that scaling up reacts to; at least 2.2 scrape intervals. Default:"
+                " 12; 6 if pods are read directly."
+            ),
         ),
     ] = None
     slow_seconds: Annotated[
@@ -72,7 +75,10 @@ class ScaleUp(ApiModel):
         Field(
             ge=0,
             le=3600,
-            description="Seconds to wait after scaling up. Default: until the first scrape after the change took effect; 8 s until one change was measured.",
+            description=(
+                "Seconds to wait after scaling up. Default: until the first scrape after the change"
+                " took effect; 8 s until one change was measured."
+            ),
         ),
     ] = None
 
@@ -93,7 +99,10 @@ class ScaleDown(ApiModel):
         Field(
             ge=1,
             le=100,
-            description="Largest percentage of the instances that one scale-down removes; at least one instance.",
+            description=(
+                "Largest percentage of the instances that one scale-down removes; at least one"
+                " instance."
+            ),
         ),
     ] = 33
 
@@ -120,7 +129,10 @@ class PodBounds(ApiModel):
 
 
 class Scaling(ApiModel):
-    """Live scaling of CPU steps: counts change in place, over gRPC, without a restart and without a lost request."""
+    """Live scaling of CPU steps.
+
+    Counts change in place, over gRPC, without a restart and without a lost request.
+    """
 
     mode: Annotated[
         ScalingMode,
@@ -141,7 +153,10 @@ class Scaling(ApiModel):
         Field(
             ge=10,
             le=100,
-            description="Utilization in percent below which a step without waiting requests is not scaled up. Default: 80, or the target if that is higher.",
+            description=(
+                "Utilization in percent below which a step without waiting requests is not scaled up."
+                " Default: 80, or the target if that is higher."
+            ),
         ),
     ] = None
     windows: Annotated[Windows, Field(description="Time windows of the signals.")] = Windows()
@@ -161,7 +176,10 @@ class Scaling(ApiModel):
     fallback: Annotated[
         ScalingFallback,
         Field(
-            description="Behavior without metrics: RecentMax (highest count of the last 15 minutes) and Initial only raise counts; Hold changes nothing."
+            description=(
+                "Behavior without metrics: RecentMax (highest count of the last 15 minutes) and"
+                " Initial only raise counts; Hold changes nothing."
+            )
         ),
     ] = ScalingFallback.RECENT_MAX
     max_direction_changes_per_hour: Annotated[
@@ -175,25 +193,37 @@ class Scaling(ApiModel):
     pods: Annotated[
         PodBounds | None,
         Field(
-            description="Also scale the number of pods when instance counts cannot help. Replaces replicas. Default: none."
+            description=(
+                "Also scale the number of pods when instance counts cannot help. Replaces replicas."
+                " Default: none."
+            )
         ),
     ] = None
     cpu_resize: Annotated[
         CpuResize | None,
         Field(
-            description="InPlace: if CPU is the bottleneck, a pod's CPU limit grows without a restart, up to what instances.max needs. Default: Disabled."
+            description=(
+                "InPlace: if CPU is the bottleneck, a pod's CPU limit grows without a restart, up to"
+                " what instances.max needs. Default: Disabled."
+            )
         ),
     ] = None
     prometheus_ref: Annotated[
         ObjectName,
         Field(
-            description="One of the operator's named Prometheus connections. Default: metrics are read from the pods."
+            description=(
+                "One of the operator's named Prometheus connections. Default: metrics are read from"
+                " the pods."
+            )
         ),
     ] = "default"
 
     rules = (
         FieldRule(
-            cel="!has(self.scaleUpThresholdPercent) || self.scaleUpThresholdPercent >= (has(self.targetUtilizationPercent) ? self.targetUtilizationPercent : 70)",
+            cel=(
+                "!has(self.scaleUpThresholdPercent) || self.scaleUpThresholdPercent >="
+                " (has(self.targetUtilizationPercent) ? self.targetUtilizationPercent : 70)"
+            ),
             message="scaleUpThresholdPercent must be at least targetUtilizationPercent",
             holds=lambda s: (
                 s.scale_up_threshold_percent is None or s.scale_up_threshold_percent >= s.target
@@ -201,7 +231,10 @@ class Scaling(ApiModel):
             field="scaleUpThresholdPercent",
         ),
         FieldRule(
-            cel="!has(self.windows) || (has(self.windows.fastSeconds) ? self.windows.fastSeconds : 12) <= (has(self.windows.slowSeconds) ? self.windows.slowSeconds : 60)",
+            cel=(
+                "!has(self.windows) || (has(self.windows.fastSeconds) ? self.windows.fastSeconds : 12)"
+                " <= (has(self.windows.slowSeconds) ? self.windows.slowSeconds : 60)"
+            ),
             message="windows.fastSeconds must be at most windows.slowSeconds",
             holds=lambda s: s.windows.fast <= s.windows.slow,
             field="windows.fastSeconds",

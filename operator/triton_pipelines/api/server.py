@@ -89,14 +89,23 @@ class Gpu(ApiModel):
     claim_template: Annotated[
         ObjectName | None,
         Field(
-            description="Dynamic resource allocation: a ResourceClaimTemplate in the namespace that provides the GPUs, instead of count."
+            description=(
+                "Dynamic resource allocation: a ResourceClaimTemplate in the namespace that provides"
+                " the GPUs, instead of count."
+            )
         ),
     ] = None
 
     rules = (
         FieldRule(
-            cel="!has(self.claimTemplate) || (!has(self.count) || self.count == 1) && (!has(self.resourceName) || self.resourceName == 'nvidia.com/gpu')",
-            message="claimTemplate replaces count and resourceName, because the template defines both; remove them",
+            cel=(
+                "!has(self.claimTemplate) || (!has(self.count) || self.count == 1) &&"
+                " (!has(self.resourceName) || self.resourceName == 'nvidia.com/gpu')"
+            ),
+            message=(
+                "claimTemplate replaces count and resourceName, because the template defines both;"
+                " remove them"
+            ),
             holds=lambda g: (
                 g.claim_template is None or (g.count == 1 and g.resource_name == "nvidia.com/gpu")
             ),
@@ -111,7 +120,10 @@ class ModelCache(ApiModel):
     claim_name: Annotated[
         ObjectName,
         Field(
-            description="A PersistentVolumeClaim in the namespace; ReadWriteMany if pods run on more than one node."
+            description=(
+                "A PersistentVolumeClaim in the namespace; ReadWriteMany if pods run on more than one"
+                " node."
+            )
         ),
     ]
 
@@ -205,13 +217,19 @@ class ServerSpec(ApiModel):
         Field(
             max_length=16,
             pattern=RELEASE_PATTERN,
-            description="Triton release such as 24.10. Default: read from the image's tag; required if the tag does not contain it. It decides which flags and features are available.",
+            description=(
+                "Triton release such as 24.10. Default: read from the image's tag; required if the tag"
+                " does not contain it. It decides which flags and features are available."
+            ),
         ),
     ] = None
     auto_complete: Annotated[
         Switch,
         Field(
-            description="Enabled: Triton completes configs from the model files, which some backends require. No step is then scaled live, because every change would reload the model."
+            description=(
+                "Enabled: Triton completes configs from the model files, which some backends require."
+                " No step is then scaled live, because every change would reload the model."
+            )
         ),
     ] = Switch.DISABLED
     image_pull_policy: Annotated[ImagePullPolicy | None, Field(description="As in a Pod.")] = None
@@ -229,7 +247,10 @@ class ServerSpec(ApiModel):
     service_account_name: Annotated[
         ObjectName | None,
         Field(
-            description="Service account of the pods (for workload identity); its token is not mounted into Triton."
+            description=(
+                "Service account of the pods (for workload identity); its token is not mounted into"
+                " Triton."
+            )
         ),
     ] = None
     env: Annotated[
@@ -260,7 +281,10 @@ class ServerSpec(ApiModel):
         tuple[Passthrough, ...],
         Field(
             max_length=32,
-            description="As in a Pod; those for nvidia.com/gpu and for the GPU resource's own name are always added.",
+            description=(
+                "As in a Pod; those for nvidia.com/gpu and for the GPU resource's own name are always"
+                " added."
+            ),
             json_schema_extra={**ATOMIC, "items-preserve": True},
         ),
     ] = ()
@@ -280,7 +304,10 @@ class ServerSpec(ApiModel):
     resources: Annotated[
         Resources,
         Field(
-            description="CPU and memory of the Triton container. Default: a base amount plus resourcesPerInstance times initial (requests) or max (limits)."
+            description=(
+                "CPU and memory of the Triton container. Default: a base amount plus"
+                " resourcesPerInstance times initial (requests) or max (limits)."
+            )
         ),
     ] = Resources()
     shared_memory: Annotated[
@@ -298,7 +325,12 @@ class ServerSpec(ApiModel):
     pod_template: Annotated[
         Passthrough | None,
         Field(
-            description="A partial PodTemplateSpec that is merged last: containers, initContainers, volumes and env by name, volumeMounts by mountPath; tolerations are appended, other lists replaced. Fields that the operator sets are rejected. The operator can forbid podTemplate.",
+            description=(
+                "A partial PodTemplateSpec that is merged last: containers, initContainers, volumes"
+                " and env by name, volumeMounts by mountPath; tolerations are appended, other lists"
+                " replaced. Fields that the operator sets are rejected. The operator can forbid"
+                " podTemplate."
+            ),
             json_schema_extra=PRESERVE,
         ),
     ] = None
@@ -309,7 +341,10 @@ class ServerSpec(ApiModel):
     disruption_budget: Annotated[
         DisruptionBudget,
         Field(
-            description="Auto: none with one replica, because it would block drains; otherwise at most one pod is unavailable. Unhealthy pods can always be evicted."
+            description=(
+                "Auto: none with one replica, because it would block drains; otherwise at most one pod"
+                " is unavailable. Unhealthy pods can always be evicted."
+            )
         ),
     ] = DisruptionBudget.AUTO
 
@@ -329,7 +364,10 @@ class RolloutSpec(ApiModel):
     strategy: Annotated[
         RolloutStrategy,
         Field(
-            description="Surge starts a new pod first; NoSurge removes one old pod first; Recreate removes all; Auto tries Surge and falls back to NoSurge if no node has room for another pod."
+            description=(
+                "Surge starts a new pod first; NoSurge removes one old pod first; Recreate removes"
+                " all; Auto tries Surge and falls back to NoSurge if no node has room for another pod."
+            )
         ),
     ] = RolloutStrategy.AUTO
     progress_deadline_seconds: Annotated[
@@ -343,7 +381,10 @@ class RolloutSpec(ApiModel):
         Field(
             ge=0,
             le=3600,
-            description="Seconds that a terminating pod waits before Triton stops; Triton's exit timeout is equally long.",
+            description=(
+                "Seconds that a terminating pod waits before Triton stops; Triton's exit timeout is"
+                " equally long."
+            ),
         ),
     ] = 30
     revision_history_limit: Annotated[
@@ -381,12 +422,18 @@ class ExampleInput(ApiModel):
 
 
 class Health(ApiModel):
-    """A test inference per pod, in addition to Triton's readiness: Triton reports a pod with a dead process as ready."""
+    """A test inference per pod, in addition to Triton's readiness.
+
+    Triton reports a pod with a dead process as ready.
+    """
 
     inference: Annotated[
         InferenceHealth,
         Field(
-            description="Auto: each ready pod is probed with an example request, which text pipelines may omit. Disabled: pods are not probed."
+            description=(
+                "Auto: each ready pod is probed with an example request, which text pipelines may"
+                " omit. Disabled: pods are not probed."
+            )
         ),
     ] = InferenceHealth.AUTO
     text: Annotated[
@@ -407,7 +454,10 @@ class Health(ApiModel):
 
     rules = (
         FieldRule(
-            cel="!(has(self.text) || has(self.inputs)) || !has(self.inference) || self.inference != 'Disabled'",
+            cel=(
+                "!(has(self.text) || has(self.inputs)) || !has(self.inference) || self.inference !="
+                " 'Disabled'"
+            ),
             message="text and inputs have no effect with inference Disabled; remove one of them",
             holds=lambda h: (
                 (h.text is None and not h.inputs) or h.inference is not InferenceHealth.DISABLED

@@ -14,7 +14,8 @@ PATH_PATTERN = r"^[^/\x00-\x1f][^\x00-\x1f]*$"
 FILE_NAME_PATTERN = r"^[A-Za-z0-9_][-A-Za-z0-9_.+]*$"
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
 ENDPOINT_PATTERN = r"^https?://[^\s]+$"
-# Forms of single schemes. Names of repositories, tags and digests as the OCI distribution specification (1.1) has them.
+# Forms of single schemes. Names of repositories, tags and digests as the OCI distribution
+# specification (1.1) has them.
 _CONFIGMAP = "^configmap://[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[-._a-zA-Z0-9]+$"
 _CLAIM = "^pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/.*)?$"
 _AZURE = "^az://[^/]+/[^/]+(/.*)?$"
@@ -27,12 +28,20 @@ URI_PATTERN = rf"^({'|'.join(SCHEMES)})://[^\s\x00-\x1f\x7f]+$"
 
 
 class SecretReference(ApiModel):
-    """A Secret of the pipeline's namespace; it is mounted into the init container alone, never into Triton."""
+    """A Secret of the pipeline's namespace.
+
+    It is mounted into the init container alone, never into Triton.
+    """
 
     name: Annotated[
         ObjectName,
         Field(
-            description="Name of the Secret. Keys: hf `token`; s3 `accessKeyId`, `secretAccessKey`, `sessionToken`; gs `serviceAccountKey`; az `accountName` with `accountKey` or `sasToken`; oci `.dockerconfigjson`, or `username` and `password`; https `token`, or `username` and `password`."
+            description=(
+                "Name of the Secret. Keys: hf `token`; s3 `accessKeyId`, `secretAccessKey`,"
+                " `sessionToken`; gs `serviceAccountKey`; az `accountName` with `accountKey` or"
+                " `sasToken`; oci `.dockerconfigjson`, or `username` and `password`; https `token`, or"
+                " `username` and `password`."
+            )
         ),
     ]
 
@@ -56,14 +65,22 @@ class SourceSpec(ApiModel):
         Field(
             max_length=1024,
             pattern=URI_PATTERN,
-            description="hf://org/name, s3://bucket/key, gs://bucket/key, az://account/container/key, https://host/file, oci://registry/repository, pvc://claim/path or configmap://name/key.",
+            description=(
+                "hf://org/name, s3://bucket/key, gs://bucket/key, az://account/container/key,"
+                " https://host/file, oci://registry/repository, pvc://claim/path or"
+                " configmap://name/key."
+            ),
         ),
     ]
     revision: Annotated[
         str | None,
         Field(
             max_length=128,
-            description="Commit, tag or branch (hf), object version (s3, gs, az), tag or digest (oci). Default: the newest, recorded at the first load and kept for the pipeline's revision.",
+            description=(
+                "Commit, tag or branch (hf), object version (s3, gs, az), tag or digest (oci)."
+                " Default: the newest, recorded at the first load and kept for the pipeline's"
+                " revision."
+            ),
         ),
     ] = None
     path: Annotated[
@@ -71,7 +88,10 @@ class SourceSpec(ApiModel):
         Field(
             max_length=512,
             pattern=PATH_PATTERN,
-            description="File inside the folder or repository that the URI names. Left out: the file's usual name.",
+            description=(
+                "File inside the folder or repository that the URI names. Left out: the file's usual"
+                " name."
+            ),
         ),
     ] = None
     sha256: Annotated[
@@ -87,7 +107,10 @@ class SourceSpec(ApiModel):
         Field(
             max_length=512,
             pattern=ENDPOINT_PATTERN,
-            description="Address of an S3, GCS or Azure compatible store, of a model hub mirror, or of a registry (in place of the one in the uri).",
+            description=(
+                "Address of an S3, GCS or Azure compatible store, of a model hub mirror, or of a"
+                " registry (in place of the one in the uri)."
+            ),
         ),
     ] = None
     region: Annotated[str | None, Field(max_length=64, description="Region of the bucket.")] = None
@@ -109,13 +132,22 @@ class SourceSpec(ApiModel):
         ),
         FieldRule(
             cel="!has(self.endpoint) || self.uri.matches('^(s3|hf|gs|az|oci)://')",
-            message="endpoint needs an s3://, gs://, az://, oci:// or hf:// source; put the host into the uri",
+            message=(
+                "endpoint needs an s3://, gs://, az://, oci:// or hf:// source; put the host into the"
+                " uri"
+            ),
             holds=lambda s: s.endpoint is None or _scheme(s) in ("s3", "hf", "gs", "az", "oci"),
             field="endpoint",
         ),
         FieldRule(
-            cel="!self.uri.matches('^(configmap|pvc)://') || !(has(self.secretRef) || has(self.revision) || has(self.caRef))",
-            message="configmap:// and pvc:// sources are mounted, so secretRef, caRef and revision are not allowed; remove them",
+            cel=(
+                "!self.uri.matches('^(configmap|pvc)://') || !(has(self.secretRef) ||"
+                " has(self.revision) || has(self.caRef))"
+            ),
+            message=(
+                "configmap:// and pvc:// sources are mounted, so secretRef, caRef and revision are not"
+                " allowed; remove them"
+            ),
             holds=lambda s: (
                 _scheme(s) not in ("configmap", "pvc")
                 or not (s.secret_ref or s.revision or s.ca_ref)
@@ -128,8 +160,14 @@ class SourceSpec(ApiModel):
             field="uri",
         ),
         FieldRule(
-            cel=f"!self.uri.startsWith('pvc://') || self.uri.matches('{_CLAIM}') && !self.uri.contains('..')",
-            message="a claim source must have the form pvc://CLAIM/PATH, with a lower-case claim name and a path without '..'",
+            cel=(
+                f"!self.uri.startsWith('pvc://') || self.uri.matches('{_CLAIM}') &&"
+                " !self.uri.contains('..')"
+            ),
+            message=(
+                "a claim source must have the form pvc://CLAIM/PATH, with a lower-case claim name and"
+                " a path without '..'"
+            ),
             holds=lambda s: _scheme(s) != "pvc" or (_matches(_CLAIM, s.uri) and ".." not in s.uri),
             field="uri",
         ),
@@ -141,7 +179,11 @@ class SourceSpec(ApiModel):
         ),
         FieldRule(
             cel=f"!self.uri.startsWith('oci://') || self.uri.matches('{_OCI}')",
-            message="a registry source must have the form oci://REGISTRY/REPOSITORY:TAG or oci://REGISTRY/REPOSITORY@sha256:DIGEST (64 hex digits), with a lower-case repository",
+            message=(
+                "a registry source must have the form oci://REGISTRY/REPOSITORY:TAG or"
+                " oci://REGISTRY/REPOSITORY@sha256:DIGEST (64 hex digits), with a lower-case"
+                " repository"
+            ),
             holds=lambda s: _scheme(s) != "oci" or _matches(_OCI, s.uri),
             field="uri",
         ),
@@ -164,7 +206,10 @@ class ModelSource(SourceSpec):
     rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             cel="!has(self.fileName) || !self.uri.startsWith('configmap://')",
-            message="fileName needs a source that is a folder, but a configmap:// source is a single file; remove it",
+            message=(
+                "fileName needs a source that is a folder, but a configmap:// source is a single file;"
+                " remove it"
+            ),
             holds=lambda s: s.file_name is None or _scheme(s) != "configmap",
             field="fileName",
         ),

@@ -157,7 +157,10 @@ class ProvenPadding(ApiModel):
     barred: Annotated[
         Short,
         Field(
-            description="Why it was reverted; it is not used again until another run verifies it. Empty: not reverted."
+            description=(
+                "Why it was reverted; it is not used again until another run verifies it. Empty: not"
+                " reverted."
+            )
         ),
     ] = ""
 
@@ -195,7 +198,10 @@ class ScaleEvent(ApiModel):
 
 
 class ScalingFigures(ApiModel):
-    """Figures of a scaled step over all pods; they move only by more than a tenth, live numbers are metrics."""
+    """Figures of a scaled step over all pods.
+
+    They move only by more than a tenth, live numbers are metrics.
+    """
 
     step: Annotated[Short, Field(description="Name of the scaled step.")]
     requests_per_second: Annotated[Count, Field(description="Arriving requests.")] = 0
@@ -243,7 +249,10 @@ class TuningPoint(ApiModel):
     name: Annotated[
         Short,
         Field(
-            description="Kind of the point: current, recommended, latency first, throughput first or a candidate."
+            description=(
+                "Kind of the point: current, recommended, latency first, throughput first or a"
+                " candidate."
+            )
         ),
     ]
     max_batch_size: Annotated[
@@ -268,7 +277,7 @@ class TuningPoint(ApiModel):
     p99_microseconds: Annotated[
         Count,
         Field(
-            description="Measured p99; omitted if more than 1 % of the requests got no response."
+            description="Measured p99; omitted if more than one request in a hundred got no response."
         ),
     ] = 0
     predicted_p99_microseconds: Annotated[Count, Field(description="Predicted p99; 0: none.")] = 0
@@ -298,13 +307,19 @@ class TuningStatus(ApiModel):
     padding: Annotated[
         Short,
         Field(
-            description="The cheapest padding by the measured cost of the model step, with the milliseconds of a full batch for each mode."
+            description=(
+                "The cheapest padding by the measured cost of the model step, with the milliseconds of"
+                " a full batch for each mode."
+            )
         ),
     ] = ""
     patch: Annotated[
         Long,
         Field(
-            description="Merge patch of the spec as YAML, to commit. Empty: no better setting was verified, or only another padding, which Auto applies itself."
+            description=(
+                "Merge patch of the spec as YAML, to commit. Empty: no better setting was verified, or"
+                " only another padding, which Auto applies itself."
+            )
         ),
     ] = ""
     gain_percent: Annotated[

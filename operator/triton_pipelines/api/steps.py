@@ -39,7 +39,10 @@ class StepFields(ApiModel):
     platform: Annotated[
         Platform | None,
         Field(
-            description="What runs the file: onnxruntime_onnx, tensorrt_plan, pytorch_libtorch, python or vllm."
+            description=(
+                "What runs the file: onnxruntime_onnx, tensorrt_plan, pytorch_libtorch, python or"
+                " vllm."
+            )
         ),
     ] = None
     backend: Annotated[
@@ -48,13 +51,19 @@ class StepFields(ApiModel):
             min_length=1,
             max_length=64,
             pattern=BACKEND_PATTERN,
-            description="Instead of platform: any other backend of the server image, by name, such as tensorrtllm, dali or fil.",
+            description=(
+                "Instead of platform: any other backend of the server image, by name, such as"
+                " tensorrtllm, dali or fil."
+            ),
         ),
     ] = None
     source: Annotated[
         ModelSource | None,
         Field(
-            description="The model's file, a folder with its side files, or a folder of numbered versions. Default: spec.source."
+            description=(
+                "The model's file, a folder with its side files, or a folder of numbered versions."
+                " Default: spec.source."
+            )
         ),
     ] = None
     python: Annotated[
@@ -84,7 +93,10 @@ class StepFields(ApiModel):
         Field(
             ge=0,
             le=MAX_BATCH,
-            description="Most rows in a batch; 0: no batching, dims include the batch axis. Default 64; 0 for vllm.",
+            description=(
+                "Most rows in a batch; 0: no batching, dims include the batch axis. Default 64; 0 for"
+                " vllm."
+            ),
         ),
     ] = None
     dynamic_batching: Annotated[
@@ -105,13 +117,19 @@ class StepFields(ApiModel):
     resources_per_instance: Annotated[
         InstanceResources | None,
         Field(
-            description="What one more instance of a python step may use; sizes the pod. Default: 100m and 256Mi; cpu 1 and 400Mi if it is scaled."
+            description=(
+                "What one more instance of a python step may use; sizes the pod. Default: 100m and"
+                " 256Mi; cpu 1 and 400Mi if it is scaled."
+            )
         ),
     ] = None
     version_policy: Annotated[
         VersionPolicy | None,
         Field(
-            description="Versions to serve, if the source is a folder of numbered versions. Default: the latest."
+            description=(
+                "Versions to serve, if the source is a folder of numbered versions. Default: the"
+                " latest."
+            )
         ),
     ] = None
     version: Annotated[
@@ -125,7 +143,10 @@ class StepFields(ApiModel):
     warmup: Annotated[
         Warmup | None,
         Field(
-            description="Inferences that a new instance runs before it serves. Default: on if the step runs in one of Triton's backends and reads only token tensors."
+            description=(
+                "Inferences that a new instance runs before it serves. Default: on if the step runs in"
+                " one of Triton's backends and reads only token tensors."
+            )
         ),
     ] = None
     optimization: Annotated[
@@ -138,7 +159,10 @@ class StepFields(ApiModel):
     decoupled: Annotated[
         Switch | None,
         Field(
-            description="Enabled: the step may answer a request with any number of responses. Default: Disabled; Enabled for vllm."
+            description=(
+                "Enabled: the step may answer a request with any number of responses. Default:"
+                " Disabled; Enabled for vllm."
+            )
         ),
     ] = None
     parameters: Annotated[
@@ -148,7 +172,11 @@ class StepFields(ApiModel):
     config_patch: Annotated[
         Passthrough | None,
         Field(
-            description="Further fields of Triton's ModelConfig, in protobuf JSON, merged last: lists are replaced, maps merged, null clears a field. Settings with a field of their own are rejected here.",
+            description=(
+                "Further fields of Triton's ModelConfig, in protobuf JSON, merged last: lists are"
+                " replaced, maps merged, null clears a field. Settings with a field of their own are"
+                " rejected here."
+            ),
             json_schema_extra=PRESERVE,
         ),
     ] = None
@@ -161,8 +189,15 @@ class StepFields(ApiModel):
             field="platform",
         ),
         FieldRule(
-            cel="!has(self.backend) || !(self.backend in ['python', 'vllm', 'onnxruntime', 'tensorrt', 'pytorch', 'ensemble'])",
-            message="backend is only for backends without a platform; write platform: python, vllm, onnxruntime_onnx, tensorrt_plan or pytorch_libtorch (an ensemble is the pipeline itself)",
+            cel=(
+                "!has(self.backend) || !(self.backend in ['python', 'vllm', 'onnxruntime', 'tensorrt',"
+                " 'pytorch', 'ensemble'])"
+            ),
+            message=(
+                "backend is only for backends without a platform; write platform: python, vllm,"
+                " onnxruntime_onnx, tensorrt_plan or pytorch_libtorch (an ensemble is the pipeline"
+                " itself)"
+            ),
             holds=lambda m: (
                 m.backend
                 not in ("python", "vllm", "onnxruntime", "tensorrt", "pytorch", "ensemble")
@@ -182,7 +217,10 @@ class StepFields(ApiModel):
             field="vllm",
         ),
         FieldRule(
-            cel="has(self.outputs) && size(self.outputs) > 0 || has(self.platform) && self.platform == 'vllm'",
+            cel=(
+                "has(self.outputs) && size(self.outputs) > 0 || has(self.platform) && self.platform =="
+                " 'vllm'"
+            ),
             message="outputs is required; list each output tensor with dataType and dims",
             holds=lambda m: bool(m.outputs) or m.platform is Platform.VLLM,
             field="outputs",
@@ -202,7 +240,8 @@ class StepFields(ApiModel):
         ),
         FieldRule(
             cel="!has(self.batchStrategy) || !has(self.sequenceBatching)"
-            " && !(has(self.dynamicBatching) && has(self.dynamicBatching.mode) && self.dynamicBatching.mode == 'Disabled')",
+            " && !(has(self.dynamicBatching) && has(self.dynamicBatching.mode) &&"
+            " self.dynamicBatching.mode == 'Disabled')",
             message="batchStrategy needs dynamicBatching with mode Enabled and excludes sequenceBatching",
             holds=lambda m: (
                 m.batch_strategy is None
@@ -223,15 +262,24 @@ class StepFields(ApiModel):
         FieldRule(
             cel="!(has(self.lengths) && has(self.lengths.profiles) && size(self.lengths.profiles) > 0)"
             " || has(self.platform) && self.platform == 'tensorrt_plan'",
-            message="lengths.profiles needs platform tensorrt_plan; write lengths.min and lengths.max for other platforms",
+            message=(
+                "lengths.profiles needs platform tensorrt_plan; write lengths.min and lengths.max for"
+                " other platforms"
+            ),
             holds=lambda m: (
                 m.lengths is None or not m.lengths.profiles or m.platform is Platform.TENSORRT
             ),
             field="lengths.profiles",
         ),
         FieldRule(
-            cel="!has(self.optimization) || !has(self.optimization.tensorrt) || has(self.platform) && self.platform == 'onnxruntime_onnx'",
-            message="optimization.tensorrt needs platform onnxruntime_onnx: it is TensorRT inside the ONNX Runtime backend",
+            cel=(
+                "!has(self.optimization) || !has(self.optimization.tensorrt) || has(self.platform) &&"
+                " self.platform == 'onnxruntime_onnx'"
+            ),
+            message=(
+                "optimization.tensorrt needs platform onnxruntime_onnx: it is TensorRT inside the ONNX"
+                " Runtime backend"
+            ),
             holds=lambda m: (
                 m.optimization is None
                 or m.optimization.tensorrt is None
@@ -240,8 +288,14 @@ class StepFields(ApiModel):
             field="optimization.tensorrt",
         ),
         FieldRule(
-            cel="!has(self.sequenceBatching) || !has(self.instances) || !(has(self.instances.min) || has(self.instances.max) || has(self.instances.initial))",
-            message="a step with sequenceBatching cannot be scaled live, because its state would be lost; write instances.count",
+            cel=(
+                "!has(self.sequenceBatching) || !has(self.instances) || !(has(self.instances.min) ||"
+                " has(self.instances.max) || has(self.instances.initial))"
+            ),
+            message=(
+                "a step with sequenceBatching cannot be scaled live, because its state would be lost;"
+                " write instances.count"
+            ),
             holds=lambda m: m.sequence_batching is None or not m.instances.ranged,
             field="instances",
         ),
@@ -272,7 +326,10 @@ class StepSpec(StepFields):
             min_length=1,
             max_length=STEP_NAME_MAX,
             pattern=STEP_NAME_PATTERN,
-            description="Name used in from and in the status: a DNS label; tokenizer, model, postprocess and pipeline are reserved.",
+            description=(
+                "Name used in from and in the status: a DNS label; tokenizer, model, postprocess and"
+                " pipeline are reserved."
+            ),
         ),
     ]
     model_name: Annotated[

@@ -50,7 +50,10 @@ Dims = Annotated[
     Field(
         min_length=1,
         max_length=MAX_DIMS,
-        description="Shape of one row, without the batch axis (with it where maxBatchSize is 0); -1: any length.",
+        description=(
+            "Shape of one row, without the batch axis (with it where maxBatchSize is 0); -1: any"
+            " length."
+        ),
         json_schema_extra=ATOMIC,
     ),
 ]
@@ -100,7 +103,10 @@ class InputTensor(OutputTensor):
         TensorReference | None,
         Field(
             alias="from",
-            description="The tensor it reads: STEP.OUTPUT or pipeline.INPUT. Default: the tokenizer's tensor of that usual name, or the pipeline's input of that name.",
+            description=(
+                "The tensor it reads: STEP.OUTPUT or pipeline.INPUT. Default: the tokenizer's tensor"
+                " of that usual name, or the pipeline's input of that name."
+            ),
         ),
     ] = None
     optional: Annotated[
@@ -110,14 +116,20 @@ class InputTensor(OutputTensor):
     ragged: Annotated[
         Switch | None,
         Field(
-            description="Enabled: requests of different shape share a batch. Default: Enabled for python steps with a dim of -1, otherwise Disabled. Other backends receive one flat tensor."
+            description=(
+                "Enabled: requests of different shape share a batch. Default: Enabled for python steps"
+                " with a dim of -1, otherwise Disabled. Other backends receive one flat tensor."
+            )
         ),
     ] = None
 
     rules = (
         FieldRule(
             cel="!(has(self.ragged) && self.ragged == 'Enabled' && has(self.reshape))",
-            message="ragged and reshape exclude each other, because a ragged input has no common shape; remove one of them",
+            message=(
+                "ragged and reshape exclude each other, because a ragged input has no common shape;"
+                " remove one of them"
+            ),
             holds=lambda t: not (t.ragged is Switch.ENABLED and t.reshape is not None),
             field="ragged",
         ),

@@ -64,7 +64,10 @@ class TokenizerInputs(ApiModel):
     text_from: Annotated[
         TensorReference | None,
         Field(
-            description="Source of the text, if not the pipeline's input of that name: STEP.OUTPUT of an earlier step."
+            description=(
+                "Source of the text, if not the pipeline's input of that name: STEP.OUTPUT of an"
+                " earlier step."
+            )
         ),
     ] = None
     text_pair: Annotated[
@@ -129,13 +132,20 @@ class Tokenizer(ApiModel):
     type: Annotated[
         TokenizerType | None,
         Field(
-            description="HuggingFace (the default): tokenizer.json with the Rust tokenizers library. Python: a custom model.py."
+            description=(
+                "HuggingFace (the default): tokenizer.json with the Rust tokenizers library. Python: a"
+                " custom model.py."
+            )
         ),
     ] = None
     source: Annotated[
         SourceSpec | None,
         Field(
-            description="A folder with tokenizer.json (or vocab.txt with its configuration), or the file. Default: spec.source. Type Python: files that the code reads, stored next to model.py; no default."
+            description=(
+                "A folder with tokenizer.json (or vocab.txt with its configuration), or the file."
+                " Default: spec.source. Type Python: files that the code reads, stored next to"
+                " model.py; no default."
+            )
         ),
     ] = None
     python: Annotated[OwnCode | None, Field(description="Type Python: the code.")] = None
@@ -144,7 +154,10 @@ class Tokenizer(ApiModel):
         tuple[TokenizerOutput, ...],
         Field(
             max_length=16,
-            description="Its output tensors. Default: those that later steps read, by their usual names. Required for type Python.",
+            description=(
+                "Its output tensors. Default: those that later steps read, by their usual names."
+                " Required for type Python."
+            ),
             json_schema_extra=BY_NAME,
         ),
     ] = ()
@@ -154,7 +167,10 @@ class Tokenizer(ApiModel):
     truncation: Annotated[
         Truncation,
         Field(
-            description="LongestFirst cuts a longer text (of a pair, the longer one); OnlyFirst, OnlySecond cut that text of a pair; Refuse rejects the request with an error."
+            description=(
+                "LongestFirst cuts a longer text (of a pair, the longer one); OnlyFirst, OnlySecond"
+                " cut that text of a pair; Refuse rejects the request with an error."
+            )
         ),
     ] = Truncation.LONGEST_FIRST
     special_tokens: Annotated[
@@ -163,14 +179,21 @@ class Tokenizer(ApiModel):
     padding: Annotated[
         Padding | None,
         Field(
-            description="Ragged (each request keeps its own length), Fixed (to maxLength), Bucketed (to the next bucket), Longest (to the longest of the tokenizer's batch), or Auto, the default."
+            description=(
+                "Ragged (each request keeps its own length), Fixed (to maxLength), Bucketed (to the"
+                " next bucket), Longest (to the longest of the tokenizer's batch), or Auto, the"
+                " default."
+            )
         ),
     ] = None
     buckets: Annotated[
         tuple[Annotated[int, Field(ge=1, le=MAX_TOKENS)], ...],
         Field(
             max_length=32,
-            description="Lengths of padding Bucketed, in ascending order; maxLength is always added as the last. Default: the max of the model's lengths.profiles, if any.",
+            description=(
+                "Lengths of padding Bucketed, in ascending order; maxLength is always added as the"
+                " last. Default: the max of the model's lengths.profiles, if any."
+            ),
             json_schema_extra=ATOMIC,
         ),
     ] = ()
@@ -179,7 +202,10 @@ class Tokenizer(ApiModel):
         Field(
             ge=0,
             le=MAX_BATCH,
-            description="Most rows in a batch; 0: no batching, clients send texts of shape [n]. Default: the model's.",
+            description=(
+                "Most rows in a batch; 0: no batching, clients send texts of shape [n]. Default: the"
+                " model's."
+            ),
         ),
     ] = None
     dynamic_batching: Annotated[
@@ -209,19 +235,28 @@ class Tokenizer(ApiModel):
             field="dynamicBatching.preferredBatchSizes",
         ),
         FieldRule(
-            cel="!has(self.buckets) || self.buckets.all(b, b <= (has(self.maxLength) ? self.maxLength : 512))",
+            cel=(
+                "!has(self.buckets) || self.buckets.all(b, b <= (has(self.maxLength) ? self.maxLength"
+                " : 512))"
+            ),
             message="each bucket must be at most maxLength (default: 512)",
             holds=lambda t: all(b <= (t.max_length or 512) for b in t.buckets),
             field="buckets",
         ),
         FieldRule(
-            cel="!has(self.buckets) || self.buckets.isSorted() && self.buckets.all(b, self.buckets.exists_one(o, o == b))",
+            cel=(
+                "!has(self.buckets) || self.buckets.isSorted() && self.buckets.all(b,"
+                " self.buckets.exists_one(o, o == b))"
+            ),
             message="buckets must be in ascending order without duplicates",
             holds=lambda t: all(a < b for a, b in zip(t.buckets, t.buckets[1:], strict=False)),
             field="buckets",
         ),
         FieldRule(
-            cel="!(has(self.buckets) && size(self.buckets) > 0) || has(self.padding) && self.padding == 'Bucketed'",
+            cel=(
+                "!(has(self.buckets) && size(self.buckets) > 0) || has(self.padding) && self.padding"
+                " == 'Bucketed'"
+            ),
             message="buckets need padding Bucketed",
             holds=lambda t: not t.buckets or t.padding is Padding.BUCKETED,
             field="buckets",
@@ -247,8 +282,14 @@ class Tokenizer(ApiModel):
             field="outputs",
         ),
         FieldRule(
-            cel="!has(self.truncation) || !(self.truncation in ['OnlyFirst', 'OnlySecond']) || has(self.inputs) && has(self.inputs.textPair)",
-            message="truncation OnlyFirst and OnlySecond need text pairs; set inputs.textPair, or write LongestFirst or Refuse",
+            cel=(
+                "!has(self.truncation) || !(self.truncation in ['OnlyFirst', 'OnlySecond']) ||"
+                " has(self.inputs) && has(self.inputs.textPair)"
+            ),
+            message=(
+                "truncation OnlyFirst and OnlySecond need text pairs; set inputs.textPair, or write"
+                " LongestFirst or Refuse"
+            ),
             holds=lambda t: (
                 t.truncation not in (Truncation.ONLY_FIRST, Truncation.ONLY_SECOND)
                 or t.inputs.text_pair is not None

@@ -34,7 +34,10 @@ class Ensemble(ApiModel):
         tuple[PublicInput, ...],
         Field(
             max_length=MAX_TENSORS,
-            description="Inputs, in this order. Default: the tokenizer's texts (STRING, dims [1]), then the tensors that steps read from pipeline.",
+            description=(
+                "Inputs, in this order. Default: the tokenizer's texts (STRING, dims [1]), then the"
+                " tensors that steps read from pipeline."
+            ),
             json_schema_extra=BY_NAME,
         ),
     ] = ()
@@ -51,7 +54,10 @@ class Ensemble(ApiModel):
         Field(
             ge=0,
             le=MAX_BATCH,
-            description="Most rows in a request; 0: dims include the batch axis. Default: the smallest of the steps'.",
+            description=(
+                "Most rows in a request; 0: dims include the batch axis. Default: the smallest of the"
+                " steps'."
+            ),
         ),
     ] = None
     entry_point: Annotated[
@@ -60,7 +66,10 @@ class Ensemble(ApiModel):
             min_length=1,
             max_length=STEP_NAME_MAX,
             pattern=STEP_NAME_PATTERN,
-            description="Name of a step that calls the others itself (business logic scripting): clients call its model, and no ensemble is created.",
+            description=(
+                "Name of a step that calls the others itself (business logic scripting): clients call"
+                " its model, and no ensemble is created."
+            ),
         ),
     ] = None
     max_inflight_requests: Annotated[
@@ -68,20 +77,32 @@ class Ensemble(ApiModel):
         Field(
             ge=0,
             le=2**31 - 1,
-            description="Requests that may be in flight between two steps; server 25.11 or newer. Default 0: no limit.",
+            description=(
+                "Requests that may be in flight between two steps; server 25.11 or newer. Default 0:"
+                " no limit."
+            ),
         ),
     ] = None
     response_cache: Annotated[
         Switch | None,
         Field(
-            description="Enabled: equal requests are answered from Triton's local response cache. Default: Disabled."
+            description=(
+                "Enabled: equal requests are answered from Triton's local response cache. Default:"
+                " Disabled."
+            )
         ),
     ] = None
 
     rules = (
         FieldRule(
-            cel="!has(self.entryPoint) || !(has(self.modelName) || has(self.inputs) || has(self.outputs) || has(self.maxBatchSize) || has(self.maxInflightRequests))",
-            message="entryPoint replaces the ensemble, so name, tensors and batch size are those of the step; remove the other fields",
+            cel=(
+                "!has(self.entryPoint) || !(has(self.modelName) || has(self.inputs) ||"
+                " has(self.outputs) || has(self.maxBatchSize) || has(self.maxInflightRequests))"
+            ),
+            message=(
+                "entryPoint replaces the ensemble, so name, tensors and batch size are those of the"
+                " step; remove the other fields"
+            ),
             holds=lambda e: (
                 e.entry_point is None
                 or not (
@@ -113,7 +134,10 @@ class Slo(ApiModel):
         Field(
             ge=0,
             le=3_600_000,
-            description="Milliseconds of the latency that network and queues in front of the server take; they are subtracted first.",
+            description=(
+                "Milliseconds of the latency that network and queues in front of the server take; they"
+                " are subtracted first."
+            ),
         ),
     ] = 5
     min_throughput_per_second: Annotated[
@@ -141,7 +165,10 @@ class Tuning(ApiModel):
         Field(
             min_length=1,
             max_length=128,
-            description="Any text, such as a date. Changing it starts a tuning run on a pod without client traffic. Default: none.",
+            description=(
+                "Any text, such as a date. Changing it starts a tuning run on a pod without client"
+                " traffic. Default: none."
+            ),
         ),
     ] = None
     mode: Annotated[
@@ -182,7 +209,10 @@ class Observability(ApiModel):
     pod_monitor: Annotated[
         Presence | None,
         Field(
-            description="Create a PodMonitor for the Prometheus operator. Auto: if the cluster has that kind; Enabled: warn if it does not. Default: Auto."
+            description=(
+                "Create a PodMonitor for the Prometheus operator. Auto: if the cluster has that kind;"
+                " Enabled: warn if it does not. Default: Auto."
+            )
         ),
     ] = None
     prometheus_rule: Annotated[
@@ -195,7 +225,10 @@ class Observability(ApiModel):
     tracing: Annotated[
         Tracing | None,
         Field(
-            description="Traces. Triton reads them only at start, so a change creates a new revision. Default: none."
+            description=(
+                "Traces. Triton reads them only at start, so a change creates a new revision. Default:"
+                " none."
+            )
         ),
     ] = None
 
@@ -236,7 +269,10 @@ class PipelineSpec(ApiModel):
         tuple[StepSpec, ...],
         Field(
             max_length=MAX_STEPS,
-            description="Models that are loaded and monitored but not connected, for custom code of a step to call.",
+            description=(
+                "Models that are loaded and monitored but not connected, for custom code of a step to"
+                " call."
+            ),
             json_schema_extra=BY_NAME,
         ),
     ] = ()
@@ -265,7 +301,10 @@ class PipelineSpec(ApiModel):
             field="model",
         ),
         FieldRule(
-            cel="!has(self.tokenizer) || has(self.tokenizer.source) || has(self.source) || has(self.tokenizer.python)",
+            cel=(
+                "!has(self.tokenizer) || has(self.tokenizer.source) || has(self.source) ||"
+                " has(self.tokenizer.python)"
+            ),
             message="tokenizer.source or spec.source is required, except for type Python",
             holds=lambda s: (
                 s.tokenizer is None
@@ -277,7 +316,8 @@ class PipelineSpec(ApiModel):
         ),
         FieldRule(
             cel="!has(self.model) || has(self.model.source) || has(self.source) || has(self.model.python) && has(self.model.python.code)"
-            " || has(self.model.vllm) && has(self.model.vllm.engineArgs) || has(self.model.backend)",
+            " || has(self.model.vllm) && has(self.model.vllm.engineArgs) ||"
+            " has(self.model.backend)",
             message="model.source or spec.source is required",
             holds=lambda s: (
                 s.model is None
@@ -290,7 +330,10 @@ class PipelineSpec(ApiModel):
             field="model.source",
         ),
         FieldRule(
-            cel="!has(self.tokenizer) || !has(self.model) || self.tokenizer.modelName != self.model.modelName",
+            cel=(
+                "!has(self.tokenizer) || !has(self.model) || self.tokenizer.modelName !="
+                " self.model.modelName"
+            ),
             message="modelName must differ between tokenizer and model",
             holds=lambda s: (
                 s.tokenizer is None
@@ -313,8 +356,12 @@ class PipelineSpec(ApiModel):
             cel="!has(self.ensemble) || !has(self.ensemble.modelName)"
             " || (!has(self.tokenizer) || self.ensemble.modelName != self.tokenizer.modelName)"
             " && (!has(self.model) || self.ensemble.modelName != self.model.modelName)"
-            " && (!has(self.postprocess) || !has(self.postprocess.type) || self.postprocess.type == 'None' || self.ensemble.modelName != self.postprocess.modelName)",
-            message="ensemble.modelName must differ from the tokenizer's, the model's and the postprocess's",
+            " && (!has(self.postprocess) || !has(self.postprocess.type) || self.postprocess.type"
+            " == 'None' || self.ensemble.modelName != self.postprocess.modelName)",
+            message=(
+                "ensemble.modelName must differ from the tokenizer's, the model's and the"
+                " postprocess's"
+            ),
             holds=lambda s: (
                 s.ensemble.model_name is None
                 or s.ensemble.model_name not in _slot_names(s, postprocess=True)
@@ -322,7 +369,10 @@ class PipelineSpec(ApiModel):
             field="ensemble.modelName",
         ),
         FieldRule(
-            cel="!(has(self.steps) && has(self.auxiliaryModels)) || self.steps.all(s, self.auxiliaryModels.all(a, a.name != s.name))",
+            cel=(
+                "!(has(self.steps) && has(self.auxiliaryModels)) || self.steps.all(s,"
+                " self.auxiliaryModels.all(a, a.name != s.name))"
+            ),
             message="steps and auxiliaryModels must not share a name; choose another",
             holds=lambda s: (
                 not {step.name for step in s.steps} & {step.name for step in s.auxiliary_models}
@@ -331,8 +381,12 @@ class PipelineSpec(ApiModel):
         ),
         FieldRule(
             cel="!(has(self.model) && has(self.model.instances) && has(self.model.instances.kind) && self.model.instances.kind == 'GPU'"
-            " && has(self.server) && has(self.server.gpu) && has(self.server.gpu.count) && self.server.gpu.count == 0)",
-            message="instances.kind GPU needs a GPU, but server.gpu.count is 0; set kind to CPU or request a GPU",
+            " && has(self.server) && has(self.server.gpu) && has(self.server.gpu.count) &&"
+            " self.server.gpu.count == 0)",
+            message=(
+                "instances.kind GPU needs a GPU, but server.gpu.count is 0; set kind to CPU or request"
+                " a GPU"
+            ),
             holds=lambda s: (
                 s.model is None
                 or not (s.model.instances.kind is InstanceKind.GPU and s.server.gpu.count == 0)
@@ -395,10 +449,14 @@ class InferencePipeline(ApiModel):
         return self.spec.ensemble.model_name or self.metadata.name
 
 
-# Rules on the object as a whole; a root rule may only read metadata.name (and generateName) besides spec and status.
+# Rules on the object as a whole; a root rule may only read metadata.name (and generateName) besides
+# spec and status.
 ROOT_RULES: tuple[dict[str, Any], ...] = (
     {
         "rule": f"self.metadata.name.matches('{NAME_PATTERN}') && size(self.metadata.name) <= {NAME_MAX}",
-        "message": f"metadata.name must be at most {NAME_MAX} characters, lower-case letters, digits and '-', starting with a letter, because it becomes the name of a Service",
+        "message": (
+            f"metadata.name must be at most {NAME_MAX} characters, lower-case letters, digits and '-',"
+            " starting with a letter, because it becomes the name of a Service"
+        ),
     },
 )

@@ -58,10 +58,11 @@ _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,5})?")
 class ExampleRequest:
     """A request that a healthy pod answers.
 
-    ``inputs``: arrays by name, texts as objects (bytes); ``stream``: any number of answers may come; ``sequence``: it has to be a sequence of its own, with a text
-    (``text_ids``) or number as its id; ``finite``: outputs of the project's own postprocess, in which no infinity is meant;
-    ``made_up``: nothing of it stands in the resource; ``repeat``: how often the rows of such a one go into the request, so that a step which answers the
-    first row alone is found out.
+    ``inputs``: arrays by name, texts as objects (bytes); ``stream``: any number of answers may
+    come; ``sequence``: it has to be a sequence of its own, with a text (``text_ids``) or number as
+    its id; ``finite``: outputs of the project's own postprocess, in which no infinity is meant;
+    ``made_up``: nothing of it stands in the resource; ``repeat``: how often the rows of such a one
+    go into the request, so that a step which answers the first row alone is found out.
     """
 
     inputs: Mapping[str, Array]
@@ -84,7 +85,10 @@ def public_shape(tensor: Tensor, graph: Graph) -> tuple[int, ...]:
 
 
 def example_of(pipeline: InferencePipeline, graph: Graph) -> ExampleRequest | None:
-    """The request for a pipeline that :func:`check_example` has nothing against; ``None``: pods are asked for readiness alone."""
+    """The request for a pipeline that :func:`check_example` has nothing against.
+
+    ``None``: pods are asked for readiness alone.
+    """
     health = pipeline.spec.health
     if health.inference is InferenceHealth.DISABLED or why_unasked(pipeline, graph):
         return None
@@ -142,7 +146,8 @@ def lint_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]
     if why := why_unasked(pipeline, graph):
         yield Finding(
             "spec.health.inputs",
-            f"pods are probed for readiness only: {why}. Triton reports dead processes as ready; add an example request, or write inference: Disabled",
+            f"pods are probed for readiness only: {why}. Triton reports dead processes as ready;"
+            " add an example request, or write inference: Disabled",
             Severity.WARNING,
             code=FindingCode.INFERENCE_PROBE_UNAVAILABLE,
         )
@@ -151,7 +156,8 @@ def lint_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]
     ):
         yield Finding(
             "spec.health.text",
-            "has no effect, because the pipeline reads more than text; add an example request in inputs",
+            "has no effect, because the pipeline reads more than text; add an example request in"
+            " inputs",
             Severity.WARNING,
             code=FindingCode.NO_EFFECT,
         )
@@ -267,7 +273,8 @@ def parse_element(text: str, data_type: DataType) -> bool | int | float | bytes:
     """One element of an example from its text.
 
     Raises:
-        ValueError: it is none of that type; the message says what is wanted and goes on after the text.
+        ValueError: it is none of that type; the message says what is wanted and goes on after the
+            text.
     """
     if data_type is DataType.STRING:
         return text.encode()
@@ -315,7 +322,10 @@ def _text(tensor: Tensor, graph: Graph, text: str) -> Array:
 
 
 def _required(graph: Graph) -> list[Tensor]:
-    """Public inputs that a request has to name. An ensemble needs all of its inputs, an entry point those that are not optional."""
+    """Public inputs that a request has to name.
+
+    An ensemble needs all of its inputs, an entry point those that are not optional.
+    """
     if graph.entry is None:
         return list(graph.inputs)
     entry = next((step for step in graph.models if step.name == graph.entry), None)

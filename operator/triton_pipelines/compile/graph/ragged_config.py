@@ -1,7 +1,10 @@
-"""What the config of an adapted ONNX model holds: flat inputs, the lengths of their rows, and outputs that are cut by them.
+"""What the config of an adapted ONNX model holds.
 
-The loader rewrites the model's graph (``loader/ragged``); this says what has to stand in ``config.pbtxt`` for it, and what of a
-declared step makes that impossible before any file is read. The fields are those that Triton's ONNX Runtime backend takes.
+Flat inputs, the lengths of their rows, and outputs that are cut by them.
+
+The loader rewrites the model's graph (``loader/ragged``); this says what has to stand in
+``config.pbtxt`` for it, and what of a declared step makes that impossible before any file is read.
+The fields are those that Triton's ONNX Runtime backend takes.
 """
 
 from __future__ import annotations
@@ -36,7 +39,10 @@ MARKED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """A ``batch_input`` entry: ``target`` gets the lengths of ``source``'s rows. One entry per target, or the backend miscounts its inputs."""
+    """A ``batch_input`` entry: ``target`` gets the lengths of ``source``'s rows.
+
+    One entry per target, or the backend miscounts its inputs.
+    """
 
     source: str
     target: str
@@ -46,7 +52,10 @@ class BatchInput:
 
 @dataclass(frozen=True, slots=True)
 class BatchOutput:
-    """A ``batch_output`` entry: ``target`` is cut into requests by the shapes that ``source`` had in them."""
+    """A ``batch_output`` entry.
+
+    ``target`` is cut into requests by the shapes that ``source`` had in them.
+    """
 
     source: str
     target: str
@@ -55,7 +64,10 @@ class BatchOutput:
 
 @dataclass(frozen=True, slots=True)
 class RaggedConfig:
-    """What an adapted model's config says beyond a plain one: ``flat`` inputs have ``allow_ragged_batch``, dims [-1]; all else stays as declared."""
+    """What an adapted model's config says beyond a plain one.
+
+    ``flat`` inputs have ``allow_ragged_batch``, dims [-1]; all else stays as declared.
+    """
 
     flat: tuple[str, ...]
     batch_inputs: tuple[BatchInput, ...]
@@ -63,7 +75,10 @@ class RaggedConfig:
 
 
 def ragged_inputs(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The inputs that become flat: one token per position, any length, token ids first (their lengths shape token-level outputs)."""
+    """The inputs that become flat.
+
+    One token per position, any length, token ids first (their lengths shape token-level outputs).
+    """
     flat = [tensor for tensor in inputs if tensor.dims == (-1,)]
     return tuple(
         sorted(
@@ -79,7 +94,10 @@ def token_outputs(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def ragged_config(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> RaggedConfig:
-    """What must stand in the config of an ONNX step with these declared tensors. Meaningful where :func:`ragged_obstacles` finds nothing."""
+    """What must stand in the config of an ONNX step with these declared tensors.
+
+    Meaningful where :func:`ragged_obstacles` finds nothing.
+    """
     flat = ragged_inputs(inputs)
     return RaggedConfig(
         flat=tuple(tensor.name for tensor in flat),

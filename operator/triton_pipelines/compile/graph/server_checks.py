@@ -1,4 +1,7 @@
-"""Checks of ``spec.server``: what would end Triton, open its control API, or make a pod that the API server refuses."""
+"""Checks of ``spec.server``.
+
+What would end Triton, open its control API, or make a pod that the API server refuses.
+"""
 
 from __future__ import annotations
 
@@ -47,19 +50,22 @@ def check_server(pipeline: InferencePipeline, graph: Graph, options: Options) ->
     if version is None:
         yield Finding(
             "spec.server.version",
-            f"is required: the tag of the image {image} does not contain a Triton release; write it as YY.MM, such as 24.10",
+            f"is required: the tag of the image {image} does not contain a Triton release; write"
+            " it as YY.MM, such as 24.10",
             code=FindingCode.REQUIRED,
         )
     elif not 1 <= version[1] <= 12:
         yield Finding(
             "spec.server.version",
-            f"{version[0]:02d}.{version[1]:02d} is not a Triton release; write year and month as YY.MM, such as 24.10",
+            f"{version[0]:02d}.{version[1]:02d} is not a Triton release; write year and month as"
+            " YY.MM, such as 24.10",
             code=FindingCode.UNSUPPORTED_RELEASE,
         )
     elif version < FLOOR_VERSION:
         yield Finding(
             "spec.server.version",
-            f"{version[0]:02d}.{version[1]:02d} is too old: live scaling without reloads needs 24.08; use a newer image",
+            f"{version[0]:02d}.{version[1]:02d} is too old: live scaling without reloads needs"
+            " 24.08; use a newer image",
             code=FindingCode.UNSUPPORTED_RELEASE,
         )
     yield from _arguments(pipeline, version)
@@ -76,13 +82,15 @@ def check_server(pipeline: InferencePipeline, graph: Graph, options: Options) ->
     if inflight and version is not None and version < INFLIGHT_VERSION:
         yield Finding(
             "spec.ensemble.maxInflightRequests",
-            f"needs server 25.11, but server.version is {_spelled(version)}; remove it, or use a newer image",
+            f"needs server 25.11, but server.version is {_spelled(version)}; remove it, or use a"
+            " newer image",
             code=FindingCode.UNSUPPORTED_RELEASE,
         )
     if server.pod_template is not None and not options.pod_template_allowed:
         yield Finding(
             "spec.server.podTemplate",
-            "is forbidden by this operator (--pod-template=forbid); use the other fields of spec.server, or ask the operator's administrator",
+            "is forbidden by this operator (--pod-template=forbid); use the other fields of"
+            " spec.server, or ask the operator's administrator",
             code=FindingCode.FORBIDDEN,
         )
     yield from _fixed(pipeline, graph)
@@ -95,7 +103,10 @@ def _spelled(version: tuple[int, int]) -> str:
 
 
 def _arguments(pipeline: InferencePipeline, version: tuple[int, int] | None) -> Iterator[Finding]:
-    """Arguments that the operator writes itself, and those that the server does not know: either ends Triton or opens its control API."""
+    """Arguments that the operator writes itself, and those that the server does not know.
+
+    Either ends Triton or opens its control API.
+    """
     tracing = pipeline.spec.observability.tracing is not None
     for index, argument in enumerate(pipeline.spec.server.args):
         path, flag = f"spec.server.args[{index}]", flag_of(argument)
@@ -123,7 +134,9 @@ def _arguments(pipeline: InferencePipeline, version: tuple[int, int] | None) -> 
         elif version is not None and version < (since := FLAG_RELEASES.get(flag, version)):
             yield Finding(
                 path,
-                f"{flag} needs server {_spelled(since)}, but server.version is {_spelled(version)}, which exits on unknown flags; remove it, or use a newer image",
+                f"{flag} needs server {_spelled(since)}, but server.version is"
+                f" {_spelled(version)}, which exits on unknown flags; remove it, or use a newer"
+                " image",
                 code=FindingCode.UNSUPPORTED_RELEASE,
             )
 
@@ -157,7 +170,8 @@ def _resources(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     if given.limits.memory is not None and bytes_of(given.limits.memory) <= bytes_of(shared):
         yield Finding(
             "spec.server.resources.limits.memory",
-            f"{given.limits.memory} is not more than the shared memory of {shared}, which counts towards it; raise it, or lower server.sharedMemory",
+            f"{given.limits.memory} is not more than the shared memory of {shared}, which counts"
+            " towards it; raise it, or lower server.sharedMemory",
             code=FindingCode.OUT_OF_RANGE,
         )
 

@@ -143,7 +143,10 @@ def file_name_of(source: SourceSpec) -> str | None:
 
 
 def names_file(source: SourceSpec) -> bool:
-    """Whether a source names one file rather than a folder: the last part of its address has an ending."""
+    """Whether a source names one file rather than a folder.
+
+    The last part of its address has an ending.
+    """
     name = file_name_of(source)
     return name is not None and "." in name.strip(".")
 
@@ -246,7 +249,10 @@ _SCHEME_CHECKS: Mapping[str, Callable[[SourceSpec, str, str], Iterator[Finding]]
 
 
 def pinned(source: SourceSpec) -> bool:
-    """Whether what the source holds cannot change unnoticed: mounted, or named by revision or digest."""
+    """Whether what the source holds cannot change unnoticed.
+
+    Mounted, or named by revision or digest.
+    """
     scheme, _, rest = source.uri.partition("://")
     if scheme in ("pvc", "configmap"):
         return True

@@ -38,7 +38,8 @@ def check_wiring(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]
         if not step.inputs:
             yield Finding(
                 f"{step.path}.inputs",
-                f"is required: without a tokenizer the inputs of {step.name} are unknown; list each input tensor",
+                f"is required: without a tokenizer the inputs of {step.name} are unknown; list"
+                " each input tensor",
                 code=FindingCode.REQUIRED,
             )
     yield from _unread(graph)
@@ -56,7 +57,10 @@ def _entry(graph: Graph) -> Iterator[Finding]:
 
 
 def _no_step(graph: Graph, name: str, tensor: str, known: list[str]) -> str:
-    """What to say where a step is named that is not there: ``tensor`` (with its dot) is what is asked of it."""
+    """What to say where a step is named that is not there.
+
+    ``tensor`` (with its dot) is what is asked of it.
+    """
     meant = next(
         (step.name for step in graph.models if step.model_name == name and step.name in known), None
     )
@@ -102,7 +106,8 @@ def _input(graph: Graph, step: Step, entry: Input) -> Iterator[Finding]:
     if made_by not in names:
         yield Finding(
             entry.path,
-            f"from refers to step {made_by!r}, {_no_step(graph, made_by, f'.{entry.source.tensor}', names)}",
+            f"from refers to step {made_by!r},"
+            f" {_no_step(graph, made_by, f'.{entry.source.tensor}', names)}",
             code=FindingCode.UNKNOWN_STEP,
         )
         return
@@ -136,7 +141,10 @@ def full_dims(dims: tuple[int, ...], batched: bool) -> tuple[int, ...]:
 
 
 def _fits(graph: Graph, step: Step, entry: Input, made: Tensor) -> Iterator[Finding]:
-    """Types and shapes of both sides. Triton compares whole shapes as soon as one side has no batch axis (ensemble_utils.cc)."""
+    """Types and shapes of both sides.
+
+    Triton compares whole shapes as soon as one side has no batch axis (ensemble_utils.cc).
+    """
     assert entry.source is not None
     read = entry.tensor
     maker = graph.step(entry.source.step)
@@ -145,7 +153,8 @@ def _fits(graph: Graph, step: Step, entry: Input, made: Tensor) -> Iterator[Find
     if made.data_type is not read.data_type:
         yield Finding(
             entry.path,
-            f"inconsistent data type: {read.name} reads {read.data_type.value}, but {entry.source} is {made.data_type.value}; declare the same dataType for both",
+            f"inconsistent data type: {read.name} reads {read.data_type.value}, but {entry.source}"
+            f" is {made.data_type.value}; declare the same dataType for both",
             code=FindingCode.DATA_TYPE_MISMATCH,
         )
     same = makes == reads
@@ -158,20 +167,25 @@ def _fits(graph: Graph, step: Step, entry: Input, made: Tensor) -> Iterator[Find
     if len(left) != len(right):
         yield Finding(
             entry.path,
-            f"inconsistent shape: {read.name} has dims {list(right)}, but {entry.source} has {list(left)}{note}; the number of dims must be equal"
+            f"inconsistent shape: {read.name} has dims {list(right)}, but {entry.source} has"
+            f" {list(left)}{note}; the number of dims must be equal"
             + _axis_of_rows(entry, made, makes, reads),
             code=FindingCode.SHAPE_MISMATCH,
         )
     elif any(a != b and -1 not in (a, b) for a, b in zip(left, right, strict=True)):
         yield Finding(
             entry.path,
-            f"inconsistent shape: {read.name} has dims {list(right)}, but {entry.source} has {list(left)}{note}; only -1 fits any length",
+            f"inconsistent shape: {read.name} has dims {list(right)}, but {entry.source} has"
+            f" {list(left)}{note}; only -1 fits any length",
             code=FindingCode.SHAPE_MISMATCH,
         )
 
 
 def _axis_of_rows(entry: Input, made: Tensor, makes: bool, reads: bool) -> str:
-    """What was probably meant where one side has one dim more: the axis of rows was written where it is added, or left out where it is not."""
+    """What was probably meant where one side has one dim more.
+
+    The axis of rows was written where it is added, or left out where it is not.
+    """
     read = entry.tensor
     if makes and reads:
         longer, name = (
@@ -198,7 +212,10 @@ def _read(graph: Graph) -> list[Reference]:
 
 
 def _unread(graph: Graph) -> Iterator[Finding]:
-    """Triton refuses a step that has no part in the answer: an ensemble step needs both maps, and what is written must be read."""
+    """Triton refuses a step that has no part in the answer.
+
+    An ensemble step needs both maps, and what is written must be read.
+    """
     references = _read(graph)
     read = {reference.step for reference in references}
     # A reference that leads nowhere was meant for somebody: only that is told.
@@ -238,13 +255,15 @@ def _public(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         if any(output.tensor.name == tensor.name for output in graph.outputs):
             yield Finding(
                 path,
-                f"{tensor.name!r} is also an output of the pipeline; choose another name for the input",
+                f"{tensor.name!r} is also an output of the pipeline; choose another name for the"
+                " input",
                 code=FindingCode.DUPLICATE,
             )
         if tensor.name in declared and Reference(PIPELINE, tensor.name) not in _read(graph):
             yield Finding(
                 path,
-                f"no step reads {tensor.name}; remove it, or connect it with from: pipeline.{tensor.name}",
+                f"no step reads {tensor.name}; remove it, or connect it with from:"
+                f" pipeline.{tensor.name}",
                 code=FindingCode.UNUSED,
             )
     spelt: dict[str, str] = {}
@@ -259,7 +278,8 @@ def _public(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             )
             yield Finding(
                 reader,
-                f"reads pipeline.{tensor.name}, which differs from the input {other} only in case; write pipeline.{other}",
+                f"reads pipeline.{tensor.name}, which differs from the input {other} only in case;"
+                f" write pipeline.{other}",
                 code=FindingCode.UNKNOWN_TENSOR,
             )
     for output in graph.outputs:
@@ -269,7 +289,8 @@ def _public(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         if output.source in answered:
             yield Finding(
                 output.path,
-                f"{output.source} is already the output {answered[output.source]!r}, and Triton maps each tensor only once; remove one",
+                f"{output.source} is already the output {answered[output.source]!r}, and Triton"
+                " maps each tensor only once; remove one",
                 code=FindingCode.DUPLICATE,
             )
         answered.setdefault(output.source, output.tensor.name)
@@ -289,7 +310,8 @@ def _output(graph: Graph, output: PublicTensor) -> Iterator[Finding]:
         known = [step.name for step in graph.steps]
         yield Finding(
             output.path,
-            f"refers to step {source.step!r}, {_no_step(graph, source.step, f'.{source.tensor}', known)}",
+            f"refers to step {source.step!r},"
+            f" {_no_step(graph, source.step, f'.{source.tensor}', known)}",
             code=FindingCode.UNKNOWN_STEP,
         )
     elif graph.resolve(source) is None:
@@ -314,7 +336,8 @@ def check_names(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             )
             yield Finding(
                 f"{step.path}.modelName",
-                f"{step.model_name!r} is already the name in {seen[step.model_name]}{default}; choose another name",
+                f"{step.model_name!r} is already the name in {seen[step.model_name]}{default};"
+                " choose another name",
                 code=FindingCode.DUPLICATE,
             )
         seen.setdefault(step.model_name, f"{step.path}.modelName")
@@ -340,7 +363,10 @@ def check_names(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
 
 
 def _declared(step: Step) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that the resource declares for a step, each with its place there; those that defaults add have none."""
+    """The tensors that the resource declares for a step, each with its place there.
+
+    Those that defaults add have none.
+    """
     yield from (
         (entry.path, entry.tensor)
         for entry in step.inputs
@@ -353,8 +379,10 @@ def _declared(step: Step) -> Iterator[tuple[str, Tensor]]:
 
 
 def _shape(step: Step, tensor: Tensor, path: str) -> Iterator[Finding]:
-    """No axis without elements, and Triton's rules of a reshape (model_config_utils.cc): as many elements on both sides, a scalar only
-    beside a batch axis."""
+    """No axis without elements, and Triton's rules of a reshape (model_config_utils.cc).
+
+    As many elements on both sides, a scalar only beside a batch axis.
+    """
     for name, sizes in (("dims", tensor.dims), ("reshape", tensor.reshape or ())):
         if 0 in sizes:
             yield Finding(
@@ -374,7 +402,8 @@ def _shape(step: Step, tensor: Tensor, path: str) -> Iterator[Finding]:
     ) != tensor.reshape.count(-1):
         yield Finding(
             where,
-            f"{list(tensor.reshape)} and dims {list(tensor.dims)} of {tensor.name} must have the same number of elements and of -1; change one",
+            f"{list(tensor.reshape)} and dims {list(tensor.dims)} of {tensor.name} must have the"
+            " same number of elements and of -1; change one",
             code=FindingCode.SHAPE_MISMATCH,
         )
 

@@ -39,8 +39,9 @@ _GROUP_OWNED = {
 def patch(config: Any, wanted: Mapping[str, Any], path: str) -> list[Finding]:
     """Merge ``wanted`` into ``config`` (changed in place) and return what is wrong with it.
 
-    Messages are merged, lists replaced, maps merged by key, ``null`` clears a field; an empty list or message is taken as such.
-    ``input``, ``output`` and ``instance_group`` are lists whose items the resource owns: their items are merged in turn.
+    Messages are merged, lists replaced, maps merged by key, ``null`` clears a field; an empty list
+    or message is taken as such. ``input``, ``output`` and ``instance_group`` are lists whose items
+    the resource owns: their items are merged in turn.
     """
     before = type(config)()
     before.CopyFrom(config)
@@ -62,7 +63,8 @@ def _merge(message: Any, wanted: Mapping[str, Any], path: str) -> list[Finding]:
             findings.append(
                 Finding(
                     here,
-                    f"is not a field of Triton's {message.DESCRIPTOR.name}; its fields are {', '.join(known)}{hint}",
+                    f"is not a field of Triton's {message.DESCRIPTOR.name}; its fields are"
+                    f" {', '.join(known)}{hint}",
                     code=FindingCode.UNKNOWN_FIELD,
                 )
             )
@@ -176,7 +178,8 @@ def _owned(before: Any, after: Any, path: str) -> list[Finding]:
             findings.append(
                 Finding(
                     f"{path}.{name}",
-                    f"changes names, types, shapes or their order; use {field} for these, and write only other fields here",
+                    f"changes names, types, shapes or their order; use {field} for these, and"
+                    " write only other fields here",
                     code=FindingCode.RESERVED,
                 )
             )
@@ -206,7 +209,8 @@ def _owned(before: Any, after: Any, path: str) -> list[Finding]:
         findings.append(
             Finding(
                 f"{path}.parameters",
-                f"changes parameters that start with {RUNTIME_PARAMETER_PREFIX!r}, which are reserved for the operator; remove them",
+                f"changes parameters that start with {RUNTIME_PARAMETER_PREFIX!r}, which are"
+                " reserved for the operator; remove them",
                 code=FindingCode.RESERVED,
             )
         )

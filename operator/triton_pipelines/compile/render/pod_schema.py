@@ -43,9 +43,12 @@ def _schema() -> Mapping[str, Mapping[str, str]]:
 
 
 def check_template(template: Any, path: str) -> list[Finding]:
-    """What keeps ``template`` from being a PodTemplateSpec that the API server takes; ``path`` is where it stands in the resource.
+    """What keeps ``template`` from being a PodTemplateSpec that the API server takes.
 
-    Shapes come first: what the parts say of each other is judged only when each is what it should be.
+    ``path`` is where it stands in the resource.
+
+    Shapes come first: what the parts say of each other is judged only when each is what it should
+    be.
     """
     return list(_check(template, "PodTemplateSpec", path, "")) or [
         *_metadata(template, path),
@@ -111,7 +114,8 @@ def _metadata(template: Mapping[str, Any], path: str) -> Iterator[Finding]:
         if not _LABEL_VALUE.fullmatch(value):
             yield Finding(
                 f"{path}.metadata.labels[{key}]",
-                f"{value!r} is not a label value: at most 63 letters and digits, with -_. between them",
+                f"{value!r} is not a label value: at most 63 letters and digits, with -_. between"
+                " them",
                 code=FindingCode.INVALID_FORMAT,
             )
 
@@ -124,7 +128,8 @@ def _pod(spec: Mapping[str, Any], path: str) -> Iterator[Finding]:
         if len(kinds) > 1:  # without any it is an emptyDir
             yield Finding(
                 f"{path}.volumes[{item['name']}]",
-                f"must have one volume type, but has {' and '.join(kinds)}; write null to remove one",
+                f"must have one volume type, but has {' and '.join(kinds)}; write null to remove"
+                " one",
                 code=FindingCode.FIELD_COMBINATION,
             )
     parts = [
@@ -167,6 +172,7 @@ def _container(item: Mapping[str, Any], path: str, volumes: set[str]) -> Iterato
         if mount["name"] not in volumes:
             yield Finding(
                 f"{path}.volumeMounts[{mount['mountPath']}].name",
-                f"{mount['name']!r} is not a volume of the pod; it has {', '.join(sorted(volumes))}",
+                f"{mount['name']!r} is not a volume of the pod; it has"
+                f" {', '.join(sorted(volumes))}",
                 code=FindingCode.UNKNOWN_VOLUME,
             )

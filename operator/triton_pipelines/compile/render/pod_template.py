@@ -1,4 +1,7 @@
-"""``server.podTemplate``: a partial PodTemplateSpec merged over the rendered one, and what of a pod it may not touch."""
+"""``server.podTemplate``.
+
+A partial PodTemplateSpec merged over the rendered one, and what of a pod it may not touch.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +38,14 @@ _SERVER_FIELDS = {
     "terminationMessagePath": "",
     "terminationMessagePolicy": "",
 }
-# All that may be said of the loader: what it reads from (a proxy, a mounted certificate) and what it may use.
+# All that may be said of the loader: what it reads from (a proxy, a mounted certificate) and what
+# it may use.
 _LOADER_FIELDS = frozenset({"name", "env", "envFrom", "resources", "volumeMounts"})
 _POD_FIELDS = {
-    "automountServiceAccountToken": "no token is mounted into Triton; give one to a container of yours with a projected volume (serviceAccountToken)",
+    "automountServiceAccountToken": (
+        "no token is mounted into Triton; give one to a container of yours with a projected volume"
+        " (serviceAccountToken)"
+    ),
     "restartPolicy": "pods of a Deployment are always restarted; remove it",
     "activeDeadlineSeconds": "pods of a Deployment have no deadline; remove it",
     "ephemeralContainers": "a pod template has none; use kubectl debug on a pod",
@@ -46,7 +53,8 @@ _POD_FIELDS = {
     "strategy": "is no part of a pod; write spec.rollout.strategy",
 }
 _RESOURCES = {"cpu": "spec.server.resources", "memory": "spec.server.resources"}
-# Below these nothing else may be mounted into our containers: the repository must not change, nor what the loader reads.
+# Below these nothing else may be mounted into our containers: the repository must not change, nor
+# what the loader reads.
 _OWN_TREES = (names.PATH_ROOT, names.PATH_CONFIG, names.PATH_ENGINES, names.PATH_CACHE, "/dev/shm")  # noqa: S108 - paths of the pod
 _OWN_MOUNTS = (*_OWN_TREES, "/tmp", "/")  # noqa: S108
 
@@ -56,14 +64,16 @@ def merged(
 ) -> dict[str, Any]:
     """The template with ``server.podTemplate`` merged over it.
 
-    Raises :class:`RefusedError` with everything in it that is the operator's, or of which the API server would not make a pod.
+    Raises :class:`RefusedError` with everything in it that is the operator's, or of which the API
+    server would not make a pod.
     """
     given = plain(pipeline.spec.server.pod_template)
     result: dict[str, Any] = merge(template, given)
     findings = [*_owned(given, template, pipeline, options)]
     refused = [finding.path for finding in findings]
     before = set(check_template(template, PATH))
-    # What stands in other fields of the resource is not this field's fault, and what is refused needs no second word.
+    # What stands in other fields of the resource is not this field's fault, and what is refused
+    # needs no second word.
     findings += [
         finding
         for finding in check_template(result, PATH)
@@ -79,8 +89,9 @@ def merged(
 def merge(base: Any, patch: Any, field: str = "") -> Any:
     """``patch`` merged over ``base``; neither is changed.
 
-    Mappings are merged, and a ``null`` removes its key. Lists in :data:`podshape.KEYS` are merged item by item, by that key; new items go
-    behind. Tolerations are appended, where they are not there yet. Every other list, and every other value, takes the place of what was there.
+    Mappings are merged, and a ``null`` removes its key. Lists in :data:`podshape.KEYS` are merged
+    item by item, by that key; new items go behind. Tolerations are appended, where they are not
+    there yet. Every other list, and every other value, takes the place of what was there.
     """
     if isinstance(patch, Mapping):
         result = dict(base) if isinstance(base, Mapping) else {}
@@ -191,7 +202,8 @@ def _grace(spec: Mapping[str, Any], ours: Mapping[str, Any], path: str) -> Itera
     if field in spec and (wanted is None or (isinstance(wanted, int) and wanted < needed)):
         yield Finding(
             f"{path}.{field}",
-            f"is shorter than the drain, which takes {needed} s; write at least that, or lower spec.rollout.drainSeconds",
+            f"is shorter than the drain, which takes {needed} s; write at least that, or lower"
+            " spec.rollout.drainSeconds",
             code=FindingCode.OUT_OF_RANGE,
         )
 
@@ -209,7 +221,8 @@ def _placement(
     ):
         yield Finding(
             f"{path}.affinity",
-            "would replace the affinity from server.gpu.products; use spec.server.affinity, which is merged with it",
+            "would replace the affinity from server.gpu.products; use spec.server.affinity, which"
+            " is merged with it",
             code=FindingCode.RESERVED,
         )
     for field, instead in (
@@ -230,7 +243,8 @@ def _placement(
     ):
         yield Finding(
             f"{path}.resourceClaims",
-            f"this list replaces the operator's; repeat the claim {names.CLAIM_GPU} of server.gpu.claimTemplate in it",
+            f"this list replaces the operator's; repeat the claim {names.CLAIM_GPU} of"
+            " server.gpu.claimTemplate in it",
             code=FindingCode.RESERVED,
         )
 
@@ -257,7 +271,8 @@ def _containers(
             elif not options.custom_code_allowed:
                 yield Finding(
                     here,
-                    "additional containers are custom code, which this operator forbids (--custom-code=forbid); ask the operator's administrator",
+                    "additional containers are custom code, which this operator forbids"
+                    " (--custom-code=forbid); ask the operator's administrator",
                     code=FindingCode.FORBIDDEN,
                 )
             for mounted, mount in _items(item.get("volumeMounts"), "volumeMounts"):
@@ -286,7 +301,8 @@ def _own_container(
         if loader and field not in _LOADER_FIELDS:
             yield Finding(
                 f"{path}.{field}",
-                f"{_OURS}only {', '.join(sorted(_LOADER_FIELDS - {'name'}))} of its init container may be added to",
+                f"{_OURS}only {', '.join(sorted(_LOADER_FIELDS - {'name'}))} of its init container"
+                " may be added to",
                 code=FindingCode.RESERVED,
             )
         elif not loader and field in _SERVER_FIELDS:
@@ -356,7 +372,8 @@ def _resources(
     if gpu.claim_template is not None and "claims" in resources and not kept:
         yield Finding(
             f"{path}.resources.claims",
-            f"this list replaces the operator's; repeat the claim {names.CLAIM_GPU} of server.gpu.claimTemplate in it",
+            f"this list replaces the operator's; repeat the claim {names.CLAIM_GPU} of"
+            " server.gpu.claimTemplate in it",
             code=FindingCode.RESERVED,
         )
 

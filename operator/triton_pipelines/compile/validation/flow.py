@@ -1,4 +1,7 @@
-"""Rules over one ensemble by itself: what it may have, and how its tensors flow from step to step. The models of its steps do not matter here."""
+"""Rules over one ensemble by itself: what it may have, and how its tensors flow from step to step.
+
+The models of its steps do not matter here.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,16 @@ def check(config: Any, identity: Identity, findings: ViolationCollector) -> None
             findings.add(
                 "ensemble_scheduling",
                 RuleId.ENSEMBLE_PLATFORM,
-                "platform 'ensemble' needs ensemble_scheduling with its steps; add it, or write another platform",
+                "platform 'ensemble' needs ensemble_scheduling with its steps; add it, or write"
+                " another platform",
             )
         return
     if identity.platform != ENSEMBLE:
         findings.add(
             "platform",
             RuleId.ENSEMBLE_PLATFORM,
-            f"ensemble_scheduling needs platform 'ensemble', not {identity.platform!r}; write it, without a backend",
+            f"ensemble_scheduling needs platform 'ensemble', not {identity.platform!r}; write it,"
+            " without a backend",
         )
     forbidden = {
         "instance_group": bool(config.instance_group),
@@ -34,7 +39,8 @@ def check(config: Any, identity: Identity, findings: ViolationCollector) -> None
             findings.add(
                 field,
                 RuleId.ENSEMBLE_FIELD,
-                f"an ensemble has no {field}; remove it here and write it in the models of the steps",
+                f"an ensemble has no {field}; remove it here and write it in the models of the"
+                " steps",
             )
     if not config.ensemble_scheduling.step:
         findings.add(
@@ -81,7 +87,8 @@ class _Flow:
                     self.findings.add(
                         spot,
                         RuleId.TENSOR_INPUT_WRITTEN,
-                        f"{tensor!r} is an input of the ensemble and cannot be written; choose another name",
+                        f"{tensor!r} is an input of the ensemble and cannot be written; choose"
+                        " another name",
                     )
                 if (first := self.writers.setdefault(tensor, spot)) != spot:
                     self.findings.add(
@@ -93,7 +100,10 @@ class _Flow:
                 self.readers.setdefault(tensor, []).append(keyed(f"{path}.input_map", key))
 
     def _ready(self) -> set[str]:
-        """The tensors that come about: those of the client, and what steps write whose inputs all do."""
+        """The tensors that come about.
+
+        Those of the client, and what steps write whose inputs all do.
+        """
         ready, waiting = set(self.inputs), list(self.steps)
         while True:
             able = [
@@ -135,11 +145,15 @@ class _Flow:
                 self.findings.add(
                     spot,
                     RuleId.TENSOR_UNUSED,
-                    f"tensor {tensor!r} is not used; map it to a step, make it an output of the ensemble, or remove the entry",
+                    f"tensor {tensor!r} is not used; map it to a step, make it an output of the"
+                    " ensemble, or remove the entry",
                 )
 
     def _unready(self, ready: set[str]) -> None:
-        """Tensors that never come about: those that nobody writes, and, where there are none, those of a circle."""
+        """Tensors that never come about.
+
+        Those that nobody writes, and, where there are none, those of a circle.
+        """
         lost = {
             tensor: spots
             for tensor, spots in self.readers.items()
@@ -150,7 +164,8 @@ class _Flow:
             self.findings.add(
                 spots[0],
                 RuleId.TENSOR_NOT_WRITTEN,
-                f"no step writes {tensor!r} and it is not an input of the ensemble; the inputs are {here}",
+                f"no step writes {tensor!r} and it is not an input of the ensemble; the inputs are"
+                f" {here}",
             )
         circle = sorted(tensor for tensor in self.writers if tensor not in ready)
         if circle and not lost:

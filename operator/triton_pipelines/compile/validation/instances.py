@@ -1,4 +1,7 @@
-"""Rules over ``instance_group``: kinds and GPUs, profiles, counts, and the rate limiter across all models."""
+"""Rules over ``instance_group``.
+
+Kinds and GPUs, profiles, counts, and the rate limiter across all models.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,8 @@ def _gpus(group: Any, path: str, facts: ServerFacts, findings: ViolationCollecto
             findings.add(
                 f"{path}.gpus",
                 RuleId.INSTANCE_GPUS,
-                f"{name} does not use the listed GPUs {listed(gpus)}; remove gpus, or write KIND_GPU",
+                f"{name} does not use the listed GPUs {listed(gpus)}; remove gpus, or write"
+                " KIND_GPU",
             )
         return
     missing = [gpu for gpu in gpus if gpu < 0 or (facts.gpus is not None and gpu >= facts.gpus)]
@@ -61,7 +65,8 @@ def _gpus(group: Any, path: str, facts: ServerFacts, findings: ViolationCollecto
         findings.add(
             f"{path}.kind",
             RuleId.INSTANCE_NO_GPU,
-            "KIND_GPU needs a GPU, and the server has none; write KIND_CPU, or add a GPU to the server",
+            "KIND_GPU needs a GPU, and the server has none; write KIND_CPU, or add a GPU to the"
+            " server",
         )
 
 
@@ -103,5 +108,6 @@ def check_resources(
                     findings[model].add(
                         path,
                         RuleId.RATE_LIMITER,
-                        f"resource {resource.name!r} is global in one place and per device in another ({where}): write the same",
+                        f"resource {resource.name!r} is global in one place and per device in"
+                        f" another ({where}): write the same",
                     )

@@ -1,4 +1,7 @@
-"""Rules over one model that concern neither its tensors nor its scheduler: name, backend, versions, side files, metrics."""
+"""Rules over one model that concern neither its tensors nor its scheduler.
+
+Name, backend, versions, side files, metrics.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,8 @@ def check(
         findings.add(
             "max_batch_size",
             RuleId.MAX_BATCH_SIZE,
-            f"{config.max_batch_size} is negative; write 0 for a model that does not batch, or a size of at least 1",
+            f"{config.max_batch_size} is negative; write 0 for a model that does not batch, or a"
+            " size of at least 1",
         )
     _versions(name, config, facts, findings)
     _fields(config, facts, findings)
@@ -43,13 +47,15 @@ def _name(name: str, config: Any, findings: ViolationCollector) -> None:
         findings.add(
             "name",
             RuleId.MODEL_NAME,
-            f"{name!r} is not a model name; it must not be empty, '.' or '..' and must not contain '/'",
+            f"{name!r} is not a model name; it must not be empty, '.' or '..' and must not contain"
+            " '/'",
         )
     if config.name and config.name != name:
         findings.add(
             "name",
             RuleId.DIRECTORY_NAME,
-            f"the config has name {config.name!r}, but its folder is {name!r}; both must be the same",
+            f"the config has name {config.name!r}, but its folder is {name!r}; both must be the"
+            " same",
         )
 
 
@@ -62,7 +68,8 @@ def _backend(
             findings.add(
                 "backend",
                 RuleId.BACKEND,
-                f"an ensemble has no backend, but this one has {backend!r}; remove it, or remove platform 'ensemble'",
+                f"an ensemble has no backend, but this one has {backend!r}; remove it, or remove"
+                " platform 'ensemble'",
             )
         return
     if not backend:
@@ -70,7 +77,8 @@ def _backend(
         findings.add(
             "backend",
             RuleId.BACKEND,
-            f"a model needs a backend, but {given}; write backend, such as 'python' or 'onnxruntime'",
+            f"a model needs a backend, but {given}; write backend, such as 'python' or"
+            " 'onnxruntime'",
         )
         return
     allowed = platforms(backend, facts)
@@ -90,7 +98,8 @@ def _library(config: Any, backend: str, facts: ServerFacts, findings: ViolationC
         findings.add(
             "runtime",
             RuleId.RUNTIME,
-            f"{runtime!r} is a path; write the name of a library in the folder of backend {backend!r}, or omit it",
+            f"{runtime!r} is a path; write the name of a library in the folder of backend"
+            f" {backend!r}, or omit it",
         )
         return
     if facts.backends is None:
@@ -108,7 +117,8 @@ def _library(config: Any, backend: str, facts: ServerFacts, findings: ViolationC
             findings.add(
                 "runtime",
                 RuleId.RUNTIME,
-                f"the server's backend {backend!r} has no {runtime!r}; it has {listed(sorted(files))}",
+                f"the server's backend {backend!r} has no {runtime!r}; it has"
+                f" {listed(sorted(files))}",
             )
         else:
             findings.add(
@@ -147,12 +157,16 @@ def _versions(name: str, config: Any, facts: ServerFacts, findings: ViolationCol
         findings.add(
             "version_policy.specific.versions",
             RuleId.VERSION_POLICY,
-            f"none of {listed(policy.specific.versions)} exists; the model's version folders are {listed(sorted(present))}",
+            f"none of {listed(policy.specific.versions)} exists; the model's version folders are"
+            f" {listed(sorted(present))}",
         )
 
 
 def served(name: str, config: Any, facts: ServerFacts) -> frozenset[int] | None:
-    """The versions that Triton would serve under the model's version policy; None when its folders are unknown."""
+    """The versions that Triton would serve under the model's version policy.
+
+    None when its folders are unknown.
+    """
     present = facts.versions(name)
     if present is None:
         return None
@@ -216,7 +230,8 @@ def _metrics(config: Any, findings: ViolationCollector) -> None:
             findings.add(
                 f"{path}.metric_identifier.family",
                 RuleId.METRICS,
-                "the metric has no family; write its name, such as 'nv_inference_first_response_histogram_ms'",
+                "the metric has no family; write its name, such as"
+                " 'nv_inference_first_response_histogram_ms'",
             )
         if not control.histogram_options.buckets:
             findings.add(
@@ -245,7 +260,8 @@ def _labels(name: str, config: Any, facts: ServerFacts, findings: ViolationColle
             findings.add(
                 path,
                 RuleId.LABELS,
-                f"the model's folder has no file {output.label_filename!r}; add it, or omit label_filename",
+                f"the model's folder has no file {output.label_filename!r}; add it, or omit"
+                " label_filename",
             )
 
 
@@ -256,7 +272,8 @@ def _agents(config: Any, facts: ServerFacts, findings: ViolationCollector) -> No
             findings.add(
                 path,
                 RuleId.REPOSITORY_AGENT,
-                f"the server has no repository agent {agent.name!r}; it has {listed(sorted(facts.agents))}",
+                f"the server has no repository agent {agent.name!r}; it has"
+                f" {listed(sorted(facts.agents))}",
             )
 
 
@@ -281,7 +298,8 @@ def _strategy(name: str, config: Any, facts: ServerFacts, findings: ViolationCol
         findings.add(
             path,
             RuleId.BATCH_STRATEGY_FOLDER,
-            f"{target!r} is outside the model's folder {folder!r}; put the library into it and write its whole path",
+            f"{target!r} is outside the model's folder {folder!r}; put the library into it and"
+            " write its whole path",
         )
     elif (files := facts.files.get(name)) is not None and within not in files:
         findings.add(

@@ -1,4 +1,7 @@
-"""Rules over ``sequence_batching``: control tensors, both strategies, states and their initial values."""
+"""Rules over ``sequence_batching``.
+
+Control tensors, both strategies, states and their initial values.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,8 @@ def _controls(sequence: Any, path: str, findings: ViolationCollector) -> None:
             findings.add(
                 f"{spot}.name",
                 RuleId.SEQUENCE_CONTROL_TWICE,
-                f"control_input[{first}] already has the name {tensor.name!r}; use a separate tensor for each control",
+                f"control_input[{first}] already has the name {tensor.name!r}; use a separate"
+                " tensor for each control",
             )
         for place, control in enumerate(tensor.control):
             where = f"{spot}.control[{place}]"
@@ -148,7 +152,8 @@ def _correlation_id(control: Any, path: str, findings: ViolationCollector) -> No
         findings.add(
             f"{path}.data_type",
             RuleId.CORRELATION_ID,
-            f"{type_name(control.data_type)} cannot hold a correlation id; write TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32 or TYPE_STRING",
+            f"{type_name(control.data_type)} cannot hold a correlation id; write TYPE_UINT64,"
+            " TYPE_INT64, TYPE_UINT32, TYPE_INT32 or TYPE_STRING",
         )
 
 
@@ -162,7 +167,8 @@ def _states(sequence: Any, path: str, facts: ServerFacts, findings: ViolationCol
             findings.add(
                 f"{spot}.output_name",
                 RuleId.STATE_TWICE,
-                f"state[{first}] already has output {state.output_name!r}; names of states must be unique",
+                f"state[{first}] already has output {state.output_name!r}; names of states must be"
+                " unique",
             )
         if not state.initial_state:
             continue
@@ -222,13 +228,15 @@ def _initial(
         findings.add(
             f"{path}.data_type",
             RuleId.INITIAL_STATE,
-            f"the initial value is {type_name(initial.data_type)}, but the state is {type_name(state.data_type)}; write the state's type",
+            f"the initial value is {type_name(initial.data_type)}, but the state is"
+            f" {type_name(state.data_type)}; write the state's type",
         )
     if len(initial.dims) != len(state.dims):
         findings.add(
             f"{path}.dims",
             RuleId.INITIAL_STATE,
-            f"{shape(initial.dims)} and the state's dims {shape(state.dims)} must have the same number of sizes",
+            f"{shape(initial.dims)} and the state's dims {shape(state.dims)} must have the same"
+            " number of sizes",
         )
     else:
         for index, (dim, wanted) in enumerate(zip(initial.dims, state.dims, strict=True)):

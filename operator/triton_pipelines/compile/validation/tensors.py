@@ -37,7 +37,8 @@ def check(config: Any, identity: Identity, findings: ViolationCollector) -> None
             findings.add(
                 f"input[{index}].format",
                 RuleId.FORMAT,
-                f"{name} needs 3 dims, but {tensor.name!r} has {len(tensor.dims)}; write 3 dims, or omit format",
+                f"{name} needs 3 dims, but {tensor.name!r} has {len(tensor.dims)}; write 3 dims,"
+                " or omit format",
             )
     _batch_io(config, findings)
 
@@ -82,7 +83,8 @@ def _tensor(
             findings.add(
                 f"{path}.reshape",
                 RuleId.RESHAPE,
-                f"{shown}: an empty shape needs a model that batches, but max_batch_size is 0; write a shape",
+                f"{shown}: an empty shape needs a model that batches, but max_batch_size is 0;"
+                " write a shape",
             )
         elif valid and tensor.dims:
             _reshape(tensor, path, shown, findings)
@@ -104,7 +106,8 @@ def _formats(
             findings.add(
                 f"{path}.is_non_linear_format_io",
                 RuleId.NON_LINEAR_FORMAT,
-                f"{shown}: only TensorRT models (platform tensorrt_plan) have such formats; remove it",
+                f"{shown}: only TensorRT models (platform tensorrt_plan) have such formats; remove"
+                " it",
             )
         elif len(tensor.dims) != _IMAGE_RANK:
             findings.add(
@@ -143,13 +146,15 @@ def _reshape(tensor: Any, path: str, shown: str, findings: ViolationCollector) -
         findings.add(
             f"{path}.reshape.shape",
             RuleId.RESHAPE,
-            f"{shown}: {shape(target)} has {len(wanted) - 1} variable sizes, but dims {shape(dims)} have {len(sizes) - 1}; the numbers must be equal",
+            f"{shown}: {shape(target)} has {len(wanted) - 1} variable sizes, but dims"
+            f" {shape(dims)} have {len(sizes) - 1}; the numbers must be equal",
         )
     elif sizes != wanted or not target:
         findings.add(
             f"{path}.reshape.shape",
             RuleId.RESHAPE,
-            f"{shown}: {shape(target)} and dims {shape(dims)} have different numbers of elements; the products before, between and after each -1 must be equal",
+            f"{shown}: {shape(target)} and dims {shape(dims)} have different numbers of elements;"
+            " the products before, between and after each -1 must be equal",
         )
 
 

@@ -1,4 +1,7 @@
-"""Rules over ``model_warmup``: what Triton checks of the requests that it makes itself before a new instance serves."""
+"""Rules over ``model_warmup``.
+
+What Triton checks of the requests that it makes itself before a new instance serves.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,8 @@ def check(config: Any, facts: ServerFacts, findings: ViolationCollector) -> None
             findings.add(
                 f"{path}.batch_size",
                 RuleId.WARMUP_SIZE,
-                f"{sample.batch_size} requests, {max(sample.count, 1)} times, are too many; write at most {MAX_WARMUP_REQUESTS} in total",
+                f"{sample.batch_size} requests, {max(sample.count, 1)} times, are too many; write"
+                f" at most {MAX_WARMUP_REQUESTS} in total",
             )
         for name in sorted(sample.inputs):
             _input(
@@ -46,7 +50,8 @@ def check(config: Any, facts: ServerFacts, findings: ViolationCollector) -> None
             findings.add(
                 path,
                 RuleId.WARMUP,
-                "a warm-up request has a numeric correlation id, but the model needs TYPE_STRING; omit the warm-up",
+                "a warm-up request has a numeric correlation id, but the model needs TYPE_STRING;"
+                " omit the warm-up",
             )
 
 
@@ -86,7 +91,8 @@ def _input(
         findings.add(
             f"{path}.dims",
             RuleId.WARMUP_SIZE,
-            f"{name!r}: {shape(given.dims)} has more than {MAX_ELEMENTS} elements; write smaller dims",
+            f"{name!r}: {shape(given.dims)} has more than {MAX_ELEMENTS} elements; write smaller"
+            " dims",
         )
     if given.data_type == pb.TYPE_INVALID and tensor is None:
         findings.add(
@@ -129,7 +135,8 @@ def _fits_model(
         findings.add(
             f"{path}.data_type",
             RuleId.WARMUP,
-            f"{name!r} is {type_name(given.data_type)}, but the model needs {type_name(tensor.data_type)}",
+            f"{name!r} is {type_name(given.data_type)}, but the model needs"
+            f" {type_name(tensor.data_type)}",
         )
     fits = len(given.dims) == len(tensor.dims) and all(
         wanted in (VARIABLE, dim) for dim, wanted in zip(given.dims, tensor.dims, strict=True)
@@ -138,7 +145,8 @@ def _fits_model(
         findings.add(
             f"{path}.dims",
             RuleId.WARMUP,
-            f"{name!r}: {shape(given.dims)} does not fit the model's dims {shape(tensor.dims)}; write a fitting shape without the batch dimension",
+            f"{name!r}: {shape(given.dims)} does not fit the model's dims {shape(tensor.dims)};"
+            " write a fitting shape without the batch dimension",
         )
 
 
