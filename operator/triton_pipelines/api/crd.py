@@ -143,7 +143,10 @@ class _Structural:
     def _object(
         self, schema: Mapping[str, Any], model: type[ApiModel], *, below_list: bool
     ) -> dict[str, Any]:
-        result: dict[str, Any] = {"type": "object", "description": " ".join(schema["description"].split())}
+        result: dict[str, Any] = {
+            "type": "object",
+            "description": " ".join(schema["description"].split()),
+        }
         properties = {}
         for key, value in schema.get("properties", {}).items():
             properties[key] = self._node(value, below_list=below_list)
