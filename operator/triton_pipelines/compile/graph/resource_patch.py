@@ -53,7 +53,10 @@ def patch_pipeline(pipeline: InferencePipeline, patch: Mapping[str, Any]) -> Inf
 
 
 def padding_fields(pipeline: InferencePipeline, padded: PaddingSetting) -> dict[str, Any]:
-    """A padding as fields of ``spec.tokenizer`` in a merge patch; buckets that are there already go."""
+    """A padding as fields of ``spec.tokenizer`` in a merge patch.
+
+    Buckets that are there already go.
+    """
     written = pipeline.spec.tokenizer is not None and bool(pipeline.spec.tokenizer.buckets)
     buckets: dict[str, Any] = (
         {"buckets": list(padded.buckets)}
