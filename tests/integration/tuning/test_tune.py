@@ -21,11 +21,12 @@ from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.cli.documents import only
 from triton_pipelines.cli.serve import _lay_out
 from triton_pipelines.compile.graph import Graph, Options, build
+from triton_pipelines.compile.graph.resource_patch import PaddingSetting, patch_pipeline
 from triton_pipelines.compile.render.model_config import configs
 from triton_pipelines.loader.uris import SourceMap
 from triton_pipelines.tools.loadgen import LoadSpec
-from triton_pipelines.tools.tuner.contract import Knobs, Padded, TuneTarget
-from triton_pipelines.tools.tuner.knobs import changed, knobs_of
+from triton_pipelines.tools.tuner.contract import Knobs, TuneTarget
+from triton_pipelines.tools.tuner.knobs import knobs_of
 from triton_pipelines.tools.tuner.measured_server import Server, load_of
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.local_server import LocalTriton
@@ -64,7 +65,9 @@ def serving(file: Path, folder: Path) -> Iterator[Canary]:
 def knobs(document: dict[str, Any]) -> Knobs:
     """A setting as the report tells it."""
     padding = document["padding"]
-    return Knobs(**(document | {"padding": Padded(padding["mode"], tuple(padding["buckets"]))}))
+    return Knobs(
+        **(document | {"padding": PaddingSetting(padding["mode"], tuple(padding["buckets"]))})
+    )
 
 
 async def running(canary: Canary) -> Knobs:
@@ -122,7 +125,7 @@ async def test_a_run_measures_and_leaves_the_server_as_it_was(
     before, _ = only(FILE, Options())
     recommended = knobs(said["recommended"])
     if status.patch:
-        after = build(changed(before, yaml.safe_load(status.patch)), Options())
+        after = build(patch_pipeline(before, yaml.safe_load(status.patch)), Options())
         assert knobs_of(after) == recommended
         configs(after)
         assert all(
@@ -176,7 +179,7 @@ async def test_a_padding_that_costs_less_is_tried_on_the_server_and_taken_back(
     assert tried, said["notes"]
     if said["patch"]:  # a busy machine proves nothing
         before, _ = only(file, Options())
-        after = build(changed(before, said["patch"]), Options())
+        after = build(patch_pipeline(before, said["patch"]), Options())
         assert after.padding is not None
         chosen = said["recommended"]["padding"]["mode"] or Padding.FIXED.value
         assert after.padding.chosen.value == chosen

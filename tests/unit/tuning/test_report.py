@@ -17,6 +17,7 @@ from triton_pipelines.api.status import TuningStatus
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.v1alpha1 import TuningMode
 from triton_pipelines.compile.graph import build
+from triton_pipelines.compile.graph.resource_patch import patch_pipeline
 from triton_pipelines.tools.loadgen.plots import svg
 from triton_pipelines.tools.tuner.bottleneck_advice import Bound, advise
 from triton_pipelines.tools.tuner.calibration import (
@@ -27,7 +28,7 @@ from triton_pipelines.tools.tuner.calibration import (
     spread_of,
 )
 from triton_pipelines.tools.tuner.contract import Curve, Knobs, Outcome, Point, Report
-from triton_pipelines.tools.tuner.knobs import changed, knobs_of
+from triton_pipelines.tools.tuner.knobs import knobs_of
 from triton_pipelines.tools.tuner.plot import chart, terminal
 from triton_pipelines.tools.tuner.prediction import poisson, simulate
 from triton_pipelines.tools.tuner.status_summary import patch_yaml, status_of
@@ -87,7 +88,7 @@ def test_the_status_is_one_and_its_patch_applies() -> None:
     unknown = status_of(replace(REPORT, points=(replace(POINT, predicted_p99=float("inf")),)))
     assert "predictedP99Microseconds" not in unknown["points"][0]
     before = builders.built(model={"maxBatchSize": 8})
-    after = changed(before.pipeline, yaml.safe_load(status.patch))
+    after = patch_pipeline(before.pipeline, yaml.safe_load(status.patch))
     assert knobs_of(build(after, before.options)) == REPORT.recommended
 
 
