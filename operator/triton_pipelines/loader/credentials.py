@@ -16,7 +16,7 @@ import certifi
 
 from triton_pipelines.api.loadplan import PlanFetch
 from triton_pipelines.loader.errors import SourceError
-from triton_pipelines.loader.uris import Located, RegistryUri, parse_azure, parse_registry
+from triton_pipelines.loader.uris import SourceLocation, RegistryUri, parse_azure, parse_registry
 from triton_pipelines.redaction import Redactor
 
 CA_FILE: Final = "ca.crt"
@@ -60,7 +60,7 @@ def ssl_context(ca: Path | None) -> ssl.SSLContext:
 
 
 @dataclass(frozen=True)
-class Credentials:
+class SourceCredentials:
     """What a source is presented with. No field shows in ``repr``."""
 
     token: str | None = field(default=None, repr=False)
@@ -86,9 +86,9 @@ class Credentials:
 
 
 def read_credentials(
-    item: PlanFetch, located: Located, credentials: Path, ca: Path, redact: Redactor
-) -> Credentials:
-    """The credentials of ``item`` for the source ``located``; each value becomes known to ``redact``.
+    item: PlanFetch, location: SourceLocation, credentials: Path, ca: Path, redact: Redactor
+) -> SourceCredentials:
+    """The credentials of ``item`` for the source ``location``; each value becomes known to ``redact``.
 
     Raises :class:`SourceError` that names the secret's missing key.
     """
@@ -100,7 +100,7 @@ def read_credentials(
     for name in _PROXIES:
         redact.add(*_password(os.environ.get(name)), *_password(os.environ.get(name.lower())))
     if not item.credentials:
-        return Credentials(ca_file=ca_file)
+        return SourceCredentials(ca_file=ca_file)
     values = _read(credentials / item.key)
     redact.add(
         *(
@@ -111,58 +111,71 @@ def read_credentials(
     )
     # An access key id is no secret by itself, but scanners treat it as one.
     redact.add(values.get("accessKeyId"))
-    return replace(_of_scheme(located, values, redact), ca_file=ca_file)
+    return replace(_of_scheme(location, values, redact), ca_file=ca_file)
 
 
-def _of_scheme(located: Located, values: Mapping[str, str], redact: Redactor) -> Credentials:
-    def need(*keys: str) -> None:
-        missing = [key for key in keys if not values.get(key)]
-        if missing:
-            raise SourceError(
-                f"secretRef: the secret lacks {' and '.join(missing)} (it holds {held})"
-            )
-
-    held = ", ".join(sorted(values)) or "nothing"
-    match located.scheme:
+def _of_scheme(
+    location: SourceLocation, values: Mapping[str, str], redact: Redactor
+) -> SourceCredentials:
+    match location.scheme:
         case "hf":
-            need("token")
-            return Credentials(token=values["token"])
+            _require(values, "token")
+            return SourceCredentials(token=values["token"])
         case "s3":
-            need("accessKeyId", "secretAccessKey")
-            return Credentials(
-                keys=(
-                    values["accessKeyId"],
-                    values["secretAccessKey"],
-                    values.get("sessionToken") or None,
-                )
-            )
+            _require(values, "accessKeyId", "secretAccessKey")
+            session = values.get("sessionToken") or None
+            return SourceCredentials(keys=(values["accessKeyId"], values["secretAccessKey"], session))
         case "gs":
-            need("serviceAccountKey")
-            return Credentials(
-                service_account=_service_account(values["serviceAccountKey"], redact)
-            )
+            _require(values, "serviceAccountKey")
+            key = _service_account(values["serviceAccountKey"], redact)
+            return SourceCredentials(service_account=key)
         case "az":
-            return _azure(located, values, redact)
+            return _azure(location, values, redact)
         case "oci":
-            user = (values.get("username", ""), values.get("password", ""))
-            if not all(user):
-                if not values.get(DOCKER_CONFIG):
-                    raise SourceError(
-                        f"secretRef: the secret needs {DOCKER_CONFIG}, or username and password (it holds {held})"
-                    )
-                user = _docker(values[DOCKER_CONFIG], parse_registry(located.uri), redact)
-            redact.add_basic(*user)
-            return Credentials(user=user)
+            return _registry(location, values, redact)
         case "https" | "http":
-            if values.get("token"):
-                return Credentials(token=values["token"])
-            if not (values.get("username") and values.get("password")):
-                raise SourceError(
-                    f"secretRef: the secret needs token, or username and password (it holds {held})"
-                )
-            redact.add_basic(values["username"], values["password"])
-            return Credentials(user=(values["username"], values["password"]))
-    return Credentials()
+            return _web(values, redact)
+    return SourceCredentials()
+
+
+def _require(values: Mapping[str, str], *keys: str) -> None:
+    missing = [key for key in keys if not values.get(key)]
+    if missing:
+        raise SourceError(
+            f"secretRef: the secret has no {' and '.join(missing)} (it has {_keys(values)})"
+        )
+
+
+def _keys(values: Mapping[str, str]) -> str:
+    """Return the secret's keys, for messages."""
+    return ", ".join(sorted(values)) or "nothing"
+
+
+def _registry(
+    location: SourceLocation, values: Mapping[str, str], redact: Redactor
+) -> SourceCredentials:
+    user = (values.get("username", ""), values.get("password", ""))
+    if not all(user):
+        if not values.get(DOCKER_CONFIG):
+            raise SourceError(
+                f"secretRef: the secret needs {DOCKER_CONFIG}, or username and password "
+                f"(it has {_keys(values)})"
+            )
+        user = _docker(values[DOCKER_CONFIG], parse_registry(location.uri), redact)
+    redact.add_basic(*user)
+    return SourceCredentials(user=user)
+
+
+def _web(values: Mapping[str, str], redact: Redactor) -> SourceCredentials:
+    if values.get("token"):
+        return SourceCredentials(token=values["token"])
+    user = (values.get("username", ""), values.get("password", ""))
+    if not all(user):
+        raise SourceError(
+            f"secretRef: the secret needs token, or username and password (it has {_keys(values)})"
+        )
+    redact.add_basic(*user)
+    return SourceCredentials(user=user)
 
 
 def _password(proxy: str | None) -> tuple[str, ...]:
@@ -190,8 +203,8 @@ def _service_account(text: str, redact: Redactor) -> str:
     return text
 
 
-def _azure(located: Located, values: Mapping[str, str], redact: Redactor) -> Credentials:
-    account = parse_azure(located.uri).account
+def _azure(location: SourceLocation, values: Mapping[str, str], redact: Redactor) -> SourceCredentials:
+    account = parse_azure(location.uri).account
     if values.get("accountName", account) != account:
         raise SourceError(
             f"secretRef: the secret is for account {values['accountName']}, the URI names {account}"
@@ -199,7 +212,7 @@ def _azure(located: Located, values: Mapping[str, str], redact: Redactor) -> Cre
     if values.get("sasToken"):
         token = values["sasToken"].lstrip("?")
         redact.add(token, *(value for name, value in parse_qsl(token) if name == "sig"))
-        return Credentials(sas_token=token)
+        return SourceCredentials(sas_token=token)
     if values.get("accountKey"):
         try:
             base64.b64decode(values["accountKey"], validate=True)
@@ -207,50 +220,65 @@ def _azure(located: Located, values: Mapping[str, str], redact: Redactor) -> Cre
             raise SourceError(
                 "secretRef: accountKey is not base64: copy the storage account's access key as the portal shows it"
             ) from None
-        return Credentials(account_key=values["accountKey"])
+        return SourceCredentials(account_key=values["accountKey"])
     raise SourceError(
-        f"secretRef: the secret needs accountKey (with accountName) or sasToken (it holds {', '.join(sorted(values)) or 'nothing'})"
+        f"secretRef: the secret needs accountKey (with accountName) or sasToken (it has {_keys(values)})"
     )
 
 
 def _docker(text: str, uri: RegistryUri, redact: Redactor) -> tuple[str, str]:
-    """User and password for a registry in a Docker configuration; the longest entry that fits wins, as in the kubelet."""
+    """Return user and password for a registry from a Docker configuration.
+
+    The longest matching entry wins, as in the kubelet.
+    """
     auths = _json(text, DOCKER_CONFIG).get("auths")
     if not isinstance(auths, dict):
         raise SourceError(
-            f"secretRef: {DOCKER_CONFIG} has no auths: create it with kubectl create secret docker-registry"
+            f"secretRef: {DOCKER_CONFIG} has no auths: "
+            "create it with kubectl create secret docker-registry"
         )
-    found: tuple[str, Mapping[str, Any] | None] = ("", None)
-    for name, entry in auths.items():
-        host, _, path = (
-            name.removeprefix("https://").removeprefix("http://").strip("/").partition("/")
-        )
-        # Docker Hub's entry is an address of its old API.
-        path = "" if path in ("v1", "v2") else path
-        same = host == uri.registry or (host in _DOCKER_HUB and uri.registry in _DOCKER_HUB)
-        below = not path or uri.repository == path or uri.repository.startswith(f"{path}/")
-        if same and below and isinstance(entry, dict) and len(name) > len(found[0]):
-            found = (name, entry)
-    if found[1] is None:
+    matching = [
+        name for name, entry in auths.items() if isinstance(entry, dict) and _is_for(name, uri)
+    ]
+    if not matching:
         raise SourceError(
-            f"secretRef: {DOCKER_CONFIG} has no entry for {uri.registry} (it has {', '.join(sorted(auths)) or 'none'})"
+            f"secretRef: {DOCKER_CONFIG} has no entry for {uri.registry} "
+            f"(it has {', '.join(sorted(auths)) or 'none'})"
         )
-    entry = found[1]
-    user, password = str(entry.get("username") or ""), str(entry.get("password") or "")
-    if entry.get("auth"):
-        redact.add(str(entry["auth"]))
-        try:
-            user, _, password = (
-                base64.b64decode(str(entry["auth"]), validate=True).decode().partition(":")
-            )
-        except ValueError:
-            raise SourceError(
-                f"secretRef: {DOCKER_CONFIG}: auth of {found[0]} is not base64 of user:password"
-            ) from None
+    name = max(matching, key=len)
+    user, password = _docker_user(name, auths[name], redact)
     if not user or not password:
         raise SourceError(
-            f"secretRef: {DOCKER_CONFIG} has no user and password for {found[0]} (identity tokens and helpers are not taken)"
+            f"secretRef: {DOCKER_CONFIG} has no user and password for {name} "
+            "(identity tokens and credential helpers are not supported)"
         )
+    return user, password
+
+
+def _is_for(name: str, uri: RegistryUri) -> bool:
+    """Return whether the entry ``name`` of a Docker configuration covers a repository."""
+    address = name.removeprefix("https://").removeprefix("http://").strip("/")
+    host, _, path = address.partition("/")
+    # Docker Hub's entry is an address of its old API.
+    path = "" if path in ("v1", "v2") else path
+    is_same_host = host == uri.registry or (host in _DOCKER_HUB and uri.registry in _DOCKER_HUB)
+    is_above = not path or uri.repository == path or uri.repository.startswith(f"{path}/")
+    return is_same_host and is_above
+
+
+def _docker_user(name: str, entry: Mapping[str, Any], redact: Redactor) -> tuple[str, str]:
+    """Return user and password of an entry, as ``auth`` or as fields of their own."""
+    if not entry.get("auth"):
+        return str(entry.get("username") or ""), str(entry.get("password") or "")
+    redact.add(str(entry["auth"]))
+    try:
+        user, _, password = (
+            base64.b64decode(str(entry["auth"]), validate=True).decode().partition(":")
+        )
+    except ValueError:
+        raise SourceError(
+            f"secretRef: {DOCKER_CONFIG}: auth of {name} is not base64 of user:password"
+        ) from None
     return user, password
 
 

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from triton_pipelines.loader.cache import FileCache, key_of
 from triton_pipelines.loader.errors import NoSpaceError, SourceError
-from triton_pipelines.loader.listing import Listing
+from triton_pipelines.loader.listing import SourceListing
 from triton_pipelines.loader.progress import MeterMaker, Progress, human
 from triton_pipelines.loader.retry import Retrier
 
@@ -54,7 +54,7 @@ class Source(Protocol):
         """The revision that holds for all files of the source (a commit), or None where each file has its own."""
         ...
 
-    def list(self, place: str) -> Listing:
+    def list(self, place: str) -> SourceListing:
         """What lies at ``place``; ``/`` at its end, or nothing at all, names a folder. Raises :class:`SourceError`."""
         ...
 

@@ -34,7 +34,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Listing:
+class SourceListing:
     """What is at a place. ``entries`` None: a folder that cannot be listed (a web server's). ``single``: the place is the one file of ``entries``."""
 
     entries: tuple[Entry, ...] | None
@@ -46,7 +46,7 @@ class Listing:
         return tuple(entry.name for entry in self.entries or ())
 
 
-def folder(entries: Iterable[Entry]) -> Listing:
+def folder(entries: Iterable[Entry]) -> SourceListing:
     """A listing of a folder, in order of names. Raises :class:`SourceError` for too many files and names that lead astray."""
     kept: list[Entry] = []
     for entry in entries:
@@ -64,7 +64,7 @@ def folder(entries: Iterable[Entry]) -> Listing:
             )
     if not kept:
         raise SourceError("holds no files: check uri and path", missing=True)
-    return Listing(tuple(sorted(kept)))
+    return SourceListing(tuple(sorted(kept)))
 
 
 def check_name(name: str) -> None:

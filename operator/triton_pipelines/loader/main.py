@@ -35,7 +35,7 @@ from triton_pipelines.loader.download import free_bytes, write_atomically
 from triton_pipelines.loader.errors import LoadError, NoSpaceError
 from triton_pipelines.loader.fetching import Fetched, Fetcher
 from triton_pipelines.loader.layout import Layout
-from triton_pipelines.loader.model_checks import Inspection
+from triton_pipelines.loader.model_checks import ModelInspection
 from triton_pipelines.loader.python_packages import copy_package
 from triton_pipelines.loader.repository import prepare, write_files
 from triton_pipelines.loader.retry import Retrier, RetryPolicy
@@ -298,7 +298,7 @@ class _Load:
             for done in fetched.values()
             for path in done.files
         }
-        Inspection(plan, options.models, written, self.errors, self.notes, self._log).run()
+        ModelInspection(plan, options.models, written, self.errors, self.notes, self._log).run()
 
     def _make(self, folder: Path) -> None:
         """A folder of a shared volume that Triton writes to. Where it cannot be made the volume is out of order, which shows in its use."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from triton_pipelines.api.loadplan import FetchKind, Finding, PlanFetch, Reason
 from triton_pipelines.loader.errors import LoadError, SourceError
-from triton_pipelines.loader.listing import Entry, Listing, numbered, some
+from triton_pipelines.loader.listing import Entry, SourceListing, numbered, some
 
 CONFIG: Final = "config.pbtxt"
 _CONFIGS: Final = "configs"
@@ -33,7 +33,7 @@ class Selection:
     onnx: tuple[str, ...] = ()
 
 
-def select(item: PlanFetch, listing: Listing, held: Collection[int] = ()) -> Selection:
+def select(item: PlanFetch, listing: SourceListing, held: Collection[int] = ()) -> Selection:
     """What ``item`` (kind model or folder) takes of ``listing``; ``held`` are the versions that this pipeline revision was loaded from first.
 
     Raises :class:`LoadError` (ModelMismatch, SourceUnavailable, SourceChanged) that says what was found.
@@ -68,7 +68,7 @@ def _plain(item: PlanFetch, names: Collection[str], found: Mapping[int, tuple[En
     )
 
 
-def _folder(listing: Listing) -> Selection:
+def _folder(listing: SourceListing) -> Selection:
     if listing.entries is None:
         raise SourceError(
             "is a web server's folder, which has no listing: name one file of it, or keep the folder in a bucket, registry or hub"
@@ -88,7 +88,7 @@ def _folder(listing: Listing) -> Selection:
     )
 
 
-def _single(item: PlanFetch, listing: Listing) -> Selection:
+def _single(item: PlanFetch, listing: SourceListing) -> Selection:
     assert listing.entries is not None
     (entry,) = listing.entries
     _only_first(item, f"the one file {entry.name}")

@@ -131,7 +131,7 @@ def check(path: Path, *, cuts_pairs: bool = False) -> str | None:
         raise ValueError(
             "it is an HTML or XML page: the URI leads to a web page or a login, not to the file"
         )
-    with _told():
+    with _library_errors_as_value_errors():
         tokenizer = Tokenizer.from_str(text)
     _encodes(tokenizer)
     ignored = []
@@ -167,7 +167,7 @@ def _encodes(tokenizer: Any) -> None:
     failed: ValueError | None = None
     for text in ("a", *own):
         try:
-            with _told():
+            with _library_errors_as_value_errors():
                 tokenizer.encode(text)
             return
         except ValueError as error:
@@ -176,7 +176,7 @@ def _encodes(tokenizer: Any) -> None:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _library_errors_as_value_errors() -> Iterator[None]:
     """What fails in the library is a :class:`ValueError`: its panics are no exceptions, and would end the loader without a report."""
     try:
         yield
@@ -188,16 +188,16 @@ def _told() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Highest:
+class HighestTokenId:
     """The highest token id that texts lead to, and its token's text ("" where the vocabulary has none: padding, templates)."""
 
     id: int
     token: str
-    written: int = 0
+    highest_written: int = 0
     """The highest of all ids: with those of special tokens that come only where a text spells them out."""
 
 
-def highest(path: Path) -> Highest:
+def highest_token_id(path: Path) -> HighestTokenId:
     """Look through a tokenizer.json that passed :func:`check`: vocabulary, added tokens, template and padding.
 
     A special token that is in none of these but the added ones comes with a text that spells it out, and with no other. There are models without
@@ -214,10 +214,10 @@ def highest(path: Path) -> Highest:
     pads = [number for token in PAD_TOKENS if (number := tokenizer.token_to_id(token)) is not None]
     ids = [*own.values(), *added, *([int(padding["pad_id"])] if padding else pads[:1])]
     for texts in (("",), ("", "")):  # a template need not have a form for pairs
-        with suppress(ValueError), _told():
+        with suppress(ValueError), _library_errors_as_value_errors():
             ids += tokenizer.encode(*texts).ids
     found = max(ids, default=0)
-    return Highest(
+    return HighestTokenId(
         found,
         tokenizer.id_to_token(found) or "",
         max((found, *tokenizer.get_vocab(with_added_tokens=True).values())),

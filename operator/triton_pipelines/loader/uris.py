@@ -21,7 +21,7 @@ LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 @dataclass(frozen=True)
-class Located:
+class SourceLocation:
     """Where a source is fetched from: ``uri`` after mapping, ``endpoint`` of a mapped protocol (:data:`_ENDPOINT_SCHEMES`), ``mapped`` when a rule applied."""
 
     uri: str
@@ -64,7 +64,7 @@ class SourceMap:
             parsed[prefix] = target
         return cls(tuple(sorted(parsed.items(), key=lambda rule: -len(rule[0]))))
 
-    def apply(self, uri: str) -> Located:
+    def apply(self, uri: str) -> SourceLocation:
         """Where ``uri`` is fetched from."""
         for prefix, target in self.rules:
             if not uri.startswith(prefix):
@@ -74,9 +74,9 @@ class SourceMap:
                 and scheme_of(uri) in _ENDPOINT_SCHEMES
                 and scheme_of(target) in ("http", "https")
             ):
-                return Located(uri, endpoint=target.rstrip("/"), mapped=True)
-            return Located(target + uri[len(prefix) :], mapped=True)
-        return Located(uri)
+                return SourceLocation(uri, endpoint=target.rstrip("/"), mapped=True)
+            return SourceLocation(target + uri[len(prefix) :], mapped=True)
+        return SourceLocation(uri)
 
 
 def scheme_of(uri: str) -> str:
@@ -85,7 +85,7 @@ def scheme_of(uri: str) -> str:
     return scheme.lower() if separator else ""
 
 
-def check_scheme(located: Located) -> None:
+def check_scheme(located: SourceLocation) -> None:
     """Raise :class:`SourceError` for a URI that a resource may not use; ``http`` and ``file`` need a source map (http: or loopback)."""
     scheme = located.scheme
     # Where a rule put a prefix before it, .. would lead out of what the rule opened.
@@ -197,7 +197,7 @@ def parse_folder(uri: str) -> tuple[str, str]:
     return name, path.strip("/")
 
 
-def insecure(located: Located, endpoint: str | None) -> str | None:
+def insecure(located: SourceLocation, endpoint: str | None) -> str | None:
     """The host that credentials would reach in the clear; None for https, for what is no network, and on loopback."""
     for address in (located.endpoint or endpoint, located.uri):
         if address and scheme_of(address) == "http":

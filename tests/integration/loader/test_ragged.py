@@ -25,7 +25,7 @@ from triton_pipelines.api.loadplan import (
 )
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.compile.render.model_config import parse
-from triton_pipelines.loader.ragged import equivalence
+from triton_pipelines.loader.onnx_graph import model_runner
 
 pytestmark = pytest.mark.integration
 
@@ -65,7 +65,7 @@ def test_a_file_is_checked_as_it_came_and_adapted(pod: Pod, claim: Path) -> None
     assert pod.tree() == ["model/1/model.onnx"]
     assert adapted(pod.models / "model/1/model.onnx")
     assert (
-        "spec.tokenizer.padding: pvc://models/encoder.onnx adapted to ragged batches; rows in company answered as alone"
+        "spec.tokenizer.padding: pvc://models/encoder.onnx adapted to ragged batches; batched rows give the outputs of single rows"
         in pod.output
     )
     StandInBackend(pod.models / "model/1/model.onnx", config_of(*ENCODER.declared))
@@ -157,7 +157,7 @@ def test_what_is_too_large_to_be_run_is_said_in_the_report(
     pod: Pod, claim: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    monkeypatch.setattr(equivalence, "REFERENCE_MAX", 1000)
+    monkeypatch.setattr(model_runner, "REFERENCE_MAX", 1000)
     onnx.save(make(ENCODER), str(claim / "encoder.onnx"))
     pod.plan(FILE, checks=[check()], adapt=[ENCODER.plan()])
     code, report = pod.load()
@@ -169,7 +169,7 @@ def test_what_is_too_large_to_be_run_is_said_in_the_report(
         "spec.tokenizer.padding",
     )
     assert (
-        "adapted to ragged batches; structure only, no answers compared (ONNX Runtime is not here"
+        "adapted to ragged batches; structure only, outputs not compared (ONNX Runtime is not installed"
         in note.message
     )
 

@@ -154,7 +154,7 @@ def test_rows_longer_than_the_model_takes(pod: Pod, claim: Path, padding: str) -
         "spec.tokenizer.maxLength",
     )
     assert (
-        f"takes rows of at most {tinymodel.POSITIONS} tokens, and spec.tokenizer.maxLength lets the tokenizer send 65"
+        f"accepts rows of at most {tinymodel.POSITIONS} tokens, and spec.tokenizer.maxLength lets the tokenizer send 65"
         in finding.message
     )
 
@@ -176,7 +176,7 @@ def test_where_the_file_does_not_show_its_vocabulary_the_tokenizers_is_the_bound
     onnx.save(graph, str(claim / "encoder.onnx"))
     plan(pod)
     assert pod.load()[0] == 0, pod.output
-    assert f"rows are taken with input_ids below {known}" in pod.output
+    assert f"rows are accepted with input_ids below {known}" in pod.output
     backend = StandInBackend(
         pod.models / "model/1/model.onnx", parse((pod.models / "model/config.pbtxt").read_text())
     )

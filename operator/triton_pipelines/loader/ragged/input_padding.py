@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from onnx import TensorProto, helper
 
 from triton_pipelines.api.loadplan import shape_input
 from triton_pipelines.loader.ragged.eligibility import Adaptable
-from triton_pipelines.loader.ragged.node_builder import Builder
+from triton_pipelines.loader.ragged.node_builder import NodeBuilder
 
 GUARD: Final = "refuses_a_row_without_tokens"
 """The name of the node that fails a batch which cannot be told apart; it stands in the error that clients get."""
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowValues:
     """Names of values that the part behind the model needs.
 
     ``lengths`` [rows, 1] are those of the first input, ``width`` is the number of tokens that the padded matrices hold, ``one`` the number 1
@@ -31,9 +31,9 @@ class Rows:
     sound: str | None
 
 
-def front(
-    build: Builder, adaptable: Adaptable, types: Mapping[str, int]
-) -> tuple[dict[str, str], Rows]:
+def pad_inputs(
+    build: NodeBuilder, adaptable: Adaptable, types: Mapping[str, int]
+) -> tuple[dict[str, str], RowValues]:
     """Nodes from the flat inputs to padded matrices; returns input → its matrix, and what is known of the rows.
 
     Each input starts a row where its own lengths say: with those of another, one request whose mask is longer than its ids would shift the
@@ -57,37 +57,55 @@ def front(
     starts = build.add("CumSum", lengths, build.scalar(0), exclusive=1)
 
     matrices: dict[str, str] = {}
-    known: list[str] = []
+    in_range: list[str] = []
     for number, item in enumerate(adaptable.plan.inputs):
         kind = helper.tensor_dtype_to_np_dtype(types[item.name])
         start = build.add("Gather", starts, build.integers(number), axis=1)
         index = build.add("Where", held, build.add("Add", start, places), build.scalar(0))
-        # One element more in front, to which every place without a token points: no scatter, no second choice.
+        # One element is put in front, to which every place without a token points. This needs
+        # neither a scatter nor a second selection.
         filler = build.constant(np.array([item.pad_value]).astype(kind))
         padded = build.add("Gather", build.add("Concat", filler, item.name, axis=0), index, axis=0)
-        if (size := adaptable.sizes.get(item.name)) is not None:
-            # ONNX counts negative values from the table's end; no tokenizer makes them, and they are refused like the others.
-            highest = min(size - 1, int(np.iinfo(kind).max))
-            safe = build.add(
-                "Clip",
-                padded,
-                build.constant(np.array(0, kind)),
-                build.constant(np.array(highest, kind)),
-            )
-            known.append(build.add("Equal", safe, padded))
-            padded = safe
+        size = adaptable.sizes.get(item.name)
+        if size is not None:
+            clipped = _clip(build, padded, size, kind)
+            in_range.append(build.add("Equal", clipped, padded))
+            padded = clipped
         matrices[item.name] = padded
-    sound: list[str] = []
-    if len(names) > 1 or adaptable.max_length is not None:
-        sound.append(build.add("Equal", taken, build.reduce("ReduceMax", lengths, 1)))
-    if known:
-        whole = build.reduce("ReduceMin", build.cast(build.all_of(known), TensorProto.INT32), 1)
-        sound.append(build.cast(whole, TensorProto.BOOL))
+    sound = _sound_conditions(build, adaptable, taken, lengths, in_range)
     first = build.add("Gather", lengths, build.integers(0), axis=1)
-    return matrices, Rows(first, width, one, build.all_of(sound) if sound else None)
+    return matrices, RowValues(first, width, one, build.all_of(sound) if sound else None)
 
 
-def _guard(build: Builder, lengths: str) -> str:
+def _clip(build: NodeBuilder, values: str, size: int, kind: np.dtype[Any]) -> str:
+    """Return ``values`` limited to 0 to ``size`` - 1.
+
+    ONNX counts negative values from the end of the table. Tokenizers do not make them, and a row
+    that has one is marked like any other with a value out of range.
+    """
+    highest = min(size - 1, int(np.iinfo(kind).max))
+    return build.add(
+        "Clip",
+        values,
+        build.constant(np.array(0, kind)),
+        build.constant(np.array(highest, kind)),
+    )
+
+
+def _sound_conditions(
+    build: NodeBuilder, adaptable: Adaptable, taken: str, lengths: str, in_range: list[str]
+) -> list[str]:
+    """Return the conditions under which the model can take a row; empty if none is known."""
+    sound: list[str] = []
+    if len(adaptable.plan.inputs) > 1 or adaptable.max_length is not None:
+        sound.append(build.add("Equal", taken, build.reduce("ReduceMax", lengths, 1)))
+    if in_range:
+        whole = build.reduce("ReduceMin", build.cast(build.all_of(in_range), TensorProto.INT32), 1)
+        sound.append(build.cast(whole, TensorProto.BOOL))
+    return sound
+
+
+def _guard(build: NodeBuilder, lengths: str) -> str:
     """1, or a failed batch where a row has no tokens.
 
     Behind a request without tokens Triton leaves the flat tensors unfilled: what is there belongs to nobody, and no row can be told to

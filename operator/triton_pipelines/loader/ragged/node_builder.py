@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 
-class Builder:
+class NodeBuilder:
     """Gathers nodes and constants under one prefix."""
 
     def __init__(self, taken: set[str], opset: int) -> None:

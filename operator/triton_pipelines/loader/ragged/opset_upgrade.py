@@ -7,8 +7,8 @@ from typing import Any, Final
 from onnx import version_converter
 from onnx.external_data_helper import uses_external_data
 
-from triton_pipelines.loader.ragged.eligibility import FIXED, OPSET, Obstacle, Refusal
-from triton_pipelines.loader.ragged.graph_walk import STANDARD, opset
+from triton_pipelines.loader.onnx_graph.graph_walk import STANDARD, opset
+from triton_pipelines.loader.ragged.eligibility import FIXED, OPSET, AdaptationRefusal
 
 OLDEST: Final = 11
 """The oldest that exporters of encoders have used as their default, and that the tests convert."""
@@ -16,7 +16,7 @@ CONVERTED_MAX: Final = 512 << 20
 """Bytes of a model that the converter is given: it holds several copies at once, and the loader has 2 GiB."""
 
 
-def upgraded(model: Any) -> Any | Refusal:
+def upgraded(model: Any) -> Any | AdaptationRefusal:
     """``model`` itself where its opset is new enough, else converted to :data:`OPSET`, or why not. What is converted has to be proven by numbers."""
     version = opset(model)
     if version >= OPSET:
@@ -40,13 +40,9 @@ def upgraded(model: Any) -> Any | Refusal:
         return too_old(version)
 
 
-def too_old(version: int) -> Refusal:
+def too_old(version: int) -> AdaptationRefusal:
     """The refusal of a graph in an opset that is not, or cannot be, converted."""
-    return Refusal(
-        (
-            Obstacle(
-                f"opset {version} is too old",
-                f"export the model with opset {OPSET} or newer, or {FIXED}",
-            ),
-        )
+    return AdaptationRefusal.of(
+        f"opset {version} is too old",
+        f"export the model with opset {OPSET} or newer, or {FIXED}",
     )

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from triton_pipelines.loader.ragged.input_padding import Rows
-from triton_pipelines.loader.ragged.node_builder import Builder
+from triton_pipelines.loader.ragged.input_padding import RowValues
+from triton_pipelines.loader.ragged.node_builder import NodeBuilder
 
 Dims = Sequence[int | str | None]
 
 
-class Back:
+class OutputFlattener:
     """Writes the outputs; what several of them need is made once."""
 
-    def __init__(self, build: Builder, rows: Rows) -> None:
+    def __init__(self, build: NodeBuilder, rows: RowValues) -> None:
         self._build, self._rows = build, rows
         self._tokens: tuple[str, str | None] | None = None
 
@@ -103,7 +103,7 @@ class Back:
         return self._tokens
 
 
-def _named(build: Builder, operator: str, output: str, *inputs: str, **attributes: Any) -> None:
+def _named(build: NodeBuilder, operator: str, output: str, *inputs: str, **attributes: Any) -> None:
     """A node that makes an output of the graph, under the name that clients know."""
     build.nodes.append(
         helper.make_node(
@@ -112,7 +112,7 @@ def _named(build: Builder, operator: str, output: str, *inputs: str, **attribute
     )
 
 
-def _mark(build: Builder, kind: int) -> str:
+def _mark(build: NodeBuilder, kind: int) -> str:
     """What a row that the model cannot take is answered with: not-a-number, of integers -1."""
     dtype = helper.tensor_dtype_to_np_dtype(kind)
     return build.constant(np.array(np.nan if np.issubdtype(dtype, np.floating) else -1, dtype))

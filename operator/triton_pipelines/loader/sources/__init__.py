@@ -12,7 +12,7 @@ import httpx
 
 from triton_pipelines.api.loadplan import FetchKind, PlanFetch
 from triton_pipelines.loader import uris
-from triton_pipelines.loader.credentials import Credentials
+from triton_pipelines.loader.credentials import SourceCredentials
 from triton_pipelines.loader.download import Source
 from triton_pipelines.loader.errors import SourceError
 from triton_pipelines.loader.sources.folder import FolderSource
@@ -40,7 +40,7 @@ class Opened:
 
     source: Source
     file: str | None
-    located: uris.Located
+    located: uris.SourceLocation
     place: str | None = None
 
 
@@ -48,7 +48,7 @@ class Opened:
 class Access:
     """What opening a source needs beside its address. ``learned`` is told secrets that a server gives; ``workspace`` is for unpacked archives."""
 
-    credentials: Credentials
+    credentials: SourceCredentials
     folders: Folders
     client: httpx.Client
     revision: str | None
@@ -73,7 +73,7 @@ def wanted_file(item: PlanFetch, last: str, is_folder: bool | None) -> tuple[boo
     return True, None if item.kind is FetchKind.TOKENIZER else PurePosixPath(item.target).name
 
 
-def open_source(item: PlanFetch, located: uris.Located, access: Access) -> Opened:
+def open_source(item: PlanFetch, located: uris.SourceLocation, access: Access) -> Opened:
     """The source of ``item`` at ``access.revision`` (None: whatever it is now). Raises :class:`SourceError`."""
     uris.check_scheme(located)
     match located.scheme:
@@ -103,7 +103,7 @@ def _place(item: PlanFetch, path: str) -> str:
     return path if item.path is None else join(path, item.path)
 
 
-def _hub(item: PlanFetch, located: uris.Located, access: Access) -> Opened:
+def _hub(item: PlanFetch, located: uris.SourceLocation, access: Access) -> Opened:
     from triton_pipelines.loader.sources.hub import HubSource
 
     uri = uris.parse_hub(located.uri)
@@ -123,7 +123,7 @@ def _hub(item: PlanFetch, located: uris.Located, access: Access) -> Opened:
     return Opened(source, file, located, _place(item, uri.path) if _is_tree(item) else None)
 
 
-def _bucket(item: PlanFetch, located: uris.Located, access: Access) -> Opened:
+def _bucket(item: PlanFetch, located: uris.SourceLocation, access: Access) -> Opened:
     from triton_pipelines.loader.sources import stores
     from triton_pipelines.loader.sources.bucket import BucketSource
 
@@ -166,7 +166,7 @@ def _bucket(item: PlanFetch, located: uris.Located, access: Access) -> Opened:
     return Opened(source, file, located, place)
 
 
-def _registry(item: PlanFetch, located: uris.Located, access: Access) -> Opened:
+def _registry(item: PlanFetch, located: uris.SourceLocation, access: Access) -> Opened:
     from triton_pipelines.loader.sources.oci import OciSource
 
     if item.revision is not None and not uris.is_reference(item.revision):
@@ -184,7 +184,7 @@ def _registry(item: PlanFetch, located: uris.Located, access: Access) -> Opened:
     return Opened(source, file, located, (item.path or "") if _is_tree(item) else None)
 
 
-def _web(item: PlanFetch, located: uris.Located, access: Access) -> Opened:
+def _web(item: PlanFetch, located: uris.SourceLocation, access: Access) -> Opened:
     from triton_pipelines.loader.sources.web import WebSource, split_userinfo
 
     url, user = split_userinfo(located.uri)
@@ -201,7 +201,7 @@ def _web(item: PlanFetch, located: uris.Located, access: Access) -> Opened:
     return Opened(source, file, located, place)
 
 
-def _folder(item: PlanFetch, located: uris.Located, folders: Folders, scheme: str) -> Opened:
+def _folder(item: PlanFetch, located: uris.SourceLocation, folders: Folders, scheme: str) -> Opened:
     fence: Path | None
     if scheme == "file":
         root, fence, below, missing = (

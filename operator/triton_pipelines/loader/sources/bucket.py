@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -12,21 +11,14 @@ from obstore.exceptions import PermissionDeniedError, PreconditionError, Unauthe
 
 from triton_pipelines.loader.download import Body
 from triton_pipelines.loader.errors import PROXY_REFUSED, SourceError
-from triton_pipelines.loader.listing import MAX_FILES, Entry, Listing, folder
+from triton_pipelines.loader.listing import MAX_FILES, Entry, SourceListing, folder
+from triton_pipelines.loader.sources.store_errors import StoreError, read_store_error
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
     from obstore.store import AzureStore, GCSStore, S3Store
 
 _CHUNK: Final = 4 << 20
-_CERTIFICATE: Final = re.compile(r"InvalidCertificate\(\s*(\w+)")
-_CODE: Final = re.compile(r"<Code>([^<]{1,80})</Code>")
-_MESSAGE: Final = re.compile(r"<Message>([^<]{1,300})</Message>")
-_STATUS: Final = re.compile(r"\bstatus: (\d{3})\b")
-_ASKING: Final = "Error performing token request"
-_NO_IDENTITY: Final = re.compile(rf"169\.254\.|metadata\.google\.internal|{_ASKING}")
-"""Where clouds hand out a pod's identity: a failure there means that it has none, or that a proxy stands in between."""
-_CAUSE: Final = re.compile(r"""\b(?:message|error): "([^"]+)\"""")
 
 
 class BucketSource:
@@ -53,13 +45,13 @@ class BucketSource:
         """None: each object has its own version."""
         return None
 
-    def list(self, place: str) -> Listing:
+    def list(self, place: str) -> SourceListing:
         """The object ``folder + place``, or everything below it; with ``/`` at the end, or empty, it is a folder."""
         key = self._folder + place
         if key and not key.endswith("/"):
             try:
                 meta = obstore.head(self._store, key)
-                return Listing(
+                return SourceListing(
                     (Entry(key.rpartition("/")[2], meta["size"], _identity(meta)),), single=True
                 )
             except FileNotFoundError:
@@ -140,37 +132,45 @@ class BucketSource:
             raise self._error(error, name) from error
 
     def _error(self, error: Exception, name: str) -> SourceError:
-        text, status, certificate = _read(error)
-        if isinstance(error, FileNotFoundError) or (status == 404 and _ASKING not in text):
+        store = read_store_error(error)
+        is_missing = store.status == 404 and not store.is_token_request
+        if isinstance(error, FileNotFoundError) or is_missing:
             return SourceError(
                 f"has no object {self._folder}{name}: check bucket, key and revision", missing=True
             )
         if isinstance(error, PermissionDeniedError | UnauthenticatedError):
             who = "the pod's own identity" if self._ambient else "the secret of source.secretRef"
-            return SourceError(f"refused: {who} may not read {self._folder}{name} ({text})")
-        if certificate:
+            return SourceError(f"{who} may not read {self._folder}{name} ({store.text})")
+        if store.certificate_problem is not None:
             return SourceError(
-                f"the server's certificate is not trusted ({certificate}): name its CA in source.caRef"
+                f"the server's certificate is not trusted ({store.certificate_problem}): "
+                "name its CA in source.caRef"
             )
-        if "ProxyAuthRequired" in str(error):
+        if store.is_proxy_refusal:
             return SourceError(PROXY_REFUSED)
-        if status == 416:
+        if store.status == 416:
             return SourceError(
-                "the server refuses to go on where the last attempt ended",
+                "the server cannot continue where the last attempt ended",
                 retryable=True,
                 restart=True,
             )
         hint = (
-            "; no credentials are given and the pod has no usable cloud identity: name source.secretRef"
-            if self._ambient and _NO_IDENTITY.search(text)
+            "; no credentials are given and the pod has no usable cloud identity: "
+            "name source.secretRef"
+            if self._ambient and store.is_identity_failure
             else ""
         )
-        # 4xx is about the request: another region's bucket, a skewed clock, a malformed name.
-        final = status is not None and 300 <= status < 500 and status not in (408, 429)
-        if _ASKING in text:
-            # A cloud's token server refuses a pod that it does not know yet, for the first seconds of its life.
-            final = status == 400
-        return SourceError(f"{text}{hint}", retryable=not final)
+        return SourceError(f"{store.text}{hint}", retryable=not _is_final(store))
+
+
+def _is_final(store: StoreError) -> bool:
+    """Return whether another attempt cannot help."""
+    if store.is_token_request:
+        # A cloud's token server refuses a pod that it does not know yet, for the first seconds of
+        # the pod's life.
+        return store.status == 400
+    # 4xx is about the request: another region's bucket, a skewed clock, a malformed name.
+    return store.status is not None and 300 <= store.status < 500 and store.status not in (408, 429)
 
 
 def _identity(meta: ObjectMeta) -> str | None:
@@ -181,19 +181,3 @@ def _identity(meta: ObjectMeta) -> str | None:
 
 class _ChangedError(Exception):
     """The object is no longer the one whose first part lies here."""
-
-
-def _read(error: Exception) -> tuple[str, int | None, str | None]:
-    """An obstore error on one line with its cause, the HTTP status, and what is wrong with the server's certificate.
-
-    obstore gives one exception type for all of these and the cause only in the debug form that follows the message.
-    """
-    head, _, debug = str(error).partition("\n\nDebug source:")
-    certificate = _CERTIFICATE.search(debug)
-    status = _STATUS.search(debug)
-    cause = _CAUSE.search(debug)
-    # An S3 error document repeats key ids and what was signed: only its code and message are worth showing.
-    said = ": ".join(part[1] for part in (_CODE.search(head), _MESSAGE.search(head)) if part)
-    text = " ".join(head.split(": <")[0].split("<?xml")[0].split())
-    text += f" ({said})" if said else (f" ({cause[1]})" if cause else "")
-    return text[:600], int(status[1]) if status else None, certificate[1] if certificate else None

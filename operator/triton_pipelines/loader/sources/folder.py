@@ -9,7 +9,7 @@ from pathlib import Path
 
 from triton_pipelines.loader.download import BLOCK, Body
 from triton_pipelines.loader.errors import SourceError
-from triton_pipelines.loader.listing import Entry, Listing, folder
+from triton_pipelines.loader.listing import Entry, SourceListing, folder
 
 
 class FolderSource:
@@ -22,12 +22,12 @@ class FolderSource:
         """None: a folder has no revision, its files' digests stand for it."""
         return None
 
-    def list(self, place: str) -> Listing:
+    def list(self, place: str) -> SourceListing:
         """The file at ``place``, or everything below it. Links to files of the same volume count as those files."""
         path = self._folder / place
         self._fenced(path, place or str(path))
         if path.is_file():
-            return Listing((Entry(path.name, path.stat().st_size),), single=True)
+            return SourceListing((Entry(path.name, path.stat().st_size),), single=True)
         if not path.is_dir():
             raise SourceError(
                 f"has no file or folder {place or path.name}: {self._missing}", missing=True

@@ -23,7 +23,11 @@ from huggingface_hub.errors import (
 
 from triton_pipelines.loader.download import Body
 from triton_pipelines.loader.errors import PROXY_REFUSED, SourceError
-from triton_pipelines.loader.listing import Entry, Listing, folder
+from triton_pipelines.loader.listing import Entry, SourceListing, folder
+from triton_pipelines.loader.sources.transport_errors import (
+    certificate_error,
+    is_proxy_auth_error,
+)
 from triton_pipelines.loader.sources.web import TIMEOUT, WebSource
 
 # Else the library asks huggingface.co itself for what it puts into its User-Agent, whatever hub is meant: a pod without a way there waits
@@ -66,12 +70,12 @@ class HubSource:
                 raise SourceError("the hub names no commit for it")
         return self._commit
 
-    def list(self, place: str) -> Listing:
+    def list(self, place: str) -> SourceListing:
         """The file ``folder + place`` at the resolved commit, or everything below it."""
         self.resolve()
         path = self._folder + place
         if path in self._files and not path.endswith("/"):
-            return Listing(
+            return SourceListing(
                 (Entry(path.rpartition("/")[2], self._files[path], self._commit),), single=True
             )
         prefix = f"{path.strip('/')}/" if path.strip("/") else ""
@@ -117,44 +121,49 @@ class HubSource:
             return api.model_info(
                 self._repo, revision=self._revision, timeout=TIMEOUT.read, files_metadata=True
             )
-        except GatedRepoError as error:
-            raise SourceError(
-                f"{self._repo} is gated: accept its terms and name a token with access in source.secretRef"
-            ) from error
-        except RevisionNotFoundError as error:
-            raise SourceError(
-                f"{self._repo} has no revision {self._revision}", missing=True
-            ) from error
-        except RepositoryNotFoundError as error:
-            advice = (
-                "check the name, and what the token may read"
-                if self._token
-                else "check the name; a private one needs source.secretRef"
-            )
-            raise SourceError(f"the hub shows no repository {self._repo}: {advice}") from error
-        except HfHubHTTPError as error:
-            status = error.response.status_code if error.response is not None else 0
-            if status in (401, 403):
-                raise SourceError(
-                    f"the hub refused the token ({status}): check the secret of source.secretRef"
-                ) from error
-            raise SourceError(
-                f"the hub answered {status}",
-                retryable=status >= _RETRYABLE_FROM or status in (0, 408, 429),
-            ) from error
-        except SourceError:
-            raise
-        except HFValidationError as error:
-            raise SourceError(
-                f"{self._repo} is no name of a repository: write hf://org/name ({error})"
-            ) from error
+        except (HfHubHTTPError, HFValidationError) as error:
+            raise self._hub_error(error) from error
         except Exception as error:
-            # Whichever HTTP client huggingface_hub is built on (requests, httpx …), its transport errors end here.
-            text = f"{type(error).__name__}: {error}"
-            if type(error).__name__ == "ProxyError" and "407" in text:
-                raise SourceError(PROXY_REFUSED) from error
-            if "CERTIFICATE_VERIFY_FAILED" in text:
-                raise SourceError(
-                    "the hub's certificate is not trusted: name its CA in source.caRef"
-                ) from error
-            raise SourceError(f"the hub cannot be asked ({text})", retryable=True) from error
+            raise _connection_error(error) from error
+
+    def _hub_error(self, error: HfHubHTTPError | HFValidationError) -> SourceError:
+        """Translate what the hub answered."""
+        match error:
+            case HFValidationError():
+                return SourceError(
+                    f"{self._repo} is not a repository name: write hf://org/name ({error})"
+                )
+            case GatedRepoError():
+                return SourceError(
+                    f"{self._repo} is gated: accept its terms and name a token with access in "
+                    "source.secretRef"
+                )
+            case RevisionNotFoundError():
+                return SourceError(f"{self._repo} has no revision {self._revision}", missing=True)
+            case RepositoryNotFoundError():
+                advice = (
+                    "check the name, and what the token may read"
+                    if self._token
+                    else "check the name; a private one needs source.secretRef"
+                )
+                return SourceError(f"the hub shows no repository {self._repo}: {advice}")
+        status = error.response.status_code if error.response is not None else 0
+        if status in (401, 403):
+            return SourceError(
+                f"the hub refused the token ({status}): check the secret of source.secretRef"
+            )
+        return SourceError(
+            f"the hub answered {status}",
+            retryable=status >= _RETRYABLE_FROM or status in (0, 408, 429),
+        )
+
+
+def _connection_error(error: Exception) -> SourceError:
+    """Translate a transport error of the HTTP client that huggingface_hub is built on."""
+    if is_proxy_auth_error(error):
+        return SourceError(PROXY_REFUSED)
+    if certificate_error(error) is not None:
+        return SourceError("the hub's certificate is not trusted: name its CA in source.caRef")
+    return SourceError(
+        f"the hub cannot be reached ({type(error).__name__}: {error})", retryable=True
+    )

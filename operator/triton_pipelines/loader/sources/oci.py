@@ -22,10 +22,10 @@ from urllib.request import parse_http_list, parse_keqv_list
 
 import httpx
 
-from triton_pipelines.loader.credentials import Credentials
+from triton_pipelines.loader.credentials import SourceCredentials
 from triton_pipelines.loader.download import Body
 from triton_pipelines.loader.errors import SourceError
-from triton_pipelines.loader.listing import Entry, Listing, check_name, folder
+from triton_pipelines.loader.listing import Entry, SourceListing, check_name, folder
 from triton_pipelines.loader.sources.folder import FolderSource
 from triton_pipelines.loader.sources.layers import scope_of, unpack
 from triton_pipelines.loader.sources.web import WebSource, stream, web_errors
@@ -70,7 +70,7 @@ class OciSource:
         reference: str | None,
         *,
         endpoint: str | None,
-        credentials: Credentials,
+        credentials: SourceCredentials,
         learned: Callable[[str], None],
         workspace: Path,
     ) -> None:
@@ -132,7 +132,7 @@ class OciSource:
             else None
         )
 
-    def list(self, place: str) -> Listing:
+    def list(self, place: str) -> SourceListing:
         """The artifact's files by their titles, with those of its archives."""
         self.resolve()
         entries = {
@@ -144,7 +144,7 @@ class OciSource:
         path = place.strip("/")
         if path in entries and not place.endswith("/"):
             found = entries[path]
-            return Listing(
+            return SourceListing(
                 (Entry(path.rpartition("/")[2], found.size, found.identity),), single=True
             )
         prefix = f"{path}/" if path else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -14,7 +13,11 @@ import httpx
 
 from triton_pipelines.loader.download import Body
 from triton_pipelines.loader.errors import PROXY_REFUSED, SourceError
-from triton_pipelines.loader.listing import Entry, Listing
+from triton_pipelines.loader.listing import Entry, SourceListing
+from triton_pipelines.loader.sources.transport_errors import (
+    certificate_error,
+    is_proxy_auth_error,
+)
 
 _RETRYABLE: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
@@ -50,11 +53,11 @@ class WebSource:
         """None: each file has its own ETag."""
         return None
 
-    def list(self, place: str) -> Listing:
+    def list(self, place: str) -> SourceListing:
         """The file at ``place``; a folder (``/`` at the end, or empty) cannot be listed."""
         if not place or place.endswith("/"):
-            return Listing(None)
-        return Listing((Entry(place.rpartition("/")[2]),), single=True)
+            return SourceListing(None)
+        return SourceListing((Entry(place.rpartition("/")[2]),), single=True)
 
     @contextmanager
     def open(self, name: str, *, offset: int = 0, validator: str | None = None) -> Iterator[Body]:
@@ -86,23 +89,24 @@ def web_errors() -> Iterator[None]:
     except httpx.TimeoutException as error:
         raise SourceError(f"timed out ({type(error).__name__})", retryable=True) from error
     except httpx.TransportError as error:
-        raise SourceError(*_transport(error)[:1], retryable=_transport(error)[1]) from error
+        raise _source_error(error) from error
     except (httpx.InvalidURL, httpx.HTTPError) as error:
         raise SourceError(f"not a usable URL: {error}") from error
 
 
-def _transport(error: httpx.TransportError) -> tuple[str, bool]:
-    if isinstance(error, httpx.ProxyError) and "407" in str(error):
-        return PROXY_REFUSED, False
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return (
-                f"the server's certificate is not trusted ({cause.verify_message}): name its CA in source.caRef",
-                False,
-            )
-        cause = cause.__cause__ or cause.__context__
-    return f"{type(error).__name__}: {error}", not isinstance(error, httpx.UnsupportedProtocol)
+def _source_error(error: httpx.TransportError) -> SourceError:
+    if is_proxy_auth_error(error):
+        return SourceError(PROXY_REFUSED)
+    certificate = certificate_error(error)
+    if certificate is not None:
+        return SourceError(
+            f"the server's certificate is not trusted ({certificate.verify_message}): "
+            "name its CA in source.caRef"
+        )
+    return SourceError(
+        f"{type(error).__name__}: {error}",
+        retryable=not isinstance(error, httpx.UnsupportedProtocol),
+    )
 
 
 @contextmanager

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.support.raggedbackend import StandInBackend, config_of, session
 from tests.support.raggedgraphs import POSITIONS, Encoder, Head, Masking, Places, make
-from triton_pipelines.loader.ragged import Adaptable, adapt, examine
+from triton_pipelines.loader.ragged.eligibility import Adaptable, check_eligibility
+from triton_pipelines.loader.ragged.graph_adapter import adapt
 from triton_pipelines.loader.ragged.opset_upgrade import upgraded
 
 TOLERANCE = {np.dtype(np.float32): 1e-5, np.dtype(np.float16): 2e-2}
@@ -19,7 +20,7 @@ TOLERANCE = {np.dtype(np.float32): 1e-5, np.dtype(np.float16): 2e-2}
 
 def adapted(encoder: Encoder, **plan: Any) -> StandInBackend:
     model = upgraded(make(encoder))
-    found = examine(model, encoder.plan(**plan))
+    found = check_eligibility(model, encoder.plan(**plan))
     assert isinstance(found, Adaptable), str(found)
     return StandInBackend(adapt(model, found), config_of(*encoder.declared))
 
@@ -98,7 +99,7 @@ def test_padding_of_another_value_changes_nothing() -> None:
         update={"inputs": (plan.inputs[0].model_copy(update={"pad_value": 7}), *plan.inputs[1:])}
     )
     model = make(encoder)
-    found = examine(model, other)
+    found = check_eligibility(model, other)
     assert isinstance(found, Adaptable)
     answers = StandInBackend(adapt(model, found), config_of(*encoder.declared)).execute(rows)
     for answer, wanted in zip(answers, adapted(encoder).execute(rows), strict=True):

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from triton_pipelines.loader.ragged.graph_walk import STANDARD, bodies
+from triton_pipelines.loader.onnx_graph.graph_walk import STANDARD, bodies
 
 _APART: Final = "\0"
 """What stands between a body's own name and the body's number: no name of a graph holds it."""

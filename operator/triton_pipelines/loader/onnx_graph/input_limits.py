@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Final
 
 from onnx import numpy_helper
 
-from triton_pipelines.loader.ragged.graph_walk import STANDARD
-from triton_pipelines.loader.ragged.scopes import Laid, Operation, laid
+from triton_pipelines.loader.onnx_graph.scopes import Laid, Operation, laid
 
 _CARRIES: Final = frozenset(
     {"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand", "If"}
@@ -174,46 +172,3 @@ def _looked_up(tables: dict[str, Any], one: Operation) -> list[int]:
 def _rows(tables: dict[str, Any], name: str | None) -> list[int]:
     tensor = tables.get(name or "")
     return [int(tensor.dims[0])] if tensor is not None and len(tensor.dims) >= 2 else []
-
-
-def company(model_nodes: Iterator[Any]) -> dict[str, str]:
-    """Operator → why answers of a row hang on the other rows of its batch, or on chance, for the operators found that do so."""
-    found: dict[str, str] = {}
-    for node in model_nodes:
-        if node.op_type in _DYNAMIC:
-            found[node.op_type] = (
-                "its scale is taken over the whole batch (dynamic quantization): a row's answer hangs on the other rows"
-            )
-        elif (
-            node.domain in STANDARD
-            and node.op_type in _RECURRENT
-            and not (len(node.input) > 4 and node.input[4])
-        ):
-            found[node.op_type] = (
-                "a recurrent layer without sequence_lens reads the padding behind a row"
-            )
-        elif node.domain in STANDARD and node.op_type in _RANDOM:
-            found[node.op_type] = "its values are random"
-        elif (
-            node.domain in STANDARD
-            and node.op_type == "BatchNormalization"
-            and any(a.name == "training_mode" and a.i for a in node.attribute)
-        ):
-            found[node.op_type] = "in training mode it normalizes over the batch"
-    return found
-
-
-_DYNAMIC: Final = frozenset(
-    {"DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM"}
-)
-_RECURRENT: Final = frozenset({"LSTM", "GRU", "RNN"})
-_RANDOM: Final = frozenset(
-    {
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-        "Multinomial",
-        "Bernoulli",
-    }
-)

@@ -84,26 +84,33 @@ def values(graph: Any) -> set[str]:
 
 
 def rename(graph: Any, names: Mapping[str, str]) -> None:
-    """Give values of a graph other names where nodes read and write them, and in the bodies that see them. Inputs and outputs of the graph stay."""
+    """Rename values of a graph where nodes read and write them, bodies that see them included.
+
+    Inputs and outputs of the graph keep their names.
+    """
     if not names:
         return
     for node in graph.node:
-        for part in (node.input, node.output):
-            for place, name in enumerate(part):
-                if name in names:
-                    part[place] = names[name]
-        for body in bodies(node):
-            own = _defined(body)
-            seen = {old: new for old, new in names.items() if old not in own}
-            rename(body, seen)
-            for output in body.output:
-                output.name = seen.get(output.name, output.name)
+        _rename_in_node(node, names)
     for value in graph.value_info:
         value.name = names.get(value.name, value.name)
     for tensor in graph.initializer:
         tensor.name = names.get(tensor.name, tensor.name)
     for sparse in graph.sparse_initializer:
         sparse.values.name = names.get(sparse.values.name, sparse.values.name)
+
+
+def _rename_in_node(node: Any, names: Mapping[str, str]) -> None:
+    for part in (node.input, node.output):
+        for place, name in enumerate(part):
+            if name in names:
+                part[place] = names[name]
+    for body in bodies(node):
+        own = _defined(body)
+        visible = {old: new for old, new in names.items() if old not in own}
+        rename(body, visible)
+        for output in body.output:
+            output.name = visible.get(output.name, output.name)
 
 
 def _defined(graph: Any) -> set[str]:
