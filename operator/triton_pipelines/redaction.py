@@ -1,4 +1,7 @@
-"""Nothing that the loader says may hold a credential: values of mounted secrets, user information and queries of URLs."""
+"""Nothing that the loader says may hold a credential.
+
+Values of mounted secrets, user information and queries of URLs.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,18 @@ _SHORTEST: Final = 3
 _USERINFO: Final = re.compile(
     r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]*://)[^\s/?#'\"<>]*@(?=[^\s/?#'\"<>])"
 )
-# A bracket or quote may stand in a query as it is (RFC 3986); one at its end is more likely the sentence's.
+# A bracket or quote may stand in a query as it is (RFC 3986); one at its end is more likely the
+# sentence's.
 _QUERY: Final = re.compile(
     r"(?P<url>\b[A-Za-z][A-Za-z0-9+.-]*://[^\s?\"<>]*)\?[^\s\"<>]*[^\s\"<>)']"
 )
 
 
 def redact_url(text: str) -> str:
-    """``text`` with user information and query of every URL in it masked. ``hf://org/name@revision`` stays as it is."""
+    """``text`` with user information and query of every URL in it masked.
+
+    ``hf://org/name@revision`` stays as it is.
+    """
 
     def userinfo(match: re.Match[str]) -> str:
         return match[0] if match["scheme"] == "hf://" else f"{match['scheme']}{MASK}@"

@@ -1,7 +1,9 @@
-"""Files that pods share on one volume: found by what they are, verified on use, never half there, never waited for in vain.
+"""Files that pods share on one volume.
 
-Layout below the volume: ``v1/index/KK/KEY.json`` (digest and size of what a key stands for), ``v1/files/DD/DIGEST`` (the content),
-``v1/locks/KEY`` (who fetches it now), ``v1/tmp``. Whatever is wrong with the volume, a load goes on without it.
+Found by what they are, verified on use, never half there, never waited for in vain. Layout below
+the volume: ``v1/index/KK/KEY.json`` (digest and size of what a key stands for),
+``v1/files/DD/DIGEST`` (the content), ``v1/locks/KEY`` (who fetches it now), ``v1/tmp``. Whatever is
+wrong with the volume, a load goes on without it.
 """
 
 from __future__ import annotations
@@ -23,35 +25,44 @@ from typing import Final
 
 from triton_pipelines.api.loadplan import Finding, Reason
 from triton_pipelines.loader.file_lease import Lease, LeaseTimes, try_lease, wait_for
-from triton_pipelines.loader.progress import human
+from triton_pipelines.loader.progress import format_bytes
 
 KEEP_FREE: Final = 0.1
 """Share of the cache volume that is left free."""
 IN_USE_SECONDS: Final = 900.0
-"""A file used within this time is not evicted. On a local file system who has it open keeps it anyway; NFS keeps a removed file only
-for clients of the same host."""
+"""A file used within this time is not evicted.
+
+On a local file system who has it open keeps it anyway; NFS keeps a removed file only for clients of
+the same host.
+"""
 ABANDONED_SECONDS: Final = 3600.0
 """An unfinished file that nobody wrote to for so long was left by a pod that is gone."""
 _BLOCK: Final = 1 << 20
 _FICLONE: Final = 0x40049409
-"""``ioctl`` that makes a file share another's blocks (linux/fs.h); XFS, Btrfs and others, within one file system."""
+"""``ioctl`` that makes a file share another's blocks (linux/fs.h).
+
+XFS, Btrfs and others, within one file system.
+"""
 
 
 @dataclass(frozen=True)
-class Cached:
+class CachedFile:
     """A file of the cache that now lies at its target."""
 
     sha256: str
     size: int
 
 
-def key_of(*parts: str | None) -> str:
+def cache_key(*parts: str | None) -> str:
     """The key of a file: what it was asked as, and what proved that it is that version."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 class FileCache:
-    """The cache on the volume at ``root``. Its methods never raise for what is wrong with that volume; :meth:`finding` says it."""
+    """The cache on the volume at ``root``.
+
+    Its methods never raise for what is wrong with that volume; :meth:`finding` says it.
+    """
 
     def __init__(
         self,
@@ -73,14 +84,20 @@ class FileCache:
             return None
         return Finding(
             reason=Reason.CACHE_UNUSED,
-            message=f"the model cache was not used for some files: {self._problem}. They came from their sources.",
+            message=(
+                f"the model cache was not used for some files: {self._problem}. They came from "
+                "their sources."
+            ),
         )
 
-    def take(self, key: str, target: Path) -> Cached | None:
-        """Copy the file of ``key`` to ``target`` and verify it; None when it is not there. Raises :class:`OSError` for ``target`` alone."""
+    def take(self, key: str, target: Path) -> CachedFile | None:
+        """Copy the file of ``key`` to ``target`` and verify it; None when it is not there.
+
+        Raises :class:`OSError` for ``target`` alone.
+        """
         try:
             note = json.loads(self._index(key).read_text())
-            cached = Cached(str(note["sha256"]), int(note["size"]))
+            cached = CachedFile(str(note["sha256"]), int(note["size"]))
             blob = self._blob(cached.sha256)
             os.utime(blob)
             source = blob.open("rb")
@@ -122,7 +139,10 @@ class FileCache:
                 temporary.unlink(missing_ok=True)
 
     def lease(self, key: str) -> Lease | None:
-        """The right to fetch ``key`` while others wait; None while somebody else has it. A volume that takes no lock gives it to everyone."""
+        """The right to fetch ``key`` while others wait; None while somebody else has it.
+
+        A volume that takes no lock gives it to everyone.
+        """
         try:
             _folder(self._lock(key).parent)
             return try_lease(self._lock(key), self._times)
@@ -131,7 +151,9 @@ class FileCache:
             return Lease(None, self._times)
 
     def wait(self, key: str) -> None:
-        """Return when ``key`` is there, when nobody fetches it any more, or when waiting is longer than it is worth."""
+        """Return when ``key`` is there, when nobody fetches it any more, or when waiting is longer
+        than it is worth.
+        """
         self._log.info("another pod is fetching the same file into the model cache; waiting for it")
         with contextlib.suppress(OSError):
             wait_for(self._lock(key), self._times, self._index(key).exists, self._clock)
@@ -158,7 +180,8 @@ class FileCache:
                 if self._lacking(size) <= 0:
                     return True
             self._note(
-                f"its volume has no room for {human(size)} ({human(self._lacking(size))} more would have to be free)",
+                f"its volume has no room for {format_bytes(size)} "
+                f"({format_bytes(self._lacking(size))} more would have to be free)",
                 None,
             )
             return False
@@ -188,9 +211,10 @@ class FileCache:
             mark.unlink(missing_ok=True)
 
     def _copy(self, source: int, target: Path, *, shared: bool = False) -> str | None:
-        """Copy an open file and return the copy's digest; None when the source fails (an NFS server that lost it, for one).
+        """Copy an open file and return the copy's digest.
 
-        Raises :class:`OSError` of ``target``.
+        None when the source fails (an NFS server that lost it, for one). Raises :class:`OSError` of
+        ``target``.
         """
         target.unlink(missing_ok=True)
         digest = hashlib.sha256()
@@ -236,7 +260,10 @@ class FileCache:
 
 
 def _clone(source: int, target: int) -> bool:
-    """Let ``target`` share the blocks of ``source`` (reflink); False where the file system, or another one, cannot."""
+    """Let ``target`` share the blocks of ``source`` (reflink).
+
+    False where the file system, or another one, cannot.
+    """
     try:
         fcntl.ioctl(target, _FICLONE, source)
     except OSError as error:
@@ -247,7 +274,10 @@ def _clone(source: int, target: int) -> bool:
 
 
 def _folder(path: Path) -> None:
-    """A folder that every pod of the volume may write to: pods may run as different users of one group."""
+    """A folder that every pod of the volume may write to.
+
+    Pods may run as different users of one group.
+    """
     if not path.is_dir():
         path.mkdir(parents=True, exist_ok=True)
         for made in (path, path.parent):

@@ -1,4 +1,7 @@
-"""A step's credentials and CA bundle as mounted from its secrets; nothing else in the loader reads them."""
+"""A step's credentials and CA bundle as mounted from its secrets.
+
+Nothing else in the loader reads them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ import certifi
 
 from triton_pipelines.api.loadplan import PlanFetch
 from triton_pipelines.loader.errors import SourceError
-from triton_pipelines.loader.uris import SourceLocation, RegistryUri, parse_azure, parse_registry
+from triton_pipelines.loader.uris import RegistryUri, SourceLocation, parse_azure, parse_registry
 from triton_pipelines.redaction import Redactor
 
 CA_FILE: Final = "ca.crt"
@@ -43,7 +46,10 @@ _DOCKER_HUB: Final = frozenset({"docker.io", "index.docker.io", "registry-1.dock
 
 
 def ssl_context(ca: Path | None) -> ssl.SSLContext:
-    """The system's trust, plus the bundle ``ca``; :class:`SourceError` when that is no PEM bundle."""
+    """The system's trust, plus the bundle ``ca``.
+
+    :class:`SourceError` when that is no PEM bundle.
+    """
     context = ssl.create_default_context()
     paths = ssl.get_default_verify_paths()
     if paths.cafile is None and (paths.capath is None or not any(Path(paths.capath).iterdir())):
@@ -54,7 +60,8 @@ def ssl_context(ca: Path | None) -> ssl.SSLContext:
             context.load_verify_locations(cafile=str(ca))
         except (OSError, ssl.SSLError) as error:
             raise SourceError(
-                f"the CA bundle of caRef cannot be used ({error}): it must hold certificates in PEM under the key ca.crt"
+                f"the CA bundle of caRef cannot be used ({error}): it must hold certificates "
+                "in PEM under the key ca.crt"
             ) from error
     return context
 
@@ -72,7 +79,10 @@ class SourceCredentials:
     ca_file: Path | None = None
 
     def headers(self, from_url: tuple[str, str] | None = None) -> dict[str, str]:
-        """The Authorization header for a web server: bearer token, else user and password (those of the URL last)."""
+        """The Authorization header for a web server.
+
+        Bearer token, else user and password (those of the URL last).
+        """
         if self.token is not None:
             return {"Authorization": f"Bearer {self.token}"}
         user = self.user or from_url
@@ -88,9 +98,10 @@ class SourceCredentials:
 def read_credentials(
     item: PlanFetch, location: SourceLocation, credentials: Path, ca: Path, redact: Redactor
 ) -> SourceCredentials:
-    """The credentials of ``item`` for the source ``location``; each value becomes known to ``redact``.
+    """The credentials of ``item`` for the source ``location``.
 
-    Raises :class:`SourceError` that names the secret's missing key.
+    Each value becomes known to ``redact``. Raises :class:`SourceError` that names the secret's
+    missing key.
     """
     ca_file = ca / item.key / CA_FILE if item.ca else None
     if ca_file is not None and not ca_file.is_file():
@@ -124,7 +135,9 @@ def _of_scheme(
         case "s3":
             _require(values, "accessKeyId", "secretAccessKey")
             session = values.get("sessionToken") or None
-            return SourceCredentials(keys=(values["accessKeyId"], values["secretAccessKey"], session))
+            return SourceCredentials(
+                keys=(values["accessKeyId"], values["secretAccessKey"], session)
+            )
         case "gs":
             _require(values, "serviceAccountKey")
             key = _service_account(values["serviceAccountKey"], redact)
@@ -192,7 +205,8 @@ def _service_account(text: str, redact: Redactor) -> str:
     private = key.get("private_key")
     if not isinstance(private, str) or not isinstance(key.get("client_email"), str):
         raise SourceError(
-            "secretRef: serviceAccountKey is no key file of a service account (it lacks private_key or client_email)"
+            "secretRef: serviceAccountKey is no key file of a service account (it lacks "
+            "private_key or client_email)"
         )
     # An error may show the key in part: each of its lines counts.
     redact.add(
@@ -203,7 +217,9 @@ def _service_account(text: str, redact: Redactor) -> str:
     return text
 
 
-def _azure(location: SourceLocation, values: Mapping[str, str], redact: Redactor) -> SourceCredentials:
+def _azure(
+    location: SourceLocation, values: Mapping[str, str], redact: Redactor
+) -> SourceCredentials:
     account = parse_azure(location.uri).account
     if values.get("accountName", account) != account:
         raise SourceError(
@@ -218,11 +234,13 @@ def _azure(location: SourceLocation, values: Mapping[str, str], redact: Redactor
             base64.b64decode(values["accountKey"], validate=True)
         except ValueError:
             raise SourceError(
-                "secretRef: accountKey is not base64: copy the storage account's access key as the portal shows it"
+                "secretRef: accountKey is not base64: copy the storage account's access key "
+                "as the portal shows it"
             ) from None
         return SourceCredentials(account_key=values["accountKey"])
     raise SourceError(
-        f"secretRef: the secret needs accountKey (with accountName) or sasToken (it has {_keys(values)})"
+        "secretRef: the secret needs accountKey (with accountName) or sasToken (it has "
+        f"{_keys(values)})"
     )
 
 

@@ -1,4 +1,7 @@
-"""One file of a source into one file on disk: resumed, hashed while it streams, never half there under its own name."""
+"""One file of a source into one file on disk.
+
+Resumed, hashed while it streams, never half there under its own name.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from triton_pipelines.loader.cache import FileCache, key_of
+from triton_pipelines.loader.cache import FileCache, cache_key
 from triton_pipelines.loader.errors import NoSpaceError, SourceError
 from triton_pipelines.loader.listing import SourceListing
-from triton_pipelines.loader.progress import MeterMaker, Progress, human
+from triton_pipelines.loader.progress import DownloadProgress, MeterFactory, format_bytes
 from triton_pipelines.loader.retry import Retrier
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_STOPPED: Final = "stopped, because another file of the same source failed"
 _WAITS: Final = 3
 """Times that a download waits for another pod's before it goes ahead by itself."""
 BLOCK: Final = 1 << 20
@@ -29,12 +33,13 @@ BLOCK: Final = 1 << 20
 
 
 @dataclass(frozen=True)
-class Body:
+class FileBody:
     """The rest of a file from ``offset`` on.
 
-    ``size`` is the whole file's, where the source tells. ``validator`` lets a later request continue this very version, None
-    when the source cannot promise that. ``revision`` is what an unpinned source resolved to (commit, object version, ETag).
-    ``identity`` is what is the same only while the content is (commit, version, strong ETag, digest), None where nothing is;
+    ``size`` is the whole file's, where the source tells. ``validator`` lets a later request
+    continue this very version, None when the source cannot promise that. ``revision`` is what an
+    unpinned source resolved to (commit, object version, ETag). ``identity`` is what is the same
+    only while the content is (commit, version, strong ETag, digest), None where nothing is;
     ``digest`` the SHA-256 that the source itself says the file has.
     """
 
@@ -48,19 +53,27 @@ class Body:
 
 
 class Source(Protocol):
-    """Where files come from. Names are relative to the source's folder. Safe for threads once it is resolved."""
+    """Where files come from.
+
+    Names are relative to the source's folder. Safe for threads once it is resolved.
+    """
 
     def resolve(self) -> str | None:
-        """The revision that holds for all files of the source (a commit), or None where each file has its own."""
+        """The revision that holds for all files of the source (a commit), or None where each file
+        has its own.
+        """
         ...
 
     def list(self, place: str) -> SourceListing:
-        """What lies at ``place``; ``/`` at its end, or nothing at all, names a folder. Raises :class:`SourceError`."""
+        """What lies at ``place``; ``/`` at its end, or nothing at all, names a folder.
+
+        Raises :class:`SourceError`.
+        """
         ...
 
     def open(
         self, name: str, *, offset: int = 0, validator: str | None = None
-    ) -> AbstractContextManager[Body]:
+    ) -> AbstractContextManager[FileBody]:
         """Start reading ``name``, from ``offset`` when ``validator`` still holds, else from 0.
 
         Raises :class:`SourceError`, also while the chunks are read.
@@ -69,8 +82,12 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Downloaded:
-    """A complete file: where, its digest, bytes, what it resolved to, and whether part of it came from an earlier attempt."""
+class DownloadedFile:
+    """A complete file.
+
+    Where, its digest, bytes, what it resolved to, and whether part of it came from an earlier
+    attempt.
+    """
 
     path: Path
     sha256: str
@@ -80,22 +97,28 @@ class Downloaded:
 
 
 @dataclass(frozen=True)
-class Job:
-    """A file to download. ``what`` (field and URI) starts every log line; ``scope`` says what its source is, for the cache's key."""
+class DownloadJob:
+    """A file to download.
+
+    ``what`` (field and URI) starts every log line; ``scope`` says what its source is, for the
+    cache's key.
+    """
 
     source: Source
     name: str
     target: Path
     what: str
     scope: str | None = None
-    meter: MeterMaker | None = None
+    meter: MeterFactory | None = None
 
 
 class Downloader:
-    """Downloads with retries; unfinished files lie beside their target as ``NAME.part`` with ``NAME.part.json``.
+    """Downloads with retries.
 
-    A finished file has ``NAME.done.json`` beside it until it is moved to the repository, so that a restarted container fetches
-    none twice. ``stop`` ends all downloads of a group when one of them failed for good.
+    Unfinished files lie beside their target as ``NAME.part`` with ``NAME.part.json``. A finished
+    file has ``NAME.done.json`` beside it until it is moved to the repository, so that a restarted
+    container fetches none twice. ``stop`` ends all downloads of a group when one of them failed for
+    good.
     """
 
     def __init__(
@@ -107,19 +130,20 @@ class Downloader:
     ) -> None:
         self._retrier, self._log, self.clock, self._cache = retrier, log, clock, cache
 
-    def fetch(self, job: Job, stop: threading.Event | None = None) -> Downloaded:
+    def fetch(self, job: DownloadJob, stop: threading.Event | None = None) -> DownloadedFile:
         """Do ``job``.
 
-        Raises :class:`SourceError` when the source stays unreadable and :class:`NoSpaceError` when the volume is full.
+        Raises :class:`SourceError` when the source stays unreadable and :class:`NoSpaceError` when
+        the volume is full.
         """
         job.target.parent.mkdir(parents=True, exist_ok=True)
         waits = 0
 
-        def attempt() -> Downloaded:
+        def attempt() -> DownloadedFile:
             nonlocal waits
             while True:
                 done = self._attempt(job, stop or threading.Event(), patient=waits < _WAITS)
-                if isinstance(done, Downloaded):
+                if isinstance(done, DownloadedFile):
                     return done
                 # The connection is closed by now: a wait may be long.
                 waits += 1
@@ -128,11 +152,13 @@ class Downloader:
 
         return self._retrier.run(job.what, attempt)
 
-    def _attempt(self, job: Job, stop: threading.Event, patient: bool) -> Downloaded | str:
+    def _attempt(
+        self, job: DownloadJob, stop: threading.Event, patient: bool
+    ) -> DownloadedFile | str:
         """The file, or the key of the cache that another pod is filling."""
         if stop.is_set():
-            raise SourceError("stopped, since another file of the same source failed")
-        part = _Part(job.target)
+            raise SourceError(_STOPPED)
+        part = _PartialFile(job.target)
         resumable = part.read()
         offset, validator = (part.size(), resumable) if resumable else (0, None)
         before = part.size() if resumable else 0
@@ -147,7 +173,7 @@ class Downloader:
                     return self._stream(body, part, job, stop)
                 return self._through_cache(
                     self._cache,
-                    key_of(job.scope, job.name, body.identity),
+                    cache_key(job.scope, job.name, body.identity),
                     body,
                     part,
                     job,
@@ -168,21 +194,23 @@ class Downloader:
         self,
         cache: FileCache,
         key: str,
-        body: Body,
-        part: _Part,
-        job: Job,
+        body: FileBody,
+        part: _PartialFile,
+        job: DownloadJob,
         stop: threading.Event,
         patient: bool,
-    ) -> Downloaded | str:
+    ) -> DownloadedFile | str:
         # The source was asked first: who may not read a file there does not get it from here.
         if body.size is not None and body.size > free_bytes(job.target.parent) + part.size():
             raise NoSpaceError(body.size, free_bytes(job.target.parent), job.what)
         if (cached := cache.take(key, job.target)) is not None:
             part.drop()
-            self._log.info("%s: %s from the model cache", job.what, human(cached.size))
+            self._log.info("%s: %s from the model cache", job.what, format_bytes(cached.size))
             if job.meter is not None:
                 job.meter(cached.size, cached.size).finish()
-            done = Downloaded(job.target, cached.sha256, cached.size, body.revision, resumed=False)
+            done = DownloadedFile(
+                job.target, cached.sha256, cached.size, body.revision, resumed=False
+            )
             part.note(done, body.identity)
             return done
         lease = cache.lease(key)
@@ -193,28 +221,15 @@ class Downloader:
             cache.put(key, done.path, done.sha256)
             return done
 
-    def _stream(self, body: Body, part: _Part, job: Job, stop: threading.Event) -> Downloaded:
-        digest = hashlib.sha256()
-        if body.offset:
-            if body.offset != part.size():
-                part.drop()
-                raise SourceError(
-                    f"the server went on at byte {body.offset} of a file that was asked for from elsewhere",
-                    retryable=True,
-                )
-            part.hash_into(digest)
-            self._log.info("%s: resumes at %s", job.what, human(body.offset))
-        else:
-            part.drop()
-        if body.size is not None:
-            free, needed = free_bytes(job.target.parent), body.size - body.offset
-            if needed > free:
-                raise NoSpaceError(needed, free, job.what)
-        part.write(body.validator)
+    def _stream(
+        self, body: FileBody, part: _PartialFile, job: DownloadJob, stop: threading.Event
+    ) -> DownloadedFile:
+        """Write the body to the partial file, check it, and give it its name."""
+        digest = self._prepare(body, part, job)
         meter = (
             job.meter(body.size, body.offset)
             if job.meter
-            else Progress(self._log, job.what, body.size, body.offset, self.clock)
+            else DownloadProgress(self._log, job.what, body.size, body.offset, self.clock)
         )
         size = body.offset
         with part.path.open("ab") as file:
@@ -224,21 +239,12 @@ class Downloader:
                 size += len(chunk)
                 meter.add(len(chunk))
                 if stop.is_set():
-                    raise SourceError("stopped, since another file of the same source failed")
+                    raise SourceError(_STOPPED)
             file.flush()
             os.fsync(file.fileno())
-        if body.size is not None and size != body.size:
-            if size > body.size:
-                part.drop()
-            raise SourceError(f"the body ended at byte {size} of {body.size}", retryable=True)
-        if body.digest is not None and digest.hexdigest() != body.digest:
-            part.drop()
-            raise SourceError(
-                f"what came has the digest {digest.hexdigest()}, not {body.digest} as the source says",
-                retryable=True,
-            )
+        _check_content(body, part, size, digest.hexdigest())
         meter.finish()
-        done = Downloaded(
+        done = DownloadedFile(
             job.target, digest.hexdigest(), size, body.revision, resumed=body.offset > 0
         )
         part.path.replace(job.target)
@@ -247,8 +253,43 @@ class Downloader:
         part.note(done, body.identity)
         return done
 
+    def _prepare(self, body: FileBody, part: _PartialFile, job: DownloadJob) -> hashlib._Hash:
+        """Return the digest of what is there already; check that the rest fits on the volume."""
+        digest = hashlib.sha256()
+        if body.offset:
+            if body.offset != part.size():
+                part.drop()
+                raise SourceError(
+                    f"the server continued at byte {body.offset}, which was not requested",
+                    retryable=True,
+                )
+            part.hash_into(digest)
+            self._log.info("%s: resumes at %s", job.what, format_bytes(body.offset))
+        else:
+            part.drop()
+        if body.size is not None:
+            free, needed = free_bytes(job.target.parent), body.size - body.offset
+            if needed > free:
+                raise NoSpaceError(needed, free, job.what)
+        part.write(body.validator)
+        return digest
 
-class _Part:
+
+def _check_content(body: FileBody, part: _PartialFile, size: int, digest: str) -> None:
+    """Compare what arrived with what the source announced."""
+    if body.size is not None and size != body.size:
+        if size > body.size:
+            part.drop()
+        raise SourceError(f"the body ended at byte {size} of {body.size}", retryable=True)
+    if body.digest is not None and digest != body.digest:
+        part.drop()
+        raise SourceError(
+            f"the file has the digest {digest}, but the source announced {body.digest}",
+            retryable=True,
+        )
+
+
+class _PartialFile:
     """The unfinished file and what its next request must prove to go on."""
 
     def __init__(self, target: Path) -> None:
@@ -276,14 +317,14 @@ class _Part:
         temporary.write_text(json.dumps({"validator": validator}))
         temporary.replace(self._note)
 
-    def note(self, done: Downloaded, identity: str | None) -> None:
+    def note(self, done: DownloadedFile, identity: str | None) -> None:
         """Remember a finished file for a restart of the container."""
         if identity is not None:
             write_atomically(
                 self._done, json.dumps({"identity": identity, "sha256": done.sha256}).encode()
             )
 
-    def finished(self, body: Body) -> Downloaded | None:
+    def finished(self, body: FileBody) -> DownloadedFile | None:
         """The file, when an earlier attempt finished it and the source still has the same one."""
         try:
             note = json.loads(self._done.read_text())
@@ -293,7 +334,7 @@ class _Part:
                 or sha256_of(self._target) != note["sha256"]
             ):
                 return None
-            return Downloaded(
+            return DownloadedFile(
                 self._target,
                 note["sha256"],
                 self._target.stat().st_size,

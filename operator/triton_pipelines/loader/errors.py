@@ -1,4 +1,7 @@
-"""The loader's two errors: one of a source, which may be tried again, and one of the load, which is a finding."""
+"""The loader's two errors.
+
+One of a source, which may be tried again, and one of the load, which is a finding.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ PROXY_REFUSED: Final = "the proxy of HTTPS_PROXY refuses these or no credentials
 class SourceError(Exception):
     """A source could not be read this time.
 
-    ``retryable`` says whether the same request may succeed later, ``retry_after`` what the server asked for in seconds,
-    ``missing`` that the source answered and has no such file, ``restart`` that the unfinished file here cannot be continued,
-    ``challenge`` (WWW-Authenticate) that the server wants credentials, or others, ``progress`` that new bytes arrived before the failure.
+    ``retryable`` says whether the same request may succeed later, ``retry_after`` what the server
+    asked for in seconds, ``missing`` that the source answered and has no such file, ``restart``
+    that the unfinished file here cannot be continued, ``challenge`` (WWW-Authenticate) that the
+    server wants credentials, or others, ``progress`` that new bytes arrived before the failure.
     """
 
     def __init__(
@@ -36,8 +40,11 @@ class SourceError(Exception):
         self.progress = False
 
 
-class LoadError(Exception):
-    """A finding that fails the load; ``retryable`` when another start of the container may succeed by itself."""
+class LoaderError(Exception):
+    """A finding that fails the load.
+
+    ``retryable`` when another start of the container may succeed by itself.
+    """
 
     def __init__(
         self,
@@ -60,14 +67,18 @@ class LoadError(Exception):
         return Finding(step=self.step, reason=self.reason, message=self.message, field=self.field)
 
 
-class NoSpaceError(LoadError):
-    """The volume of the model repository is full. ``needed`` and ``free`` are bytes; ``needed`` may be unknown."""
+class NoSpaceError(LoaderError):
+    """The volume of the model repository is full.
+
+    ``needed`` and ``free`` are bytes; ``needed`` may be unknown.
+    """
 
     def __init__(self, needed: int | None, free: int, what: str) -> None:
         amount = "more" if needed is None else f"{needed} bytes"
         super().__init__(
             Reason.NO_SPACE,
-            f"{what}: needs {amount}, the volume of the model repository has {free} bytes free. Raise the node's ephemeral storage "
+            f"{what}: needs {amount}, the volume of the model repository has {free} bytes "
+            "free. Raise the node's ephemeral storage "
             "or the volume's size limit, or use a smaller model.",
         )
         self.needed = needed

@@ -1,6 +1,7 @@
-"""A lock that outlives nobody: a file whose owner touches it; one that is not touched any more is free.
+"""A lock that outlives nobody: a file whose owner touches it.
 
-It only saves double work. Whoever does the work twice harms nobody, so a lost race needs no more care than that.
+One that is not touched any more is free. It only saves double work. Whoever does the work twice
+harms nobody, so a lost race needs no more care than that.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from typing import Self
 
 @dataclass(frozen=True)
 class LeaseTimes:
-    """Seconds: between two signs of life, without one until the owner counts as dead, between two looks, and that a wait may last at most."""
+    """Seconds.
+
+    Between two signs of life, without one until the owner counts as dead, between two looks, and
+    that a wait may last at most.
+    """
 
     beat: float = 5.0
     dead_after: float = 30.0
@@ -63,7 +68,10 @@ class Lease:
 
 
 def try_lease(path: Path, times: LeaseTimes) -> Lease | None:
-    """The lease at ``path``, or None while another has it. Raises :class:`OSError` where no file can be made."""
+    """The lease at ``path``, or None while another has it.
+
+    Raises :class:`OSError` where no file can be made.
+    """
     owner = uuid.uuid4().hex
     try:
         # Exclusive creation is atomic also on NFS (since version 3).
@@ -77,9 +85,10 @@ def try_lease(path: Path, times: LeaseTimes) -> Lease | None:
 def wait_for(
     path: Path, times: LeaseTimes, done: Callable[[], bool], clock: Callable[[], float]
 ) -> None:
-    """Wait until ``done()``, until the lease is given back, or until its owner shows no life; then it is removed.
+    """Wait until ``done()``, until the lease is given back, or until its owner shows no life.
 
-    Life is a changed time stamp within this host's own seconds: clocks of hosts and file servers differ.
+    Then it is removed. Life is a changed time stamp within this host's own seconds: clocks of hosts
+    and file servers differ.
     """
     began = seen = clock()
     last: tuple[int, int] | None = None

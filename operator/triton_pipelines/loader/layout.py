@@ -1,4 +1,7 @@
-"""Who writes which file of the repository: the plan's own files, and what sources bring; no path has two writers."""
+"""Who writes which file of the repository: the plan's own files, and what sources bring.
+
+No path has two writers.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,15 @@ from collections.abc import Collection, Mapping
 from pathlib import PurePosixPath
 
 from triton_pipelines.api.loadplan import FetchKind, LoadPlan, PlanFetch, Reason
-from triton_pipelines.loader.errors import LoadError
+from triton_pipelines.loader.errors import LoaderError
 from triton_pipelines.loader.selection import FIRST
 
 
 class Layout:
     """Paths below the repository and their writers.
 
-    What the plan puts into version 1 of a model whose versions come from a source (a runner's ``model.py``, side files) belongs
-    to each of its versions: which there are, is known here alone.
+    What the plan puts into version 1 of a model whose versions come from a source (a runner's
+    ``model.py``, side files) belongs to each of its versions: which there are, is known here alone.
     """
 
     def __init__(self, plan: LoadPlan) -> None:
@@ -37,7 +40,10 @@ class Layout:
         return {path: self._everywhere(path) for path in self._plan}
 
     def place(self, item: PlanFetch, path: str, what: str) -> tuple[str, ...]:
-        """Where a fetched file goes. Raises :class:`LoadError` when something else is written there."""
+        """Where a fetched file goes.
+
+        Raises :class:`LoaderError` when something else is written there.
+        """
         model, _, rest = path.partition("/")
         if item.kind is FetchKind.MODEL:
             inner = f"{model}/{FIRST}/{rest.partition('/')[2]}"
@@ -47,17 +53,19 @@ class Layout:
             paths = self._everywhere(path)
             asked = {path, *paths}
         for own in sorted(asked & self._plan):
-            raise LoadError(
+            raise LoaderError(
                 Reason.MODEL_MISMATCH,
-                f"{what}: holds {PurePosixPath(path).name}, and {own} is written by the operator itself: remove or rename the file in the source.",
+                f"{what}: holds {PurePosixPath(path).name}, and {own} is written by the "
+                "operator itself: remove or rename the file in the source.",
             )
         for one in paths:
             if (other := self._written.get(one)) is not None or (
                 other := self._folded(one)
             ) is not None:
-                raise LoadError(
+                raise LoaderError(
                     Reason.MODEL_MISMATCH,
-                    f"{what}: would write {one}, which {other} writes too: give one of them another path.",
+                    f"{what}: would write {one}, which {other} writes too: give one of them "
+                    "another path.",
                 )
         for one in paths:
             self._written[one] = item.spec_field

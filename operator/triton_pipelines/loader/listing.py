@@ -1,4 +1,7 @@
-"""What lies at a place of a source: one file, or a folder with everything below it; and the record of it for later pods."""
+"""What lies at a place of a source: one file, or a folder with everything below it.
+
+And the record of it for later pods.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,33 @@ from typing import Final
 from triton_pipelines.loader.errors import SourceError
 
 MAX_FILES: Final = 10_000
-"""Files that one source may bring. A model has dozens; more means that the URI names a whole bucket or volume."""
+"""Files that one source may bring.
+
+A model has dozens; more means that the URI names a whole bucket or volume.
+"""
 _SHOWN: Final = 6
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,17}")
-"""A version folder's name: Triton reads the digits into 64 bits and takes none with a leading zero."""
+"""A version folder's name.
+
+Triton reads the digits into 64 bits and takes none with a leading zero.
+"""
 _RECORD: Final = re.compile(
     r"(?:versions=(?P<versions>[1-9][0-9,]*))?;?(?:listing=(?P<listing>[0-9a-f]{64}))?"
 )
 _LEFT_OUT: Final = frozenset({"__pycache__", ".git", "lost+found"})
-"""Folders that are never part of a model: byte code, a repository's history, a file system's own."""
+"""Folders that are never part of a model.
+
+Byte code, a repository's history, a file system's own.
+"""
 
 
 @dataclass(frozen=True, order=True)
-class Entry:
-    """A file: its name relative to the place, its size in bytes and what changes with its content (ETag, version), where they are known."""
+class ListedFile:
+    """A file.
+
+    Its name relative to the place, its size in bytes and what changes with its content (ETag,
+    version), where they are known.
+    """
 
     name: str
     size: int | None = None
@@ -35,9 +51,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class SourceListing:
-    """What is at a place. ``entries`` None: a folder that cannot be listed (a web server's). ``single``: the place is the one file of ``entries``."""
+    """What is at a place.
 
-    entries: tuple[Entry, ...] | None
+    ``entries`` None: a folder that cannot be listed (a web server's). ``single``: the place is the
+    one file of ``entries``.
+    """
+
+    entries: tuple[ListedFile, ...] | None
     single: bool = False
 
     @property
@@ -46,9 +66,12 @@ class SourceListing:
         return tuple(entry.name for entry in self.entries or ())
 
 
-def folder(entries: Iterable[Entry]) -> SourceListing:
-    """A listing of a folder, in order of names. Raises :class:`SourceError` for too many files and names that lead astray."""
-    kept: list[Entry] = []
+def folder(entries: Iterable[ListedFile]) -> SourceListing:
+    """A listing of a folder, in order of names.
+
+    Raises :class:`SourceError` for too many files and names that lead astray.
+    """
+    kept: list[ListedFile] = []
     for entry in entries:
         if _LEFT_OUT.isdisjoint(PurePosixPath(entry.name).parts):
             kept.append(entry)
@@ -60,7 +83,8 @@ def folder(entries: Iterable[Entry]) -> SourceListing:
         parents = {str(parent) for parent in PurePosixPath(name).parents}
         if clash := parents & names:
             raise SourceError(
-                f"holds {clash.pop()} both as a file and as a folder, which no volume can hold: rename one"
+                f"holds {clash.pop()} both as a file and as a folder, which no volume can "
+                "hold: rename one"
             )
     if not kept:
         raise SourceError("holds no files: check uri and path", missing=True)
@@ -68,7 +92,9 @@ def folder(entries: Iterable[Entry]) -> SourceListing:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that would leave the folder it is written to, or be another on disk than in the source."""
+    """Refuse a name that would leave the folder it is written to, or be another on disk than in
+    the source.
+    """
     pure = PurePosixPath(name)
     if (
         not name
@@ -84,7 +110,7 @@ def check_name(name: str) -> None:
         )
 
 
-def some(names: Iterable[str]) -> str:
+def list_some(names: Iterable[str]) -> str:
     """A few of ``names`` in words, for messages."""
     ordered = sorted(names)
     shown = ", ".join(ordered[:_SHOWN])
@@ -93,18 +119,21 @@ def some(names: Iterable[str]) -> str:
     )
 
 
-def numbered(entries: Iterable[Entry]) -> dict[int, tuple[Entry, ...]]:
+def files_by_version(entries: Iterable[ListedFile]) -> dict[int, tuple[ListedFile, ...]]:
     """The files below each version folder, named relative to it."""
-    found: dict[int, list[Entry]] = {}
+    found: dict[int, list[ListedFile]] = {}
     for entry in entries:
         first, slash, rest = entry.name.partition("/")
         if slash and _VERSION.fullmatch(first):
-            found.setdefault(int(first), []).append(Entry(rest, entry.size, entry.identity))
+            found.setdefault(int(first), []).append(ListedFile(rest, entry.size, entry.identity))
     return {version: tuple(found[version]) for version in sorted(found)}
 
 
-def digest(entries: Iterable[Entry]) -> str | None:
-    """A digest of names, sizes and identities; None where a file has no identity (a mounted folder: its content's digest stands for it)."""
+def digest(entries: Iterable[ListedFile]) -> str | None:
+    """A digest of names, sizes and identities; None where a file has no identity (a mounted folder.
+
+    Its content's digest stands for it).
+    """
     rows = [[entry.name, entry.size, entry.identity] for entry in sorted(entries)]
     if not rows or any(row[2] is None for row in rows):
         return None
@@ -112,7 +141,7 @@ def digest(entries: Iterable[Entry]) -> str | None:
 
 
 @dataclass(frozen=True)
-class Record:
+class ListingRecord:
     """What a folder without a revision of its own resolved to, as ``resolvedRevision`` holds it."""
 
     versions: tuple[int, ...] = ()
@@ -123,7 +152,7 @@ class Record:
         return ";".join([*parts, *([f"listing={self.listing}"] if self.listing else [])])
 
     @classmethod
-    def parse(cls, text: str | None) -> Record | None:
+    def parse(cls, text: str | None) -> ListingRecord | None:
         """The record in ``text``; None when that is something else (a commit, an ETag)."""
         match = _RECORD.fullmatch(text) if text else None
         if match is None:

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -32,8 +32,8 @@ from triton_pipelines.api.loadplan import (
 )
 from triton_pipelines.loader.cache import KEEP_FREE, FileCache
 from triton_pipelines.loader.download import free_bytes, write_atomically
-from triton_pipelines.loader.errors import LoadError, NoSpaceError
-from triton_pipelines.loader.fetching import Fetched, Fetcher
+from triton_pipelines.loader.errors import LoaderError, NoSpaceError
+from triton_pipelines.loader.fetching import FetchedSource, Fetcher
 from triton_pipelines.loader.layout import Layout
 from triton_pipelines.loader.model_checks import ModelInspection
 from triton_pipelines.loader.python_packages import copy_package
@@ -50,13 +50,18 @@ EXIT_USER: Final = 2
 EXIT_RETRY: Final = 3
 """A finding that another start of the container may mend."""
 TERMINATION_LOG: Final = Path("/dev/termination-log")
-"""Where the kubelet reads a container's last words (Kubernetes' default ``terminationMessagePath``)."""
+"""Where the kubelet reads a container's last words (Kubernetes' default
+``terminationMessagePath``).
+"""
 STATE_FOLDER: Final = ".load"
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """Where everything lies; the defaults are the pod's mounts. ``termination`` None writes no report file."""
+    """Where everything lies; the defaults are the pod's mounts.
+
+    ``termination`` None writes no report file.
+    """
 
     revision: Path = Path(names.PATH_REVISION)
     live: Path = Path(names.PATH_LIVE)
@@ -85,73 +90,18 @@ class LoadOptions:
 
     @property
     def state(self) -> Path:
-        """Unfinished downloads and records of finished ones, on the volume of the repository so that a rename is enough."""
+        """Unfinished downloads and records of finished ones, on the volume of the repository so
+        that a rename is enough.
+        """
         return self.root / STATE_FOLDER
 
 
 def parse_options(argv: Sequence[str]) -> LoadOptions:
-    """Options from a command line; ``TRITONPIPE_SOURCE_MAP`` adds rules, those of the command line win."""
-    parser = argparse.ArgumentParser(
-        prog="tritonpipe load",
-        description="Fetch a pipeline revision's sources into its model repository.",
-    )
-    defaults = LoadOptions()
-    for name in (
-        "revision",
-        "live",
-        "root",
-        "credentials",
-        "ca",
-        "configmaps",
-        "claims",
-        "termination",
-    ):
-        parser.add_argument(f"--{name}", type=Path, default=getattr(defaults, name), metavar="PATH")
-    parser.add_argument(
-        "--cache",
-        type=Path,
-        default=None,
-        metavar="PATH",
-        help="a volume on which pods share fetched files",
-    )
-    parser.add_argument(
-        "--cache-keep-free",
-        type=_percent,
-        default=defaults.cache_keep_free,
-        metavar="PERCENT",
-        help="share of the cache volume that stays free",
-    )
-    parser.add_argument(
-        "--folder",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="PATH",
-        help="made where it is missing; repeatable",
-    )
-    parser.add_argument(
-        "--parallel",
-        type=_at_least_one,
-        default=defaults.parallel,
-        metavar="COUNT",
-        help="files of a source fetched at once",
-    )
-    parser.add_argument(
-        "--source-map",
-        action="append",
-        default=[],
-        metavar="PREFIX=TARGET",
-        help="rewrite source URIs; repeatable",
-    )
-    parser.add_argument(
-        "--retry-attempts",
-        type=int,
-        default=defaults.retry.attempts,
-        help="tries in a row without progress",
-    )
-    parser.add_argument(
-        "--retry-delay", type=float, default=defaults.retry.first_delay, metavar="SECONDS"
-    )
+    """Return the options of a command line.
+
+    ``TRITONPIPE_SOURCE_MAP`` adds rules to the source map; those of the command line win.
+    """
+    parser = _argument_parser(LoadOptions())
     values = vars(parser.parse_args(argv))
     rules = [*os.environ.get(names.ENV_SOURCE_MAP, "").split(","), *values.pop("source_map")]
     retry = RetryPolicy(
@@ -164,6 +114,63 @@ def parse_options(argv: Sequence[str]) -> LoadOptions:
         )
     except ValueError as error:
         parser.error(str(error))
+
+
+_PATHS: Final = (
+    "revision",
+    "live",
+    "root",
+    "credentials",
+    "ca",
+    "configmaps",
+    "claims",
+    "termination",
+)
+"""Options that are fields of :class:`LoadOptions` and paths."""
+
+
+def _argument_parser(defaults: LoadOptions) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tritonpipe load",
+        description="Fetch a pipeline revision's sources into its model repository.",
+    )
+    add = parser.add_argument
+    for name in _PATHS:
+        add(f"--{name}", type=Path, default=getattr(defaults, name), metavar="PATH")
+    add("--cache", type=Path, metavar="PATH", help="volume on which pods share fetched files")
+    add(
+        "--cache-keep-free",
+        type=_percent,
+        default=defaults.cache_keep_free,
+        metavar="PERCENT",
+        help="share of the cache volume that stays free",
+    )
+    add(
+        "--folder",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="PATH",
+        help="folder to create if it is missing; repeatable",
+    )
+    add(
+        "--parallel",
+        type=_at_least_one,
+        default=defaults.parallel,
+        metavar="COUNT",
+        help="files of a source fetched at once",
+    )
+    add(
+        "--source-map",
+        action="append",
+        default=[],
+        metavar="PREFIX=TARGET",
+        help="rewrite source URIs; repeatable",
+    )
+    attempts = defaults.retry.attempts
+    add("--retry-attempts", type=int, default=attempts, help="attempts in a row without progress")
+    add("--retry-delay", type=float, default=defaults.retry.first_delay, metavar="SECONDS")
+    return parser
 
 
 def _percent(text: str) -> float:
@@ -181,7 +188,10 @@ def _at_least_one(text: str) -> int:
 
 
 def run(options: Sequence[str] | LoadOptions, out: TextIO | None = None) -> int:
-    """Load and report; the exit code: 0, 2 (the user must mend something), 3 (another start may help). Never raises."""
+    """Load and report; the exit code.
+
+    0, 2 (the user must mend something), 3 (another start may help). Never raises.
+    """
     if not isinstance(options, LoadOptions):
         options = parse_options(options)
     redact = Redactor()
@@ -201,7 +211,7 @@ def load(options: LoadOptions, redact: Redactor, log: logging.Logger) -> tuple[L
         loading = _Load(plan, options, redact, log)
         loading.run()
         errors = loading.errors
-    except LoadError as error:
+    except LoaderError as error:
         errors = [*(loading.errors if loading else ()), error]
     except Exception as error:
         log.exception("unexpected error")
@@ -232,12 +242,13 @@ class _Load:
     def __init__(
         self, plan: LoadPlan, options: LoadOptions, redact: Redactor, log: logging.Logger
     ) -> None:
-        self.errors: list[LoadError] = []
+        self.errors: list[LoaderError] = []
         self.notes: list[Finding] = []
         self.sources: list[ReportSource] = []
         self._plan, self._options, self._redact, self._log = plan, options, redact, log
 
     def run(self) -> None:
+        """Fetch, write and check everything; errors are gathered in :attr:`errors`."""
         plan, options = self._plan, self._options
         self._log.info(
             "pipeline %s/%s, revision %s: %d sources",
@@ -248,46 +259,8 @@ class _Load:
         )
         resolved = read_resolved(options.live, plan.revision)
         counts = read_counts(options.live, self._log)
-        folders = Folders(options.credentials, options.ca, options.configmaps, options.claims)
-        cache = (
-            FileCache(options.cache, self._log, keep_free=options.cache_keep_free / 100)
-            if options.cache is not None
-            else None
-        )
-        fetcher = Fetcher(
-            options.models,
-            options.state,
-            folders,
-            options.source_map,
-            Retrier(self._log, options.retry),
-            self._redact,
-            self._log,
-            cache=cache,
-            parallel=options.parallel,
-        )
-        ready = {item.key: fetcher.reusable(item, resolved.get(item.key)) for item in plan.fetch}
-        kept = [path for done in ready.values() if done for path in done.files]
-        prepare(options.models, kept, options.state / "started")
-        for folder in options.folders:
-            self._make(folder)
         layout = Layout(plan)
-        fetched: dict[str, Fetched] = {}
-        # Models first: where other files go hangs on the versions that their sources have.
-        try:
-            for item in sorted(plan.fetch, key=lambda item: item.kind is not FetchKind.MODEL):
-                if (
-                    done := self._fetch(
-                        fetcher, item, resolved.get(item.key), ready[item.key], layout
-                    )
-                ) is not None:
-                    fetched[item.key] = done
-        finally:
-            if cache is not None and (finding := cache.finding()) is not None:
-                self.notes.append(finding)
-            for item in plan.fetch:
-                if item.key in fetched:
-                    self.sources.append(fetched[item.key].source)
-                    self.notes.extend(fetched[item.key].findings)
+        fetched = self._fetch_all(resolved, layout)
         for change in write_files(plan, options.revision, options.models, counts, layout.of_plan()):
             self._log.info("count set: %s", change)
         for package in plan.site:
@@ -300,8 +273,55 @@ class _Load:
         }
         ModelInspection(plan, options.models, written, self.errors, self.notes, self._log).run()
 
+    def _fetch_all(
+        self, resolved: Mapping[str, ResolvedSource], layout: Layout
+    ) -> dict[str, FetchedSource]:
+        """Fetch every source; return what succeeded, by the key of the plan's item."""
+        plan, options = self._plan, self._options
+        cache = (
+            FileCache(options.cache, self._log, keep_free=options.cache_keep_free / 100)
+            if options.cache is not None
+            else None
+        )
+        fetcher = Fetcher(
+            options.models,
+            options.state,
+            Folders(options.credentials, options.ca, options.configmaps, options.claims),
+            options.source_map,
+            Retrier(self._log, options.retry),
+            self._redact,
+            self._log,
+            cache=cache,
+            parallel=options.parallel,
+        )
+        ready = {item.key: fetcher.reusable(item, resolved.get(item.key)) for item in plan.fetch}
+        kept = [path for done in ready.values() if done for path in done.files]
+        prepare(options.models, kept, options.state / "started")
+        for folder in options.folders:
+            self._make(folder)
+        fetched: dict[str, FetchedSource] = {}
+        # Models first: the places of other files depend on the versions that the models have.
+        models_first = sorted(plan.fetch, key=lambda item: item.kind is not FetchKind.MODEL)
+        try:
+            for item in models_first:
+                done = self._fetch(fetcher, item, resolved.get(item.key), ready[item.key], layout)
+                if done is not None:
+                    fetched[item.key] = done
+        finally:
+            finding = cache.finding() if cache is not None else None
+            if finding is not None:
+                self.notes.append(finding)
+            for item in plan.fetch:
+                if item.key in fetched:
+                    self.sources.append(fetched[item.key].source)
+                    self.notes.extend(fetched[item.key].findings)
+        return fetched
+
     def _make(self, folder: Path) -> None:
-        """A folder of a shared volume that Triton writes to. Where it cannot be made the volume is out of order, which shows in its use."""
+        """A folder of a shared volume that Triton writes to.
+
+        Where it cannot be made the volume is out of order, which shows in its use.
+        """
         try:
             folder.mkdir(mode=0o2775, parents=True, exist_ok=True)
         except OSError as error:
@@ -312,9 +332,9 @@ class _Load:
         fetcher: Fetcher,
         item: PlanFetch,
         resolved: ResolvedSource | None,
-        ready: Fetched | None,
+        ready: FetchedSource | None,
         layout: Layout,
-    ) -> Fetched | None:
+    ) -> FetchedSource | None:
         try:
             if ready is None:
                 done = fetcher.fetch(item, resolved, layout)
@@ -330,7 +350,7 @@ class _Load:
                 )
         except NoSpaceError:
             raise
-        except LoadError as error:
+        except LoaderError as error:
             self.errors.append(error)
             return None
         layout.found(item, done.versions)
@@ -338,25 +358,31 @@ class _Load:
 
 
 def read_plan(folder: Path) -> LoadPlan:
-    """The revision's plan. Raises :class:`LoadError` (InternalError) that names the first field in error."""
+    """The revision's plan.
+
+    Raises :class:`LoaderError` (InternalError) that names the first field in error.
+    """
     path = folder / names.KEY_PLAN
     try:
         return LoadPlan.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise LoadError(
+        raise LoaderError(
             Reason.INTERNAL_ERROR, f"{path} cannot be read: {error.strerror}"
         ) from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the whole"
-        raise LoadError(
+        raise LoaderError(
             Reason.INTERNAL_ERROR,
             f"{path}: {where}: {first['msg']} (operator and loader of different versions?)",
         ) from error
 
 
 def read_counts(folder: Path, log: logging.Logger) -> dict[str, int]:
-    """Desired counts by step; none when absent. Broken ones are logged and left out: a pod starts with initial counts then."""
+    """Desired counts by step; none when absent.
+
+    Broken ones are logged and left out: a pod starts with initial counts then.
+    """
     path = folder / names.KEY_COUNTS
     try:
         return LiveCounts.model_validate_json(path.read_bytes()).root
@@ -370,22 +396,25 @@ def read_counts(folder: Path, log: logging.Logger) -> dict[str, int]:
 
 
 def read_resolved(folder: Path, revision: str) -> dict[str, ResolvedSource]:
-    """What each step's source resolved to at the first load of ``revision``; broken content is an error, since pods could differ."""
+    """What each step's source resolved to at the first load of ``revision``.
+
+    Broken content is an error, since pods could differ.
+    """
     path = folder / names.KEY_RESOLVED
     try:
         return ResolvedSources.model_validate_json(path.read_bytes()).root.get(revision, {})
     except FileNotFoundError:
         return {}
     except (OSError, ValidationError) as error:
-        raise LoadError(
+        raise LoaderError(
             Reason.INTERNAL_ERROR, f"{path} is not usable: {str(error).partition(chr(10))[0]}"
         ) from error
 
 
-def _unexpected(error: Exception, options: LoadOptions) -> LoadError:
+def _unexpected(error: Exception, options: LoadOptions) -> LoaderError:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpaceError(None, free_bytes(options.root), error.filename or str(options.root))
-    return LoadError(Reason.INTERNAL_ERROR, f"{type(error).__name__}: {error}")
+    return LoaderError(Reason.INTERNAL_ERROR, f"{type(error).__name__}: {error}")
 
 
 def _write_report(
@@ -400,12 +429,15 @@ def _write_report(
             path.write_bytes(data)
         else:
             write_atomically(path, data)
-    except (OSError, LoadError) as error:
+    except (OSError, LoaderError) as error:
         log.warning("the report cannot be written to %s: %s", path, error)
 
 
 def _logger(redact: Redactor, out: TextIO) -> logging.Logger:
-    """A logger of this run alone: lines on ``out``, each redacted. Libraries log nothing: httpx would print whole URLs."""
+    """A logger of this run alone: lines on ``out``, each redacted.
+
+    Libraries log nothing: httpx would print whole URLs.
+    """
     log = logging.Logger("load", logging.INFO)
     handler = logging.StreamHandler(out)
     handler.setFormatter(RedactingFormatter(redact, "%(asctime)s %(levelname)s %(message)s"))
@@ -416,7 +448,10 @@ def _logger(redact: Redactor, out: TextIO) -> logging.Logger:
 
 
 def exit_on_sigterm() -> None:
-    """As process 1 of a container a Python process ignores SIGTERM; end at once, what is half done is resumed or redone."""
+    """As process 1 of a container a Python process ignores SIGTERM.
+
+    End at once, what is half done is resumed or redone.
+    """
 
     def stop(number: int, _: FrameType | None) -> None:
         os._exit(128 + number)

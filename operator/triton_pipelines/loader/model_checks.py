@@ -17,7 +17,7 @@ from triton_pipelines.api.loadplan import (
     Reason,
 )
 from triton_pipelines.loader.download import write_atomically
-from triton_pipelines.loader.errors import LoadError
+from triton_pipelines.loader.errors import LoaderError
 from triton_pipelines.loader.onnx_file import compare, read_onnx
 from triton_pipelines.loader.ragged import (
     AdaptationRefusal,
@@ -42,7 +42,7 @@ class ModelInspection:
         plan: LoadPlan,
         models: Path,
         written: Mapping[str, str],
-        errors: list[LoadError],
+        errors: list[LoaderError],
         notes: list[Finding],
         log: logging.Logger,
     ) -> None:
@@ -108,7 +108,7 @@ class ModelInspection:
                 found = self._tokenizer_mismatches(check.tokens, highest, file, uri)
         for item in found:
             self._errors.append(
-                LoadError(
+                LoaderError(
                     Reason.MODEL_MISMATCH,
                     item.message,
                     step=check.step,
@@ -157,7 +157,7 @@ class ModelInspection:
         if isinstance(result, AdaptationRefusal):
             message = f"{uri} cannot take requests of different length in one batch: {result}"
             self._errors.append(
-                LoadError(Reason.RAGGED_UNSUPPORTED, message, step=item.step, field=item.field)
+                LoaderError(Reason.RAGGED_UNSUPPORTED, message, step=item.step, field=item.field)
             )
             return
         self._log.info("%s: %s %s", item.field, uri, result)

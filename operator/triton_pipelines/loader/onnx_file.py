@@ -1,4 +1,7 @@
-"""What an ONNX file says of itself: inputs, outputs, side files; and the comparison with what the resource declares."""
+"""What an ONNX file says of itself: inputs, outputs, side files.
+
+And the comparison with what the resource declares.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from google.protobuf.message import DecodeError
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from triton_pipelines.api.loadplan import PlanCheck, PlanTensor
-from triton_pipelines.loader.onnx_store import lean
+from triton_pipelines.loader.onnx_store import load_without_weights
 
 _TYPES: Final = {
     "BOOL": "BOOL",
@@ -34,14 +37,20 @@ _TYPES: Final = {
 
 
 _RUN: Final = frozenset({".py", ".pyc", ".so"})
-"""Suffixes that Python imports. The python backend puts the version folder on its path: such a side file would run in Triton, or replace the
-runner, where the user only named a model."""
+"""Suffixes that Python imports.
+
+The python backend puts the version folder on its path: such a side file would run in Triton, or
+replace the runner, where the user only named a model.
+"""
 _BYTECODE: Final = "__pycache__"
 
 
 @dataclass(frozen=True)
 class FileTensor:
-    """A graph input or output. ``dims`` holds numbers, symbolic names or None; the whole is None when the file gives no shape."""
+    """A graph input or output.
+
+    ``dims`` holds numbers, symbolic names or None; the whole is None when the file gives no shape.
+    """
 
     name: str
     data_type: str
@@ -50,7 +59,9 @@ class FileTensor:
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """Inputs without initializers, outputs, and side files of external data, relative to the file's folder."""
+    """Inputs without initializers, outputs, and side files of external data, relative to the
+    file's folder.
+    """
 
     inputs: tuple[FileTensor, ...]
     outputs: tuple[FileTensor, ...]
@@ -58,7 +69,10 @@ class OnnxFile:
 
 
 def read_onnx(path: Path) -> OnnxFile:
-    """Read the graph without its external data. Raises :class:`ValueError` when the file is no ONNX model or leads astray."""
+    """Read the graph without its external data.
+
+    Raises :class:`ValueError` when the file is no ONNX model or leads astray.
+    """
     with path.open("rb") as file:
         head = file.read(64)
     if head.startswith(b"version https://git-lfs"):
@@ -70,7 +84,7 @@ def read_onnx(path: Path) -> OnnxFile:
             "is an HTML or XML page: the URI leads to a web page or a login, not to the file"
         )
     try:
-        model = lean(path).model
+        model = load_without_weights(path).model
     except DecodeError as error:
         raise ValueError(f"is no ONNX model ({error})") from error
     if not model.graph.node and not model.graph.output:
@@ -134,11 +148,13 @@ def _location(tensor: Any) -> str:
         or path.suffix == ".onnx"
     ):
         raise ValueError(
-            f"keeps data of tensor {tensor.name} in {location!r}: only files in or below the model's own folder are fetched"
+            f"keeps data of tensor {tensor.name} in {location!r}: only files in or below the "
+            "model's own folder are fetched"
         )
     if path.suffix in _RUN or _BYTECODE in path.parts:
         raise ValueError(
-            f"keeps data of tensor {tensor.name} in {location!r}, which Python would run as code: save the model with another file name"
+            f"keeps data of tensor {tensor.name} in {location!r}, which Python would run as "
+            "code: save the model with another file name"
         )
     return str(path)
 
@@ -146,9 +162,10 @@ def _location(tensor: Any) -> str:
 def compare(check: PlanCheck, file: OnnxFile, uri: str) -> str | None:
     """None when the file fits what is declared, else a message with both sides and what to write.
 
-    The rules are those of Triton's ONNX Runtime backend: every input of the file is declared and no other; declared outputs
-    exist; element types are equal; with ``maxBatchSize`` > 0 the first axis is the batch and dynamic in the file; ranks are
-    equal; a fixed dimension of the file is declared as that number, a dynamic one takes any.
+    The rules are those of Triton's ONNX Runtime backend: every input of the file is declared and no
+    other; declared outputs exist; element types are equal; with ``maxBatchSize`` > 0 the first axis
+    is the batch and dynamic in the file; ranks are equal; a fixed dimension of the file is declared
+    as that number, a dynamic one takes any.
     """
     rows: list[tuple[str, str, str, str]] = []
     wrong = [
@@ -246,13 +263,19 @@ def _advice(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
     tensors = (*file.inputs, *file.outputs)
     odd = [tensor.name for tensor in tensors if tensor.data_type not in _TYPES.values()]
     if odd:
-        yield f"Triton has no data type for {', '.join(odd)}: export the model without it (for scikit-learn models: zipmap off)."
+        yield (
+            f"Triton has no data type for {', '.join(odd)}: export the model without it (for "
+            "scikit-learn models: zipmap off)."
+        )
     fixed = any(
         (tensor.dims and isinstance(tensor.dims[0], int)) or tensor.dims == () for tensor in tensors
     )
     batched = check.max_batch_size > 0 and not fixed
     if check.max_batch_size and fixed:
-        yield f"Export the model with a dynamic first axis, or write {check.field}.maxBatchSize: 0 and all axes in dims:"
+        yield (
+            f"Export the model with a dynamic first axis, or write {check.field}.maxBatchSize: 0 "
+            "and all axes in dims:"
+        )
     else:
         yield "To fit the file, write:"
     for side, held, declared in (

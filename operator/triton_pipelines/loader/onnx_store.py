@@ -1,4 +1,7 @@
-"""Reading and writing ONNX files in little memory: a loader has 2 GiB, and models come close to that or exceed it."""
+"""Reading and writing ONNX files in little memory.
+
+A loader has 2 GiB, and models come close to that or exceed it.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +37,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Stored:
-    """A model whose large weights are left in its file: ``weights`` says where the data of an initializer lies, by its place among them.
+    """A model whose large weights are left in its file.
 
-    These initializers have their name, type and dims, and no elements.
+    ``weights`` says where the data of an initializer lies, by its place among them. These
+    initializers have their name, type and dims, and no elements.
     """
 
     model: Any
@@ -45,9 +49,10 @@ class Stored:
 
 
 def load(path: Path) -> Any:
-    """The ``onnx.ModelProto`` of a file, without external data. Raises :class:`google.protobuf.message.DecodeError`.
+    """The ``onnx.ModelProto`` of a file, without external data.
 
-    The file is mapped and not read: parsing bytes would hold every weight twice.
+    Raises :class:`google.protobuf.message.DecodeError`. The file is mapped and not read: parsing
+    bytes would hold every weight twice.
     """
     model: Any = onnx.ModelProto()
     with mapped(path) as view:
@@ -55,8 +60,11 @@ def load(path: Path) -> Any:
     return model
 
 
-def lean(path: Path) -> Stored:
-    """The model of a file without its large weights, whatever their size. Raises :class:`google.protobuf.message.DecodeError`."""
+def load_without_weights(path: Path) -> Stored:
+    """The model of a file without its large weights, whatever their size.
+
+    Raises :class:`google.protobuf.message.DecodeError`.
+    """
     model: Any = onnx.ModelProto()
     stored = Stored(model, path)
     around, inside = bytearray(), bytearray()
@@ -90,7 +98,10 @@ def _initializer(view: memoryview, tensor: Span, stored: Stored) -> None:
 
 @contextmanager
 def mapped(path: Path) -> Iterator[memoryview]:
-    """The bytes of a file, mapped: pages are read when they are looked at, and are the kernel's to take back."""
+    """The bytes of a file, mapped.
+
+    Pages are read when they are looked at, and are the kernel's to take back.
+    """
     if not path.stat().st_size:
         yield memoryview(b"")
         return
@@ -103,10 +114,12 @@ def mapped(path: Path) -> Iterator[memoryview]:
 
 
 def save(model: Stored | Any, path: Path) -> None:
-    """Write a model tensor by tensor, and **empty it**: serializing it whole takes four times its size at the peak (measured with upb).
+    """Write a model tensor by tensor, and **empty it**.
 
-    A message may stand in parts that every parser of protobuf joins (encoding, "Last One Wins": embedded messages are merged): the
-    model without its weights comes first, then each weight as another part of its graph. Weights that were left in a file are copied from there.
+    Serializing it whole takes four times its size at the peak (measured with upb). A message may
+    stand in parts that every parser of protobuf joins (encoding, "Last One Wins": embedded messages
+    are merged): the model without its weights comes first, then each weight as another part of its
+    graph. Weights that were left in a file are copied from there.
     """
     stored = model if isinstance(model, Stored) else Stored(model, path)
     if not stored.weights:
@@ -129,7 +142,10 @@ def _save(stored: Stored, view: memoryview, path: Path) -> None:
 
 
 def skeleton(model: Any) -> Any:
-    """A copy of a model whose initializers have names and types and no elements: enough for the checker, which holds what it checks twice."""
+    """A copy of a model whose initializers have names and types and no elements.
+
+    Enough for the checker, which holds what it checks twice.
+    """
     bare = _without_weights(model)
     for tensor in model.graph.initializer:
         bare.graph.initializer.add(
@@ -181,7 +197,10 @@ def _write_tensor(file: BinaryIO, head: Any, raw: bytes | memoryview | None) -> 
 
 
 def _fields(view: memoryview, message: Span) -> Iterator[tuple[int, Span, Span | None]]:
-    """The fields of a message: number, where the whole field lies, and where its bytes lie where it is of that wire type."""
+    """The fields of a message.
+
+    Number, where the whole field lies, and where its bytes lie where it is of that wire type.
+    """
     place, end = message.offset, message.offset + message.length
     while place < end:
         begin = place
@@ -229,7 +248,9 @@ def _varint(value: int) -> bytes:
 
 
 def _groups(value: int) -> Iterator[int]:
-    """A number in groups of 7 bits, the lowest first, all but the last with the high bit (protobuf encoding, "Base 128 Varints")."""
+    """A number in groups of 7 bits, the lowest first, all but the last with the high bit (protobuf
+    encoding, "Base 128 Varints").
+    """
     while value > 0x7F:
         yield value & 0x7F | 0x80
         value >>= 7

@@ -17,7 +17,7 @@ from onnx.external_data_helper import (
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from triton_pipelines.loader.onnx_store import Span, Stored, lean
+from triton_pipelines.loader.onnx_store import Span, Stored, load_without_weights
 
 Array = NDArray[Any]
 _PLAIN: Final = frozenset(
@@ -34,7 +34,10 @@ _PLAIN: Final = frozenset(
 
 
 class MatMul(OpRun):
-    """The product as numpy computes it, but of half precision by way of FP32: numpy takes 40 times as long there (measured), and rounds each sum."""
+    """The product as numpy computes it, but of half precision by way of FP32.
+
+    Numpy takes 40 times as long there (measured), and rounds each sum.
+    """
 
     op_domain = ""
 
@@ -44,18 +47,20 @@ class MatMul(OpRun):
         return (np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(np.float16),)
 
 
-def opened(path: Path) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
-    """The model of a file as a function. Large weights, external or not, are mapped: they are read as they are used, and the kernel's to drop.
+def open_with_mapped_weights(path: Path) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
+    """The model of a file as a function.
 
-    Raises what the evaluator raises for operators that it does not know.
+    Large weights, external or not, are mapped: they are read as they are used, and the kernel's to
+    drop. Raises what the evaluator raises for operators that it does not know.
     """
-    stored = lean(path)
+    stored = load_without_weights(path)
     weights = dict(_taken(stored))
     names = [value.name for value in stored.model.graph.output]
     evaluator = ReferenceEvaluator(stored.model, new_ops=[MatMul])
 
     def run(fed: Mapping[str, Array]) -> dict[str, Array]:
-        # Graphs take logarithms of 0 in places that they then leave out; numpy would warn in the log of the pod.
+        # Graphs take logarithms of 0 in places that they then leave out; numpy would warn in the
+        # log of the pod.
         with np.errstate(all="ignore"):
             return dict(zip(names, evaluator.run(None, {**weights, **fed}), strict=True))
 
@@ -64,11 +69,11 @@ def opened(path: Path) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
 
 def size_of(path: Path, model: Any) -> int:
     """Bytes of a model with its external data, as far as that is there."""
-    files = (path, *(path.parent / side for side in sides(model)))
+    files = (path, *(path.parent / side for side in side_files_of(model)))
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def sides(model: Any) -> set[str]:
+def side_files_of(model: Any) -> set[str]:
     """The files with a model's external data, as it names them."""
     return {
         ExternalDataInfo(tensor).location
@@ -78,7 +83,10 @@ def sides(model: Any) -> set[str]:
 
 
 def _taken(stored: Stored) -> Iterator[tuple[str, Array]]:
-    """Takes the weights that can be mapped out of a model, which gets them with each run; all others are read into it."""
+    """Takes the weights that can be mapped out of a model, which gets them with each run.
+
+    All others are read into it.
+    """
     graph, kept, pages = stored.model.graph, list[Any](), dict[Path, Array]()
     for number, tensor in enumerate(graph.initializer):
         place = (
@@ -123,7 +131,8 @@ def _cut(
         np.prod(dims, dtype=np.int64)
     ) * dtype.itemsize != span.length or span.offset + span.length > len(pages):
         raise ValueError(
-            f"{file.name} has {len(pages)} bytes, and not a tensor {list(dims)} of {dtype} in {span.length} bytes at {span.offset}"
+            f"{file.name} has {len(pages)} bytes, and not a tensor {list(dims)} of {dtype} in "
+            f"{span.length} bytes at {span.offset}"
         )
     return np.asarray(pages[span.offset : span.offset + span.length]).view(dtype).reshape(dims)
 

@@ -1,4 +1,7 @@
-"""Progress of downloads as log lines: bytes, share, rate; of several files at once as one picture."""
+"""Progress of downloads as log lines: bytes, share, rate.
+
+Of several files at once as one picture.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ EVERY_SECONDS: Final = 5.0
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def human(count: float) -> str:
+def format_bytes(count: float) -> str:
     """``count`` bytes in the largest binary unit that keeps it at 1 or more."""
     for unit in _UNITS[:-1]:
         if abs(count) < 1024:
@@ -32,12 +35,18 @@ class Meter(Protocol):
         ...
 
 
-MeterMaker = Callable[[int | None, int], Meter]
-"""Starts a download's meter: the file's size, where it is known, and the bytes that were there before."""
+MeterFactory = Callable[[int | None, int], Meter]
+"""Starts a download's meter.
+
+The file's size, where it is known, and the bytes that were there before.
+"""
 
 
-class Progress:
-    """Writes a line at most every :data:`EVERY_SECONDS`; ``start`` bytes were there before (a resumed download)."""
+class DownloadProgress:
+    """Writes a line at most every :data:`EVERY_SECONDS`.
+
+    ``start`` bytes were there before (a resumed download).
+    """
 
     def __init__(
         self,
@@ -68,7 +77,10 @@ class Progress:
 
 
 class GroupProgress:
-    """One picture of several files that are fetched at once; safe for threads. ``total`` bytes of all of them, where they are known."""
+    """One picture of several files that are fetched at once; safe for threads.
+
+    ``total`` bytes of all of them, where they are known.
+    """
 
     def __init__(
         self,
@@ -91,7 +103,7 @@ class GroupProgress:
         self._whole = 0
         self._began = self._last = clock()
 
-    def of(self, name: str) -> MeterMaker:
+    def of(self, name: str) -> MeterFactory:
         """A meter for the file ``name``; a new attempt at it starts from what it has then."""
 
         def begin(_: int | None, start: int) -> Meter:
@@ -125,7 +137,10 @@ class GroupProgress:
 
     def _text(self, now: float) -> str:
         start = sum(self._start.values())
-        return f"{self._whole} of {self._files} files, {_line(sum(self._done.values()), start, self._total, now - self._began)}"
+        return (
+            f"{self._whole} of {self._files} files, "
+            f"{_line(sum(self._done.values()), start, self._total, now - self._began)}"
+        )
 
 
 class _Share:
@@ -142,5 +157,8 @@ class _Share:
 def _line(done: int, start: int, total: int | None, seconds: float) -> str:
     rate = max(0, done - start) / max(seconds, 1e-6)
     if total:
-        return f"{human(done)} of {human(total)} ({100 * done // total} %), {human(rate)}/s"
-    return f"{human(done)}, {human(rate)}/s"
+        return (
+            f"{format_bytes(done)} of {format_bytes(total)} ({100 * done // total} %), "
+            f"{format_bytes(rate)}/s"
+        )
+    return f"{format_bytes(done)}, {format_bytes(rate)}/s"

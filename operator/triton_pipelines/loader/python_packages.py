@@ -9,26 +9,27 @@ from pathlib import Path
 from typing import Final
 
 from triton_pipelines.api.loadplan import Reason
-from triton_pipelines.loader.errors import LoadError
+from triton_pipelines.loader.errors import LoaderError
 
 _LEFT_OUT: Final = shutil.ignore_patterns("__pycache__", "*.pyi", "py.typed")
 
 
 def copy_package(package: str, site: Path) -> None:
-    """Copy import package ``package`` and its distribution's metadata (licence, version) into ``site``.
-
-    Its requirements are not copied: ``tokenizers`` needs none to import and encode (huggingface_hub only serves
-    ``from_pretrained``). Extension modules must be of the stable ABI, since the Triton image brings its own Python.
+    """Copy import package ``package`` and its distribution's metadata (licence, version) into
+    ``site``. Its requirements are not copied: ``tokenizers`` needs none to import and encode
+    (huggingface_hub only serves ``from_pretrained``). Extension modules must be of the stable
+    ABI, since the Triton image brings its own Python.
     """
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise LoadError(Reason.INTERNAL_ERROR, f"the loader's image has no package {package}")
+        raise LoaderError(Reason.INTERNAL_ERROR, f"the loader's image has no package {package}")
     source = Path(next(iter(spec.submodule_search_locations)))
     bound = [path.name for path in source.rglob("*.so") if not path.name.endswith(".abi3.so")]
     if bound:
-        raise LoadError(
+        raise LoaderError(
             Reason.INTERNAL_ERROR,
-            f"package {package} holds {', '.join(bound)}, built for one Python version: install its abi3 wheel",
+            f"package {package} holds {', '.join(bound)}, built for one Python version: "
+            "install its abi3 wheel",
         )
     _copy(source, site / package)
     for distribution in metadata.packages_distributions().get(package, [])[:1]:

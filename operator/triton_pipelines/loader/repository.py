@@ -1,4 +1,7 @@
-"""The model repository on disk: files of the revision verbatim, empty folders, current instance counts."""
+"""The model repository on disk.
+
+Files of the revision verbatim, empty folders, current instance counts.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from tritonclient.grpc import model_config_pb2
 
 from triton_pipelines.api.loadplan import LoadPlan, PlanCount, Reason
 from triton_pipelines.loader.download import write_atomically
-from triton_pipelines.loader.errors import LoadError
+from triton_pipelines.loader.errors import LoaderError
 
 _COUNT: Final = re.compile(r"(\binstance_group\b[^#]*?\bcount\s*:\s*)(\d+)", re.DOTALL)
 
@@ -22,7 +25,7 @@ def below(root: Path, path: str) -> Path:
     """``root / path``, refused when it, or a link on its way, leaves ``root``."""
     target = root / path
     if not target.resolve().is_relative_to(root.resolve()) or target.resolve() == root.resolve():
-        raise LoadError(
+        raise LoaderError(
             Reason.INTERNAL_ERROR, f"the plan names {path!r}, which leaves the model repository"
         )
     return target
@@ -31,11 +34,12 @@ def below(root: Path, path: str) -> Path:
 def prepare(root: Path, keep: Collection[Path], marker: Path) -> None:
     """Empty ``root`` except for ``keep`` (verified files of an earlier attempt).
 
-    ``marker`` exists in folders that the loader has filled before; one that holds something else is not touched.
+    ``marker`` exists in folders that the loader has filled before; one that holds something else is
+    not touched.
     """
     root.mkdir(parents=True, exist_ok=True)
     if not marker.exists() and any(root.iterdir()):
-        raise LoadError(
+        raise LoaderError(
             Reason.INTERNAL_ERROR,
             f"{root} holds files that the loader did not write: give it an empty folder",
         )
@@ -63,14 +67,17 @@ def write_files(
     counts: dict[str, int],
     places: Mapping[str, tuple[str, ...]],
 ) -> list[str]:
-    """Write the plan's files, each to its ``places``, and folders; a config whose step has a live count gets it. Returns what was changed, in words."""
+    """Write the plan's files, each to its ``places``, and folders.
+
+    A config whose step has a live count gets it. Returns what was changed, in words.
+    """
     wanted = {item.path: item for item in plan.counts}
     changes = []
     for item in plan.files:
         try:
             data = (revision / item.key).read_bytes()
         except OSError as error:
-            raise LoadError(
+            raise LoaderError(
                 Reason.INTERNAL_ERROR,
                 f"the revision's ConfigMap lacks key {item.key}: {error.strerror}",
             ) from error
@@ -89,15 +96,16 @@ def write_files(
 
 
 def with_count(config: str, count: int, path: str) -> str:
-    """``config`` (text format ModelConfig) with ``instance_group.count`` set and nothing else changed, byte for byte where equal.
-
-    A config with several instance groups, or none, has no one live count and is refused.
+    """``config`` (text format ModelConfig) with ``instance_group.count`` set and nothing else
+    changed, byte for byte where equal. A config with several instance groups, or none, has no
+    one live count and is refused.
     """
     message = _parse(config, path)
     if len(message.instance_group) != 1:
-        raise LoadError(
+        raise LoaderError(
             Reason.INTERNAL_ERROR,
-            f"{path} has {len(message.instance_group)} instance groups; a live count needs exactly one",
+            f"{path} has {len(message.instance_group)} instance groups; a live count needs "
+            "exactly one",
         )
     if message.instance_group[0].count == count:
         return config
@@ -115,7 +123,7 @@ def _parse(config: str, path: str) -> model_config_pb2.ModelConfig:
     try:
         return text_format.Parse(config, model_config_pb2.ModelConfig())
     except text_format.ParseError as error:
-        raise LoadError(
+        raise LoaderError(
             Reason.INTERNAL_ERROR, f"{path} is no model configuration: {error}"
         ) from error
 

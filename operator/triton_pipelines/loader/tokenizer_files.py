@@ -1,4 +1,7 @@
-"""Tokenizer sources: which files they need, building tokenizer.json from a BERT vocabulary, and proof that it loads."""
+"""Tokenizer sources.
+
+Which files they need, building tokenizer.json from a BERT vocabulary, and proof that it loads.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
 from tokenizers.models import WordPiece
 
 from triton_pipelines.api.loadplan import Finding, Reason
-from triton_pipelines.loader.errors import LoadError
+from triton_pipelines.loader.errors import LoaderError
 from triton_pipelines.runtime.tokenizer.encoder import PAD_TOKENS, pair_layout
 
 TOKENIZER_JSON: Final = "tokenizer.json"
@@ -24,26 +27,30 @@ CONFIGURATION: Final = "tokenizer_config.json"
 SPECIAL_TOKENS: Final = "special_tokens_map.json"
 
 TRIED: Final = 64
-"""Tokens of a vocabulary that are tried as texts, spread over the whole of it, where it does not encode the first text that comes to mind."""
+"""Tokens of a vocabulary that are tried as texts, spread over the whole of it, where it does not
+encode the first text that comes to mind.
+"""
 _WORDPIECE_CLASSES: Final = frozenset(
     f"{name}Tokenizer{suffix}"
     for name in ("Bert", "DistilBert", "Electra", "MobileBert", "ConvBert", "RetriBert")
     for suffix in ("", "Fast")
 )
-"""Classes whose vocab.txt is a WordPiece vocabulary under BERT's normalizer and template ([CLS] A [SEP] B [SEP])."""
+"""Classes whose vocab.txt is a WordPiece vocabulary under BERT's normalizer and template ([CLS] A
+[SEP] B [SEP]).
+"""
 
 
 def build_from_vocabulary(
     vocabulary: Path, configuration: Mapping[str, Any], special: Mapping[str, Any]
 ) -> str:
-    """tokenizer.json of a BERT WordPiece vocabulary under its tokenizer_config.json and special_tokens_map.json.
-
-    Raises :class:`ValueError` when they describe something else.
+    """tokenizer.json of a BERT WordPiece vocabulary under its tokenizer_config.json and
+    special_tokens_map.json. Raises :class:`ValueError` when they describe something else.
     """
     name = configuration.get("tokenizer_class")
     if name is not None and name not in _WORDPIECE_CLASSES:
         raise ValueError(
-            f"{CONFIGURATION} says tokenizer_class {name}, of which no tokenizer.json can be built from {VOCABULARY}"
+            f"{CONFIGURATION} says tokenizer_class {name}, of which no tokenizer.json can be "
+            f"built from {VOCABULARY}"
         )
     if configuration.get("do_basic_tokenize", True) is not True:
         raise ValueError(
@@ -115,9 +122,11 @@ def _object(path: Path | None) -> dict[str, Any]:
 
 
 def check(path: Path, *, cuts_pairs: bool = False) -> str | None:
-    """Load ``path`` as the runtime will. Returns what of its own settings is ignored, in words, or None.
+    """Load ``path`` as the runtime will.
 
-    Raises :class:`ValueError` with the reason when it does not load, cannot encode or, where it ``cuts_pairs`` of texts, has no template for that.
+    Returns what of its own settings is ignored, in words, or None. Raises :class:`ValueError` with
+    the reason when it does not load, cannot encode or, where it ``cuts_pairs`` of texts, has no
+    template for that.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -154,8 +163,8 @@ def check(path: Path, *, cuts_pairs: bool = False) -> str | None:
 def _encodes(tokenizer: Any) -> None:
     """Raises :class:`ValueError` for a tokenizer that encodes no text at all.
 
-    No one text will do: without a token for what is unknown, a vocabulary refuses the texts that it does not cover. Its own tokens, read back, are texts
-    that it should.
+    No one text will do: without a token for what is unknown, a vocabulary refuses the texts that it
+    does not cover. Its own tokens, read back, are texts that it should.
     """
     vocabulary = sorted(tokenizer.get_vocab(with_added_tokens=True).items(), key=itemgetter(1))
     step = max(1, len(vocabulary) // TRIED)
@@ -177,7 +186,10 @@ def _encodes(tokenizer: Any) -> None:
 
 @contextmanager
 def _library_errors_as_value_errors() -> Iterator[None]:
-    """What fails in the library is a :class:`ValueError`: its panics are no exceptions, and would end the loader without a report."""
+    """What fails in the library is a :class:`ValueError`.
+
+    Its panics are no exceptions, and would end the loader without a report.
+    """
     try:
         yield
     except BaseException as error:
@@ -189,19 +201,25 @@ def _library_errors_as_value_errors() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class HighestTokenId:
-    """The highest token id that texts lead to, and its token's text ("" where the vocabulary has none: padding, templates)."""
+    """The highest token id that texts lead to, and its token's text ("" where the vocabulary has
+    none: padding, templates).
+    """
 
     id: int
     token: str
     highest_written: int = 0
-    """The highest of all ids: with those of special tokens that come only where a text spells them out."""
+    """The highest of all ids.
+
+    With those of special tokens that come only where a text spells them out.
+    """
 
 
 def highest_token_id(path: Path) -> HighestTokenId:
-    """Look through a tokenizer.json that passed :func:`check`: vocabulary, added tokens, template and padding.
+    """Look through a tokenizer.json that passed :func:`check`.
 
-    A special token that is in none of these but the added ones comes with a text that spells it out, and with no other. There are models without
-    a row for such a token that do well without it: their tokenizer is that of a family.
+    Vocabulary, added tokens, template and padding. A special token that is in none of these but the
+    added ones comes with a text that spells it out, and with no other. There are models without a
+    row for such a token that do well without it: their tokenizer is that of a family.
     """
     tokenizer = Tokenizer.from_file(str(path))
     padding, own = tokenizer.padding, tokenizer.get_vocab(with_added_tokens=False)
@@ -230,10 +248,13 @@ def finding_of_settings(ignored: str, step: str, field: str) -> Finding:
         step=step,
         reason=Reason.TOKENIZER_SETTINGS_IGNORED,
         field=field,
-        message=f"tokenizer.json has {ignored} of its own; these are switched off: maxLength, truncation and padding of the step decide.",
+        message=(
+            f"tokenizer.json has {ignored} of its own; these are switched off: maxLength, "
+            "truncation and padding of the step decide."
+        ),
     )
 
 
-def invalid(message: str, step: str, field: str) -> LoadError:
+def invalid(message: str, step: str, field: str) -> LoaderError:
     """The error for a tokenizer that cannot be used."""
-    return LoadError(Reason.INVALID_TOKENIZER, message, step=step, field=field)
+    return LoaderError(Reason.INVALID_TOKENIZER, message, step=step, field=field)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from triton_pipelines.api.loadplan import PlanTokens
-from triton_pipelines.loader.onnx_graph.inline_functions import inlined
+from triton_pipelines.loader.onnx_graph.inline_functions import inline_local_functions
 from triton_pipelines.loader.onnx_graph.input_limits import (
     computed_positions,
     positions,
@@ -27,7 +27,7 @@ from triton_pipelines.loader.onnx_graph.model_runner import (
     graph_inputs,
     open_model,
 )
-from triton_pipelines.loader.onnx_store import lean
+from triton_pipelines.loader.onnx_store import load_without_weights
 from triton_pipelines.loader.onnx_weights import size_of
 from triton_pipelines.loader.tokenizer_files import HighestTokenId
 
@@ -65,8 +65,8 @@ def find_mismatches(
         uri: where the file came from.
         tokenizer_uri: where the tokenizer came from.
     """
-    model = lean(path).model
-    inlined(model)
+    model = load_without_weights(path).model
+    inline_local_functions(model)
     for name in tokens.ids:
         # A table may have more rows than there are tokens: vocabularies are padded to multiples
         # that are fast to compute.
@@ -89,8 +89,8 @@ def find_mismatches(
 
 def known_ids(path: Path, tokens: PlanTokens) -> int | None:
     """Return how many token ids the model knows; ``None`` if the graph does not show it."""
-    model = lean(path).model
-    inlined(model)
+    model = load_without_weights(path).model
+    inline_local_functions(model)
     sizes = (table_size(model.graph, name) for name in tokens.ids)
     return min((size for size in sizes if size is not None), default=None)
 

@@ -15,14 +15,21 @@ SCHEMES: Final = ("hf", "s3", "gs", "az", "oci", "https", "pvc", "configmap")
 MAPPED_SCHEMES: Final = (*SCHEMES, "http", "file")
 """Schemes that a source map may lead to."""
 _ENDPOINT_SCHEMES: Final = ("hf", "s3", "gs", "az", "oci")
-"""Protocols over HTTP whose server a source map may replace: ``hf://=http://mirror`` names an endpoint. A longer prefix
-(``s3://models/=http://files/``) names another URI, fetched as a plain file."""
+"""Protocols over HTTP whose server a source map may replace.
+
+``hf://=http://mirror`` names an endpoint. A longer prefix (``s3://models/=http://files/``) names
+another URI, fetched as a plain file.
+"""
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """Where a source is fetched from: ``uri`` after mapping, ``endpoint`` of a mapped protocol (:data:`_ENDPOINT_SCHEMES`), ``mapped`` when a rule applied."""
+    """Where a source is fetched from.
+
+    ``uri`` after mapping, ``endpoint`` of a mapped protocol (:data:`_ENDPOINT_SCHEMES`), ``mapped``
+    when a rule applied.
+    """
 
     uri: str
     endpoint: str | None = None
@@ -42,7 +49,10 @@ class SourceMap:
 
     @classmethod
     def parse(cls, rules: Iterable[str]) -> SourceMap:
-        """Read rules as given by ``--source-map``; :class:`ValueError` names the one that is wrong."""
+        """Read rules as given by ``--source-map``.
+
+        :class:`ValueError` names the one that is wrong.
+        """
         parsed: dict[str, str] = {}
         for rule in (item.strip() for item in rules):
             if not rule:
@@ -50,7 +60,8 @@ class SourceMap:
             prefix, separator, target = rule.partition("=")
             if not separator or "://" not in prefix:
                 raise ValueError(
-                    f"source map {rule!r}: must be PREFIX=TARGET with a prefix such as hf:// or https://host/"
+                    f"source map {rule!r}: must be PREFIX=TARGET with a prefix such as hf:// "
+                    "or https://host/"
                 )
             if scheme_of(target) not in MAPPED_SCHEMES:
                 folder = (
@@ -59,7 +70,8 @@ class SourceMap:
                     else ""
                 )
                 raise ValueError(
-                    f"source map {rule!r}: the target must start with one of {', '.join(f'{s}://' for s in MAPPED_SCHEMES)}{folder}"
+                    f"source map {rule!r}: the target must start with one of "
+                    f"{', '.join(f'{s}://' for s in MAPPED_SCHEMES)}{folder}"
                 )
             parsed[prefix] = target
         return cls(tuple(sorted(parsed.items(), key=lambda rule: -len(rule[0]))))
@@ -86,7 +98,10 @@ def scheme_of(uri: str) -> str:
 
 
 def check_scheme(located: SourceLocation) -> None:
-    """Raise :class:`SourceError` for a URI that a resource may not use; ``http`` and ``file`` need a source map (http: or loopback)."""
+    """Raise :class:`SourceError` for a URI that a resource may not use.
+
+    ``http`` and ``file`` need a source map (http: or loopback).
+    """
     scheme = located.scheme
     # Where a rule put a prefix before it, .. would lead out of what the rule opened.
     if ".." in unquote(located.uri.partition("://")[2].partition("?")[0]).replace("\\", "/").split(
@@ -99,11 +114,13 @@ def check_scheme(located: SourceLocation) -> None:
         if (urlsplit(located.uri).hostname or "") in LOOPBACK:
             return
         raise SourceError(
-            "http:// sends credentials and models in the clear: use https://, or map it with --source-map"
+            "http:// sends credentials and models in the clear: use https://, or map it with "
+            "--source-map"
         )
     if scheme == "file":
         raise SourceError(
-            "file:// is only read through --source-map: a resource cannot name files of the loader's container"
+            "file:// is only read through --source-map: a resource cannot name files of the "
+            "loader's container"
         )
     raise SourceError(f"the URI must start with one of {', '.join(f'{s}://' for s in SCHEMES)}")
 
@@ -127,7 +144,10 @@ def parse_hub(uri: str) -> HubUri:
 
 
 def parse_bucket(uri: str) -> tuple[str, str]:
-    """Bucket and key of an ``s3://bucket/key`` or ``gs://bucket/key`` URI; a key that ends with ``/``, or an empty one, is a folder."""
+    """Bucket and key of an ``s3://bucket/key`` or ``gs://bucket/key`` URI.
+
+    A key that ends with ``/``, or an empty one, is a folder.
+    """
     bucket, _, key = uri.partition("://")[2].partition("/")
     if not bucket:
         raise SourceError(f"names no bucket: write {scheme_of(uri)}://bucket/key")
@@ -144,7 +164,10 @@ class AzureUri:
 
 
 def parse_azure(uri: str) -> AzureUri:
-    """Split a URI of Azure Blob Storage. The account is part of the address, as it is of a blob's own URL."""
+    """Split a URI of Azure Blob Storage.
+
+    The account is part of the address, as it is of a blob's own URL.
+    """
     account, container, key = [*uri.partition("://")[2].split("/", 2), "", ""][:3]
     if not account or not container:
         raise SourceError("names no container: write az://account/container/key")
@@ -153,7 +176,10 @@ def parse_azure(uri: str) -> AzureUri:
 
 @dataclass(frozen=True)
 class RegistryUri:
-    """``oci://registry/repository[:tag|@digest]``; ``reference`` is a tag or digest, None where the URI names none."""
+    """``oci://registry/repository[:tag|@digest]``.
+
+    ``reference`` is a tag or digest, None where the URI names none.
+    """
 
     registry: str
     repository: str
@@ -168,18 +194,23 @@ _REFERENCE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}|sha256:[0-9a-
 
 
 def parse_registry(uri: str) -> RegistryUri:
-    """Split a URI of an OCI registry. Raises :class:`SourceError` for names that no registry takes."""
+    """Split a URI of an OCI registry.
+
+    Raises :class:`SourceError` for names that no registry takes.
+    """
     registry, _, rest = uri.partition("://")[2].partition("/")
     name, at, digest = rest.strip("/").partition("@")
     name, colon, tag = name.partition(":")
     if not registry or not _REPOSITORY.fullmatch(name):
         raise SourceError(
-            "names no repository of a registry: write oci://registry/repository:tag or …@sha256:digest, in lower case"
+            "names no repository of a registry: write oci://registry/repository:tag or "
+            "…@sha256:digest, in lower case"
         )
     reference = digest if at else tag
     if (at or colon) and not is_reference(reference):
         raise SourceError(
-            f"{reference[:140]!r} is no tag and no digest: write oci://registry/repository:tag or …@sha256: and 64 digits"
+            f"{reference[:140]!r} is no tag and no digest: write "
+            "oci://registry/repository:tag or …@sha256: and 64 digits"
         )
     return RegistryUri(registry, name, reference or None)
 
@@ -198,7 +229,10 @@ def parse_folder(uri: str) -> tuple[str, str]:
 
 
 def insecure(located: SourceLocation, endpoint: str | None) -> str | None:
-    """The host that credentials would reach in the clear; None for https, for what is no network, and on loopback."""
+    """The host that credentials would reach in the clear.
+
+    None for https, for what is no network, and on loopback.
+    """
     for address in (located.endpoint or endpoint, located.uri):
         if address and scheme_of(address) == "http":
             host = urlsplit(address).hostname or ""

@@ -1,7 +1,8 @@
 """Async client of ONE Triton pod over gRPC.
 
-Repository control goes over gRPC only: an HTTP load blocks a worker thread of the server and all inference on it (measured, Triton 2.51.0).
-Every call has a deadline; failures are the few types of ``errors``. Address pods, never a Service: a load changes one pod.
+Repository control goes over gRPC only: an HTTP load blocks a worker thread of the server and all
+inference on it (measured, Triton 2.51.0). Every call has a deadline; failures are the few types of
+``errors``. Address pods, never a Service: a load changes one pod.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
 DEADLINE_S: Final = 5.0
-# Removing instances takes about 1.2 s each, one after the other, beside the running batch; new ones load in parallel (measured).
+# Removing instances takes about 1.2 s each, one after the other, beside the running batch; new ones
+# load in parallel (measured).
 LOAD_DEADLINE_S: Final = 120.0
 # Asks for an empty last response, so that a request without any answer ends as well.
 _EMPTY_FINAL: Final = "triton_enable_empty_final_response"
@@ -47,7 +49,7 @@ _CHANNEL_OPTIONS: Final = (
 
 
 @dataclass(frozen=True)
-class ModelState:
+class ModelIndexEntry:
     """One entry of a pod's repository index.
 
     Attributes:
@@ -69,13 +71,13 @@ class ModelState:
 
 
 class TritonClient:
-    """Client of one pod; an async context manager. All methods raise ``errors.TritonError``.
+    """Client of one pod; an async context manager.
 
-    Args:
-        address: ``host:port`` of the pod's gRPC API.
-        control_key: the pod's control key; needed for the repository index and for loads where these are restricted. Never logged.
-        deadline_s: deadline of every call that is given none of its own, in seconds.
-        max_answer_bytes: largest answer taken in; a larger one is an ``errors.TooLargeError``.
+    All methods raise ``errors.TritonError``. Args: address: ``host:port`` of the pod's gRPC API.
+    control_key: the pod's control key; needed for the repository index and for loads where these
+    are restricted. Never logged. deadline_s: deadline of every call that is given none of its own,
+    in seconds. max_response_bytes: largest answer taken in; a larger one is an
+    ``errors.TooLargeError``.
     """
 
     def __init__(
@@ -83,14 +85,14 @@ class TritonClient:
         address: str,
         control_key: str | None = None,
         deadline_s: float = DEADLINE_S,
-        max_answer_bytes: int = _MAX_MESSAGE_BYTES,
+        max_response_bytes: int = _MAX_MESSAGE_BYTES,
     ) -> None:
         self.address = address
         self._deadline_s = deadline_s
         self._control = {} if control_key is None else {names.CONTROL_GRPC_METADATA: control_key}
         self._channel_options = [
             *_CHANNEL_OPTIONS,
-            ("grpc.max_receive_message_length", max_answer_bytes),
+            ("grpc.max_receive_message_length", max_response_bytes),
         ]
         self._client = InferenceServerClient(address, channel_args=self._channel_options)
 
@@ -112,7 +114,7 @@ class TritonClient:
         """Close the connection."""
         await self._client.close()
 
-    # --- health ----------------------------------------------------------------------------------------------------------
+    # --- health
     async def server_live(self, deadline_s: float | None = None) -> bool:
         """Whether the server process answers."""
         return bool(
@@ -122,7 +124,10 @@ class TritonClient:
         )
 
     async def model_ready(self, name: str, deadline_s: float | None = None) -> bool:
-        """Whether a version of the model (for an ensemble: of all its steps, too) serves; False for an unknown one."""
+        """Whether a version of the model (for an ensemble: of all its steps, too) serves.
+
+        False for an unknown one.
+        """
         try:
             return bool(
                 await self._call(
@@ -135,8 +140,11 @@ class TritonClient:
         except NotReadyError:
             return False
 
-    async def repository_index(self, deadline_s: float | None = None) -> list[ModelState]:
-        """State of every model in the repository. Needs the control key where model-repository is restricted."""
+    async def repository_index(self, deadline_s: float | None = None) -> list[ModelIndexEntry]:
+        """State of every model in the repository.
+
+        Needs the control key where model-repository is restricted.
+        """
         answer = await self._call(
             "asking for the repository index",
             self._client.get_model_repository_index,
@@ -144,11 +152,11 @@ class TritonClient:
             headers=self._control,
         )
         return [
-            ModelState(model.name, model.version, model.state, model.reason)
+            ModelIndexEntry(model.name, model.version, model.state, model.reason)
             for model in answer.models
         ]
 
-    # --- configuration and statistics --------------------------------------------------------------------------------------
+    # --- configuration and statistics
     async def model_config(self, name: str, deadline_s: float | None = None) -> Any:
         """The running config: a ``tritonclient.grpc.model_config_pb2.ModelConfig``."""
         answer = await self._call(
@@ -165,24 +173,29 @@ class TritonClient:
         return sum(group.count for group in config.instance_group)
 
     async def statistics(self, name: str = "", deadline_s: float | None = None) -> list[Any]:
-        """Statistics per model version (``service_pb2.ModelStatistics``) of one model, or of all with an empty name."""
+        """Statistics per model version (``service_pb2.ModelStatistics``) of one model, or of all
+        with an empty name.
+        """
         action = f"reading the statistics of {f'model {name!r}' if name else 'all models'}"
         answer = await self._call(
             action, self._client.get_inference_statistics, deadline_s, model_name=name
         )
         return list(answer.model_stats)
 
-    # --- control -----------------------------------------------------------------------------------------------------------
+    # --- control
     async def load_model(
         self, name: str, config_json: str | None = None, deadline_s: float = LOAD_DEADLINE_S
     ) -> None:
         """Load a model, or change a loaded one.
 
-        Success says nothing about the ensembles it is part of: ask ``model_ready`` of these, the index and the count afterwards.
+        Success says nothing about the ensembles it is part of: ask ``model_ready`` of these, the
+        index and the count afterwards.
 
         Args:
-            name: model. Not an ensemble with a config: a refused one takes the running ensemble down.
-            config_json: the whole ModelConfig in JSON; it replaces the config wholly (a part of it would drop the tensors). None loads what
+            name: model. Not an ensemble with a config: a refused one takes the running ensemble
+                down.
+            config_json: the whole ModelConfig in JSON; it replaces the config wholly (a part of it
+                would drop the tensors). None loads what
                 the files say.
             deadline_s: seconds; after ``DeadlineError`` the load goes on in the server.
 
@@ -199,7 +212,7 @@ class TritonClient:
             headers=self._control,
         )
 
-    # --- inference -----------------------------------------------------------------------------------------------------------
+    # --- inference
     async def infer(
         self,
         name: str,
@@ -211,14 +224,11 @@ class TritonClient:
     ) -> dict[str, Array]:
         """One inference.
 
-        Args:
-            name: model or ensemble.
-            inputs: arrays by input name, rows first where the model batches; texts as an object array of bytes or str, BF16 as
-                ``ml_dtypes.bfloat16``.
-            outputs: names of the outputs wanted; None for all.
-            deadline_s: seconds.
-            request_id: returned by the server and written to its traces.
-            sequence_id: where given, the request is the whole of a sequence with this id: its first and its last.
+        Args: name: model or ensemble. inputs: arrays by input name, rows first where the model
+        batches; texts as an object array of bytes or str, BF16 as ``ml_dtypes.bfloat16``. outputs:
+        names of the outputs wanted; None for all. deadline_s: seconds. request_id: returned by the
+        server and written to its traces. sequence_id: where given, the request is the whole of a
+        sequence with this id: its first and its last.
 
         Returns:
             Arrays by output name; texts as object arrays of bytes.
@@ -244,7 +254,7 @@ class TritonClient:
         )
         return self._arrays(name, answer)
 
-    async def first_answer(
+    async def first_response(
         self,
         name: str,
         inputs: Mapping[str, Array],
@@ -252,12 +262,13 @@ class TritonClient:
         request_id: str = "",
         sequence_id: int | str = 0,
     ) -> dict[str, Array]:
-        """The first answer to a request on a stream, which decoupled models need; the rest is cancelled.
+        """The first answer to a request on a stream, which decoupled models need.
 
-        Args and errors as of :meth:`infer`.
+        The rest is cancelled. Args and errors as of :meth:`infer`.
 
         Returns:
-            As :meth:`infer`; empty where the model ends the request without any answer, which it may.
+            As :meth:`infer`; empty where the model ends the request without any answer, which it
+                may.
         """
         request = _request(name, inputs, request_id, sequence_id)
 
@@ -296,7 +307,8 @@ class TritonClient:
                 for tensor in answer.get_response().outputs
             }
         except Exception as error:
-            # What stands in an answer is the pod's doing: shapes, types and bytes that do not go together.
+            # What stands in an answer is the pod's doing: shapes, types and bytes that do not go
+            # together.
             reason = f"the answer cannot be read ({type(error).__name__}: {error})"
             raise RejectedError(
                 f"inference on '{name}' at {self.address}: {reason}", reason

@@ -1,7 +1,9 @@
-"""Runs a real Triton server on this machine as a child process: what ``tritonpipe serve`` and the integration tests use.
+"""Runs a real Triton server on this machine as a child process.
 
-The server gets the flags of a pipeline's pod (explicit model control, no auto-complete, exit-on-error off, restricted control APIs when a
-key is given), listens on loopback unless told otherwise, and leaves nothing behind: processes, ports and shared memory are its own.
+What ``tritonpipe serve`` and the integration tests use. The server gets the flags of a pipeline's
+pod (explicit model control, no auto-complete, exit-on-error off, restricted control APIs when a key
+is given), listens on loopback unless told otherwise, and leaves nothing behind: processes, ports
+and shared memory are its own.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ _REQUEST_S: Final = 1.0
 _PORT_TAKEN: Final = re.compile(
     r"[Aa]ddress (already )?in use|failed to start (HTTP|GRPC|Metrics) service|Unable to bind"
 )
-# Triton's own error lines, protobuf's on a config it cannot parse, and getopt's on a flag it does not know.
+# Triton's own error lines, protobuf's on a config it cannot parse, and getopt's on a flag it does
+# not know.
 _LOG_ERROR: Final = re.compile(
     r"^(?:E\d{4} [\d:.]+ \d+ (?:[\w.]+:\d+\] )?|\[libprotobuf ERROR \S+\] |\S*tritonserver: )(.*)$"
 )
@@ -48,28 +51,27 @@ _HARMLESS: Final = re.compile(r"CUDA|cuda|pinned memory|NVML|DCGM|unable to crea
 
 
 class LocalTritonError(RuntimeError):
-    """The local server did not start or a model did not load; the message carries the server's own reason."""
+    """The local server did not start or a model did not load.
+
+    The message carries the server's own reason.
+    """
 
 
 class LocalTriton:
     """One local tritonserver; a sync and an async context manager, ready on entry.
 
-    Args:
-        repository: model repository folder.
-        load: models to load at the start; loading an ensemble loads its steps.
-        ready: model whose readiness is awaited; default: every model of ``load``.
-        control_key: value clients must send in ``names.CONTROL_HEADER`` for the control APIs; None leaves these open.
-        http_port, grpc_port, metrics_port: 0 takes a free one.
-        address: address to listen on.
-        log_file: the server's log; default: a temporary file, removed at the end when all went well.
-        deadline_s: seconds until the models must be ready.
-        stop_s: whole seconds the server gets after SIGTERM to answer what it has begun (an idle keep-alive connection uses them up).
-        environment: extra environment variables of the server.
-        extra_args: further flags of tritonserver.
-        auto_complete: whether backends may complete the configs.
-        precompile: byte-compile the models' python files first, so that the server writes no ``__pycache__`` after it took the timestamps,
-            which would turn the first instance-count change into a full reload.
-        distribution: a tritonserver; default: ``distribution.obtain()``.
+    Args: repository: model repository folder. load: models to load at the start; loading an
+    ensemble loads its steps. ready: model whose readiness is awaited; default: every model of
+    ``load``. control_key: value clients must send in ``names.CONTROL_HEADER`` for the control APIs;
+    None leaves these open. http_port, grpc_port, metrics_port: 0 takes a free one. address: address
+    to listen on. log_file: the server's log; default: a temporary file, removed at the end when all
+    went well. deadline_s: seconds until the models must be ready. stop_s: whole seconds the server
+    gets after SIGTERM to answer what it has begun (an idle keep-alive connection uses them up).
+    environment: extra environment variables of the server. extra_args: further flags of
+    tritonserver. auto_complete: whether backends may complete the configs. precompile: byte-compile
+    the models' python files first, so that the server writes no ``__pycache__`` after it took the
+    timestamps, which would turn the first instance-count change into a full reload. distribution: a
+    tritonserver; default: ``distribution.obtain()``.
     """
 
     def __init__(
@@ -111,7 +113,7 @@ class LocalTriton:
         self._own_log = log_file is None
         self._shm_prefix = f"{_SHM_PREFIX}{os.getpid()}-{secrets.token_hex(4)}-"
 
-    # --- what clients need ---------------------------------------------------------------------------------------------
+    # --- what clients need
     @property
     def http_url(self) -> str:
         """Base URL of the HTTP API, without a trailing slash."""
@@ -146,7 +148,7 @@ class LocalTriton:
             else ""
         )
 
-    # --- life cycle ------------------------------------------------------------------------------------------------------
+    # --- life cycle
     def start(self) -> None:
         """Start the process; returns at once (see ``wait_ready``).
 
@@ -168,8 +170,8 @@ class LocalTriton:
     def wait_ready(self) -> None:
         """Block until the awaited models are ready.
 
-        Raises:
-            LocalTritonError: a model failed, the server ended, or the deadline passed; nothing is left running.
+        Raises: LocalTritonError: a model failed, the server ended, or the deadline passed; nothing
+        is left running.
         """
         deadline = time.monotonic() + self._deadline_s
         tries = _PORT_TRIES
@@ -179,7 +181,8 @@ class LocalTriton:
                 while not self._ready(client):
                     if time.monotonic() > deadline:
                         raise LocalTritonError(
-                            f"{', '.join(self.awaited)}: not ready within {self._deadline_s:g} s: {self._reason()}"
+                            f"{', '.join(self.awaited)}: not ready within "
+                            f"{self._deadline_s:g} s: {self._reason()}"
                         )
                     if self._wait_for_end(_POLL_S):
                         tries -= 1
@@ -189,7 +192,9 @@ class LocalTriton:
             raise
 
     def stop(self) -> None:
-        """End the server (SIGTERM, then SIGKILL to its whole process group) and remove its shared memory and temporary log."""
+        """End the server (SIGTERM, then SIGKILL to its whole process group) and remove its shared
+        memory and temporary log.
+        """
         process, self._process = self._process, None
         if process is None:
             return
@@ -239,7 +244,7 @@ class LocalTriton:
     ) -> None:
         await asyncio.to_thread(self.stop)
 
-    # --- inside ----------------------------------------------------------------------------------------------------------
+    # --- inside
     def arguments(self, distribution: Distribution) -> list[str]:
         """The server's command line."""
         return [
@@ -279,19 +284,24 @@ class LocalTriton:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # An own process group: Ctrl-C reaches the server only through stop(), and stop() reaches its stubs.
+                # An own process group: Ctrl-C reaches the server only through stop(), and stop()
+                # reaches its stubs.
                 start_new_session=True,
             )
         atexit.register(self.stop)
 
     def _ready(self, client: httpx.Client) -> bool:
-        """One look: True when ready, False when it needs more time; raises when a model has failed for good."""
+        """One look: True when ready, False when it needs more time.
+
+        Raises when a model has failed for good.
+        """
         try:
             if all(
                 client.get(f"{self.http_url}/v2/models/{model}/ready").status_code == httpx.codes.OK
                 for model in self.awaited
             ):
-                # The metrics port opens last: until it answers, a taken port may still end the server.
+                # The metrics port opens last: until it answers, a taken port may still end the
+                # server.
                 return client.get(self.metrics_url).status_code == httpx.codes.OK
             models = client.post(f"{self.http_url}/v2/repository/index").raise_for_status().json()
         except httpx.TransportError:
@@ -320,18 +330,24 @@ class LocalTriton:
         return True
 
     def _relaunch_or_raise(self, tries: int) -> None:
-        """A chosen free port may be taken by another program before the server binds it: then try others."""
+        """A chosen free port may be taken by another program before the server binds it.
+
+        Then try others.
+        """
         process, distribution = self._process, self._distribution
         if process is None or distribution is None:
             raise LocalTritonError("the server was stopped while it started")
         if tries <= 0 or 0 not in self._wanted_ports or not _PORT_TAKEN.search(self.log()):
             raise LocalTritonError(
-                f"tritonserver ended with exit code {process.returncode} before it was ready: {self._reason()}"
+                f"tritonserver ended with exit code {process.returncode} before it was ready: "
+                f"{self._reason()}"
             )
         self._launch(distribution)
 
     def _reason(self) -> str:
-        """The server's own error lines (some reasons are only in its log), else the end of its log."""
+        """The server's own error lines (some reasons are only in its log), else the end of its
+        log.
+        """
         text = self.log()
         errors = [
             match[1].strip('"')
@@ -347,7 +363,10 @@ class LocalTriton:
 
 
 def _free_ports(address: str, wanted: tuple[int, int, int]) -> tuple[int, int, int]:
-    """The wanted ports, 0 replaced by one that is free now; all are held open until chosen, so that they differ."""
+    """The wanted ports, 0 replaced by one that is free now.
+
+    All are held open until chosen, so that they differ.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with contextlib.ExitStack() as stack:
 

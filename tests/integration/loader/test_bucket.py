@@ -316,12 +316,12 @@ def _enable_versioning(gateway: Gateway, bucket: str) -> None:
 
 def _leave_part(pod: Pod, fetch: PlanFetch, data: bytes, validator: str) -> None:
     """An unfinished download as the loader keeps it."""
-    from triton_pipelines.loader.download import _Part
+    from triton_pipelines.loader.download import _PartialFile
     from triton_pipelines.loader.fetching import _key
 
     staging = pod.options.state / _key(fetch)
     staging.mkdir(parents=True)
-    part = _Part(staging / Path(fetch.uri).name)
+    part = _PartialFile(staging / Path(fetch.uri).name)
     part.path.write_bytes(data)
     part.write(validator)
 

@@ -224,7 +224,7 @@ def test_requests_are_signed_with_the_key_file(
             {"serviceAccountKey": '{"client_email": "a@b", "private_key": "s3cret-token-41d8"}'},
             "the store cannot be used as configured",
         ),
-        ({"token": "s3cret-token-41d8"}, "the secret lacks serviceAccountKey (it holds token)"),
+        ({"token": "s3cret-token-41d8"}, "the secret has no serviceAccountKey (it has token)"),
     ],
 )
 def test_a_key_file_that_is_none(
@@ -310,7 +310,7 @@ def test_a_shared_access_signature_and_a_broken_connection(trusting: Pod, blobs:
         ),
         (
             {"accountName": ACCOUNT},
-            "needs accountKey (with accountName) or sasToken (it holds accountName)",
+            "needs accountKey (with accountName) or sasToken (it has accountName)",
         ),
         (
             {
@@ -362,17 +362,18 @@ def _b64(text: str) -> bytes:
 
 
 def test_the_host_of_an_endpoint_is_told_when_credentials_go_there_in_the_clear() -> None:
-    from triton_pipelines.loader.uris import Located, insecure
+    from triton_pipelines.loader.uris import SourceLocation, insecure
 
-    assert insecure(Located("gs://b/k"), "http://store.example/x") == "store.example"
-    assert insecure(Located("gs://b/k"), "https://store.example") is None
+    assert insecure(SourceLocation("gs://b/k"), "http://store.example/x") == "store.example"
+    assert insecure(SourceLocation("gs://b/k"), "https://store.example") is None
     assert (
-        insecure(Located("s3://b/k", "http://mirror", mapped=True), "https://store.example")
+        insecure(SourceLocation("s3://b/k", "http://mirror", mapped=True), "https://store.example")
         == "mirror"
     )
     assert (
-        insecure(Located("s3://b/k", "https://mirror", mapped=True), "http://store.example") is None
+        insecure(SourceLocation("s3://b/k", "https://mirror", mapped=True), "http://store.example")
+        is None
     )
-    assert insecure(Located("http://files.example/x", mapped=True), None) == "files.example"
-    assert insecure(Located("http://127.0.0.1:1/x"), None) is None
-    assert insecure(Located("pvc://c/x"), None) is None
+    assert insecure(SourceLocation("http://files.example/x", mapped=True), None) == "files.example"
+    assert insecure(SourceLocation("http://127.0.0.1:1/x"), None) is None
+    assert insecure(SourceLocation("pvc://c/x"), None) is None

@@ -23,7 +23,7 @@ from tests.integration.loader.servers import ISSUER, SERVICE, Registry, free_por
 from tests.support.relay import Relay
 from tests.support.web import LoopbackServer, Request, Response
 from triton_pipelines.api.loadplan import FetchKind, PlanFetch, Reason
-from triton_pipelines.loader.credentials import Credentials
+from triton_pipelines.loader.credentials import SourceCredentials
 from triton_pipelines.loader.sources.oci import OciSource
 from triton_pipelines.loader.uris import parse_registry
 
@@ -333,7 +333,7 @@ def test_a_private_repository_with_each_form_of_secret(
         ({".dockerconfigjson": "s3cret-token-41d8"}, ".dockerconfigjson is no JSON"),
         (
             {"password": "s3cret-token-41d8"},
-            "needs .dockerconfigjson, or username and password (it holds password)",
+            "needs .dockerconfigjson, or username and password (it has password)",
         ),
     ],
 )
@@ -415,7 +415,7 @@ def test_a_token_that_runs_out_is_asked_for_again(
     hub.push("models/slow", "v2", (FILE, {TITLE: "model.bin"}, DATA))
     (tmp_path / "ca.crt").write_bytes(authority.identity.certificate)
     learned: list[str] = []
-    credentials = Credentials(ca_file=tmp_path / "ca.crt")
+    credentials = SourceCredentials(ca_file=tmp_path / "ca.crt")
     with httpx.Client(verify=credentials.ssl_context()) as client:
         uri = parse_registry(f"oci://{hub.host}/models/slow:v2")
         source = OciSource(

@@ -43,7 +43,9 @@ def tokens(max_length: int = POSITIONS, *, types: bool = False) -> PlanTokens:
     )
 
 
-def found(file: Path, known: HighestTokenId = LAST, wanted: PlanTokens | None = None) -> list[TokenizerMismatch]:
+def found(
+    file: Path, known: HighestTokenId = LAST, wanted: PlanTokens | None = None
+) -> list[TokenizerMismatch]:
     return list(find_mismatches(file, wanted or tokens(), known, MODEL, TOKENIZER))
 
 
@@ -166,7 +168,9 @@ def test_without_an_engine_only_ids_are_told(
     onnx.save(make(Encoder()), str(tmp_path / "model.onnx"))
     assert [
         misfit.field
-        for misfit in found(tmp_path / "model.onnx", HighestTokenId(VOCABULARY + 9, ""), tokens(512))
+        for misfit in found(
+            tmp_path / "model.onnx", HighestTokenId(VOCABULARY + 9, ""), tokens(512)
+        )
     ] == [None]
 
 
@@ -221,4 +225,4 @@ def test_the_highest_id_of_a_tokenizer(
     made.save(str(tmp_path / "tokenizer.json"))
     seen = highest_token_id(tmp_path / "tokenizer.json")
     assert (seen.id, seen.token) == (expected.id, expected.token)
-    assert seen.written == max(expected.id, *made.get_vocab().values())
+    assert seen.highest_written == max(expected.id, *made.get_vocab().values())

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE, Unigram, WordLevel, WordPiece
 from tokenizers.processors import TemplateProcessing
 
-from triton_pipelines.loader.tokenizer_files import build_from_vocabulary, check
+from triton_pipelines.loader.tokenizer_files import build_from_vocabulary, check, highest_token_id
 
 WORDS = [
     "[PAD]",

@@ -58,7 +58,10 @@ def _fixed(graph: Any) -> set[str]:
 
 
 def dims(value: Any) -> tuple[int | str | None, ...] | None:
-    """The shape of an input or output: numbers, names of axes, None for unnamed ones; None as a whole where nothing is said."""
+    """The shape of an input or output: numbers, names of axes, None for unnamed ones.
+
+    None as a whole where nothing is said.
+    """
     if value.type.WhichOneof("value") != "tensor_type" or not value.type.tensor_type.HasField(
         "shape"
     ):
@@ -120,7 +123,10 @@ def _defined(graph: Any) -> set[str]:
 
 
 def reached(graph: Any, start: Collection[str]) -> set[str]:
-    """Every value that hangs on the values of ``start``; a node with bodies hangs on all that these read."""
+    """Every value that hangs on the values of ``start``.
+
+    A node with bodies hangs on all that these read.
+    """
     found = set(start)
     for node in graph.node:
         read = set(node.input)
@@ -132,7 +138,10 @@ def reached(graph: Any, start: Collection[str]) -> set[str]:
 
 
 def element_type(value: Any) -> int:
-    """The element type (TensorProto.DataType) of an input or output; UNDEFINED where it is no tensor."""
+    """The element type (TensorProto.DataType) of an input or output.
+
+    UNDEFINED where it is no tensor.
+    """
     return (
         int(value.type.tensor_type.elem_type)
         if value.type.WhichOneof("value") == "tensor_type"

@@ -1,4 +1,7 @@
-"""What a graph itself says about its inputs: how many ids a table knows, how many positions there are."""
+"""What a graph itself says about its inputs.
+
+How many ids a table knows, how many positions there are.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,15 @@ from typing import Any, Final
 
 from onnx import numpy_helper
 
-from triton_pipelines.loader.onnx_graph.scopes import Laid, Operation, laid
+from triton_pipelines.loader.onnx_graph.scopes import FlatGraph, Operation, flatten_graph
 
 _CARRIES: Final = frozenset(
     {"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand", "If"}
 )
-"""Operators whose output holds the elements of their first input; what comes out of a branch of an If is what the branch made."""
+"""Operators whose output holds the elements of their first input.
+
+What comes out of a branch of an If is what the branch made.
+"""
 _CONVERTS: Final = frozenset({"Cast", "Identity", "DequantizeLinear"})
 """Operators that give a table in another element type."""
 _COUNTS: Final = frozenset(
@@ -39,16 +45,20 @@ _LOOKUPS: Final = frozenset({"Gather", "GatherBlockQuantized"})
 _INDEXED: Final = _LOOKUPS | {"GatherElements", "GatherND", "ScatterElements", "ScatterND"}
 _MICROSOFT: Final = "com.microsoft"
 _EMBEDDINGS: Final = frozenset({"EmbedLayerNormalization", "QEmbedLayerNormalization"})
-"""Fused embeddings of ONNX Runtime's optimizer. Their inputs: ids, segment ids, word table, position table, segment table, …"""
+"""Fused embeddings of ONNX Runtime's optimizer.
+
+Their inputs: ids, segment ids, word table, position table, segment table, …
+"""
 
 
 def table_size(graph: Any, name: str) -> int | None:
-    """The rows of the smallest table that the values of input ``name`` index; None where none is found.
+    """The rows of the smallest table that the values of input ``name`` index.
 
-    Follows the input through operators that only reshape or convert it, into the bodies of If, Loop and Scan and out of the branches of an If, to lookups
-    along axis 0 of a constant (quantized or not), and to the fused embedding of ONNX Runtime's optimizer.
+    None where none is found. Follows the input through operators that only reshape or convert it,
+    into the bodies of If, Loop and Scan and out of the branches of an If, to lookups along axis 0
+    of a constant (quantized or not), and to the fused embedding of ONNX Runtime's optimizer.
     """
-    whole = laid(graph)
+    whole = flatten_graph(graph)
     tables, names, sizes = _tables(whole), {name}, list[int]()
     for one in whole.operations:
         if one.standard and one.kind in _CARRIES and one.read(0) in names:
@@ -63,12 +73,13 @@ def table_size(graph: Any, name: str) -> int | None:
 
 
 def indexes(graph: Any, name: str) -> bool:
-    """Whether values computed from input ``name`` choose elements of another tensor: then a value out of range is an error of the whole run.
+    """Whether values computed from input ``name`` choose elements of another tensor.
 
-    Comparisons end the way: what they give is 0 or 1.
+    Then a value out of range is an error of the whole run. Comparisons end the way: what they give
+    is 0 or 1.
     """
     names = {name}
-    for one in laid(graph).operations:
+    for one in flatten_graph(graph).operations:
         if one.kind in _INDEXED and one.read(1) in names:
             return True
         if one.kind in _CARRIES | _COUNTS and names.intersection(one.inputs):
@@ -77,12 +88,14 @@ def indexes(graph: Any, name: str) -> bool:
 
 
 def positions(graph: Any) -> int | None:
-    """How many tokens a row may have by the graph's own table of positions; None where it does not show.
+    """How many tokens a row may have by the graph's own table of positions.
 
-    Seen are tables that are cut to length (Slice), tables indexed by a constant list of positions that is cut to length, and by
-    a Range. Positions that are computed otherwise (from the mask or the ids, as RoBERTa does) do not show: see :func:`computed_positions`.
+    None where it does not show. Seen are tables that are cut to length (Slice), tables indexed by a
+    constant list of positions that is cut to length, and by a Range. Positions that are computed
+    otherwise (from the mask or the ids, as RoBERTa does) do not show: see
+    :func:`computed_positions`.
     """
-    whole = laid(graph)
+    whole = flatten_graph(graph)
     fixed, tables, top = (
         whole.constants,
         _tables(whole),
@@ -115,8 +128,11 @@ def positions(graph: Any) -> int | None:
 
 
 def computed_positions(graph: Any) -> int | None:
-    """The rows of the smallest table that is indexed by a running sum (CumSum): about as many tokens as a row may have, some rows being kept for padding."""
-    whole = laid(graph)
+    """The rows of the smallest table that is indexed by a running sum (CumSum).
+
+    About as many tokens as a row may have, some rows being kept for padding.
+    """
+    whole = flatten_graph(graph)
     tables, summed, sizes = _tables(whole), set[str](), list[int]()
     for one in whole.operations:
         if one.kind == "CumSum" or (
@@ -129,7 +145,7 @@ def computed_positions(graph: Any) -> int | None:
     return min(sizes, default=None)
 
 
-def _tables(whole: Laid) -> dict[str, Any]:
+def _tables(whole: FlatGraph) -> dict[str, Any]:
     """Name → tensor of what is fixed, in bodies too, and of what is that in another element type."""
     found = dict(whole.constants)
     for one in whole.operations:

@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 
 from triton_pipelines.loader.onnx_graph.graph_walk import dims, element_type, inputs
-from triton_pipelines.loader.onnx_weights import opened
+from triton_pipelines.loader.onnx_weights import open_with_mapped_weights
 
 Array = NDArray[Any]
 Outputs = Mapping[str, Array]
@@ -142,7 +142,7 @@ def choose_evaluator(weights: int) -> Evaluator:
 def open_model(path: Path, evaluator: Evaluator) -> Run:
     """Return the model of a file as a function."""
     if evaluator is Evaluator.REFERENCE:
-        return opened(path)
+        return open_with_mapped_weights(path)
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -1,6 +1,7 @@
 """A graph with its bodies as one list of operations, in which a name means one value and no other.
 
-The branches of an If may both call a value ``c``, and a body may hide a value of the graph around it: by their bare names they would be mixed up.
+The branches of an If may both call a value ``c``, and a body may hide a value of the graph around
+it: by their bare names they would be mixed up.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ _LINKED: Final = frozenset({"If", "Loop", "Scan"})
 
 @dataclass(frozen=True)
 class Operation:
-    """A node, or how a value goes into a body or comes out of one: ``kind`` is then that of the node with the body.
+    """A node, or how a value goes into a body or comes out of one.
 
-    ``inputs`` and ``outputs`` may be empty names, which stand for what is left out. ``top`` says that it stands in the graph itself.
+    ``kind`` is then that of the node with the body. ``inputs`` and ``outputs`` may be empty names,
+    which stand for what is left out. ``top`` says that it stands in the graph itself.
     """
 
     kind: str
@@ -48,16 +50,22 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Laid:
-    """Operations in the order of their nodes, and name → tensor of what is fixed: initializers and Constant nodes. Names of the graph itself are bare."""
+class FlatGraph:
+    """Operations in the order of their nodes, and name → tensor of what is fixed.
+
+    Initializers and Constant nodes. Names of the graph itself are bare.
+    """
 
     operations: list[Operation] = field(default_factory=list)
     constants: dict[str, Any] = field(default_factory=dict)
 
 
-def laid(graph: Any) -> Laid:
-    """The operations of a graph and of all bodies in it. An If, Loop or Scan itself is not among them, but what goes into its bodies and comes out."""
-    result = Laid()
+def flatten_graph(graph: Any) -> FlatGraph:
+    """The operations of a graph and of all bodies in it.
+
+    An If, Loop or Scan itself is not among them, but what goes into its bodies and comes out.
+    """
+    result = FlatGraph()
     scopes = _Scopes(result)
     scopes.lay(graph, scopes.open(graph, ChainMap()))
     return result
@@ -81,7 +89,7 @@ class _Scope:
 
 
 class _Scopes:
-    def __init__(self, result: Laid) -> None:
+    def __init__(self, result: FlatGraph) -> None:
         self._result, self._count = result, 0
 
     def open(self, graph: Any, outer: ChainMap[str, str]) -> _Scope:

@@ -27,7 +27,10 @@ from triton_pipelines.loader.onnx_graph.model_runner import (
 from triton_pipelines.loader.ragged.eligibility import Adaptable
 
 LENGTHS: Final = (3, 7, 1, 5, 7)
-"""Tokens of the rows: shorter and longer than their neighbors, a single token, the longest twice."""
+"""Tokens of the rows.
+
+Shorter and longer than their neighbors, a single token, the longest twice.
+"""
 TOLERANCE: Final = {
     np.dtype(np.float16): 3e-2,
     np.dtype(np.float32): 1e-4,

@@ -12,10 +12,10 @@ import onnx
 from triton_pipelines.api.loadplan import PlanAdapt
 from triton_pipelines.loader.download import fsync_folder
 from triton_pipelines.loader.onnx_graph.graph_walk import opset
-from triton_pipelines.loader.onnx_graph.inline_functions import inlined
+from triton_pipelines.loader.onnx_graph.inline_functions import inline_local_functions
 from triton_pipelines.loader.onnx_graph.model_runner import Evaluator, GraphInput, graph_inputs
-from triton_pipelines.loader.onnx_store import Stored, lean, load, save, skeleton
-from triton_pipelines.loader.onnx_weights import sides, size_of
+from triton_pipelines.loader.onnx_store import Stored, load, load_without_weights, save, skeleton
+from triton_pipelines.loader.onnx_weights import side_files_of, size_of
 from triton_pipelines.loader.ragged.eligibility import (
     FIXED,
     OPSET,
@@ -104,7 +104,7 @@ def not_understood(error: str) -> AdaptationRefusal:
 
 def _read_model(path: Path) -> tuple[Stored, bool]:
     """Return the model with its local functions inlined, and whether its opset was converted."""
-    stored = lean(path)
+    stored = load_without_weights(path)
     is_old = opset(stored.model) < OPSET
     if is_old:
         # A file that is too large to be converted may be too large to be parsed as a whole.
@@ -113,7 +113,7 @@ def _read_model(path: Path) -> tuple[Stored, bool]:
         if isinstance(whole, AdaptationRefusal):
             raise _RefusedError(whole)
         stored = Stored(whole, path)
-    inlined(stored.model)
+    inline_local_functions(stored.model)
     return stored, is_old
 
 
@@ -122,7 +122,7 @@ def _check(path: Path, model: Any, plan: PlanAdapt) -> Adaptable:
     adaptable = check_eligibility(model, plan)
     if isinstance(adaptable, AdaptationRefusal):
         raise _RefusedError(adaptable)
-    missing = sorted(side for side in sides(model) if not (path.parent / side).is_file())
+    missing = sorted(side for side in side_files_of(model) if not (path.parent / side).is_file())
     if missing:
         raise _RefusedError(
             AdaptationRefusal.of(

@@ -17,10 +17,12 @@ ROWS, TOKENS = "rows", "tokens"
 
 
 def adapt(model: Any, adaptable: Adaptable) -> Any:
-    """The adapted model: inputs flat, under their names and with their element types; lengths beside them; outputs under their names.
+    """The adapted model: inputs flat, under their names and with their element types.
 
-    ``model`` (an ``onnx.ModelProto``) is changed and returned: a copy of a large model would not fit into the memory that a loader has.
-    Weights, external or not, stay as they are. Meaningful only for what :func:`.examine.examine` found adaptable.
+    Lengths beside them; outputs under their names. ``model`` (an ``onnx.ModelProto``) is changed
+    and returned: a copy of a large model would not fit into the memory that a loader has. Weights,
+    external or not, stay as they are. Meaningful only for what :func:`.examine.examine` found
+    adaptable.
     """
     graph = model.graph
     build = NodeBuilder(values(graph), adaptable.opset)

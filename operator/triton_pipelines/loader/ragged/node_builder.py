@@ -59,7 +59,10 @@ class NodeBuilder:
         return self.add("Cast", value, to=to)
 
     def reduce(self, operator: str, value: str, axis: int) -> str:
-        """ReduceMin or ReduceMax over one axis, which stays with length 1. Their axes became an input with opset 18."""
+        """ReduceMin or ReduceMax over one axis, which stays with length 1.
+
+        Their axes became an input with opset 18.
+        """
         if self._opset < 18:
             return self.add(operator, value, axes=[axis], keepdims=1)
         return self.add(operator, value, self.integers(axis), keepdims=1)

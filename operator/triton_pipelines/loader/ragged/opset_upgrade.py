@@ -13,11 +13,17 @@ from triton_pipelines.loader.ragged.eligibility import FIXED, OPSET, AdaptationR
 OLDEST: Final = 11
 """The oldest that exporters of encoders have used as their default, and that the tests convert."""
 CONVERTED_MAX: Final = 512 << 20
-"""Bytes of a model that the converter is given: it holds several copies at once, and the loader has 2 GiB."""
+"""Bytes of a model that the converter is given.
+
+It holds several copies at once, and the loader has 2 GiB.
+"""
 
 
 def upgraded(model: Any) -> Any | AdaptationRefusal:
-    """``model`` itself where its opset is new enough, else converted to :data:`OPSET`, or why not. What is converted has to be proven by numbers."""
+    """``model`` itself where its opset is new enough, else converted to :data:`OPSET`, or why not.
+
+    What is converted has to be proven by numbers.
+    """
     version = opset(model)
     if version >= OPSET:
         return model

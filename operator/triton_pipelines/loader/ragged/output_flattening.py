@@ -1,4 +1,7 @@
-"""The part behind the model: outputs per token lose their padding, and rows that the model could not take are marked."""
+"""The part behind the model.
+
+Outputs per token lose their padding, and rows that the model could not take are marked.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,9 @@ class OutputFlattener:
         _named(build, "Where", name, shaped, inner, _mark(build, kind))
 
     def token_output(self, inner: str, name: str, kind: int, shape: Dims) -> None:
-        """[rows, tokens, …] to [all tokens, …], in the order of the rows, as many for each as its first input has."""
+        """[rows, tokens, …] to [all tokens, …], in the order of the rows, as many for each as its
+        first input has.
+        """
         build, rest = self._build, list(shape[2:])
         index, sound = self._kept()
         if all(isinstance(dim, int) for dim in rest):
@@ -66,9 +71,11 @@ class OutputFlattener:
         )
 
     def _kept(self) -> tuple[str, str | None]:
-        """For every token that came: its place in the flattened padded output, and whether its row is sound.
+        """For every token that came.
 
-        A row longer than the padded matrix has no place for its last tokens: Triton counts on all of them, so they point to the first.
+        Its place in the flattened padded output, and whether its row is sound. A row longer than
+        the padded matrix has no place for its last tokens: Triton counts on all of them, so they
+        point to the first.
         """
         if self._tokens is None:
             build, rows = self._build, self._rows

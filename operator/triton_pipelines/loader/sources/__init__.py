@@ -32,10 +32,12 @@ class Folders:
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A readable source; ``file`` is the one file it names, None where it is a folder of a tokenizer.
+class OpenedSource:
+    """A readable source.
 
-    Of a model or folder ``place`` is what the URI and path name below the source's own folder; what lies there is asked for.
+    ``file`` is the one file it names, None where it is a folder of a tokenizer. Of a model or
+    folder ``place`` is what the URI and path name below the source's own folder; what lies there is
+    asked for.
     """
 
     source: Source
@@ -45,8 +47,11 @@ class Opened:
 
 
 @dataclass(frozen=True)
-class Access:
-    """What opening a source needs beside its address. ``learned`` is told secrets that a server gives; ``workspace`` is for unpacked archives."""
+class SourceAccess:
+    """What opening a source needs beside its address.
+
+    ``learned`` is told secrets that a server gives; ``workspace`` is for unpacked archives.
+    """
 
     credentials: SourceCredentials
     folders: Folders
@@ -56,11 +61,12 @@ class Access:
     workspace: Path
 
 
-def wanted_file(item: PlanFetch, last: str, is_folder: bool | None) -> tuple[bool, str | None]:
+def requested_file(item: PlanFetch, last: str, is_folder: bool | None) -> tuple[bool, str | None]:
     """Whether the URI names a folder, and the file wanted below it (None: the tokenizer's files).
 
-    ``last`` is the URI's last part; ``is_folder`` is known for mounted folders, else it follows from the URI's form: ``/`` at
-    the end or a ``path`` make a folder, and so does a tokenizer without a file's suffix.
+    ``last`` is the URI's last part; ``is_folder`` is known for mounted folders, else it follows
+    from the URI's form: ``/`` at the end or a ``path`` make a folder, and so does a tokenizer
+    without a file's suffix.
     """
     if item.path is not None:
         return True, item.path
@@ -73,8 +79,13 @@ def wanted_file(item: PlanFetch, last: str, is_folder: bool | None) -> tuple[boo
     return True, None if item.kind is FetchKind.TOKENIZER else PurePosixPath(item.target).name
 
 
-def open_source(item: PlanFetch, located: uris.SourceLocation, access: Access) -> Opened:
-    """The source of ``item`` at ``access.revision`` (None: whatever it is now). Raises :class:`SourceError`."""
+def open_source(
+    item: PlanFetch, located: uris.SourceLocation, access: SourceAccess
+) -> OpenedSource:
+    """The source of ``item`` at ``access.revision`` (None: whatever it is now).
+
+    Raises :class:`SourceError`.
+    """
     uris.check_scheme(located)
     match located.scheme:
         case "hf":
@@ -103,13 +114,13 @@ def _place(item: PlanFetch, path: str) -> str:
     return path if item.path is None else join(path, item.path)
 
 
-def _hub(item: PlanFetch, located: uris.SourceLocation, access: Access) -> Opened:
+def _hub(item: PlanFetch, located: uris.SourceLocation, access: SourceAccess) -> OpenedSource:
     from triton_pipelines.loader.sources.hub import HubSource
 
     uri = uris.parse_hub(located.uri)
     parts = PurePosixPath(uri.path)
     # The repository itself is a folder; below it the URI's form decides, as for a web server.
-    is_folder, file = wanted_file(item, parts.name, True if not uri.path else None)
+    is_folder, file = requested_file(item, parts.name, True if not uri.path else None)
     folder = uri.path if is_folder else str(parts.parent)
     source = HubSource(
         access.client,
@@ -120,10 +131,10 @@ def _hub(item: PlanFetch, located: uris.SourceLocation, access: Access) -> Opene
         token=access.credentials.token,
         context=access.credentials.ssl_context(),
     )
-    return Opened(source, file, located, _place(item, uri.path) if _is_tree(item) else None)
+    return OpenedSource(source, file, located, _place(item, uri.path) if _is_tree(item) else None)
 
 
-def _bucket(item: PlanFetch, located: uris.SourceLocation, access: Access) -> Opened:
+def _bucket(item: PlanFetch, located: uris.SourceLocation, access: SourceAccess) -> OpenedSource:
     from triton_pipelines.loader.sources import stores
     from triton_pipelines.loader.sources.bucket import BucketSource
 
@@ -151,7 +162,7 @@ def _bucket(item: PlanFetch, located: uris.SourceLocation, access: Access) -> Op
                 bucket, endpoint=endpoint, region=item.region, keys=held.keys, ca=held.ca_file
             )
     parent, _, last = key.rpartition("/")
-    is_folder, file = wanted_file(item, last, None)
+    is_folder, file = requested_file(item, last, None)
     folder = key.rstrip("/") if is_folder else parent
     place = _place(item, key) if _is_tree(item) else None
     version = access.revision or item.revision
@@ -163,10 +174,10 @@ def _bucket(item: PlanFetch, located: uris.SourceLocation, access: Access) -> Op
         version=None if version is None or '"' in version else version,
         ambient=not item.credentials,
     )
-    return Opened(source, file, located, place)
+    return OpenedSource(source, file, located, place)
 
 
-def _registry(item: PlanFetch, located: uris.SourceLocation, access: Access) -> Opened:
+def _registry(item: PlanFetch, located: uris.SourceLocation, access: SourceAccess) -> OpenedSource:
     from triton_pipelines.loader.sources.oci import OciSource
 
     if item.revision is not None and not uris.is_reference(item.revision):
@@ -180,11 +191,11 @@ def _registry(item: PlanFetch, located: uris.SourceLocation, access: Access) -> 
         learned=access.learned,
         workspace=access.workspace,
     )
-    _, file = wanted_file(item, "", True)
-    return Opened(source, file, located, (item.path or "") if _is_tree(item) else None)
+    _, file = requested_file(item, "", True)
+    return OpenedSource(source, file, located, (item.path or "") if _is_tree(item) else None)
 
 
-def _web(item: PlanFetch, located: uris.SourceLocation, access: Access) -> Opened:
+def _web(item: PlanFetch, located: uris.SourceLocation, access: SourceAccess) -> OpenedSource:
     from triton_pipelines.loader.sources.web import WebSource, split_userinfo
 
     url, user = split_userinfo(located.uri)
@@ -192,16 +203,18 @@ def _web(item: PlanFetch, located: uris.SourceLocation, access: Access) -> Opene
     if not parts.hostname:
         raise SourceError("names no host: write https://host/path")
     parent, _, last = parts.path.rpartition("/")
-    is_folder, file = wanted_file(item, unquote(last), None)
+    is_folder, file = requested_file(item, unquote(last), None)
     folder = parts.path.rstrip("/") if is_folder else parent
     base = urlunsplit(parts._replace(path=f"{folder}/", query="", fragment=""))
     exact: Mapping[str, str] = {} if is_folder or file is None else {file: url}
     source = WebSource(access.client, base, access.credentials.headers(user), exact)
     place = (item.path or ("" if is_folder else file)) if _is_tree(item) else None
-    return Opened(source, file, located, place)
+    return OpenedSource(source, file, located, place)
 
 
-def _folder(item: PlanFetch, located: uris.SourceLocation, folders: Folders, scheme: str) -> Opened:
+def _folder(
+    item: PlanFetch, located: uris.SourceLocation, folders: Folders, scheme: str
+) -> OpenedSource:
     fence: Path | None
     if scheme == "file":
         root, fence, below, missing = (
@@ -221,7 +234,9 @@ def _folder(item: PlanFetch, located: uris.SourceLocation, folders: Folders, sch
     if fence is not None and not fence.is_dir():
         raise SourceError(f"is not mounted at {fence}", retryable=True)
     if _is_tree(item):
-        return Opened(FolderSource(root, fence, missing), None, located, _place(item, below))
+        return OpenedSource(FolderSource(root, fence, missing), None, located, _place(item, below))
     path = root / below
-    is_folder, file = wanted_file(item, path.name, path.is_dir())
-    return Opened(FolderSource(path if is_folder else path.parent, fence, missing), file, located)
+    is_folder, file = requested_file(item, path.name, path.is_dir())
+    return OpenedSource(
+        FolderSource(path if is_folder else path.parent, fence, missing), file, located
+    )

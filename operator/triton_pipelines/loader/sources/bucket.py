@@ -1,4 +1,6 @@
-"""Objects of S3, Google Cloud Storage and Azure Blob Storage, and of what speaks their protocols, through obstore."""
+"""Objects of S3, Google Cloud Storage and Azure Blob Storage, and of what speaks their protocols,
+through obstore.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 import obstore
 from obstore.exceptions import PermissionDeniedError, PreconditionError, UnauthenticatedError
 
-from triton_pipelines.loader.download import Body
+from triton_pipelines.loader.download import FileBody
 from triton_pipelines.loader.errors import PROXY_REFUSED, SourceError
-from triton_pipelines.loader.listing import MAX_FILES, Entry, SourceListing, folder
+from triton_pipelines.loader.listing import MAX_FILES, ListedFile, SourceListing, folder
 from triton_pipelines.loader.sources.store_errors import StoreError, read_store_error
 
 if TYPE_CHECKING:
@@ -22,7 +24,10 @@ _CHUNK: Final = 4 << 20
 
 
 class BucketSource:
-    """Objects below the key prefix ``folder``; ``version`` pins the object version of the file ``pinned``."""
+    """Objects below the key prefix ``folder``.
+
+    ``version`` pins the object version of the file ``pinned``.
+    """
 
     def __init__(
         self,
@@ -46,13 +51,17 @@ class BucketSource:
         return None
 
     def list(self, place: str) -> SourceListing:
-        """The object ``folder + place``, or everything below it; with ``/`` at the end, or empty, it is a folder."""
+        """The object ``folder + place``, or everything below it.
+
+        With ``/`` at the end, or empty, it is a folder.
+        """
         key = self._folder + place
         if key and not key.endswith("/"):
             try:
                 meta = obstore.head(self._store, key)
                 return SourceListing(
-                    (Entry(key.rpartition("/")[2], meta["size"], _identity(meta)),), single=True
+                    (ListedFile(key.rpartition("/")[2], meta["size"], _identity(meta)),),
+                    single=True,
                 )
             except FileNotFoundError:
                 pass
@@ -60,7 +69,8 @@ class BucketSource:
                 raise self._error(error, place) from error
         if self._version is not None:
             raise SourceError(
-                f"revision {self._version} is an object's version, and {key or 'the URI'} is no object: remove it, or name the object"
+                f"revision {self._version} is an object's version, and {key or 'the URI'} is "
+                "no object: remove it, or name the object"
             )
         prefix = f"{key.strip('/')}/" if key.strip("/") else ""
         try:
@@ -73,7 +83,7 @@ class BucketSource:
                 ) from error
             raise
 
-    def _below(self, prefix: str) -> Iterator[Entry]:
+    def _below(self, prefix: str) -> Iterator[ListedFile]:
         count = 0
         try:
             for chunk in obstore.list(self._store, prefix=prefix or None, chunk_size=1000):
@@ -82,15 +92,20 @@ class BucketSource:
                     # Some tools write an empty object for each folder.
                     if name and not (meta["size"] == 0 and meta["path"].endswith("/")):
                         count += 1
-                        yield Entry(name, meta["size"], _identity(meta))
+                        yield ListedFile(name, meta["size"], _identity(meta))
                 if count > MAX_FILES:
                     return
         except Exception as error:
             raise self._error(error, prefix) from error
 
     @contextmanager
-    def open(self, name: str, *, offset: int = 0, validator: str | None = None) -> Iterator[Body]:
-        """GET the object ``folder + name``; a continued one must still have the ETag ``validator``."""
+    def open(
+        self, name: str, *, offset: int = 0, validator: str | None = None
+    ) -> Iterator[FileBody]:
+        """GET the object ``folder + name``.
+
+        A continued one must still have the ETag ``validator``.
+        """
         options: GetOptions = {}
         if self._version is not None and name == self._pinned:
             options["version"] = self._version
@@ -100,14 +115,15 @@ class BucketSource:
         try:
             result = self._get(name, options)
             if offset and validator and result.meta.get("e_tag") != validator:
-                # A server that does not know the condition would otherwise give the rest of another object.
+                # A server that does not know the condition would otherwise give the rest of another
+                # object.
                 raise _ChangedError
         except _ChangedError:
             offset = 0
             result = self._get(
                 name, {"version": options["version"]} if "version" in options else {}
             )
-        yield Body(
+        yield FileBody(
             self._chunks(result, name),
             offset=offset if offset and validator else 0,
             size=result.meta["size"],

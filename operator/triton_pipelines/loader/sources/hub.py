@@ -1,6 +1,8 @@
-"""Model hub repositories: huggingface_hub resolves them, the loader's own downloader fetches the few files that are needed.
+"""Model hub repositories.
 
-``hf_hub_download`` is not used: it keeps a cache of its own layout and has no place for our resuming, hashing and space checks.
+Huggingface_hub resolves them, the loader's own downloader fetches the few files that are needed.
+``hf_hub_download`` is not used: it keeps a cache of its own layout and has no place for our
+resuming, hashing and space checks.
 """
 
 from __future__ import annotations
@@ -21,17 +23,17 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from triton_pipelines.loader.download import Body
+from triton_pipelines.loader.download import FileBody
 from triton_pipelines.loader.errors import PROXY_REFUSED, SourceError
-from triton_pipelines.loader.listing import Entry, SourceListing, folder
+from triton_pipelines.loader.listing import ListedFile, SourceListing, folder
 from triton_pipelines.loader.sources.transport_errors import (
     certificate_error,
     is_proxy_auth_error,
 )
 from triton_pipelines.loader.sources.web import TIMEOUT, WebSource
 
-# Else the library asks huggingface.co itself for what it puts into its User-Agent, whatever hub is meant: a pod without a way there waits
-# for nothing, and one with tells somebody what it does.
+# Else the library asks huggingface.co itself for what it puts into its User-Agent, whatever hub is
+# meant: a pod without a way there waits for nothing, and one with tells somebody what it does.
 huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True
 
 DEFAULT_ENDPOINT: Final = "https://huggingface.co"
@@ -39,7 +41,10 @@ _RETRYABLE_FROM: Final = 500
 
 
 class HubSource:
-    """Files of ``repo`` below ``folder`` at the commit that ``revision`` (branch, tag, commit; None: the default branch) names."""
+    """Files of ``repo`` below ``folder`` at the commit that ``revision`` (branch, tag, commit.
+
+    None: the default branch) names.
+    """
 
     def __init__(
         self,
@@ -76,12 +81,12 @@ class HubSource:
         path = self._folder + place
         if path in self._files and not path.endswith("/"):
             return SourceListing(
-                (Entry(path.rpartition("/")[2], self._files[path], self._commit),), single=True
+                (ListedFile(path.rpartition("/")[2], self._files[path], self._commit),), single=True
             )
         prefix = f"{path.strip('/')}/" if path.strip("/") else ""
         try:
             return folder(
-                Entry(name.removeprefix(prefix), size, self._commit)
+                ListedFile(name.removeprefix(prefix), size, self._commit)
                 for name, size in self._files.items()
                 if name.startswith(prefix)
             )
@@ -93,7 +98,9 @@ class HubSource:
             raise
 
     @contextmanager
-    def open(self, name: str, *, offset: int = 0, validator: str | None = None) -> Iterator[Body]:
+    def open(
+        self, name: str, *, offset: int = 0, validator: str | None = None
+    ) -> Iterator[FileBody]:
         """Read ``name`` at the resolved commit."""
         commit = self.resolve()
         path = self._folder + name
@@ -104,7 +111,9 @@ class HubSource:
         source = WebSource(self._client, f"{base}/", self._headers(), {last: url})
         with source.open(last, offset=offset, validator=validator) as body:
             # The ETag is the blob's; the commit is what can be fetched again.
-            yield Body(body.chunks, body.offset, body.size, body.validator, commit, identity=commit)
+            yield FileBody(
+                body.chunks, body.offset, body.size, body.validator, commit, identity=commit
+            )
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}

@@ -1,4 +1,7 @@
-"""Files of an image's layers: tar archives laid over each other, unpacked below one place and nowhere else."""
+"""Files of an image's layers.
+
+Tar archives laid over each other, unpacked below one place and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ _BLOCK: Final = 1 << 20
 
 
 def scope_of(layers: Sequence[Path], place: str) -> str:
-    """The folder to unpack for ``place``: itself, or its parent where it is a file, whose neighbours may belong to it."""
+    """The folder to unpack for ``place``.
+
+    Itself, or its parent where it is a file, whose neighbours may belong to it.
+    """
     if not place:
         return ""
     for layer in layers:
@@ -35,7 +41,8 @@ def scope_of(layers: Sequence[Path], place: str) -> str:
 def unpack(layer: Path, scope: str, into: Path) -> None:
     """Lay the files of ``layer`` below ``scope`` over those in ``into``, under their own names.
 
-    Raises :class:`SourceError` for names that lead astray, links that are asked for, and broken archives.
+    Raises :class:`SourceError` for names that lead astray, links that are asked for, and broken
+    archives.
     """
     count = 0
     with _opened(layer) as archive:
@@ -78,7 +85,8 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, name: str, into: P
         check_name(linked)
         if not (into / linked).is_file():
             raise SourceError(
-                f"{name} is a hard link to {linked}, which lies outside of source.path: put a copy into the image"
+                f"{name} is a hard link to {linked}, which lies outside of source.path: put a "
+                "copy into the image"
             )
         shutil.copyfile(into / linked, target)
     elif member.isfile():
@@ -124,7 +132,8 @@ def _opened(layer: Path) -> Iterator[tarfile.TarFile]:
                     "has a layer packed with zstd, which cannot be read here: push it with gzip"
                 )
             stream: IO[bytes] = gzip.GzipFile(fileobj=file) if head[:2] == b"\x1f\x8b" else file  # type: ignore[assignment]
-            # As a stream: members are read in the order in which they lie, nothing is kept in memory.
+            # As a stream: members are read in the order in which they lie, nothing is kept in
+            # memory.
             with tarfile.open(fileobj=stream, mode="r|") as archive:
                 yield archive
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:

@@ -1,8 +1,9 @@
 """Artifacts and images of an OCI registry.
 
-Own code on the loader's HTTP parts instead of a library: of the protocol (OCI distribution specification 1.1) only three GETs and
-one exchange for a token are needed, and the libraries at hand bring an HTTP client of their own that cannot go on where a download
-broke off, and look for credentials where the loader must not.
+Own code on the loader's HTTP parts instead of a library: of the protocol (OCI distribution
+specification 1.1) only three GETs and one exchange for a token are needed, and the libraries at
+hand bring an HTTP client of their own that cannot go on where a download broke off, and look for
+credentials where the loader must not.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from urllib.request import parse_http_list, parse_keqv_list
 import httpx
 
 from triton_pipelines.loader.credentials import SourceCredentials
-from triton_pipelines.loader.download import Body
+from triton_pipelines.loader.download import FileBody
 from triton_pipelines.loader.errors import SourceError
-from triton_pipelines.loader.listing import Entry, SourceListing, check_name, folder
+from triton_pipelines.loader.listing import ListedFile, SourceListing, check_name, folder
 from triton_pipelines.loader.sources.folder import FolderSource
 from triton_pipelines.loader.sources.layers import scope_of, unpack
 from triton_pipelines.loader.sources.web import WebSource, stream, web_errors
@@ -52,7 +53,10 @@ _MAX_DOCUMENT: Final = 4 << 20
 
 @dataclass(frozen=True)
 class Layer:
-    """A blob of the manifest: a file named ``title``, or an ``archive`` of files; one that is neither says nothing to us."""
+    """A blob of the manifest: a file named ``title``, or an ``archive`` of files.
+
+    One that is neither says nothing to us.
+    """
 
     digest: str
     size: int
@@ -61,7 +65,10 @@ class Layer:
 
 
 class OciSource:
-    """Files of the artifact or image that ``reference`` (tag or digest) names; ``learned`` is told the tokens that the registry gives."""
+    """Files of the artifact or image that ``reference`` (tag or digest) names.
+
+    ``learned`` is told the tokens that the registry gives.
+    """
 
     def __init__(
         self,
@@ -92,7 +99,10 @@ class OciSource:
 
     @property
     def packed(self) -> tuple[Layer, ...]:
-        """Layers that are archives, in order; to be downloaded (by digest as name) and given to :meth:`unpack`."""
+        """Layers that are archives, in order.
+
+        To be downloaded (by digest as name) and given to :meth:`unpack`.
+        """
         return tuple(layer for layer in self._layers if layer.archive)
 
     def resolve(self) -> str | None:
@@ -136,7 +146,7 @@ class OciSource:
         """The artifact's files by their titles, with those of its archives."""
         self.resolve()
         entries = {
-            name: Entry(name, layer.size, layer.digest) for name, layer in self._files.items()
+            name: ListedFile(name, layer.size, layer.digest) for name, layer in self._files.items()
         }
         if self._workspace.is_dir() and any(self._workspace.iterdir()):
             for entry in FolderSource(self._workspace, self._workspace, "").list("").entries or ():
@@ -145,12 +155,12 @@ class OciSource:
         if path in entries and not place.endswith("/"):
             found = entries[path]
             return SourceListing(
-                (Entry(path.rpartition("/")[2], found.size, found.identity),), single=True
+                (ListedFile(path.rpartition("/")[2], found.size, found.identity),), single=True
             )
         prefix = f"{path}/" if path else ""
         try:
             return folder(
-                Entry(name.removeprefix(prefix), item.size, item.identity)
+                ListedFile(name.removeprefix(prefix), item.size, item.identity)
                 for name, item in entries.items()
                 if name.startswith(prefix)
             )
@@ -162,14 +172,16 @@ class OciSource:
             raise
 
     @contextmanager
-    def open(self, name: str, *, offset: int = 0, validator: str | None = None) -> Iterator[Body]:
+    def open(
+        self, name: str, *, offset: int = 0, validator: str | None = None
+    ) -> Iterator[FileBody]:
         """Read a titled file, an archive by its digest, or an unpacked file."""
         self.resolve()
         if (path := self.local(name)) is not None:
             with FolderSource(path.parent, None, "").open(
                 path.name, offset=offset, validator=validator
             ) as body:
-                yield Body(body.chunks, body.offset, body.size, body.validator, self._digest)
+                yield FileBody(body.chunks, body.offset, body.size, body.validator, self._digest)
             return
         layer = self._files.get(name) or next(
             (layer for layer in self._layers if layer.digest == name), None
@@ -178,7 +190,7 @@ class OciSource:
             raise SourceError(f"has no file {name} at {self._digest}", missing=True)
         start = offset if validator == layer.digest else 0
         with self._blob(layer, start) as body:
-            yield Body(
+            yield FileBody(
                 body.chunks,
                 body.offset,
                 layer.size,
@@ -189,7 +201,7 @@ class OciSource:
             )
 
     @contextmanager
-    def _blob(self, layer: Layer, offset: int) -> Iterator[Body]:
+    def _blob(self, layer: Layer, offset: int) -> Iterator[FileBody]:
         url = f"{self._base}/blobs/{layer.digest}"
 
         def source() -> WebSource:
@@ -203,7 +215,8 @@ class OciSource:
                     source().open(layer.digest, offset=offset, validator=layer.digest)
                 )
             except SourceError as error:
-                # A token lives for minutes: one that ran out since the manifest was read is asked for again.
+                # A token lives for minutes: one that ran out since the manifest was read is asked
+                # for again.
                 if error.challenge is None:
                     raise
                 self._login(error.challenge)
@@ -226,7 +239,8 @@ class OciSource:
         except SourceError as error:
             if error.missing:
                 raise SourceError(
-                    f"the registry has no {self._uri.repository}:{reference}: check the name, and what may be read",
+                    f"the registry has no {self._uri.repository}:{reference}: check the name, "
+                    "and what may be read",
                     missing=True,
                 ) from error
             raise
@@ -315,7 +329,8 @@ def _of_platform(index: Mapping[str, Any]) -> str:
         )
     if wanted not in offered:
         raise SourceError(
-            f"has no image for {'/'.join(wanted)} (it has {', '.join('/'.join(key) for key in sorted(offered)) or 'none'})"
+            f"has no image for {'/'.join(wanted)} (it has "
+            f"{', '.join('/'.join(key) for key in sorted(offered)) or 'none'})"
         )
     return offered[wanted]
 
@@ -324,11 +339,13 @@ def _layer(item: Mapping[str, Any]) -> Layer:
     digest, size, media = str(item.get("digest")), item.get("size"), str(item.get("mediaType"))
     if not digest.startswith("sha256:") or len(digest) != 71 or not isinstance(size, int):
         raise SourceError(
-            f"has a layer {digest[:80]} of {size} bytes; only layers with a sha256 digest and a size are read"
+            f"has a layer {digest[:80]} of {size} bytes; only layers with a sha256 digest and "
+            "a size are read"
         )
     notes = item.get("annotations") or {}
     title = next((str(notes[name]) for name in _TITLES if notes.get(name)), None)
-    # ORAS marks folders that it packed. A single file has its type from who pushed it, which ORAS sets to a layer's by default: the title counts.
+    # ORAS marks folders that it packed. A single file has its type from who pushed it, which ORAS
+    # sets to a layer's by default: the title counts.
     packed = str(notes.get(_UNPACK)).lower() == "true" or (
         media.startswith("application/vnd.cncf.model.") and ".tar" in media
     )

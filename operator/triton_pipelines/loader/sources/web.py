@@ -1,4 +1,7 @@
-"""Files over HTTP: own CA, bearer or basic credentials, ranges, redirects that take no credentials to another host."""
+"""Files over HTTP.
+
+Own CA, bearer or basic credentials, ranges, redirects that take no credentials to another host.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
 import httpx
 
-from triton_pipelines.loader.download import Body
+from triton_pipelines.loader.download import FileBody
 from triton_pipelines.loader.errors import PROXY_REFUSED, SourceError
-from triton_pipelines.loader.listing import Entry, SourceListing
+from triton_pipelines.loader.listing import ListedFile, SourceListing
 from triton_pipelines.loader.sources.transport_errors import (
     certificate_error,
     is_proxy_auth_error,
@@ -27,9 +30,10 @@ TIMEOUT: Final = httpx.Timeout(60.0, connect=10.0)
 
 
 class WebSource:
-    """Files below the URL ``base`` (ends with ``/``); ``exact`` maps a name to a URL of its own (signed queries).
+    """Files below the URL ``base`` (ends with ``/``).
 
-    ``immutable``: a URL's content never changes, so that a range needs no proof.
+    ``exact`` maps a name to a URL of its own (signed queries). ``immutable``: a URL's content never
+    changes, so that a range needs no proof.
     """
 
     def __init__(
@@ -57,11 +61,17 @@ class WebSource:
         """The file at ``place``; a folder (``/`` at the end, or empty) cannot be listed."""
         if not place or place.endswith("/"):
             return SourceListing(None)
-        return SourceListing((Entry(place.rpartition("/")[2]),), single=True)
+        return SourceListing((ListedFile(place.rpartition("/")[2]),), single=True)
 
     @contextmanager
-    def open(self, name: str, *, offset: int = 0, validator: str | None = None) -> Iterator[Body]:
-        """GET ``name``; with ``offset`` and ``validator`` as a range that the server only honours for the same version."""
+    def open(
+        self, name: str, *, offset: int = 0, validator: str | None = None
+    ) -> Iterator[FileBody]:
+        """GET ``name``.
+
+        With ``offset`` and ``validator`` as a range that the server only honours for the same
+        version.
+        """
         url = self._exact.get(name) or self._base + quote(name)
         headers = {**self._headers, "Accept-Encoding": "identity"}
         if offset and validator:
@@ -71,7 +81,7 @@ class WebSource:
         with web_errors(), stream(self._client, url, headers) as response:
             start, size = _range(response, offset if offset and validator else 0)
             encoded = response.headers.get("content-encoding", "identity").lower() != "identity"
-            yield Body(
+            yield FileBody(
                 _chunks(response),
                 offset=start,
                 size=None if encoded else size,
@@ -111,7 +121,10 @@ def _source_error(error: httpx.TransportError) -> SourceError:
 
 @contextmanager
 def stream(client: httpx.Client, url: str, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
-    """GET with redirects followed by hand: Authorization stays with its origin, and https never becomes http."""
+    """GET with redirects followed by hand.
+
+    Authorization stays with its origin, and https never becomes http.
+    """
     send = dict(headers)
     for _ in range(_MAX_REDIRECTS):
         with client.stream("GET", url, headers=send, follow_redirects=False) as response:
@@ -191,7 +204,8 @@ def _range(response: httpx.Response, asked: int) -> tuple[int, int | None]:
         start = span.partition("-")[0]
         if unit.lower() != "bytes" or not start.isdigit() or int(start) != asked:
             raise SourceError(
-                f"answered with the range {response.headers.get('content-range')!r}, not from byte {asked}",
+                f"answered with the range {response.headers.get('content-range')!r}, not from "
+                f"byte {asked}",
                 retryable=True,
                 restart=True,
             )

@@ -23,7 +23,7 @@ from tests.support.raggedgraphs import (
     make,
 )
 from triton_pipelines.api.loadplan import PlanAdapt, PlanRaggedInput
-from triton_pipelines.loader.onnx_graph.inline_functions import inlined
+from triton_pipelines.loader.onnx_graph.inline_functions import inline_local_functions
 from triton_pipelines.loader.ragged import AdaptationRefusal
 from triton_pipelines.loader.ragged.eligibility import Adaptable, check_eligibility
 from triton_pipelines.loader.ragged.graph_adapter import adapt
@@ -334,7 +334,7 @@ def test_local_functions_are_written_out() -> None:
     assert "calls the local function Look, into which its inputs cannot be followed" in said(
         model, encoder.plan()
     )
-    inlined(model)
+    inline_local_functions(model)
     onnx.checker.check_model(model)
     assert not model.functions
     assert [tensor.SerializeToString() for tensor in model.graph.initializer] == weights

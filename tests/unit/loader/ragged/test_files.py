@@ -175,7 +175,7 @@ def test_a_small_table_that_is_cut_to_length_is_not_taken_for_the_positions(file
     stock = file.read_bytes()
     done = adapt_file(file, ENCODER.plan(max_length=40))
     assert isinstance(done, AdaptationRefusal)
-    assert "end its rows at 3 tokens, but it accepts longer ones" in str(done)
+    assert "limit its rows to 3 tokens, but it accepts longer ones" in str(done)
     assert file.read_bytes() == stock
 
 
@@ -189,7 +189,7 @@ def test_fewer_positions_than_the_tokenizer_may_send_are_refused(
     stock = file.read_bytes()
     done = adapt_file(file, ENCODER.plan(max_length=512))
     assert isinstance(done, AdaptationRefusal), str(done)
-    words = "the file carries 40 positions, and spec.tokenizer.maxLength lets rows have 512 tokens: set spec.tokenizer.maxLength to at most 40"
+    words = "the file has 40 positions, and spec.tokenizer.maxLength allows rows of 512 tokens: set spec.tokenizer.maxLength to at most 40"
     assert str(done) == words
     assert file.read_bytes() == stock
     assert isinstance(adapt_file(file, ENCODER.plan(max_length=40)), AdaptedFile)
@@ -209,9 +209,8 @@ def test_positions_that_do_not_show_are_tried(
     )  # that table has two rows more, and counts from 1
     done = adapt_file(file, encoder.plan(max_length=most + 1))
     assert isinstance(done, AdaptationRefusal), str(done)
-    assert (
-        f"it rejects rows of {most + 1} tokens, which spec.tokenizer.maxLength allows"
-        in str(done)
+    assert f"it rejects rows of {most + 1} tokens, which spec.tokenizer.maxLength allows" in str(
+        done
     )
     assert isinstance(adapt_file(file, encoder.plan(max_length=most)), AdaptedFile)
 
@@ -260,7 +259,7 @@ def test_weights_that_were_not_fetched_are_named(file: Path) -> None:
         size_threshold=100,
     )
     (file.parent / "weights.bin").unlink()
-    assert "weights lie in weights.bin, are missing next to the file" in str(
+    assert "the weights in weights.bin are missing next to the file" in str(
         adapt_file(file, ENCODER.plan())
     )
 
@@ -411,7 +410,7 @@ def test_a_model_without_its_large_weights_is_written_whole(
         onnx_store.save(model, folder / "model.onnx")
     else:
         onnx.save(model, str(folder / "model.onnx"))
-    stored = onnx_store.lean(folder / "model.onnx")
+    stored = onnx_store.load_without_weights(folder / "model.onnx")
     held = {
         stored.model.graph.initializer[number].name: span.length
         for number, span in stored.weights.items()
@@ -432,9 +431,9 @@ def test_a_broken_file_is_no_model(file: Path, broken: bytes) -> None:
     file.write_bytes(broken)
     if broken:
         with pytest.raises(DecodeError):
-            onnx_store.lean(file)
+            onnx_store.load_without_weights(file)
     else:
-        assert onnx_store.lean(file).model == onnx.ModelProto()
+        assert onnx_store.load_without_weights(file).model == onnx.ModelProto()
 
 
 @pytest.mark.parametrize("external", [False, True])
@@ -478,9 +477,10 @@ def test_large_weights_are_proven_without_being_held(tmp_path: Path, external: b
         check=False,
         env={"PYTHONPATH": f"{root}:{root.parent}", "OPENBLAS_NUM_THREADS": "1"},
     )
-    assert "batched rows give the outputs of single rows in the reference evaluator of ONNX" in done.stdout, (
-        done.stderr
-    )
+    assert (
+        "batched rows give the outputs of single rows in the reference evaluator of ONNX"
+        in done.stdout
+    ), done.stderr
 
 
 def test_a_large_model_is_held_once(tmp_path: Path) -> None:
@@ -494,11 +494,11 @@ def test_a_large_model_is_held_once(tmp_path: Path) -> None:
     path = tmp_path / "large.onnx"
     onnx.save(model, str(path))
     script = (
-        "import sys, pathlib\nfrom triton_pipelines.loader import onnxstore\n"
+        "import sys, pathlib\nfrom triton_pipelines.loader import onnx_store\n"
         # Anonymous memory: pages of the mapped file are the kernel's to take back.
         "def held(): return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('RssAnon'))\n"
         "path = pathlib.Path(sys.argv[1]); before = held()\n"
-        "model = onnxstore.load(path); loaded = held(); onnxstore.save(model, path.with_suffix('.out'))\n"
+        "model = onnx_store.load(path); loaded = held(); onnx_store.save(model, path.with_suffix('.out'))\n"
         "print((loaded - before) >> 10, (held() - before) >> 10)\n"
     )
     done = subprocess.run(
