@@ -1,4 +1,4 @@
-"""A step's credentials and CA bundle as mounted from its secrets.
+"""Credentials and CA bundles of a source, read from mounted Secrets.
 
 Nothing else in the loader reads them.
 """
@@ -46,9 +46,10 @@ _DOCKER_HUB: Final = frozenset({"docker.io", "index.docker.io", "registry-1.dock
 
 
 def ssl_context(ca: Path | None) -> ssl.SSLContext:
-    """The system's trust, plus the bundle ``ca``.
+    """Return the system's trusted CAs, plus the bundle ``ca``.
 
-    :class:`SourceError` when that is no PEM bundle.
+    Raises:
+        SourceError: the bundle is not in PEM format.
     """
     context = ssl.create_default_context()
     paths = ssl.get_default_verify_paths()
@@ -68,20 +69,27 @@ def ssl_context(ca: Path | None) -> ssl.SSLContext:
 
 @dataclass(frozen=True)
 class SourceCredentials:
-    """What a source is presented with. No field shows in ``repr``."""
+    """What is presented to a source. No field is part of ``repr``."""
 
     token: str | None = field(default=None, repr=False)
+    """Bearer token."""
     user: tuple[str, str] | None = field(default=None, repr=False)
+    """User and password."""
     keys: tuple[str, str, str | None] | None = field(default=None, repr=False)
+    """Access key id, secret access key and session token of S3."""
     account_key: str | None = field(default=None, repr=False)
+    """Access key of an Azure storage account."""
     sas_token: str | None = field(default=None, repr=False)
+    """Shared access signature of Azure."""
     service_account: str | None = field(default=None, repr=False)
+    """JSON key of a Google service account."""
     ca_file: Path | None = None
+    """CA bundle."""
 
     def headers(self, from_url: tuple[str, str] | None = None) -> dict[str, str]:
-        """The Authorization header for a web server.
+        """Return the Authorization header for a web server.
 
-        Bearer token, else user and password (those of the URL last).
+        The bearer token comes first, then user and password, then those of the URL.
         """
         if self.token is not None:
             return {"Authorization": f"Bearer {self.token}"}
@@ -91,17 +99,17 @@ class SourceCredentials:
         return {"Authorization": "Basic " + base64.b64encode(":".join(user).encode()).decode()}
 
     def ssl_context(self) -> ssl.SSLContext:
-        """Trust for this source's servers."""
+        """Return the trusted CAs for this source's servers."""
         return ssl_context(self.ca_file)
 
 
 def read_credentials(
     item: PlanFetch, location: SourceLocation, credentials: Path, ca: Path, redact: Redactor
 ) -> SourceCredentials:
-    """The credentials of ``item`` for the source ``location``.
+    """Return the credentials of ``item``; each value becomes known to ``redact``.
 
-    Each value becomes known to ``redact``. Raises :class:`SourceError` that names the secret's
-    missing key.
+    Raises:
+        SourceError: the Secret has not the keys that the source needs; names them.
     """
     ca_file = ca / item.key / CA_FILE if item.ca else None
     if ca_file is not None and not ca_file.is_file():
@@ -192,7 +200,7 @@ def _web(values: Mapping[str, str], redact: Redactor) -> SourceCredentials:
 
 
 def _password(proxy: str | None) -> tuple[str, ...]:
-    """The password in a proxy's address, as written and as meant."""
+    """Return the password in a proxy's address, as written and decoded."""
     try:
         password = urlsplit(proxy or "").password
     except ValueError:
@@ -205,7 +213,7 @@ def _service_account(text: str, redact: Redactor) -> str:
     private = key.get("private_key")
     if not isinstance(private, str) or not isinstance(key.get("client_email"), str):
         raise SourceError(
-            "secretRef: serviceAccountKey is no key file of a service account (it lacks "
+            "secretRef: serviceAccountKey is not the key file of a service account (it has no "
             "private_key or client_email)"
         )
     # An error may show the key in part: each of its lines counts.
@@ -305,14 +313,14 @@ def _json(text: str, key: str) -> dict[str, Any]:
         value = json.loads(text)
     except ValueError:
         # The parser's own message would show where, and with it some of the text.
-        raise SourceError(f"secretRef: {key} is no JSON") from None
+        raise SourceError(f"secretRef: {key} is not valid JSON") from None
     if not isinstance(value, dict):
         raise SourceError(f"secretRef: {key} must hold a JSON object")
     return value
 
 
 def _read(folder: Path) -> dict[str, str]:
-    """The secret's keys; ``..data`` and the like of the kubelet's atomic writer are skipped."""
+    """Return the Secret's keys, without ``..data`` and the like of the kubelet's atomic writer."""
     if not folder.is_dir():
         raise SourceError("secretRef: the secret is not mounted", retryable=True)
     return {

@@ -1,7 +1,4 @@
-"""One file of a source into one file on disk.
-
-Resumed, hashed while it streams, never half there under its own name.
-"""
+"""Download one file of a source to disk: resumable, hashed while streaming, named when complete."""
 
 from __future__ import annotations
 
@@ -25,100 +22,111 @@ from triton_pipelines.loader.progress import DownloadProgress, MeterFactory, for
 from triton_pipelines.loader.retry import Retrier
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Error numbers of a full volume."""
 _STOPPED: Final = "stopped, because another file of the same source failed"
 _WAITS: Final = 3
-"""Times that a download waits for another pod's before it goes ahead by itself."""
+"""Times that a download waits for another pod's before it continues by itself."""
 BLOCK: Final = 1 << 20
 """Bytes read at once from a local file."""
 
 
 @dataclass(frozen=True)
 class FileBody:
-    """The rest of a file from ``offset`` on.
-
-    ``size`` is the whole file's, where the source tells. ``validator`` lets a later request
-    continue this very version, None when the source cannot promise that. ``revision`` is what an
-    unpinned source resolved to (commit, object version, ETag). ``identity`` is what is the same
-    only while the content is (commit, version, strong ETag, digest), None where nothing is;
-    ``digest`` the SHA-256 that the source itself says the file has.
-    """
+    """The rest of a file, from ``offset`` on."""
 
     chunks: Iterator[bytes]
+    """The bytes."""
     offset: int = 0
+    """First byte of ``chunks`` in the file."""
     size: int | None = None
+    """Bytes of the whole file; ``None`` if the source does not say."""
     validator: str | None = None
+    """Lets a later request continue this very version; ``None`` if that is not possible."""
     revision: str | None = None
+    """What an unpinned source resolved to (commit, object version, ETag)."""
     identity: str | None = None
+    """Stays the same only while the content does (commit, version, strong ETag, digest).
+
+    ``None`` if nothing does.
+    """
     digest: str | None = None
+    """SHA-256 of the file according to the source, if it says one."""
 
 
 class Source(Protocol):
     """Where files come from.
 
-    Names are relative to the source's folder. Safe for threads once it is resolved.
+    Names are relative to the source's folder. A source is thread-safe once it is resolved.
     """
 
     def resolve(self) -> str | None:
-        """The revision that holds for all files of the source (a commit), or None where each file
-        has its own.
+        """Return the commit that holds for all files of the source.
+
+        ``None`` if each file has its own revision.
         """
         ...
 
     def list(self, place: str) -> SourceListing:
-        """What lies at ``place``; ``/`` at its end, or nothing at all, names a folder.
+        """Return the files at ``place``; an empty place, or one that ends with ``/``, is a folder.
 
-        Raises :class:`SourceError`.
+        Raises:
+            SourceError: the source cannot be read.
         """
         ...
 
     def open(
         self, name: str, *, offset: int = 0, validator: str | None = None
     ) -> AbstractContextManager[FileBody]:
-        """Start reading ``name``, from ``offset`` when ``validator`` still holds, else from 0.
+        """Start reading ``name``, from ``offset`` if ``validator`` still holds, else from 0.
 
-        Raises :class:`SourceError`, also while the chunks are read.
+        Raises:
+            SourceError: the source cannot be read; also while the chunks are read.
         """
         ...
 
 
 @dataclass(frozen=True)
 class DownloadedFile:
-    """A complete file.
-
-    Where, its digest, bytes, what it resolved to, and whether part of it came from an earlier
-    attempt.
-    """
+    """A complete file."""
 
     path: Path
+    """Where it is."""
     sha256: str
+    """Its SHA-256 in hexadecimal."""
     size: int
+    """Its bytes."""
     revision: str | None
+    """What it resolved to."""
     resumed: bool
+    """Whether part of it came from an earlier attempt."""
 
 
 @dataclass(frozen=True)
 class DownloadJob:
-    """A file to download.
-
-    ``what`` (field and URI) starts every log line; ``scope`` says what its source is, for the
-    cache's key.
-    """
+    """A file to download."""
 
     source: Source
+    """Where it comes from."""
     name: str
+    """Its name in the source."""
     target: Path
+    """Where to put it."""
     what: str
+    """Field and URI: the start of every log line."""
     scope: str | None = None
+    """Identifies the source in the cache's key; ``None`` bypasses the cache."""
     meter: MeterFactory | None = None
+    """Starts the progress of the download; by default the download logs its own."""
 
 
 class Downloader:
-    """Downloads with retries.
+    """Download files with retries.
 
-    Unfinished files lie beside their target as ``NAME.part`` with ``NAME.part.json``. A finished
-    file has ``NAME.done.json`` beside it until it is moved to the repository, so that a restarted
-    container fetches none twice. ``stop`` ends all downloads of a group when one of them failed for
-    good.
+    An unfinished file is next to its target as ``NAME.part`` with ``NAME.part.json``. A finished
+    file
+    has ``NAME.done.json`` next to it until it is moved to the repository, so that a restarted
+    container
+    does not fetch it again.
     """
 
     def __init__(
@@ -131,10 +139,15 @@ class Downloader:
         self._retrier, self._log, self.clock, self._cache = retrier, log, clock, cache
 
     def fetch(self, job: DownloadJob, stop: threading.Event | None = None) -> DownloadedFile:
-        """Do ``job``.
+        """Download a file.
 
-        Raises :class:`SourceError` when the source stays unreadable and :class:`NoSpaceError` when
-        the volume is full.
+        Args:
+            job: what to download.
+            stop: ends all downloads of a group when one of them failed for good.
+
+        Raises:
+            SourceError: the source stays unreadable.
+            NoSpaceError: the volume is full.
         """
         job.target.parent.mkdir(parents=True, exist_ok=True)
         waits = 0
@@ -155,7 +168,7 @@ class Downloader:
     def _attempt(
         self, job: DownloadJob, stop: threading.Event, patient: bool
     ) -> DownloadedFile | str:
-        """The file, or the key of the cache that another pod is filling."""
+        """Return the file, or the key of the cache that another pod is filling."""
         if stop.is_set():
             raise SourceError(_STOPPED)
         part = _PartialFile(job.target)
@@ -290,7 +303,7 @@ def _check_content(body: FileBody, part: _PartialFile, size: int, digest: str) -
 
 
 class _PartialFile:
-    """The unfinished file and what its next request must prove to go on."""
+    """The unfinished file, and what its next request must prove to continue it."""
 
     def __init__(self, target: Path) -> None:
         self.path = target.with_name(f"{target.name}.part")
@@ -299,13 +312,14 @@ class _PartialFile:
         self._done = target.with_name(f"{target.name}.done.json")
 
     def size(self) -> int:
+        """Return the bytes that are there."""
         try:
             return self.path.stat().st_size
         except FileNotFoundError:
             return 0
 
     def read(self) -> str | None:
-        """The validator under which the file may be continued; None: start again."""
+        """Return the validator under which the file may be continued; ``None`` starts again."""
         try:
             validator = json.loads(self._note.read_text()).get("validator")
         except (OSError, ValueError, AttributeError):
@@ -313,6 +327,7 @@ class _PartialFile:
         return validator if isinstance(validator, str) and self.size() > 0 else None
 
     def write(self, validator: str | None) -> None:
+        """Remember the validator of the file."""
         temporary = self._note.with_name(f"{self._note.name}.tmp")
         temporary.write_text(json.dumps({"validator": validator}))
         temporary.replace(self._note)
@@ -325,7 +340,7 @@ class _PartialFile:
             )
 
     def finished(self, body: FileBody) -> DownloadedFile | None:
-        """The file, when an earlier attempt finished it and the source still has the same one."""
+        """Return the file if an earlier attempt finished it and the source still has it."""
         try:
             note = json.loads(self._done.read_text())
             if (
@@ -345,23 +360,25 @@ class _PartialFile:
             return None
 
     def drop(self) -> None:
+        """Remove the unfinished file and its validator."""
         self._note.unlink(missing_ok=True)
         self.path.unlink(missing_ok=True)
 
     def hash_into(self, digest: hashlib._Hash) -> None:
+        """Add the bytes that are there to a digest."""
         with self.path.open("rb") as file:
             while block := file.read(BLOCK):
                 digest.update(block)
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file in hexadecimal."""
+    """Return the SHA-256 of a file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def free_bytes(folder: Path) -> int:
-    """Bytes that an unprivileged writer may still put on the volume of ``folder``."""
+    """Return the bytes that an unprivileged writer may still put on the volume of ``folder``."""
     figures = os.statvfs(folder)
     return figures.f_bavail * figures.f_frsize
 
@@ -376,7 +393,7 @@ def fsync_folder(folder: Path) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a small file so that its name never shows a part of it; mode 0644 less the umask."""
+    """Write a small file whose name never shows a part of it; mode 0644 less the umask."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:

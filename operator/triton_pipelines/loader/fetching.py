@@ -1,4 +1,4 @@
-"""One fetch item of the plan from its source to verified files in the model repository."""
+"""Bring one source of the plan into the model repository as verified files."""
 
 from __future__ import annotations
 
@@ -43,21 +43,22 @@ USER_AGENT: Final = "triton-pipelines"
 
 @dataclass(frozen=True)
 class FetchedSource:
-    """What a source became.
-
-    Its line in the report, notes, the files written (absolute), and of a model its versions.
-    """
+    """What a source became."""
 
     source: ReportSource
+    """Its line in the report."""
     findings: tuple[Finding, ...]
+    """Notes on it."""
     files: tuple[Path, ...]
+    """The files that it wrote (absolute paths)."""
     versions: tuple[int, ...] = ()
+    """The versions of a model."""
 
 
 class Fetcher:
-    """Fetches items.
+    """Fetch the sources of a plan.
 
-    What is complete is remembered in ``state`` and not fetched again after a restart.
+    What is complete is recorded in ``state`` and not fetched again after a restart.
     """
 
     def __init__(
@@ -78,8 +79,9 @@ class Fetcher:
         self._stager = Stager(Downloader(retrier, log, cache=cache), retrier, log, parallel)
 
     def reusable(self, item: PlanFetch, resolved: ResolvedSource | None) -> FetchedSource | None:
-        """The result of an earlier attempt in this pod, when every file of it is still there byte
-        for byte and still wanted.
+        """Return the result of an earlier attempt in this pod, if it still holds.
+
+        It holds while every file is unchanged and the plan still asks for the same source.
         """
         try:
             record = json.loads(self._record(item).read_text())
@@ -308,9 +310,7 @@ def _check_commit(
 
 
 def changed(item: PlanFetch, resolved: ResolvedSource, now: str, what: str) -> LoaderError:
-    """The error for a source that is no longer what this revision was loaded from first, with both
-    sides.
-    """
+    """Return the error for a source that differs from this revision's first load."""
     before = f"revision {resolved.revision or 'none'}, sha256 {resolved.sha256 or 'unknown'}"
     return LoaderError(
         Reason.SOURCE_CHANGED,
@@ -322,7 +322,7 @@ def changed(item: PlanFetch, resolved: ResolvedSource, now: str, what: str) -> L
 
 
 def publish(staged: Path, target: Path) -> None:
-    """Move a complete file to its name in the repository, also where that lies on another volume."""
+    """Move a complete file to its name in the repository, even from another volume."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         staged.replace(target)
@@ -337,8 +337,9 @@ def publish(staged: Path, target: Path) -> None:
 
 
 def _key(item: PlanFetch) -> str:
-    """A folder name for an item; another source, file or target is another key."""
+    """Return a folder name for an item; another source, file or target is another key."""
     identity = item.model_dump(
         mode="json", exclude={"step", "slot", "field", "credentials", "ca", "sha256"}
     )
-    return f"{item.key}-{hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]}"
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return f"{item.key}-{digest[:12]}"

@@ -1,4 +1,4 @@
-"""``tritonpipe load``: reads the plan, fetches, writes, checks, reports."""
+"""``tritonpipe load``: read the plan, fetch, write, check, report."""
 
 from __future__ import annotations
 
@@ -46,52 +46,65 @@ from triton_pipelines.redaction import RedactingFormatter, Redactor, redact_url
 
 EXIT_OK: Final = 0
 EXIT_USER: Final = 2
-"""A finding that only the user can mend."""
+"""A finding that only the user can fix."""
 EXIT_RETRY: Final = 3
-"""A finding that another start of the container may mend."""
+"""A finding that another start of the container may fix."""
 TERMINATION_LOG: Final = Path("/dev/termination-log")
-"""Where the kubelet reads a container's last words (Kubernetes' default
-``terminationMessagePath``).
+"""Where the kubelet reads a container's last message.
+
+It is Kubernetes' default ``terminationMessagePath``.
 """
 STATE_FOLDER: Final = ".load"
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """Where everything lies; the defaults are the pod's mounts.
-
-    ``termination`` None writes no report file.
-    """
+    """Where everything is; the defaults are the pod's mounts."""
 
     revision: Path = Path(names.PATH_REVISION)
+    """The revision's ConfigMap, with the plan."""
     live: Path = Path(names.PATH_LIVE)
+    """The live ConfigMap."""
     root: Path = Path(names.PATH_ROOT)
+    """The volume of the model repository."""
     credentials: Path = Path(names.PATH_CREDENTIALS)
+    """Mounted Secrets, one folder per source."""
     ca: Path = Path(names.PATH_CA)
+    """Mounted CA bundles, one folder per source."""
     configmaps: Path = Path(names.PATH_CONFIGMAPS)
+    """Mounted ConfigMaps that are sources."""
     claims: Path = Path(names.PATH_CLAIMS)
+    """Mounted claims that are sources."""
     termination: Path | None = TERMINATION_LOG
+    """File of the report; ``None`` writes none."""
     source_map: SourceMap = field(default_factory=SourceMap)
+    """Rules that rewrite source URIs."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    """How often sources are tried."""
     cache: Path | None = None
+    """Volume on which pods share fetched files; ``None`` for no cache."""
     cache_keep_free: float = 100 * KEEP_FREE
+    """Percent of the cache volume that stays free."""
     folders: tuple[Path, ...] = ()
+    """Folders to create if they are missing."""
     parallel: int = PARALLEL
+    """Files of a source that are fetched at once."""
 
     @property
     def models(self) -> Path:
-        """The model repository."""
+        """Return the model repository."""
         return self.root / Path(names.PATH_MODELS).name
 
     @property
     def site(self) -> Path:
-        """The folder of Python packages."""
+        """Return the folder of Python packages."""
         return self.root / Path(names.PATH_SITE).name
 
     @property
     def state(self) -> Path:
-        """Unfinished downloads and records of finished ones, on the volume of the repository so
-        that a rename is enough.
+        """Return the folder of unfinished downloads and of records of finished ones.
+
+        It is on the volume of the repository, so that a rename is enough.
         """
         return self.root / STATE_FOLDER
 
@@ -188,9 +201,10 @@ def _at_least_one(text: str) -> int:
 
 
 def run(options: Sequence[str] | LoadOptions, out: TextIO | None = None) -> int:
-    """Load and report; the exit code.
+    """Load and report; never raises.
 
-    0, 2 (the user must mend something), 3 (another start may help). Never raises.
+    Returns:
+        The exit code: 0, 2 (the user must fix something), or 3 (another start may help).
     """
     if not isinstance(options, LoadOptions):
         options = parse_options(options)
@@ -202,7 +216,7 @@ def run(options: Sequence[str] | LoadOptions, out: TextIO | None = None) -> int:
 
 
 def load(options: LoadOptions, redact: Redactor, log: logging.Logger) -> tuple[LoadReport, int]:
-    """Do what the plan says; the report, redacted, and the exit code."""
+    """Carry out the plan; return the redacted report and the exit code."""
     revision = ""
     loading: _Load | None = None
     try:
@@ -237,7 +251,7 @@ def load(options: LoadOptions, redact: Redactor, log: logging.Logger) -> tuple[L
 
 
 class _Load:
-    """One run; errors, notes and sources gather here so that the report holds what was reached."""
+    """One run; it gathers errors, notes and sources, so that the report has what was reached."""
 
     def __init__(
         self, plan: LoadPlan, options: LoadOptions, redact: Redactor, log: logging.Logger
@@ -318,9 +332,9 @@ class _Load:
         return fetched
 
     def _make(self, folder: Path) -> None:
-        """A folder of a shared volume that Triton writes to.
+        """Create a folder of a shared volume that Triton writes to.
 
-        Where it cannot be made the volume is out of order, which shows in its use.
+        If that fails the volume is broken, which shows when the folder is used.
         """
         try:
             folder.mkdir(mode=0o2775, parents=True, exist_ok=True)
@@ -358,9 +372,10 @@ class _Load:
 
 
 def read_plan(folder: Path) -> LoadPlan:
-    """The revision's plan.
+    """Return the revision's plan.
 
-    Raises :class:`LoaderError` (InternalError) that names the first field in error.
+    Raises:
+        LoaderError: the plan is not readable or not valid; names the first field in error.
     """
     path = folder / names.KEY_PLAN
     try:
@@ -379,9 +394,9 @@ def read_plan(folder: Path) -> LoadPlan:
 
 
 def read_counts(folder: Path, log: logging.Logger) -> dict[str, int]:
-    """Desired counts by step; none when absent.
+    """Return the desired instance counts by step; none if absent.
 
-    Broken ones are logged and left out: a pod starts with initial counts then.
+    Invalid ones are logged and ignored: the pod then starts with initial counts.
     """
     path = folder / names.KEY_COUNTS
     try:
@@ -396,9 +411,10 @@ def read_counts(folder: Path, log: logging.Logger) -> dict[str, int]:
 
 
 def read_resolved(folder: Path, revision: str) -> dict[str, ResolvedSource]:
-    """What each step's source resolved to at the first load of ``revision``.
+    """Return what each step's source was at the first load of ``revision``.
 
-    Broken content is an error, since pods could differ.
+    Raises:
+        LoaderError: the content is not valid; to ignore it could make pods differ.
     """
     path = folder / names.KEY_RESOLVED
     try:
@@ -434,9 +450,9 @@ def _write_report(
 
 
 def _logger(redact: Redactor, out: TextIO) -> logging.Logger:
-    """A logger of this run alone: lines on ``out``, each redacted.
+    """Return a logger of this run alone, which redacts every line it writes to ``out``.
 
-    Libraries log nothing: httpx would print whole URLs.
+    Libraries are kept quiet: httpx would log whole URLs.
     """
     log = logging.Logger("load", logging.INFO)
     handler = logging.StreamHandler(out)
@@ -448,9 +464,9 @@ def _logger(redact: Redactor, out: TextIO) -> logging.Logger:
 
 
 def exit_on_sigterm() -> None:
-    """As process 1 of a container a Python process ignores SIGTERM.
+    """End at once on SIGTERM, which a Python process as process 1 of a container would ignore.
 
-    End at once, what is half done is resumed or redone.
+    Whatever is unfinished is resumed or repeated at the next start.
     """
 
     def stop(number: int, _: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Running a model with ONNX's own evaluator while its weights stay in their files."""
+"""Run a model with ONNX's own evaluator while its weights stay in their files."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _PLAIN: Final = frozenset(
         *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
     }
 )
-"""Element types whose bytes in a file are numpy's own."""
+"""Element types whose bytes in a file are those of numpy."""
 
 
 class MatMul(OpRun):
-    """The product as numpy computes it, but of half precision by way of FP32.
+    """Matrix product as numpy computes it, with half precision by way of FP32.
 
-    Numpy takes 40 times as long there (measured), and rounds each sum.
+    In half precision numpy takes 40 times as long (measured), and rounds each sum.
     """
 
     op_domain = ""
@@ -48,10 +48,11 @@ class MatMul(OpRun):
 
 
 def open_with_mapped_weights(path: Path) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
-    """The model of a file as a function.
+    """Return the model of a file as a function.
 
-    Large weights, external or not, are mapped: they are read as they are used, and the kernel's to
-    drop. Raises what the evaluator raises for operators that it does not know.
+    Large weights, external or not, are mapped: they are read when used, and the kernel may drop
+    them.
+    Raises what the evaluator raises for operators that it does not support.
     """
     stored = load_without_weights(path)
     weights = dict(_taken(stored))
@@ -68,13 +69,13 @@ def open_with_mapped_weights(path: Path) -> Callable[[Mapping[str, Array]], dict
 
 
 def size_of(path: Path, model: Any) -> int:
-    """Bytes of a model with its external data, as far as that is there."""
+    """Return the bytes of a model with those side files that exist."""
     files = (path, *(path.parent / side for side in side_files_of(model)))
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def side_files_of(model: Any) -> set[str]:
-    """The files with a model's external data, as it names them."""
+    """Return the files with a model's external data, as the model names them."""
     return {
         ExternalDataInfo(tensor).location
         for tensor in model.graph.initializer
@@ -83,9 +84,9 @@ def side_files_of(model: Any) -> set[str]:
 
 
 def _taken(stored: Stored) -> Iterator[tuple[str, Array]]:
-    """Takes the weights that can be mapped out of a model, which gets them with each run.
+    """Take the weights that can be mapped out of a model, and read all others into it.
 
-    All others are read into it.
+    The mapped ones are given to each run.
     """
     graph, kept, pages = stored.model.graph, list[Any](), dict[Path, Array]()
     for number, tensor in enumerate(graph.initializer):

@@ -1,7 +1,4 @@
-"""The model repository on disk.
-
-Files of the revision verbatim, empty folders, current instance counts.
-"""
+"""Write the model repository: the revision's files, empty folders and current instance counts."""
 
 from __future__ import annotations
 
@@ -22,7 +19,11 @@ _COUNT: Final = re.compile(r"(\binstance_group\b[^#]*?\bcount\s*:\s*)(\d+)", re.
 
 
 def below(root: Path, path: str) -> Path:
-    """``root / path``, refused when it, or a link on its way, leaves ``root``."""
+    """Return ``root / path``.
+
+    Raises:
+        LoaderError: the path, or a link in it, leaves ``root``.
+    """
     target = root / path
     if not target.resolve().is_relative_to(root.resolve()) or target.resolve() == root.resolve():
         raise LoaderError(
@@ -34,8 +35,13 @@ def below(root: Path, path: str) -> Path:
 def prepare(root: Path, keep: Collection[Path], marker: Path) -> None:
     """Empty ``root`` except for ``keep`` (verified files of an earlier attempt).
 
-    ``marker`` exists in folders that the loader has filled before; one that holds something else is
-    not touched.
+    Args:
+        root: the model repository.
+        keep: files that stay.
+        marker: exists if the loader has filled the folder before.
+
+    Raises:
+        LoaderError: the folder holds files that the loader did not write.
     """
     root.mkdir(parents=True, exist_ok=True)
     if not marker.exists() and any(root.iterdir()):
@@ -67,9 +73,12 @@ def write_files(
     counts: dict[str, int],
     places: Mapping[str, tuple[str, ...]],
 ) -> list[str]:
-    """Write the plan's files, each to its ``places``, and folders.
+    """Write the plan's files to their places, and its folders.
 
-    A config whose step has a live count gets it. Returns what was changed, in words.
+    The config of a step with a live count gets that count.
+
+    Returns:
+        The counts that were changed, for the log.
     """
     wanted = {item.path: item for item in plan.counts}
     changes = []
@@ -79,7 +88,7 @@ def write_files(
         except OSError as error:
             raise LoaderError(
                 Reason.INTERNAL_ERROR,
-                f"the revision's ConfigMap lacks key {item.key}: {error.strerror}",
+                f"the revision's ConfigMap has no key {item.key}: {error.strerror}",
             ) from error
         if (count := wanted.get(item.path)) is not None:
             number = count.clamp(counts.get(count.step))
@@ -96,9 +105,15 @@ def write_files(
 
 
 def with_count(config: str, count: int, path: str) -> str:
-    """``config`` (text format ModelConfig) with ``instance_group.count`` set and nothing else
-    changed, byte for byte where equal. A config with several instance groups, or none, has no
-    one live count and is refused.
+    """Return a config with ``instance_group.count`` set and nothing else changed.
+
+    Args:
+        config: a ModelConfig in text format; all other bytes stay the same.
+        count: the number of instances.
+        path: the config's path, for messages.
+
+    Raises:
+        LoaderError: the config has several instance groups, or none.
     """
     message = _parse(config, path)
     if len(message.instance_group) != 1:
@@ -124,10 +139,10 @@ def _parse(config: str, path: str) -> model_config_pb2.ModelConfig:
         return text_format.Parse(config, model_config_pb2.ModelConfig())
     except text_format.ParseError as error:
         raise LoaderError(
-            Reason.INTERNAL_ERROR, f"{path} is no model configuration: {error}"
+            Reason.INTERNAL_ERROR, f"{path} is not a model configuration: {error}"
         ) from error
 
 
 def starting_counts(counts: Iterable[PlanCount], live: dict[str, int]) -> dict[str, int]:
-    """The instances each scaled step starts with."""
+    """Return the number of instances that each scaled step starts with."""
     return {item.step: item.clamp(live.get(item.step)) for item in counts}

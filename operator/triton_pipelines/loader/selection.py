@@ -1,7 +1,4 @@
-"""Which files of a source a model or folder takes, and where they go.
-
-Pure: decided from the plan's item and a listing.
-"""
+"""Decide which files of a source a model or folder takes, and where they go. No I/O."""
 
 from __future__ import annotations
 
@@ -16,32 +13,38 @@ from triton_pipelines.loader.listing import ListedFile, SourceListing, files_by_
 
 CONFIG: Final = "config.pbtxt"
 _CONFIGS: Final = "configs"
-"""Triton's folder of further model configurations beside config.pbtxt."""
+"""Triton's folder of further model configurations, next to config.pbtxt."""
 _NEWEST: Final = 10
-"""Versions that a message names."""
+"""Maximum versions that a message names."""
 FIRST: Final = 1
-"""The version of a model whose source has no version folders."""
+"""Version of a model whose source has no version folders."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """``files``: path below the item's target → file of the source.
-
-    ``onnx``: those that may name side files, which come along too. ``versions`` are set for a
-    source of version folders; ``ignored`` are files that lie there and are not taken.
-    """
+    """The files that are taken of a source."""
 
     files: Mapping[str, ListedFile]
+    """Path below the item's target → file of the source."""
     versions: tuple[int, ...] = ()
+    """Versions, for a source with version folders."""
     ignored: tuple[str, ...] = ()
+    """Files of the source that are not taken."""
     onnx: tuple[str, ...] = ()
+    """Paths in ``files`` of models that may have side files, which are taken too."""
 
 
 def select(item: PlanFetch, listing: SourceListing, held: Collection[int] = ()) -> Selection:
-    """What ``item`` (kind model or folder) takes of ``listing``.
+    """Return what ``item`` takes of ``listing``.
 
-    ``held`` are the versions that this pipeline revision was loaded from first. Raises
-    :class:`LoaderError` (ModelMismatch, SourceUnavailable, SourceChanged) that says what was found.
+    Args:
+        item: a plan item of kind model or folder.
+        listing: the files of its source.
+        held: versions that this pipeline revision was first loaded from.
+
+    Raises:
+        LoaderError: the source does not have what the resource asks for (ModelMismatch,
+            SourceUnavailable, SourceChanged); says what was found.
     """
     if item.kind is FetchKind.FOLDER:
         return _folder(listing)
@@ -67,9 +70,9 @@ def select(item: PlanFetch, listing: SourceListing, held: Collection[int] = ()) 
 def _plain(
     item: PlanFetch, names: Collection[str], found: Mapping[int, tuple[ListedFile, ...]]
 ) -> bool:
-    """Whether numbered folders are just folders.
+    """Return whether numbered folders are not versions.
 
-    The main file lies beside them and in none of them.
+    That is so where the main file is next to them and in none of them.
     """
     main = item.source_file or item.file
     return (
@@ -179,7 +182,7 @@ def _wanted(item: PlanFetch, found: Mapping[int, object], held: Collection[int])
     if absent := sorted(asked - set(found)):
         raise LoaderError(
             Reason.MODEL_MISMATCH,
-            f"version {', '.join(map(str, absent))} is asked for; {there}: publish it, or ask "
+            f"version {', '.join(map(str, absent))} is requested; {there}: publish it, or request "
             "for another one.",
         )
     return tuple(sorted(chosen | asked))
@@ -188,7 +191,7 @@ def _wanted(item: PlanFetch, found: Mapping[int, object], held: Collection[int])
 def _version(
     item: PlanFetch, entries: Collection[ListedFile], where: str
 ) -> tuple[dict[str, ListedFile], tuple[str, ...]]:
-    """A version folder's files by the name they get, and those left out."""
+    """Return a version folder's files by their new names, and those left out."""
     main, names = item.source_file or item.file, {entry.name for entry in entries}
     if main is not None:
         _required(item, main, names, where)
@@ -225,9 +228,9 @@ def _required(item: PlanFetch, main: str, names: Collection[str], where: str) ->
 
 
 def _only_first(item: PlanFetch, what: str) -> None:
-    """A source without version folders is version 1 alone.
+    """Check that the resource asks for no more than version 1.
 
-    Refuse what asks for another, or for several.
+    A source without version folders is version 1 alone.
     """
     policy = item.versions
     if item.pinned not in (None, FIRST):
@@ -249,7 +252,7 @@ def _only_first(item: PlanFetch, what: str) -> None:
 
 
 def _tops(names: Collection[str]) -> set[str]:
-    """The first parts of ``names``, folders with their slash."""
+    """Return the first path components of ``names``, folders with their slash."""
     return {
         f"{first}/" if slash else first
         for first, slash, _ in (name.partition("/") for name in names)
@@ -257,12 +260,12 @@ def _tops(names: Collection[str]) -> set[str]:
 
 
 def ignored_finding(item: PlanFetch, ignored: Collection[str]) -> Finding:
-    """The note that files of the source are not taken."""
+    """Return the note that files of the source are not taken."""
     configs = [name for name in ignored if PurePosixPath(name).name == CONFIG]
     why = (
         "the operator writes the configuration itself"
         if len(configs) == len(ignored)
-        else "they lie outside the version folders or are configurations"
+        else "they are outside the version folders or are configurations"
     )
     message = (
         "not taken from the source: "

@@ -1,7 +1,4 @@
-"""From a readable source to complete files in a staging folder.
-
-One file, a tokenizer, a model's versions or a folder.
-"""
+"""Download what a plan item takes of its source into a staging folder."""
 
 from __future__ import annotations
 
@@ -34,43 +31,49 @@ from triton_pipelines.loader.selection import FIRST, Selection, ignored_finding,
 from triton_pipelines.loader.sources import OpenedSource, join
 
 PARALLEL: Final = 4
-"""Files of a source that are fetched at once. More would share the same network."""
+"""Files of a source that are fetched at once; more would share the same network."""
 
 
 @dataclass(frozen=True)
 class StagedFiles:
-    """Files that lie complete in the staging folder.
-
-    Target (relative to the repository) to staged file and its digest. ``versions`` are those of a
-    model; ``notes`` inform.
-    """
+    """Complete files in the staging folder."""
 
     files: Mapping[str, tuple[Path, str]]
+    """Target (relative to the repository) → staged file and its digest."""
     sha256: str
+    """Digest of the whole source."""
     revision: str | None
+    """What the source resolved to."""
     resumed: bool
+    """Whether part of it came from an earlier attempt."""
     versions: tuple[int, ...] = ()
+    """The versions of a model."""
     notes: tuple[Finding, ...] = ()
+    """Findings that inform."""
 
 
 @dataclass(frozen=True)
 class StagingRequest:
-    """Where and for whom files are staged: the item, its source and the commit it is at.
-
-    ``what`` starts every log line.
-    """
+    """What is staged, from where and to where."""
 
     item: PlanFetch
+    """The plan's item."""
     source: OpenedSource
+    """Its source."""
     folder: Path
+    """The staging folder."""
     what: str
+    """Field and URI: the start of every log line."""
     commit: str | None
+    """The commit that the source is at, if it has commits."""
     resolved: ResolvedSource | None
+    """What the source was at this revision's first load, if known."""
     scope: str
+    """Identifies the source in the cache's keys."""
 
 
 class Stager:
-    """Stages items; ``parallel`` files of one at once."""
+    """Stage plan items; ``parallel`` files of one item at once."""
 
     def __init__(
         self,
@@ -87,7 +90,12 @@ class Stager:
         )
 
     def files(self, stage: StagingRequest) -> StagedFiles:
-        """Everything that the item takes. Raises :class:`SourceError` and :class:`LoaderError`."""
+        """Stage everything that the item takes.
+
+        Raises:
+            SourceError: the source cannot be read.
+            LoaderError: the source does not have what the plan asks for.
+        """
         self._unpack(stage)
         match stage.item.kind:
             case FetchKind.TOKENIZER:
@@ -97,7 +105,7 @@ class Stager:
         return self._tree(stage)
 
     def _unpack(self, stage: StagingRequest) -> None:
-        """Fetch the archives of a registry's image and lay them out; other sources have none."""
+        """Fetch and unpack the archives of a registry's image; other sources have none."""
         from triton_pipelines.loader.sources.oci import OciSource
 
         source = stage.source.source
@@ -198,6 +206,7 @@ class Stager:
         return {keys[key]: done for key, done in self._all(stage, requests, {}).items()}
 
     def _file(self, stage: StagingRequest) -> StagedFiles:
+        """Stage a single file with its side files."""
         item, file = stage.item, self._named(stage)
         assert file is not None
         main = self._one(stage, file)
@@ -211,7 +220,7 @@ class Stager:
         return _staged(files, got, stage.commit or main.revision)
 
     def _named(self, stage: StagingRequest) -> str | None:
-        """The file that is wanted; an artifact that holds one file alone needs no name for it."""
+        """Return the requested file; for an artifact with a single file, that one."""
         file = stage.source.file
         if stage.source.located.scheme == "oci" and stage.item.path is None and file is not None:
             names = stage.source.source.list("").names
@@ -294,10 +303,7 @@ class Stager:
         )
 
     def _at(self, stage: StagingRequest, name: str) -> Path:
-        """A folder of its own for each file.
-
-        No two names can meet there, whatever a source calls them.
-        """
+        """Return a path in a folder of its own for each file, so that names cannot collide."""
         return (
             stage.folder
             / "files"
@@ -311,9 +317,15 @@ class Stager:
         wanted: Sequence[tuple[str, str, Path]],
         entries: Mapping[str, ListedFile],
     ) -> dict[str, DownloadedFile]:
-        """Fetch files (key, name in the source, staged path), several at once; by key.
+        """Fetch files, several at once; the first that fails ends the others.
 
-        The first that fails ends the others.
+        Args:
+            stage: what is staged.
+            wanted: key, name in the source and staged path of each file.
+            entries: key → listed file, where it is known.
+
+        Returns:
+            The files by key.
         """
         from triton_pipelines.loader.sources.oci import OciSource
 
@@ -357,8 +369,9 @@ class Stager:
         return {key: found[key] for key, _, _ in wanted}
 
     def _room(self, stage: StagingRequest, needed: int) -> None:
-        """Say that the volume is too small before the first byte, counting what an earlier attempt
-        left there.
+        """Check that the volume has room before the first byte is written.
+
+        Files that an earlier attempt left count as written.
         """
         stage.folder.mkdir(parents=True, exist_ok=True)
         there = sum(
@@ -415,9 +428,10 @@ def _staged(
 
 
 def digest_of(files: Mapping[str, str]) -> str:
-    """The digest of a source: its file's.
+    """Return the digest of a source.
 
-    Of several files that of their ``sha256sum`` lines in the order of their names.
+    For a single file that is the file's digest. For several files it is the digest of their
+    ``sha256sum`` lines in the order of their names.
     """
     if len(files) == 1:
         return next(iter(files.values()))

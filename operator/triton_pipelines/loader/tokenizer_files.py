@@ -1,7 +1,4 @@
-"""Tokenizer sources.
-
-Which files they need, building tokenizer.json from a BERT vocabulary, and proof that it loads.
-"""
+"""Tokenizer files: find them, build tokenizer.json from a BERT vocabulary, check that it loads."""
 
 from __future__ import annotations
 
@@ -27,24 +24,33 @@ CONFIGURATION: Final = "tokenizer_config.json"
 SPECIAL_TOKENS: Final = "special_tokens_map.json"
 
 TRIED: Final = 64
-"""Tokens of a vocabulary that are tried as texts, spread over the whole of it, where it does not
-encode the first text that comes to mind.
+"""Tokens of a vocabulary that are tried as texts if it does not encode the first text.
+
+They are spread over the whole vocabulary.
 """
 _WORDPIECE_CLASSES: Final = frozenset(
     f"{name}Tokenizer{suffix}"
     for name in ("Bert", "DistilBert", "Electra", "MobileBert", "ConvBert", "RetriBert")
     for suffix in ("", "Fast")
 )
-"""Classes whose vocab.txt is a WordPiece vocabulary under BERT's normalizer and template ([CLS] A
-[SEP] B [SEP]).
+"""Classes whose vocab.txt is a WordPiece vocabulary with BERT's normalizer and template.
+
+The template is [CLS] A [SEP] B [SEP].
 """
 
 
 def build_from_vocabulary(
     vocabulary: Path, configuration: Mapping[str, Any], special: Mapping[str, Any]
 ) -> str:
-    """tokenizer.json of a BERT WordPiece vocabulary under its tokenizer_config.json and
-    special_tokens_map.json. Raises :class:`ValueError` when they describe something else.
+    """Return the tokenizer.json of a BERT WordPiece vocabulary.
+
+    Args:
+        vocabulary: vocab.txt.
+        configuration: content of tokenizer_config.json.
+        special: content of special_tokens_map.json.
+
+    Raises:
+        ValueError: the files describe another kind of tokenizer.
     """
     name = configuration.get("tokenizer_class")
     if name is not None and name not in _WORDPIECE_CLASSES:
@@ -86,7 +92,7 @@ def build_from_vocabulary(
 
 
 def _token(role: str, configuration: Mapping[str, Any], special: Mapping[str, Any]) -> str:
-    """A special token's text: from the configuration, the map beside it, or BERT's default."""
+    """Return a special token's text: from the configuration, the map, or BERT's default."""
     key = f"{role}_token"
     for value in (configuration.get(key), special.get(key)):
         text = value.get("content") if isinstance(value, Mapping) else value
@@ -103,7 +109,11 @@ def _flag(configuration: Mapping[str, Any], key: str) -> bool | None:
 
 
 def convert(files: Mapping[str, Path]) -> str:
-    """tokenizer.json built from fetched ``files`` (by name). Raises :class:`ValueError`."""
+    """Return the tokenizer.json built from fetched ``files`` (by name).
+
+    Raises:
+        ValueError: they cannot be read, or describe another kind of tokenizer.
+    """
     return build_from_vocabulary(
         files[VOCABULARY], _object(files[CONFIGURATION]), _object(files.get(SPECIAL_TOKENS))
     )
@@ -115,18 +125,19 @@ def _object(path: Path | None) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path.name} is no JSON: {error}") from error
+        raise ValueError(f"{path.name} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path.name} must hold a JSON object")
     return value
 
 
 def check(path: Path, *, cuts_pairs: bool = False) -> str | None:
-    """Load ``path`` as the runtime will.
+    """Load ``path`` as the runtime will; return its own settings that are ignored, for messages.
 
-    Returns what of its own settings is ignored, in words, or None. Raises :class:`ValueError` with
-    the reason when it does not load, cannot encode or, where it ``cuts_pairs`` of texts, has no
-    template for that.
+    Raises:
+        ValueError: it does not load, cannot encode or, if it ``cuts_pairs`` of texts, has no
+            template
+            for that.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -161,10 +172,14 @@ def check(path: Path, *, cuts_pairs: bool = False) -> str | None:
 
 
 def _encodes(tokenizer: Any) -> None:
-    """Raises :class:`ValueError` for a tokenizer that encodes no text at all.
+    """Check that the tokenizer encodes any text.
 
-    No one text will do: without a token for what is unknown, a vocabulary refuses the texts that it
-    does not cover. Its own tokens, read back, are texts that it should.
+    No single text is enough: without a token for unknown words, a vocabulary refuses texts that it
+    does
+    not cover. Its own tokens, decoded, are texts that it should cover.
+
+    Raises:
+        ValueError: it encodes nothing.
     """
     vocabulary = sorted(tokenizer.get_vocab(with_added_tokens=True).items(), key=itemgetter(1))
     step = max(1, len(vocabulary) // TRIED)
@@ -186,9 +201,11 @@ def _encodes(tokenizer: Any) -> None:
 
 @contextmanager
 def _library_errors_as_value_errors() -> Iterator[None]:
-    """What fails in the library is a :class:`ValueError`.
+    """Turn errors of the tokenizers library into :class:`ValueError`.
 
-    Its panics are no exceptions, and would end the loader without a report.
+    Its panics are not an :class:`Exception`, and would end the loader without a report. PyO3 raises
+    them as ``pyo3_runtime.PanicException``, a class that cannot be imported, so it is known by
+    name.
     """
     try:
         yield
@@ -201,25 +218,27 @@ def _library_errors_as_value_errors() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class HighestTokenId:
-    """The highest token id that texts lead to, and its token's text ("" where the vocabulary has
-    none: padding, templates).
-    """
+    """The highest token id that texts lead to."""
 
     id: int
+    """The id."""
     token: str
+    """Its token; "" if the vocabulary has none (padding, templates)."""
     highest_written: int = 0
     """The highest of all ids.
 
-    With those of special tokens that come only where a text spells them out.
+    This counts special tokens that appear only if a text spells them out.
     """
 
 
 def highest_token_id(path: Path) -> HighestTokenId:
-    """Look through a tokenizer.json that passed :func:`check`.
+    """Return the highest id of a tokenizer.json that passed :func:`check`.
 
-    Vocabulary, added tokens, template and padding. A special token that is in none of these but the
-    added ones comes with a text that spells it out, and with no other. There are models without a
-    row for such a token that do well without it: their tokenizer is that of a family.
+    Considers vocabulary, added tokens, template and padding. Any other special token appears only
+    if a
+    text spells it out. There are models without a row for such a token that work well without it:
+    their
+    tokenizer belongs to a family of models.
     """
     tokenizer = Tokenizer.from_file(str(path))
     padding, own = tokenizer.padding, tokenizer.get_vocab(with_added_tokens=False)
@@ -243,18 +262,18 @@ def highest_token_id(path: Path) -> HighestTokenId:
 
 
 def finding_of_settings(ignored: str, step: str, field: str) -> Finding:
-    """The note that settings of tokenizer.json do not count."""
+    """Return the note that settings of tokenizer.json are ignored."""
     return Finding(
         step=step,
         reason=Reason.TOKENIZER_SETTINGS_IGNORED,
         field=field,
         message=(
-            f"tokenizer.json has {ignored} of its own; these are switched off: maxLength, "
+            f"tokenizer.json has {ignored} of its own, which are ignored: maxLength, "
             "truncation and padding of the step decide."
         ),
     )
 
 
 def invalid(message: str, step: str, field: str) -> LoaderError:
-    """The error for a tokenizer that cannot be used."""
+    """Return the error for a tokenizer that cannot be used."""
     return LoaderError(Reason.INVALID_TOKENIZER, message, step=step, field=field)

@@ -1,12 +1,12 @@
-"""Obtains a real Triton server for this machine without a container engine or a GPU.
+"""Obtain a real Triton server for this machine without a container engine or a GPU.
 
-The Python package ``nvidia-pytriton`` carries tritonserver with the python backend, ensembles and
-the local cache (no ONNX Runtime, TensorRT or PyTorch backend). Its files are laid out once in the
-cache folder in the shape tritonserver wants.
+The Python package ``nvidia-pytriton`` contains tritonserver with the Python backend, ensembles and
+the local cache (no ONNX Runtime, TensorRT or PyTorch backend). Its files are copied once to the
+cache folder, in the layout that tritonserver expects.
 
-How the backend's Python is found (measured with Triton 2.51.0). The stub process embeds libpython
-and starts it isolated: PYTHONPATH and PYTHONHOME are ignored, the *first ``python3`` on PATH* is
-taken for its own executable, and when a ``pyvenv.cfg`` lies above it the stub becomes part of that
+How the backend finds its Python (measured with Triton 2.51.0): the stub process embeds libpython
+and starts it isolated. PYTHONPATH and PYTHONHOME are ignored, the *first ``python3`` on PATH* is
+taken for its own executable, and if a ``pyvenv.cfg`` is above that, the stub becomes part of that
 virtual environment, numpy included. So ``Distribution.environment`` puts the running interpreter's
 folder first on PATH; nothing is written into any Python installation.
 """
@@ -42,44 +42,42 @@ _EXECUTABLE: Final = 0o755
 
 
 class DistributionError(RuntimeError):
-    """No Triton server can be had on this machine; the message says why and what to do."""
+    """No Triton server is available for this machine; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """A tritonserver laid out on disk, ready to run.
-
-    Attributes: root: folder with ``bin``, ``backends`` and ``caches``. library_path: folders for
-    LD_LIBRARY_PATH (the package's bundled libraries, libpython where the loader would not find it).
-    interpreter: folder of the running interpreter, which goes first on PATH. site: site-packages
-    folders of the running interpreter.
-    """
+    """A tritonserver on disk, ready to run."""
 
     root: Path
+    """Folder with ``bin``, ``backends`` and ``caches``."""
     library_path: tuple[Path, ...]
+    """Folders for LD_LIBRARY_PATH.
+
+    The package's bundled libraries, and libpython if the dynamic loader would not find it.
+    """
     interpreter: Path
+    """Folder of the running interpreter, which goes first on PATH."""
     site: tuple[Path, ...]
+    """Site-packages folders of the running interpreter."""
 
     @property
     def executable(self) -> Path:
-        """The tritonserver program."""
+        """Return the tritonserver program."""
         return self.root / "bin" / "tritonserver"
 
     @property
     def backends(self) -> Path:
-        """Folder for ``--backend-directory``."""
+        """Return the folder for ``--backend-directory``."""
         return self.root / "backends"
 
     @property
     def caches(self) -> Path:
-        """Folder for ``--cache-directory``."""
+        """Return the folder for ``--cache-directory``."""
         return self.root / "caches"
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """Environment of the server.
-
-        ``base`` with the paths it needs and the same tokenizer settings as in a pod.
-        """
+        """Return the server's environment: ``base`` with paths and a pod's tokenizer settings."""
         libraries = [str(folder) for folder in self.library_path]
         if base.get("LD_LIBRARY_PATH"):
             libraries.append(base["LD_LIBRARY_PATH"])
@@ -94,7 +92,7 @@ class Distribution:
 
 
 def cache_folder() -> Path:
-    """The project's cache.
+    """Return the project's cache folder.
 
     $TRITONPIPE_CACHE, else $XDG_CACHE_HOME/triton-pipelines, else ~/.cache/triton-pipelines.
     """
@@ -105,10 +103,14 @@ def cache_folder() -> Path:
 
 
 def obtain(cache: Path | None = None) -> Distribution:
-    """Lay out the packaged tritonserver in ``cache`` (default.
+    """Copy the packaged tritonserver to ``cache`` unless it is there already.
 
-    ``cache_folder()``) unless it is there already. Raises: DistributionError: the package is
-    missing, does not fit this machine or interpreter, or libpython cannot be had.
+    Args:
+        cache: folder; default: ``cache_folder()``.
+
+    Raises:
+        DistributionError: the package is missing or does not fit this machine or interpreter, or
+            libpython is not available.
     """
     cache = cache_folder() if cache is None else cache
     package, version = _package()
@@ -140,27 +142,30 @@ def obtain(cache: Path | None = None) -> Distribution:
 
 
 def _package() -> tuple[Path, str]:
-    """Folder and version of the installed package, found without importing it (importing starts
-    its own machinery).
+    """Return folder and version of the installed package, without importing it.
+
+    An import starts the package's own machinery.
     """
     spec = importlib.util.find_spec("pytriton")
     if spec is None or not spec.submodule_search_locations:
         raise DistributionError(
-            f"the Python package {PACKAGE} is not installed, and it holds the Triton server "
+            f"the Python package {PACKAGE} is not installedand it contains the Triton server "
             "that runs here; "
             "install triton-pipelines with its extra 'serve' (Linux x86-64, glibc 2.35 or newer)"
         )
     folder = Path(spec.submodule_search_locations[0])
     if not (folder / "tritonserver" / "bin" / "tritonserver").is_file():
         raise DistributionError(
-            f"{folder} holds no tritonserver: reinstall {PACKAGE} for Linux x86-64"
+            f"{folder} contains no tritonserver: reinstall {PACKAGE} for Linux x86-64"
         )
     return folder, importlib.metadata.version(PACKAGE)
 
 
 def _check_numpy() -> None:
-    """NumPy 2 garbles BYTES tensors in this server's python backend and the stub dies at the first
-    request (measured).
+    """Refuse NumPy 2.
+
+    It garbles BYTES tensors in this server's Python backend, and the stub dies at the first request
+    (measured).
     """
     version = importlib.metadata.version("numpy")
     if int(version.split(".", 1)[0]) >= 2:
@@ -171,16 +176,16 @@ def _check_numpy() -> None:
 
 
 def _key(package: Path, version: str) -> str:
-    """Cache key.
+    """Return the cache key of the copied files and the Python version.
 
-    What was copied (the install record lists a hash per file) and for which Python.
+    The install record of the package has a hash per file.
     """
     record = importlib.metadata.distribution(PACKAGE).read_text("RECORD") or str(package)
     return hashlib.sha256(f"{version}\n{_PYTHON}\n{record}".encode()).hexdigest()[:16]
 
 
 def _interpreter() -> Path:
-    """Folder to put first on PATH.
+    """Return the folder to put first on PATH.
 
     Its ``python3`` must be this interpreter, or the stub would join another Python.
     """
@@ -196,9 +201,9 @@ def _interpreter() -> Path:
 
 @contextmanager
 def _atomic_folder(target: Path) -> Iterator[Path]:
-    """A new folder that becomes ``target`` when the body succeeds.
+    """Yield a new folder that becomes ``target`` when the body succeeds.
 
-    When another process was faster, its result stays.
+    If another process was faster, its result stays.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
@@ -229,9 +234,9 @@ def _lay_out(source: Path, stub: Path, target: Path) -> Path:
 
 
 def _libpython(cache: Path) -> list[Path]:
-    """Folders where the loader finds libpython: the interpreter's own.
+    """Return the folders where the dynamic loader finds libpython.
 
-    None where the system has it; else Debian's package unpacked.
+    The interpreter's own; none if the system has it; else Debian's package, unpacked.
     """
     own = _own_libpython()
     if own is not None:
@@ -242,8 +247,10 @@ def _libpython(cache: Path) -> list[Path]:
 
 
 def _own_libpython() -> Path | None:
-    """Folder of the running interpreter's shared library (built with --enable-shared), which
-    matches its standard library exactly.
+    """Return the folder of the running interpreter's shared library, if it has one.
+
+    An interpreter built with --enable-shared has. That library matches its standard library
+    exactly.
     """
     candidates = [sysconfig.get_config_var("LIBDIR"), Path(sys.base_prefix) / "lib"]
     for folder in candidates:
@@ -253,7 +260,7 @@ def _own_libpython() -> Path | None:
 
 
 def _download_libpython(cache: Path) -> Path:
-    """Fetch Debian's libpython package and unpack it into the cache.
+    """Download Debian's libpython package and unpack it into the cache.
 
     Needs no root and installs nothing.
     """

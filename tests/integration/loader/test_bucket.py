@@ -1,4 +1,6 @@
-"""s3:// sources against a real S3 server (Versity S3 Gateway on a POSIX folder), with TLS, keys and versions."""
+"""s3:// sources against a real S3 server (Versity S3 Gateway on a POSIX folder), with TLS, keys
+and versions.
+"""
 
 from __future__ import annotations
 
@@ -286,7 +288,10 @@ def test_versions_are_recorded_and_fetched_again(keyed: Pod, gateway: Gateway) -
 
 
 def _enable_versioning(gateway: Gateway, bucket: str) -> None:
-    body = b'<VersioningConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Status>Enabled</Status></VersioningConfiguration>'
+    body = (
+        b"<VersioningConfiguration "
+        b'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Status>Enabled</Status></VersioningConfiguration>'
+    )
     # curl signs AWS requests, so that no second S3 client is needed for one call.
     command = [
         "curl",

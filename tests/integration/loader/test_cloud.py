@@ -1,6 +1,7 @@
-"""gs:// and az:// sources against emulators of both (fake-gcs-server, Azurite) with TLS; neither checks every rule of the real service.
+"""gs:// and az:// sources against emulators of both (fake-gcs-server, Azurite) with TLS.
 
-The GCS emulator takes any token: that one is signed with the key file is looked at on the way.
+Neither checks every rule of the real service. The GCS emulator takes any token: that one is signed
+with the key file is looked at on the way.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def item(uri: str, **rest: object) -> PlanFetch:
     return PlanFetch(**{**defaults, "credentials": True, "ca": True, **rest})  # type: ignore[arg-type]
 
 
-# --- Google Cloud Storage ------------------------------------------------------------------------------------------------
+# --- Google Cloud Storage
 
 
 def test_versions_in_a_bucket_and_their_listing(keyed: Pod, google: Gcs) -> None:
@@ -125,7 +126,10 @@ def test_an_object_with_its_generation(keyed: Pod, google: Gcs) -> None:
 
 
 class Forward:
-    """A proxy before the emulator, which finds buckets by its own host's name; ``cut`` ends the first answers with a body that long."""
+    """A proxy before the emulator, which finds buckets by its own host's name.
+
+    ``cut`` ends the first answers with a body that long.
+    """
 
     def __init__(self, url: str, cut: int | None = None, times: int = 1) -> None:
         self._url, self._cut, self._times = url, cut, times
@@ -215,10 +219,10 @@ def test_requests_are_signed_with_the_key_file(
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"serviceAccountKey": "s3cret-token-41d8"}, "serviceAccountKey is no JSON"),
+        ({"serviceAccountKey": "s3cret-token-41d8"}, "serviceAccountKey is not valid JSON"),
         (
             {"serviceAccountKey": '{"type": "authorized_user"}'},
-            "is no key file of a service account",
+            "is not the key file of a service account",
         ),
         (
             {"serviceAccountKey": '{"client_email": "a@b", "private_key": "s3cret-token-41d8"}'},
@@ -250,7 +254,7 @@ def test_what_gcs_does_not_have(keyed: Pod, google: Gcs) -> None:
     assert "is an object's version" in keyed.load()[1].findings[0].message
 
 
-# --- Azure Blob Storage --------------------------------------------------------------------------------------------------
+# --- Azure Blob Storage
 
 
 @pytest.fixture

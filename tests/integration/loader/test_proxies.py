@@ -1,4 +1,6 @@
-"""Every scheme goes through the proxy that the environment names, and past it where NO_PROXY says so."""
+"""Every scheme goes through the proxy that the environment names, and past it where NO_PROXY says
+so.
+"""
 
 from __future__ import annotations
 

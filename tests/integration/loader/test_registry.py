@@ -1,4 +1,7 @@
-"""oci:// sources against the reference registry with TLS and tokens: artifacts, images of layers, indexes, faults."""
+"""oci:// sources against the reference registry with TLS and tokens.
+
+Artifacts, images of layers, indexes, faults.
+"""
 
 from __future__ import annotations
 
@@ -252,7 +255,7 @@ def test_an_index_of_platforms(trusting: Pod, hub: Registry) -> None:
 @pytest.mark.parametrize(
     ("layer", "says"),
     [
-        (archive(("m/../../evil", b"x")), "is no plain path below its folder"),
+        (archive(("m/../../evil", b"x")), "is not a plain path below its folder"),
         (
             archive(("m/model.bin", b"x"), links=(("m/link", "/etc/passwd", tarfile.SYMTYPE),)),
             "m/link is a link to /etc/passwd",
@@ -269,7 +272,8 @@ def test_an_index_of_platforms(trusting: Pod, hub: Registry) -> None:
         (gzip.compress(b"no archive at all" * 100), "no usable tar archive"),
         (archive(("m/model.bin", DATA))[:-100_000], "no usable tar archive"),
     ],
-    # Of their own: those made of the bytes hold the time of compression, and differ between the workers of one run.
+    # Of their own: those made of the bytes hold the time of compression, and differ between the
+    # workers of one run.
     ids=["climbs", "symbolic-link", "hard-link", "device", "zstd", "no-archive", "cut-short"],
 )
 def test_layers_that_lead_astray_are_refused(
@@ -288,7 +292,7 @@ def test_a_title_that_leads_astray_is_refused(trusting: Pod, hub: Registry) -> N
     trusting.plan(model(hub, "models/bad:v1"))
     code, report = trusting.load()
     assert code == 2
-    assert "is no plain path below its folder" in report.findings[0].message
+    assert "is not a plain path below its folder" in report.findings[0].message
 
 
 @pytest.mark.proves("spec.source.secretRef.name", "behaviour")
@@ -330,7 +334,7 @@ def test_a_private_repository_with_each_form_of_secret(
             {".dockerconfigjson": '{"auths": {"other.example": {"auth": "eDp5"}}}'},
             "has no entry for 127.0.0.1",
         ),
-        ({".dockerconfigjson": "s3cret-token-41d8"}, ".dockerconfigjson is no JSON"),
+        ({".dockerconfigjson": "s3cret-token-41d8"}, ".dockerconfigjson is not valid JSON"),
         (
             {"password": "s3cret-token-41d8"},
             "needs .dockerconfigjson, or username and password (it has password)",
@@ -489,7 +493,7 @@ def test_what_is_not_there_is_named(trusting: Pod, hub: Registry) -> None:
         ("models/bert:v8", "the registry has no models/bert:v8"),
         ("models/bert:v9", "has no file model.bin; the folder holds other.bin"),
         ("Models/bert:v9", "names no repository of a registry"),
-        ("models/bert:a b", "is no tag and no digest"),
+        ("models/bert:a b", "is not a tag or digest"),
     ):
         trusting.plan(model(hub, uri))
         code, report = trusting.load()

@@ -1,4 +1,6 @@
-"""Repository control, health and failures of one real Triton, through the client, the probe and the local server."""
+"""Repository control, health and failures of one real Triton, through the client, the probe and
+the local server.
+"""
 
 from __future__ import annotations
 
@@ -170,7 +172,7 @@ async def test_errors_in_our_words(server: LocalTriton, repository: Path) -> Non
     # The port of a finished server: nothing listens there.
     async with TritonClient("127.0.0.1:1") as client:
         with pytest.raises(
-            UnreachableError, match=r"asking whether the server lives at 127\.0\.0\.1:1"
+            UnreachableError, match=r"checking whether the server is live at 127\.0\.0\.1:1"
         ):
             await client.server_live()
 
@@ -285,7 +287,10 @@ async def test_as_an_async_context_manager(repository: Path) -> None:
 
 
 async def test_a_start_that_is_cancelled_ends_the_server(tmp_path: Path) -> None:
-    code = "import time\nclass TritonPythonModel:\n    def initialize(self, args):\n        time.sleep(60)\n    def execute(self, requests):\n        return []\n"
+    code = (
+        "import time\nclass TritonPythonModel:\n    def initialize(self, args):\n        "
+        "time.sleep(60)\n    def execute(self, requests):\n        return []\n"
+    )
     inputs, outputs = (
         [pipelines.tensor("X", "TYPE_FP32", "1")],
         [pipelines.tensor("Y", "TYPE_FP32", "1")],
@@ -365,8 +370,10 @@ class TritonPythonModel:
 
 async def test_a_probe_takes_in_no_more_than_it_can_afford(tmp_path: Path) -> None:
     config = (
-        'name: "large" backend: "python" max_batch_size: 1 input { name: "TEXT" data_type: TYPE_STRING dims: [1] }'
-        ' output { name: "Y" data_type: TYPE_FP32 dims: [-1] } instance_group { kind: KIND_CPU count: 1 }'
+        'name: "large" backend: "python" max_batch_size: 1 input { name: "TEXT" data_type: '
+        "TYPE_STRING dims: [1] }"
+        ' output { name: "Y" data_type: TYPE_FP32 dims: [-1] } instance_group { kind: '
+        "KIND_CPU count: 1 }"
     )
     write_model(tmp_path, "large", config, {"model.py": LARGE})
     with triton_server(tmp_path, ["large"]) as server:

@@ -1,4 +1,7 @@
-"""Poison among good traffic where a step calls the others itself, and beside open sequences: every good answer is what it is alone."""
+"""Poison among good traffic where a step calls the others itself, and beside open sequences.
+
+Every good answer is what it is alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The files that pods share: verified on use, safe for many at once, bounded, and never in the way of a load."""
+"""The files that pods share.
+
+Verified on use, safe for many at once, bounded, and never in the way of a load.
+"""
 
 from __future__ import annotations
 
@@ -222,7 +225,7 @@ def test_many_pods_at_once_never_see_a_part(tmp_path: Path, log: logging.Logger)
     assert pod(0) == digest
 
 
-# --- who fetches ----------------------------------------------------------------------------------------------------
+# --- who fetches
 
 
 def test_one_fetches_and_the_others_wait_for_it(made: FileCache, tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""The loader's pure parts: source map, URIs, redaction, retries, progress, counts, digests, names of files."""
+"""The loader's pure parts.
+
+Source map, URIs, redaction, retries, progress, counts, digests, names of files.
+"""
 
 from __future__ import annotations
 
@@ -207,8 +210,8 @@ def test_delays_grow_and_stay_bounded(failures: int, draw: float) -> None:
     policy = RetryPolicy(first_delay=1, factor=2, longest_delay=30)
     whole = min(30.0, 2.0 ** min(failures - 1, 30))
     assert whole / 2 <= policy.delay(failures, draw) <= whole
-    assert policy.delay(failures, draw, asked=1e9) == 60
-    assert policy.delay(failures, draw, asked=0.0) == policy.delay(failures, draw)
+    assert policy.delay(failures, draw, retry_after=1e9) == 60
+    assert policy.delay(failures, draw, retry_after=0.0) == policy.delay(failures, draw)
 
 
 class Script:
@@ -289,7 +292,8 @@ LAYOUTS = [
     "instance_group { count: 1 kind: KIND_CPU }  # a comment\n",
     'instance_group: [\n  {\n    name: "count: 7"\n    kind: KIND_CPU\n    count: 1\n  }\n]\n',
     "instance_group { kind: KIND_CPU }\n",
-    'parameters { key: "instance_group" value { string_value: "count: 3" } }\ninstance_group { count: 1 }\n',
+    'parameters { key: "instance_group" value { string_value: "count: 3" } }\ninstance_group '
+    "{ count: 1 }\n",
 ]
 
 
@@ -359,7 +363,10 @@ def test_no_character_that_a_query_may_hold_ends_its_masking(
 
 @pytest.mark.parametrize("repository", ["-org/name", "org/na--me", "org/name.", f"org/{'n' * 97}"])
 def test_a_name_that_no_hub_has_is_final(repository: str) -> None:
-    """Nothing is asked: the hub's library knows the rules of names. Trying again would hold the pod for nothing."""
+    """Nothing is asked: the hub's library knows the rules of names.
+
+    Trying again would hold the pod for nothing.
+    """
     with httpx.Client() as client:
         source = HubSource(
             client,
@@ -370,7 +377,7 @@ def test_a_name_that_no_hub_has_is_final(repository: str) -> None:
             token=None,
             context=ssl.create_default_context(),
         )
-        with pytest.raises(SourceError, match="is no name of a repository") as raised:
+        with pytest.raises(SourceError, match="is not a repository name") as raised:
             source.resolve()
     assert not raised.value.retryable
 

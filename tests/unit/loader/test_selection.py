@@ -1,4 +1,7 @@
-"""Which files of a source are taken and where they go: listings, version folders, collisions; pure decisions."""
+"""Which files of a source are taken and where they go: listings, version folders, collisions.
+
+Pure decisions.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +118,8 @@ VERSIONS = held(
             held("3/model.onnx"),
             {"3/model.onnx": "3/model.onnx"},
         ),
-        # Folders of digits beside the model are just folders; with a leading zero they are never versions.
+        # Folders of digits beside the model are just folders; with a leading zero they are never
+        # versions.
         (model(), held("model.onnx", "512/x"), {"1/model.onnx": "model.onnx"}),
         (
             model(),
@@ -180,7 +184,7 @@ def test_the_versions_of_the_first_load_stay_when_newer_ones_are_published() -> 
             model(pinned=4),
             VERSIONS,
             Reason.MODEL_MISMATCH,
-            "version 4 is asked for; the source has 1, 2, 10",
+            "version 4 is requested; the source has 1, 2, 10",
         ),
         (
             model(versions=PlanVersions(specific=(3, 1))),
@@ -302,7 +306,7 @@ def test_version_folders_are_those_that_triton_reads() -> None:
     ) == [1, 12]
 
 
-# --- who writes what ----------------------------------------------------------------------------------------------------
+# --- who writes what
 
 
 def layout(

@@ -1,4 +1,6 @@
-"""Tokens and lengths that a file does not take are found when it is loaded, and nothing is told that is not certain."""
+"""Tokens and lengths that a file does not take are found when it is loaded, and nothing is told
+that is not certain.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +66,10 @@ def test_an_id_beyond_the_table(file: Path, change: Callable[[Any], None]) -> No
     onnx.save(model, str(file))
     (misfit,) = found(file, HighestTokenId(VOCABULARY, "[NEW]"))
     assert misfit == TokenizerMismatch(
-        "hf://org/tokenizer can emit token id 50 ([NEW]), and hf://org/model knows 50 ids (0 to 49) for input_ids: "
-        "take the tokenizer that the model was trained with, or a model whose embedding table was resized to it"
+        "hf://org/tokenizer can emit token id 50 ([NEW]), and hf://org/model knows 50 ids (0 "
+        "to 49) for input_ids: "
+        "take the tokenizer that the model was trained with, or a model whose embedding table "
+        "was resized to it"
     )
 
 
@@ -78,7 +82,8 @@ def test_rows_longer_than_the_positions(file: Path, places: Places) -> None:
     for wanted in (most + 1, 512):
         (misfit,) = found(file, wanted=tokens(wanted, types=True))
         assert misfit == TokenizerMismatch(
-            f"hf://org/model accepts rows of at most {most} tokens, and spec.tokenizer.maxLength lets the tokenizer send {wanted}: "
+            f"hf://org/model accepts rows of at most {most} tokens, and "
+            f"spec.tokenizer.maxLength lets the tokenizer send {wanted}: "
             f"set spec.tokenizer.maxLength to at most {most}",
             "spec.tokenizer.maxLength",
         )
@@ -99,7 +104,8 @@ def test_a_small_table_that_is_cut_to_length_is_not_taken_for_the_positions(file
 
 
 def test_a_buffer_as_long_as_the_table_hides_no_counted_positions(file: Path) -> None:
-    # RoBERTa without token types as an input: they are cut from a buffer that has the two kept rows of the table of positions, too.
+    # RoBERTa without token types as an input: they are cut from a buffer that has the two kept rows
+    # of the table of positions, too.
     model = make(Encoder(places=Places.MASK, types=True))
     table = next(
         tensor for tensor in model.graph.initializer if tuple(tensor.dims) == (POSITIONS + 2, WIDTH)
@@ -184,7 +190,8 @@ def _padded_with_an_added_token(made: Tokenizer) -> None:
     [
         (lambda made: None, HighestTokenId(3, "b")),
         (lambda made: made.add_tokens([AddedToken("[NEW]")]), HighestTokenId(4, "[NEW]")),
-        # Gemma 3 of text alone has a table without a row for "<image_soft_token>", which its tokenizer knows as all of the family do.
+        # Gemma 3 of text alone has a table without a row for "<image_soft_token>", which its
+        # tokenizer knows as all of the family do.
         (lambda made: made.add_special_tokens(["[A]", "[B]"]), HighestTokenId(3, "b")),
         (lambda made: made.add_special_tokens(["<pad>"]), HighestTokenId(3, "b")),
         (_padded_with_an_added_token, HighestTokenId(2, "<pad>")),

@@ -1,5 +1,9 @@
-"""Every kind of output in every padding mode, batch size and company: token vectors, tags, pooled embeddings, FP16; with the runner, the stock graph and
-the adapted one. What is right is the stock graph's answer to the library's tokens of one text, alone and without padding, pooled in double precision."""
+"""Every kind of output in every padding mode, batch size and company.
+
+Token vectors, tags, pooled embeddings, FP16; with the runner, the stock graph and the adapted one.
+What is right is the stock graph's answer to the library's tokens of one text, alone and without
+padding, pooled in double precision.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,8 @@ TOKENS = [
     {"name": name, "data_type": "TYPE_INT64", "dims": [-1]}
     for name in ("input_ids", "attention_mask")
 ]
-# FP16 holds about three digits, and sums over more places round otherwise; where two tags come as close as that, the best of them is chance.
+# FP16 holds about three digits, and sums over more places round otherwise; where two tags come as
+# close as that, the best of them is chance.
 TOLERANCE = {False: 1e-5, True: 2e-2}
 WORDS = st.lists(st.sampled_from(tinymodel.WORDS), max_size=40).map(" ".join)
 REQUESTS = st.lists(st.lists(WORDS, min_size=1, max_size=4), min_size=1, max_size=8)

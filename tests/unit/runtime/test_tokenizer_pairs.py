@@ -1,4 +1,6 @@
-"""The tokenizer step on pairs of texts against direct calls of the tokenizers library, one pair at a time."""
+"""The tokenizer step on pairs of texts against direct calls of the tokenizers library, one pair at
+a time.
+"""
 
 from __future__ import annotations
 
@@ -162,13 +164,15 @@ LONG = "fox " * 30
         (
             "OnlyFirst",
             ("a dog", LONG),
-            "row 1: PASSAGE has 30 tokens, which beside 3 special tokens leaves no room for QUERY within the 12 allowed, and truncation OnlyFirst "
+            "row 1: PASSAGE has 30 tokens, which beside 3 special tokens leaves no room for "
+            "QUERY within the 12 allowed, and truncation OnlyFirst "
             "cuts QUERY alone: shorten PASSAGE",
         ),
         (
             "OnlySecond",
             (LONG, "a dog"),
-            "row 1: QUERY has 30 tokens, which beside 3 special tokens leaves no room for PASSAGE within the 12 allowed, and truncation OnlySecond "
+            "row 1: QUERY has 30 tokens, which beside 3 special tokens leaves no room for "
+            "PASSAGE within the 12 allowed, and truncation OnlySecond "
             "cuts PASSAGE alone: shorten QUERY",
         ),
     ],
@@ -245,7 +249,10 @@ def test_a_pair_that_breaks_the_tokenizer_fails_alone(
 
 
 def test_a_text_that_breaks_the_tokenizer_again_fails_alone(tmp_path: Path) -> None:
-    """A vocabulary without a token for unknown words: looking for the reason meets the same fault."""
+    """A vocabulary without a token for unknown words.
+
+    Looking for the reason meets the same fault.
+    """
     (tmp_path / "1").mkdir()
     tokenizer = Tokenizer(models.WordLevel({"fox": 0, "dog": 1}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -377,7 +384,8 @@ BERT = BertProcessing(("[SEP]", 3), ("[CLS]", 2))
             Sequence([ByteLevel(), template("[CLS] $A [SEP] $B:1 [SEP]:1", "[CLS] $A [SEP]")]),
             id="bytes, then a template",
         ),
-        # The library takes special tokens for texts of their own, or for one of the pair's, where another step follows the template.
+        # The library takes special tokens for texts of their own, or for one of the pair's, where
+        # another step follows the template.
         pytest.param(
             Sequence([template("[CLS] $A [SEP] $B:1 [SEP]:1", "[CLS] $A [SEP]"), ByteLevel()]),
             id="a template, then bytes",

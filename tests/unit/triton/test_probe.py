@@ -22,7 +22,8 @@ from triton_pipelines.triton.probe import (
 )
 
 CONFIG = text_format.Parse(
-    'max_batch_size: 8 output { name: "SCORE" data_type: TYPE_FP32 dims: 1 } output { name: "LABEL" data_type: TYPE_STRING dims: 1 }',
+    'max_batch_size: 8 output { name: "SCORE" data_type: TYPE_FP32 dims: 1 } output { name: '
+    '"LABEL" data_type: TYPE_STRING dims: 1 }',
     model_config_pb2.ModelConfig(),
 )
 ASKED = ProbeRequest({"TEXT": texts("a", "b")}, finite=("SCORE",))
@@ -119,9 +120,11 @@ def test_a_response_of_a_stream_may_leave_outputs_out_and_has_rows_of_its_own() 
     )
 
 
-# Of NVIDIA's postprocess of TensorRT-LLM: one flat array for all rows and beams, and placeholders where nothing was asked for.
+# Of NVIDIA's postprocess of TensorRT-LLM: one flat array for all rows and beams, and placeholders
+# where nothing was asked for.
 LLM = text_format.Parse(
-    'max_batch_size: 8 output { name: "text_output" data_type: TYPE_STRING dims: -1 } output { name: "cum_log_probs" data_type: TYPE_FP32 dims: -1 }'
+    'max_batch_size: 8 output { name: "text_output" data_type: TYPE_STRING dims: -1 } output '
+    '{ name: "cum_log_probs" data_type: TYPE_FP32 dims: -1 }'
     ' output { name: "output_log_probs" data_type: TYPE_FP32 dims: [ -1, -1 ] }',
     model_config_pb2.ModelConfig(),
 )
@@ -222,7 +225,9 @@ def test_only_the_ready_state_serves() -> None:
 
 
 class Pod:
-    """Stands in for the client of a pod whose ensemble is ready and whose inference fails as a test says."""
+    """Stands in for the client of a pod whose ensemble is ready and whose inference fails as a
+    test says.
+    """
 
     said = ("", "")
 
@@ -332,7 +337,9 @@ async def test_an_answer_too_large_to_look_at_is_an_answer(monkeypatch: pytest.M
 
 
 class TakesOne(Pod):
-    """Stands in for the client of a pod that refuses two rows, or answers them as ``two`` says, and answers one with ``one``."""
+    """Stands in for the client of a pod that refuses two rows, or answers them as ``two`` says,
+    and answers one with ``one``.
+    """
 
     two: dict[str, Array] | tuple[str, str] = (
         "INTERNAL",
@@ -400,7 +407,10 @@ async def test_rows_that_nobody_asked_for_are_taken_back(
     for name, value in (pod | {"asked": []}).items():
         monkeypatch.setattr(TakesOne, name, value)
     result = await probe(
-        "10.0.0.1:8001", "sentiment", None, ProbeRequest({"TEXT": TWO}, fallback_inputs={"TEXT": ONE})
+        "10.0.0.1:8001",
+        "sentiment",
+        None,
+        ProbeRequest({"TEXT": TWO}, fallback_inputs={"TEXT": ONE}),
     )
     assert TakesOne.asked == asked
     assert result.inference_error == error
@@ -416,7 +426,10 @@ async def test_a_dead_process_is_not_asked_again(monkeypatch: pytest.MonkeyPatch
     )
     monkeypatch.setattr(TakesOne, "asked", [])
     result = await probe(
-        "10.0.0.1:8001", "sentiment", None, ProbeRequest({"TEXT": TWO}, fallback_inputs={"TEXT": ONE})
+        "10.0.0.1:8001",
+        "sentiment",
+        None,
+        ProbeRequest({"TEXT": TWO}, fallback_inputs={"TEXT": ONE}),
     )
     assert result.dead_process
     assert TakesOne.asked == [2]

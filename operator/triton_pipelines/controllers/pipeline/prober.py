@@ -63,4 +63,6 @@ def question_of(example: ExampleRequest) -> ProbeRequest:
     inputs = {
         name: np.repeat(array, example.repeat, axis=0) for name, array in example.inputs.items()
     }
-    return ProbeRequest(inputs, example.stream, sequence, example.finite, fallback_inputs=example.inputs)
+    return ProbeRequest(
+        inputs, example.stream, sequence, example.finite, fallback_inputs=example.inputs
+    )

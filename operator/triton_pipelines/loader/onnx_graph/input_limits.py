@@ -1,7 +1,4 @@
-"""What a graph itself says about its inputs.
-
-How many ids a table knows, how many positions there are.
-"""
+"""Limits that a graph states about its inputs: how many ids a table has, how many positions."""
 
 from __future__ import annotations
 
@@ -16,10 +13,10 @@ _CARRIES: Final = frozenset(
 )
 """Operators whose output holds the elements of their first input.
 
-What comes out of a branch of an If is what the branch made.
+The output of an If is what its branch made.
 """
 _CONVERTS: Final = frozenset({"Cast", "Identity", "DequantizeLinear"})
-"""Operators that give a table in another element type."""
+"""Operators that return a table in another element type."""
 _COUNTS: Final = frozenset(
     {
         "Add",
@@ -52,11 +49,13 @@ Their inputs: ids, segment ids, word table, position table, segment table, …
 
 
 def table_size(graph: Any, name: str) -> int | None:
-    """The rows of the smallest table that the values of input ``name`` index.
+    """Return the rows of the smallest table that the values of input ``name`` index.
 
-    None where none is found. Follows the input through operators that only reshape or convert it,
-    into the bodies of If, Loop and Scan and out of the branches of an If, to lookups along axis 0
-    of a constant (quantized or not), and to the fused embedding of ONNX Runtime's optimizer.
+    Follows the input through operators that only reshape or convert it, into the bodies of If, Loop
+    and
+    Scan and out of the branches of an If, to lookups along axis 0 of a constant (quantized or not),
+    and
+    to the fused embedding of ONNX Runtime's optimizer. ``None`` if no table is found.
     """
     whole = flatten_graph(graph)
     tables, names, sizes = _tables(whole), {name}, list[int]()
@@ -73,10 +72,10 @@ def table_size(graph: Any, name: str) -> int | None:
 
 
 def indexes(graph: Any, name: str) -> bool:
-    """Whether values computed from input ``name`` choose elements of another tensor.
+    """Return whether values computed from input ``name`` choose elements of another tensor.
 
-    Then a value out of range is an error of the whole run. Comparisons end the way: what they give
-    is 0 or 1.
+    A value out of range then fails the whole run. Comparisons are not followed: their result is 0
+    or 1.
     """
     names = {name}
     for one in flatten_graph(graph).operations:
@@ -88,12 +87,11 @@ def indexes(graph: Any, name: str) -> bool:
 
 
 def positions(graph: Any) -> int | None:
-    """How many tokens a row may have by the graph's own table of positions.
+    """Return how many tokens a row may have by the graph's own table of positions.
 
-    None where it does not show. Seen are tables that are cut to length (Slice), tables indexed by a
-    constant list of positions that is cut to length, and by a Range. Positions that are computed
-    otherwise (from the mask or the ids, as RoBERTa does) do not show: see
-    :func:`computed_positions`.
+    Recognizes tables that are cut to length (Slice), tables indexed by a constant list of positions
+    that is cut to length, and tables indexed by a Range. ``None`` for positions that are computed
+    otherwise (from the mask or the ids, as in RoBERTa): see :func:`computed_positions`.
     """
     whole = flatten_graph(graph)
     fixed, tables, top = (
@@ -128,9 +126,9 @@ def positions(graph: Any) -> int | None:
 
 
 def computed_positions(graph: Any) -> int | None:
-    """The rows of the smallest table that is indexed by a running sum (CumSum).
+    """Return the rows of the smallest table that is indexed by a running sum (CumSum).
 
-    About as many tokens as a row may have, some rows being kept for padding.
+    That is about as many tokens as a row may have; some rows are reserved for padding.
     """
     whole = flatten_graph(graph)
     tables, summed, sizes = _tables(whole), set[str](), list[int]()
@@ -146,7 +144,7 @@ def computed_positions(graph: Any) -> int | None:
 
 
 def _tables(whole: FlatGraph) -> dict[str, Any]:
-    """Name → tensor of what is fixed, in bodies too, and of what is that in another element type."""
+    """Return constants by name, in bodies too, with conversions to another element type."""
     found = dict(whole.constants)
     for one in whole.operations:
         if one.kind in _CONVERTS and (table := found.get(one.read(0) or "")) is not None:
@@ -155,7 +153,7 @@ def _tables(whole: FlatGraph) -> dict[str, Any]:
 
 
 def _counted(name: str | None, makers: dict[str, Operation]) -> bool:
-    """Whether a value is 0, 1, 2, … of a Range."""
+    """Return whether a value is 0, 1, 2, … of a Range."""
     # As many steps as there are values: a graph that is no graph may go in circles.
     for _ in range(len(makers) + 1):
         if (one := makers.get(name or "")) is None or not one.standard:
@@ -167,7 +165,7 @@ def _counted(name: str | None, makers: dict[str, Operation]) -> bool:
 
 
 def _sliced_axis(one: Operation, fixed: dict[str, Any]) -> int | None:
-    """The one axis that a Slice cuts; None where it does not show or there are several."""
+    """Return the one axis that a Slice cuts; ``None`` if it is unknown or there are several."""
     if (name := one.read(3)) is None:
         return 0
     tensor = fixed.get(name)
@@ -177,7 +175,7 @@ def _sliced_axis(one: Operation, fixed: dict[str, Any]) -> int | None:
 
 
 def _looked_up(tables: dict[str, Any], one: Operation) -> list[int]:
-    """The rows of the table that a lookup reads, where it does so along the first axis."""
+    """Return the rows of the table that a lookup reads along the first axis."""
     name = "gather_axis" if one.domain == _MICROSOFT else "axis"
     axis = next((int(attribute.i) for attribute in one.node.attribute if attribute.name == name), 0)
     table = one.read(0)

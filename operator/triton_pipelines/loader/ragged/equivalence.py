@@ -1,4 +1,4 @@
-"""Verify numerically that batched rows of the adapted graph equal single rows of the stock graph."""
+"""Verify numerically that batching rows in the adapted graph does not change their outputs."""
 
 from __future__ import annotations
 

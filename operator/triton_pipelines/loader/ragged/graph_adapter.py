@@ -1,4 +1,4 @@
-"""From a stock graph to one that takes ragged batches."""
+"""Adapt a stock graph so that it takes ragged batches."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ ROWS, TOKENS = "rows", "tokens"
 
 
 def adapt(model: Any, adaptable: Adaptable) -> Any:
-    """The adapted model: inputs flat, under their names and with their element types.
+    """Adapt a model, which is changed and returned.
 
-    Lengths beside them; outputs under their names. ``model`` (an ``onnx.ModelProto``) is changed
-    and returned: a copy of a large model would not fit into the memory that a loader has. Weights,
-    external or not, stay as they are. Meaningful only for what :func:`.examine.examine` found
-    adaptable.
+    Inputs become flat and keep their names and element types. Their lengths are added as further
+    inputs. Outputs keep their names. A copy of a large model would not fit into the loader's
+    memory.
+    Weights, external or not, stay as they are.
+
+    Args:
+        model: an ``onnx.ModelProto``.
+        adaptable: what :func:`.eligibility.check_eligibility` returned for it.
     """
     graph = model.graph
     build = NodeBuilder(values(graph), adaptable.opset)
@@ -59,7 +63,7 @@ def adapt(model: Any, adaptable: Adaptable) -> Any:
 
 
 def _inputs(graph: Any, planned: list[str], types: dict[str, int]) -> None:
-    """Flat inputs in the places of the matrices; the lengths behind all others."""
+    """Put flat inputs in the places of the matrices, and the lengths after all others."""
     for value in graph.input:
         if value.name in planned:
             value.CopyFrom(

@@ -1,7 +1,4 @@
-"""The part in front of the model: flat tokens and row lengths become padded matrices.
-
-Broken rows are found.
-"""
+"""The part before the model: turn flat tokens and row lengths into padded matrices."""
 
 from __future__ import annotations
 
@@ -17,37 +14,43 @@ from triton_pipelines.loader.ragged.eligibility import Adaptable
 from triton_pipelines.loader.ragged.node_builder import NodeBuilder
 
 GUARD: Final = "refuses_a_row_without_tokens"
-"""The name of the node that fails a batch which cannot be told apart.
+"""Name of the node that fails a batch which cannot be split into rows.
 
-It stands in the error that clients get.
+It is part of the error that clients get.
 """
 
 
 @dataclass(frozen=True)
 class RowValues:
-    """Names of values that the part behind the model needs.
-
-    ``lengths`` [rows, 1] are those of the first input, ``width`` is the number of tokens that the
-    padded matrices hold, ``one`` the number 1 behind the guard; ``sound`` [rows, 1] says which rows
-    the model can take, None where nothing is known to check.
-    """
+    """Names of values that the part after the model needs."""
 
     lengths: str
+    """[rows, 1]: lengths of the first input."""
     width: str
+    """Number of tokens that the padded matrices hold."""
     one: str
+    """The number 1, after the guard."""
     sound: str | None
+    """[rows, 1]: which rows the model can take; ``None`` if nothing is known to check."""
 
 
 def pad_inputs(
     build: NodeBuilder, adaptable: Adaptable, types: Mapping[str, int]
 ) -> tuple[dict[str, str], RowValues]:
-    """Nodes from the flat inputs to padded matrices.
+    """Add the nodes from the flat inputs to padded matrices.
 
-    Returns input → its matrix, and what is known of the rows. Each input starts a row where its own
-    lengths say: with those of another, one request whose mask is longer than its ids would shift
-    the mask of all requests behind it. A row with unequal lengths, with a value that a table does
-    not have, or longer than the model can take is computed with harmless values and marked, so that
-    it cannot fail or change the others. Few and small operators: on a GPU each costs a launch.
+    Each input starts a row where its own lengths say. With the lengths of another input, one
+    request
+    whose mask is longer than its ids would shift the mask of all requests after it.
+
+    A row with unequal lengths, with a value that a table does not have, or longer than the model
+    can
+    take is computed with harmless values and marked, so that it cannot fail or change the others.
+    The
+    operators are few and small, because on a GPU each costs a launch.
+
+    Returns:
+        Input → its matrix, and the values that describe the rows.
     """
     names = [item.name for item in adaptable.plan.inputs]
     lengths = build.cast(build.add("Concat", *(shape_input(name) for name in names), axis=1))
@@ -114,12 +117,13 @@ def _sound_conditions(
 
 
 def _guard(build: NodeBuilder, lengths: str) -> str:
-    """1, or a failed batch where a row has no tokens.
+    """Return 1, or fail the batch where a row has no tokens.
 
-    Behind a request without tokens Triton leaves the flat tensors unfilled: what is there belongs
-    to nobody, and no row can be told to be right. One element cannot be reshaped to two: the check
-    of Reshape runs on the host with every execution provider, while an index out of range is an
-    error on CPUs only.
+    Behind a request without tokens Triton leaves the flat tensors unfilled: the content is
+    undefined,
+    and no row can be shown to be right. One element cannot be reshaped to two: the check of Reshape
+    runs on the host with every execution provider, while an index out of range is an error on CPUs
+    only.
     """
     any_token = build.add("Min", build.add("ReduceMin", lengths, keepdims=0), build.scalar(1))
     shape = build.unsqueeze(build.add("Sub", build.scalar(2), any_token), 0)

@@ -1,4 +1,4 @@
-"""From a plan's fetch item to a source that can be read, and the names of its files."""
+"""Open the source of a plan item."""
 
 from __future__ import annotations
 
@@ -18,55 +18,66 @@ from triton_pipelines.loader.errors import SourceError
 from triton_pipelines.loader.sources.folder import FolderSource
 
 TOKENIZER_SUFFIXES: Final = (".json", ".txt")
-"""A tokenizer's URI that ends so names the file itself, any other its folder."""
+"""A tokenizer's URI with one of these suffixes names the file itself, any other its folder."""
 
 
 @dataclass(frozen=True)
 class Folders:
-    """Where the pod's mounts lie."""
+    """The pod's mounts."""
 
     credentials: Path
+    """Secrets, one folder per source."""
     ca: Path
+    """CA bundles, one folder per source."""
     configmaps: Path
+    """ConfigMaps, one folder per source."""
     claims: Path
+    """Claims by name."""
 
 
 @dataclass(frozen=True)
 class OpenedSource:
-    """A readable source.
-
-    ``file`` is the one file it names, None where it is a folder of a tokenizer. Of a model or
-    folder ``place`` is what the URI and path name below the source's own folder; what lies there is
-    asked for.
-    """
+    """A readable source."""
 
     source: Source
+    """Reads files."""
     file: str | None
+    """The one file that it names; ``None`` for a folder with a tokenizer."""
     located: uris.SourceLocation
+    """Where it is."""
     place: str | None = None
+    """Of a model or folder: what URI and path name below the source's own folder."""
 
 
 @dataclass(frozen=True)
 class SourceAccess:
-    """What opening a source needs beside its address.
-
-    ``learned`` is told secrets that a server gives; ``workspace`` is for unpacked archives.
-    """
+    """What opening a source needs in addition to its address."""
 
     credentials: SourceCredentials
+    """Credentials and trust."""
     folders: Folders
+    """The pod's mounts."""
     client: httpx.Client
+    """HTTP client."""
     revision: str | None
+    """Revision to fetch; ``None`` for the current one."""
     learned: Callable[[str], None]
+    """Called with every secret that a server issues."""
     workspace: Path
+    """Folder for unpacked archives."""
 
 
 def requested_file(item: PlanFetch, last: str, is_folder: bool | None) -> tuple[bool, str | None]:
-    """Whether the URI names a folder, and the file wanted below it (None: the tokenizer's files).
+    """Return whether the URI names a folder, and the requested file below it.
 
-    ``last`` is the URI's last part; ``is_folder`` is known for mounted folders, else it follows
-    from the URI's form: ``/`` at the end or a ``path`` make a folder, and so does a tokenizer
-    without a file's suffix.
+    The file is ``None`` for a tokenizer's files.
+
+    Args:
+        item: the plan's item.
+        last: last part of the URI.
+        is_folder: known for mounted folders. Otherwise it follows from the URI's form: ``/`` at the
+            end
+            or a ``path`` make a folder, and so does a tokenizer without a file's suffix.
     """
     if item.path is not None:
         return True, item.path
@@ -82,9 +93,10 @@ def requested_file(item: PlanFetch, last: str, is_folder: bool | None) -> tuple[
 def open_source(
     item: PlanFetch, located: uris.SourceLocation, access: SourceAccess
 ) -> OpenedSource:
-    """The source of ``item`` at ``access.revision`` (None: whatever it is now).
+    """Return the source of ``item`` at ``access.revision``.
 
-    Raises :class:`SourceError`.
+    Raises:
+        SourceError: the URI is not valid, or the source is not mounted.
     """
     uris.check_scheme(located)
     match located.scheme:
@@ -101,12 +113,12 @@ def open_source(
 
 
 def join(place: str, name: str) -> str:
-    """``name`` below ``place``, which may be empty or end with a slash."""
+    """Return ``name`` below ``place``, which may be empty or end with a slash."""
     return f"{place.rstrip('/')}/{name}".lstrip("/")
 
 
 def _is_tree(item: PlanFetch) -> bool:
-    """Whether what lies at the URI decides what is fetched."""
+    """Return whether the files at the URI decide what is fetched."""
     return item.kind in (FetchKind.MODEL, FetchKind.FOLDER)
 
 
@@ -181,7 +193,7 @@ def _registry(item: PlanFetch, located: uris.SourceLocation, access: SourceAcces
     from triton_pipelines.loader.sources.oci import OciSource
 
     if item.revision is not None and not uris.is_reference(item.revision):
-        raise SourceError(f"revision {item.revision!r} is no tag and no digest of a registry")
+        raise SourceError(f"revision {item.revision!r} is not a tag or digest of a registry")
     source = OciSource(
         access.client,
         uris.parse_registry(located.uri),

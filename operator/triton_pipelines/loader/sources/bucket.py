@@ -1,6 +1,4 @@
-"""Objects of S3, Google Cloud Storage and Azure Blob Storage, and of what speaks their protocols,
-through obstore.
-"""
+"""Read objects of S3, Google Cloud Storage, Azure Blob Storage and compatible servers."""
 
 from __future__ import annotations
 
@@ -24,10 +22,7 @@ _CHUNK: Final = 4 << 20
 
 
 class BucketSource:
-    """Objects below the key prefix ``folder``.
-
-    ``version`` pins the object version of the file ``pinned``.
-    """
+    """Objects below a key prefix."""
 
     def __init__(
         self,
@@ -38,6 +33,15 @@ class BucketSource:
         version: str | None = None,
         ambient: bool = False,
     ) -> None:
+        """Create the source.
+
+        Args:
+            store: the bucket.
+            folder: key prefix of all names.
+            pinned: the file that ``version`` belongs to.
+            version: object version of the file ``pinned``.
+            ambient: whether the pod's own identity is used.
+        """
         self._store, self._folder, self._pinned, self._version, self._ambient = (
             store,
             folder,
@@ -47,13 +51,13 @@ class BucketSource:
         )
 
     def resolve(self) -> str | None:
-        """None: each object has its own version."""
+        """Return ``None``: each object has its own version."""
         return None
 
     def list(self, place: str) -> SourceListing:
-        """The object ``folder + place``, or everything below it.
+        """Return the object ``folder + place``, or everything below it.
 
-        With ``/`` at the end, or empty, it is a folder.
+        An empty place, or one that ends with ``/``, is a folder.
         """
         key = self._folder + place
         if key and not key.endswith("/"):
@@ -102,10 +106,7 @@ class BucketSource:
     def open(
         self, name: str, *, offset: int = 0, validator: str | None = None
     ) -> Iterator[FileBody]:
-        """GET the object ``folder + name``.
-
-        A continued one must still have the ETag ``validator``.
-        """
+        """Read the object ``folder + name``; to continue it, its ETag must match ``validator``."""
         options: GetOptions = {}
         if self._version is not None and name == self._pinned:
             options["version"] = self._version
@@ -190,10 +191,10 @@ def _is_final(store: StoreError) -> bool:
 
 
 def _identity(meta: ObjectMeta) -> str | None:
-    """An object's version where its bucket keeps versions, else its ETag."""
+    """Return an object's version if its bucket keeps versions, else its ETag."""
     version = meta.get("version")
     return version if version and version != "null" else meta.get("e_tag")
 
 
 class _ChangedError(Exception):
-    """The object is no longer the one whose first part lies here."""
+    """The object is no longer the one whose first part was downloaded."""

@@ -1,7 +1,4 @@
-"""Sources that are folders of the container.
-
-Mounted ConfigMaps and claims, and ``file://`` through a source map.
-"""
+"""Read folders of the container: mounted ConfigMaps and claims, and mapped ``file://``."""
 
 from __future__ import annotations
 
@@ -16,20 +13,24 @@ from triton_pipelines.loader.listing import ListedFile, SourceListing, folder
 
 
 class FolderSource:
-    """Files below ``folder``.
-
-    ``fence`` is the mount that no symbolic link may lead out of; None allows any link.
-    """
+    """Files below a folder."""
 
     def __init__(self, folder: Path, fence: Path | None, missing: str) -> None:
+        """Create the source.
+
+        Args:
+            folder: the folder.
+            fence: the mount that no symbolic link may leave; ``None`` allows any link.
+            missing: advice for a file that does not exist.
+        """
         self._folder, self._fence, self._missing = folder, fence, missing
 
     def resolve(self) -> str | None:
-        """None: a folder has no revision, its files' digests stand for it."""
+        """Return ``None``: a folder has no revision; the digests of its files stand for it."""
         return None
 
     def list(self, place: str) -> SourceListing:
-        """The file at ``place``, or everything below it.
+        """Return the file at ``place``, or everything below it.
 
         Links to files of the same volume count as those files.
         """
@@ -68,7 +69,7 @@ class FolderSource:
                 self._fenced(path, str(path.relative_to(root)))
                 if not path.is_file():
                     raise SourceError(
-                        f"{path.relative_to(root)} is no file and no folder, or a link that "
+                        f"{path.relative_to(root)} is neither a file nor a folder, or a link that "
                         "leads nowhere: remove it"
                     )
                 yield ListedFile(str(path.relative_to(root)), path.stat().st_size)
@@ -84,9 +85,7 @@ class FolderSource:
     def open(
         self, name: str, *, offset: int = 0, validator: str | None = None
     ) -> Iterator[FileBody]:
-        """Read ``name`` below the folder, going on at ``offset`` while size and time stamp are
-        unchanged.
-        """
+        """Read ``name``, from ``offset`` if size and time stamp are unchanged."""
         path = self._folder / name
         self._fenced(path, name)
         try:
@@ -99,7 +98,7 @@ class FolderSource:
             ) from None
         except PermissionError:
             raise SourceError(
-                f"{name} is not readable for the pod's user: mend its mode, or set a fsGroup"
+                f"{name} is not readable for the pod's user: change its mode, or set an fsGroup"
             ) from None
         except OSError as error:
             raise SourceError(

@@ -1,8 +1,7 @@
-"""Model hub repositories.
+"""Read model hub repositories: huggingface_hub resolves them, the loader downloads the files.
 
-Huggingface_hub resolves them, the loader's own downloader fetches the few files that are needed.
-``hf_hub_download`` is not used: it keeps a cache of its own layout and has no place for our
-resuming, hashing and space checks.
+``hf_hub_download`` is not used: it keeps a cache of its own layout, and cannot resume, hash and
+check for space as the loader does.
 """
 
 from __future__ import annotations
@@ -41,10 +40,7 @@ _RETRYABLE_FROM: Final = 500
 
 
 class HubSource:
-    """Files of ``repo`` below ``folder`` at the commit that ``revision`` (branch, tag, commit.
-
-    None: the default branch) names.
-    """
+    """Files of a repository at one commit."""
 
     def __init__(
         self,
@@ -57,6 +53,17 @@ class HubSource:
         token: str | None,
         context: ssl.SSLContext,
     ) -> None:
+        """Create the source.
+
+        Args:
+            client: HTTP client for the files.
+            repo: ``org/name``.
+            revision: branch, tag or commit; ``None`` for the default branch.
+            folder: folder of all names.
+            endpoint: address of the hub; ``None`` for the public one.
+            token: token for the hub.
+            context: trusted CAs.
+        """
         self._client, self._repo, self._revision, self._context = client, repo, revision, context
         self._folder = f"{folder.strip('/')}/" if folder.strip("/") else ""
         self._endpoint = (endpoint or DEFAULT_ENDPOINT).rstrip("/")
@@ -66,7 +73,7 @@ class HubSource:
         self._files: dict[str, int | None] = {}
 
     def resolve(self) -> str | None:
-        """The commit, asked for once."""
+        """Return the commit, which is requested once."""
         if self._commit is None:
             info = self._info()
             self._commit = info.sha
@@ -76,7 +83,7 @@ class HubSource:
         return self._commit
 
     def list(self, place: str) -> SourceListing:
-        """The file ``folder + place`` at the resolved commit, or everything below it."""
+        """Return the file ``folder + place`` at the resolved commit, or everything below it."""
         self.resolve()
         path = self._folder + place
         if path in self._files and not path.endswith("/"):

@@ -1,9 +1,9 @@
-"""Artifacts and images of an OCI registry.
+"""Read artifacts and images of an OCI registry.
 
-Own code on the loader's HTTP parts instead of a library: of the protocol (OCI distribution
-specification 1.1) only three GETs and one exchange for a token are needed, and the libraries at
-hand bring an HTTP client of their own that cannot go on where a download broke off, and look for
-credentials where the loader must not.
+Hand-written on top of the loader's HTTP code: of the protocol (OCI distribution specification 1.1)
+only three GETs and one exchange for a token are needed. The available libraries bring an HTTP
+client of their own that cannot resume a download, and look for credentials where the loader must
+not.
 """
 
 from __future__ import annotations
@@ -48,27 +48,25 @@ _UNPACK: Final = "io.deis.oras.content.unpack"
 """Annotation by which ORAS marks a folder that it packed."""
 _MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 _MAX_DOCUMENT: Final = 4 << 20
-"""Bytes that a manifest or token answer may have; registries take no larger manifest."""
+"""Maximum bytes of a manifest or token response; registries accept no larger manifest."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A blob of the manifest: a file named ``title``, or an ``archive`` of files.
-
-    One that is neither says nothing to us.
-    """
+    """A blob of the manifest. One that is neither a file nor an archive is ignored."""
 
     digest: str
+    """Its digest."""
     size: int
+    """Its bytes."""
     title: str | None
+    """Name of the file; ``None`` if it is not a file."""
     archive: bool
+    """Whether it is an archive of files."""
 
 
 class OciSource:
-    """Files of the artifact or image that ``reference`` (tag or digest) names.
-
-    ``learned`` is told the tokens that the registry gives.
-    """
+    """Files of an artifact or image."""
 
     def __init__(
         self,
@@ -81,6 +79,17 @@ class OciSource:
         learned: Callable[[str], None],
         workspace: Path,
     ) -> None:
+        """Create the source.
+
+        Args:
+            client: HTTP client.
+            uri: registry and repository.
+            reference: tag or digest; ``None`` for that of the URI, or the default tag.
+            endpoint: address of the registry; ``None`` for that of the URI.
+            credentials: credentials for the registry.
+            learned: called with every token that the registry issues.
+            workspace: folder for unpacked archives.
+        """
         self._client, self._uri, self._credentials, self._learned = (
             client,
             uri,
@@ -99,14 +108,14 @@ class OciSource:
 
     @property
     def packed(self) -> tuple[Layer, ...]:
-        """Layers that are archives, in order.
+        """Return the layers that are archives, in order.
 
-        To be downloaded (by digest as name) and given to :meth:`unpack`.
+        They are downloaded (with the digest as name) and given to :meth:`unpack`.
         """
         return tuple(layer for layer in self._layers if layer.archive)
 
     def resolve(self) -> str | None:
-        """The digest of what the reference names, asked for once."""
+        """Return the digest of the reference, which is requested once."""
         if self._digest is None:
             manifest, digest = self._manifest(self._reference)
             if manifest.get("mediaType") in _INDEXES or "manifests" in manifest:
@@ -124,7 +133,7 @@ class OciSource:
         return self._digest
 
     def unpack(self, layers: list[Path], place: str) -> None:
-        """Lay out the files of the archives ``layers`` that ``place`` may need."""
+        """Unpack the files of the archives ``layers`` that ``place`` may need."""
         scope = scope_of(layers, place.strip("/"))
         shutil.rmtree(self._workspace, ignore_errors=True)
         self._workspace.mkdir(parents=True, exist_ok=True)
@@ -132,7 +141,7 @@ class OciSource:
             unpack(layer, scope, self._workspace)
 
     def local(self, name: str) -> Path | None:
-        """Where an unpacked file lies."""
+        """Return the path of an unpacked file."""
         path = self._workspace / name
         return (
             path
@@ -143,7 +152,7 @@ class OciSource:
         )
 
     def list(self, place: str) -> SourceListing:
-        """The artifact's files by their titles, with those of its archives."""
+        """Return the artifact's files by their titles, with those of its archives."""
         self.resolve()
         entries = {
             name: ListedFile(name, layer.size, layer.digest) for name, layer in self._files.items()
@@ -257,11 +266,11 @@ class OciSource:
             for chunk in response.iter_bytes():
                 data += chunk
                 if len(data) > _MAX_DOCUMENT:
-                    raise SourceError("the registry answered with more than a manifest may have")
+                    raise SourceError("the registry's response is larger than a manifest may be")
             return bytes(data)
 
     def _login(self, challenge: str) -> None:
-        """Make the headers that ``challenge`` (WWW-Authenticate) asks for."""
+        """Set the headers that ``challenge`` (WWW-Authenticate) asks for."""
         kind, _, rest = challenge.partition(" ")
         basic = self._credentials.headers()
         if kind.lower() == "basic":
@@ -273,7 +282,7 @@ class OciSource:
         realm = values.get("realm", "")
         if not realm.startswith(("https://", "http://")):
             raise SourceError(
-                f"the registry asks for {kind or 'unknown'} credentials, which are not known here"
+                f"the registry asks for {kind or 'unknown'} credentials, which the loader does not support"
             )
         if urlsplit(self._base).scheme == "https" and urlsplit(realm).scheme != "https":
             raise SourceError("the registry sends credentials to an address without TLS: refused")
@@ -313,13 +322,13 @@ def _object(data: bytes, what: str) -> dict[str, Any]:
         value = None
     if not isinstance(value, dict):
         raise SourceError(
-            f"the registry's {what} is no JSON object: the address may lead to a login page"
+            f"the registry's {what} is not a JSON object: the address may lead to a login page"
         )
     return value
 
 
 def _of_platform(index: Mapping[str, Any]) -> str:
-    """The digest of this machine's manifest in an index."""
+    """Return the digest of this machine's manifest in an index."""
     wanted = ("linux", _MACHINES.get(platform.machine(), platform.machine()))
     offered: dict[tuple[str, str], str] = {}
     for item in index.get("manifests") or ():

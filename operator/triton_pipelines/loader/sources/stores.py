@@ -1,7 +1,7 @@
-"""Stores of obstore for buckets of S3, Google Cloud Storage and Azure Blob Storage.
+"""Create obstore's stores for buckets of S3, Google Cloud Storage and Azure Blob Storage.
 
-Retries are the downloader's, which logs them. Proxies come from the environment (HTTPS_PROXY,
-NO_PROXY).
+The downloader retries and logs, so the stores do not. Proxies come from the environment
+(HTTPS_PROXY, NO_PROXY).
 """
 
 from __future__ import annotations
@@ -31,10 +31,16 @@ def s3_store(
     keys: tuple[str, str, str | None] | None,
     ca: Path | None,
 ) -> S3Store:
-    """A store of ``bucket``.
+    """Return the store of an S3 bucket.
 
-    ``keys`` are access key id, secret and session token; None: the pod's ambient identity. With
-    ``endpoint`` the bucket is addressed by path, which every S3 server takes.
+    With an endpoint the bucket is addressed by path, which every S3 server supports.
+
+    Args:
+        bucket: name.
+        endpoint: address of the server; ``None`` for AWS.
+        region: region; ``None`` for that of the environment, else :data:`DEFAULT_REGION`.
+        keys: access key id, secret and session token; ``None`` for the pod's own identity.
+        ca: CA bundle.
     """
     options: dict[str, Any] = {"virtual_hosted_style_request": endpoint is None}
     # The platform tells a pod with an identity of its own where it runs (AWS_REGION); the
@@ -64,9 +70,13 @@ def s3_store(
 def gcs_store(
     bucket: str, *, endpoint: str | None, service_account: str | None, ca: Path | None
 ) -> GCSStore:
-    """A store of ``bucket``.
+    """Return the store of a Google Cloud Storage bucket.
 
-    ``service_account`` is the JSON of a key file; None: the pod's workload identity.
+    Args:
+        bucket: name.
+        endpoint: address of the server; ``None`` for Google's.
+        service_account: JSON of a key file; ``None`` for the pod's workload identity.
+        ca: CA bundle.
     """
     options: dict[str, Any] = {}
     if endpoint is not None:
@@ -90,10 +100,19 @@ def azure_store(
     sas_token: str | None,
     ca: Path | None,
 ) -> AzureStore:
-    """A store of ``container`` in ``account``, with an access key or a SAS token; with neither.
+    """Return the store of an Azure container.
 
-    The pod's workload identity. ``endpoint`` is the account's blob address; one that addresses
-    accounts by path (emulators) ends with the account.
+    Without access key and SAS token the pod's workload identity is used.
+
+    Args:
+        account: storage account.
+        container: name.
+        endpoint: the account's blob address. One that addresses accounts by path (emulators) ends
+            with
+            the account.
+        account_key: access key.
+        sas_token: shared access signature.
+        ca: CA bundle.
     """
     options: dict[str, Any] = {"account_name": account}
     if endpoint is not None:

@@ -1,6 +1,6 @@
-"""Files over HTTP.
+"""Read files over HTTP: custom CA, bearer or basic credentials, ranges and redirects.
 
-Own CA, bearer or basic credentials, ranges, redirects that take no credentials to another host.
+A redirect takes no credentials to another host.
 """
 
 from __future__ import annotations
@@ -26,15 +26,11 @@ _RETRYABLE: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS: Final = 10
 TIMEOUT: Final = httpx.Timeout(60.0, connect=10.0)
-"""Seconds without a byte before an attempt counts as failed; no bound on a whole download."""
+"""Seconds without a byte until an attempt fails; a whole download has no limit."""
 
 
 class WebSource:
-    """Files below the URL ``base`` (ends with ``/``).
-
-    ``exact`` maps a name to a URL of its own (signed queries). ``immutable``: a URL's content never
-    changes, so that a range needs no proof.
-    """
+    """Files below a URL."""
 
     def __init__(
         self,
@@ -45,6 +41,16 @@ class WebSource:
         *,
         immutable: bool = False,
     ) -> None:
+        """Create the source.
+
+        Args:
+            client: HTTP client.
+            base: URL of the folder; ends with ``/``.
+            headers: headers of every request.
+            exact: name → its own URL (signed queries).
+            immutable: whether the content of a URL never changes, so that a range needs no
+                validator.
+        """
         self._immutable = immutable
         self._client, self._base, self._headers, self._exact = (
             client,
@@ -54,11 +60,11 @@ class WebSource:
         )
 
     def resolve(self) -> str | None:
-        """None: each file has its own ETag."""
+        """Return ``None``: each file has its own ETag."""
         return None
 
     def list(self, place: str) -> SourceListing:
-        """The file at ``place``; a folder (``/`` at the end, or empty) cannot be listed."""
+        """Return the file at ``place``; a folder (``/`` at the end, or empty) cannot be listed."""
         if not place or place.endswith("/"):
             return SourceListing(None)
         return SourceListing((ListedFile(place.rpartition("/")[2]),), single=True)
@@ -67,11 +73,7 @@ class WebSource:
     def open(
         self, name: str, *, offset: int = 0, validator: str | None = None
     ) -> Iterator[FileBody]:
-        """GET ``name``.
-
-        With ``offset`` and ``validator`` as a range that the server only honours for the same
-        version.
-        """
+        """Request ``name``; with ``offset`` and ``validator`` as a range of the same version."""
         url = self._exact.get(name) or self._base + quote(name)
         headers = {**self._headers, "Accept-Encoding": "identity"}
         if offset and validator:
@@ -93,7 +95,7 @@ class WebSource:
 
 @contextmanager
 def web_errors() -> Iterator[None]:
-    """Turn what httpx raises into :class:`SourceError`."""
+    """Turn errors of httpx into :class:`SourceError`."""
     try:
         yield
     except httpx.TimeoutException as error:
@@ -121,7 +123,7 @@ def _source_error(error: httpx.TransportError) -> SourceError:
 
 @contextmanager
 def stream(client: httpx.Client, url: str, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
-    """GET with redirects followed by hand.
+    """Send a GET and follow redirects.
 
     Authorization stays with its origin, and https never becomes http.
     """
@@ -197,7 +199,7 @@ def _retry_after(response: httpx.Response) -> float | None:
 
 
 def _range(response: httpx.Response, asked: int) -> tuple[int, int | None]:
-    """First byte of the body and size of the whole file."""
+    """Return the first byte of the body and the size of the whole file."""
     if response.status_code == 206:
         unit, _, rest = response.headers.get("content-range", "").partition(" ")
         span, _, total = rest.partition("/")
@@ -215,7 +217,7 @@ def _range(response: httpx.Response, asked: int) -> tuple[int, int | None]:
 
 
 def _validator(response: httpx.Response) -> str | None:
-    """What If-Range takes: a strong ETag, else a date (RFC 9110, 13.1.5)."""
+    """Return what If-Range accepts: a strong ETag, else a date (RFC 9110, 13.1.5)."""
     if etag := _strong(response):
         return etag
     return (
@@ -236,7 +238,7 @@ def _chunks(response: httpx.Response) -> Iterator[bytes]:
 
 
 def split_userinfo(url: str) -> tuple[str, tuple[str, str] | None]:
-    """``url`` without user information, and user and password when it had them."""
+    """Return ``url`` without user information, and user and password if it had them."""
     parts = urlsplit(url)
     if parts.username is None:
         return url, None

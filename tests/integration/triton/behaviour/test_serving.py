@@ -1,4 +1,7 @@
-"""What a model's config says beside batching: versions, warm-up, host policies, the response cache, parameters, and steps that call models."""
+"""What a model's config says beside batching.
+
+Versions, warm-up, host policies, the response cache, parameters, and steps that call models.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,10 @@ async def ready_versions(triton: Workbench, name: str) -> set[int]:
 async def test_version_policies(
     triton: Workbench, client: Asker, name: str, policy: str, served: set[int]
 ) -> None:
-    """Folders are versions by their number, not by their text; who asks for none gets the highest."""
+    """Folders are versions by their number, not by their text.
+
+    Who asks for none gets the highest.
+    """
     model = f"versions_{name}"
     await triton.deploy(model, policy, versions=(1, 2, 3, 10), code=VERSIONED)
     assert await ready_versions(triton, model) == served
@@ -95,7 +101,8 @@ async def test_every_instance_is_warm_before_it_serves(triton: Workbench, client
     )
     lines = model.events("begin")
     for instance in {line["instance"] for line in model.events("load")}:
-        # The sample of four rows is one request of one row, four times: each holds the file's first row.
+        # The sample of four rows is one request of one row, four times: each holds the file's first
+        # row.
         seen = [
             [request["inputs"]["X"] for request in line["requests"]]
             for line in lines
@@ -136,7 +143,10 @@ async def test_instances(
 
 @pytest.mark.proves("spec.model.instances.hostPolicy", "behaviour")
 async def test_a_host_policy_binds_its_instances(triton: Workbench) -> None:
-    """The server's policy ``behaviour`` is the first core; without one an instance takes them all."""
+    """The server's policy ``behaviour`` is the first core.
+
+    Without one an instance takes them all.
+    """
     bound = await triton.deploy(
         "bound", instances='count: 1 kind: KIND_CPU host_policy: "behaviour"'
     )
@@ -165,7 +175,8 @@ async def test_the_response_cache_answers_what_it_knows(
 async def test_the_response_cache_of_an_ensemble(triton: Workbench, client: Asker) -> None:
     step = await triton.deploy("cached_step")
     scheduling = (
-        'response_cache { enable: true } ensemble_scheduling { step { model_name: "cached_step" model_version: -1'
+        "response_cache { enable: true } ensemble_scheduling { step { model_name: "
+        '"cached_step" model_version: -1'
         ' input_map { key: "X" value: "X" } output_map { key: "Y" value: "Y" } } }'
     )
     await triton.deploy("cached_ensemble", scheduling, platform='platform: "ensemble"')

@@ -1,4 +1,7 @@
-"""Answers of an adapted graph in company are those of the stock graph for each row alone; on ONNX Runtime, fed as Triton's backend feeds it."""
+"""Answers of an adapted graph in company are those of the stock graph for each row alone.
+
+On ONNX Runtime, fed as Triton's backend feeds it.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,9 @@ batches = st.lists(st.tuples(st.integers(1, 3), st.integers(1, POSITIONS)), min_
 
 
 def compare(encoder: Encoder, batch: list[tuple[int, int]]) -> None:
-    """Answers of the adapted graph to requests of so many rows and tokens against those of the stock graph to each row."""
+    """Answers of the adapted graph to requests of so many rows and tokens against those of the
+    stock graph to each row.
+    """
     random = np.random.default_rng(encoder.seed)
     alone = session(make(encoder))
     requests, expected = [], []

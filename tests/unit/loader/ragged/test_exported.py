@@ -1,4 +1,7 @@
-"""Graphs as an exporter wrote them: company, padding and a broken row beside change no answer; a mask of ones over the padding does."""
+"""Graphs as an exporter wrote them: company, padding and a broken row beside change no answer.
+
+A mask of ones over the padding does.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,8 @@ def test_exported_graphs(
             assert answer[tensor.name].shape == wanted.shape
             np.testing.assert_allclose(answer[tensor.name], wanted, rtol=0, atol=1e-5)
 
-    # The same rows with a mask that does not hide the padding are answered otherwise: the comparison above can fail.
+    # The same rows with a mask that does not hide the padding are answered otherwise: the
+    # comparison above can fail.
     short, length = rows[0], rows[1]["input_ids"].shape[1]
     padded = {
         name: np.pad(

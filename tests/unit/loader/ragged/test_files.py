@@ -1,4 +1,7 @@
-"""Files adapted in place: side files, proof by both engines, refusals that leave everything as it was, little memory."""
+"""Files adapted in place.
+
+Side files, proof by both engines, refusals that leave everything as it was, little memory.
+"""
 
 from __future__ import annotations
 
@@ -157,7 +160,10 @@ def test_what_nothing_can_run_is_at_least_valid(
 
 
 def test_a_small_table_that_is_cut_to_length_is_not_taken_for_the_positions(file: Path) -> None:
-    """Rows that the model takes would else be answered with NaN: the limit is tried where the tokenizer may send more."""
+    """Rows that the model takes would else be answered with NaN.
+
+    The limit is tried where the tokenizer may send more.
+    """
     model = make(ENCODER)
     constants = {tensor.name for tensor in model.graph.initializer}
     positions = next(
@@ -183,13 +189,18 @@ def test_a_small_table_that_is_cut_to_length_is_not_taken_for_the_positions(file
 def test_fewer_positions_than_the_tokenizer_may_send_are_refused(
     file: Path, means: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of 41 to 512 tokens would be answered with NaN, although the tokenizer makes them in good faith."""
+    """Rows of 41 to 512 tokens would be answered with NaN, although the tokenizer makes them in
+    good faith.
+    """
     monkeypatch.setattr(equivalence, "choose_evaluator", lambda weights: means)
     onnx.save(make(ENCODER), str(file))
     stock = file.read_bytes()
     done = adapt_file(file, ENCODER.plan(max_length=512))
     assert isinstance(done, AdaptationRefusal), str(done)
-    words = "the file has 40 positions, and spec.tokenizer.maxLength allows rows of 512 tokens: set spec.tokenizer.maxLength to at most 40"
+    words = (
+        "the file has 40 positions, and spec.tokenizer.maxLength allows rows of 512 tokens: set "
+        "spec.tokenizer.maxLength to at most 40"
+    )
     assert str(done) == words
     assert file.read_bytes() == stock
     assert isinstance(adapt_file(file, ENCODER.plan(max_length=40)), AdaptedFile)
@@ -200,7 +211,9 @@ def test_fewer_positions_than_the_tokenizer_may_send_are_refused(
 def test_positions_that_do_not_show_are_tried(
     file: Path, places: Places, means: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The longest row that the tokenizer may send must be answered, or it fails everybody's requests in its batch."""
+    """The longest row that the tokenizer may send must be answered, or it fails everybody's
+    requests in its batch.
+    """
     monkeypatch.setattr(equivalence, "choose_evaluator", lambda weights: means)
     encoder = Encoder(places=places)
     onnx.save(make(encoder), str(file))
@@ -265,7 +278,10 @@ def test_weights_that_were_not_fetched_are_named(file: Path) -> None:
 
 
 def test_files_of_the_quantizer(file: Path, tmp_path: Path) -> None:
-    """int8 by ONNX Runtime's own tool: dynamic scales are refused; static ones are part of the graph, unless they cut off what masks."""
+    """int8 by ONNX Runtime's own tool: dynamic scales are refused.
+
+    Static ones are part of the graph, unless they cut off what masks.
+    """
     stock, dynamic = tmp_path / "stock.onnx", tmp_path / "dynamic.onnx"
     onnx.save(make(ENCODER), str(stock))
     quantization.quantize_dynamic(str(stock), str(dynamic))
@@ -312,7 +328,10 @@ def test_an_ancient_graph_is_refused(file: Path) -> None:
 def test_a_mask_that_is_honoured_in_part_is_found_by_numbers(
     file: Path, means: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mean over all places, padding too: the mask reaches the output through the attention, so the structure looks right."""
+    """The mean over all places, padding too.
+
+    The mask reaches the output through the attention, so the structure looks right.
+    """
     monkeypatch.setattr(equivalence, "choose_evaluator", lambda weights: means)
     encoder = Encoder(heads=(Head.HIDDEN,))
     model = make(encoder)
@@ -351,8 +370,8 @@ def test_a_graph_that_the_engine_cannot_run_is_not_adapted_on_trust(
     done = adapt_file(file, ENCODER.plan())
     assert isinstance(done, AdaptationRefusal), str(done)
     assert (
-        "equal outputs cannot be shown: the reference evaluator of ONNX does not run the file as it is"
-        in str(done)
+        "equal outputs cannot be shown: the reference evaluator of ONNX does not run the file "
+        "as it is" in str(done)
     )
     assert file.read_bytes() == stock
 
@@ -438,7 +457,9 @@ def test_a_broken_file_is_no_model(file: Path, broken: bytes) -> None:
 
 @pytest.mark.parametrize("external", [False, True])
 def test_large_weights_are_proven_without_being_held(tmp_path: Path, external: bool) -> None:
-    """Peak memory of adapting and proving 96 MiB of weights with ONNX's own evaluator, in a process of its own: less than three quarters of that."""
+    """Peak memory of adapting and proving 96 MiB of weights with ONNX's own evaluator, in a
+    process of its own: less than three quarters of that.
+    """
     encoder = Encoder()
     model: Any = make(encoder)
     nodes = model.graph.node
@@ -463,9 +484,11 @@ def test_large_weights_are_proven_without_being_held(tmp_path: Path, external: b
     onnx.save(model, str(path), save_as_external_data=external, location="weights.bin")
     script = (
         "import sys, pathlib, resource\nsys.modules['onnxruntime'] = None\n"
-        "from tests.support.raggedgraphs import Encoder\nfrom triton_pipelines.loader.ragged import adapt_file\n"
+        "from tests.support.raggedgraphs import Encoder\nfrom triton_pipelines.loader.ragged "
+        "import adapt_file\n"
         # Anonymous memory is counted as data; pages of mapped files are the kernel's to take back.
-        "held = next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('VmData'))\n"
+        "held = next(int(l.split()[1]) for l in open('/proc/self/status') if "
+        "l.startswith('VmData'))\n"
         "resource.setrlimit(resource.RLIMIT_DATA, ((held + (72 << 10)) << 10,) * 2)\n"
         "print(adapt_file(pathlib.Path(sys.argv[1]), Encoder().plan(max_length=40)))\n"
     )
@@ -484,7 +507,10 @@ def test_large_weights_are_proven_without_being_held(tmp_path: Path, external: b
 
 
 def test_a_large_model_is_held_once(tmp_path: Path) -> None:
-    """Peak memory of reading and writing 96 MiB of weights, in a process of its own: less than 1.7 times that."""
+    """Peak memory of reading and writing 96 MiB of weights, in a process of its own.
+
+    Less than 1.7 times that.
+    """
     weights = [
         numpy_helper.from_array(np.zeros((16 << 20) // 4, np.float32), f"w{number}")
         for number in range(6)
@@ -496,9 +522,11 @@ def test_a_large_model_is_held_once(tmp_path: Path) -> None:
     script = (
         "import sys, pathlib\nfrom triton_pipelines.loader import onnx_store\n"
         # Anonymous memory: pages of the mapped file are the kernel's to take back.
-        "def held(): return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('RssAnon'))\n"
+        "def held(): return next(int(l.split()[1]) for l in open('/proc/self/status') if "
+        "l.startswith('RssAnon'))\n"
         "path = pathlib.Path(sys.argv[1]); before = held()\n"
-        "model = onnx_store.load(path); loaded = held(); onnx_store.save(model, path.with_suffix('.out'))\n"
+        "model = onnx_store.load(path); loaded = held(); onnx_store.save(model, "
+        "path.with_suffix('.out'))\n"
         "print((loaded - before) >> 10, (held() - before) >> 10)\n"
     )
     done = subprocess.run(

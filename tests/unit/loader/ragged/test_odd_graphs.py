@@ -1,4 +1,7 @@
-"""Whatever ONNX allows: a graph is checked and adapted, or refused in words that name its file. Nothing else comes out of the loader."""
+"""Whatever ONNX allows: a graph is checked and adapted, or refused in words that name its file.
+
+Nothing else comes out of the loader.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +134,9 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Loads:
 
 
 def answers(file: Path, stock: Any, encoder: Encoder = ENCODER) -> None:
-    """The adapted file answers rows in company as ONNX Runtime does the stock graph for each row alone, and marks what a table does not have."""
+    """The adapted file answers rows in company as ONNX Runtime does the stock graph for each row
+    alone, and marks what a table does not have.
+    """
     random, alone = np.random.default_rng(0), session(stock)
     rows = [encoder.row(random, length) for length in (4, 11, 1, 7)]
     wrong = encoder.row(random, 5)
@@ -282,7 +287,8 @@ def test_what_nobody_foresaw_is_refused_with_its_name(
     (finding,) = report.findings
     assert (code, finding.reason) == (2, Reason.RAGGED_UNSUPPORTED)
     assert finding.message == (
-        f"{URI} cannot take requests of different length in one batch: the graph is built in a way that the adapter does not understand "
+        f"{URI} cannot take requests of different length in one batch: the graph is built in "
+        "a way that the adapter does not understand "
         "(IndexError: list index out of range): set spec.tokenizer.padding to Fixed"
     )
 
