@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from triton_pipelines.api.loadplan import Finding, Reason
+from triton_pipelines.api.loadplan import LoadFinding, LoadReason
 
 PROXY_REFUSED: Final = (
     "the proxy in HTTPS_PROXY rejects the credentials (407): "
@@ -49,7 +49,7 @@ class LoaderError(Exception):
 
     def __init__(
         self,
-        reason: Reason,
+        reason: LoadReason,
         message: str,
         *,
         step: str | None = None,
@@ -72,9 +72,11 @@ class LoaderError(Exception):
         self.field = field
         self.retryable = retryable
 
-    def finding(self) -> Finding:
+    def finding(self) -> LoadFinding:
         """Return the error as a finding of the report."""
-        return Finding(step=self.step, reason=self.reason, message=self.message, field=self.field)
+        return LoadFinding(
+            step=self.step, reason=self.reason, message=self.message, field=self.field
+        )
 
 
 class NoSpaceError(LoaderError):
@@ -90,7 +92,7 @@ class NoSpaceError(LoaderError):
         """
         amount = "more" if needed is None else f"{needed} bytes"
         super().__init__(
-            Reason.NO_SPACE,
+            LoadReason.NO_SPACE,
             f"{what}: needs {amount}, the volume of the model repository has {free} bytes "
             "free. Raise the node's ephemeral storage "
             "or the volume's size limit, or use a smaller model.",

@@ -16,9 +16,9 @@ import httpx
 
 from triton_pipelines.api.loadplan import (
     FetchKind,
-    Finding,
+    LoadFinding,
+    LoadReason,
     PlanFetch,
-    Reason,
     ReportSource,
     ResolvedSource,
     same_source,
@@ -47,7 +47,7 @@ class FetchedSource:
 
     source: ReportSource
     """Its line in the report."""
-    findings: tuple[Finding, ...]
+    findings: tuple[LoadFinding, ...]
     """Notes on it."""
     files: tuple[Path, ...]
     """The files that it wrote (absolute paths)."""
@@ -91,7 +91,9 @@ class Fetcher:
                 record["revision"],
                 tuple(int(version) for version in record["versions"]),
             )
-            notes = tuple(Finding.model_validate_json(json.dumps(note)) for note in record["notes"])
+            notes = tuple(
+                LoadFinding.model_validate_json(json.dumps(note)) for note in record["notes"]
+            )
             if item.sha256 not in (None, sha256) or (
                 resolved is not None and not same_source(resolved, revision, sha256)
             ):
@@ -126,7 +128,7 @@ class Fetcher:
             placed = {name: layout.place(item, name, what) for name in staged.files}
         except SourceError as error:
             raise LoaderError(
-                Reason.SOURCE_UNAVAILABLE,
+                LoadReason.SOURCE_UNAVAILABLE,
                 f"{what}: {error}",
                 step=item.step,
                 field=f"{item.spec_field}.uri",
@@ -145,7 +147,7 @@ class Fetcher:
 
     def _tokenizer_notes(
         self, item: PlanFetch, staged: StagedFiles, what: str
-    ) -> tuple[Finding, ...]:
+    ) -> tuple[LoadFinding, ...]:
         """Return the notes on the staged files; a tokenizer is checked for that."""
         if item.kind is not FetchKind.TOKENIZER:
             return staged.notes
@@ -212,9 +214,9 @@ class Fetcher:
         host = insecure(location, item.endpoint) if item.credentials else None
         if host is None:
             return staged
-        note = Finding(
+        note = LoadFinding(
             step=item.step,
-            reason=Reason.INSECURE_SOURCE,
+            reason=LoadReason.INSECURE_SOURCE,
             message=f"the credentials of {item.spec_field}.secretRef were sent to {host} over "
             "http://, where others can read them: use https:// and caRef",
             field=item.spec_field,
@@ -262,7 +264,7 @@ class Fetcher:
         if item.sha256 is not None and item.sha256 != staged.sha256:
             shutil.rmtree(staging, ignore_errors=True)
             raise LoaderError(
-                Reason.CHECKSUM_MISMATCH,
+                LoadReason.CHECKSUM_MISMATCH,
                 f"{what}: {item.spec_field}.sha256 is {item.sha256}, the source has "
                 f"{staged.sha256}. Check that the source is the intended one, then write its "
                 "digest.",
@@ -313,7 +315,7 @@ def changed(item: PlanFetch, resolved: ResolvedSource, now: str, what: str) -> L
     """Return the error for a source that differs from this revision's first load."""
     before = f"revision {resolved.revision or 'none'}, sha256 {resolved.sha256 or 'unknown'}"
     return LoaderError(
-        Reason.SOURCE_CHANGED,
+        LoadReason.SOURCE_CHANGED,
         f"{what}: this pipeline revision was first loaded from {before}; the source now is {now}. "
         "Pods of one revision serve the same files: put the old content back, or make the new "
         f"content a new revision by setting {item.spec_field}.revision or sha256.",

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from triton_pipelines.api.loadplan import (
-    Finding,
+    LoadFinding,
     LoadPlan,
+    LoadReason,
     PlanAdapt,
     PlanCheck,
     PlanPlace,
     PlanTokens,
-    Reason,
 )
 from triton_pipelines.loader.download import write_atomically
 from triton_pipelines.loader.errors import LoaderError
@@ -43,7 +43,7 @@ class ModelInspection:
         models: Path,
         written: Mapping[str, str],
         errors: list[LoaderError],
-        notes: list[Finding],
+        notes: list[LoadFinding],
         log: logging.Logger,
     ) -> None:
         """Prepare the inspection; :meth:`run` does it.
@@ -109,7 +109,7 @@ class ModelInspection:
         for item in found:
             self._errors.append(
                 LoaderError(
-                    Reason.MODEL_MISMATCH,
+                    LoadReason.MODEL_MISMATCH,
                     item.message,
                     step=check.step,
                     field=item.field or check.field,
@@ -157,15 +157,17 @@ class ModelInspection:
         if isinstance(result, AdaptationRefusal):
             message = f"{uri} cannot take requests of different length in one batch: {result}"
             self._errors.append(
-                LoaderError(Reason.RAGGED_UNSUPPORTED, message, step=item.step, field=item.field)
+                LoaderError(
+                    LoadReason.RAGGED_UNSUPPORTED, message, step=item.step, field=item.field
+                )
             )
             return
         self._log.info("%s: %s %s", item.field, uri, result)
         if not result.is_verified:
             self._notes.append(
-                Finding(
+                LoadFinding(
                     step=item.step,
-                    reason=Reason.ANSWERS_NOT_COMPARED,
+                    reason=LoadReason.ANSWERS_NOT_COMPARED,
                     field=item.field,
                     message=f"{uri} {result}",
                 )

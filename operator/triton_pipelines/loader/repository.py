@@ -11,7 +11,7 @@ from typing import Final
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from triton_pipelines.api.loadplan import LoadPlan, PlanCount, Reason
+from triton_pipelines.api.loadplan import LoadPlan, LoadReason, PlanCount
 from triton_pipelines.loader.download import write_atomically
 from triton_pipelines.loader.errors import LoaderError
 
@@ -27,7 +27,7 @@ def below(root: Path, path: str) -> Path:
     target = root / path
     if not target.resolve().is_relative_to(root.resolve()) or target.resolve() == root.resolve():
         raise LoaderError(
-            Reason.INTERNAL_ERROR, f"the plan names {path!r}, which leaves the model repository"
+            LoadReason.INTERNAL_ERROR, f"the plan names {path!r}, which leaves the model repository"
         )
     return target
 
@@ -46,7 +46,7 @@ def prepare(root: Path, keep: Collection[Path], marker: Path) -> None:
     root.mkdir(parents=True, exist_ok=True)
     if not marker.exists() and any(root.iterdir()):
         raise LoaderError(
-            Reason.INTERNAL_ERROR,
+            LoadReason.INTERNAL_ERROR,
             f"{root} holds files that the loader did not write: give it an empty folder",
         )
     marker.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def write_files(
             data = (revision / item.key).read_bytes()
         except OSError as error:
             raise LoaderError(
-                Reason.INTERNAL_ERROR,
+                LoadReason.INTERNAL_ERROR,
                 f"the revision's ConfigMap has no key {item.key}: {error.strerror}",
             ) from error
         if (count := wanted.get(item.path)) is not None:
@@ -118,7 +118,7 @@ def with_count(config: str, count: int, path: str) -> str:
     message = _parse(config, path)
     if len(message.instance_group) != 1:
         raise LoaderError(
-            Reason.INTERNAL_ERROR,
+            LoadReason.INTERNAL_ERROR,
             f"{path} has {len(message.instance_group)} instance groups; a live count needs "
             "exactly one",
         )
@@ -139,7 +139,7 @@ def _parse(config: str, path: str) -> model_config_pb2.ModelConfig:
         return text_format.Parse(config, model_config_pb2.ModelConfig())
     except text_format.ParseError as error:
         raise LoaderError(
-            Reason.INTERNAL_ERROR, f"{path} is not a model configuration: {error}"
+            LoadReason.INTERNAL_ERROR, f"{path} is not a model configuration: {error}"
         ) from error
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
 
-from triton_pipelines.api.loadplan import FetchKind, Finding, PlanFetch, Reason
+from triton_pipelines.api.loadplan import FetchKind, LoadFinding, LoadReason, PlanFetch
 from triton_pipelines.loader.errors import LoaderError, SourceError
 from triton_pipelines.loader.listing import ListedFile, SourceListing, files_by_version, list_some
 
@@ -169,7 +169,7 @@ def _wanted(item: PlanFetch, found: Mapping[int, object], held: Collection[int])
                 f"was first loaded; {there}"
             )
             raise LoaderError(
-                Reason.SOURCE_CHANGED,
+                LoadReason.SOURCE_CHANGED,
                 f"{text}. Put it back, or name the versions to serve from now on in the "
                 "version policy.",
             )
@@ -181,7 +181,7 @@ def _wanted(item: PlanFetch, found: Mapping[int, object], held: Collection[int])
     }
     if absent := sorted(asked - set(found)):
         raise LoaderError(
-            Reason.MODEL_MISMATCH,
+            LoadReason.MODEL_MISMATCH,
             f"version {', '.join(map(str, absent))} is requested; {there}: publish it, or request "
             "for another one.",
         )
@@ -209,7 +209,7 @@ def _version(
         name = str(item.file) if entry.name == main else entry.name
         if name in files or (name != entry.name and name in names):
             raise LoaderError(
-                Reason.MODEL_MISMATCH,
+                LoadReason.MODEL_MISMATCH,
                 f"holds both {where}{main} and {where}{name}; the first is to be named "
                 f"{name}: remove one.",
             )
@@ -220,7 +220,7 @@ def _version(
 def _required(item: PlanFetch, main: str, names: Collection[str], where: str) -> str:
     if main not in names:
         raise LoaderError(
-            Reason.SOURCE_UNAVAILABLE,
+            LoadReason.SOURCE_UNAVAILABLE,
             f"has no file {where}{main}; {where or 'the folder'} holds "
             f"{list_some(_tops(names))}. Name the file in {item.spec_field}.path or fileName.",
         )
@@ -244,7 +244,7 @@ def _only_first(item: PlanFetch, what: str) -> None:
             else "several versions"
         )
     raise LoaderError(
-        Reason.MODEL_MISMATCH,
+        LoadReason.MODEL_MISMATCH,
         f"the resource asks for {asked} of the model, and the source is {what}, which is "
         f"version {FIRST} alone: name a folder that holds a folder "
         "per version (1, 2, …), or remove the version policy.",
@@ -259,7 +259,7 @@ def _tops(names: Collection[str]) -> set[str]:
     }
 
 
-def ignored_finding(item: PlanFetch, ignored: Collection[str]) -> Finding:
+def ignored_finding(item: PlanFetch, ignored: Collection[str]) -> LoadFinding:
     """Return the note that files of the source are not taken."""
     configs = [name for name in ignored if PurePosixPath(name).name == CONFIG]
     why = (
@@ -271,6 +271,6 @@ def ignored_finding(item: PlanFetch, ignored: Collection[str]) -> Finding:
         "not taken from the source: "
         f"{list_some(_tops(ignored) if len(ignored) > len(configs) else ignored)} ({why})"
     )
-    return Finding(
-        step=item.step, reason=Reason.FILES_IGNORED, field=item.spec_field, message=message
+    return LoadFinding(
+        step=item.step, reason=LoadReason.FILES_IGNORED, field=item.spec_field, message=message
     )

@@ -11,7 +11,13 @@ from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from triton_pipelines.api.loadplan import FetchKind, Finding, PlanFetch, Reason, ResolvedSource
+from triton_pipelines.api.loadplan import (
+    FetchKind,
+    LoadFinding,
+    LoadReason,
+    PlanFetch,
+    ResolvedSource,
+)
 from triton_pipelines.loader import tokenizer_files
 from triton_pipelines.loader.download import (
     DownloadedFile,
@@ -48,7 +54,7 @@ class StagedFiles:
     """Whether part of it came from an earlier attempt."""
     versions: tuple[int, ...] = ()
     """The versions of a model."""
-    notes: tuple[Finding, ...] = ()
+    notes: tuple[LoadFinding, ...] = ()
     """Findings that inform."""
 
 
@@ -411,7 +417,7 @@ def _side_files(item: PlanFetch, path: Path, what: str) -> tuple[str, ...]:
         return read_onnx(path).side_files
     except ValueError as error:
         raise LoaderError(
-            Reason.MODEL_MISMATCH,
+            LoadReason.MODEL_MISMATCH,
             f"{what}: the file {error}",
             step=item.step,
             field=item.spec_field,

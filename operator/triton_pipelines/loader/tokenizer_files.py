@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
 from tokenizers.models import WordPiece
 
-from triton_pipelines.api.loadplan import Finding, Reason
+from triton_pipelines.api.loadplan import LoadFinding, LoadReason
 from triton_pipelines.loader.errors import LoaderError
 from triton_pipelines.runtime.tokenizer.encoder import PAD_TOKENS, pair_layout
 
@@ -261,11 +261,11 @@ def highest_token_id(path: Path) -> HighestTokenId:
     )
 
 
-def finding_of_settings(ignored: str, step: str, field: str) -> Finding:
+def finding_of_settings(ignored: str, step: str, field: str) -> LoadFinding:
     """Return the note that settings of tokenizer.json are ignored."""
-    return Finding(
+    return LoadFinding(
         step=step,
-        reason=Reason.TOKENIZER_SETTINGS_IGNORED,
+        reason=LoadReason.TOKENIZER_SETTINGS_IGNORED,
         field=field,
         message=(
             f"tokenizer.json has {ignored} of its own, which are ignored: maxLength, "
@@ -276,4 +276,4 @@ def finding_of_settings(ignored: str, step: str, field: str) -> Finding:
 
 def invalid(message: str, step: str, field: str) -> LoaderError:
     """Return the error for a tokenizer that cannot be used."""
-    return LoaderError(Reason.INVALID_TOKENIZER, message, step=step, field=field)
+    return LoaderError(LoadReason.INVALID_TOKENIZER, message, step=step, field=field)
