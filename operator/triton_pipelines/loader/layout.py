@@ -1,4 +1,4 @@
-"""Decide which source or plan file writes which path of the repository; no path has two writers."""
+"""Decide which source or plan file writes which path of the repository: one writer per path."""
 
 from __future__ import annotations
 

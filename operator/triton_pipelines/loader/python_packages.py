@@ -19,7 +19,7 @@ def copy_package(package: str, site: Path) -> None:
 
     Its requirements are not copied: ``tokenizers`` needs none to import and encode (huggingface_hub
     only serves ``from_pretrained``). Extension modules must use the stable ABI, because the Triton
-    image brings its own Python.
+    image has another Python.
 
     Raises:
         LoaderError: the package is missing, or is built for one Python version.

@@ -91,7 +91,8 @@ class Gcs:
 
     def put(self, bucket: str, name: str, data: bytes) -> str:
         """Write an object; its generation."""
-        url = f"{self.url}/upload/storage/v1/b/{bucket}/o?uploadType=media&name={quote(name, safe='')}"
+        query = f"uploadType=media&name={quote(name, safe='')}"
+        url = f"{self.url}/upload/storage/v1/b/{bucket}/o?{query}"
         answer = httpx.post(url, content=data, verify=False, timeout=20)
         answer.raise_for_status()
         return str(answer.json()["generation"])

@@ -318,7 +318,8 @@ def test_a_shared_access_signature_and_a_broken_connection(trusting: Pod, blobs:
         ),
         (
             {
-                "sasToken": "sv=2018-11-09&ss=b&srt=sco&sp=rl&se=2099-01-01T00:00:00Z&sig=s3cret-token-41d8"
+                "sasToken": "sv=2018-11-09&ss=b&srt=sco&sp=rl&se=2099-01-01T00:00:00Z"
+                "&sig=s3cret-token-41d8"
             },
             "may not read",
         ),

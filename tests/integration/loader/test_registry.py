@@ -154,7 +154,8 @@ def test_a_file_and_a_tokenizer_out_of_an_artifact(
 
 def test_an_image_of_layers_laid_over_each_other(trusting: Pod, hub: Registry) -> None:
     base = archive(
-        ("bin", None), ("models", None), ("models/bert/1/model.bin", b"old"), ("models/bert/1/gone", b"x"), ("models/bert/1/dir/a", b"x"),
+        ("bin", None), ("models", None), ("models/bert/1/model.bin", b"old"),
+        ("models/bert/1/gone", b"x"), ("models/bert/1/dir/a", b"x"),
         links=(("bin/sh", "/bin/busybox", tarfile.SYMTYPE),),
     )  # fmt: skip
     top = archive(

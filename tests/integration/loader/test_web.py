@@ -179,7 +179,7 @@ def test_a_part_that_is_already_whole_or_longer_is_fetched_anew(
     next(trusting.options.state.rglob("*.part")).write_bytes(bytes(len(DATA)))
     code, _ = trusting.load()
     assert code == 0, trusting.output
-    assert "refuses to go on where the last attempt ended" in trusting.output
+    assert "cannot continue where the last attempt ended" in trusting.output
     assert fetched(trusting) == DATA
 
 

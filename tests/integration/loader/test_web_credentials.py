@@ -87,7 +87,8 @@ def test_user_information_and_signatures_of_urls_are_redacted(
     faulty.script = [faulty.status(500), faulty.status(404)]
     trusting.plan(
         item(
-            f"https://ada:{PASSWORD.replace('/', '%2F')}@127.0.0.1:{server.port}/model.bin?X-Signature={TOKEN}"
+            f"https://ada:{PASSWORD.replace('/', '%2F')}@127.0.0.1:{server.port}/model.bin"
+            f"?X-Signature={TOKEN}"
         )
     )
     code, report = trusting.load()

@@ -40,7 +40,8 @@ class TritonPythonModel:
 
     def execute(self, requests):
         self.calls += 1
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([[self.calls]], np.int32))]) for _ in requests]
+        y = pb_utils.Tensor("Y", np.array([[self.calls]], np.int32))
+        return [pb_utils.InferenceResponse([y]) for _ in requests]
 """
 COMPLETING = (
     COUNTING

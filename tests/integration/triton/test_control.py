@@ -53,7 +53,7 @@ def server(repository: Path) -> Iterator[LocalTriton]:
 
 
 def full_config(repository: Path, model: str, count: int = 1, max_batch_size: int = 64) -> str:
-    """The model's whole config in JSON, as of its file, with another instance count or batch size."""
+    """The model's whole config in JSON, with another instance count or batch size."""
     config = text_format.Parse(
         (repository / model / "config.pbtxt").read_text(), model_config_pb2.ModelConfig()
     )

@@ -1,4 +1,4 @@
-"""The ONNX runner against an independent numpy computation of the same encoder, one row at a time."""
+"""The ONNX runner against a numpy computation of the same encoder, one row at a time."""
 
 from __future__ import annotations
 

@@ -406,9 +406,11 @@ def ask(times):
         rows = []
         for _ in range(16):
             # One word in ten was never there, in its longest form that is kept.
-            rows.append(" ".join(["the new york hello the new york the new"] * 20 + ["\\U0001f642" * 20 + f"{number + word:012d}" for word in range(20)]))
+            long = ["\\U0001f642" * 20 + f"{number + word:012d}" for word in range(20)]
+            rows.append(" ".join(["the new york hello the new york the new"] * 20 + long))
             number += 20
-        assert all(response.error() is None for response in model.execute([InferenceRequest({"TEXT": texts(*rows)})]))
+        responses = model.execute([InferenceRequest({"TEXT": texts(*rows)})])
+        assert all(response.error() is None for response in responses)
 ask(250)  # 80 000 words: the memory is full, and has forgotten
 full = resident()
 ask(500)

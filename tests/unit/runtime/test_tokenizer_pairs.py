@@ -452,7 +452,8 @@ def test_a_template_that_breaks_the_library_is_refused_at_load(tmp_path: Path) -
         start(tmp_path)
     assert (
         str(caught.value)
-        == f"tokenizer.json: its post_processor makes no pair of two texts (not yet implemented): {WAY_OUT}"
+        == "tokenizer.json: its post_processor makes no pair of two texts (not yet implemented): "
+        f"{WAY_OUT}"
     )
     (response,) = start(tmp_path, kinds={"ids": "InputIds"}, special_tokens="Disabled").execute(
         [request(("fox", "dog"))]
@@ -492,7 +493,9 @@ import resource, sys
 from pathlib import Path
 from tests.unit.runtime.test_tokenizer_pairs import request, start
 length, first, second = map(int, sys.argv[2:5])
-model = start(Path(sys.argv[1]), kinds={"ids": "InputIds"}, max_length=str(length), truncation=sys.argv[5])
+model = start(
+    Path(sys.argv[1]), kinds={"ids": "InputIds"}, max_length=str(length), truncation=sys.argv[5]
+)
 held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (held + (400 << 20), -1))
 (response,) = model.execute([request(("fox " * first, "dog " * second))])

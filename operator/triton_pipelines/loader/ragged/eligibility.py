@@ -50,7 +50,7 @@ class AdaptationRefusal:
     """A graph that cannot be adapted."""
 
     reasons: tuple[Obstacle, ...]
-    """Everything that stands against it."""
+    """All obstacles."""
 
     @classmethod
     def of(cls, problem: str, advice: str) -> AdaptationRefusal:

@@ -17,7 +17,7 @@ _IDENTITY_REQUEST: Final = "Error performing token request"
 _IDENTITY: Final = re.compile(rf"169\.254\.|metadata\.google\.internal|{_IDENTITY_REQUEST}")
 """Addresses at which clouds hand out a pod's identity.
 
-A failure there means that the pod has none, or that a proxy stands in between.
+A failure there means that the pod has none, or that a proxy is in between.
 """
 _TEXT_MAX: Final = 600
 

@@ -169,9 +169,9 @@ def _check_status(response: httpx.Response, url: str, presented: bool) -> None:
             missing=True,
         )
     if status == 416:
-        # What lies here is longer than, or not part of, the file: the next attempt starts anew.
+        # The part on disk is longer than the file or not part of it: the next attempt starts again.
         raise SourceError(
-            f"{where} refuses to go on where the last attempt ended", retryable=True, restart=True
+            f"{where} cannot continue where the last attempt ended", retryable=True, restart=True
         )
     raise SourceError(
         f"{where} answered {status} {response.reason_phrase}",

@@ -27,7 +27,8 @@ class TritonPythonModel:
         self.version = int(args["model_version"])
 
     def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([[self.version]], np.int32))]) for _ in requests]
+        y = pb_utils.Tensor("Y", np.array([[self.version]], np.int32))
+        return [pb_utils.InferenceResponse([y]) for _ in requests]
 """
 
 
@@ -92,8 +93,10 @@ async def test_an_ensemble_calls_the_version_it_is_pinned_to(
 async def test_every_instance_is_warm_before_it_serves(triton: Workbench, client: Asker) -> None:
     warmup = """
     model_warmup [
-      { name: "one" batch_size: 1 inputs { key: "X" value { data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } } },
-      { name: "four" batch_size: 4 count: 2 inputs { key: "X" value { data_type: TYPE_INT32 dims: [ 1 ] input_data_file: "rows" } } } ]
+      { name: "one" batch_size: 1
+        inputs { key: "X" value { data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } } },
+      { name: "four" batch_size: 4 count: 2
+        inputs { key: "X" value { data_type: TYPE_INT32 dims: [ 1 ] input_data_file: "rows" } } } ]
     """
     rows = np.array([5, 6, 7, 8], np.int32)
     model = await triton.deploy(
@@ -222,8 +225,10 @@ class TritonPythonModel:
     def execute(self, requests):
         for request in requests:
             sender = request.get_response_sender()
-            for number in range(int(pb_utils.get_input_tensor_by_name(request, "X").as_numpy()[0, 0])):
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([[number]], np.int32))]))
+            x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+            for number in range(int(x[0, 0])):
+                y = pb_utils.Tensor("Y", np.array([[number]], np.int32))
+                sender.send(pb_utils.InferenceResponse([y]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 
@@ -263,13 +268,18 @@ class TritonPythonModel:
     async def answer(self, request):
         x = pb_utils.Tensor("X", pb_utils.get_input_tensor_by_name(request, "X").as_numpy())
         calls = [
-            pb_utils.InferenceRequest(model_name=name, requested_output_names=["Y"], inputs=[x]).async_exec() for name in ("left", "right")
+            pb_utils.InferenceRequest(
+                model_name=name, requested_output_names=["Y"], inputs=[x]
+            ).async_exec()
+            for name in ("left", "right")
         ]
         answers = await asyncio.gather(*calls)
         for answer in answers:
             if answer.has_error():
-                return pb_utils.InferenceResponse(error=pb_utils.TritonError(answer.error().message()))
-        total = sum(pb_utils.get_output_tensor_by_name(answer, "Y").as_numpy() for answer in answers)
+                error = pb_utils.TritonError(answer.error().message())
+                return pb_utils.InferenceResponse(error=error)
+        outputs = [pb_utils.get_output_tensor_by_name(answer, "Y") for answer in answers]
+        total = sum(output.as_numpy() for output in outputs)
         return pb_utils.InferenceResponse([pb_utils.Tensor("Y", total)])
 """
 
