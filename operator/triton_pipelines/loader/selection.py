@@ -183,7 +183,7 @@ def _wanted(item: PlanFetch, found: Mapping[int, object], held: Collection[int])
         raise LoaderError(
             LoadReason.MODEL_MISMATCH,
             f"version {', '.join(map(str, absent))} is requested; {there}: publish it, or request "
-            "for another one.",
+            "another one.",
         )
     return tuple(sorted(chosen | asked))
 

@@ -228,7 +228,7 @@ class Stager:
     def _named(self, stage: StagingRequest) -> str | None:
         """Return the requested file; for an artifact with a single file, that one."""
         file = stage.source.file
-        if stage.source.located.scheme == "oci" and stage.item.path is None and file is not None:
+        if stage.source.location.scheme == "oci" and stage.item.path is None and file is not None:
             names = stage.source.source.list("").names
             if file not in names and len(names) == 1:
                 return names[0]

@@ -98,7 +98,7 @@ def scheme_of(uri: str) -> str:
     return scheme.lower() if separator else ""
 
 
-def check_scheme(located: SourceLocation) -> None:
+def check_scheme(location: SourceLocation) -> None:
     """Refuse a URI that a resource may not use; ``http`` and ``file`` need a source map.
 
     ``http`` is also allowed on loopback.
@@ -106,16 +106,16 @@ def check_scheme(located: SourceLocation) -> None:
     Raises:
         SourceError: the URI is refused.
     """
-    scheme = located.scheme
+    scheme = location.scheme
     # Where a rule put a prefix before it, .. would lead out of what the rule opened.
-    if ".." in unquote(located.uri.partition("://")[2].partition("?")[0]).replace("\\", "/").split(
+    if ".." in unquote(location.uri.partition("://")[2].partition("?")[0]).replace("\\", "/").split(
         "/"
     ):
         raise SourceError("the URI may not hold '..': write the path without it")
-    if scheme in SCHEMES or (located.mapped and scheme in MAPPED_SCHEMES):
+    if scheme in SCHEMES or (location.mapped and scheme in MAPPED_SCHEMES):
         return
     if scheme == "http":
-        if (urlsplit(located.uri).hostname or "") in LOOPBACK:
+        if (urlsplit(location.uri).hostname or "") in LOOPBACK:
             return
         raise SourceError(
             "http:// sends credentials and models in the clear: use https://, or map it with "
@@ -240,16 +240,16 @@ def parse_folder(uri: str) -> tuple[str, str]:
     return name, path.strip("/")
 
 
-def insecure(located: SourceLocation, endpoint: str | None) -> str | None:
+def insecure(location: SourceLocation, endpoint: str | None) -> str | None:
     """Return the host to which credentials would be sent unencrypted.
 
     ``None`` for https, for sources that are not on a network, and on loopback.
     """
-    for address in (located.endpoint or endpoint, located.uri):
+    for address in (location.endpoint or endpoint, location.uri):
         if address and scheme_of(address) == "http":
             host = urlsplit(address).hostname or ""
             return None if host in LOOPBACK else host
-        if address and address is not located.uri:
+        if address and address is not location.uri:
             return None
     return None
 

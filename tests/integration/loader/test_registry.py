@@ -429,7 +429,7 @@ def test_a_token_that_runs_out_is_asked_for_again(
             None,
             endpoint=None,
             credentials=credentials,
-            learned=learned.append,
+            on_secret=learned.append,
             workspace=tmp_path / "w",
         )
         source.resolve()

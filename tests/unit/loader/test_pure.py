@@ -320,7 +320,7 @@ def test_the_text_around_a_count_stays() -> None:
     [
         ('name: "t"\n', "0 instance groups"),
         ("instance_group [ { count: 1 }, { count: 1 } ]\n", "2 instance groups"),
-        ("instance_group {", "no model configuration"),
+        ("instance_group {", "not a model configuration"),
     ],
 )
 def test_a_config_without_one_count_is_refused(config: str, says: str) -> None:

@@ -190,7 +190,7 @@ def test_the_versions_of_the_first_load_stay_when_newer_ones_are_published() -> 
             model(versions=PlanVersions(specific=(3, 1))),
             VERSIONS,
             LoadReason.MODEL_MISMATCH,
-            "version 3 is asked for",
+            "version 3 is requested",
         ),
         (
             model(),
@@ -258,7 +258,7 @@ def test_a_folder_is_bounded_and_consistent() -> None:
     assert len(folder(ListedFile(f"{n}") for n in range(MAX_FILES)).names) == MAX_FILES
     with pytest.raises(SourceError, match="both as a file and as a folder"):
         held("a", "a/b")
-    with pytest.raises(SourceError, match="holds no files"):
+    with pytest.raises(SourceError, match="has no files"):
         held("__pycache__/x.pyc", ".git/config")
 
 

@@ -43,7 +43,7 @@ class OpenedSource:
     """Reads files."""
     file: str | None
     """The one file that it names; ``None`` for a folder with a tokenizer."""
-    located: uris.SourceLocation
+    location: uris.SourceLocation
     """Where it is."""
     place: str | None = None
     """Of a model or folder: what URI and path name below the source's own folder."""
@@ -61,7 +61,7 @@ class SourceAccess:
     """HTTP client."""
     revision: str | None
     """Revision to fetch; ``None`` for the current one."""
-    learned: Callable[[str], None]
+    on_secret: Callable[[str], None]
     """Called with every secret that a server issues."""
     workspace: Path
     """Folder for unpacked archives."""
@@ -91,25 +91,25 @@ def requested_file(item: PlanFetch, last: str, is_folder: bool | None) -> tuple[
 
 
 def open_source(
-    item: PlanFetch, located: uris.SourceLocation, access: SourceAccess
+    item: PlanFetch, location: uris.SourceLocation, access: SourceAccess
 ) -> OpenedSource:
     """Return the source of ``item`` at ``access.revision``.
 
     Raises:
         SourceError: the URI is not valid, or the source is not mounted.
     """
-    uris.check_scheme(located)
-    match located.scheme:
+    uris.check_scheme(location)
+    match location.scheme:
         case "hf":
-            return _hub(item, located, access)
+            return _hub(item, location, access)
         case "s3" | "gs" | "az":
-            return _bucket(item, located, access)
+            return _bucket(item, location, access)
         case "oci":
-            return _registry(item, located, access)
+            return _registry(item, location, access)
         case "https" | "http":
-            return _web(item, located, access)
+            return _web(item, location, access)
         case scheme:
-            return _folder(item, located, access.folders, scheme)
+            return _folder(item, location, access.folders, scheme)
 
 
 def join(place: str, name: str) -> str:
@@ -126,10 +126,10 @@ def _place(item: PlanFetch, path: str) -> str:
     return path if item.path is None else join(path, item.path)
 
 
-def _hub(item: PlanFetch, located: uris.SourceLocation, access: SourceAccess) -> OpenedSource:
+def _hub(item: PlanFetch, location: uris.SourceLocation, access: SourceAccess) -> OpenedSource:
     from triton_pipelines.loader.sources.hub import HubSource
 
-    uri = uris.parse_hub(located.uri)
+    uri = uris.parse_hub(location.uri)
     parts = PurePosixPath(uri.path)
     # The repository itself is a folder; below it the URI's form decides, as for a web server.
     is_folder, file = requested_file(item, parts.name, True if not uri.path else None)
@@ -139,21 +139,21 @@ def _hub(item: PlanFetch, located: uris.SourceLocation, access: SourceAccess) ->
         uri.repo,
         access.revision or item.revision or uri.revision,
         "" if folder == "." or _is_tree(item) else folder,
-        endpoint=located.endpoint or item.endpoint,
+        endpoint=location.endpoint or item.endpoint,
         token=access.credentials.token,
         context=access.credentials.ssl_context(),
     )
-    return OpenedSource(source, file, located, _place(item, uri.path) if _is_tree(item) else None)
+    return OpenedSource(source, file, location, _place(item, uri.path) if _is_tree(item) else None)
 
 
-def _bucket(item: PlanFetch, located: uris.SourceLocation, access: SourceAccess) -> OpenedSource:
+def _bucket(item: PlanFetch, location: uris.SourceLocation, access: SourceAccess) -> OpenedSource:
     from triton_pipelines.loader.sources import stores
     from triton_pipelines.loader.sources.bucket import BucketSource
 
-    held, endpoint = access.credentials, located.endpoint or item.endpoint
+    held, endpoint = access.credentials, location.endpoint or item.endpoint
     store: stores.Store
-    if located.scheme == "az":
-        uri = uris.parse_azure(located.uri)
+    if location.scheme == "az":
+        uri = uris.parse_azure(location.uri)
         key = uri.key
         store = stores.azure_store(
             uri.account,
@@ -164,8 +164,8 @@ def _bucket(item: PlanFetch, located: uris.SourceLocation, access: SourceAccess)
             ca=held.ca_file,
         )
     else:
-        bucket, key = uris.parse_bucket(located.uri)
-        if located.scheme == "gs":
+        bucket, key = uris.parse_bucket(location.uri)
+        if location.scheme == "gs":
             store = stores.gcs_store(
                 bucket, endpoint=endpoint, service_account=held.service_account, ca=held.ca_file
             )
@@ -186,31 +186,31 @@ def _bucket(item: PlanFetch, located: uris.SourceLocation, access: SourceAccess)
         version=None if version is None or '"' in version else version,
         ambient=not item.credentials,
     )
-    return OpenedSource(source, file, located, place)
+    return OpenedSource(source, file, location, place)
 
 
-def _registry(item: PlanFetch, located: uris.SourceLocation, access: SourceAccess) -> OpenedSource:
+def _registry(item: PlanFetch, location: uris.SourceLocation, access: SourceAccess) -> OpenedSource:
     from triton_pipelines.loader.sources.oci import OciSource
 
     if item.revision is not None and not uris.is_reference(item.revision):
         raise SourceError(f"revision {item.revision!r} is not a tag or digest of a registry")
     source = OciSource(
         access.client,
-        uris.parse_registry(located.uri),
+        uris.parse_registry(location.uri),
         access.revision or item.revision,
-        endpoint=located.endpoint or item.endpoint,
+        endpoint=location.endpoint or item.endpoint,
         credentials=access.credentials,
-        learned=access.learned,
+        on_secret=access.on_secret,
         workspace=access.workspace,
     )
     _, file = requested_file(item, "", True)
-    return OpenedSource(source, file, located, (item.path or "") if _is_tree(item) else None)
+    return OpenedSource(source, file, location, (item.path or "") if _is_tree(item) else None)
 
 
-def _web(item: PlanFetch, located: uris.SourceLocation, access: SourceAccess) -> OpenedSource:
+def _web(item: PlanFetch, location: uris.SourceLocation, access: SourceAccess) -> OpenedSource:
     from triton_pipelines.loader.sources.web import WebSource, split_userinfo
 
-    url, user = split_userinfo(located.uri)
+    url, user = split_userinfo(location.uri)
     parts = urlsplit(url)
     if not parts.hostname:
         raise SourceError("names no host: write https://host/path")
@@ -221,34 +221,34 @@ def _web(item: PlanFetch, located: uris.SourceLocation, access: SourceAccess) ->
     exact: Mapping[str, str] = {} if is_folder or file is None else {file: url}
     source = WebSource(access.client, base, access.credentials.headers(user), exact)
     place = (item.path or ("" if is_folder else file)) if _is_tree(item) else None
-    return OpenedSource(source, file, located, place)
+    return OpenedSource(source, file, location, place)
 
 
 def _folder(
-    item: PlanFetch, located: uris.SourceLocation, folders: Folders, scheme: str
+    item: PlanFetch, location: uris.SourceLocation, folders: Folders, scheme: str
 ) -> OpenedSource:
     fence: Path | None
     if scheme == "file":
         root, fence, below, missing = (
             Path("/"),
             None,
-            uris.file_path(located.uri).lstrip("/"),
+            uris.file_path(location.uri).lstrip("/"),
             "check the path",
         )
     elif scheme == "configmap":
-        name, below = uris.parse_folder(located.uri)
+        name, below = uris.parse_folder(location.uri)
         fence = root = folders.configmaps / item.key
         missing = f"check the keys of ConfigMap {name} (binary files belong in binaryData)"
     else:
-        claim, below = uris.parse_folder(located.uri)
+        claim, below = uris.parse_folder(location.uri)
         fence = root = folders.claims / claim
         missing = f"check the path below claim {claim}"
     if fence is not None and not fence.is_dir():
         raise SourceError(f"is not mounted at {fence}", retryable=True)
     if _is_tree(item):
-        return OpenedSource(FolderSource(root, fence, missing), None, located, _place(item, below))
+        return OpenedSource(FolderSource(root, fence, missing), None, location, _place(item, below))
     path = root / below
     is_folder, file = requested_file(item, path.name, path.is_dir())
     return OpenedSource(
-        FolderSource(path if is_folder else path.parent, fence, missing), file, located
+        FolderSource(path if is_folder else path.parent, fence, missing), file, location
     )

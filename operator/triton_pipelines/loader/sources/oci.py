@@ -76,7 +76,7 @@ class OciSource:
         *,
         endpoint: str | None,
         credentials: SourceCredentials,
-        learned: Callable[[str], None],
+        on_secret: Callable[[str], None],
         workspace: Path,
     ) -> None:
         """Create the source.
@@ -87,14 +87,14 @@ class OciSource:
             reference: tag or digest; ``None`` for that of the URI, or the default tag.
             endpoint: address of the registry; ``None`` for that of the URI.
             credentials: credentials for the registry.
-            learned: called with every token that the registry issues.
+            on_secret: called with every token that the registry issues.
             workspace: folder for unpacked archives.
         """
-        self._client, self._uri, self._credentials, self._learned = (
+        self._client, self._uri, self._credentials, self._on_secret = (
             client,
             uri,
             credentials,
-            learned,
+            on_secret,
         )
         self._reference = reference or uri.reference or DEFAULT_TAG
         host = DOCKER_HUB if uri.registry == "docker.io" else uri.registry
@@ -301,7 +301,7 @@ class OciSource:
         token = answer.get("token") or answer.get("access_token")
         if not isinstance(token, str) or not token:
             raise SourceError("the registry gave no token")
-        self._learned(token)
+        self._on_secret(token)
         with self._lock:
             self._headers = {"Authorization": f"Bearer {token}"}
 
