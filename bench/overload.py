@@ -15,7 +15,7 @@ import numpy as np
 
 from bench.results import FOLDER, thresholds, write
 from bench.variants import Variant, described, measured, served, workload
-from triton_pipelines.tools.loadgen import LoadResult, LoadSpec, summarise
+from triton_pipelines.tools.loadgen import LoadResult, LoadSpec, summarize
 from triton_pipelines.tools.loadgen.plots import Point, Series, curve
 
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
@@ -66,7 +66,7 @@ def run() -> None:
     ) as server:
         for number in range(ROUNDS):
             spec = LoadSpec(concurrency=CLIENTS, duration_s=SECONDS, warmup_s=WARM_SECONDS)
-            capacities.append(summarise(measured(server, CAPACITY, spec, texts)).requests_per_s)
+            capacities.append(summarize(measured(server, CAPACITY, spec, texts)).requests_per_s)
             for name in LIMITS:
                 over = LoadSpec(
                     rate=FACTOR * capacities[-1],
@@ -88,7 +88,7 @@ def run() -> None:
 
 def figures(result: LoadResult, capacity: float, model: str) -> dict[str, Any]:
     """Goodput and what became of the rest."""
-    summary, late = summarise(result), result.latencies
+    summary, late = summarize(result), result.latencies
     good = float(np.count_nonzero(late <= DEADLINE_SECONDS)) / result.duration_s
     refused = result.measured() & (result.error >= 0)
     waited = (result.end - result.due)[refused]

@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.results import FOLDER, thresholds, write
 from bench.variants import STAND_IN, Variant, described, load, served, workload
-from triton_pipelines.tools.loadgen import LoadSpec, Summary
+from triton_pipelines.tools.loadgen import LoadSpec, LoadSummary
 from triton_pipelines.tools.loadgen.plots import Point, Series, curve
 
 CLIENTS = 64
@@ -47,12 +47,12 @@ MEANINGS = {
     CPU_PLAIN: "real model on CPU, equal shapes share a run",
     CPU_AUTO: "real model on CPU, sorted and cut by the measured cost of a run",
 }
-Rounds = Mapping[str, Sequence[Summary]]
+Rounds = Mapping[str, Sequence[LoadSummary]]
 
 
 def run() -> None:
     """Measure, print and write S1 and S2 with their parts; 6 minutes."""
-    found: dict[str, list[Summary]] = {variant.name: [] for variant in VARIANTS}
+    found: dict[str, list[LoadSummary]] = {variant.name: [] for variant in VARIANTS}
     texts, order = workload(), random.Random(1)
     gpu = LoadSpec(concurrency=CLIENTS, duration_s=SECONDS, warmup_s=WARM_SECONDS)
     cpu = LoadSpec(concurrency=CPU_CLIENTS, duration_s=SECONDS * CPU_FACTOR, warmup_s=WARM_SECONDS)
@@ -122,7 +122,7 @@ def _write(found: Rounds) -> None:
     result("S2-bucketed", SORTED, "bucketed", 5.0)
 
 
-def _row(name: str, summaries: Sequence[Summary]) -> dict[str, Any]:
+def _row(name: str, summaries: Sequence[LoadSummary]) -> dict[str, Any]:
     def median(values: Sequence[float]) -> list[float]:
         return [round(statistics.median(values), 2), round(min(values), 2), round(max(values), 2)]
 

@@ -30,10 +30,17 @@ from e2e.suite.pipelines import merged, sample
 from tests.support.nullbackend import NAME, distribution
 from tests.support.standins import on_stand_ins
 from triton_pipelines.loader.uris import SourceMap
-from triton_pipelines.tools.loadgen import LoadSpec, Summary, Target, blocking, summarise
+from triton_pipelines.tools.loadgen import (
+    LoadSpec,
+    LoadSummary,
+    LoadTarget,
+    SweepResult,
+    TextLengths,
+    generate_texts,
+    run_blocking,
+    summarize,
+)
 from triton_pipelines.tools.loadgen.plots import Point, Series, curve
-from triton_pipelines.tools.loadgen.sweep import Measured
-from triton_pipelines.tools.loadgen.texts import Lengths, texts
 
 RUNS, SECONDS = int(os.environ.get("RUNS", "5")), float(os.environ.get("SECONDS_EACH", "6"))
 CLIENTS = 64
@@ -41,7 +48,7 @@ MODEL, INNER = "rivals", "model"
 """The ensemble, and its model step, which the services ask."""
 CURVE = (8, 16, 32)
 """Further numbers of clients for the plot, a run each."""
-LENGTHS = Lengths(32, 0.6, 512)
+LENGTHS = TextLengths(32, 0.6, 512)
 TEXTS = 1024
 DELAY_US = 1000
 """How long the tokenizer waits for company: an execution for each request would cost more than it waits."""
@@ -78,7 +85,7 @@ def document() -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def targets(wanted: list[str]) -> Iterator[dict[str, Target]]:
+def targets(wanted: list[str]) -> Iterator[dict[str, LoadTarget]]:
     """What is asked, by its name; each answers the same to the same texts, or this raises."""
     files = tree.build()
     with contextlib.ExitStack() as stack:
@@ -89,9 +96,9 @@ def targets(wanted: list[str]) -> Iterator[dict[str, Target]]:
         server, _ = stack.enter_context(
             on_stand_ins(file, distribution(folder / "backends"), rules, folder / "served")
         )
-        sent = [text.encode() for text in texts(LENGTHS.sample(TEXTS))]
+        sent = [text.encode() for text in generate_texts(LENGTHS.sample(TEXTS))]
         found = {
-            OURS: Target(
+            OURS: LoadTarget(
                 server.http_url,
                 MODEL,
                 [{"TEXT": np.array([[text]], dtype=np.object_)} for text in sent],
@@ -107,7 +114,9 @@ def targets(wanted: list[str]) -> Iterator[dict[str, Target]]:
             )
             port = stack.enter_context(service(*words))
             bodies = [json.dumps({"text": text.decode()}).encode() for text in sent]
-            found[rival] = Target(f"http://127.0.0.1:{port}", rival, (), path="/", bodies=bodies)
+            found[rival] = LoadTarget(
+                f"http://127.0.0.1:{port}", rival, (), path="/", bodies=bodies
+            )
         refuse_different(found, [text.decode() for text in sent[:16]])
         yield found
 
@@ -135,7 +144,7 @@ def service(*words: str) -> Iterator[int]:
             process.wait(START_SECONDS)
 
 
-def refuse_different(found: Mapping[str, Target], words: list[str]) -> None:
+def refuse_different(found: Mapping[str, LoadTarget], words: list[str]) -> None:
     """Compare answers before anything is timed."""
     with httpx.Client(trust_env=False, timeout=60) as client:
         ours = found[OURS]
@@ -168,27 +177,27 @@ def refuse_different(found: Mapping[str, Target], words: list[str]) -> None:
 class Found:
     """A way over all its runs; ``costs``: CPU seconds of all servers for a request, by run."""
 
-    load: Measured
+    load: SweepResult
     costs: tuple[float, ...]
 
 
 def measured(
-    found: Mapping[str, Target], clients: int, runs: int, seconds: float
+    found: Mapping[str, LoadTarget], clients: int, runs: int, seconds: float
 ) -> dict[str, Found]:
     """All ways at a number of clients, in rounds."""
     spec = LoadSpec(
         concurrency=clients, duration_s=seconds, warmup_s=min(1.0, seconds / 2), timeout_s=60
     )
-    summaries: dict[str, list[Summary]] = {name: [] for name in found}
+    summaries: dict[str, list[LoadSummary]] = {name: [] for name in found}
     costs: dict[str, list[float]] = {name: [] for name in found}
     for _ in range(runs):
         for name, target in found.items():
             before = cpu_seconds()
-            result = blocking(target, spec)
+            result = run_blocking(target, spec)
             costs[name].append((cpu_seconds() - before) / max(1, len(result.due)))
-            summaries[name].append(summarise(result))
+            summaries[name].append(summarize(result))
     return {
-        name: Found(Measured(spec, tuple(summaries[name])), tuple(costs[name])) for name in found
+        name: Found(SweepResult(spec, tuple(summaries[name])), tuple(costs[name])) for name in found
     }
 
 

@@ -18,12 +18,13 @@ from triton_pipelines import runtime
 from triton_pipelines.tools.loadgen import (
     LoadResult,
     LoadSpec,
-    Summary,
-    Target,
-    blocking,
-    summarise,
+    LoadSummary,
+    LoadTarget,
+    TextLengths,
+    generate_texts,
+    run_blocking,
+    summarize,
 )
-from triton_pipelines.tools.loadgen.texts import Lengths, texts
 from triton_pipelines.triton.local_server import LocalTriton
 
 LAUNCH_US, TOKEN_US = 2000.0, 1.5
@@ -31,7 +32,7 @@ LAUNCH_US, TOKEN_US = 2000.0, 1.5
 MAX_BATCH = 64
 MAX_LENGTH = 512
 BUCKETS = "16,32,48,64,96,128,256"
-LENGTHS = Lengths(median=32, sigma=0.6, cap=512)
+LENGTHS = TextLengths(median=32, sigma=0.6, cap=512)
 TEXTS = 512
 STAND_IN = f"the GPU step waits {LAUNCH_US / 1000:g} ms a run and {TOKEN_US:g} us for every token it would compute, padding included"
 MODEL_FILE = tree.SENTIMENT_MODEL
@@ -61,7 +62,7 @@ class Variant:
 
 def workload(seed: int = 1) -> list[str]:
     """Texts of lognormal lengths."""
-    return texts(LENGTHS.sample(TEXTS, seed), seed)
+    return generate_texts(LENGTHS.sample(TEXTS, seed), seed)
 
 
 def described() -> str:
@@ -162,9 +163,9 @@ def _write(repository: Path, variant: Variant, models: Path, batching: Mapping[s
 def measured(server: LocalTriton, model: str, spec: LoadSpec, rows: Sequence[str]) -> LoadResult:
     """One load over HTTP, a text per request."""
     requests = [{"TEXT": np.array([[text.encode()]], dtype=np.object_)} for text in rows]
-    return blocking(Target(server.http_url, model, requests), spec)
+    return run_blocking(LoadTarget(server.http_url, model, requests), spec)
 
 
-def load(server: LocalTriton, model: str, spec: LoadSpec, rows: Sequence[str]) -> Summary:
+def load(server: LocalTriton, model: str, spec: LoadSpec, rows: Sequence[str]) -> LoadSummary:
     """Its figures."""
-    return summarise(measured(server, model, spec, rows))
+    return summarize(measured(server, model, spec, rows))

@@ -14,7 +14,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from e2e.load.prepared import prepared_load, request_of
-from triton_pipelines.tools.loadgen.grpc_client import METHOD
+from triton_pipelines.tools.loadgen import INFER_METHOD
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 DEADLINE = 60.0
@@ -53,7 +53,9 @@ def server() -> Iterator[Server]:
     class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
         def service(self, call: Any) -> Any:
             return (
-                grpc.unary_unary_rpc_method_handler(made.answer) if call.method == METHOD else None
+                grpc.unary_unary_rpc_method_handler(made.answer)
+                if call.method == INFER_METHOD
+                else None
             )
 
     running = grpc.server(futures.ThreadPoolExecutor(64), handlers=(Handler(),))

@@ -25,9 +25,10 @@ from triton_pipelines.compile.graph.resource_patch import PaddingSetting, patch_
 from triton_pipelines.compile.render.model_config import configs
 from triton_pipelines.loader.uris import SourceMap
 from triton_pipelines.tools.loadgen import LoadSpec
-from triton_pipelines.tools.tuner.contract import Knobs, TuneTarget
-from triton_pipelines.tools.tuner.knobs import knobs_of
-from triton_pipelines.tools.tuner.measured_server import Server, load_of
+from triton_pipelines.tools.tuner import BatchingSetting, TuningTarget
+from triton_pipelines.tools.tuner.load_measurement import measurement_of
+from triton_pipelines.tools.tuner.measured_server import MeasuredServer
+from triton_pipelines.tools.tuner.settings import setting_of
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.local_server import LocalTriton
 
@@ -62,22 +63,24 @@ def serving(file: Path, folder: Path) -> Iterator[Canary]:
         yield Canary(server, graph, folder / "key")
 
 
-def knobs(document: dict[str, Any]) -> Knobs:
+def setting(document: dict[str, Any]) -> BatchingSetting:
     """A setting as the report tells it."""
     padding = document["padding"]
-    return Knobs(
+    return BatchingSetting(
         **(document | {"padding": PaddingSetting(padding["mode"], tuple(padding["buckets"]))})
     )
 
 
-async def running(canary: Canary) -> Knobs:
+async def running(canary: Canary) -> BatchingSetting:
     """The setting that the server has."""
     async with TritonClient(canary.server.grpc_address) as client:
         model = await client.model_config("model")
         delay = model.dynamic_batching.max_queue_delay_microseconds
         tokenizers = await client.instance_count("tokenizer")
         assert await client.model_ready(canary.graph.model_name)
-        return Knobs(model.max_batch_size, delay, model.instance_group[0].count, tokenizers)
+        return BatchingSetting(
+            model.max_batch_size, delay, model.instance_group[0].count, tokenizers
+        )
 
 
 async def test_a_run_measures_and_leaves_the_server_as_it_was(
@@ -108,14 +111,14 @@ async def test_a_run_measures_and_leaves_the_server_as_it_was(
     )
     assert done.returncode == 0, done.stderr
     assert KEY not in done.stdout + done.stderr
-    said = json.loads(done.stdout)
-    points = said["points"]
+    document = json.loads(done.stdout)
+    points = document["points"]
     assert len(points) >= 3
     assert len(points) <= 6
-    assert said["failed_requests"] == 0, said["notes"]
+    assert document["failed_requests"] == 0, document["notes"]
     assert all(point["carried"] > 0 for point in points)
-    assert [end["name"] for end in said["ends"]] == ["latency first", "throughput first"]
-    model = next(step for step in said["steps"] if step["step"] == "model")
+    assert [end["name"] for end in document["ends"]] == ["latency first", "throughput first"]
+    model = next(step for step in document["steps"] if step["step"] == "model")
     # The stand-in's own law: 2 ms for each execution, 1.5 us for each token, and what Triton adds.
     assert 1.5e-3 < model["fixed"] < 6e-3
     assert 0.7e-6 < model["per_token"] < 4e-6
@@ -123,20 +126,20 @@ async def test_a_run_measures_and_leaves_the_server_as_it_was(
     assert len(status.points) == len(points) + 2
     assert "wall" in plot.read_text()
     before, _ = only(FILE, Options())
-    recommended = knobs(said["recommended"])
+    recommended = setting(document["recommended"])
     if status.patch:
         after = build(patch_pipeline(before, yaml.safe_load(status.patch)), Options())
-        assert knobs_of(after) == recommended
+        assert setting_of(after) == recommended
         configs(after)
         assert all(
             point["outcome"] == "WithinSLO"
             for point in points
-            if knobs(point["knobs"]) == recommended
+            if setting(point["knobs"]) == recommended
         )
     else:
-        assert recommended == knobs_of(canary.graph)
-    assert await running(canary) == knobs_of(canary.graph)
-    assert said["padding"].startswith("Ragged is cheapest"), (
+        assert recommended == setting_of(canary.graph)
+    assert await running(canary) == setting_of(canary.graph)
+    assert document["padding"].startswith("Ragged is cheapest"), (
         "each request keeps its own length already, and no buckets can be better"
     )
 
@@ -167,23 +170,23 @@ async def test_a_padding_that_costs_less_is_tried_on_the_server_and_taken_back(
         async with TritonClient(canary.server.grpc_address) as client:
             tokenizer = await client.model_config("tokenizer")
         assert tokenizer.parameters["tritonpipe.padding"].string_value == "Fixed"
-        assert await running(canary) == knobs_of(canary.graph)
-    said = json.loads(done.stdout)
-    model = next(step for step in said["steps"] if step["step"] == "model")
+        assert await running(canary) == setting_of(canary.graph)
+    text = json.loads(done.stdout)
+    model = next(step for step in text["steps"] if step["step"] == "model")
     # Told although the pipeline's own padding makes all rows equally long.
     assert 0.7e-6 < model["per_token"] < 4e-6 or not model["fitted"]
-    assert said["padding"].startswith("Ragged is cheapest")
-    assert "Fixed" in said["advice"]
-    assert "(in force)" in said["advice"]
-    tried = [point for point in said["points"] if point["knobs"]["padding"]["mode"] == "Ragged"]
-    assert tried, said["notes"]
-    if said["patch"]:  # a busy machine proves nothing
+    assert text["padding"].startswith("Ragged is cheapest")
+    assert "Fixed" in text["advice"]
+    assert "(in force)" in text["advice"]
+    tried = [point for point in text["points"] if point["knobs"]["padding"]["mode"] == "Ragged"]
+    assert tried, text["notes"]
+    if text["patch"]:  # a busy machine proves nothing
         before, _ = only(file, Options())
-        after = build(patch_pipeline(before, said["patch"]), Options())
+        after = build(patch_pipeline(before, text["patch"]), Options())
         assert after.padding is not None
-        chosen = said["recommended"]["padding"]["mode"] or Padding.FIXED.value
+        chosen = text["recommended"]["padding"]["mode"] or Padding.FIXED.value
         assert after.padding.chosen.value == chosen
-        assert ("proven on the server" in said["advice"]) == (chosen == Padding.RAGGED.value)
+        assert ("proven on the server" in text["advice"]) == (chosen == Padding.RAGGED.value)
 
 
 async def test_what_ran_comes_back_field_by_field_whatever_the_resource_says(
@@ -191,24 +194,26 @@ async def test_what_ran_comes_back_field_by_field_whatever_the_resource_says(
 ) -> None:
     """Instances, delay and batch size that were changed by hand before; the very configs that Triton tells are compared."""
     models = ("tokenizer", "model", canary.graph.model_name)
-    target = TuneTarget(canary.server.grpc_address, lambda changed: build(changed, Options()), KEY)
+    target = TuningTarget(
+        canary.server.grpc_address, lambda changed: build(changed, Options()), KEY
+    )
     pipeline, graph = only(FILE, Options())
 
     async with TritonClient(canary.server.grpc_address, KEY) as client:
 
-        async def told() -> list[Any]:
+        async def reported() -> list[Any]:
             return [await client.model_config(name) for name in models]
 
         async def tried() -> tuple[list[str], list[Any]]:
-            async with Server(target, pipeline, graph) as server:
-                await server.put(Knobs(32, 1000, 2, 1))
-                assert await running(canary) == Knobs(32, 1000, 2, 1)
-                return server.notes, await told()
+            async with MeasuredServer(target, pipeline, graph) as server:
+                await server.apply(BatchingSetting(32, 1000, 2, 1))
+                assert await running(canary) == BatchingSetting(32, 1000, 2, 1)
+                return server.notes, await reported()
 
-        first = await told()
+        first = await reported()
         notes, other = await tried()
         assert notes == [], "it ran what the resource says"
-        assert first == await told()
+        assert first == await reported()
         assert first != other
         before = await running(canary)
         try:
@@ -226,15 +231,15 @@ async def test_what_ran_comes_back_field_by_field_whatever_the_resource_says(
                 await client.load_model(
                     config.name, json_format.MessageToJson(config, preserving_proto_field_name=True)
                 )
-            by_hand = await told()
-            assert await running(canary) == Knobs(16, 3000, 3, 2)
+            by_hand = await reported()
+            assert await running(canary) == BatchingSetting(16, 3000, 3, 2)
             notes, _ = await tried()
             assert any(
                 "model ran with max_batch_size 16 (2), a queue delay of 3000 us (0), instances: 3 (1)"
                 in note
                 for note in notes
             )
-            assert by_hand == await told()
+            assert by_hand == await reported()
         finally:
             for config in reversed(first):
                 await client.load_model(
@@ -245,9 +250,11 @@ async def test_what_ran_comes_back_field_by_field_whatever_the_resource_says(
 
 async def test_an_overload_ends_in_seconds_and_the_server_is_free_again(canary: Canary) -> None:
     """Some 1500 requests/s on a step that carries 500, for a minute: shown in seconds, all told as too late or answered, none failed."""
-    target = TuneTarget(canary.server.grpc_address, lambda changed: build(changed, Options()), KEY)
+    target = TuningTarget(
+        canary.server.grpc_address, lambda changed: build(changed, Options()), KEY
+    )
     pipeline, graph = only(FILE, Options())
-    async with Server(target, pipeline, graph) as server:
+    async with MeasuredServer(target, pipeline, graph) as server:
         requests = [{"TEXT": np.array([[b"a text of some words"]], dtype=object)}]
         clock = asyncio.get_running_loop().time
         begun = clock()
@@ -257,12 +264,12 @@ async def test_an_overload_ends_in_seconds_and_the_server_is_free_again(canary: 
         assert clock() - begun < 30
         assert result.overloaded
         assert 1 < result.end_s < 15
-        found = load_of(result)
+        found = measurement_of(result)
         assert found.faults == 0, found.first_error
         assert found.p99 > 0.9
         assert server.failed == 0
         begun = clock()
-        await server.answers(requests)
+        await server.infer_each(requests)
         assert clock() - begun < 2, "nothing is left of it"
 
 
@@ -270,7 +277,7 @@ async def test_without_the_key_nothing_is_changed(canary: Canary) -> None:
     done = run("tune", str(FILE), "--server", canary.server.grpc_address, "--seconds", "1")
     assert done.returncode == 3
     assert "restricted" in done.stderr or "key" in done.stderr
-    assert await running(canary) == knobs_of(canary.graph)
+    assert await running(canary) == setting_of(canary.graph)
 
 
 def test_a_server_of_another_pipeline_is_refused(canary: Canary, tmp_path: Path) -> None:

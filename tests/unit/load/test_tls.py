@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from e2e.local.pki import Authority
-from triton_pipelines.tools.loadgen import LoadError, LoadSpec, Target, run
+from triton_pipelines.tools.loadgen import LoadGeneratorError, LoadSpec, LoadTarget, run_load
 
 ONCE = LoadSpec(concurrency=1, duration_s=0.1, warmup_s=0.0, statistics=False)
 
 
 @contextlib.asynccontextmanager
-async def serving(folder: Path, *, tls: bool = True) -> AsyncIterator[Target]:
+async def serving(folder: Path, *, tls: bool = True) -> AsyncIterator[LoadTarget]:
     """A server that answers everything, with a certificate of an authority of its own, which is written to ``folder``/ca.pem."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -43,7 +43,7 @@ async def serving(folder: Path, *, tls: bool = True) -> AsyncIterator[Target]:
     context.load_cert_chain(folder / "server.pem")
     server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context if tls else None)
     async with server:
-        yield Target(
+        yield LoadTarget(
             f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}",
             "m",
             (),
@@ -57,20 +57,22 @@ async def test_an_authority_of_the_environment_is_trusted(
 ) -> None:
     async with serving(tmp_path) as target:
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
-        result = await run(target, ONCE)
+        result = await run_load(target, ONCE)
     assert len(result.latencies) > 0
     assert not result.errors
 
 
 async def test_a_certificate_that_is_refused_says_how_to_trust_it(tmp_path: Path) -> None:
     async with serving(tmp_path) as target:
-        with pytest.raises(LoadError, match=r"certificate is refused: .*SSL_CERT_FILE"):
-            await run(target, ONCE)
+        with pytest.raises(LoadGeneratorError, match=r"certificate is refused: .*SSL_CERT_FILE"):
+            await run_load(target, ONCE)
 
 
 async def test_a_server_without_tls_is_not_told_to_be_a_matter_of_rights(tmp_path: Path) -> None:
     # The number of a TLS error is 1, which is the system's "Operation not permitted".
     async with serving(tmp_path, tls=False) as target:
-        with pytest.raises(LoadError, match="does the server speak http, not https") as caught:
-            await run(target, ONCE)
+        with pytest.raises(
+            LoadGeneratorError, match="does the server speak http, not https"
+        ) as caught:
+            await run_load(target, ONCE)
     assert "not permitted" not in str(caught.value)

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from triton_pipelines.tools.tuner.output_equality import difference
+from triton_pipelines.tools.tuner.output_equality import output_difference
 
 SCORES = np.array([[0.25, 0.75]], np.float32)
 LABELS = np.array([[b"positive"]], object)
@@ -15,24 +15,24 @@ LABELS = np.array([[b"positive"]], object)
 
 def test_equal_answers_are_equal_within_the_order_of_additions() -> None:
     assert (
-        difference(
+        output_difference(
             [{"P": SCORES, "LABEL": LABELS}],
             [{"P": SCORES + np.float32(3e-5), "LABEL": LABELS.copy()}],
         )
         == ""
     )
     assert (
-        difference(
+        output_difference(
             [{"P": SCORES.astype(np.float16)}],
             [{"P": SCORES.astype(np.float16) * np.float16(1.005)}],
         )
         == ""
     )
-    assert difference([{"P": np.array([np.nan])}], [{"P": np.array([np.nan])}]) == ""
+    assert output_difference([{"P": np.array([np.nan])}], [{"P": np.array([np.nan])}]) == ""
 
 
 @pytest.mark.parametrize(
-    ("after", "said"),
+    ("after", "text"),
     [
         (
             {"P": SCORES + np.float32(0.01), "LABEL": LABELS},
@@ -50,10 +50,10 @@ def test_equal_answers_are_equal_within_the_order_of_additions() -> None:
         ({"P": SCORES, "LABEL": np.array([[1]])}, "LABEL are not the same"),
     ],
 )
-def test_other_answers_are_told(after: dict[str, np.ndarray], said: str) -> None:  # type: ignore[type-arg]
+def test_other_answers_are_told(after: dict[str, np.ndarray], text: str) -> None:  # type: ignore[type-arg]
     before = {"P": SCORES, "LABEL": LABELS}
-    assert re.search(said, difference([before, before], [before, after]))
+    assert re.search(text, output_difference([before, before], [before, after]))
 
 
 def test_numbers_that_are_counted_are_compared_exactly() -> None:
-    assert difference([{"N": np.array([1_000_000])}], [{"N": np.array([1_000_001])}]) != ""
+    assert output_difference([{"N": np.array([1_000_000])}], [{"N": np.array([1_000_001])}]) != ""

@@ -23,11 +23,11 @@ NO_ANSWER: Final = "no answer within"
 NO_CONNECTION: Final = "no free connection within"
 
 
-class LoadError(Exception):
+class LoadGeneratorError(Exception):
     """The load cannot be put on: a wrong specification, or a server that cannot be asked. Says what is wrong."""
 
 
-class Protocol(enum.StrEnum):
+class InferenceProtocol(enum.StrEnum):
     """How requests are sent: HTTP with binary tensors (KServe v2), or gRPC."""
 
     HTTP = "http"
@@ -42,7 +42,7 @@ class Arrivals(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Target:
+class LoadTarget:
     """A model and the requests to send to it, one after the other and again from the first.
 
     Attributes:
@@ -59,7 +59,7 @@ class Target:
     url: str
     model: str
     requests: Sequence[Mapping[str, Array]] = field(repr=False)
-    protocol: Protocol = Protocol.HTTP
+    protocol: InferenceProtocol = InferenceProtocol.HTTP
     rows: int | None = None
     outputs: Sequence[str] = ()
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -68,15 +68,19 @@ class Target:
 
     def __post_init__(self) -> None:
         if not self.requests and not self.bodies:
-            raise LoadError("there are no requests to send")
+            raise LoadGeneratorError("there are no requests to send")
         if self.bodies and (
-            self.requests or self.protocol is not Protocol.HTTP or not self.path.startswith("/")
+            self.requests
+            or self.protocol is not InferenceProtocol.HTTP
+            or not self.path.startswith("/")
         ):
-            raise LoadError("bodies are sent over HTTP, to a path, instead of requests")
-        if self.protocol is Protocol.HTTP and (
+            raise LoadGeneratorError("bodies are sent over HTTP, to a path, instead of requests")
+        if self.protocol is InferenceProtocol.HTTP and (
             urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).hostname
         ):
-            raise LoadError(f"{self.url}: is no address of a server; write http://HOST:PORT")
+            raise LoadGeneratorError(
+                f"{self.url}: is no address of a server; write http://HOST:PORT"
+            )
 
     def rows_of(self, number: int) -> int:
         """Rows of one of the requests."""
@@ -129,7 +133,7 @@ class LoadSpec:
             or self.concurrency < 0
             or self.rate < 0
         ):
-            raise LoadError(
+            raise LoadGeneratorError(
                 "exactly one of concurrency, rate and schedule must be given, and greater than 0"
             )
         for name, least in (
@@ -139,12 +143,16 @@ class LoadSpec:
             ("pending", 0),
         ):
             if not math.isfinite(getattr(self, name)) or getattr(self, name) <= least:
-                raise LoadError(f"{name} is {getattr(self, name)}; it must be greater than 0")
+                raise LoadGeneratorError(
+                    f"{name} is {getattr(self, name)}; it must be greater than 0"
+                )
         if not self.behind_s > 0:
-            raise LoadError(f"behind_s is {self.behind_s}; it must be greater than 0")
+            raise LoadGeneratorError(f"behind_s is {self.behind_s}; it must be greater than 0")
         for name in ("warmup_s", "extend"):
             if not math.isfinite(getattr(self, name)) or getattr(self, name) < 0:
-                raise LoadError(f"{name} is {getattr(self, name)}; it must not be less than 0")
+                raise LoadGeneratorError(
+                    f"{name} is {getattr(self, name)}; it must not be less than 0"
+                )
 
     @property
     def open_loop(self) -> bool:
@@ -165,7 +173,7 @@ class LoadSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class LoadProgress:
     """How far a load is: seconds since its begin and to its end as known now, requests answered and failed so far."""
 
     elapsed_s: float
@@ -174,4 +182,4 @@ class Progress:
     failed: int
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[LoadProgress], None]

@@ -19,28 +19,28 @@ from triton_pipelines.tools.loadgen.load_spec import (
     WINDOWS,
     LoadSpec,
 )
-from triton_pipelines.tools.loadgen.triton_statistics import StepFigures
+from triton_pipelines.tools.loadgen.triton_statistics import StepStatistics
 
 TOLERANCE: Final = 0.1
 """Windows agree when each figure is within this share of the mean of all (facts: 3 windows within 10 %)."""
 PERCENTILES: Final = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 
 # What Triton says of a queue that is full, or of a request that waited longer than its queue's timeout (rate_limiter.cc, dynamic_batch_scheduler.cc).
-_SHED: Final = ("Exceeds maximum queue size", "Request timeout expired")
-_LATE: Final = (GIVEN_UP, NO_ANSWER, NO_CONNECTION, "DEADLINE_EXCEEDED")
+_REJECTED_MESSAGES: Final = ("Exceeds maximum queue size", "Request timeout expired")
+_LATE_MESSAGES: Final = (GIVEN_UP, NO_ANSWER, NO_CONNECTION, "DEADLINE_EXCEEDED")
 
 Floats = NDArray[np.float64]
 
 
-def turned_away(message: str) -> bool:
+def is_rejected(message: str) -> bool:
     """Whether a request was shed: by a full queue, by a queue's timeout, or by the generator itself. Bursts do that below the mean rate that
     is carried, too; it is never a fault."""
-    return message.startswith(NOT_SENT) or any(said in message for said in _SHED)
+    return message.startswith(NOT_SENT) or any(text in message for text in _REJECTED_MESSAGES)
 
 
-def too_late(message: str) -> bool:
+def is_late(message: str) -> bool:
     """Whether a request failed by waiting too long, or was turned away: what overload does. Anything else is a fault."""
-    return message.startswith(_LATE) or turned_away(message)
+    return message.startswith(_LATE_MESSAGES) or is_rejected(message)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class LoadResult:
     end_s: float
     cpu_s: float
     elapsed_s: float
-    steps: Mapping[str, StepFigures] = field(default_factory=dict)
+    steps: Mapping[str, StepStatistics] = field(default_factory=dict)
     overloaded: bool = False
 
     @property
@@ -116,7 +116,7 @@ class LoadResult:
 
 
 @dataclass(frozen=True)
-class Window:
+class LoadWindow:
     """One window's requests/s and p99 in seconds (NaN without an answer)."""
 
     requests_per_s: float
@@ -124,16 +124,16 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Stability:
+class LoadStability:
     """Whether the last three windows agree; where they do not, which figure differs by how much."""
 
     stable: bool
     reason: str
-    windows: tuple[Window, ...]
+    windows: tuple[LoadWindow, ...]
 
 
 @dataclass(frozen=True)
-class Summary:
+class LoadSummary:
     """One load in figures. Latencies in seconds, NaN without an answered request.
 
     Attributes:
@@ -164,11 +164,11 @@ class Summary:
     cpu_per_request_s: float
     cpu_share: float
     errors: Mapping[str, int]
-    stability: Stability
-    steps: Mapping[str, StepFigures]
+    stability: LoadStability
+    steps: Mapping[str, StepStatistics]
 
 
-def summarise(result: LoadResult) -> Summary:
+def summarize(result: LoadResult) -> LoadSummary:
     """The figures of a load's measured time."""
     latencies = result.latencies
     chosen = result.measured()
@@ -182,7 +182,7 @@ def summarise(result: LoadResult) -> Summary:
     values = percentiles(latencies)
     requests_per_s, rows_per_s = result.throughput()
     lag = (result.sent - result.due)[chosen]
-    return Summary(
+    return LoadSummary(
         load=result.spec.name,
         requests_per_s=requests_per_s,
         rows_per_s=rows_per_s,
@@ -213,27 +213,29 @@ def percentiles(seconds: Floats) -> dict[str, float]:
     return dict(zip(PERCENTILES, map(float, found), strict=True))
 
 
-def stability(result: LoadResult, tolerance: float = TOLERANCE) -> Stability:
+def stability(result: LoadResult, tolerance: float = TOLERANCE) -> LoadStability:
     """Whether the three windows of the measured time agree in requests/s and in p99."""
     length = result.duration_s / WINDOWS
-    return steady(
+    return compare_windows(
         [
-            window(result, result.begin_s + number * length, result.begin_s + (number + 1) * length)
+            window_figures(
+                result, result.begin_s + number * length, result.begin_s + (number + 1) * length
+            )
             for number in range(WINDOWS)
         ],
         tolerance,
     )
 
 
-def window(result: LoadResult, begin_s: float, end_s: float) -> Window:
+def window_figures(result: LoadResult, begin_s: float, end_s: float) -> LoadWindow:
     """Figures of one window, by the requests that ended in it: late answers belong to the time in which they were late."""
     chosen = (result.end >= begin_s) & (result.end < end_s) & (result.error < 0)
-    return Window(
+    return LoadWindow(
         result.throughput(begin_s, end_s)[0], percentiles((result.end - result.due)[chosen])["p99"]
     )
 
 
-def steady(windows: Sequence[Window], tolerance: float = TOLERANCE) -> Stability:
+def compare_windows(windows: Sequence[LoadWindow], tolerance: float = TOLERANCE) -> LoadStability:
     """Whether windows agree: each figure within ``tolerance`` of the mean of all."""
     reasons = []
     for label, values in (
@@ -243,14 +245,14 @@ def steady(windows: Sequence[Window], tolerance: float = TOLERANCE) -> Stability
         mean = sum(values) / len(values) if values else math.nan
         # Of nothing, or of NaN, no comparison holds: not stable.
         if not (mean > 0):
-            return Stability(False, "a window without an answer", tuple(windows))
+            return LoadStability(False, "a window without an answer", tuple(windows))
         worst = max(abs(value - mean) / mean for value in values)
         if worst > tolerance:
             reasons.append(f"{label} differs by {worst:.0%} between windows")
-    return Stability(not reasons, "; ".join(reasons), tuple(windows))
+    return LoadStability(not reasons, "; ".join(reasons), tuple(windows))
 
 
-def figures(summary: Summary) -> dict[str, Any]:
+def summary_document(summary: LoadSummary) -> dict[str, Any]:
     """As a JSON document, units in its names; NaN becomes null."""
     times = {
         f"{name}Milliseconds": getattr(summary, f"{name}_s")
@@ -270,11 +272,11 @@ def figures(summary: Summary) -> dict[str, Any]:
             "cpuMicrosecondsPerRequest": _rounded(summary.cpu_per_request_s * 1e6),
             "cores": _rounded(summary.cpu_share),
         },
-        "steps": {name: step_figures(step) for name, step in summary.steps.items()},
+        "steps": {name: step_document(step) for name, step in summary.steps.items()},
     }
 
 
-def step_figures(step: StepFigures) -> dict[str, Any]:
+def step_document(step: StepStatistics) -> dict[str, Any]:
     """A step's figures as a JSON document."""
     return {
         "requests": step.requests,

@@ -23,8 +23,8 @@ _COMMON: Final = (
     "face head body name word voice sound war game team player group system order party law case point line street road car door room"
 )
 _WORDS: Final = tuple(_COMMON.split())
-MOST_TOKENS: Final = 1_000_000
-MOST_ROWS: Final = 1 << 18
+MAX_TOKENS: Final = 1_000_000
+MAX_ROWS: Final = 1 << 18
 """Rows in all requests together that items may be repeated for."""
 
 
@@ -33,7 +33,7 @@ class TextsError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class TextLengths:
     """A lognormal distribution of text lengths in tokens, cut at ``cap``.
 
     Attributes:
@@ -47,7 +47,7 @@ class Lengths:
     cap: int = 512
 
     @classmethod
-    def parse(cls, text: str) -> Lengths:
+    def parse(cls, text: str) -> TextLengths:
         """From ``median=32,sigma=0.6,cap=512``; what is left out keeps its default.
 
         Raises:
@@ -70,12 +70,12 @@ class Lengths:
             values.get("median", 32.0), values.get("sigma", 0.6), int(values.get("cap", 512))
         )
         if (
-            not 1 <= result.median <= result.cap <= MOST_TOKENS
+            not 1 <= result.median <= result.cap <= MAX_TOKENS
             or not 0 <= result.sigma <= 10
             or values.get("cap", 1) % 1
         ):
             raise TextsError(
-                f"{text}: 1 <= median <= cap <= {MOST_TOKENS} (a whole number) and 0 <= sigma <= 10 must hold"
+                f"{text}: 1 <= median <= cap <= {MAX_TOKENS} (a whole number) and 0 <= sigma <= 10 must hold"
             )
         return result
 
@@ -89,7 +89,7 @@ class Lengths:
         return [int(value) for value in np.clip(np.rint(drawn), 1, self.cap)]
 
 
-def texts(lengths: Sequence[int], seed: int = 0, special_tokens: int = 2) -> list[str]:
+def generate_texts(lengths: Sequence[int], seed: int = 0, special_tokens: int = 2) -> list[str]:
     """A text for each length in tokens, counting the ``special_tokens`` that a tokenizer adds ([CLS] and [SEP]); at least one word each."""
     random = np.random.default_rng(seed + 1)
     return [
@@ -101,7 +101,7 @@ def texts(lengths: Sequence[int], seed: int = 0, special_tokens: int = 2) -> lis
     ]
 
 
-def lines(content: str) -> list[str]:
+def read_lines(content: str) -> list[str]:
     """The texts of a file, one per line; empty lines are left out.
 
     Raises:
@@ -116,10 +116,10 @@ def lines(content: str) -> list[str]:
 def batches(items: Sequence[str], rows: int) -> list[list[str]]:
     """Rows for requests, in order, from the first again at the end, until every item stands in a request equally often.
 
-    Where that took more than :data:`MOST_ROWS` rows, until every item stands in one: requests are kept in memory.
+    Where that took more than :data:`MAX_ROWS` rows, until every item stands in one: requests are kept in memory.
     """
     turns = math.lcm(len(items), rows) // rows
-    if turns * rows > max(MOST_ROWS, len(items)):
+    if turns * rows > max(MAX_ROWS, len(items)):
         turns = math.ceil(len(items) / rows)
     endless = itertools.cycle(items)
     return [list(itertools.islice(endless, rows)) for _ in range(turns)]
@@ -129,7 +129,7 @@ def batches(items: Sequence[str], rows: int) -> list[list[str]]:
 
 
 @dataclass(frozen=True)
-class Tensor:
+class InputTensor:
     """One input of one row in perf_analyzer's file: its elements in row-major order, or its raw bytes; its shape where it is given."""
 
     elements: tuple[Any, ...] = ()
@@ -142,7 +142,7 @@ def is_perf_analyzer(content: str) -> bool:
     return content.lstrip()[:1] == "{" and '"data"' in content
 
 
-def perf_analyzer(content: str) -> list[dict[str, Tensor]]:
+def read_perf_analyzer(content: str) -> list[dict[str, InputTensor]]:
     """Rows (batch 1 each) of perf_analyzer's ``--input-data`` JSON: ``{"data": [{"TEXT": ["a text"]}, …]}``.
 
     Values are lists in row-major order, ``{"content": […], "shape": […]}`` or ``{"b64": "…"}``; several streams (lists of lists) are
@@ -181,7 +181,7 @@ def perf_analyzer(content: str) -> list[dict[str, Tensor]]:
     return result
 
 
-def _tensor(value: Any, place: str) -> Tensor:
+def _tensor(value: Any, place: str) -> InputTensor:
     shape: tuple[int, ...] | None = None
     if isinstance(value, Mapping):
         given = value.get("shape")
@@ -193,7 +193,9 @@ def _tensor(value: Any, place: str) -> Tensor:
             shape = tuple(given)
         if "b64" in value:
             try:
-                return Tensor(raw=base64.b64decode(str(value["b64"]), validate=True), shape=shape)
+                return InputTensor(
+                    raw=base64.b64decode(str(value["b64"]), validate=True), shape=shape
+                )
             except binascii.Error as error:
                 raise TextsError(f"{place}.b64: {error}") from None
         if "content" not in value:
@@ -203,4 +205,4 @@ def _tensor(value: Any, place: str) -> Tensor:
         value = [value]
     if not value or any(isinstance(item, list | dict) or item is None for item in value):
         raise TextsError(f"{place}: must be a list of numbers or texts in row-major order")
-    return Tensor(elements=tuple(value), shape=shape)
+    return InputTensor(elements=tuple(value), shape=shape)

@@ -8,22 +8,22 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from triton_pipelines.api.tokenizer import Padding
+from triton_pipelines.tools.loadgen import Array
 
-from .contract import Array
-from .prediction import Pipe, Stage, simulate
-from .step_time_fit import Cost
+from .prediction import PipelineModel, StepModel, simulate
+from .step_time_fit import StepCost
 
 # A factor beyond these is a fault of the measurement (a machine that slept, a step that was loaded anew), not of the law.
 STRETCH = (0.7, 3.0)
 # Executions, or requests, below which nothing is concluded.
-FEWEST = 20
+MIN_EXECUTIONS = 20
 # How many times the requests of the smallest batch the largest must have, for a request's own cost to be told from a load.
-WIDE = 4
+MIN_BATCH_RANGE = 4
 QUANTILES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Executed:
+class StepExecutions:
     """What a step did: ``batches``: rows of an execution → executions; ``seconds``: mean of an execution; ``busy``: instances busy;
     ``times``: rows of an execution → mean seconds of these (empty: not told)."""
 
@@ -50,9 +50,9 @@ def mean_longest(lengths: Sequence[int], count: int) -> float:
     return float(np.sum(ordered * np.diff(upper, prepend=0.0)))
 
 
-def expected(
-    cost: Cost,
-    executed: Executed,
+def expected_seconds(
+    cost: StepCost,
+    executed: StepExecutions,
     lengths: Sequence[int],
     rows: int,
     spread: float,
@@ -68,7 +68,9 @@ def expected(
     return total / max(1, executed.executions)
 
 
-def spread_of(cost: Cost, executed: Executed, lengths: Sequence[int], rows: int) -> float:
+def estimate_spread(
+    cost: StepCost, executed: StepExecutions, lengths: Sequence[int], rows: int
+) -> float:
     """Share of the way from own lengths (0) to the batch's longest (1) that a step computes, from a run of mixed lengths; 1 where
     the mix cannot tell. Lone requests of the same run, which no company pads, tell by what all its times are stretched."""
     stretch, company = 1.0, executed
@@ -78,28 +80,28 @@ def spread_of(cost: Cost, executed: Executed, lengths: Sequence[int], rows: int)
         if size > rows and size in executed.times
     }
     if together and executed.times.get(rows):
-        stretch = executed.times[rows] / expected(
-            cost, Executed({rows: 1}, 0.0), lengths, rows, 0.0
+        stretch = executed.times[rows] / expected_seconds(
+            cost, StepExecutions({rows: 1}, 0.0), lengths, rows, 0.0
         )
         seconds = sum(count * executed.times[size] for size, count in together.items()) / sum(
             together.values()
         )
-        company = Executed(together, seconds)
+        company = StepExecutions(together, seconds)
     own, padded = (
-        stretch * expected(cost, company, lengths, rows, spread) for spread in (0.0, 1.0)
+        stretch * expected_seconds(cost, company, lengths, rows, spread) for spread in (0.0, 1.0)
     )
     if padded < 1.1 * own:
         return 1.0
     return float(np.clip((company.seconds - own) / (padded - own), 0.0, 1.0))
 
 
-def calibrated(
-    pipe: Pipe,
-    executed: Mapping[str, Executed],
+def calibrate(
+    pipe: PipelineModel,
+    executed: Mapping[str, StepExecutions],
     arrivals: Array,
     latencies: Array | None = None,
     seed: int = 0,
-) -> Pipe:
+) -> PipelineModel:
     """The pipe with times as they are under a real load.
 
     ``executed``: what its steps did then; ``arrivals``: seconds at which its requests came, since those of a few seconds are more or less
@@ -110,19 +112,19 @@ def calibrated(
     stages = []
     for stage in pipe.stages:
         seen = executed.get(stage.name)
-        if seen is None or seen.executions < FEWEST:
+        if seen is None or seen.executions < MIN_EXECUTIONS:
             stages.append(stage)
             continue
         stages.append(
             replace(
                 stage,
-                cost=under_load(
+                cost=cost_under_load(
                     stage.cost, seen, _lengths(pipe, stage), pipe.rows, stage.instances
                 ),
             )
         )
     stretched = replace(pipe, stages=tuple(stages))
-    if latencies is None or len(latencies) < FEWEST:
+    if latencies is None or len(latencies) < MIN_EXECUTIONS:
         return stretched
     inside = simulate(replace(stretched, overhead=(0.0,)), arrivals, seed).latencies
     shares = (np.arange(QUANTILES) + 0.5) / QUANTILES
@@ -130,21 +132,23 @@ def calibrated(
     return replace(stretched, overhead=tuple(float(value) for value in np.maximum(beyond, 0.0)))
 
 
-def under_load(
-    cost: Cost, executed: Executed, lengths: Sequence[int], rows: int, instances: int = 1
-) -> Cost:
+def cost_under_load(
+    cost: StepCost, executed: StepExecutions, lengths: Sequence[int], rows: int, instances: int = 1
+) -> StepCost:
     """The law with times as executions under a real load had them.
 
     All times are stretched alike; where batches of one up to many requests were executed, what a request costs beside its rows is found
     anew too: the profile knows it least, and it decides what full batches carry.
     """
     busy = min(instances, max(1, round(executed.busy)))
-    wide = _wide(executed, rows)
+    wide = _batch_sizes_that_separate_requests(executed, rows)
     if wide:
         free = replace(cost, per_request=0.0, scale=1.0)
         law = np.array(
             [
-                expected(free, Executed({size: 1}, 0.0), lengths, rows, cost.spread, busy)
+                expected_seconds(
+                    free, StepExecutions({size: 1}, 0.0), lengths, rows, cost.spread, busy
+                )
                 for size in wide
             ]
         )
@@ -162,32 +166,33 @@ def under_load(
             return replace(cost, scale=float(stretch), per_request=float(each / stretch / factor))
         if each < 0:  # dearer rows, not cheaper requests
             cost = replace(cost, per_request=0.0)
-    law_mean = expected(cost, executed, lengths, rows, cost.spread, busy)
+    law_mean = expected_seconds(cost, executed, lengths, rows, cost.spread, busy)
     return cost.stretched(float(np.clip(executed.seconds / law_mean, *STRETCH)))
 
 
-def _wide(executed: Executed, rows: int) -> list[int]:
+def _batch_sizes_that_separate_requests(executed: StepExecutions, rows: int) -> list[int]:
     """Rows of the executions that tell requests from rows: several sizes, each often, the largest of many times the requests of the smallest."""
     often = sorted(
         size
         for size, count in executed.batches.items()
-        if count >= FEWEST and executed.times.get(size, 0.0) > 0
+        if count >= MIN_EXECUTIONS and executed.times.get(size, 0.0) > 0
     )
     return (
         often
-        if len(often) > 2 and max(1.0, often[-1] / rows) >= WIDE * max(1.0, often[0] / rows)
+        if len(often) > 2
+        and max(1.0, often[-1] / rows) >= MIN_BATCH_RANGE * max(1.0, often[0] / rows)
         else []
     )
 
 
-def _lengths(pipe: Pipe, stage: Stage) -> Sequence[int]:
+def _lengths(pipe: PipelineModel, stage: StepModel) -> Sequence[int]:
     """Lengths as a step sees them: padded after the tokenizer, unless that depends on the company."""
     if stage.name == pipe.tokenizer or not pipe.buckets:
         return pipe.lengths
     return padded_lengths(pipe)
 
 
-def padded_lengths(pipe: Pipe) -> tuple[int, ...]:
+def padded_lengths(pipe: PipelineModel) -> tuple[int, ...]:
     """The mix's lengths after the tokenizer's padding of single requests."""
     if pipe.padding is Padding.FIXED and pipe.buckets:
         return (pipe.buckets[-1],)

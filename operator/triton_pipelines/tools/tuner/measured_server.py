@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 from google.protobuf import json_format
-from numpy.typing import NDArray
 
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.compile.graph.resource_patch import patch_pipeline
 from triton_pipelines.compile.render.errors import RefusedError, RenderError
 from triton_pipelines.compile.render.model_config import configs, parse
-from triton_pipelines.tools import loadgen
-from triton_pipelines.tools.loadgen import LoadError, LoadResult, LoadSpec, Protocol, Target
-from triton_pipelines.tools.loadgen.summary import too_late, turned_away
+from triton_pipelines.tools.loadgen import (
+    InferenceProtocol,
+    LoadGeneratorError,
+    LoadResult,
+    LoadSpec,
+    LoadTarget,
+    run_load,
+)
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.errors import (
     DeadlineError,
@@ -28,17 +31,18 @@ from triton_pipelines.triton.errors import (
     TritonError,
 )
 
-from .acceptance import CARRIED_SHARE
-from .contract import Knobs, Load, TuneError, TuneTarget
-from .knobs import knobs_of, patch_of
-from .output_equality import Answer
-from .padding_candidates import OTHER_FILES, other_files
-from .running_config import agree, other_interface, setting
-from .workload import Request
+from .errors import RequestShedError, SettingRefusedError, TuneError
+from .load_measurement import count_late, measurement_of
+from .options import TuningTarget
+from .output_equality import OutputTensors
+from .padding_candidates import NEEDS_OTHER_FILES, needs_other_files
+from .running_config import interface_difference, is_same_config, setting_difference
+from .settings import BatchingSetting, setting_of, setting_patch
+from .workload import RequestTensors
 
 # A step that was loaded anew is asked so often before it is timed: its first batches build caches and kernels.
 WARM_REQUESTS = 8
-TRIES_ALONE = 4
+MAX_TRIES_ALONE = 4
 READY_SECONDS = 60.0
 _READY_POLL = 0.05
 # A request that takes longer than this has no place under any wall.
@@ -47,19 +51,11 @@ TIMEOUT_SECONDS = 30.0
 WORK_OFF_SECONDS = 60.0
 _WORK_OFF_POLL = 0.05
 # Requests at once, where a queue does not take all: a few, then one by one.
-FEWER = (4, 1)
-NOT_PUT_BACK = "the first setting could not be put back on the server; start it anew"
+RETRY_CONCURRENCY = (4, 1)
+NOT_RESTORED = "the original settings could not be restored; restart the server"
 
 
-class SettingRefusedError(Exception):
-    """The server, or the checks of the resource, refuse a setting; what ran before goes on."""
-
-
-class UnansweredError(Exception):
-    """The server sheds requests, or is late with them, though they are asked one by one."""
-
-
-class Server:
+class MeasuredServer:
     """One server and the setting that it runs; an async context manager that puts back what ran when it was entered.
 
     Args:
@@ -70,13 +66,13 @@ class Server:
 
     def __init__(
         self,
-        target: TuneTarget,
+        target: TuningTarget,
         pipeline: InferencePipeline,
         graph: Graph,
         left: Callable[[str], None] | None = None,
     ) -> None:
         self._target, self._pipeline, self._graph, self._left = target, pipeline, graph, left
-        self.current = knobs_of(graph)
+        self.current = setting_of(graph)
         self.rebuild = target.rebuild
         self.client = TritonClient(target.address, target.control_key)
         self._own = {name: parse(text) for name, text in configs(graph).items()}
@@ -97,13 +93,13 @@ class Server:
         try:
             for name, wanted in self._own.items():
                 running = await self.client.model_config(name)
-                if said := other_interface(running, wanted):
+                if said := interface_difference(running, wanted):
                     raise TuneError(
                         f"{self._target.address}: {name} runs with {said}; give the resource that the server was started from"
                     )
                 # The same in the resource's own words is taken for the same by the server, too.
-                self._first[name] = wanted if agree(running, wanted) else running
-                if shown := setting(running, wanted):
+                self._first[name] = wanted if is_same_config(running, wanted) else running
+                if shown := setting_difference(running, wanted):
                     self.notes.append(
                         f"{name} ran with {shown} in the resource: the resource's setting is measured as the current one, and what ran is put back"
                     )
@@ -137,28 +133,28 @@ class Server:
                 await self._load(self._first)
         except (TritonError, TuneError):
             if error is None:
-                raise TuneError(NOT_PUT_BACK) from None
+                raise TuneError(NOT_RESTORED) from None
             if isinstance(error, TuneError):
-                raise TuneError(f"{error}; {NOT_PUT_BACK}") from error
-            self._tell_left(error)
+                raise TuneError(f"{error}; {NOT_RESTORED}") from error
+            self._report_not_restored(error)
         except BaseException as stopped:
             # Stopped again while it is put back.
-            self._tell_left(stopped)
+            self._report_not_restored(stopped)
             raise
         finally:
             await self.client.close()
 
-    def _tell_left(self, error: BaseException) -> None:
-        error.add_note(NOT_PUT_BACK)
+    def _report_not_restored(self, error: BaseException) -> None:
+        error.add_note(NOT_RESTORED)
         if self._left is not None:
-            self._left(NOT_PUT_BACK)
+            self._left(NOT_RESTORED)
 
     @property
     def most_rows(self) -> int:
         """Most rows of one request with the setting that runs."""
         return max(1, int(self._running[self._graph.model_name].max_batch_size))
 
-    async def put(self, knobs: Knobs, warm: Sequence[Request] = ()) -> None:
+    async def apply(self, setting: BatchingSetting, warm: Sequence[RequestTensors] = ()) -> None:
         """Bring the server to a setting and warm it.
 
         Raises:
@@ -166,13 +162,15 @@ class Server:
             TuneError: the server is gone, or does not come back.
         """
         try:
-            pipeline = patch_pipeline(self._pipeline, patch_of(self._pipeline, self.current, knobs))
+            pipeline = patch_pipeline(
+                self._pipeline, setting_patch(self._pipeline, self.current, setting)
+            )
             graph = self._target.rebuild(pipeline)
             wanted = {name: _uncached(parse(text)) for name, text in configs(graph).items()}
         except (ValueError, RefusedError, RenderError) as error:
             raise SettingRefusedError(str(error)) from error
-        if other_files(self._graph, graph):
-            raise SettingRefusedError(OTHER_FILES)
+        if needs_other_files(self._graph, graph):
+            raise SettingRefusedError(NEEDS_OTHER_FILES)
         before = {**self._first, **self._running}
         try:
             try:
@@ -181,12 +179,12 @@ class Server:
                 await self._load(before)
                 raise SettingRefusedError(str(error)) from error
         except TritonError as error:
-            raise TuneError(f"the server does not take {knobs}: {error}") from error
+            raise TuneError(f"the server does not take {setting}: {error}") from error
         for request in list(warm)[:WARM_REQUESTS]:
             try:
                 await self._ask_alone(request)
             except OverloadedError as error:
-                if knobs == self.current:
+                if setting == self.current:
                     raise TuneError(
                         f"the current setting turns away a request that is alone: {error.reason}; raise the queue's limits"
                     ) from error
@@ -195,12 +193,12 @@ class Server:
                     f"it turns away a request that is alone: {error.reason}"
                 ) from error
             except TritonError as error:
-                raise TuneError(f"the server does not answer with {knobs}: {error}") from error
+                raise TuneError(f"the server does not answer with {setting}: {error}") from error
 
-    async def _ask_alone(self, request: Request) -> None:
+    async def _ask_alone(self, request: RequestTensors) -> None:
         """Ask one request, with nothing beside it. A machine that pauses may keep one longer than its queue's timeout; a setting that turns
         away what is alone does so every time."""
-        for tries_left in reversed(range(TRIES_ALONE)):
+        for tries_left in reversed(range(MAX_TRIES_ALONE)):
             try:
                 await self.client.infer(self._graph.model_name, request, deadline_s=TIMEOUT_SECONDS)
                 return
@@ -240,7 +238,7 @@ class Server:
                 )
             await asyncio.sleep(_READY_POLL)
 
-    async def answers(self, requests: Sequence[Request]) -> list[Answer]:
+    async def infer_each(self, requests: Sequence[RequestTensors]) -> list[OutputTensors]:
         """What the server answers to each of some requests: all are asked at once, so that they share batches, and those that are turned away,
         or are not answered in time, again with less company.
 
@@ -250,7 +248,7 @@ class Server:
         """
         now = asyncio.get_running_loop().time
         until = now() + WORK_OFF_SECONDS
-        found: dict[int, Answer] = {}
+        found: dict[int, OutputTensors] = {}
         shed: TritonError | None = None
 
         async def ask(number: int, limit: asyncio.Semaphore) -> None:
@@ -264,7 +262,7 @@ class Server:
                 except (OverloadedError, DeadlineError) as error:
                     shed = error
 
-        for together in (max(1, len(requests)), *FEWER):
+        for together in (max(1, len(requests)), *RETRY_CONCURRENCY):
             limit = asyncio.Semaphore(together)
             try:
                 await asyncio.gather(
@@ -273,12 +271,12 @@ class Server:
             except TritonError as error:
                 raise TuneError(f"the server does not answer: {error}") from error
         if len(found) < len(requests):
-            raise UnansweredError(str(shed)) from shed
+            raise RequestShedError(str(shed)) from shed
         return [found[number] for number in range(len(requests))]
 
     async def run(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[RequestTensors],
         spec: LoadSpec,
         tell: Callable[[float], None] | None = None,
     ) -> LoadResult:
@@ -288,32 +286,32 @@ class Server:
             TuneError: the server cannot be reached.
         """
         over_http = bool(self._target.url)
-        target = Target(
+        target = LoadTarget(
             url=self._target.url or self._target.address,
             model=self._graph.model_name,
             requests=requests,
-            protocol=Protocol.HTTP if over_http else Protocol.GRPC,
+            protocol=InferenceProtocol.HTTP if over_http else InferenceProtocol.GRPC,
             rows=None if self._graph.max_batch_size > 0 else 1,
         )
-        told = (
+        reported = (
             None
             if tell is None
             else lambda progress: tell(min(1.0, progress.elapsed_s / progress.total_s))
         )
         try:
-            result = await loadgen.run(target, spec, told)
-        except LoadError as error:
+            result = await run_load(target, spec, reported)
+        except LoadGeneratorError as error:
             raise TuneError(str(error)) from error
-        failed, late = int(np.count_nonzero(result.error >= 0)), late_in(result)
+        failed, late = int(np.count_nonzero(result.error >= 0)), count_late(result)
         self.sent += len(result.error)
         self.late += late
         self.failed += failed - late
-        self.carried = max(self.carried, load_of(result).rate)
+        self.carried = max(self.carried, measurement_of(result).rate)
         if late:
             await self._worked_off(requests[0])
         return result
 
-    async def _worked_off(self, request: Request) -> None:
+    async def _worked_off(self, request: RequestTensors) -> None:
         """Wait behind what the server may still do for requests that were given up: neither a change nor a load must wait for it."""
         until = asyncio.get_running_loop().time() + WORK_OFF_SECONDS
         while True:
@@ -336,47 +334,3 @@ def _uncached(config: Any) -> Any:
     """The same without a response cache."""
     config.ClearField("response_cache")
     return config
-
-
-def load_of(result: LoadResult) -> Load:
-    """The measured time of a load."""
-    counted = result.measured()
-    failed = int(np.count_nonzero(counted & (result.error >= 0)))
-    # Answers of requests that were due in the measured time, whenever they came: what has to be answered to keep up. From the first answer to
-    # the last one: where each takes long, all are late alike, and nothing is left behind. Few that are far behind all others are the tail,
-    # which p99 leaves out as well, and no backlog: at most as long as all take at the pace of 99 in 100.
-    ends, sent = result.end[counted], int(np.count_nonzero(counted))
-    spans = np.percentile(ends, (99, 100)) - ends.min() if sent else np.zeros(2)
-    seconds = max(result.duration_s, float(min(spans[0] / 0.99, spans[1])))
-    found = Load(
-        result.latencies,
-        sent,
-        failed,
-        seconds,
-        offered=sent / result.duration_s,
-        ended=result.end_s if result.overloaded else 0.0,
-        arrivals=np.sort(result.due),
-    )
-    late = _late(result, overload=_overload(found)) & counted
-    codes = result.error[counted & (result.error >= 0) & ~late]
-    codes = codes if len(codes) else result.error[counted & (result.error >= 0)]
-    first = result.errors[codes[0]] if len(codes) else ""
-    return replace(found, first_error=first, late=int(np.count_nonzero(late)))
-
-
-def late_in(result: LoadResult) -> int:
-    """Requests of a load, warm-up included, that were turned away, or that only overload made fail."""
-    return int(np.count_nonzero(_late(result, overload=_overload(load_of(result)))))
-
-
-def _overload(found: Load) -> bool:
-    return bool(found.ended) or found.rate < CARRIED_SHARE * found.offered
-
-
-def _late(result: LoadResult, *, overload: bool) -> NDArray[np.bool_]:
-    """Which requests waited too long or were turned away. No answer in time is a fault where the server keeps up; a full queue is none ever."""
-    is_late = too_late if overload else turned_away
-    by_code = np.array(
-        [*(is_late(message) for message in result.errors), False], dtype=np.bool_
-    )  # the last one is of code -1: answered
-    return by_code[result.error]

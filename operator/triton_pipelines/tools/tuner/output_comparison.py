@@ -6,39 +6,38 @@ from collections.abc import Sequence
 
 from triton_pipelines.compile.graph.resource_patch import PaddingSetting
 
-from .contract import Knobs
-from .measured_server import Server, SettingRefusedError, UnansweredError
-from .output_equality import Answer, difference
-from .workload import Request
+from .errors import OutputMismatchError, RequestShedError, SettingRefusedError
+from .measured_server import MeasuredServer
+from .output_equality import OutputTensors, output_difference
+from .settings import BatchingSetting
+from .workload import RequestTensors
 
 # Requests of the mix whose answers another setting has to leave as they are: as many as are answered one by one in so many seconds. The first
 # of few goes off alone on each of two instances; the rest waits, and shares a batch.
-COMPARED = 24
-FEWEST_COMPARED = 4
+MAX_COMPARED = 24
+MIN_COMPARED = 4
 COMPARE_SECONDS = 2.0
 
 
-class OtherAnswersError(SettingRefusedError):
-    """A setting changes answers."""
-
-
-def compared(latency: float) -> int:
+def requests_to_compare(latency: float) -> int:
     """How many requests are compared where one takes ``latency`` seconds (0: not known)."""
     if latency <= 0:
-        return COMPARED
-    return max(FEWEST_COMPARED, min(COMPARED, int(COMPARE_SECONDS / latency)))
+        return MAX_COMPARED
+    return max(MIN_COMPARED, min(MAX_COMPARED, int(COMPARE_SECONDS / latency)))
 
 
-class Comparison:
-    """What the current setting answers. Without :meth:`remember`, or where that failed, nothing is compared."""
+class OutputComparison:
+    """What the current setting answers. Without :meth:`record_reference`, or where that failed, nothing is compared."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: MeasuredServer) -> None:
         self._server = server
-        self._requests: Sequence[Request] = ()
-        self._answers: list[Answer] = []
+        self._requests: Sequence[RequestTensors] = ()
+        self._answers: list[OutputTensors] = []
         self._why_not = ""
 
-    async def remember(self, requests: Sequence[Request], latency: float = 0.0) -> str:
+    async def record_reference(
+        self, requests: Sequence[RequestTensors], latency: float = 0.0
+    ) -> str:
         """Keep what the current setting, which is on the server, answers: no other may answer anything else.
 
         Args:
@@ -48,11 +47,11 @@ class Comparison:
         Returns:
             Why answers are not compared, in words; empty: they are.
         """
-        self._requests = requests[: compared(latency)]
+        self._requests = requests[: requests_to_compare(latency)]
         try:
-            first = await self._server.answers(self._requests)
-            self._why_not = difference(first, await self._server.answers(self._requests))
-        except UnansweredError as error:
+            first = await self._server.infer_each(self._requests)
+            self._why_not = output_difference(first, await self._server.infer_each(self._requests))
+        except RequestShedError as error:
             self._why_not = str(error)
             return f"the current setting leaves requests unanswered that are asked one by one ({error}): answers are not compared"
         if self._why_not:
@@ -60,42 +59,46 @@ class Comparison:
         self._answers = first
         return ""
 
-    async def check(self, knobs: Knobs) -> None:
+    async def check(self, setting: BatchingSetting) -> None:
         """Refuse a setting, which is on the server, that answers otherwise than the current one.
 
         Raises:
             OtherAnswersError: it does, or nothing shows of another padding that it does not.
             SettingRefusedError: it leaves requests unanswered.
         """
-        if knobs == self._server.current:
+        if setting == self._server.current:
             return
-        said = ""
+        mismatch = ""
         if self._answers:
             try:
-                said = difference(self._answers, await self._server.answers(self._requests))
-            except UnansweredError as error:
+                mismatch = output_difference(
+                    self._answers, await self._server.infer_each(self._requests)
+                )
+            except RequestShedError as error:
                 raise SettingRefusedError(
                     f"requests that are asked one by one stay unanswered: {error}"
                 ) from error
-        elif knobs.padding != PaddingSetting():
-            said = f"nothing shows that it leaves answers as they are: {self._why_not}"
-        if said:
-            raise OtherAnswersError(said)
+        elif setting.padding != PaddingSetting():
+            mismatch = f"nothing shows that it leaves answers as they are: {self._why_not}"
+        if mismatch:
+            raise OutputMismatchError(mismatch)
 
 
-def alike(knobs: Knobs, refused: Knobs, current: Knobs) -> bool:
+def shares_mismatch_cause(
+    setting: BatchingSetting, refused: BatchingSetting, current: BatchingSetting
+) -> bool:
     """Whether a setting cannot leave answers as they are where another one did not: it has the same padding or, where that is the current one,
     batches that are as unlike the current ones."""
-    if knobs.padding != refused.padding or refused.padding != current.padding:
-        return knobs.padding == refused.padding
+    if setting.padding != refused.padding or refused.padding != current.padding:
+        return setting.padding == refused.padding
     if refused.max_batch_size == current.max_batch_size:
         return (
-            knobs.max_batch_size == refused.max_batch_size
-            and knobs.model_instances == refused.model_instances
+            setting.max_batch_size == refused.max_batch_size
+            and setting.model_instances == refused.model_instances
         )
     larger = refused.max_batch_size > current.max_batch_size
     return (
-        knobs.max_batch_size >= refused.max_batch_size
+        setting.max_batch_size >= refused.max_batch_size
         if larger
-        else knobs.max_batch_size <= refused.max_batch_size
+        else setting.max_batch_size <= refused.max_batch_size
     )

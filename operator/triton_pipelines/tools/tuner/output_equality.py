@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .contract import Array
+from triton_pipelines.tools.loadgen import Array
 
-Answer = Mapping[str, Array]
+OutputTensors = Mapping[str, Array]
 
 # By how much a number may differ, absolutely and relative to it: kernels for other shapes add in another order. Half precision keeps 11 bits.
 TOLERANCE = 1e-4
 HALF_TOLERANCE = 1e-2
 
 
-def difference(before: Sequence[Answer], after: Sequence[Answer]) -> str:
+def output_difference(before: Sequence[OutputTensors], after: Sequence[OutputTensors]) -> str:
     """How answers to the same requests differ, in words; empty: they are equal."""
     for one, other in zip(before, after, strict=True):
         if one.keys() != other.keys():

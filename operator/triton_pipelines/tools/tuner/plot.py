@@ -6,25 +6,27 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from .contract import Curve, Report
+from .report import LatencyCurve, TuningReport
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT = 720, 400, 70, 60, 190
 _COLOURS = {"recommended": "#2ca02c", "current": "#1f77b4", "candidate": "#ff7f0e"}
 _GLYPHS = {"recommended": "R", "current": "C", "candidate": "o"}
 
 
-def _axes(curves: Sequence[Curve], wall: float, slo: float) -> tuple[float, float, float]:
+def _axes(
+    curves: Sequence[LatencyCurve], latency_budget: float, slo: float
+) -> tuple[float, float, float]:
     """Highest rate, lowest and highest latency (seconds) to show."""
     rates = [rate for curve in curves for rate, _ in curve.points]
     times = [p99 for curve in curves for _, p99 in curve.points if 0 < p99 < math.inf]
-    low = min([wall / 4, *times])
+    low = min([latency_budget / 4, *times])
     high = max(slo * 1.5, min(max([slo, *times]), slo * 20))
     return max([1.0, *rates]) * 1.05, low * 0.8, high
 
 
-def svg(report: Report) -> str:
+def svg(report: TuningReport) -> str:
     """A page of one plot."""
-    most, low, high = _axes(report.curves, report.wall, report.slo)
+    most, low, high = _axes(report.curves, report.latency_budget, report.slo)
 
     def x(rate: float) -> float:
         return _LEFT + _WIDTH * rate / most
@@ -43,7 +45,7 @@ def svg(report: Report) -> str:
         _text(
             _LEFT,
             38,
-            f"{report.workload}{' · stand-in: ' + ', '.join(report.stand_ins) if report.stand_ins else ''}",
+            f"{report.workload}{' · stand-in: ' + ', '.join(report.simulated_steps) if report.simulated_steps else ''}",
             11,
         ),
         f'<rect x="{_LEFT}" y="{_TOP}" width="{_WIDTH}" height="{_HEIGHT}" fill="none" stroke="#999"/>',
@@ -61,7 +63,10 @@ def svg(report: Report) -> str:
         rate = most * part / 4
         parts.append(_text(x(rate) - 10, _TOP + _HEIGHT + 18, f"{rate:.0f}"))
     parts.append(_text(_LEFT + _WIDTH / 2 - 30, _TOP + _HEIGHT + 36, "requests/s"))
-    for seconds, name, colour in ((report.slo, "SLO", "#999"), (report.wall, "wall", "#d62728")):
+    for seconds, name, colour in (
+        (report.slo, "SLO", "#999"),
+        (report.latency_budget, "wall", "#d62728"),
+    ):
         parts.append(
             f'<line x1="{_LEFT}" x2="{_LEFT + _WIDTH}" y1="{y(seconds):.1f}" y2="{y(seconds):.1f}" stroke="{colour}" stroke-dasharray="6 3"/>'
         )
@@ -74,14 +79,14 @@ def svg(report: Report) -> str:
         spots = [(x(rate), y(p99), p99) for rate, p99 in curve.points]
         if curve.measured:
             parts += [
-                f'<circle cx="{at:.1f}" cy="{up:.1f}" r="4.5" fill="{colour if p99 <= report.wall else "#fff"}" stroke="{colour}" stroke-width="2"/>'
+                f'<circle cx="{at:.1f}" cy="{up:.1f}" r="4.5" fill="{colour if p99 <= report.latency_budget else "#fff"}" stroke="{colour}" stroke-width="2"/>'
                 for at, up, p99 in spots
             ]
             continue
         parts.append(
             f'<polyline fill="none" stroke="{colour}" stroke-width="1.6" points="{" ".join(f"{at:.1f},{up:.1f}" for at, up, _ in spots)}"/>'
         )
-        parts.append(_text(_LEFT + 10, legend, f"{curve.name}: {curve.knobs}", 11, colour))
+        parts.append(_text(_LEFT + 10, legend, f"{curve.name}: {curve.setting}", 11, colour))
         legend += 15
     parts.append(
         _text(
@@ -103,9 +108,9 @@ def _text(x: float, y: float, text: str, size: int = 11, colour: str = "#000") -
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}">{escape(text)}</text>'
 
 
-def terminal(report: Report, width: int = 72, height: int = 16) -> str:
+def terminal(report: TuningReport, width: int = 72, height: int = 16) -> str:
     """The same in characters: R recommended, C current, o candidates (measured), dots for what is predicted."""
-    most, low, high = _axes(report.curves, report.wall, report.slo)
+    most, low, high = _axes(report.curves, report.latency_budget, report.slo)
     cells = [[" "] * width for _ in range(height)]
 
     def place(rate: float, seconds: float) -> tuple[int, int]:
@@ -113,8 +118,8 @@ def terminal(report: Report, width: int = 72, height: int = 16) -> str:
         row = round((height - 1) * (1 - math.log(clipped / low) / math.log(high / low)))
         return min(row, height - 1), min(width - 1, round((width - 1) * rate / most))
 
-    wall = place(0.0, report.wall)[0]
-    cells[wall] = ["-"] * width
+    latency_budget = place(0.0, report.latency_budget)[0]
+    cells[latency_budget] = ["-"] * width
     for curve in sorted(report.curves, key=lambda one: one.measured):
         for rate, p99 in curve.points:
             row, column = place(rate, p99)
@@ -122,7 +127,7 @@ def terminal(report: Report, width: int = 72, height: int = 16) -> str:
     labels = {
         0: f"{high * 1e3:.0f} ms",
         height - 1: f"{low * 1e3:.0f} ms",
-        wall: f"wall {report.wall * 1e3:.0f} ms",
+        latency_budget: f"wall {report.latency_budget * 1e3:.0f} ms",
     }
     lines = [
         f"{labels.get(number, ''):>12} |{''.join(row).rstrip()}" for number, row in enumerate(cells)

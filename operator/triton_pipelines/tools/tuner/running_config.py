@@ -18,7 +18,7 @@ _SETTINGS: Final[tuple[tuple[str, Callable[[Any], int]], ...]] = (
 )
 
 
-def other_interface(running: Any, wanted: Any) -> str:
+def interface_difference(running: Any, wanted: Any) -> str:
     """How the running model is of another pipeline than the wanted one, in words; empty: it is of the same."""
     for name in ("input", "output"):
         here, there = _tensors(getattr(running, name)), _tensors(getattr(wanted, name))
@@ -36,19 +36,19 @@ def other_interface(running: Any, wanted: Any) -> str:
     return ""
 
 
-def agree(running: Any, wanted: Any) -> bool:
+def is_same_config(running: Any, wanted: Any) -> bool:
     """Whether the running config is what the server makes of the wanted one. A false no does no harm: both can be put on the server."""
     return bool(_bare(running, wanted) == _bare(wanted, wanted))
 
 
-def setting(running: Any, wanted: Any) -> str:
+def setting_difference(running: Any, wanted: Any) -> str:
     """The batching and instances of the running config that are not the wanted ones, in words; empty: they are."""
-    told = [
-        f"{words.format(value(running))} ({value(wanted)})"
-        for words, value in _SETTINGS
+    reported = [
+        f"{text.format(value(running))} ({value(wanted)})"
+        for text, value in _SETTINGS
         if value(running) != value(wanted)
     ]
-    return ", ".join(told)
+    return ", ".join(reported)
 
 
 def _tensors(tensors: Any) -> set[tuple[str, int, tuple[int, ...]]]:

@@ -15,15 +15,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from .contract import Array
+from triton_pipelines.tools.loadgen import Array
 
 # Beyond this relative residual (root mean square over the points) steps such as those of tensor cores are not a line: the table is used.
-MOST_RESIDUAL = 0.10
+MAX_RESIDUAL = 0.10
 _FEATURES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TimingSample:
     """A mean of ``executions`` of one step, each of ``requests`` with together ``rows`` of ``tokens`` each: ``seconds`` of compute."""
 
     requests: float
@@ -34,7 +34,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Cost:
+class StepCost:
     """Seconds of one execution.
 
     ``spread``: 0 where rows of different length are computed at their own length (packed, ragged), 1 where all are padded to the longest.
@@ -98,7 +98,7 @@ class Cost:
             for length in lengths
         ]
 
-    def stretched(self, factor: float) -> Cost:
+    def stretched(self, factor: float) -> StepCost:
         """The same, every time multiplied."""
         return replace(self, scale=self.scale * factor)
 
@@ -111,7 +111,7 @@ def _interpolated(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
     return max(float(y0 + (y1 - y0) * (x - x0) / (x1 - x0)), float(y1) if x > x1 else 1e-6)
 
 
-def fit(samples: Sequence[Sample]) -> Cost:
+def fit(samples: Sequence[TimingSample]) -> StepCost:
     """The law with coefficients not below 0 that has the smallest relative error; refused (``fitted`` false) beyond 10 %.
 
     Raises:
@@ -139,13 +139,13 @@ def fit(samples: Sequence[Sample]) -> Cost:
         for (rows, tokens), (total, count) in sorted(single.items(), key=lambda item: item[0])
     )
     fixed, per_request, per_row, per_token = (float(value) for value in coefficients)
-    law = Cost(
+    law = StepCost(
         fixed,
         per_request,
         per_row,
         per_token,
         residual,
-        fitted=residual <= MOST_RESIDUAL or not table,
+        fitted=residual <= MAX_RESIDUAL or not table,
         table=table,
     )
     return (
@@ -158,7 +158,7 @@ def fit(samples: Sequence[Sample]) -> Cost:
     )
 
 
-def _beyond_table(law: Cost, batches: Sequence[Sample]) -> float:
+def _beyond_table(law: StepCost, batches: Sequence[TimingSample]) -> float:
     """Seconds of each request beyond the first, by what batches of several took more than one request with as many rows: a law that is no
     line says nothing of it."""
     further = np.array([sample.requests - 1 for sample in batches])

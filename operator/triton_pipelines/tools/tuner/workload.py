@@ -13,16 +13,17 @@ from triton_pipelines.api.tensors import DataType
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.example_request import example_of, why_unasked
 from triton_pipelines.compile.graph.graph import Graph, Implementation, Step
-from triton_pipelines.tools.loadgen.texts import Lengths
-from triton_pipelines.tools.loadgen.texts import texts as made_up
+from triton_pipelines.tools.loadgen import Array, TextLengths
+from triton_pipelines.tools.loadgen import generate_texts as made_up
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.errors import TritonError
 
-from .contract import Array, Settings, TuneError
+from .errors import TuneError
+from .options import TuningOptions
 
-Request = Mapping[str, Array]
-MOST_TEXTS = 512
-DISTINCT = 256
+RequestTensors = Mapping[str, Array]
+MAX_TEXTS = 512
+DISTINCT_REQUESTS = 256
 DEFAULT_MAX_LENGTH = 512
 
 
@@ -30,17 +31,17 @@ DEFAULT_MAX_LENGTH = 512
 class Workload:
     """Requests of the real mix, and how to make some of one length.
 
-    ``lengths``: tokens of the rows in the mix; ``said``: the mix in words. ``overhead_tokens``: special tokens of a row. ``text_inputs``:
+    ``lengths``: tokens of the rows in the mix; ``description``: the mix in words. ``overhead_tokens``: special tokens of a row. ``text_inputs``:
     inputs that take text; empty: requests are copies of ``example``, of one "length" 1.
     """
 
-    requests: tuple[Request, ...]
+    requests: tuple[RequestTensors, ...]
     lengths: tuple[int, ...]
-    said: str
+    description: str
     rows: int
     text_inputs: tuple[str, ...] = ()
     overhead_tokens: int = 0
-    example: Request | None = None
+    example: RequestTensors | None = None
 
     @property
     def profile_lengths(self) -> tuple[int, ...]:
@@ -50,7 +51,7 @@ class Workload:
         found = np.quantile(np.asarray(self.lengths), (0.1, 0.5, 0.95), method="nearest")
         return tuple(sorted({max(1, int(length)) for length in found}))
 
-    def uniform(self, tokens: int, rows: int) -> Request:
+    def uniform(self, tokens: int, rows: int) -> RequestTensors:
         """A request of ``rows`` rows, each of ``tokens`` tokens."""
         if not self.text_inputs:
             assert self.example is not None
@@ -69,13 +70,13 @@ def texts_of(lengths: Sequence[int], overhead: int, share: int, seed: int = 0) -
     )
 
 
-def _request(inputs: Sequence[str], texts: Sequence[str]) -> Request:
+def _request(inputs: Sequence[str], texts: Sequence[str]) -> RequestTensors:
     rows = np.array([[text.encode()] for text in texts], dtype=object)
     return dict.fromkeys(inputs, rows)
 
 
 async def workload(
-    client: TritonClient, pipeline: InferencePipeline, graph: Graph, settings: Settings
+    client: TritonClient, pipeline: InferencePipeline, graph: Graph, options: TuningOptions
 ) -> Workload:
     """The workload of a run; the tokenizer on the server says how long texts are.
 
@@ -90,48 +91,49 @@ async def workload(
                 f"spec.health.inputs: give an example request, which tuning repeats ({why_unasked(pipeline, graph) or 'inference: Disabled'})"
             )
         request = {
-            name: np.repeat(array[:1], settings.rows, axis=0)
+            name: np.repeat(array[:1], options.rows, axis=0)
             for name, array in example.inputs.items()
         }
         return Workload(
             (request,),
             (1,),
             "the example request of spec.health",
-            settings.rows,
+            options.rows,
             example=example.inputs,
         )
-    random = np.random.default_rng((settings.seed, 4))
+    random = np.random.default_rng((options.seed, 4))
     try:
         overhead = await _special_tokens(client, graph.tokenizer)
-        if settings.texts:
+        if options.texts:
             chosen = [
-                settings.texts[index]
-                for index in random.permutation(len(settings.texts))[:MOST_TEXTS]
+                options.texts[index] for index in random.permutation(len(options.texts))[:MAX_TEXTS]
             ]
             lengths = await _tokens(client, graph.tokenizer, chosen)
-            said = f"{len(settings.texts)} texts given, median {int(np.median(lengths))} tokens"
+            description = (
+                f"{len(options.texts)} texts given, median {int(np.median(lengths))} tokens"
+            )
         else:
             cap = (
                 pipeline.spec.tokenizer.max_length if pipeline.spec.tokenizer else None
             ) or DEFAULT_MAX_LENGTH
-            mix = settings.lengths or Lengths(cap=max(cap, int(Lengths().median)))
+            mix = options.lengths or TextLengths(cap=max(cap, int(TextLengths().median)))
             lengths = [
                 min(cap, max(length, overhead + len(texts)))
-                for length in mix.sample(MOST_TEXTS, settings.seed)
+                for length in mix.sample(MAX_TEXTS, options.seed)
             ]
-            chosen = texts_of(lengths, overhead, len(texts), settings.seed)
-            said = f"made-up texts, lognormal lengths {mix}"
+            chosen = texts_of(lengths, overhead, len(texts), options.seed)
+            description = f"made-up texts, lognormal lengths {mix}"
     except TritonError as error:
         raise TuneError(f"the tokenizer does not answer: {error}") from error
-    rows = settings.rows
+    rows = options.rows
     picks = (
-        [random.integers(0, len(chosen), rows) for _ in range(DISTINCT)]
+        [random.integers(0, len(chosen), rows) for _ in range(DISTINCT_REQUESTS)]
         if rows > 1
         else [[index] for index in range(len(chosen))]
     )
     requests = tuple(_request(texts, [chosen[index] for index in pick]) for pick in picks)
     of = f"; {rows} rows a request" if rows > 1 else ""
-    return Workload(requests, tuple(lengths), said + of, rows, texts, overhead)
+    return Workload(requests, tuple(lengths), description + of, rows, texts, overhead)
 
 
 async def _special_tokens(client: TritonClient, tokenizer: Step) -> int:

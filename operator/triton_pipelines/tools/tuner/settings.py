@@ -3,23 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from triton_pipelines.api.batching import MAX_DELAY_MICROSECONDS
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.graph import Graph, Role, Step
-from triton_pipelines.compile.graph.resource_patch import padding_fields
+from triton_pipelines.compile.graph.resource_patch import PaddingSetting, padding_fields
 
-from .contract import Knobs, NotTunableError
+from .errors import NotTunableError
 
 # Batch sizes and delays that are tried (autoscaling.md §8.3): powers of two, microseconds.
-LARGEST_BATCH = 128
+MAX_BATCH = 128
 DELAYS = (0, 500, 1000, 2000, 4000, 8000)
 MODEL_INSTANCES = (1, 2)
 TENSORRT = "tensorrt_plan"
 
 
-def model_of(graph: Graph) -> Step:
+@dataclass(frozen=True, slots=True, order=True)
+class BatchingSetting:
+    """One choice of all parameters that are tuned. Instances are those of one pod."""
+
+    max_batch_size: int
+    """Rows of a batch of the model."""
+    queue_delay: int = 0
+    """Microseconds that a batch waits to be filled."""
+    model_instances: int = 1
+    """Instances of the model."""
+    tokenizer_instances: int = 0
+    """Instances of the tokenizer; 0: there is no tokenizer."""
+    padding: PaddingSetting = PaddingSetting()  # noqa: RUF009  (frozen)
+    """Padding, if it differs from that of the resource."""
+
+    def __str__(self) -> str:
+        tokenizers = (
+            f", {self.tokenizer_instances} tokenizer{'s' * (self.tokenizer_instances != 1)}"
+            if self.tokenizer_instances
+            else ""
+        )
+        models = f"{self.model_instances} model instance{'s' * (self.model_instances != 1)}"
+        padding = f", padding {self.padding}" if self.padding.mode else ""
+        delay = f"{self.queue_delay / 1000:g}"
+        return f"batch {self.max_batch_size}, delay {delay} ms, {models}{tokenizers}{padding}"
+
+
+def tuned_step(graph: Graph) -> Step:
     """The step whose batching is tuned.
 
     Raises:
@@ -53,11 +81,11 @@ def model_of(graph: Graph) -> Step:
     return step
 
 
-def knobs_of(graph: Graph) -> Knobs:
+def setting_of(graph: Graph) -> BatchingSetting:
     """The setting that a graph has."""
-    model, tokenizer = model_of(graph), graph.tokenizer
+    model, tokenizer = tuned_step(graph), graph.tokenizer
     delay = (model.batching.max_queue_delay_microseconds if model.batching else None) or 0
-    return Knobs(
+    return BatchingSetting(
         model.max_batch_size,
         delay,
         model.instances.count,
@@ -65,7 +93,9 @@ def knobs_of(graph: Graph) -> Knobs:
     )
 
 
-def patch_of(pipeline: InferencePipeline, current: Knobs, wanted: Knobs) -> dict[str, Any]:
+def setting_patch(
+    pipeline: InferencePipeline, current: BatchingSetting, wanted: BatchingSetting
+) -> dict[str, Any]:
     """A JSON merge patch of the resource (RFC 7396) that changes ``current`` to ``wanted`` and nothing else; empty where they are equal."""
     model: dict[str, Any] = {}
     batching: dict[str, Any] = {}
@@ -111,7 +141,7 @@ def patch_of(pipeline: InferencePipeline, current: Knobs, wanted: Knobs) -> dict
     return {"spec": spec} if spec else {}
 
 
-def equal_shapes(step: Step) -> bool:
+def needs_equal_lengths(step: Step) -> bool:
     """Whether only requests of one length share a batch of the step."""
     return (
         any(one.tensor.variable and not one.ragged for one in step.inputs)
@@ -128,19 +158,19 @@ def _range(count: int, high: int | None, low: int | None = None) -> dict[str, in
     return result
 
 
-def grid(pipeline: InferencePipeline, graph: Graph, rows: int, cores: float) -> Iterator[Knobs]:
+def setting_grid(
+    pipeline: InferencePipeline, graph: Graph, rows: int, cores: float
+) -> Iterator[BatchingSetting]:
     """Every setting worth a prediction, the current one among them (autoscaling.md §8.3).
 
     Batch sizes are powers of two up to 128, never below the ``rows`` of a request nor below ``spec.ensemble.maxBatchSize``; a TensorRT
     plan goes no higher than it was built for. Tokenizers take a core each, so there are no more than ``cores``, or than
     ``spec.tokenizer.instances.max``.
     """
-    model, current = model_of(graph), knobs_of(graph)
+    model, current = tuned_step(graph), setting_of(graph)
     least = max(rows, pipeline.spec.ensemble.max_batch_size or 1)
     most = (
-        model.max_batch_size
-        if model.platform == TENSORRT
-        else max(LARGEST_BATCH, model.max_batch_size)
+        model.max_batch_size if model.platform == TENSORRT else max(MAX_BATCH, model.max_batch_size)
     )
     batches = sorted(
         {size for size in (2**power for power in range(17)) if least <= size <= most}
@@ -162,4 +192,4 @@ def grid(pipeline: InferencePipeline, graph: Graph, rows: int, cores: float) -> 
         for delay in delays:
             for copies in models:
                 for count in tokenizers:
-                    yield Knobs(batch, delay, copies, count)
+                    yield BatchingSetting(batch, delay, copies, count)
