@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from bench import plots
 from bench.results import thresholds, write
 from e2e.models import tree
 from e2e.models.__main__ import source_map
@@ -40,7 +41,7 @@ from triton_pipelines.tools.tuner.load_measurement import (
     measurement_of,
 )
 from triton_pipelines.tools.tuner.measured_server import MeasuredServer
-from triton_pipelines.tools.tuner.plot import svg
+from triton_pipelines.tools.tuner.plot import chart
 from triton_pipelines.tools.tuner.prediction import MAX_UTILIZATION, PipelineModel, simulate
 from triton_pipelines.tools.tuner.profiling import executions_by_step, profile
 from triton_pipelines.tools.tuner.run import CALIBRATION_SHARE
@@ -48,7 +49,6 @@ from triton_pipelines.tools.tuner.selection import predict_setting
 from triton_pipelines.tools.tuner.workload import Workload, workload
 
 PIPELINE = Path(__file__).with_name("gpu-step.yaml")
-PLOT = Path(__file__).parent / "results" / "plots" / "U2.svg"
 SECONDS = float(os.environ.get("SECONDS", "0"))
 PREDICTED_SECONDS = SECONDS or 10.0
 SEARCHED_SECONDS = SECONDS or 6.0
@@ -57,8 +57,13 @@ TRIAL = 0 < SECONDS < 5
 WARM_SECONDS = 1.0
 LATENCY_BUDGET = 0.035
 LENGTHS = TextLengths(median=200, sigma=0.6, cap=512)
-STAND_INS = ["GPU step: waits 2 ms + 1.5 us for each token it would compute, instances take turns"]
-WORKLOAD = f"gpu-step, {LENGTHS} tokens, 1 row a request, Poisson; SLO 40 ms less 5 ms"
+STAND_INS = [
+    "simulated GPU step: waits 2 ms plus 1.5 µs per token it would compute; its instances take turns"
+]
+WORKLOAD = (
+    f"gpu-step, {LENGTHS} tokens, 1 row per request, Poisson arrivals;"
+    " SLO 40 ms, latency budget 35 ms"
+)
 
 # Written down before anything was measured: batch sizes on both sides of what is sensible, delays, instances.
 GRID = (
@@ -156,7 +161,7 @@ def predictions() -> None:
     _write(
         "U1",
         errors,
-        unit="% between predicted and measured p99, per point",
+        unit="% error of the predicted p99, per point",
         met=max(errors) <= 15,
         detail={
             "points": [
@@ -234,14 +239,12 @@ async def _choice(running: Local) -> None:
     most = statistics.mean(again[best])
     regrets = [100 * (1 - rate / most) for rate in again[made.recommended]]
     measured = len(made.points)
-    plotted = svg(replace(made, simulated_steps=("GPU step",)))
     if not TRIAL:
-        PLOT.parent.mkdir(parents=True, exist_ok=True)
-        PLOT.write_text(plotted, encoding="utf-8")
+        plots.save("U2", chart(replace(made, simulated_steps=("GPU step",))))
     _write(
         "U2",
         regrets,
-        unit="% fewer requests/s within the wall than the best of the grid",
+        unit="% fewer requests/s within the latency budget than the best of the grid",
         met=statistics.median(regrets) <= 3 and measured <= 6 and made.failed_requests == 0,
         detail={
             "chosen": str(made.recommended),

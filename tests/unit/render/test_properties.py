@@ -290,9 +290,10 @@ BREAKS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {
+            "tokenizer": {"inputs": {"text": "text"}},
             "model": {
                 "inputs": [{"name": "x", "dataType": "INT64", "dims": [1], "from": "pipeline.text"}]
-            }
+            },
         },
         "spec.model.inputs[0]",
     ),

@@ -18,6 +18,7 @@ from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.v1alpha1 import TuningMode
 from triton_pipelines.compile.graph import build
 from triton_pipelines.compile.graph.resource_patch import patch_pipeline
+from triton_pipelines.tools.loadgen.plots import svg
 from triton_pipelines.tools.tuner import (
     BatchingSetting,
     PointOutcome,
@@ -35,7 +36,7 @@ from triton_pipelines.tools.tuner.calibration import (
     expected_seconds,
     mean_longest,
 )
-from triton_pipelines.tools.tuner.plot import svg, terminal
+from triton_pipelines.tools.tuner.plot import chart, terminal
 from triton_pipelines.tools.tuner.prediction import poisson, simulate
 from triton_pipelines.tools.tuner.report import LatencyCurve
 from triton_pipelines.tools.tuner.settings import setting_of
@@ -155,21 +156,26 @@ def test_without_a_gain_there_is_no_patch() -> None:
     assert "gainPercent" not in status_of(kept)
 
 
-def test_the_wall_is_drawn_and_every_point_too() -> None:
-    drawn = svg(REPORT)
-    assert "wall 45 ms" in drawn
-    assert "SLO 50 ms" in drawn
-    assert drawn.count("<circle") == 3
-    assert drawn.count("<polyline") == 1
-    assert 'fill="#fff" stroke="#1f77b4"' in drawn, "a point beyond the wall is hollow"
+def test_the_latency_budget_is_drawn_and_every_point_too() -> None:
+    drawn = svg(chart(REPORT))
+    assert "latency budget: 45 ms" in drawn
+    assert "SLO: 50 ms" in drawn
+    assert drawn.count('id="point-') == 3
+    lines = [series for series in chart(REPORT).series if series.line_only]
+    assert len(lines) == 1
+    hollow = [point for series in chart(REPORT).series for point in series.points if point.hollow]
+    assert [point.latency_ms > 45 for point in hollow] == [True], (
+        "only a point above the latency budget is hollow"
+    )
+    assert "hollow: measured above the latency budget" in drawn
     text = terminal(REPORT).splitlines()
-    latency_budget = next(line for line in text if "wall 45 ms" in line)
+    latency_budget = next(line for line in text if "budget 45 ms" in line)
     assert latency_budget.count("-") > 50
     assert any("R" in line for line in text[:16])
 
 
-def test_a_stand_in_is_named_on_the_plot() -> None:
-    assert "stand-in: GPU step" in svg(replace(REPORT, simulated_steps=("GPU step",)))
+def test_a_simulated_step_is_named_on_the_plot() -> None:
+    assert "simulated: GPU step" in svg(chart(replace(REPORT, simulated_steps=("GPU step",))))
 
 
 # --- calibration ---------------------------------------------------------------------------------------------------------------

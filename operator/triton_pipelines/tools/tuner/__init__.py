@@ -2,7 +2,7 @@
 
 :func:`tune` runs on a :class:`TuningTarget` with :class:`TuningOptions` and returns a
 :class:`TuningReport`. The report has three forms: :func:`report_document` (JSON),
-:func:`status_of` (``status.tuning``) and :func:`patch_yaml` (the merge patch). Everything else is
+:func:`status_of` (``status.tuning``) and :func:`patch_yaml` (the merge patch). :func:`chart` and :func:`terminal` draw it. Everything else is
 internal to the package.
 """
 
@@ -13,7 +13,7 @@ from .options import (
     TuningTarget,
     slo_and_latency_budget,
 )
-from .plot import svg, terminal
+from .plot import chart, terminal
 from .report import PointOutcome, ReportPoint, TuningReport, report_document
 from .run import tune
 from .settings import BatchingSetting
@@ -29,11 +29,11 @@ __all__ = [
     "TuningOptions",
     "TuningReport",
     "TuningTarget",
+    "chart",
     "patch_yaml",
     "report_document",
     "slo_and_latency_budget",
     "status_of",
-    "svg",
     "terminal",
     "tune",
 ]

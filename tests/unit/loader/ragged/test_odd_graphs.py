@@ -40,7 +40,7 @@ from triton_pipelines.api.loadplan import (
     Reason,
 )
 from triton_pipelines.loader import LoadOptions, run
-from triton_pipelines.loader.ragged import Adaptable, eligibility
+from triton_pipelines.loader.ragged import Adaptable, examine
 from triton_pipelines.loader.ragged.input_limits import positions, table_size
 
 ENCODER = Encoder(types=True, heads=(Head.LOGITS, Head.HIDDEN))
@@ -318,7 +318,7 @@ def test_a_constant_of_a_branch_hides_no_table_of_the_graph() -> None:
     )
     model.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
     assert table_size(model.graph, "input_ids") == VOCABULARY
-    found = eligibility(model, ENCODER.plan())
+    found = examine(model, ENCODER.plan())
     assert isinstance(found, Adaptable)
     assert found.sizes["input_ids"] == VOCABULARY
     assert positions(model.graph) == POSITIONS
@@ -328,7 +328,7 @@ def test_values_that_a_loop_hands_out_are_guarded(load: Loads) -> None:
     model = make(ENCODER)
     oddgraphs.loop_that_indexes(model)
     plan = ENCODER.plan()
-    assert "which values input input_ids may have does not show" in str(eligibility(model, plan))
-    known = eligibility(model, plan.model_copy(update={"vocabulary": VOCABULARY}))
+    assert "which values input input_ids may have does not show" in str(examine(model, plan))
+    known = examine(model, plan.model_copy(update={"vocabulary": VOCABULARY}))
     assert isinstance(known, Adaptable)
     assert known.sizes["input_ids"] == VOCABULARY
