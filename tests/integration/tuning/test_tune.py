@@ -186,7 +186,7 @@ async def test_a_padding_that_costs_less_is_tried_on_the_server_and_taken_back(
         assert after.padding is not None
         chosen = text["recommended"]["padding"]["mode"] or Padding.FIXED.value
         assert after.padding.chosen.value == chosen
-        assert ("proven on the server" in text["advice"]) == (chosen == Padding.RAGGED.value)
+        assert ("verified on the server" in text["advice"]) == (chosen == Padding.RAGGED.value)
 
 
 async def test_what_ran_comes_back_field_by_field_whatever_the_resource_says(

@@ -145,7 +145,7 @@ def test_other_inputs_are_the_same_in_every_request() -> None:
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ("", {}, "holds no text"),
+        ("", {}, "contains no text"),
         ("one\n", {"lengths": "median=3"}, "--texts and --lengths"),
         ('{"data": [{"OTHER": [1]}]}', {}, "OTHER: no input; the model takes TEXT"),
         (

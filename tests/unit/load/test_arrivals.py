@@ -117,7 +117,7 @@ def test_many_texts_stand_in_a_request_each_without_being_repeated_for_ever() ->
 
 def test_a_file_of_texts() -> None:
     assert read_lines("one\n\n  \ntwo words\n") == ["one", "two words"]
-    with pytest.raises(TextsError, match="holds no text"):
+    with pytest.raises(TextsError, match="contains no text"):
         read_lines("\n \n")
 
 
@@ -149,12 +149,12 @@ def test_input_data_of_perf_analyzer() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"data": [', "is no JSON"),
+        ('{"data": [', "is not valid JSON"),
         ('{"data": []}', '"data": a list'),
         ('{"data": [3]}', "data[0]: must be a mapping"),
         ('{"data": [{"A": [1]}, {"B": [1]}]}', "data[1]: gives B, the first A"),
         ('{"data": [{"A": {"b64": "!"}}]}', "data[0].A.b64"),
-        ('{"data": [{"A": {"shape": [1]}}]}', 'data[0].A: must hold "content"'),
+        ('{"data": [{"A": {"shape": [1]}}]}', 'data[0].A: must contain "content"'),
         ('{"data": [{"A": {"content": [1], "shape": [-1]}}]}', "data[0].A.shape"),
         ('{"data": [[{"A": [[1]]}]]}', "data[0][0].A: must be a list"),
     ],

@@ -64,7 +64,7 @@ async def test_an_authority_of_the_environment_is_trusted(
 
 async def test_a_certificate_that_is_refused_says_how_to_trust_it(tmp_path: Path) -> None:
     async with serving(tmp_path) as target:
-        with pytest.raises(LoadGeneratorError, match=r"certificate is refused: .*SSL_CERT_FILE"):
+        with pytest.raises(LoadGeneratorError, match=r"certificate was rejected: .*SSL_CERT_FILE"):
             await run_load(target, ONCE)
 
 
@@ -72,7 +72,7 @@ async def test_a_server_without_tls_is_not_told_to_be_a_matter_of_rights(tmp_pat
     # The number of a TLS error is 1, which is the system's "Operation not permitted".
     async with serving(tmp_path, tls=False) as target:
         with pytest.raises(
-            LoadGeneratorError, match="does the server speak http, not https"
+            LoadGeneratorError, match="does the server use http instead of https"
         ) as caught:
             await run_load(target, ONCE)
     assert "not permitted" not in str(caught.value)

@@ -36,18 +36,18 @@ def test_equal_answers_are_equal_within_the_order_of_additions() -> None:
     [
         (
             {"P": SCORES + np.float32(0.01), "LABEL": LABELS},
-            r"answers in P are not the same: they differ by up to 0\.01",
+            r"output P differs: values differ by up to 0\.01",
         ),
         (
             {"P": SCORES, "LABEL": np.array([[b"negative"]], object)},
-            "answers in LABEL are not the same: other values",
+            "output LABEL differs: different values",
         ),
         (
             {"P": np.zeros((1, 3), np.float32), "LABEL": LABELS},
-            r"P are not the same: shape \[1, 3\] instead of \[1, 2\]",
+            r"P differs: shape \[1, 3\] instead of \[1, 2\]",
         ),
-        ({"P": SCORES}, "hold P instead of LABEL, P"),
-        ({"P": SCORES, "LABEL": np.array([[1]])}, "LABEL are not the same"),
+        ({"P": SCORES}, "outputs are P instead of LABEL, P"),
+        ({"P": SCORES, "LABEL": np.array([[1]])}, "LABEL differs"),
     ],
 )
 def test_other_answers_are_told(after: dict[str, np.ndarray], text: str) -> None:  # type: ignore[type-arg]

@@ -94,7 +94,7 @@ async def test_a_setting_that_leaves_lone_requests_unanswered_is_refused_and_the
         client.seconds = seconds
         client.together = 0 if seconds < 1 else 1000
         with pytest.raises(
-            SettingRefusedError, match=r"one by one stay unanswered: (full|no answer)"
+            SettingRefusedError, match=r"it rejects single requests or times out: (full|no answer)"
         ) as caught:
             await comparison.check(OTHER)
         assert not isinstance(caught.value, OutputMismatchError), (
@@ -111,7 +111,7 @@ async def test_a_current_setting_that_leaves_lone_requests_unanswered_is_not_com
     async with server() as one:
         comparison = OutputComparison(one)
         assert await comparison.record_reference(REQUESTS) == (
-            "the current setting leaves requests unanswered that are asked one by one (full): answers are not compared"
+            "outputs are not compared: the current setting rejects single requests or times out (full)"
         )
         client.together, client.by = 1000, 1.0
         await comparison.check(OTHER)
@@ -170,11 +170,11 @@ async def test_a_setting_that_turns_its_warm_up_away_is_refused(client: Asked) -
     async with server() as one:
         client.together = 0
         with pytest.raises(
-            SettingRefusedError, match=r"turns away a request that is alone: .*maximum queue size"
+            SettingRefusedError, match=r"rejects a single request: .*maximum queue size"
         ):
             await one.apply(OTHER, REQUESTS)
         with pytest.raises(
-            TuneError, match="the current setting turns away a request that is alone"
+            TuneError, match="the current setting rejects a single request"
         ):
             await one.apply(one.current, REQUESTS)
 

@@ -301,7 +301,7 @@ def test_the_words_name_the_figures_and_what_became_of_it() -> None:
     found = ranking(GPU, FIXED)
     text = describe(found)
     assert (
-        "an execution of the model costs 2.00 ms whatever is in it and 1.50 us for each token"
+        "a model execution costs 2.00 ms plus 1.50 us per token"
         in text
     )
     assert "32 rows of this mix then take Ragged" in text
@@ -311,11 +311,11 @@ def test_the_words_name_the_figures_and_what_became_of_it() -> None:
         ranking(StepCost(0.0, 0.0, 0.0, 2e-5), FIXED)
     )
     assert "no gain of the whole pipeline is proven" in text
-    assert "Ragged is cheapest, and proven on the server" in describe(found, RAGGED)
-    assert "not recommended: answers in LABEL are not the same" in describe(
-        found, refused="answers in LABEL are not the same"
+    assert "Ragged is cheapest, and verified on the server" in describe(found, RAGGED)
+    assert "not recommended: output LABEL differs" in describe(
+        found, refused="output LABEL differs"
     )
-    assert "Ragged stays" in describe(ranking(GPU, RAGGED))
+    assert "Keep Ragged" in describe(ranking(GPU, RAGGED))
 
 
 def test_what_cannot_be_tried_is_advice_only_and_the_next_best_is_tried() -> None:
@@ -324,7 +324,7 @@ def test_what_cannot_be_tried_is_advice_only_and_the_next_best_is_tried() -> Non
     assert found.trial is not None
     assert found.trial.candidate.padding == BUCKETS
     assert (
-        "Ragged is cheapest, but only predicted: its file is another then. Bucketed 32, 64, 128, 512 is proven"
+        "Ragged is cheapest, but only predicted: its file is another then. Bucketed 32, 64, 128, 512 is verified"
         in describe(found, BUCKETS)
     )
 

@@ -297,7 +297,7 @@ def test_a_proven_padding_is_in_the_patch_and_in_the_status() -> None:
     judged = ranking(builders.built(**OWN_CODE, tokenizer={"padding": "Fixed"}))
     made = reported(judged, BatchingSetting(64, 0, 1, 1, RAGGED))
     assert made.patch == {"spec": {"tokenizer": {"padding": "Ragged"}}}
-    assert "Ragged is cheapest, and proven on the server" in made.advice
+    assert "Ragged is cheapest, and verified on the server" in made.advice
     status = status_of(made)
     assert status["padding"].startswith("Ragged is cheapest: Ragged ")
     assert "Fixed" in status["padding"]
@@ -310,11 +310,11 @@ def test_a_padding_that_changes_answers_is_said_and_not_in_the_patch() -> None:
     made = reported(
         judged,
         BatchingSetting(32, 0, 1, 1),
-        "answers in TOKENS are not the same: shape [1, 32] instead of [1, 512]",
+        "output TOKENS differs: shape [1, 32] instead of [1, 512]",
     )
     assert made.patch == {"spec": {"model": {"maxBatchSize": 32}}}
     assert (
-        "Ragged was expected to be cheapest and is not recommended: answers in TOKENS are not the same"
+        "Ragged was predicted to be cheapest and is not recommended: output TOKENS differs"
         in made.advice
     )
 

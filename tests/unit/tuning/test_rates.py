@@ -309,7 +309,7 @@ async def test_a_setting_that_changes_answers_is_never_measured_and_said_to() ->
     await run._verify()
     assert {one.setting.max_batch_size for one in run.measured} == {CURRENT.max_batch_size}
     assert any(
-        "is refused: answers in SCORE are not the same: they differ by up to 0.01" in note
+        "is refused: output SCORE differs: values differ by up to 0.01" in note
         for note in run.notes
     )
     assert len([note for note in run.notes if "is refused" in note]) == 1, (
@@ -327,7 +327,7 @@ async def test_answers_that_are_never_twice_the_same_are_not_compared_and_that_i
     await run._verify()
     assert BETTER in {one.setting for one in run.measured}
     assert any(
-        "answers the same requests differently from one time to the next" in note
+        "returns different outputs for the same requests" in note
         for note in run.notes
     )
 

@@ -80,7 +80,7 @@ REPORT = TuningReport(
     mode=TuningMode.QUICK,
     slo=0.05,
     latency_budget=0.045,
-    workload="made-up texts",
+    workload="generated texts",
     current=BatchingSetting(8, 0, 1, 1),
     recommended=BatchingSetting(64, 500, 1, 2),
     points=(POINT, BROKEN, BEST),
@@ -241,7 +241,7 @@ def seen(tokenizer: float, model: float, rows: int = 16) -> dict[str, StepExecut
 def test_advice_names_what_limits() -> None:
     fixed_cost = advise(PIPE, seen(0.2, 0.9, rows=2), True, 4, False)
     assert fixed_cost.bound is Bottleneck.COMPUTE
-    assert "every execution costs" in fixed_cost.text
+    assert "fixed cost of executions" in fixed_cost.text
     assert advise(PIPE, seen(0.95, 0.4), True, 4, False).bound is Bottleneck.CPU
     assert advise(PIPE, seen(0.2, 0.4), False, 4, False).bound is Bottleneck.QUEUE
     assert (

@@ -362,7 +362,8 @@ class LoadRun:
             )
         if self._early_end.done() and not self._overloaded:
             raise LoadGeneratorError(
-                f"more than {MAX_REQUESTS} requests in one run, whose times are all kept; a shorter --duration measures enough"
+                f"more than {MAX_REQUESTS} requests in one run; all their times are kept: use a shorter"
+                " --duration"
             )
         if self._early_end.done():
             return False

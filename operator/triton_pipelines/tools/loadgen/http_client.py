@@ -227,7 +227,7 @@ class _Connection(asyncio.Protocol):
             )
             self._chunked = length is None and _CHUNKED.search(head) is not None
             if length is None and not self._chunked:
-                self.give_up("the answer has no length")
+                self.give_up("the response has no length")
                 return
             self._left = int(length[1]) if length else 0
         if self._chunked:
@@ -261,9 +261,9 @@ class _Connection(asyncio.Protocol):
 def _describe_error(error: Exception) -> str:
     """A connection's failure in the system's words, without the address, so that equal failures are equal."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is refused: {error.verify_message}; the environment's SSL_CERT_FILE names a file of authorities to trust (PEM)"
+        return f"the certificate was rejected: {error.verify_message}; set SSL_CERT_FILE to a PEM file with the trusted authorities"
     if isinstance(error, ssl.SSLError):  # its number is none of the system's
-        return f"TLS fails: {error.reason}; does the server speak http, not https?"
+        return f"TLS failed: {error.reason}; does the server use http instead of https?"
     number = error.errno if isinstance(error, OSError) else None
     return os.strerror(number) if number and number > 0 else str(error) or "no connection in time"
 

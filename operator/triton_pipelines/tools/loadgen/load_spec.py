@@ -74,13 +74,14 @@ class LoadTarget:
             or self.protocol is not InferenceProtocol.HTTP
             or not self.path.startswith("/")
         ):
-            raise LoadGeneratorError("bodies are sent over HTTP, to a path, instead of requests")
+            raise LoadGeneratorError(
+                "bodies cannot be combined with requests; they need protocol HTTP and a path starting"
+                " with /"
+            )
         if self.protocol is InferenceProtocol.HTTP and (
             urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).hostname
         ):
-            raise LoadGeneratorError(
-                f"{self.url}: is no address of a server; write http://HOST:PORT"
-            )
+            raise LoadGeneratorError(f"{self.url}: is not a server address; write http://HOST:PORT")
 
     def rows_of(self, number: int) -> int:
         """Rows of one of the requests."""

@@ -37,7 +37,7 @@ def encode_requests(target: LoadTarget) -> list[bytes]:
         **target.headers,
     }
     if any("\r" in text or "\n" in text for text in (*fixed, *fixed.values())):
-        raise LoadGeneratorError("a header holds a line break")
+        raise LoadGeneratorError("a header contains a line break")
     before = parts.path.rstrip("/")
     if target.bodies:
         return [_post(before + target.path, fixed, body) for body in target.bodies]

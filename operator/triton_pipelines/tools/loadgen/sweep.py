@@ -64,7 +64,7 @@ class SweepEndedError(LoadGeneratorError):
     def __init__(
         self, reason: str, rounds: int, total: int, measured: Sequence[tuple[int, SweepResult]]
     ) -> None:
-        super().__init__(f"{reason}; ended after {rounds} of {total} runs, which are shown")
+        super().__init__(f"{reason}; ended after {rounds} of {total} runs; their results follow")
         self.rounds, self.total = rounds, total
         self.measured = dict(measured)
         """By the load's place in the sweep."""

@@ -63,7 +63,7 @@ class TextLengths:
             try:
                 values[name] = float(value)
             except ValueError:
-                raise TextsError(f"{part.strip()!r}: {value!r} is no number") from None
+                raise TextsError(f"{part.strip()!r}: {value!r} is not a number") from None
             if not math.isfinite(values[name]):
                 raise TextsError(f"{part.strip()!r}: must be finite")
         result = cls(
@@ -109,7 +109,7 @@ def read_lines(content: str) -> list[str]:
     """
     found = [line for line in content.splitlines() if line.strip()]
     if not found:
-        raise TextsError("holds no text: write one per line")
+        raise TextsError("contains no text; write one per line")
     return found
 
 
@@ -154,10 +154,10 @@ def read_perf_analyzer(content: str) -> list[dict[str, InputTensor]]:
     try:
         document = json.loads(content)
     except ValueError as error:
-        raise TextsError(f"is no JSON: {error}") from None
+        raise TextsError(f"is not valid JSON: {error}") from None
     entries = document.get("data") if isinstance(document, dict) else None
     if not isinstance(entries, list) or not entries:
-        raise TextsError('must hold "data": a list of mappings from input to value')
+        raise TextsError('must contain "data": a list of mappings from input to value')
     flat: list[tuple[str, Any]] = []
     for number, entry in enumerate(entries):
         if isinstance(entry, list):
@@ -172,7 +172,7 @@ def read_perf_analyzer(content: str) -> list[dict[str, InputTensor]]:
             {str(name): _tensor(value, f"{place}.{name}") for name, value in entry.items()}
         )
     if not result:
-        raise TextsError('"data" holds no request')
+        raise TextsError('"data" contains no request')
     for number, row in enumerate(result):
         if row.keys() != result[0].keys():
             raise TextsError(
@@ -199,7 +199,7 @@ def _tensor(value: Any, place: str) -> InputTensor:
             except binascii.Error as error:
                 raise TextsError(f"{place}.b64: {error}") from None
         if "content" not in value:
-            raise TextsError(f'{place}: must hold "content" or "b64"')
+            raise TextsError(f'{place}: must contain "content" or "b64"')
         value = value["content"]
     if not isinstance(value, list):
         value = [value]

@@ -205,7 +205,7 @@ class StatisticsReader:
                 )
             except grpc.aio.AioRpcError as error:
                 raise LoadGeneratorError(
-                    f"{target.url}: tells no statistics: {error.code().name} {error.details()}"
+                    f"{target.url}: returns no statistics: {error.code().name} {error.details()}"
                 ) from None
             return lambda: list(
                 MessageToDict(message, preserving_proto_field_name=True).get("model_stats", [])
@@ -215,13 +215,13 @@ class StatisticsReader:
             # In a thread: the loop goes on sending meanwhile.
             answer = (await asyncio.to_thread(self._client.get, url)).raise_for_status()
         except httpx.HTTPError as error:
-            raise LoadGeneratorError(f"{url}: tells no statistics: {error}") from error
+            raise LoadGeneratorError(f"{url}: returns no statistics: {error}") from error
 
         def models() -> list[Any]:
             try:
                 return list(answer.json()["model_stats"])
             except (ValueError, KeyError, TypeError) as error:
-                raise LoadGeneratorError(f"{url}: tells no statistics: {error!r}") from error
+                raise LoadGeneratorError(f"{url}: returns no statistics: {error!r}") from error
 
         return models
 

@@ -1,4 +1,7 @@
-"""The server that is measured: settings put on it by whole configs over gRPC, load, statistics. It serves nobody else, and gets back what ran."""
+"""The server that is measured: apply settings over gRPC, put load on it, restore its own setting.
+
+Settings are applied as whole model configs. The server has no other clients.
+"""
 
 from __future__ import annotations
 
@@ -40,17 +43,17 @@ from .running_config import interface_difference, is_same_config, setting_differ
 from .settings import BatchingSetting, setting_of, setting_patch
 from .workload import RequestTensors
 
-# A step that was loaded anew is asked so often before it is timed: its first batches build caches and kernels.
+# Requests to a reloaded step before it is timed: its first batches build caches and kernels.
 WARM_REQUESTS = 8
 MAX_TRIES_ALONE = 4
 READY_SECONDS = 60.0
 _READY_POLL = 0.05
-# A request that takes longer than this has no place under any wall.
+# A request that takes longer than this exceeds any latency budget.
 TIMEOUT_SECONDS = 30.0
-# For all that a server still computes of an overload; and for all that is asked again of what a queue turned away.
+# Time to finish the backlog of an overload, and to repeat all requests that a queue rejected.
 WORK_OFF_SECONDS = 60.0
 _WORK_OFF_POLL = 0.05
-# Requests at once, where a queue does not take all: a few, then one by one.
+# Concurrent requests after a queue rejected some: a few, then one by one.
 RETRY_CONCURRENCY = (4, 1)
 NOT_RESTORED = "the original settings could not be restored; restart the server"
 
@@ -93,27 +96,29 @@ class MeasuredServer:
         try:
             for name, wanted in self._own.items():
                 running = await self.client.model_config(name)
-                if said := interface_difference(running, wanted):
+                if mismatch := interface_difference(running, wanted):
                     raise TuneError(
-                        f"{self._target.address}: {name} runs with {said}; give the resource that the server was started from"
+                        f"{self._target.address}: {name} runs with {mismatch}; pass the resource that the"
+                        " server was started from"
                     )
                 # The same in the resource's own words is taken for the same by the server, too.
                 self._first[name] = wanted if is_same_config(running, wanted) else running
                 if shown := setting_difference(running, wanted):
                     self.notes.append(
-                        f"{name} ran with {shown} in the resource: the resource's setting is measured as the current one, and what ran is put back"
+                        f"{name} ran with {shown} in the resource: the setting of the resource is measured as"
+                        " the current one, and the running one is restored afterwards"
                     )
             if cached := sorted(
                 name for name, config in self._first.items() if config.response_cache.enable
             ):
                 self.notes.append(
-                    f"{', '.join(cached)}: the response cache is off while settings are measured, since answers out of it tell nothing of a setting;"
-                    " requests that repeat come on top of what is measured"
+                    f"{', '.join(cached)}: the response cache is off while settings are measured;"
+                    " repeated requests can be served in addition to the measured rates"
                 )
         except TritonError as error:
             await self.client.close()
             raise TuneError(
-                f"{self._target.address}: does not run this pipeline as it should: {error}"
+                f"{self._target.address}: does not run this pipeline: {error}"
             ) from error
         except TuneError:
             await self.client.close()
@@ -179,19 +184,18 @@ class MeasuredServer:
                 await self._load(before)
                 raise SettingRefusedError(str(error)) from error
         except TritonError as error:
-            raise TuneError(f"the server does not take {setting}: {error}") from error
+            raise TuneError(f"the server failed to apply {setting}: {error}") from error
         for request in list(warm)[:WARM_REQUESTS]:
             try:
                 await self._ask_alone(request)
             except OverloadedError as error:
                 if setting == self.current:
                     raise TuneError(
-                        f"the current setting turns away a request that is alone: {error.reason}; raise the queue's limits"
+                        f"the current setting rejects a single request: {error.reason}; raise the limits of"
+                        " the queue"
                     ) from error
                 # Such as a delay that is longer than the queue's timeout.
-                raise SettingRefusedError(
-                    f"it turns away a request that is alone: {error.reason}"
-                ) from error
+                raise SettingRefusedError(f"it rejects a single request: {error.reason}") from error
             except TritonError as error:
                 raise TuneError(f"the server does not answer with {setting}: {error}") from error
 
@@ -234,7 +238,7 @@ class MeasuredServer:
         while not await self.client.model_ready(public):
             if asyncio.get_running_loop().time() > deadline:
                 raise TuneError(
-                    f"{public} is not ready {READY_SECONDS:.0f} s after a change of its batching"
+                    f"{public} is not ready {READY_SECONDS:.0f} s after its batching was changed"
                 )
             await asyncio.sleep(_READY_POLL)
 
@@ -325,9 +329,7 @@ class MeasuredServer:
             except OverloadedError:  # its queue is full still
                 await asyncio.sleep(_WORK_OFF_POLL)
             except TritonError as error:
-                raise TuneError(
-                    f"the server does not come back from a load beyond what it carries: {error}"
-                ) from error
+                raise TuneError(f"the server does not recover from an overload: {error}") from error
 
 
 def _uncached(config: Any) -> Any:

@@ -23,8 +23,9 @@ from .prediction import PaddingEffect
 from .settings import needs_equal_lengths, tuned_step
 
 NEEDS_OTHER_FILES: Final = (
-    "an ONNX file is adapted to ragged batches, or left as it is, when it is loaded, so this server cannot change to it;"
-    " write it and measure again, unless status.padding says that the file was refused"
+    "the ONNX file is adapted to ragged batches when it is loaded, so this server cannot switch"
+    " to it; set it in the resource and measure again, unless status.padding says that the file"
+    " was refused"
 )
 
 Rebuild = Callable[[InferencePipeline], Graph]

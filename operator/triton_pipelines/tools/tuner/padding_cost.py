@@ -305,36 +305,41 @@ def rank_paddings(
 
 
 def describe(
-    ranking: PaddingRanking, proven: PaddingSetting | None = None, refused: str = ""
+    ranking: PaddingRanking, verified: PaddingSetting | None = None, refused: str = ""
 ) -> str:
-    """The verdict for people. ``proven``: the padding that measurements of the whole pipeline proved to be better; ``refused``: why the
-    one that was to be tried was not."""
+    """Return the ranking as text.
+
+    Args:
+        ranking: The ranking.
+        verified: The padding that measurements of the whole pipeline verified as better.
+        refused: Why the padding that was to be tried was refused.
+    """
     cost, best = ranking.cost, ranking.best
+    padding = best.candidate.padding
     law = (
-        f"an execution of the model costs {cost.fixed * cost.scale * 1e3:.2f} ms whatever is in it and {cost.per_token * cost.scale * 1e6:.2f} us for each token"
+        f"a model execution costs {cost.fixed * cost.scale * 1e3:.2f} ms plus"
+        f" {cost.per_token * cost.scale * 1e6:.2f} us per token"
         if cost.fitted
-        else "the model's measured times are no line, and taken as they are"
+        else "the model's timings do not fit a linear model, and the measured values are used"
     )
-    text = f"Padding: {law}; {ranking.rows} rows of this mix then take {ranking.figures}."
+    text = f"Padding: {law}; {ranking.rows} rows of this mix take {ranking.figures}."
     if not ranking.is_better:
-        return f"{text} {best.candidate.padding} stays: no other is expected to be {MIN_SAVING:.0%} cheaper."
-    if proven == best.candidate.padding:
-        return f"{text} {best.candidate.padding} is cheapest, and proven on the server."
+        return f"{text} Keep {padding}: no other is predicted to be {MIN_SAVING:.0%} cheaper."
+    if verified == padding:
+        return f"{text} {padding} is cheapest, and verified on the server."
     if best.candidate.blocker:
-        hint = (
-            f" {best.candidate.padding} is cheapest, but only predicted: {best.candidate.blocker}."
-        )
+        text += f" {padding} is cheapest, but only predicted: {best.candidate.blocker}."
     elif refused:
-        hint = f" {best.candidate.padding} was expected to be cheapest and is not recommended: {refused}."
+        text += f" {padding} was predicted to be cheapest and is not recommended: {refused}."
     else:
-        hint = f" {best.candidate.padding} is expected to be cheapest; no gain of the whole pipeline is proven."
-    return (
-        text
-        + hint
-        + (f" {proven} is proven on the server." if proven is not None and proven.mode else "")
-    )
+        text += (
+            f" {padding} is predicted to be cheapest; no gain of the whole pipeline is verified."
+        )
+    if verified is not None and verified.mode:
+        text += f" {verified} is verified on the server."
+    return text
 
 
 def can_tell_token_cost(lengths: Sequence[int]) -> bool:
-    """Whether times of rows of these lengths (as the model got them) tell what a token costs."""
+    """Return whether times of rows of these lengths (as the model got them) tell a token's cost."""
     return len(set(lengths)) > 1

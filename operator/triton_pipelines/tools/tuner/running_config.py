@@ -1,4 +1,6 @@
-"""What a server really runs, beside what the resource says: which differences are a setting, and which are another pipeline. Pure.
+"""Compare the running model config with that of the resource. Pure.
+
+Some differences are a setting; others mean that the server runs another pipeline.
 
 Arguments are Triton's ``ModelConfig`` messages: the running one as the server tells it, and the one that the resource makes.
 """
@@ -19,7 +21,7 @@ _SETTINGS: Final[tuple[tuple[str, Callable[[Any], int]], ...]] = (
 
 
 def interface_difference(running: Any, wanted: Any) -> str:
-    """How the running model is of another pipeline than the wanted one, in words; empty: it is of the same."""
+    """Return how the running model belongs to another pipeline, as text; empty: it does not."""
     for name in ("input", "output"):
         here, there = _tensors(getattr(running, name)), _tensors(getattr(wanted, name))
         if there and here != there:
@@ -32,17 +34,20 @@ def interface_difference(running: Any, wanted: Any) -> str:
         wanted.HasField("ensemble_scheduling")
         and running.ensemble_scheduling != wanted.ensemble_scheduling
     ):
-        return "other steps, or steps joined in another way"
+        return "different steps, or steps connected differently"
     return ""
 
 
 def is_same_config(running: Any, wanted: Any) -> bool:
-    """Whether the running config is what the server makes of the wanted one. A false no does no harm: both can be put on the server."""
+    """Return whether the running config is what the server makes of the wanted one.
+
+    A wrong no is harmless: both can be loaded.
+    """
     return bool(_bare(running, wanted) == _bare(wanted, wanted))
 
 
 def setting_difference(running: Any, wanted: Any) -> str:
-    """The batching and instances of the running config that are not the wanted ones, in words; empty: they are."""
+    """Return the batching and instances that differ from the wanted ones, as text; empty: none do."""
     reported = [
         f"{text.format(value(running))} ({value(wanted)})"
         for text, value in _SETTINGS
@@ -60,7 +65,10 @@ def _said(tensor: tuple[str, int, tuple[int, ...]]) -> str:
 
 
 def _bare(config: Any, wanted: Any) -> Any:
-    """A copy without what the server fills in by itself (model_config_utils.cc) where the wanted one says nothing of it."""
+    """Return a copy without the defaults that the server fills in (model_config_utils.cc).
+
+    Fields that the wanted config sets stay.
+    """
     bare = type(config)()
     bare.CopyFrom(config)
     for group in bare.instance_group:

@@ -1,4 +1,4 @@
-"""The knobs of a pipeline: read from its graph, set in its resource, written as a merge patch. Pure."""
+"""The settings that are tuned: read from a graph, enumerated, written as a merge patch. Pure."""
 
 from __future__ import annotations
 
@@ -56,33 +56,33 @@ def tuned_step(graph: Graph) -> Step:
     step = next((step for step in graph.steps if step.role is Role.MODEL), None)
     if step is None or graph.entry is not None:
         reason = (
-            "spec.model: the pipeline has none"
+            "spec.model: is not set"
             if step is None
-            else "spec.ensemble.entryPoint: an own entry point calls the model as it likes"
+            else "spec.ensemble.entryPoint: a custom entry point calls the model itself"
         )
         raise NotTunableError(f"{reason}; tuning needs a model step inside an ensemble")
     if step.max_batch_size <= 0:
         raise NotTunableError(
-            "spec.model.maxBatchSize: is 0, so that the model never batches; set it to the rows that the model may take"
+            "spec.model.maxBatchSize: is 0, so the model never batches; set it to the most rows that"
+            " the model accepts"
         )
     if step.batching is None:
-        what = (
-            "sequenceBatching keeps"
-            if step.sequences is not None
-            else "dynamicBatching.mode Disabled makes"
+        field = (
+            "sequenceBatching" if step.sequences is not None else "dynamicBatching.mode Disabled"
         )
         raise NotTunableError(
-            f"spec.model: {what} requests from sharing a batch; tuning needs dynamicBatching"
+            f"spec.model: {field} prevents requests from sharing a batch; tuning needs"
+            " dynamicBatching"
         )
     if step.batching.priority_levels and graph.decoupled:
         raise NotTunableError(
-            "spec.model.decoupled: a step with any number of answers has no latency to tune for"
+            "spec.model.decoupled: a step with any number of responses has no latency to tune for"
         )
     return step
 
 
 def setting_of(graph: Graph) -> BatchingSetting:
-    """The setting that a graph has."""
+    """Return the setting of a graph."""
     model, tokenizer = tuned_step(graph), graph.tokenizer
     delay = (model.batching.max_queue_delay_microseconds if model.batching else None) or 0
     return BatchingSetting(
@@ -96,53 +96,73 @@ def setting_of(graph: Graph) -> BatchingSetting:
 def setting_patch(
     pipeline: InferencePipeline, current: BatchingSetting, wanted: BatchingSetting
 ) -> dict[str, Any]:
-    """A JSON merge patch of the resource (RFC 7396) that changes ``current`` to ``wanted`` and nothing else; empty where they are equal."""
-    model: dict[str, Any] = {}
-    batching: dict[str, Any] = {}
-    given = pipeline.spec.model
-    if wanted.max_batch_size != current.max_batch_size:
-        model["maxBatchSize"] = wanted.max_batch_size
-        preferred = (
-            given.dynamic_batching.preferred_batch_sizes
-            if given is not None and given.dynamic_batching is not None
-            else ()
-        )
-        if any(size > wanted.max_batch_size for size in preferred):
-            batching["preferredBatchSizes"] = [
-                size for size in preferred if size <= wanted.max_batch_size
-            ] or None
-    if wanted.queue_delay != current.queue_delay:
-        batching["maxQueueDelayMicroseconds"] = min(wanted.queue_delay, MAX_DELAY_MICROSECONDS)
-    if batching:
-        model["dynamicBatching"] = batching
-    if wanted.model_instances != current.model_instances:
-        copies = given.instances if given is not None else None
-        ranged = copies is not None and copies.ranged
-        high, low = (copies.max, copies.min) if copies is not None else (None, None)
-        model["instances"] = (
-            _range(wanted.model_instances, high, low)
-            if ranged
-            else {"count": wanted.model_instances}
-        )
+    """Return the JSON merge patch (RFC 7396) from one setting to another; empty if they are equal."""
+    model = _model_patch(pipeline, current, wanted)
+    tokenizer = _tokenizer_patch(pipeline, current, wanted)
     spec: dict[str, Any] = {"model": model} if model else {}
-    if (
-        wanted.tokenizer_instances != current.tokenizer_instances
-        and pipeline.spec.tokenizer is not None
-    ):
-        own = pipeline.spec.tokenizer.instances
-        fixed = own.count is not None
-        spec["tokenizer"] = {
-            "instances": {"count": wanted.tokenizer_instances}
-            if fixed
-            else _range(wanted.tokenizer_instances, own.max, own.min)
-        }
-    if wanted.padding != current.padding and wanted.padding.mode:
-        spec["tokenizer"] = spec.get("tokenizer", {}) | padding_fields(pipeline, wanted.padding)
+    if tokenizer:
+        spec["tokenizer"] = tokenizer
     return {"spec": spec} if spec else {}
 
 
+def _model_patch(
+    pipeline: InferencePipeline, current: BatchingSetting, wanted: BatchingSetting
+) -> dict[str, Any]:
+    """Return the changes of ``spec.model``."""
+    patch: dict[str, Any] = {}
+    given = pipeline.spec.model
+    if wanted.max_batch_size != current.max_batch_size:
+        patch["maxBatchSize"] = wanted.max_batch_size
+    if batching := _batching_patch(pipeline, current, wanted):
+        patch["dynamicBatching"] = batching
+    if wanted.model_instances != current.model_instances:
+        instances = given.instances if given is not None else None
+        patch["instances"] = (
+            _range(wanted.model_instances, instances.max, instances.min)
+            if instances is not None and instances.ranged
+            else {"count": wanted.model_instances}
+        )
+    return patch
+
+
+def _batching_patch(
+    pipeline: InferencePipeline, current: BatchingSetting, wanted: BatchingSetting
+) -> dict[str, Any]:
+    """Return the changes of ``spec.model.dynamicBatching``."""
+    patch: dict[str, Any] = {}
+    given = pipeline.spec.model
+    preferred = (
+        given.dynamic_batching.preferred_batch_sizes
+        if given is not None and given.dynamic_batching is not None
+        else ()
+    )
+    most = wanted.max_batch_size
+    if most != current.max_batch_size and any(size > most for size in preferred):
+        patch["preferredBatchSizes"] = [size for size in preferred if size <= most] or None
+    if wanted.queue_delay != current.queue_delay:
+        patch["maxQueueDelayMicroseconds"] = min(wanted.queue_delay, MAX_DELAY_MICROSECONDS)
+    return patch
+
+
+def _tokenizer_patch(
+    pipeline: InferencePipeline, current: BatchingSetting, wanted: BatchingSetting
+) -> dict[str, Any]:
+    """Return the changes of ``spec.tokenizer``."""
+    patch: dict[str, Any] = {}
+    given = pipeline.spec.tokenizer
+    if wanted.tokenizer_instances != current.tokenizer_instances and given is not None:
+        patch["instances"] = (
+            {"count": wanted.tokenizer_instances}
+            if given.instances.count is not None
+            else _range(wanted.tokenizer_instances, given.instances.max, given.instances.min)
+        )
+    if wanted.padding != current.padding and wanted.padding.mode:
+        patch |= padding_fields(pipeline, wanted.padding)
+    return patch
+
+
 def needs_equal_lengths(step: Step) -> bool:
-    """Whether only requests of one length share a batch of the step."""
+    """Return whether only requests of one length share a batch of the step."""
     return (
         any(one.tensor.variable and not one.ragged for one in step.inputs)
         or step.platform == TENSORRT

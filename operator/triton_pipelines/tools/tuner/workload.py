@@ -1,4 +1,4 @@
-"""The requests of a tuning run: the user's texts, made-up texts of wanted lengths, or the resource's own example request."""
+"""The requests of a tuning run: given texts, generated texts, or the example request of the resource."""
 
 from __future__ import annotations
 
@@ -29,19 +29,22 @@ DEFAULT_MAX_LENGTH = 512
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests of the real mix, and how to make some of one length.
-
-    ``lengths``: tokens of the rows in the mix; ``description``: the mix in words. ``overhead_tokens``: special tokens of a row. ``text_inputs``:
-    inputs that take text; empty: requests are copies of ``example``, of one "length" 1.
-    """
+    """Requests of the real mix, and how to make some of one length."""
 
     requests: tuple[RequestTensors, ...]
+    """Requests of the mix."""
     lengths: tuple[int, ...]
+    """Tokens of the rows in the mix."""
     description: str
+    """The mix, for people."""
     rows: int
+    """Rows of a request."""
     text_inputs: tuple[str, ...] = ()
+    """Inputs that take text; empty: requests are copies of ``example``, of one "length" 1."""
     overhead_tokens: int = 0
+    """Special tokens of a row."""
     example: RequestTensors | None = None
+    """The example request of the resource, if there are no ``text_inputs``."""
 
     @property
     def profile_lengths(self) -> tuple[int, ...]:
@@ -52,7 +55,7 @@ class Workload:
         return tuple(sorted({max(1, int(length)) for length in found}))
 
     def uniform(self, tokens: int, rows: int) -> RequestTensors:
-        """A request of ``rows`` rows, each of ``tokens`` tokens."""
+        """Return a request of ``rows`` rows, each of ``tokens`` tokens."""
         if not self.text_inputs:
             assert self.example is not None
             return {
@@ -64,7 +67,10 @@ class Workload:
 
 
 def texts_of(lengths: Sequence[int], overhead: int, share: int, seed: int = 0) -> list[str]:
-    """Texts that have so many tokens together with the tokenizer's own, where each stands in ``share`` inputs of a row."""
+    """Return texts that have so many tokens including special tokens.
+
+    Each text is used in ``share`` inputs of a row.
+    """
     return made_up(
         [max(1, (length - overhead) // share) for length in lengths], seed, special_tokens=0
     )
@@ -78,17 +84,18 @@ def _request(inputs: Sequence[str], texts: Sequence[str]) -> RequestTensors:
 async def workload(
     client: TritonClient, pipeline: InferencePipeline, graph: Graph, options: TuningOptions
 ) -> Workload:
-    """The workload of a run; the tokenizer on the server says how long texts are.
+    """Return the workload of a run; the tokenizer on the server tells how long texts are.
 
     Raises:
-        TuneError: no request can be made up, or the server does not answer.
+        TuneError: No request can be made, or the server does not answer.
     """
     texts = tuple(tensor.name for tensor in graph.inputs if tensor.data_type is DataType.STRING)
     if len(texts) != len(graph.inputs) or graph.tokenizer is None:
         example = example_of(pipeline, graph)
         if example is None:
             raise TuneError(
-                f"spec.health.inputs: give an example request, which tuning repeats ({why_unasked(pipeline, graph) or 'inference: Disabled'})"
+                "spec.health.inputs: set an example request, which tuning repeats"
+                f" ({why_unasked(pipeline, graph) or 'inference: Disabled'})"
             )
         request = {
             name: np.repeat(array[:1], options.rows, axis=0)
@@ -110,7 +117,7 @@ async def workload(
             ]
             lengths = await _tokens(client, graph.tokenizer, chosen)
             description = (
-                f"{len(options.texts)} texts given, median {int(np.median(lengths))} tokens"
+                f"{len(options.texts)} given texts, median {int(np.median(lengths))} tokens"
             )
         else:
             cap = (
@@ -122,7 +129,7 @@ async def workload(
                 for length in mix.sample(MAX_TEXTS, options.seed)
             ]
             chosen = texts_of(lengths, overhead, len(texts), options.seed)
-            description = f"made-up texts, lognormal lengths {mix}"
+            description = f"generated texts, lognormal lengths {mix}"
     except TritonError as error:
         raise TuneError(f"the tokenizer does not answer: {error}") from error
     rows = options.rows
@@ -132,18 +139,21 @@ async def workload(
         else [[index] for index in range(len(chosen))]
     )
     requests = tuple(_request(texts, [chosen[index] for index in pick]) for pick in picks)
-    of = f"; {rows} rows a request" if rows > 1 else ""
+    of = f"; {rows} rows per request" if rows > 1 else ""
     return Workload(requests, tuple(lengths), description + of, rows, texts, overhead)
 
 
 async def _special_tokens(client: TritonClient, tokenizer: Step) -> int:
-    """Tokens that a row has beside its words'; 0 where its words are no single tokens."""
+    """Return the special tokens of a row; 0 if words are not single tokens."""
     short, long = await _tokens(client, tokenizer, made_up([1, 9], special_tokens=0))
     return max(0, short - 1) if long - short == 8 else 0
 
 
 async def _tokens(client: TritonClient, tokenizer: Step, texts: Sequence[str]) -> list[int]:
-    """Tokens of each text as the tokenizer on the server counts them, padding left out; words where it does not say."""
+    """Return the tokens of each text as the tokenizer on the server counts them, without padding.
+
+    If the tokenizer has no output that tells, words are counted.
+    """
     if tokenizer.implementation is not Implementation.TOKENIZER:
         return [len(text.split()) for text in texts]
     kinds: dict[str, str] = json.loads(tokenizer.parameters["tritonpipe.outputs"])
