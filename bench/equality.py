@@ -1,6 +1,8 @@
-"""S6: how far an answer in company is from the one alone, on a real Triton with the sample's real model, in every way of padding.
+"""S6: how far an answer in company is from the one alone, on a real Triton with the sample's real
+model, in every way of padding.
 
-Each ensemble gets the same texts in client batches of several sizes, 64 requests at once; the truth is the plain ensemble, one text at a time.
+Each ensemble gets the same texts in client batches of several sizes, 64 requests at once; the truth
+is the plain ensemble, one text at a time.
 """
 
 from __future__ import annotations

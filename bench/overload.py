@@ -1,7 +1,10 @@
-"""Overload: goodput under three times the capacity, with the queues limited by time, by length, and not at all.
+"""Overload: goodput under three times the capacity, with the queues limited by time, by length, and
+not at all.
 
-The capacity is what a closed loop gets. The overload is an open loop, Poisson: clients do not wait for one another. Goodput counts answers that came
-within the clients' deadline. The step is a stand-in that takes 200 ms for a batch of up to 8, so that two cores carry three times its capacity with ease.
+The capacity is what a closed loop gets. The overload is an open loop, Poisson: clients do not wait
+for one another. Goodput counts answers that came within the clients' deadline. The step is a
+stand-in that takes 200 ms for a batch of up to 8, so that two cores carry three times its capacity
+with ease.
 """
 
 from __future__ import annotations

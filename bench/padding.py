@@ -1,7 +1,9 @@
-"""S1 and S2: what each way of padding is worth, against the plain ensemble that pads each request to itself, on one real Triton.
+"""S1 and S2: what each way of padding is worth, against the plain ensemble that pads each request
+to itself, on one real Triton.
 
-64 clients in a closed loop; every round puts the same load on each ensemble in an order of its own, and ratios are taken within a round. The step is the
-stand-in GPU of :mod:`bench.standin_gpu`; beside it, the sample's real model on CPU, where padding costs more than a run.
+64 clients in a closed loop; every round puts the same load on each ensemble in an order of its own,
+and ratios are taken within a round. The step is the stand-in GPU of :mod:`bench.standin_gpu`;
+beside it, the sample's real model on CPU, where padding costs more than a run.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ ROUNDS = int(os.environ.get("ROUNDS", "5"))
 SECONDS = float(os.environ.get("SECONDS", "4"))
 WARM_SECONDS = 1.0
 CPU_CLIENTS, CPU_FACTOR = 16, 3.0
-"""A CPU step answers whole batches, some a second: fewer clients and a longer time, so that one batch more or less does not count."""
+"""A CPU step answers whole batches, some a second: fewer clients and a longer time, so that one
+batch more or less does not count.
+"""
 PADS = {"pad_inputs": '{"input_ids": 0, "attention_mask": 0}'}
 PLAIN, SORTED, PACKED, CPU_PLAIN, CPU_AUTO = "plain", "auto", "packed", "cpu-plain", "cpu-auto"
 VARIANTS = (

@@ -1,7 +1,9 @@
-"""``tritonpipe bench``'s engine beside NVIDIA's perf_analyzer: the same pipeline, texts and numbers of clients, in turn.
+"""``tritonpipe bench``'s engine beside NVIDIA's perf_analyzer: the same pipeline, texts and numbers
+of clients, in turn.
 
-perf_analyzer comes from its package on PyPI. It needs glibc 2.38; on an older system it runs on the C library of Debian 13, unpacked beside it in the cache
-(nothing of the system is changed): ``ld-linux --library-path … perf_analyzer``.
+perf_analyzer comes from its package on PyPI. It needs glibc 2.38; on an older system it runs on the
+C library of Debian 13, unpacked beside it in the cache (nothing of the system is changed):
+``ld-linux --library-path … perf_analyzer``.
 """
 
 from __future__ import annotations
@@ -113,7 +115,9 @@ def _program(folder: Path) -> None:
 
 
 def _libraries(folder: Path) -> None:
-    """Debian's packages of a newer release, with apt's own checks of signatures, in folders of their own."""
+    """Debian's packages of a newer release, with apt's own checks of signatures, in folders of
+    their own.
+    """
     for program in ("apt-get", "dpkg-deb"):
         if shutil.which(program) is None:
             raise ToolError(
@@ -222,7 +226,9 @@ def asked(
 def compared(
     tool: Tool, clients: Sequence[int], rounds: int, seconds: float
 ) -> list[tuple[InferenceProtocol, int, Figures, Figures]]:
-    """Pairs of ours and perf_analyzer's: rounds over both protocols and all numbers of clients; who begins alternates."""
+    """Pairs of ours and perf_analyzer's: rounds over both protocols and all numbers of clients; who
+    begins alternates.
+    """
     result = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

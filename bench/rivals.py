@@ -1,7 +1,10 @@
-"""S3: the ensemble against the architectures that it replaces, on the same model in the same Triton, with the same padding.
+"""S3: the ensemble against the architectures that it replaces, on the same model in the same
+Triton, with the same padding.
 
-Three ways from a text to the model's answer: the ensemble (tokenizer and model in one Triton), a tokenizer service with micro-batching before it, and one
-that handles a request at a time. The same clients, texts and stand-in GPU step; rounds over all three, so that a machine that slows down favours none.
+Three ways from a text to the model's answer: the ensemble (tokenizer and model in one Triton), a
+tokenizer service with micro-batching before it, and one that handles a request at a time. The same
+clients, texts and stand-in GPU step; rounds over all three, so that a machine that slows down
+favours none.
 """
 
 from __future__ import annotations
@@ -52,12 +55,15 @@ CURVE = (8, 16, 32)
 LENGTHS = TextLengths(32, 0.6, 512)
 TEXTS = 1024
 DELAY_US = 1000
-"""How long the tokenizer waits for company: an execution for each request would cost more than it waits."""
+"""How long the tokenizer waits for company: an execution for each request would cost more than it
+waits.
+"""
 WELL, PLAINLY, OURS = "service, micro-batches, gRPC", "service, one at a time, HTTP", "ensemble"
 KINDS = {WELL: "batched", PLAINLY: "plain"}
 START_SECONDS = 60
 LAUNCH_US, TOKEN_US = 2000.0, 1.5
-# In C, as the backends that it stands in for: one in Python would add its own work to every request of the ensemble, and to every batch of the service alone.
+# In C, as the backends that it stands in for: one in Python would add its own work to every request
+# of the ensemble, and to every batch of the service alone.
 STAND_IN = (
     f"simulated GPU step: a C backend that waits {LAUNCH_US / 1000:g} ms plus {TOKEN_US:g} µs per token, including padding to the longest row of the batch, "
     "and returns zeros"
@@ -65,9 +71,12 @@ STAND_IN = (
 
 
 def document() -> dict[str, Any]:
-    """The ensemble: the tokenizer of the sample `sentiment` and the stand-in, as `padding: Auto` has a model on a GPU.
+    """The ensemble: the tokenizer of the sample `sentiment` and the stand-in, as `padding.
 
-    Requests of any length share a run of the model, which pads them to the longest of them, as the service pads its batches.
+    Auto` has a model on a GPU.
+
+    Requests of any length share a run of the model, which pads them to the longest of them, as the
+    service pads its batches.
     """
     model = {
         "platform": None,
@@ -78,7 +87,8 @@ def document() -> dict[str, Any]:
         "outputs": [{"name": "logits", "dataType": "FP32", "dims": [2]}],
         "maxBatchSize": CLIENTS,
     }
-    # As the service gathers what comes while its batches are under way, the tokenizer waits a moment for company.
+    # As the service gathers what comes while its batches are under way, the tokenizer waits a
+    # moment for company.
     tokenizer = {
         "padding": "Ragged",
         "maxLength": LENGTHS.cap,
@@ -206,12 +216,16 @@ def measured(
 
 
 def cpu_seconds() -> float:
-    """CPU of all processes that this one started and those started: Triton, its python stubs, the services. Clients are this process itself."""
+    """CPU of all processes that this one started and those started.
+
+    Triton, its python stubs, the services. Clients are this process itself.
+    """
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            # Behind the name, which may hold anything: state, parent, …, ticks in user and kernel mode.
+            # Behind the name, which may hold anything: state, parent, …, ticks in user and kernel
+            # mode.
             fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
             pid = int(stat.parent.name)
             parents[pid], ticks[pid] = int(fields[1]), int(fields[11]) + int(fields[12])

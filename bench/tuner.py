@@ -1,11 +1,15 @@
-"""U1, U2: what the tuner predicts against what is measured, and what it chooses against brute force, on a real Triton.
+"""U1, U2: what the tuner predicts against what is measured, and what it chooses against brute
+force, on a real Triton.
 
-The model step is the stand-in GPU (``gpu-step.yaml``). U1: predictions made before each point is measured, over settings and shares written down
-here, as the tuner makes them: from the profile, one calibration with the first setting, and what the lower rates of the same setting
-showed; never from the point itself. They are for the very arrivals that are then sent, so that what differs is the prediction and not the
-draw. U2: the highest rate within the wall of every setting of a grid written down here, found by measuring; then a quick tuning
-run on the same server, and the highest rate of what it chose, found in the same way. ``SECONDS`` sets the length of a point (U1 10, U2 6; U1 takes
-about 3 minutes, U2 about 10); below 5 it is a trial of the parts, whose figures say nothing and are not written.
+The model step is the stand-in GPU (``gpu-step.yaml``). U1: predictions made before each point is
+measured, over settings and shares written down here, as the tuner makes them: from the profile, one
+calibration with the first setting, and what the lower rates of the same setting showed; never from
+the point itself. They are for the very arrivals that are then sent, so that what differs is the
+prediction and not the draw. U2: the highest rate within the wall of every setting of a grid written
+down here, found by measuring; then a quick tuning run on the same server, and the highest rate of
+what it chose, found in the same way. ``SECONDS`` sets the length of a point (U1 10, U2 6; U1 takes
+about 3 minutes, U2 about 10); below 5 it is a trial of the parts, whose figures say nothing and are
+not written.
 """
 
 from __future__ import annotations
@@ -65,7 +69,8 @@ WORKLOAD = (
     " SLO 40 ms, latency budget 35 ms"
 )
 
-# Written down before anything was measured: batch sizes on both sides of what is sensible, delays, instances.
+# Written down before anything was measured: batch sizes on both sides of what is sensible, delays,
+# instances.
 GRID = (
     BatchingSetting(2, 0, 1, 1),
     BatchingSetting(8, 0, 1, 1),
@@ -231,7 +236,8 @@ async def _choice(running: Local) -> None:
     async with MeasuredServer(_target(running), running.pipeline, running.graph) as server:
         ready.server = server
         best = max(brute, key=lambda setting: brute[setting])
-        # Both again, one after the other: what was measured minutes apart differs by the machine's mood.
+        # Both again, one after the other: what was measured minutes apart differs by the machine's
+        # mood.
         again = {
             setting: [await _highest(ready, setting) for _ in range(2)]
             for setting in dict.fromkeys((made.recommended, best))
@@ -287,7 +293,9 @@ def _write(
 
 
 async def _highest(ready: Ready, setting: BatchingSetting) -> float:
-    """Highest rate within the wall: up or down from the predicted one by tenths until the wall lies between two rates, then in proportion."""
+    """Highest rate within the wall: up or down from the predicted one by tenths until the wall lies
+    between two rates, then in proportion.
+    """
     rate = predict_setting(ready.pipe, setting, LATENCY_BUDGET).rate or 50.0
     kept: tuple[float, float] | None = None
     broken: tuple[float, float] | None = None

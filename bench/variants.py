@@ -1,4 +1,6 @@
-"""Model repositories for the serving benchmarks: one ensemble per way of padding, each of a tokenizer and a model step of its own, on one server."""
+"""Model repositories for the serving benchmarks: one ensemble per way of padding, each of a
+tokenizer and a model step of its own, on one server.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ class Variant:
     Attributes:
         name: of the ensemble; its models are NAME-tokenizer and NAME-model.
         padding: of the tokenizer.
-        mode: of the stand-in step, or ``Runner``: the sample's real model on CPU by the ONNX runner.
+        mode: of the stand-in step, or ``Runner``: the sample's real model on CPU by the ONNX
+            runner.
         ragged: whether requests of different length share a batch of the model step.
         parameters: further ones of the model step.
         max_batch: most rows of a batch of the model step.
@@ -74,7 +77,10 @@ def described() -> str:
 def served(
     variants: Sequence[Variant], *, batching: Mapping[str, str] | None = None
 ) -> Iterator[LocalTriton]:
-    """A real Triton with all of them; ``batching``: model → its ``dynamic_batching`` block, where it is not an empty one."""
+    """A real Triton with all of them.
+
+    ``batching``: model → its ``dynamic_batching`` block, where it is not an empty one.
+    """
     with TemporaryDirectory(prefix="tritonpipe-bench-") as folder:
         repository = Path(folder)
         models = tree.build()

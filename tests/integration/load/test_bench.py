@@ -1,4 +1,6 @@
-"""`tritonpipe bench` and the load engine on a real Triton: what they say against what Triton itself says."""
+"""`tritonpipe bench` and the load engine on a real Triton: what they say against what Triton itself
+says.
+"""
 
 from __future__ import annotations
 
@@ -109,14 +111,16 @@ def test_steps_are_those_of_the_measured_time(
         pipelines.POSTPROCESS,
     }
     ensemble, tokenizer = summary.steps[pipelines.ENSEMBLE], summary.steps[pipelines.TOKENIZER]
-    # Looks are taken a little after the bounds of the windows: a fifth of 180 requests is allowed for it.
+    # Looks are taken a little after the bounds of the windows: a fifth of 180 requests is allowed
+    # for it.
     assert tokenizer.requests == pytest.approx(summary.requests, rel=0.2)
     assert (
         tokenizer.executions
         <= tokenizer.rows
         == sum(rows * count for rows, count in tokenizer.batches.items())
     )
-    # A request is longer under way for its client than in Triton, and in the ensemble than in one step.
+    # A request is longer under way for its client than in Triton, and in the ensemble than in one
+    # step.
     assert tokenizer.queue_s + tokenizer.compute_s <= ensemble.request_s <= summary.mean_s
     assert 0 < tokenizer.busy < 2
 
@@ -242,7 +246,9 @@ def test_made_up_texts_have_as_many_tokens_as_asked_for() -> None:
 
 
 def as_in_the_foreground() -> None:
-    """Signals as a terminal's command has them: what a shell runs in the background, tests perhaps, ignores SIGINT, and so do its children."""
+    """Signals as a terminal's command has them: what a shell runs in the background, tests perhaps,
+    ignores SIGINT, and so do its children.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -1,4 +1,6 @@
-"""A step that takes fewer rows than the model keeps the ensemble small: the tuner times what such a pipeline lets in."""
+"""A step that takes fewer rows than the model keeps the ensemble small: the tuner times what such a
+pipeline lets in.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tuning a pipeline with bounded queues, priorities and a response cache, on a real Triton: what limits and remembers is no fault of a setting."""
+"""Tuning a pipeline with bounded queues, priorities and a response cache, on a real Triton: what
+limits and remembers is no fault of a setting.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ WAITING = 6
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """The benchmark's step with a queue of few, a time limit in it, two priorities of which requests have the lower one, and the cache."""
+    """The benchmark's step with a queue of few, a time limit in it, two priorities of which
+    requests have the lower one, and the cache.
+    """
     document = yaml.safe_load((ROOT / "bench" / "gpu-step.yaml").read_text())
     document["spec"]["ensemble"] = {"responseCache": "Enabled", "maxBatchSize": 4}
     document["spec"]["model"] |= {
@@ -79,7 +83,8 @@ async def test_a_setting_is_measured_without_the_cache_and_with_the_queue(runnin
             await eventually(
                 "each request is computed, which Triton counts after its answer", computed
             )
-            # Far more than the step carries: most are turned away at once, and none of these is a fault.
+            # Far more than the step carries: most are turned away at once, and none of these is a
+            # fault.
             found = measurement_of(
                 await server.run(work.requests, LoadSpec(rate=3000, duration_s=0.8, warmup_s=0.2))
             )

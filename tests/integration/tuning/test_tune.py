@@ -1,4 +1,6 @@
-"""`tritonpipe tune` on a real Triton with a stand-in for the GPU step: measured, kept or proven, and nothing left changed."""
+"""`tritonpipe tune` on a real Triton with a stand-in for the GPU step: measured, kept or proven,
+and nothing left changed.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +149,10 @@ async def test_a_run_measures_and_leaves_the_server_as_it_was(
 async def test_a_padding_that_costs_less_is_tried_on_the_server_and_taken_back(
     tmp_path: Path,
 ) -> None:
-    """The step costs 2 ms and 1.5 us a token; Fixed computes 512 tokens a row of texts with some 30."""
+    """The step costs 2 ms and 1.5 us a token.
+
+    Fixed computes 512 tokens a row of texts with some 30.
+    """
     document = yaml.safe_load(FILE.read_text())
     document["spec"]["tokenizer"]["padding"] = "Fixed"
     document["spec"]["model"]["maxBatchSize"] = 32
@@ -192,7 +197,9 @@ async def test_a_padding_that_costs_less_is_tried_on_the_server_and_taken_back(
 async def test_what_ran_comes_back_field_by_field_whatever_the_resource_says(
     canary: Canary,
 ) -> None:
-    """Instances, delay and batch size that were changed by hand before; the very configs that Triton tells are compared."""
+    """Instances, delay and batch size that were changed by hand before; the very configs that
+    Triton tells are compared.
+    """
     models = ("tokenizer", "model", canary.graph.model_name)
     target = TuningTarget(
         canary.server.grpc_address, lambda changed: build(changed, Options()), KEY
@@ -249,7 +256,9 @@ async def test_what_ran_comes_back_field_by_field_whatever_the_resource_says(
 
 
 async def test_an_overload_ends_in_seconds_and_the_server_is_free_again(canary: Canary) -> None:
-    """Some 1500 requests/s on a step that carries 500, for a minute: shown in seconds, all told as too late or answered, none failed."""
+    """Some 1500 requests/s on a step that carries 500, for a minute: shown in seconds, all told as
+    too late or answered, none failed.
+    """
     target = TuningTarget(
         canary.server.grpc_address, lambda changed: build(changed, Options()), KEY
     )

@@ -121,7 +121,8 @@ def test_a_file_of_texts() -> None:
         read_lines("\n \n")
 
 
-# As NVIDIA's documentation of perf_analyzer has its input data: plain lists, content with a shape, base64, several streams.
+# As NVIDIA's documentation of perf_analyzer has its input data: plain lists, content with a shape,
+# base64, several streams.
 DOCUMENT = {
     "data": [
         [

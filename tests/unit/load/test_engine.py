@@ -1,4 +1,6 @@
-"""The load engine against a stand-in server: loops, deadlines, errors, and latency from when requests were due."""
+"""The load engine against a stand-in server: loops, deadlines, errors, and latency from when
+requests were due.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ async def test_requests_go_out_in_turn_and_whole() -> None:
 
 
 class Counter:
-    """A server that serves one request at a time, in the clock of the loop: what comes meanwhile waits."""
+    """A server that serves one request at a time, in the clock of the loop: what comes meanwhile
+    waits.
+    """
 
     def __init__(self, seconds: Callable[[int], float]) -> None:
         self.seconds, self.free, self.number = seconds, 0.0, 0
@@ -71,7 +75,8 @@ class Counter:
 
 @pytest.mark.looptime(start=0)
 async def test_latency_of_an_open_loop_counts_from_when_requests_were_due() -> None:
-    # A server of 1 ms that stalls once for a second. Of 100 requests/s a hundred were due in the stall, and every one of them waited.
+    # A server of 1 ms that stalls once for a second. Of 100 requests/s a hundred were due in the
+    # stall, and every one of them waited.
     def stalls(number: int) -> float:
         return 1.0 if number == 10 else 0.001
 
@@ -80,10 +85,12 @@ async def test_latency_of_an_open_loop_counts_from_when_requests_were_due() -> N
     )
     open_loop = await LoadRun(even, [b""], [1], Counter(stalls).send, None, None).run()
     waited = np.sort(open_loop.latencies)[::-1]
-    # Those due later waited less: the request that stalled a second, the next one (10 ms later) 991 ms, and so on.
+    # Those due later waited less: the request that stalled a second, the next one (10 ms later) 991
+    # ms, and so on.
     assert waited[:100] == pytest.approx([1.0 - 0.009 * number for number in range(100)], abs=1e-6)
     assert summarize(open_loop).p99_s > 0.95
-    # A client that waits for its answers sends nothing meanwhile, and sees one slow request of two thousand: p99 does not know of the stall.
+    # A client that waits for its answers sends nothing meanwhile, and sees one slow request of two
+    # thousand: p99 does not know of the stall.
     closed = await LoadRun(
         replace(even, rate=0, concurrency=1), [b""], [1], Counter(stalls).send, None, None
     ).run()
@@ -91,7 +98,8 @@ async def test_latency_of_an_open_loop_counts_from_when_requests_were_due() -> N
 
 
 async def test_the_wait_for_a_free_connection_is_in_the_latency() -> None:
-    # One connection, and a server that stalls once for 0.3 s: thirty requests were due meanwhile and could not even be sent.
+    # One connection, and a server that stalls once for 0.3 s: thirty requests were due meanwhile
+    # and could not even be sent.
     async with kserve(lambda number: (0.3 if number == 5 else 0.0, 200, b"{}")) as stand:
         spec = LoadSpec(
             rate=100,
@@ -173,7 +181,8 @@ async def test_more_than_is_bounded_fails_unsent() -> None:
 
 
 async def test_a_rate_beyond_what_can_be_sent_still_ends() -> None:
-    # Every request is late, so that there is never time to wait: the loop must be let go of all the same.
+    # Every request is late, so that there is never time to wait: the loop must be let go of all the
+    # same.
     sent = 0
 
     def send(_: bytes, done: Callable[[str], None]) -> None:
@@ -189,7 +198,9 @@ async def test_a_rate_beyond_what_can_be_sent_still_ends() -> None:
 
 
 async def test_what_a_late_generator_has_not_sent_at_the_end_counts() -> None:
-    """The generator stands still from 0.2 s until behind the end: a third of all requests are the latest of all."""
+    """The generator stands still from 0.2 s until behind the end: a third of all requests are the
+    latest of all.
+    """
     loop, begun = asyncio.get_running_loop(), asyncio.get_running_loop().time()
     stood = False
 
@@ -211,7 +222,9 @@ async def test_what_a_late_generator_has_not_sent_at_the_end_counts() -> None:
 
 @pytest.mark.looptime(start=0)
 async def test_a_server_that_is_slow_to_tell_its_statistics_is_not_sent_more_for_it() -> None:
-    """Seen on an overloaded Triton: each look took half a minute, and a load of 3 s went on for one."""
+    """Seen on an overloaded Triton: each look took half a minute, and a load of 3 s went on for
+    one.
+    """
 
     class Slow:
         async def sample(self) -> Callable[[], list[Any]]:
@@ -227,7 +240,9 @@ async def test_a_server_that_is_slow_to_tell_its_statistics_is_not_sent_more_for
 
 @pytest.mark.looptime(start=0)
 async def test_an_overload_is_ended_when_the_server_is_far_behind() -> None:
-    """200 requests/s on a server that answers 100: a second of arrivals waits after two seconds, and more would show nothing new."""
+    """200 requests/s on a server that answers 100: a second of arrivals waits after two seconds,
+    and more would show nothing new.
+    """
     server = Counter(lambda _: 0.01)
     spec = LoadSpec(
         rate=200,
@@ -274,7 +289,9 @@ async def test_what_an_overloaded_server_does_not_answer_is_given_up_long_before
 @pytest.mark.looptime(start=0)
 @pytest.mark.parametrize("behind_s", [5.0, float("inf")])
 async def test_as_many_requests_as_there_may_be_are_an_overload(behind_s: float) -> None:
-    """Fifty requests are half a second of arrivals: what is not sent beyond them would never be five seconds behind."""
+    """Fifty requests are half a second of arrivals: what is not sent beyond them would never be
+    five seconds behind.
+    """
     spec = LoadSpec(
         rate=100,
         arrivals=Arrivals.CONSTANT,
@@ -332,7 +349,9 @@ async def test_an_open_loop_whose_queue_grows_is_not_prolonged_for_being_unstead
 async def test_windows_do_not_wait_for_looks_and_looks_are_dated_between_question_and_answer() -> (
     None
 ):
-    """The last look is told two seconds late, with counters as they were a second before: half of a core was busy all the time."""
+    """The last look is told two seconds late, with counters as they were a second before: half of a
+    core was busy all the time.
+    """
 
     class Late:
         asked = 0
@@ -361,7 +380,9 @@ async def test_windows_do_not_wait_for_looks_and_looks_are_dated_between_questio
 
 
 async def test_a_request_that_waited_for_a_connection_is_given_up_by_its_own_age() -> None:
-    """Two of 0.25 s behind each other on one connection: the second has waited 0.25 s when it is sent, and gets no 0.4 s more."""
+    """Two of 0.25 s behind each other on one connection: the second has waited 0.25 s when it is
+    sent, and gets no 0.4 s more.
+    """
     async with kserve(lambda _: (0.25, 200, b"{}")) as stand:
         spec = LoadSpec(schedule=[0.0, 0.0], connections=1, timeout_s=0.4, **QUICK)
         result = await run_load(target(stand.url), spec)

@@ -1,4 +1,6 @@
-"""Triton's statistics as the difference of two looks: real answers' shape, figures worked out by hand."""
+"""Triton's statistics as the difference of two looks: real answers' shape, figures worked out by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ from triton_pipelines.tools.loadgen.triton_statistics import parse_statistics
 
 
 def stats(scale: int, name: str = "tokenizer", version: str = "1") -> dict[str, Any]:
-    """One model's statistics as Triton has them: `scale` times 10 requests of 2 rows, in 4 executions of 5 rows."""
+    """One model's statistics as Triton has them.
+
+    `scale` times 10 requests of 2 rows, in 4 executions of 5 rows.
+    """
 
     def duration(count: int, ns: int) -> dict[str, int]:
         return {"count": count * scale, "ns": ns * scale}

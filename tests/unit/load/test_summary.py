@@ -58,7 +58,8 @@ def test_warm_up_does_not_count() -> None:
     summary = summarize(
         result(due=[0.0, 0.5, 1.0, 2.0, 3.0, 4.0], end=[0.5, 0.9, 2.0, 3.0, 4.0, 4.5], rows=4)
     )
-    # Ended in [1, 4): two requests, of a second each; those before are warm-up, those after are over.
+    # Ended in [1, 4): two requests, of a second each; those before are warm-up, those after are
+    # over.
     assert summary.requests == 2
     assert summary.requests_per_s == pytest.approx(2 / 3)
     assert summary.rows_per_s == pytest.approx(8 / 3)

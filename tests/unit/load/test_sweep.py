@@ -19,7 +19,9 @@ from triton_pipelines.tools.loadgen import (
 
 
 class _Server(ThreadingHTTPServer):
-    """Answers at once, one request at a time; the first one takes 0.4 s, whether or not its client still waits."""
+    """Answers at once, one request at a time; the first one takes 0.4 s, whether or not its client
+    still waits.
+    """
 
     daemon_threads = True
 
@@ -93,7 +95,8 @@ def test_rounds_go_over_all_loads_and_the_next_begins_when_the_backlog_is_done(
         (3, "concurrency 2"),
     ]
     assert [len(item.runs) for item in found] == [2, 2]
-    # The first request was given up after 0.15 s, and the server was busy with it for 0.4 s: nobody else paid for that.
+    # The first request was given up after 0.15 s, and the server was busy with it for 0.4 s: nobody
+    # else paid for that.
     assert dict(found[0].errors) == {"no answer within 0.15 s": 1}
     assert not found[1].errors
     assert ends[0] >= server.freed > 0

@@ -1,4 +1,6 @@
-"""What a load shows corrects the law: against a step whose times are written down here, executed by execution drawn from the mix."""
+"""What a load shows corrects the law: against a step whose times are written down here, executed by
+execution drawn from the mix.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from triton_pipelines.tools.tuner.prediction import StepModel, bursty, capacity,
 from triton_pipelines.tools.tuner.profiling import BURSTS, burst_spec, contention
 from triton_pipelines.tools.tuner.step_time_fit import StepCost
 
-# The step as it is: 2 ms and 1.5 us for every token, padding included; a request costs nothing of its own.
+# The step as it is: 2 ms and 1.5 us for every token, padding included; a request costs nothing of
+# its own.
 FIXED, PER_TOKEN = 2e-3, 1.5e-6
 TRUE = StepCost(FIXED, 0.0, 0.0, PER_TOKEN)
 # As a profile in company of a busy client told it: every request costs a millisecond.
@@ -27,7 +30,9 @@ DEAR = StepCost(FIXED, 1e-3, 0.0, PER_TOKEN)
 
 
 def ran(batches: dict[int, int], stretch: float = 1.0) -> StepExecutions:
-    """Executions of these sizes, their mean times by drawing the rows of each and padding them to the longest."""
+    """Executions of these sizes, their mean times by drawing the rows of each and padding them to
+    the longest.
+    """
     random = np.random.default_rng(11)
     times = {}
     for size in batches:
@@ -142,7 +147,8 @@ def test_bursts_have_time_to_be_done_with() -> None:
     assert rest == 0
     assert tuple(counts) == BURSTS * turns
     gaps = np.diff([*starts, spec.duration_s])
-    # 5 requests: as long as twice one of 8 rows, and a millisecond for each; 17: nothing so large was timed, the largest counts.
+    # 5 requests: as long as twice one of 8 rows, and a millisecond for each; 17: nothing so large
+    # was timed, the largest counts.
     assert gaps[2] == pytest.approx(2 * 0.008 + 0.005)
     assert gaps[4] == pytest.approx(2 * 0.012 + 0.017)
 

@@ -1,4 +1,6 @@
-"""A point that is left over goes to other instances: how these share a device is measured, not predicted."""
+"""A point that is left over goes to other instances: how these share a device is measured, not
+predicted.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Shared(Slow):
 
 
 def verified(server: Shared) -> TuningRun:
-    """A run over three settings, two of which are predicted to be alike, before its points are measured."""
+    """A run over three settings, two of which are predicted to be alike, before its points are
+    measured.
+    """
     run = begun(server, TuningOptions())
     run.predictions = [
         PredictedSetting(ONE, 560.0, 0.02, 900.0),
@@ -85,7 +89,9 @@ async def test_the_time_that_is_left_goes_to_the_proof_first() -> None:
 
 
 async def test_a_rival_that_is_slow_to_load_costs_a_repeat_and_no_proof() -> None:
-    """How long a setting takes to load is known behind its first point: the proof of the candidate is measured by then."""
+    """How long a setting takes to load is known behind its first point: the proof of the candidate
+    is measured by then.
+    """
     server = Shared({CURRENT: 450.0, ONE: 800.0, TWO: 2000.0})
     server.changing[TWO] = 20.0
     run = verified(server)

@@ -1,4 +1,6 @@
-"""The choice: never a point beyond the wall, the highest batch size among equals, and no change without a proven gain."""
+"""The choice: never a point beyond the wall, the highest batch size among equals, and no change
+without a proven gain.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,7 @@ def test_a_curve_rises() -> None:
     assert points[-1][1] > points[0][1]
 
 
-# --- do no harm ---------------------------------------------------------------------------------------------------------------
+# --- do no harm -----------------------------------------------------------------------------------
 
 
 def measured(

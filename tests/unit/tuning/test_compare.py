@@ -1,4 +1,6 @@
-"""Answers are compared also where queues are short and models slow; what a queue turns away is no fault."""
+"""Answers are compared also where queues are short and models slow; what a queue turns away is no
+fault.
+"""
 
 from __future__ import annotations
 
@@ -173,9 +175,7 @@ async def test_a_setting_that_turns_its_warm_up_away_is_refused(client: Asked) -
             SettingRefusedError, match=r"rejects a single request: .*maximum queue size"
         ):
             await one.apply(OTHER, REQUESTS)
-        with pytest.raises(
-            TuneError, match="the current setting rejects a single request"
-        ):
+        with pytest.raises(TuneError, match="the current setting rejects a single request"):
             await one.apply(one.current, REQUESTS)
 
 

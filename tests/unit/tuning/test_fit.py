@@ -40,7 +40,8 @@ def test_coefficients_are_found_again(
     cost = fit(points(fixed, request, row, token))
     assert cost.fitted
     assert cost.residual < 1e-6
-    # What is indistinguishable in the points (a coefficient of nothing) is judged by the times that it gives.
+    # What is indistinguishable in the points (a coefficient of nothing) is judged by the times that
+    # it gives.
     for requests, rows, tokens in ((1, 3, 100), (5, 5, 64), (64, 64, 200)):
         true = fixed + request * requests + row * rows + token * rows * tokens
         assert cost.seconds(requests, rows, tokens) == pytest.approx(true, rel=1e-4)
@@ -117,7 +118,9 @@ def test_beside_a_table_a_request_costs_what_batches_take_beyond_it() -> None:
 
 
 def test_a_length_that_was_timed_with_one_row_costs_more_with_more() -> None:
-    """A slow step leaves time for one point of each further length: 64 rows of it are not as cheap as one."""
+    """A slow step leaves time for one point of each further length: 64 rows of it are not as cheap
+    as one.
+    """
     table = ((1.0, 20.0, 0.01), (1.0, 80.0, 0.03), (64.0, 20.0, 0.64))
     cost = StepCost(0.0, 0.0, 0.0, 0.0, fitted=False, table=table)
     assert cost.seconds(1, 1, 80) == pytest.approx(0.03)

@@ -1,4 +1,6 @@
-"""The cost of padding: against batches that are really formed one by one, against brute force, and by what has to hold."""
+"""The cost of padding: against batches that are really formed one by one, against brute force, and
+by what has to hold.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def formed(
     equal_lengths: bool,
     count: int = 60_000,
 ) -> tuple[float, float]:
-    """Seconds, and executions, for the rows of one full batch: every batch formed and computed by itself, by Triton's rule."""
+    """Seconds, and executions, for the rows of one full batch: every batch formed and computed by
+    itself, by Triton's rule.
+    """
     random = np.random.default_rng(11)
     rows = random.choice(np.asarray(mix.lengths), (count, mix.rows)).max(axis=1)
     if padding.mode == "Longest":
@@ -130,7 +134,9 @@ def test_batches_of_the_tokenizer_with_the_same_longest_row_are_merged(
 
 
 def test_the_law_of_a_gpu_and_of_a_cpu_turn_the_order_round() -> None:
-    """Fixed to 512 beats buckets where an execution costs 2 ms, and costs many times more where tokens do; by hand: 32 rows of 512 tokens."""
+    """Fixed to 512 beats buckets where an execution costs 2 ms, and costs many times more where
+    tokens do; by hand: 32 rows of 512 tokens.
+    """
     candidates = {
         candidate: PaddingCandidate(candidate, candidate != RAGGED)
         for candidate in (FIXED, BUCKETS)
@@ -178,12 +184,14 @@ def test_what_has_to_hold_of_any_law_and_mix(cost: StepCost, mix: RequestMix) ->
             price(cost, mix, PaddingCandidate(padding, True)),
             price(cost, mix, PaddingCandidate(padding, False)),
         )
-        # Who needs no equal lengths never has more executions; who pads never computes fewer tokens than there are.
+        # Who needs no equal lengths never has more executions; who pads never computes fewer tokens
+        # than there are.
         assert mixed.executions <= shares_mismatch_cause.executions * slack
         assert shares_mismatch_cause.executions <= mix.requests * slack
         assert shares_mismatch_cause.tokens >= 1 / slack
         assert shares_mismatch_cause.seconds > 0
-    # Among ways without equal lengths nothing is cheaper than to pad less; with them a bucket for everything never has more executions.
+    # Among ways without equal lengths nothing is cheaper than to pad less; with them a bucket for
+    # everything never has more executions.
     assert (
         ragged.seconds
         <= price(cost, mix, PaddingCandidate(some, False)).seconds * slack
@@ -235,7 +243,9 @@ def test_no_batch_size_is_cheaper_than_the_cheapest(
 
 
 def test_a_cpu_wants_small_batches_and_a_gpu_full_ones() -> None:
-    """By hand, where an execution costs nothing: rows of their own length, one at a time; where tokens do: all at once."""
+    """By hand, where an execution costs nothing: rows of their own length, one at a time; where
+    tokens do: all at once.
+    """
     free = cheapest(StepCost(0.0, 0.0, 0.0, 2e-5), MIX, PaddingCandidate(RAGGED, False))
     assert free.batch == 1
     assert free.seconds == pytest.approx(32 * 2e-5 * np.mean(LENGTHS))
@@ -261,7 +271,7 @@ def test_rows_beyond_512_tokens_have_no_more_candidates() -> None:
     assert all(bucket % 128 == 0 for bucket in found)
 
 
-# --- the verdict ---------------------------------------------------------------------------------------------------------------
+# --- the verdict ----------------------------------------------------------------------------------
 
 
 def ranking(cost: StepCost, current: PaddingSetting, blocker: str = "") -> PaddingRanking:
@@ -300,11 +310,8 @@ def test_a_verdict_never_prefers_what_costs_as_much(
 def test_the_words_name_the_figures_and_what_became_of_it() -> None:
     found = ranking(GPU, FIXED)
     text = describe(found)
-    assert (
-        "a model execution costs 2.00 ms plus 1.50 us per token"
-        in text
-    )
-    assert "32 rows of this mix then take Ragged" in text
+    assert "a model execution costs 2.00 ms plus 1.50 us per token" in text
+    assert "32 rows of this mix take Ragged" in text
     assert f"Fixed {found.current.seconds * 1e3:.1f} ms (in force)" in text
     assert f"Ragged {found.best.seconds * 1e3:.1f} ms, " in text, "in full batches"
     assert f"Ragged {32 * 2e-2 * np.mean(LENGTHS):.1f} ms in batches of 1, " in describe(

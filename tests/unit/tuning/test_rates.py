@@ -29,7 +29,9 @@ from triton_pipelines.tools.tuner.workload import Workload
 
 
 def answered(spec: LoadSpec, capacity: float, alone: float = 0.002) -> LoadResult:
-    """A load on a server that answers one request after the other, and each ``alone`` seconds later; given up after the deadline."""
+    """A load on a server that answers one request after the other, and each ``alone`` seconds
+    later; given up after the deadline.
+    """
     total = spec.warmup_s + spec.duration_s
     due = np.array(list(itertools.takewhile(lambda at: at < total, due_times(spec))))
     end, free = np.empty_like(due), 0.0
@@ -53,7 +55,9 @@ def answered(spec: LoadSpec, capacity: float, alone: float = 0.002) -> LoadResul
 
 
 class Slow:
-    """A server that carries far less than the steps' own times promise, the same whatever its setting."""
+    """A server that carries far less than the steps' own times promise, the same whatever its
+    setting.
+    """
 
     current, rebuild, client = CURRENT, None, None
     changes = 0.0
@@ -147,7 +151,9 @@ async def test_a_request_that_alone_takes_longer_than_the_wall_ends_the_search(
 
 
 async def test_a_rate_at_which_the_server_fell_behind_is_never_asked_for_again() -> None:
-    """The calibration is led to a rate that the server does not carry, which predictions do not see."""
+    """The calibration is led to a rate that the server does not carry, which predictions do not
+    see.
+    """
     run = begun(Slow(400.0, carried=400.0), TuningOptions())
     run.measured = [load(500.0, capacity=400.0)]
     run.executed = [{}]
@@ -326,10 +332,7 @@ async def test_answers_that_are_never_twice_the_same_are_not_compared_and_that_i
     await run._record_reference_outputs()
     await run._verify()
     assert BETTER in {one.setting for one in run.measured}
-    assert any(
-        "returns different outputs for the same requests" in note
-        for note in run.notes
-    )
+    assert any("returns different outputs for the same requests" in note for note in run.notes)
 
 
 def test_what_is_proven_counts_though_a_corrected_prediction_left_it_out() -> None:
@@ -351,7 +354,9 @@ def test_what_is_proven_counts_though_a_corrected_prediction_left_it_out() -> No
 async def test_no_point_is_begun_that_would_end_behind_the_limit(
     begun_at: float, beside: float, more: bool
 ) -> None:
-    """Three minutes for a quick run, 10 s of them for the report and the way back; a point takes 17.5 s, and what points take beside."""
+    """Three minutes for a quick run, 10 s of them for the report and the way back; a point takes
+    17.5 s, and what points take beside.
+    """
     run = begun(Slow(1e6, carried=50.0), TuningOptions())
     run._clock = lambda: 0.0
     run._began = 0.0

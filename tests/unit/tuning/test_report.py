@@ -1,4 +1,6 @@
-"""What is text of a run: status small enough to travel, the plot with its wall, calibration and advice."""
+"""What is text of a run: status small enough to travel, the plot with its wall, calibration and
+advice.
+"""
 
 from __future__ import annotations
 
@@ -178,7 +180,7 @@ def test_a_simulated_step_is_named_on_the_plot() -> None:
     assert "simulated: GPU step" in svg(chart(replace(REPORT, simulated_steps=("GPU step",))))
 
 
-# --- calibration ---------------------------------------------------------------------------------------------------------------
+# --- calibration ----------------------------------------------------------------------------------
 
 
 def test_the_longest_of_many_is_the_mean_of_their_maxima() -> None:
@@ -227,7 +229,7 @@ def test_too_few_executions_teach_nothing() -> None:
     assert learnt.stages == PIPE.stages
 
 
-# --- advice ----------------------------------------------------------------------------------------------------------------------
+# --- advice ---------------------------------------------------------------------------------------
 
 
 def seen(tokenizer: float, model: float, rows: int = 16) -> dict[str, StepExecutions]:

@@ -1,4 +1,6 @@
-"""What a run is measured against: the promise, what is subtracted from it, and the least throughput."""
+"""What a run is measured against: the promise, what is subtracted from it, and the least
+throughput.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,10 @@ def test_without_a_promise_or_with_nothing_left_of_it_the_field_is_named() -> No
 def report_of(
     least: int | None, *, proven: bool = True, share: float = 1.0, unsteady: bool = False
 ) -> TuningReport:
-    """A report on points in which 600 requests/s are proven, or the current 400 are kept; ``share``: of these rates."""
+    """A report on points in which 600 requests/s are proven, or the current 400 are kept.
+
+    ``share``: of these rates.
+    """
     built = builders.built(
         model={"maxBatchSize": 4},
         slo={"p99Milliseconds": 35} | ({"minThroughputPerSecond": least} if least else {}),

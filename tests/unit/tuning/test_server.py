@@ -25,7 +25,9 @@ PUBLIC = BUILT.graph.model_name
 
 
 class StandIn:
-    """A client of a server that is not there: keeps the config of each model; loads hang, are refused or fail where that is asked for."""
+    """A client of a server that is not there: keeps the config of each model; loads hang, are
+    refused or fail where that is asked for.
+    """
 
     def __init__(self) -> None:
         self.running: dict[str, Any] = {
@@ -109,7 +111,9 @@ async def test_a_run_that_is_stopped_leaves_the_first_setting(client: StandIn) -
 
 
 async def test_what_ran_is_put_back_as_it_was_not_what_the_resource_says(client: StandIn) -> None:
-    """Other instances after live scaling, another delay and batch size by hand, and a field that no setting names."""
+    """Other instances after live scaling, another delay and batch size by hand, and a field that no
+    setting names.
+    """
     model, tokenizer, public = (client.running[name] for name in ("model", "tokenizer", PUBLIC))
     model.instance_group[0].count, model.max_batch_size = 3, 16
     model.dynamic_batching.max_queue_delay_microseconds = 5000

@@ -12,7 +12,11 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 @dataclass(frozen=True, slots=True, order=True)
 class PaddingSetting:
-    """A way of padding: ``mode``, a :class:`Padding` ("": as the resource has it), and the ``buckets`` of Bucketed, the longest row last."""
+    """A way of padding.
+
+    ``mode``, a :class:`Padding` ("": as the resource has it), and the ``buckets`` of Bucketed, the
+    longest row last.
+    """
 
     mode: str = ""
     buckets: tuple[int, ...] = ()
@@ -53,7 +57,9 @@ def patch_pipeline(pipeline: InferencePipeline, patch: Mapping[str, Any]) -> Inf
 
 
 def padding_fields(pipeline: InferencePipeline, padded: PaddingSetting) -> dict[str, Any]:
-    """A padding as fields of ``spec.tokenizer`` in a merge patch; buckets that are there already go."""
+    """A padding as fields of ``spec.tokenizer`` in a merge patch; buckets that are there already
+    go.
+    """
     written = pipeline.spec.tokenizer is not None and bool(pipeline.spec.tokenizer.buckets)
     buckets: dict[str, Any] = (
         {"buckets": list(padded.buckets)}

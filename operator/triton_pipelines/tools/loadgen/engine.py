@@ -1,8 +1,9 @@
 """The load engine: puts one load on one model and records every request.
 
-One event loop, callbacks instead of tasks, requests made beforehand, answers not unpacked: little CPU per request (each summary tells
-how much), so that what is measured is the server. Latency in an open loop counts from when a request was due: a server
-that stalls is charged for every request that should have been sent meanwhile (no coordinated omission).
+One event loop, callbacks instead of tasks, requests made beforehand, answers not unpacked: little
+CPU per request (each summary tells how much), so that what is measured is the server. Latency in an
+open loop counts from when a request was due: a server that stalls is charged for every request that
+should have been sent meanwhile (no coordinated omission).
 """
 
 from __future__ import annotations
@@ -60,11 +61,17 @@ _BURST = 64
 _LATE_S = 1.0
 """Seconds behind the end in which requests that were due before it are still sent."""
 MAX_REQUESTS = 25_000_000
-"""Requests that one load may take. All their times are kept, which makes percentiles exact: 40 bytes each, a gigabyte then."""
+"""Requests that one load may take. All their times are kept, which makes percentiles exact: 40
+bytes each, a gigabyte then.
+"""
 STATISTICS_SECONDS = 5.0
-"""How long a look at the statistics may take: of a server that tells them later, nobody knows which time they are of."""
+"""How long a look at the statistics may take: of a server that tells them later, nobody knows which
+time they are of.
+"""
 _GRACE = 3.0
-"""Times ``behind_s`` that an overloaded server gets to answer what is under way: its load is rarely more than twice what it carries."""
+"""Times ``behind_s`` that an overloaded server gets to answer what is under way: its load is rarely
+more than twice what it carries.
+"""
 _FORGOTTEN_S = 5.0
 _WAITING, _ANSWERED = -2, -1
 _SELECTABLE = 1024
@@ -74,14 +81,17 @@ _SELECTABLE = 1024
 def run_blocking(
     target: LoadTarget, spec: LoadSpec, progress: OnProgress | None = None
 ) -> LoadResult:
-    """:func:`run` in an event loop of its own that keeps time to some 0.1 ms; asyncio's own wakes up to 1 ms late."""
+    """:func:`run` in an event loop of its own that keeps time to some 0.1 ms; asyncio's own wakes
+    up to 1 ms late.
+    """
     with asyncio.Runner(loop_factory=precise_event_loop) as runner:
         return runner.run(run_load(target, spec, progress))
 
 
 def precise_event_loop() -> asyncio.AbstractEventLoop:
     """An event loop that keeps time to some 0.1 ms, for an ``asyncio.Runner``."""
-    # A handler that raises in the middle of this would leave half a loop, which Python complains about when it goes.
+    # A handler that raises in the middle of this would leave half a loop, which Python complains
+    # about when it goes.
     if threading.current_thread() is not threading.main_thread():
         return asyncio.SelectorEventLoop(_PreciseSelector())
     came: list[int] = []
@@ -112,7 +122,8 @@ async def run_load(
         Every request with its times; failed ones are in it, they raise nothing.
 
     Raises:
-        LoadError: the server cannot be reached, the requests cannot be made, or there are more than :data:`MAX_REQUESTS`.
+        LoadError: the server cannot be reached, the requests cannot be made, or there are more than
+            :data:`MAX_REQUESTS`.
         asyncio.CancelledError: cancelled; connections are closed, what was under way is dropped.
     """
     requests = encode_requests(target)
@@ -171,14 +182,16 @@ class LoadRun:
         self._request_ended = asyncio.Event()
         self._early_end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._overloaded = False
-        # By request, in the order in which they were sent; the end of one that is under way is not known.
+        # By request, in the order in which they were sent; the end of one that is under way is not
+        # known.
         self._due, self._sent, self._end = array("d"), array("d"), array("d")
         self._number, self._error = array("q"), array("q")
         self._errors: dict[str, int] = {}
         self._ended_count = self._failed = 0
         self._samples: list[asyncio.Future[StatisticsSample]] = []
         self._behind = 0
-        # Nothing is due behind the last window there can be, however long a busy server makes the looks wait that end it.
+        # Nothing is due behind the last window there can be, however long a busy server makes the
+        # looks wait that end it.
         self._last_due = spec.warmup_s + spec.duration_s + spec.extend * spec.window_s
 
     async def run(self) -> LoadResult:
@@ -198,7 +211,8 @@ class LoadRun:
             if sender is not None:
                 self._last_due = end
                 if self._behind:
-                    # What was due in the measured time and is not sent yet is the latest of all, and counts.
+                    # What was due in the measured time and is not sent yet is the latest of all,
+                    # and counts.
                     await asyncio.wait({sender}, timeout=_LATE_S)
                 sender.cancel()
             last = self._samples[-1]
@@ -213,7 +227,7 @@ class LoadRun:
                         await task
         return self._result(begin, end, figures, time.process_time() - cpu)
 
-    # --- sending ------------------------------------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
     async def _send_open_loop(self) -> None:
         loop, began, pending = asyncio.get_running_loop(), self._began, self._spec.pending
         for due in due_times(self._spec):
@@ -224,9 +238,11 @@ class LoadRun:
             if wait > 0:
                 await asyncio.sleep(wait)
             elif self._behind % _BURST == 0:
-                # Who is late at every request would else never let go of the loop: answers have to be read, and the load has to end.
+                # Who is late at every request would else never let go of the loop: answers have to
+                # be read, and the load has to end.
                 await asyncio.sleep(0)
-            # What is not sent any more never makes it later: as many as there may be is behind, too.
+            # What is not sent any more never makes it later: as many as there may be is behind,
+            # too.
             full = self._in_flight >= pending and math.isfinite(self._spec.behind_s)
             if full or self._backlog_seconds() > self._spec.behind_s:
                 self._overloaded = True
@@ -241,7 +257,10 @@ class LoadRun:
                 )
 
     def _backlog_seconds(self) -> float:
-        """Seconds that the server is behind: so many requests wait as were due in that time. One that never ends does not make it late."""
+        """Seconds that the server is behind: so many requests wait as were due in that time.
+
+        One that never ends does not make it late.
+        """
         return self._now() - self._began - self._due[-self._in_flight] if self._in_flight else 0.0
 
     def _send_next(self) -> None:
@@ -296,7 +315,8 @@ class LoadRun:
 
     async def _drain(self) -> None:
         """Wait for what is under way; what is not answered by then is given up."""
-        # Each request has its own deadline; that of all guards against a transport that forgets one.
+        # Each request has its own deadline; that of all guards against a transport that forgets
+        # one.
         grace = min(_GRACE * self._spec.behind_s, self._spec.timeout_s + _FORGOTTEN_S)
         deadline = self._now() + grace
         while self._in_flight and (left := deadline - self._now()) > 0:
@@ -307,11 +327,13 @@ class LoadRun:
             for place in np.flatnonzero(np.array(self._error) == _WAITING).tolist():
                 self._record_end(place, f"{GIVEN_UP} {grace:g} s after the end of the load")
 
-    # --- measuring ----------------------------------------------------------------------------------------------------------
+    # --- measuring --------------------------------------------------------------------------------
     async def _measure_windows(
         self, sender: asyncio.Task[None] | None
     ) -> tuple[float, float, asyncio.Future[StatisticsSample]]:
-        """Wait for the windows; begin and end of the last three (of an overload that is ended: of all until then), and the look at the begin."""
+        """Wait for the windows; begin and end of the last three (of an overload that is ended: of
+        all until then), and the look at the begin.
+        """
         spec = self._spec
         for number in range(WINDOWS + spec.extend + 1):
             at = spec.warmup_s + number * spec.window_s

@@ -22,7 +22,8 @@ _OPTIONS: Final = (
 
 
 class GrpcTransport:
-    """Channels to one server; a connection for every 16 requests under way, as several clients would have.
+    """Channels to one server; a connection for every 16 requests under way, as several clients
+    would have.
 
     Args:
         address: ``host:port``.

@@ -1,7 +1,9 @@
-"""HTTP/1.1 connections that carry requests made beforehand and tell only whether they were answered.
+"""HTTP/1.1 connections that carry requests made beforehand and tell only whether they were
+answered.
 
-Ordinary clients build each request and read each answer: 0.2 to 1 ms of CPU, more than many servers need for it. A load generator
-must not be what is measured, so this one writes bytes, finds the end of the answer and calls back.
+Ordinary clients build each request and read each answer: 0.2 to 1 ms of CPU, more than many servers
+need for it. A load generator must not be what is measured, so this one writes bytes, finds the end
+of the answer and calls back.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ _KEPT_BYTES: Final = 64 * 1024
 
 
 def trusted_authorities() -> ssl.SSLContext:
-    """Whose certificates are good: the system's authorities and certifi's, or those of ``SSL_CERT_FILE`` where the environment names it."""
+    """Whose certificates are good: the system's authorities and certifi's, or those of
+    ``SSL_CERT_FILE`` where the environment names it.
+    """
     context = httpx.create_ssl_context()
     context.load_default_certs()
     return context
@@ -109,7 +113,7 @@ class HttpTransport:
             self._waiting.popleft()[1]("not sent before the end")
         await asyncio.sleep(0)  # lets transports call connection_lost
 
-    # --- inside -----------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
     def freed(self, connection: _Connection) -> None:
         """A connection has been answered: it takes what waits, or rests."""
         if self._waiting:
@@ -198,7 +202,7 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # --- asyncio.Protocol ---------------------------------------------------------------------------------------------------
+    # --- asyncio.Protocol -------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
@@ -259,7 +263,9 @@ class _Connection(asyncio.Protocol):
 
 
 def _describe_error(error: Exception) -> str:
-    """A connection's failure in the system's words, without the address, so that equal failures are equal."""
+    """A connection's failure in the system's words, without the address, so that equal failures are
+    equal.
+    """
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate was rejected: {error.verify_message}; set SSL_CERT_FILE to a PEM file with the trusted authorities"
     if isinstance(error, ssl.SSLError):  # its number is none of the system's

@@ -14,7 +14,9 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 WINDOWS = 3
-"""Windows that must agree for a measurement to be stable; the measured time is divided into as many."""
+"""Windows that must agree for a measurement to be stable; the measured time is divided into as
+many.
+"""
 
 # How the messages of requests begin that were too late, not wrong.
 GIVEN_UP: Final = "given up"
@@ -24,7 +26,10 @@ NO_CONNECTION: Final = "no free connection within"
 
 
 class LoadGeneratorError(Exception):
-    """The load cannot be put on: a wrong specification, or a server that cannot be asked. Says what is wrong."""
+    """The load cannot be put on: a wrong specification, or a server that cannot be asked.
+
+    Says what is wrong.
+    """
 
 
 class InferenceProtocol(enum.StrEnum):
@@ -35,7 +40,9 @@ class InferenceProtocol(enum.StrEnum):
 
 
 class Arrivals(enum.StrEnum):
-    """When requests of an open loop are due: as those of many independent users, or at equal distances."""
+    """When requests of an open loop are due: as those of many independent users, or at equal
+    distances.
+    """
 
     POISSON = "poisson"
     CONSTANT = "constant"
@@ -46,14 +53,18 @@ class LoadTarget:
     """A model and the requests to send to it, one after the other and again from the first.
 
     Attributes:
-        url: ``http://host:port`` or ``https://…`` (a path before ``/v2`` is kept); for gRPC ``host:port``.
+        url: ``http://host:port`` or ``https://…`` (a path before ``/v2`` is kept); for gRPC
+            ``host:port``.
         model: its name.
-        requests: arrays by input name, one mapping for each request; rows first where the model batches. Texts are object arrays of bytes.
+        requests: arrays by input name, one mapping for each request; rows first where the model
+            batches. Texts are object arrays of bytes.
         protocol: how they are sent.
-        rows: rows in each request (1 where the model does not batch); None: the length of each request's longest first axis.
+        rows: rows in each request (1 where the model does not batch); None: the length of each
+            request's longest first axis.
         outputs: the outputs asked for; none: all of them.
         headers: further headers (HTTP) or metadata (gRPC); never logged.
-        path, bodies: instead of ``requests``, what is posted to a server that is no Triton (HTTP alone).
+        path, bodies: instead of ``requests``, what is posted to a server that is no Triton (HTTP
+            alone).
     """
 
     url: str
@@ -97,20 +108,27 @@ class LoadSpec:
     """One load; exactly one of ``concurrency``, ``rate`` and ``schedule`` is given.
 
     Attributes:
-        concurrency: closed loop: so many requests are always under way, each followed by the next when it is answered.
-        rate: open loop: requests/s, sent when they are due, however late the answers are. Latency counts from when a request was due.
+        concurrency: closed loop: so many requests are always under way, each followed by the next
+            when it is answered.
+        rate: open loop: requests/s, sent when they are due, however late the answers are. Latency
+            counts from when a request was due.
         arrivals: of an open loop with a rate.
-        schedule: open loop by a trace: seconds since the begin at which requests are due, ascending; lasts ``warmup_s + duration_s`` like others.
+        schedule: open loop by a trace: seconds since the begin at which requests are due,
+            ascending; lasts ``warmup_s + duration_s`` like others.
         duration_s: seconds measured.
         warmup_s: seconds of the same load before, not counted.
-        extend: while the last three windows (each a third of ``duration_s``) do not agree, go on for up to so many windows more; what counts
-            are the last three.
+        extend: while the last three windows (each a third of ``duration_s``) do not agree, go on
+            for up to so many windows more; what counts are the last three.
         timeout_s: seconds after which a request is given up and its connection closed.
         seed: of the arrivals: the same seed, the same times.
-        connections: most connections of an open loop over HTTP (a connection carries one request at a time).
-        pending: most requests of an open loop waiting or under way; beyond it a request fails unsent.
-        behind_s: seconds: an open loop on a server that is so far behind (as many requests wait as were due in so long) ends at once: it is
-            overloaded, and more of the same load shows only how latency grows; so does one with ``pending`` requests. What is not answered in three times as long from then on is given up.
+        connections: most connections of an open loop over HTTP (a connection carries one request at
+            a time).
+        pending: most requests of an open loop waiting or under way; beyond it a request fails
+            unsent.
+        behind_s: seconds: an open loop on a server that is so far behind (as many requests wait as
+            were due in so long) ends at once: it is overloaded, and more of the same load shows
+            only how latency grows; so does one with ``pending`` requests. What is not answered in
+            three times as long from then on is given up.
         statistics: read Triton's statistics at the bounds of the windows.
     """
 
@@ -175,7 +193,9 @@ class LoadSpec:
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """How far a load is: seconds since its begin and to its end as known now, requests answered and failed so far."""
+    """How far a load is: seconds since its begin and to its end as known now, requests answered and
+    failed so far.
+    """
 
     elapsed_s: float
     total_s: float

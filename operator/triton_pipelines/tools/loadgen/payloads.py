@@ -23,7 +23,8 @@ LENGTH_HEADER = "Inference-Header-Content-Length"
 
 
 def encode_requests(target: LoadTarget) -> list[bytes]:
-    """What goes over the wire for each request: a whole HTTP/1.1 request, or a serialised ``ModelInferRequest``.
+    """What goes over the wire for each request: a whole HTTP/1.1 request, or a serialised
+    ``ModelInferRequest``.
 
     Raises:
         LoadError: an input has a type that Triton does not know.
@@ -60,7 +61,8 @@ def _post(path: str, headers: Mapping[str, str], body: bytes) -> bytes:
 def http_body(
     inputs: Mapping[str, Array], outputs: Sequence[str] = (), types: Mapping[str, str] | None = None
 ) -> tuple[bytes, int]:
-    """The body of an inference request with binary tensors both ways, and the length of its JSON part.
+    """The body of an inference request with binary tensors both ways, and the length of its JSON
+    part.
 
     Args:
         inputs: arrays by input name.

@@ -22,10 +22,13 @@ from triton_pipelines.tools.loadgen.load_spec import (
 from triton_pipelines.tools.loadgen.triton_statistics import StepStatistics
 
 TOLERANCE: Final = 0.1
-"""Windows agree when each figure is within this share of the mean of all (facts: 3 windows within 10 %)."""
+"""Windows agree when each figure is within this share of the mean of all (facts: 3 windows within
+10 %).
+"""
 PERCENTILES: Final = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 
-# What Triton says of a queue that is full, or of a request that waited longer than its queue's timeout (rate_limiter.cc, dynamic_batch_scheduler.cc).
+# What Triton says of a queue that is full, or of a request that waited longer than its queue's
+# timeout (rate_limiter.cc, dynamic_batch_scheduler.cc).
 _REJECTED_MESSAGES: Final = ("Exceeds maximum queue size", "Request timeout expired")
 _LATE_MESSAGES: Final = (GIVEN_UP, NO_ANSWER, NO_CONNECTION, "DEADLINE_EXCEEDED")
 
@@ -33,13 +36,17 @@ Floats = NDArray[np.float64]
 
 
 def is_rejected(message: str) -> bool:
-    """Whether a request was shed: by a full queue, by a queue's timeout, or by the generator itself. Bursts do that below the mean rate that
-    is carried, too; it is never a fault."""
+    """Whether a request was shed: by a full queue, by a queue's timeout, or by the generator
+    itself. Bursts do that below the mean rate that is carried, too; it is never a fault.
+    """
     return message.startswith(NOT_SENT) or any(text in message for text in _REJECTED_MESSAGES)
 
 
 def is_late(message: str) -> bool:
-    """Whether a request failed by waiting too long, or was turned away: what overload does. Anything else is a fault."""
+    """Whether a request failed by waiting too long, or was turned away: what overload does.
+
+    Anything else is a fault.
+    """
     return message.startswith(_LATE_MESSAGES) or is_rejected(message)
 
 
@@ -56,10 +63,13 @@ class LoadResult:
         error: index into ``errors``; -1 for an answered one.
         errors: messages.
         begin_s, end_s: the measured time: the last three windows.
-        cpu_s: CPU seconds of this process in the whole load; ``elapsed_s`` its length, the wait for late answers included.
-        steps: what each model did in the measured time, from Triton's statistics; empty where these were not read, or not told in time.
-        overloaded: it was ended before its time, since the server was ``spec.behind_s`` behind; what counts is what was due until then, the
-            warm-up included where less than a window was left behind it.
+        cpu_s: CPU seconds of this process in the whole load; ``elapsed_s`` its length, the wait for
+            late answers included.
+        steps: what each model did in the measured time, from Triton's statistics; empty where these
+            were not read, or not told in time.
+        overloaded: it was ended before its time, since the server was ``spec.behind_s`` behind;
+            what counts is what was due until then, the warm-up included where less than a window
+            was left behind it.
     """
 
     spec: LoadSpec
@@ -86,7 +96,8 @@ class LoadResult:
     ) -> NDArray[np.bool_]:
         """Which requests count for a time (default: the measured one).
 
-        In an open loop those that were due in it, however late they were answered; in a closed loop those that ended in it.
+        In an open loop those that were due in it, however late they were answered; in a closed loop
+        those that ended in it.
         """
         at = self.due if self.spec.open_loop else self.end
         begin, end = (
@@ -97,7 +108,9 @@ class LoadResult:
 
     @property
     def latencies(self) -> Floats:
-        """Seconds from due to answer of the answered requests of the measured time, in the order of their ends."""
+        """Seconds from due to answer of the answered requests of the measured time, in the order of
+        their ends.
+        """
         chosen = self.measured() & (self.error < 0)
         return (self.end - self.due)[chosen]
 
@@ -140,9 +153,12 @@ class LoadSummary:
         load: the load's name, such as ``concurrency 8``.
         requests_per_s, rows_per_s: answered per second.
         requests: answered in the measured time.
-        failed: failed of those that were due (open loop) or under way (closed loop) in the measured time; ``errors`` says how often with which message.
-        mean_s, p50_s, p90_s, p95_s, p99_s, max_s: latency, of an open loop from when requests were due.
-        lag_p99_s: how late the generator sent requests after they were due (waiting for a free connection included in the latency, not here).
+        failed: failed of those that were due (open loop) or under way (closed loop) in the measured
+            time; ``errors`` says how often with which message.
+        mean_s, p50_s, p90_s, p95_s, p99_s, max_s: latency, of an open loop from when requests were
+            due.
+        lag_p99_s: how late the generator sent requests after they were due (waiting for a free
+            connection included in the latency, not here).
         cpu_per_request_s: CPU of the generator's process for each request.
         cpu_share: cores that the generator kept busy.
         stability: whether it was steady.
@@ -172,7 +188,8 @@ def summarize(result: LoadResult) -> LoadSummary:
     """The figures of a load's measured time."""
     latencies = result.latencies
     chosen = result.measured()
-    # In a closed loop a request that is given up after the end was under way in the measured time, and kept its place from being used.
+    # In a closed loop a request that is given up after the end was under way in the measured time,
+    # and kept its place from being used.
     concerned = (
         chosen
         if result.spec.open_loop
@@ -206,7 +223,9 @@ def summarize(result: LoadResult) -> LoadSummary:
 
 
 def percentiles(seconds: Floats) -> dict[str, float]:
-    """Exact percentiles by nearest rank: the smallest value that at least the share of all do not exceed; NaN of nothing."""
+    """Exact percentiles by nearest rank: the smallest value that at least the share of all do not
+    exceed; NaN of nothing.
+    """
     if not len(seconds):
         return dict.fromkeys(PERCENTILES, math.nan)
     found = np.percentile(seconds, list(PERCENTILES.values()), method="inverted_cdf")
@@ -228,7 +247,9 @@ def stability(result: LoadResult, tolerance: float = TOLERANCE) -> LoadStability
 
 
 def window_figures(result: LoadResult, begin_s: float, end_s: float) -> LoadWindow:
-    """Figures of one window, by the requests that ended in it: late answers belong to the time in which they were late."""
+    """Figures of one window, by the requests that ended in it: late answers belong to the time in
+    which they were late.
+    """
     chosen = (result.end >= begin_s) & (result.end < end_s) & (result.error < 0)
     return LoadWindow(
         result.throughput(begin_s, end_s)[0], percentiles((result.end - result.due)[chosen])["p99"]

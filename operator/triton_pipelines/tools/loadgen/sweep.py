@@ -1,4 +1,6 @@
-"""Several loads on one target, several runs each, interleaved, so that a machine that warms up or slows down favours none."""
+"""Several loads on one target, several runs each, interleaved, so that a machine that warms up or
+slows down favours none.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,10 @@ class SweepResult:
 
 
 class SweepEndedError(LoadGeneratorError):
-    """A sweep ended early, after ``rounds`` of ``total`` rounds; ``measured`` holds what those gave, without loads that have no run yet."""
+    """A sweep ended early, after ``rounds`` of ``total`` rounds.
+
+    ``measured`` holds what those gave, without loads that have no run yet.
+    """
 
     def __init__(
         self, reason: str, rounds: int, total: int, measured: Sequence[tuple[int, SweepResult]]
@@ -74,11 +79,14 @@ _PATIENCE = 4
 """Timeouts of a load that its backlog may take to be worked off."""
 
 OnSweepProgress = Callable[[int, int, LoadSpec, LoadProgress | None], None]
-"""Number of the run (from 0), how many there are, its load, and how far it is (None: it is done)."""
+"""Number of the run (from 0), how many there are, its load, and how far it is (None: it is done).
+"""
 
 
 def _drain_spec(spec: LoadSpec) -> LoadSpec:
-    """A single request behind everything that the server still does for requests which were given up: the next load must not wait for it."""
+    """A single request behind everything that the server still does for requests which were given
+    up: the next load must not wait for it.
+    """
     return LoadSpec(
         concurrency=1,
         duration_s=0.001,
@@ -95,14 +103,16 @@ def sweep(
 
     Args:
         targets: pairs of target and load.
-        runs: of each; each run of a Poisson load has arrivals of its own (the spec's seed plus the round).
+        runs: of each; each run of a Poisson load has arrivals of its own (the spec's seed plus the
+            round).
         on_run: told how far it is.
 
     Returns:
         In the order of ``targets``.
 
     Raises:
-        SweepEndedError: the server went while this was under way; it holds what was measured until then.
+        SweepEndedError: the server went while this was under way; it holds what was measured until
+            then.
         LoadError: nothing could be measured; as :func:`~triton_pipelines.tools.loadgen.engine.run`.
     """
     found: list[list[LoadSummary]] = [[] for _ in targets]

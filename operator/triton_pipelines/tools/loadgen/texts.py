@@ -1,7 +1,9 @@
-"""Texts for requests: of a given length distribution, one per line of a file, or perf_analyzer's input data. Pure.
+"""Texts for requests: of a given length distribution, one per line of a file, or perf_analyzer's
+input data. Pure.
 
-Texts of a distribution are made of words that are one token each in the vocabularies of BERT, GPT-2 and their like (and one unknown
-token each in others): as many words as tokens wanted. What a tokenizer really makes of them it alone can say.
+Texts of a distribution are made of words that are one token each in the vocabularies of BERT, GPT-2
+and their like (and one unknown token each in others): as many words as tokens wanted. What a
+tokenizer really makes of them it alone can say.
 """
 
 from __future__ import annotations
@@ -90,7 +92,9 @@ class TextLengths:
 
 
 def generate_texts(lengths: Sequence[int], seed: int = 0, special_tokens: int = 2) -> list[str]:
-    """A text for each length in tokens, counting the ``special_tokens`` that a tokenizer adds ([CLS] and [SEP]); at least one word each."""
+    """A text for each length in tokens, counting the ``special_tokens`` that a tokenizer adds
+    ([CLS] and [SEP]); at least one word each.
+    """
     random = np.random.default_rng(seed + 1)
     return [
         " ".join(
@@ -114,9 +118,11 @@ def read_lines(content: str) -> list[str]:
 
 
 def batches(items: Sequence[str], rows: int) -> list[list[str]]:
-    """Rows for requests, in order, from the first again at the end, until every item stands in a request equally often.
+    """Rows for requests, in order, from the first again at the end, until every item stands in a
+    request equally often.
 
-    Where that took more than :data:`MAX_ROWS` rows, until every item stands in one: requests are kept in memory.
+    Where that took more than :data:`MAX_ROWS` rows, until every item stands in one: requests are
+    kept in memory.
     """
     turns = math.lcm(len(items), rows) // rows
     if turns * rows > max(MAX_ROWS, len(items)):
@@ -125,12 +131,14 @@ def batches(items: Sequence[str], rows: int) -> list[list[str]]:
     return [list(itertools.islice(endless, rows)) for _ in range(turns)]
 
 
-# --- perf_analyzer's input data -----------------------------------------------------------------------------------------------
+# --- perf_analyzer's input data -------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class InputTensor:
-    """One input of one row in perf_analyzer's file: its elements in row-major order, or its raw bytes; its shape where it is given."""
+    """One input of one row in perf_analyzer's file: its elements in row-major order, or its raw
+    bytes; its shape where it is given.
+    """
 
     elements: tuple[Any, ...] = ()
     raw: bytes | None = None
@@ -138,15 +146,19 @@ class InputTensor:
 
 
 def is_perf_analyzer(content: str) -> bool:
-    """Whether a file's content looks like perf_analyzer's input data rather than like texts, one per line."""
+    """Whether a file's content looks like perf_analyzer's input data rather than like texts, one
+    per line.
+    """
     return content.lstrip()[:1] == "{" and '"data"' in content
 
 
 def read_perf_analyzer(content: str) -> list[dict[str, InputTensor]]:
-    """Rows (batch 1 each) of perf_analyzer's ``--input-data`` JSON: ``{"data": [{"TEXT": ["a text"]}, …]}``.
+    """Rows (batch 1 each) of perf_analyzer's ``--input-data`` JSON.
 
-    Values are lists in row-major order, ``{"content": […], "shape": […]}`` or ``{"b64": "…"}``; several streams (lists of lists) are
-    taken one after the other. ``validation_data`` is not read.
+    ``{"data": [{"TEXT": ["a text"]}, …]}``.
+
+    Values are lists in row-major order, ``{"content": […], "shape": […]}`` or ``{"b64": "…"}``;
+    several streams (lists of lists) are taken one after the other. ``validation_data`` is not read.
 
     Raises:
         TextsError: names the entry and the input.

@@ -1,4 +1,8 @@
-"""Where the time goes: Triton's own statistics of each model, as the difference of two looks. Pure but for :class:`StatisticsReader`."""
+"""Where the time goes.
+
+Triton's own statistics of each model, as the difference of two looks. Pure but for
+:class:`StatisticsReader`.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +48,10 @@ class ModelCounters:
     Attributes:
         rows: inferences (rows) done, without those answered from the cache.
         executions: runs of the model, each over a batch.
-        counts, seconds: by duration (``success``, ``fail``, ``queue``, ``compute_input``, ``compute_infer``, ``compute_output``, …).
-        batches: rows of an execution → executions, and seconds of all of these (input, compute and output together).
+        counts, seconds: by duration (``success``, ``fail``, ``queue``, ``compute_input``,
+            ``compute_infer``, ``compute_output``, …).
+        batches: rows of an execution → executions, and seconds of all of these (input, compute and
+            output together).
     """
 
     rows: int = 0
@@ -57,18 +63,22 @@ class ModelCounters:
 
 @dataclass(frozen=True)
 class StepStatistics:
-    """What one model (a step, or the ensemble itself) did between two looks. Times are means in seconds per request unless said otherwise.
+    """What one model (a step, or the ensemble itself) did between two looks.
+
+    Times are means in seconds per request unless said otherwise.
 
     Attributes:
         requests, failures: requests answered and failed.
         rows: rows computed.
         executions: runs of the model.
         queue_s: waiting for an instance (and for the batch to fill).
-        input_s, infer_s, output_s: gathering the batch, computing it, handing out the answers. Each request is told the time of its whole batch.
+        input_s, infer_s, output_s: gathering the batch, computing it, handing out the answers. Each
+            request is told the time of its whole batch.
         request_s: from arrival to answer within Triton.
         rows_per_execution: mean batch.
         execution_s: seconds of one execution (input, compute, output).
-        busy: instances busy on average: seconds of executions per second between the looks; against the instance count it is the utilisation.
+        busy: instances busy on average: seconds of executions per second between the looks; against
+            the instance count it is the utilisation.
         batches: rows of an execution → executions.
         batch_seconds: rows of an execution → mean seconds of these (input, compute, output).
     """
@@ -124,7 +134,8 @@ def parse_statistics(models: Sequence[Mapping[str, Any]]) -> dict[str, ModelCoun
 def step_statistics(
     before: StatisticsSample, after: StatisticsSample, elapsed_s: float
 ) -> dict[str, StepStatistics]:
-    """What each model did between two looks; a model whose counters went back (it was loaded anew) is counted from its load.
+    """What each model did between two looks; a model whose counters went back (it was loaded anew)
+    is counted from its load.
 
     Args:
         before, after: the looks, of :func:`parse` or :func:`read`.
@@ -149,7 +160,8 @@ async def read_statistics(target: LoadTarget, timeout_s: float = 10.0) -> dict[s
 
 
 class StatisticsReader:
-    """Reads a server's statistics beside a load: its connection is kept, and answers are unpacked when the load is over.
+    """Reads a server's statistics beside a load: its connection is kept, and answers are unpacked
+    when the load is over.
 
     Args:
         target: whose server.
@@ -167,8 +179,8 @@ class StatisticsReader:
                 target.url, options=(("grpc.enable_http_proxy", 0),)
             )
         else:
-            # Reading the CA certificates takes longer than many a request; without TLS they are not needed.
-            # The same authorities as of the load itself.
+            # Reading the CA certificates takes longer than many a request; without TLS they are not
+            # needed. The same authorities as of the load itself.
             verify = trusted_authorities() if target.url.startswith("https") else False
             client = httpx.Client(
                 verify=verify,

@@ -1,9 +1,9 @@
 """Choose batching settings by measurement: profile, predict, choose and verify on a real server.
 
 :func:`tune` runs on a :class:`TuningTarget` with :class:`TuningOptions` and returns a
-:class:`TuningReport`. The report has three forms: :func:`report_document` (JSON),
-:func:`status_of` (``status.tuning``) and :func:`patch_yaml` (the merge patch). :func:`chart` and :func:`terminal` draw it. Everything else is
-internal to the package.
+:class:`TuningReport`. The report has three forms: :func:`report_document` (JSON), :func:`status_of`
+(``status.tuning``) and :func:`patch_yaml` (the merge patch). :func:`chart` and :func:`terminal`
+draw it. Everything else is internal to the package.
 """
 
 from .errors import NotTunableError, TuneError

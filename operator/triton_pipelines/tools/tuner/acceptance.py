@@ -173,7 +173,8 @@ class _Baseline:
     """Lowest rate above it that exceeded the budget."""
     within: float
     """Highest rate within the budget, though noise could have it beyond: no rate to rely on, but a
-    gain is counted from it."""
+    gain is counted from it.
+    """
 
     @classmethod
     def of(cls, own: Sequence[SettingMeasurement], latency_budget: float) -> _Baseline:

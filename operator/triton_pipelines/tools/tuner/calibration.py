@@ -1,4 +1,6 @@
-"""What load on the whole pipeline adds to the profile of its steps: padding inside batches, stretched times, time outside the steps. Pure."""
+"""What load on the whole pipeline adds to the profile of its steps: padding inside batches,
+stretched times, time outside the steps. Pure.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,24 @@ from triton_pipelines.tools.loadgen import Array
 from .prediction import PipelineModel, StepModel, simulate
 from .step_time_fit import StepCost
 
-# A factor beyond these is a fault of the measurement (a machine that slept, a step that was loaded anew), not of the law.
+# A factor beyond these is a fault of the measurement (a machine that slept, a step that was loaded
+# anew), not of the law.
 STRETCH = (0.7, 3.0)
 # Executions, or requests, below which nothing is concluded.
 MIN_EXECUTIONS = 20
-# How many times the requests of the smallest batch the largest must have, for a request's own cost to be told from a load.
+# How many times the requests of the smallest batch the largest must have, for a request's own cost
+# to be told from a load.
 MIN_BATCH_RANGE = 4
 QUANTILES = 200
 
 
 @dataclass(frozen=True, slots=True)
 class StepExecutions:
-    """What a step did: ``batches``: rows of an execution → executions; ``seconds``: mean of an execution; ``busy``: instances busy;
-    ``times``: rows of an execution → mean seconds of these (empty: not told)."""
+    """What a step did.
+
+    ``batches``: rows of an execution → executions; ``seconds``: mean of an execution; ``busy``:
+    instances busy; ``times``: rows of an execution → mean seconds of these (empty: not told).
+    """
 
     batches: Mapping[int, int]
     seconds: float
@@ -58,7 +65,9 @@ def expected_seconds(
     spread: float,
     instances: int = 1,
 ) -> float:
-    """Mean seconds of an execution by the law, for the batches that were executed; lengths drawn from the mix."""
+    """Mean seconds of an execution by the law, for the batches that were executed; lengths drawn
+    from the mix.
+    """
     mean = mean_longest(lengths, rows)  # a request is padded to its own longest row
     total = 0.0
     for size, count in executed.batches.items():
@@ -71,8 +80,10 @@ def expected_seconds(
 def estimate_spread(
     cost: StepCost, executed: StepExecutions, lengths: Sequence[int], rows: int
 ) -> float:
-    """Share of the way from own lengths (0) to the batch's longest (1) that a step computes, from a run of mixed lengths; 1 where
-    the mix cannot tell. Lone requests of the same run, which no company pads, tell by what all its times are stretched."""
+    """Share of the way from own lengths (0) to the batch's longest (1) that a step computes, from a
+    run of mixed lengths; 1 where the mix cannot tell. Lone requests of the same run, which no
+    company pads, tell by what all its times are stretched.
+    """
     stretch, company = 1.0, executed
     together = {
         size: count
@@ -104,10 +115,11 @@ def calibrate(
 ) -> PipelineModel:
     """The pipe with times as they are under a real load.
 
-    ``executed``: what its steps did then; ``arrivals``: seconds at which its requests came, since those of a few seconds are more or less
-    crowded by chance, which is no time outside; ``latencies``: seconds of these, ``None`` where it could not keep up (what they waited
-    says nothing then). Time outside the steps is what latencies have beyond the prediction, quantile by quantile: it carries the tail that
-    the machine itself makes (scheduling, the client).
+    ``executed``: what its steps did then; ``arrivals``: seconds at which its requests came, since
+    those of a few seconds are more or less crowded by chance, which is no time outside;
+    ``latencies``: seconds of these, ``None`` where it could not keep up (what they waited says
+    nothing then). Time outside the steps is what latencies have beyond the prediction, quantile by
+    quantile: it carries the tail that the machine itself makes (scheduling, the client).
     """
     stages = []
     for stage in pipe.stages:
@@ -137,8 +149,9 @@ def cost_under_load(
 ) -> StepCost:
     """The law with times as executions under a real load had them.
 
-    All times are stretched alike; where batches of one up to many requests were executed, what a request costs beside its rows is found
-    anew too: the profile knows it least, and it decides what full batches carry.
+    All times are stretched alike; where batches of one up to many requests were executed, what a
+    request costs beside its rows is found anew too: the profile knows it least, and it decides what
+    full batches carry.
     """
     busy = min(instances, max(1, round(executed.busy)))
     wide = _batch_sizes_that_separate_requests(executed, rows)
@@ -171,7 +184,9 @@ def cost_under_load(
 
 
 def _batch_sizes_that_separate_requests(executed: StepExecutions, rows: int) -> list[int]:
-    """Rows of the executions that tell requests from rows: several sizes, each often, the largest of many times the requests of the smallest."""
+    """Rows of the executions that tell requests from rows: several sizes, each often, the largest
+    of many times the requests of the smallest.
+    """
     often = sorted(
         size
         for size, count in executed.batches.items()

@@ -11,8 +11,11 @@ from .options import TuningOptions
 
 @dataclass(frozen=True, slots=True)
 class TuningEffort:
-    """How much is measured. Seconds of the calibration, of a point and of its warm-up; points at most; repeats of what counts; seconds
-    in which the measuring is done: no point is begun that would take longer."""
+    """How much is measured.
+
+    Seconds of the calibration, of a point and of its warm-up; points at most; repeats of what
+    counts; seconds in which the measuring is done: no point is begun that would take longer.
+    """
 
     calibration: float
     seconds: float
@@ -22,7 +25,8 @@ class TuningEffort:
     limit: float
 
 
-# Quick: five points behind the calibration, six in all, with warm-up within 20 s each, and three minutes with the report and the way back.
+# Quick: five points behind the calibration, six in all, with warm-up within 20 s each, and three
+# minutes with the report and the way back.
 EFFORTS = {
     TuningMode.QUICK: TuningEffort(
         calibration=8.0, seconds=16.0, warmup=1.5, points=5, repeats=2, limit=170.0

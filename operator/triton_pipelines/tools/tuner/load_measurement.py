@@ -30,7 +30,8 @@ class LoadMeasurement:
     """Message of a failed request; one that is not ``late`` if there is any."""
     offered: float = 0.0
     """Actual requests/s, which random arrivals of some seconds make differ from the nominal rate;
-    0: unknown."""
+    0: unknown.
+    """
     late: int = 0
     """Failed requests that timed out in an overload or were rejected by a full queue: no errors."""
     ended: float = 0.0

@@ -59,12 +59,14 @@ NOT_RESTORED = "the original settings could not be restored; restart the server"
 
 
 class MeasuredServer:
-    """One server and the setting that it runs; an async context manager that puts back what ran when it was entered.
+    """One server and the setting that it runs; an async context manager that puts back what ran
+    when it was entered.
 
     Args:
         target: where it is.
         pipeline, graph: what it runs.
-        left: told in words where the run is stopped and what ran first could not be put back: who stops a run does not get its errors.
+        left: told in words where the run is stopped and what ran first could not be put back: who
+            stops a run does not get its errors.
     """
 
     def __init__(
@@ -200,8 +202,11 @@ class MeasuredServer:
                 raise TuneError(f"the server does not answer with {setting}: {error}") from error
 
     async def _ask_alone(self, request: RequestTensors) -> None:
-        """Ask one request, with nothing beside it. A machine that pauses may keep one longer than its queue's timeout; a setting that turns
-        away what is alone does so every time."""
+        """Ask one request, with nothing beside it.
+
+        A machine that pauses may keep one longer than its queue's timeout; a setting that turns
+        away what is alone does so every time.
+        """
         for tries_left in reversed(range(MAX_TRIES_ALONE)):
             try:
                 await self.client.infer(self._graph.model_name, request, deadline_s=TIMEOUT_SECONDS)
@@ -211,8 +216,11 @@ class MeasuredServer:
                     raise
 
     async def _load(self, wanted: Mapping[str, Any]) -> None:
-        """Load what differs. A batch size that falls goes from the ensemble inwards, one that rises outwards: an ensemble may never allow
-        more rows than its steps."""
+        """Load what differs.
+
+        A batch size that falls goes from the ensemble inwards, one that rises outwards: an ensemble
+        may never allow more rows than its steps.
+        """
         public = self._graph.model_name
         different = [name for name, config in wanted.items() if self._running.get(name) != config]
         falls = (
@@ -243,8 +251,9 @@ class MeasuredServer:
             await asyncio.sleep(_READY_POLL)
 
     async def infer_each(self, requests: Sequence[RequestTensors]) -> list[OutputTensors]:
-        """What the server answers to each of some requests: all are asked at once, so that they share batches, and those that are turned away,
-        or are not answered in time, again with less company.
+        """What the server answers to each of some requests: all are asked at once, so that they
+        share batches, and those that are turned away, or are not answered in time, again with
+        less company.
 
         Raises:
             UnansweredError: it sheds some of them even so.
@@ -316,7 +325,9 @@ class MeasuredServer:
         return result
 
     async def _worked_off(self, request: RequestTensors) -> None:
-        """Wait behind what the server may still do for requests that were given up: neither a change nor a load must wait for it."""
+        """Wait behind what the server may still do for requests that were given up: neither a
+        change nor a load must wait for it.
+        """
         until = asyncio.get_running_loop().time() + WORK_OFF_SECONDS
         while True:
             try:

@@ -72,7 +72,8 @@ class TuningTarget:
     address: str
     """host:port of its gRPC API."""
     rebuild: Callable[[InferencePipeline], Graph] = field(repr=False)
-    """Compile a changed resource with the options with which the server's own graph was compiled."""
+    """Compile a changed resource with the options with which the server's own graph was compiled.
+    """
     control_key: str | None = field(default=None, repr=False)
     """Key of the model control API, if it is restricted."""
     url: str = ""

@@ -1,4 +1,6 @@
-"""The ways of padding that a pipeline could have: by its own graph, and by what the server that is measured can show. Pure."""
+"""The ways of padding that a pipeline could have: by its own graph, and by what the server that is
+measured can show. Pure.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,10 @@ def padding_effect(graph: Graph, longest: int) -> PaddingEffect:
 
 
 def current_padding(graph: Graph) -> PaddingSetting | None:
-    """The padding of the graph; ``None``: nothing is known of it, since other code makes the tokens."""
+    """The padding of the graph.
+
+    ``None``: nothing is known of it, since other code makes the tokens.
+    """
     tokenizer, choice = graph.tokenizer, graph.padding
     if (
         choice is None
@@ -75,7 +80,10 @@ def needs_other_files(graph: Graph, other: Graph) -> bool:
 def padding_candidate(
     pipeline: InferencePipeline, graph: Graph, rebuild: Rebuild, padding: PaddingSetting
 ) -> tuple[PaddingCandidate, PaddingEffect] | None:
-    """A padding as the pipeline would have it, and what it makes of the steps; ``None``: the pipeline cannot have it."""
+    """A padding as the pipeline would have it, and what it makes of the steps.
+
+    ``None``: the pipeline cannot have it.
+    """
     try:
         wanted = patch_pipeline(
             pipeline, {"spec": {"tokenizer": padding_fields(pipeline, padding)}}

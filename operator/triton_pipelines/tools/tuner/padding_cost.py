@@ -1,8 +1,10 @@
-"""What each way of padding costs the model step, by its measured law and the lengths of the mix: which is cheapest, and why. Pure.
+"""What each way of padding costs the model step, by its measured law and the lengths of the mix:
+which is cheapest, and why. Pure.
 
-All figures are of a step that always finds enough to fill a batch. Triton's batcher takes requests in their order and ends a batch at
-the first one of another shape (dynamic_batch_scheduler.cc), unless the step takes ragged batches. So padding buys fuller batches with
-computed tokens: it pays where an execution costs much whatever is in it, and loses where tokens do.
+All figures are of a step that always finds enough to fill a batch. Triton's batcher takes requests
+in their order and ends a batch at the first one of another shape (dynamic_batch_scheduler.cc),
+unless the step takes ragged batches. So padding buys fuller batches with computed tokens: it pays
+where an execution costs much whatever is in it, and loses where tokens do.
 """
 
 from __future__ import annotations
@@ -20,13 +22,15 @@ from .calibration import mean_longest
 from .step_time_fit import StepCost
 
 MAX_BUCKETS = 8
-# Lengths that are considered as buckets: multiples of 8, which tensor cores like best, and no more than so many of them.
+# Lengths that are considered as buckets: multiples of 8, which tensor cores like best, and no more
+# than so many of them.
 BUCKET_STEP = 8
 _MOST_LENGTHS = 64
 # Groups of one shape in a row that are counted one by one.
 _LONGEST_RUN = 4096
 _NO_WEIGHT = 1e-18
-# A further bucket has to save so much of the time, a different padding so much: less is noise of the fit.
+# A further bucket has to save so much of the time, a different padding so much: less is noise of
+# the fit.
 MIN_BUCKET_SAVING = 0.01
 MIN_SAVING = 0.05
 
@@ -35,8 +39,9 @@ MIN_SAVING = 0.05
 class RequestMix:
     """What arrives, and how it is batched.
 
-    ``lengths``: tokens of a row, equally likely; ``rows``: of a request; ``longest``: tokens to which Fixed pads; ``batch``: most rows in
-    a batch of the model; ``tokenized``: rows in one batch of the tokenizer, to whose longest Longest pads.
+    ``lengths``: tokens of a row, equally likely; ``rows``: of a request; ``longest``: tokens to
+    which Fixed pads; ``batch``: most rows in a batch of the model; ``tokenized``: rows in one batch
+    of the tokenizer, to whose longest Longest pads.
     """
 
     lengths: tuple[int, ...]
@@ -53,8 +58,11 @@ class RequestMix:
 
 @dataclass(frozen=True, slots=True)
 class PaddingCandidate:
-    """A padding that the pipeline could have. ``equal_lengths``: only requests of one length share a batch then; ``blocker``: why it cannot be
-    tried on the server that is measured ("": it can)."""
+    """A padding that the pipeline could have.
+
+    ``equal_lengths``: only requests of one length share a batch then; ``blocker``: why it cannot be
+    tried on the server that is measured ("": it can).
+    """
 
     padding: PaddingSetting
     equal_lengths: bool
@@ -63,8 +71,11 @@ class PaddingCandidate:
 
 @dataclass(frozen=True, slots=True)
 class PaddingCost:
-    """A way of padding and what it costs: ``seconds`` of the model step for the rows of one full batch, in how many ``executions``, and
-    ``tokens`` computed for each real one. ``batch``: most rows of a batch with which that is so."""
+    """A way of padding and what it costs.
+
+    ``seconds`` of the model step for the rows of one full batch, in how many ``executions``, and
+    ``tokens`` computed for each real one. ``batch``: most rows of a batch with which that is so.
+    """
 
     candidate: PaddingCandidate
     seconds: float
@@ -75,7 +86,11 @@ class PaddingCost:
 
 @dataclass(frozen=True, slots=True)
 class PaddingRanking:
-    """The ways, cheapest first; ``current``: the one in force; ``cost``: the law by which they were judged; ``rows`` of a full batch."""
+    """The ways, cheapest first.
+
+    ``current``: the one in force; ``cost``: the law by which they were judged; ``rows`` of a full
+    batch.
+    """
 
     costs: tuple[PaddingCost, ...]
     current: PaddingCost
@@ -119,9 +134,10 @@ class PaddingRanking:
 def price(cost: StepCost, mix: RequestMix, candidate: PaddingCandidate) -> PaddingCost:
     """What a way of padding costs.
 
-    Where lengths must be equal, runs of requests of one length are cut into batches: a length that a request has with probability p begins
-    p·(1-p)/(1-p^m) batches per request, for at most m requests a batch (runs are geometric). Else m requests share every batch, computed
-    between their own length and the longest (``cost.spread``).
+    Where lengths must be equal, runs of requests of one length are cut into batches: a length that
+    a request has with probability p begins p·(1-p)/(1-p^m) batches per request, for at most m
+    requests a batch (runs are geometric). Else m requests share every batch, computed between their
+    own length and the longest (``cost.spread``).
     """
     most = mix.requests
     real = mean_longest(mix.lengths, 1)
@@ -143,7 +159,10 @@ def price(cost: StepCost, mix: RequestMix, candidate: PaddingCandidate) -> Paddi
 
 
 def batches_begun(share: float, most: int) -> float:
-    """Batches that a length begins, per request of the mix: ``share`` of the requests have it, at most ``most`` share a batch."""
+    """Batches that a length begins, per request of the mix.
+
+    ``share`` of the requests have it, at most ``most`` share a batch.
+    """
     if share >= 1.0 - 1e-12:
         return 1.0 / most
     return share * (1.0 - share) / (1.0 - share**most)
@@ -157,13 +176,15 @@ def _longest(
     together = max(1, round(mix.tokenized / mix.rows))
     own = mean_longest(mix.lengths, together * mix.rows)
     if not candidate.equal_lengths:
-        # A batch takes requests of 1 + (most - 1) / together batches of the tokenizer on average, and is as long as all of these.
+        # A batch takes requests of 1 + (most - 1) / together batches of the tokenizer on average,
+        # and is as long as all of these.
         longest = mean_longest(mix.lengths, (together + most - 1) * mix.rows)
         computed = own + cost.spread * (longest - own)
         return PaddingCost(
             candidate, cost.seconds(most, most * mix.rows, computed), 1.0, computed / real
         )
-    # Batches of the tokenizer with the same longest row follow each other in geometric runs, as lengths do, and are one shape to the model.
+    # Batches of the tokenizer with the same longest row follow each other in geometric runs, as
+    # lengths do, and are one shape to the model.
     each = executions = 0.0
     for length, share in _longest_shares(mix, together).items():
         requests, batches = share, _group_batches_begun(share, together, most)
@@ -181,8 +202,10 @@ def _longest_shares(mix: RequestMix, together: int) -> dict[int, float]:
 
 
 def _group_batches_begun(share: float, together: int, most: int) -> float:
-    """Batches of at most ``most`` requests that a longest row begins, per request, where groups of ``together`` requests have it with
-    probability ``share``: as :func:`batches_begun`, whose requests come one by one."""
+    """Batches of at most ``most`` requests that a longest row begins, per request, where groups of
+    ``together`` requests have it with probability ``share``: as :func:`batches_begun`, whose
+    requests come one by one.
+    """
     if most % together == 0:
         return batches_begun(share, most // together) / together
     longest = _LONGEST_RUN
@@ -226,10 +249,12 @@ def _mean_longest_of(shares: Mapping[int, float], count: int) -> float:
 def best_buckets(
     cost: StepCost, mix: RequestMix, fits: Callable[[int], bool] = lambda _: True
 ) -> tuple[int, ...]:
-    """The buckets with which padding Bucketed costs least where lengths must be equal, ascending, the longest row last.
+    """The buckets with which padding Bucketed costs least where lengths must be equal, ascending,
+    the longest row last.
 
-    Exact over multiples of 8 (of more, for rows beyond 512), by dynamic programming: a bucket's cost hangs on what falls into it alone.
-    Fewer buckets are preferred within 1 %. ``fits``: whether the model takes rows of a length.
+    Exact over multiples of 8 (of more, for rows beyond 512), by dynamic programming: a bucket's
+    cost hangs on what falls into it alone. Fewer buckets are preferred within 1 %. ``fits``:
+    whether the model takes rows of a length.
     """
     step = BUCKET_STEP * -(-mix.longest // (BUCKET_STEP * _MOST_LENGTHS))
     lengths = [length for length in range(step, mix.longest, step) if fits(length)] + [mix.longest]
@@ -267,8 +292,10 @@ def best_buckets(
 
 
 def cheapest(cost: StepCost, mix: RequestMix, candidate: PaddingCandidate) -> PaddingCost:
-    """The price at the best batch size up to the mix's: a step whose tokens are dear wants small batches of rows that pad each other little,
-    and batch sizes are tuned as well. ``seconds`` and ``executions`` stay those of ``mix.batch`` rows."""
+    """The price at the best batch size up to the mix's: a step whose tokens are dear wants small
+    batches of rows that pad each other little, and batch sizes are tuned as well. ``seconds`` and
+    ``executions`` stay those of ``mix.batch`` rows.
+    """
     sizes = {
         mix.rows * mix.requests,
         *(mix.rows * 2**power for power in range(mix.requests.bit_length())),
@@ -289,7 +316,9 @@ def rank_paddings(
     candidates: Sequence[PaddingCandidate],
     current: PaddingCandidate,
 ) -> PaddingRanking:
-    """All ways priced at the batch size that is best for each, cheapest first; of equals the current one, then the order given."""
+    """All ways priced at the batch size that is best for each, cheapest first; of equals the
+    current one, then the order given.
+    """
     own = cheapest(cost, mix, current)
     others = [
         cheapest(cost, mix, candidate)

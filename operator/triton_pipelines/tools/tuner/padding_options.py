@@ -1,4 +1,6 @@
-"""The paddings of one pipeline: which it could have, under which its steps are timed, and how they compare. Pure."""
+"""The paddings of one pipeline: which it could have, under which its steps are timed, and how they
+compare. Pure.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ class PaddingOptions:
     """What a pipeline's tokens could be padded to.
 
     Args:
-        pipeline, graph: what is measured; ``rebuild``: the graph of a changed resource; ``work``: its requests.
+        pipeline, graph: what is measured; ``rebuild``: the graph of a changed resource; ``work``:
+            its requests.
     """
 
     def __init__(
@@ -40,8 +43,9 @@ class PaddingOptions:
         self._own = current_padding(graph) if work.text_inputs else None
 
     def timing(self) -> PaddingEffect | None:
-        """The padding under which steps are timed, where the pipeline's own makes rows of different length equally long: what a token
-        costs would not be seen. ``None``: its own does."""
+        """The padding under which steps are timed, where the pipeline's own makes rows of different
+        length equally long: what a token costs would not be seen. ``None``: its own does.
+        """
         if self._own is None or self._own.mode not in (Padding.FIXED, Padding.BUCKETED):
             return None
         longest = longest_row(self._graph)
@@ -66,7 +70,9 @@ class PaddingOptions:
         tokenized: StepExecutions | None,
         current: BatchingSetting,
     ) -> PaddingRanking | None:
-        """How they compare for the model step with the current batch size; ``None``: what a token costs cannot be told.
+        """How they compare for the model step with the current batch size.
+
+        ``None``: what a token costs cannot be told.
 
         ``tokenized``: what the tokenizer did under load.
         """
@@ -86,7 +92,8 @@ class PaddingOptions:
             for mode in _MODES_WITHOUT_BUCKETS
             if (candidate := self._candidate(PaddingSetting(mode.value))) is not None
         ]
-        # Buckets are of use only where a batch ends at another length; which are best, the other ways' shape does not matter.
+        # Buckets are of use only where a batch ends at another length; which are best, the other
+        # ways' shape does not matter.
         probe = self._candidate(PaddingSetting(Padding.BUCKETED.value, (mix.longest,)))
         if probe is not None and probe.equal_lengths:
             buckets = best_buckets(stage.cost, mix, self._fits)

@@ -1,4 +1,6 @@
-"""Throughput against latency with the latency budget drawn in: as a chart, and in characters for a terminal. Pure."""
+"""Throughput against latency with the latency budget drawn in: as a chart, and in characters for a
+terminal. Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from triton_pipelines.tools.loadgen.plots import Chart, Limit, Point, Series
 from .report import LatencyCurve, TuningReport
 
 _SLOS_SHOWN = 20
-"""Latencies above this many times the SLO are clipped, so that one slow point does not flatten the rest."""
+"""Latencies above this many times the SLO are clipped, so that one slow point does not flatten the
+rest.
+"""
 _GLYPHS = {"recommended": "R", "current": "C", "candidate": "o"}
 
 
@@ -53,7 +57,10 @@ def chart(report: TuningReport) -> Chart:
 
 
 def terminal(report: TuningReport, width: int = 72, height: int = 16) -> str:
-    """The same in characters: R recommended, C current, o candidates (measured), dots for what is predicted."""
+    """The same in characters.
+
+    R recommended, C current, o candidates (measured), dots for what is predicted.
+    """
     most, low, high = _axes(report.curves, report.latency_budget, report.slo)
     cells = [[" "] * width for _ in range(height)]
 

@@ -1,8 +1,11 @@
-"""Latency of a pipeline under load, by discrete events with Triton's batching rules. Pure, by seed.
+"""Latency of a pipeline under load, by discrete events with Triton's batching rules.
 
-Each step is a queue with instances; a free one takes what waits, up to the batch size; with a queue delay the batch is held until it is
-full or its oldest request has waited that long; where lengths must be equal, another length ends the batch (dynamic_batch_scheduler.cc).
-Requests leave a step together, when its batch ends, and enter the next one.
+Pure, by seed.
+
+Each step is a queue with instances; a free one takes what waits, up to the batch size; with a queue
+delay the batch is held until it is full or its oldest request has waited that long; where lengths
+must be equal, another length ends the batch (dynamic_batch_scheduler.cc). Requests leave a step
+together, when its batch ends, and enter the next one.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from triton_pipelines.tools.loadgen import Array
 from .settings import BatchingSetting
 from .step_time_fit import StepCost
 
-# Utilisation beyond which no step is planned (autoscaling.md §8.4), and the share of a simulated run that is its start.
+# Utilisation beyond which no step is planned (autoscaling.md §8.4), and the share of a simulated
+# run that is its start.
 MAX_UTILIZATION = 0.8
 WARM_SHARE = 0.1
 # Arrivals of a simulation while searching.
@@ -31,7 +35,11 @@ _SATURATED = 3_000
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """A step. ``batch``: rows; ``delay``: seconds; ``equal_lengths``: only requests of one length share a batch."""
+    """A step.
+
+    ``batch``: rows; ``delay``: seconds; ``equal_lengths``: only requests of one length share a
+    batch.
+    """
 
     name: str
     cost: StepCost
@@ -43,7 +51,10 @@ class StepModel:
 
 @dataclass(frozen=True, slots=True)
 class PaddingEffect:
-    """What a padding makes of the pipe: ``padding``, ``buckets`` (the longest row last) and the steps that batch equal lengths only."""
+    """What a padding makes of the pipe.
+
+    ``padding``, ``buckets`` (the longest row last) and the steps that batch equal lengths only.
+    """
 
     padding: Padding | None
     buckets: tuple[int, ...]
@@ -54,10 +65,10 @@ class PaddingEffect:
 class PipelineModel:
     """The steps in the order of the data, and what the requests are like.
 
-    ``lengths``: tokens of a row, equally likely; ``rows``: of a request; ``padding`` after step ``tokenizer`` (with ``buckets``; the
-    longest row is the last of them); ``overhead``: seconds that a request spends outside the steps, by how long it is inside
-    (the first: of the quickest requests);
-    ``padding_effects``: the paddings that a setting may name, and the resource's own.
+    ``lengths``: tokens of a row, equally likely; ``rows``: of a request; ``padding`` after step
+    ``tokenizer`` (with ``buckets``; the longest row is the last of them); ``overhead``: seconds
+    that a request spends outside the steps, by how long it is inside (the first: of the quickest
+    requests); ``padding_effects``: the paddings that a setting may name, and the resource's own.
     """
 
     stages: tuple[StepModel, ...]
@@ -101,7 +112,9 @@ class PipelineModel:
 
 @dataclass(frozen=True, slots=True)
 class LatencyPrediction:
-    """Latencies in seconds by request, in the order of arrival, the start left out; mean requests of a batch of each step."""
+    """Latencies in seconds by request, in the order of arrival, the start left out; mean requests
+    of a batch of each step.
+    """
 
     latencies: Array
     batches: dict[str, float]
@@ -242,8 +255,9 @@ def simulate(pipe: PipelineModel, arrivals: Array, seed: int = 0) -> LatencyPred
     latencies = np.empty(count)
     latencies[order] = at
     latencies = latencies - arrivals
-    # What keeps a request waiting inside, such as a busy machine, does so outside as well. Drawn without regard to that, the longest times of
-    # both would seldom meet, and p99 would be lower than where it was measured.
+    # What keeps a request waiting inside, such as a busy machine, does so outside as well. Drawn
+    # without regard to that, the longest times of both would seldom meet, and p99 would be lower
+    # than where it was measured.
     rank = np.argsort(np.argsort(latencies, kind="stable"), kind="stable")
     latencies += np.asarray(pipe.overhead, dtype=float)[rank * len(pipe.overhead) // count]
     return LatencyPrediction(latencies[int(WARM_SHARE * count) :], batches)
@@ -271,7 +285,8 @@ def capacity(pipe: PipelineModel, seed: int = 0) -> float:
     """Requests/s when there is always enough to fill a batch."""
     slowest = float("inf")
     for stage in pipe.stages:
-        # A step alone, everything there from the beginning; lengths as the tokenizer would leave them.
+        # A step alone, everything there from the beginning; lengths as the tokenizer would leave
+        # them.
         alone = replace(pipe, stages=(stage,), overhead=(0.0,))
         took = simulate(alone, np.zeros(_SATURATED), seed).latencies.max()
         slowest = min(slowest, _SATURATED / float(took))
@@ -286,9 +301,11 @@ def max_rate(
     most: float | None = None,
     least: float = 0.0,
 ) -> float:
-    """Most requests/s with p99 within ``latency_budget`` seconds and no step busier than 0.8; 0 where even a trickle takes longer.
+    """Most requests/s with p99 within ``latency_budget`` seconds and no step busier than 0.8; 0
+    where even a trickle takes longer.
 
-    ``most``: a bound known beforehand: 0.8 of :func:`capacity`. ``least``: less than this is of no use and given as 0.
+    ``most``: a bound known beforehand: 0.8 of :func:`capacity`. ``least``: less than this is of no
+    use and given as 0.
     """
     high = MAX_UTILIZATION * capacity(pipe, seed) if most is None else most
 

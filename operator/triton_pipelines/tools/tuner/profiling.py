@@ -64,7 +64,8 @@ class PipelineProfile:
     """Settings that could not be tried, with reasons."""
     token_lengths: tuple[int, ...] = ()
     """Lengths of the rows with which the model was timed; one length alone does not tell what a
-    token costs."""
+    token costs.
+    """
 
 
 def executions_by_step(result: LoadResult, graph: Graph) -> dict[str, StepExecutions]:

@@ -1,7 +1,8 @@
-"""The setting to try: as many requests/s as possible within the wall, then the highest batch size. Pure.
+"""The setting to try: as many requests/s as possible within the wall, then the highest batch size.
+Pure.
 
-Of all settings within 3 % of the most requests/s: the highest batch size, then the shortest delay (0 where that is among them), then the
-fewest instances (autoscaling.md §8.4).
+Of all settings within 3 % of the most requests/s: the highest batch size, then the shortest delay
+(0 where that is among them), then the fewest instances (autoscaling.md §8.4).
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from .report import LatencyCurve, ReportPoint
 from .settings import BatchingSetting
 
 RATE_TOLERANCE = 0.03
-# The ends of the scale, in microseconds of delay: who wants answers soonest, and who wants the fullest batches.
+# The ends of the scale, in microseconds of delay: who wants answers soonest, and who wants the
+# fullest batches.
 LATENCY_DELAYS = (1000, 2000)
 THROUGHPUT_DELAYS = (50_000, 100_000)
 # Share of the wall that a request may wait for company.
@@ -37,8 +39,11 @@ SHARES = (0.1, 0.25, 0.4, 0.55, 0.65, 0.75, 0.8, 0.85, 0.9, 0.95)
 
 @dataclass(frozen=True, slots=True)
 class PredictedSetting:
-    """A setting and what it is expected to carry: ``rate`` requests/s within the wall (0: none), p99 (seconds) at that rate, and the most
-    that it can carry at all."""
+    """A setting and what it is expected to carry.
+
+    ``rate`` requests/s within the wall (0: none), p99 (seconds) at that rate, and the most that it
+    can carry at all.
+    """
 
     setting: BatchingSetting
     rate: float
@@ -47,7 +52,9 @@ class PredictedSetting:
 
 
 def preference(planned: PredictedSetting) -> tuple[bool, int, int, int, int]:
-    """Greater is better, among settings that carry the same: the padding that the resource has stays."""
+    """Greater is better, among settings that carry the same: the padding that the resource has
+    stays.
+    """
     setting = planned.setting
     return (
         setting.padding == PaddingSetting(),
@@ -67,8 +74,9 @@ def predict_settings(
 ) -> list[PredictedSetting]:
     """What the settings carry within ``latency_budget`` seconds, best first by the rule above.
 
-    Settings that cannot be among the best are left out, the current one never is. Delays are only tried where the same setting without one
-    is close to the best: a delay never raises what a step can carry, and seldom what it carries within a wall (autoscaling.md §7).
+    Settings that cannot be among the best are left out, the current one never is. Delays are only
+    tried where the same setting without one is close to the best: a delay never raises what a step
+    can carry, and seldom what it carries within a wall (autoscaling.md §7).
     """
     given = list(dict.fromkeys((*settings, current)))
     delays = sorted(
@@ -121,7 +129,10 @@ def predict_setting(
     seed: int = 0,
     least: float = 0.0,
 ) -> PredictedSetting:
-    """What one setting carries. ``carried``: its capacity, where that is known; ``least``: less is of no use and given as 0."""
+    """What one setting carries.
+
+    ``carried``: its capacity, where that is known; ``least``: less is of no use and given as 0.
+    """
     turned = pipe.with_setting(setting)
     most = capacity(turned, seed) if carried is None else carried
     rate = max_rate(turned, latency_budget, seed, most=MAX_UTILIZATION * most, least=least)
@@ -142,7 +153,9 @@ def rank(found: Sequence[PredictedSetting]) -> list[PredictedSetting]:
 def candidates(
     found: Sequence[PredictedSetting], current: BatchingSetting, count: int = 3
 ) -> list[PredictedSetting]:
-    """The settings to measure: the best, then those that differ from it most usefully: another batch size, other instances, another delay."""
+    """The settings to measure: the best, then those that differ from it most usefully: another
+    batch size, other instances, another delay.
+    """
     able = [one for one in found if one.rate > 0 and one.setting != current]
     if not able:
         return []
@@ -166,7 +179,9 @@ def candidates(
 def challenger(
     found: Sequence[PredictedSetting], winner: BatchingSetting, without: Collection[BatchingSetting]
 ) -> PredictedSetting | None:
-    """Of the settings with other instances than the winner the one that is expected to carry most; ``without``: those that are out."""
+    """Of the settings with other instances than the winner the one that is expected to carry most;
+    ``without``: those that are out.
+    """
     own = (winner.model_instances, winner.tokenizer_instances)
     able = [
         one
@@ -185,8 +200,9 @@ def extreme_points(
     latency_budget: float,
     seed: int = 0,
 ) -> tuple[ReportPoint, ...]:
-    """The latency-first and the throughput-first setting, predicted: the least p99 at ``rate`` with 1-2 ms of delay, and the most that can be
-    carried at all with 50-100 ms, whatever the latency."""
+    """The latency-first and the throughput-first setting, predicted: the least p99 at ``rate`` with
+    1-2 ms of delay, and the most that can be carried at all with 50-100 ms, whatever the latency.
+    """
     bare = {
         setting: capacity(pipe.with_setting(setting), seed)
         for setting in dict.fromkeys(replace(setting, queue_delay=0) for setting in settings)

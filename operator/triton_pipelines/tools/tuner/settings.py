@@ -183,9 +183,9 @@ def setting_grid(
 ) -> Iterator[BatchingSetting]:
     """Every setting worth a prediction, the current one among them (autoscaling.md §8.3).
 
-    Batch sizes are powers of two up to 128, never below the ``rows`` of a request nor below ``spec.ensemble.maxBatchSize``; a TensorRT
-    plan goes no higher than it was built for. Tokenizers take a core each, so there are no more than ``cores``, or than
-    ``spec.tokenizer.instances.max``.
+    Batch sizes are powers of two up to 128, never below the ``rows`` of a request nor below
+    ``spec.ensemble.maxBatchSize``; a TensorRT plan goes no higher than it was built for. Tokenizers
+    take a core each, so there are no more than ``cores``, or than ``spec.tokenizer.instances.max``.
     """
     model, current = tuned_step(graph), setting_of(graph)
     least = max(rows, pipeline.spec.ensemble.max_batch_size or 1)

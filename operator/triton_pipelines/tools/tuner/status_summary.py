@@ -1,4 +1,6 @@
-"""A report in the shape of ``status.tuning``, small enough for a container's termination message. Pure."""
+"""A report in the shape of ``status.tuning``, small enough for a container's termination message.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _MAX_POINTS = 32
 
 
 def status_of(report: TuningReport) -> dict[str, Any]:
-    """The fields of ``status.tuning`` that a report fills (the run's request, state and times are its owner's): at most 3.5 kB as JSON."""
+    """The fields of ``status.tuning`` that a report fills (the run's request, state and times are
+    its owner's): at most 3.5 kB as JSON.
+    """
     points = [_point(point) for point in (*report.points, *report.ends)][:_MAX_POINTS]
     message_length = _MAX_MESSAGE
     while True:
@@ -66,7 +70,9 @@ def _point(point: ReportPoint) -> TuningPoint:
 
 
 def _microseconds(seconds: float) -> int:
-    """Whole microseconds, at most those that the status holds (36 minutes); 0, which leaves the field out, where too few were answered for there to be any."""
+    """Whole microseconds, at most those that the status holds (36 minutes); 0, which leaves the
+    field out, where too few were answered for there to be any.
+    """
     return min(round(seconds * 1e6), _MAX_MICROSECONDS) if math.isfinite(seconds) else 0
 
 

@@ -1,8 +1,10 @@
-"""Time of an execution as a function of what is in it: a linear law where it fits, else the measured table. Pure.
+"""Time of an execution as a function of what is in it: a linear law where it fits, else the
+measured table. Pure.
 
-The law is ``t = fixed + per_request·k + per_row·b + per_token·b·L`` (seconds) for k requests of together b rows, each padded to L
-tokens: tau0, alpha (in its two parts: what a request costs to hand over, what a row costs to compute) and gamma of the queueing model.
-Requests and rows are told apart by profiling single requests of many rows beside many requests of few.
+The law is ``t = fixed + per_request·k + per_row·b + per_token·b·L`` (seconds) for k requests of
+together b rows, each padded to L tokens: tau0, alpha (in its two parts: what a request costs to
+hand over, what a row costs to compute) and gamma of the queueing model. Requests and rows are told
+apart by profiling single requests of many rows beside many requests of few.
 """
 
 from __future__ import annotations
@@ -17,14 +19,17 @@ import numpy as np
 
 from triton_pipelines.tools.loadgen import Array
 
-# Beyond this relative residual (root mean square over the points) steps such as those of tensor cores are not a line: the table is used.
+# Beyond this relative residual (root mean square over the points) steps such as those of tensor
+# cores are not a line: the table is used.
 MAX_RESIDUAL = 0.10
 _FEATURES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class TimingSample:
-    """A mean of ``executions`` of one step, each of ``requests`` with together ``rows`` of ``tokens`` each: ``seconds`` of compute."""
+    """A mean of ``executions`` of one step, each of ``requests`` with together ``rows`` of
+    ``tokens`` each: ``seconds`` of compute.
+    """
 
     requests: float
     rows: float
@@ -37,9 +42,10 @@ class TimingSample:
 class StepCost:
     """Seconds of one execution.
 
-    ``spread``: 0 where rows of different length are computed at their own length (packed, ragged), 1 where all are padded to the longest.
-    ``scale``: by what every time is stretched under real load. ``contention``: the same for each number of instances that compute at once.
-    ``table``: rows, tokens, seconds, ascending; used where ``fitted`` is false.
+    ``spread``: 0 where rows of different length are computed at their own length (packed, ragged),
+    1 where all are padded to the longest. ``scale``: by what every time is stretched under real
+    load. ``contention``: the same for each number of instances that compute at once. ``table``:
+    rows, tokens, seconds, ascending; used where ``fitted`` is false.
     """
 
     fixed: float
@@ -54,7 +60,9 @@ class StepCost:
     contention: tuple[float, ...] = field(default=(1.0,))
 
     def seconds(self, requests: float, rows: float, tokens: float, instances: int = 1) -> float:
-        """Of an execution of ``rows`` rows at ``tokens`` tokens each, while so many instances compute."""
+        """Of an execution of ``rows`` rows at ``tokens`` tokens each, while so many instances
+        compute.
+        """
         stretch = self.scale * self.contention[min(instances, len(self.contention)) - 1]
         if self.fitted:
             return stretch * (
@@ -65,7 +73,9 @@ class StepCost:
         return stretch * (self._looked_up(rows, tokens) + self.per_request * max(0.0, requests - 1))
 
     def _looked_up(self, rows: float, tokens: float) -> float:
-        """Bilinear in the table; beyond its last row or length the last slope goes on, but never down: that is noise."""
+        """Bilinear in the table; beyond its last row or length the last slope goes on, but never
+        down: that is noise.
+        """
         lengths, curves = self._grid
         times = self._times.get(rows)
         if times is None:  # a search asks for the same few numbers of rows all the time
@@ -112,7 +122,8 @@ def _interpolated(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
 
 
 def fit(samples: Sequence[TimingSample]) -> StepCost:
-    """The law with coefficients not below 0 that has the smallest relative error; refused (``fitted`` false) beyond 10 %.
+    """The law with coefficients not below 0 that has the smallest relative error; refused
+    (``fitted`` false) beyond 10 %.
 
     Raises:
         ValueError: no samples.
@@ -159,8 +170,9 @@ def fit(samples: Sequence[TimingSample]) -> StepCost:
 
 
 def _beyond_table(law: StepCost, batches: Sequence[TimingSample]) -> float:
-    """Seconds of each request beyond the first, by what batches of several took more than one request with as many rows: a law that is no
-    line says nothing of it."""
+    """Seconds of each request beyond the first, by what batches of several took more than one
+    request with as many rows: a law that is no line says nothing of it.
+    """
     further = np.array([sample.requests - 1 for sample in batches])
     more = np.array([sample.seconds for sample in batches]) - np.array(
         [law._looked_up(sample.rows, sample.tokens) for sample in batches]
@@ -174,7 +186,9 @@ def _beyond_table(law: StepCost, batches: Sequence[TimingSample]) -> float:
 
 
 def _least_squares(features: Array, wanted: Array) -> Array:
-    """Non-negative least squares by trying every subset of the four features: exact, and needs no optimizer."""
+    """Non-negative least squares by trying every subset of the four features: exact, and needs no
+    optimizer.
+    """
     best, least = np.zeros(_FEATURES), float("inf")
     for size in range(1, _FEATURES + 1):
         for chosen in itertools.combinations(range(_FEATURES), size):
