@@ -184,7 +184,7 @@ class Place:
             step=self.workload.step,
             gpu=gpu.model_name,
             count=await self.count(),
-            gpu_instances=gpu.instances.count,
+            gpu_instances=gpu.instances.counts.initial,
         )
         answers = self.load.since(self._taken)
         self._taken += len(answers)

@@ -1,5 +1,7 @@
-"""What load on the whole pipeline adds to the profile of its steps: padding inside batches,
-stretched times, time outside the steps. Pure.
+"""Correct the model of a pipeline by what a load on the whole pipeline shows. Pure.
+
+A load adds to the profile of the steps: padding inside batches, slower executions, and time
+outside the steps.
 """
 
 from __future__ import annotations
@@ -28,20 +30,20 @@ QUANTILES = 200
 
 @dataclass(frozen=True, slots=True)
 class StepExecutions:
-    """What a step did.
-
-    ``batches``: rows of an execution → executions; ``seconds``: mean of an execution; ``busy``:
-    instances busy; ``times``: rows of an execution → mean seconds of these (empty: not told).
-    """
+    """The executions of a step during a load."""
 
     batches: Mapping[int, int]
+    """Rows of an execution → executions."""
     seconds: float
+    """Mean seconds of an execution."""
     busy: float = 0.0
+    """Mean number of busy instances."""
     times: Mapping[int, float] = field(default_factory=dict)
+    """Rows of an execution → mean seconds; empty: unknown."""
 
     @property
     def executions(self) -> int:
-        """All of them."""
+        """Number of executions."""
         return sum(self.batches.values())
 
     @property
@@ -51,7 +53,7 @@ class StepExecutions:
 
 
 def mean_longest(lengths: Sequence[int], count: int) -> float:
-    """Expected longest of so many rows drawn at random."""
+    """Return the expected longest of so many rows drawn at random."""
     ordered = np.sort(np.asarray(lengths, dtype=float))
     upper: Array = (np.arange(1, len(ordered) + 1) / len(ordered)) ** count
     return float(np.sum(ordered * np.diff(upper, prepend=0.0)))
@@ -65,8 +67,9 @@ def expected_seconds(
     spread: float,
     instances: int = 1,
 ) -> float:
-    """Mean seconds of an execution by the law, for the batches that were executed; lengths drawn
-    from the mix.
+    """Return the mean seconds of an execution by the cost model, for the executed batches.
+
+    Lengths are drawn from the mix.
     """
     mean = mean_longest(lengths, rows)  # a request is padded to its own longest row
     total = 0.0
@@ -80,9 +83,11 @@ def expected_seconds(
 def estimate_spread(
     cost: StepCost, executed: StepExecutions, lengths: Sequence[int], rows: int
 ) -> float:
-    """Share of the way from own lengths (0) to the batch's longest (1) that a step computes, from a
-    run of mixed lengths; 1 where the mix cannot tell. Lone requests of the same run, which no
-    company pads, tell by what all its times are stretched.
+    """Return how far rows are padded within a batch, from a load of mixed lengths.
+
+    0: each row is computed at its own length; 1: all are padded to the longest of the batch, also
+    if the mix cannot tell. Lone requests of the same load, which nothing pads, tell by what all its
+    times are stretched.
     """
     stretch, company = 1.0, executed
     together = {
@@ -113,13 +118,19 @@ def calibrate(
     latencies: Array | None = None,
     seed: int = 0,
 ) -> PipelineModel:
-    """The pipe with times as they are under a real load.
+    """Return the pipeline with times as they are under a real load.
 
-    ``executed``: what its steps did then; ``arrivals``: seconds at which its requests came, since
-    those of a few seconds are more or less crowded by chance, which is no time outside;
-    ``latencies``: seconds of these, ``None`` where it could not keep up (what they waited says
-    nothing then). Time outside the steps is what latencies have beyond the prediction, quantile by
-    quantile: it carries the tail that the machine itself makes (scheduling, the client).
+    Time outside the steps is what latencies exceed the prediction by, quantile by quantile: it
+    carries the tail that the machine itself causes (scheduling, the client).
+
+    Args:
+        pipe: The pipeline.
+        executed: Executions of its steps during the load.
+        arrivals: Seconds at which its requests came: those of a few seconds are more or less
+            crowded by chance, which is no time outside.
+        latencies: Their seconds; ``None`` if the server did not keep up (what requests waited says
+            nothing then).
+        seed: Of the simulation.
     """
     stages = []
     for stage in pipe.stages:
@@ -147,11 +158,11 @@ def calibrate(
 def cost_under_load(
     cost: StepCost, executed: StepExecutions, lengths: Sequence[int], rows: int, instances: int = 1
 ) -> StepCost:
-    """The law with times as executions under a real load had them.
+    """Return the cost model with times as executions under a real load had them.
 
-    All times are stretched alike; where batches of one up to many requests were executed, what a
-    request costs beside its rows is found anew too: the profile knows it least, and it decides what
-    full batches carry.
+    All times are stretched alike. If batches of one up to many requests were executed, the cost of
+    a request besides its rows is fitted again too: the profile knows it least, and it decides what
+    full batches cost.
     """
     busy = min(instances, max(1, round(executed.busy)))
     wide = _batch_sizes_that_separate_requests(executed, rows)
@@ -184,8 +195,10 @@ def cost_under_load(
 
 
 def _batch_sizes_that_separate_requests(executed: StepExecutions, rows: int) -> list[int]:
-    """Rows of the executions that tell requests from rows: several sizes, each often, the largest
-    of many times the requests of the smallest.
+    """Return the rows of executions that separate the cost of requests from that of rows.
+
+    They are several sizes, each executed often, the largest with many times the requests of the
+    smallest; else none.
     """
     often = sorted(
         size
@@ -201,14 +214,14 @@ def _batch_sizes_that_separate_requests(executed: StepExecutions, rows: int) -> 
 
 
 def _lengths(pipe: PipelineModel, stage: StepModel) -> Sequence[int]:
-    """Lengths as a step sees them: padded after the tokenizer, unless that depends on the company."""
+    """Return the lengths that a step sees: padded after the tokenizer, unless batches decide."""
     if stage.name == pipe.tokenizer or not pipe.buckets:
         return pipe.lengths
     return padded_lengths(pipe)
 
 
 def padded_lengths(pipe: PipelineModel) -> tuple[int, ...]:
-    """The mix's lengths after the tokenizer's padding of single requests."""
+    """Return the mix's lengths after the tokenizer padded single requests."""
     if pipe.padding is Padding.FIXED and pipe.buckets:
         return (pipe.buckets[-1],)
     if pipe.padding is Padding.BUCKETED and pipe.buckets:

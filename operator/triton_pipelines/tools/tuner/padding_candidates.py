@@ -1,5 +1,6 @@
-"""The ways of padding that a pipeline could have: by its own graph, and by what the server that is
-measured can show. Pure.
+"""The padding modes that a pipeline could have. Pure.
+
+They follow from its own graph, and from what the measured server can show.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from collections.abc import Callable
 from typing import Final
 
 from triton_pipelines.api.base import Severity
-from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.graph import Graph, Implementation
@@ -35,12 +35,8 @@ Rebuild = Callable[[InferencePipeline], Graph]
 
 def longest_row(graph: Graph) -> int:
     """Tokens of the longest row that the project's tokenizer makes; 0: another makes them."""
-    tokenizer = graph.tokenizer
-    return (
-        int(tokenizer.parameters.get(f"{RUNTIME_PARAMETER_PREFIX}max_length", "0"))
-        if tokenizer is not None
-        else 0
-    )
+    settings = graph.tokenizer.tokenizer if graph.tokenizer is not None else None
+    return settings.max_length if settings is not None else 0
 
 
 def padding_effect(graph: Graph, longest: int) -> PaddingEffect:

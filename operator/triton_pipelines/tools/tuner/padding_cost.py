@@ -1,10 +1,10 @@
-"""What each way of padding costs the model step, by its measured law and the lengths of the mix:
-which is cheapest, and why. Pure.
+"""Predict the cost of each padding mode, and which is cheapest. Pure.
 
-All figures are of a step that always finds enough to fill a batch. Triton's batcher takes requests
-in their order and ends a batch at the first one of another shape (dynamic_batch_scheduler.cc),
-unless the step takes ragged batches. So padding buys fuller batches with computed tokens: it pays
-where an execution costs much whatever is in it, and loses where tokens do.
+Costs follow from the cost model of the model step and the lengths of the mix. All figures are of a
+step that always finds enough requests to fill a batch. Triton's batcher takes requests in their
+order and ends a batch at the first one of another shape (dynamic_batch_scheduler.cc), unless the
+step takes ragged batches. So padding buys fuller batches with computed tokens: it pays if an
+execution has a high fixed cost, and loses if tokens are expensive.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ MIN_SAVING = 0.05
 
 @dataclass(frozen=True, slots=True)
 class RequestMix:
-    """What arrives, and how it is batched.
-
-    ``lengths``: tokens of a row, equally likely; ``rows``: of a request; ``longest``: tokens to
-    which Fixed pads; ``batch``: most rows in a batch of the model; ``tokenized``: rows in one batch
-    of the tokenizer, to whose longest Longest pads.
-    """
+    """What arrives, and how it is batched."""
 
     lengths: tuple[int, ...]
+    """Tokens of a row, equally likely."""
     rows: int
+    """Rows of a request."""
     longest: int
+    """Tokens to which Fixed pads."""
     batch: int
+    """Most rows of a batch of the model."""
     tokenized: float = 1.0
+    """Rows in one batch of the tokenizer, to whose longest Longest pads."""
 
     @property
     def requests(self) -> int:
@@ -58,44 +58,44 @@ class RequestMix:
 
 @dataclass(frozen=True, slots=True)
 class PaddingCandidate:
-    """A padding that the pipeline could have.
-
-    ``equal_lengths``: only requests of one length share a batch then; ``blocker``: why it cannot be
-    tried on the server that is measured ("": it can).
-    """
+    """A padding mode that the pipeline could have."""
 
     padding: PaddingSetting
+    """The padding."""
     equal_lengths: bool
+    """Whether only requests of one length share a batch."""
     blocker: str = ""
+    """Why it cannot be tried on the server that is measured; empty: it can."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaddingCost:
-    """A way of padding and what it costs.
-
-    ``seconds`` of the model step for the rows of one full batch, in how many ``executions``, and
-    ``tokens`` computed for each real one. ``batch``: most rows of a batch with which that is so.
-    """
+    """The cost of a padding mode for the rows of one full batch."""
 
     candidate: PaddingCandidate
+    """The padding mode."""
     seconds: float
+    """Seconds of the model step."""
     executions: float
+    """Executions of the model step."""
     tokens: float
+    """Tokens computed for each real one."""
     batch: int = 0
+    """Most rows of a batch at this cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaddingRanking:
-    """The ways, cheapest first.
-
-    ``current``: the one in force; ``cost``: the law by which they were judged; ``rows`` of a full
-    batch.
-    """
+    """The padding modes by cost."""
 
     costs: tuple[PaddingCost, ...]
+    """All modes, cheapest first."""
     current: PaddingCost
+    """The mode in force."""
     cost: StepCost
+    """The cost model of the model step."""
     rows: int
+    """Rows of a full batch."""
 
     @property
     def best(self) -> PaddingCost:
@@ -159,9 +159,11 @@ def price(cost: StepCost, mix: RequestMix, candidate: PaddingCandidate) -> Paddi
 
 
 def batches_begun(share: float, most: int) -> float:
-    """Batches that a length begins, per request of the mix.
+    """Return the batches that a length begins, per request of the mix.
 
-    ``share`` of the requests have it, at most ``most`` share a batch.
+    Args:
+        share: Share of the requests that have this length.
+        most: Requests of a full batch.
     """
     if share >= 1.0 - 1e-12:
         return 1.0 / most
@@ -202,9 +204,10 @@ def _longest_shares(mix: RequestMix, together: int) -> dict[int, float]:
 
 
 def _group_batches_begun(share: float, together: int, most: int) -> float:
-    """Batches of at most ``most`` requests that a longest row begins, per request, where groups of
-    ``together`` requests have it with probability ``share``: as :func:`batches_begun`, whose
-    requests come one by one.
+    """Return the batches of at most ``most`` requests that a longest row begins, per request.
+
+    As :func:`batches_begun`, but requests come in groups of ``together``, and each group has this
+    longest row with probability ``share``.
     """
     if most % together == 0:
         return batches_begun(share, most // together) / together
@@ -292,9 +295,11 @@ def best_buckets(
 
 
 def cheapest(cost: StepCost, mix: RequestMix, candidate: PaddingCandidate) -> PaddingCost:
-    """The price at the best batch size up to the mix's: a step whose tokens are dear wants small
-    batches of rows that pad each other little, and batch sizes are tuned as well. ``seconds`` and
-    ``executions`` stay those of ``mix.batch`` rows.
+    """Return the cost at the best batch size up to that of the mix.
+
+    Batch sizes are tuned as well: a step whose tokens are expensive prefers small batches of rows
+    that pad each other little. ``seconds`` and ``executions`` are still those of ``mix.batch``
+    rows.
     """
     sizes = {
         mix.rows * mix.requests,
@@ -316,8 +321,9 @@ def rank_paddings(
     candidates: Sequence[PaddingCandidate],
     current: PaddingCandidate,
 ) -> PaddingRanking:
-    """All ways priced at the batch size that is best for each, cheapest first; of equals the
-    current one, then the order given.
+    """Return all candidates at the batch size that is best for each, cheapest first.
+
+    Among equals the current one is first, then the given order counts.
     """
     own = cheapest(cost, mix, current)
     others = [

@@ -1,5 +1,6 @@
-"""The paddings of one pipeline: which it could have, under which its steps are timed, and how they
-compare. Pure.
+"""The padding modes of one pipeline. Pure.
+
+Which it could have, under which its steps are timed, and how their costs compare.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ class PaddingOptions:
         self._own = current_padding(graph) if work.text_inputs else None
 
     def timing(self) -> PaddingEffect | None:
-        """The padding under which steps are timed, where the pipeline's own makes rows of different
-        length equally long: what a token costs would not be seen. ``None``: its own does.
+        """Return the padding under which steps are timed.
+
+        ``None``: the pipeline's own. If that makes rows of different length equally long, the cost
+        of a token would not be visible.
         """
         if self._own is None or self._own.mode not in (Padding.FIXED, Padding.BUCKETED):
             return None

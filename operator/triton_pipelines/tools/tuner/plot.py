@@ -1,6 +1,4 @@
-"""Throughput against latency with the latency budget drawn in: as a chart, and in characters for a
-terminal. Pure.
-"""
+"""Throughput against latency, with the latency budget: a chart, and text for a terminal. Pure."""
 
 from __future__ import annotations
 

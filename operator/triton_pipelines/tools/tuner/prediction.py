@@ -35,54 +35,61 @@ _SATURATED = 3_000
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """A step.
-
-    ``batch``: rows; ``delay``: seconds; ``equal_lengths``: only requests of one length share a
-    batch.
-    """
+    """The queueing model of a step."""
 
     name: str
+    """Name of the step."""
     cost: StepCost
+    """Execution times."""
     batch: int
+    """Rows of a full batch."""
     delay: float = 0.0
+    """Seconds that a batch waits to be filled."""
     instances: int = 1
+    """Number of instances."""
     equal_lengths: bool = False
+    """Whether only requests of one length share a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaddingEffect:
-    """What a padding makes of the pipe.
-
-    ``padding``, ``buckets`` (the longest row last) and the steps that batch equal lengths only.
-    """
+    """The effect of a padding mode on the pipeline."""
 
     padding: Padding | None
+    """The padding mode; ``None``: unknown."""
     buckets: tuple[int, ...]
+    """Bucket lengths, the longest row last."""
     equal_lengths: frozenset[str]
+    """Steps that only batch requests of one length."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineModel:
-    """The steps in the order of the data, and what the requests are like.
-
-    ``lengths``: tokens of a row, equally likely; ``rows``: of a request; ``padding`` after step
-    ``tokenizer`` (with ``buckets``; the longest row is the last of them); ``overhead``: seconds
-    that a request spends outside the steps, by how long it is inside (the first: of the quickest
-    requests); ``padding_effects``: the paddings that a setting may name, and the resource's own.
-    """
+    """The queueing model of a pipeline: its steps in the order of the data, and its requests."""
 
     stages: tuple[StepModel, ...]
+    """The steps."""
     lengths: tuple[int, ...]
+    """Tokens of a row, equally likely."""
     rows: int = 1
+    """Rows of a request."""
     tokenizer: str = ""
+    """Name of the tokenizer step."""
     model: str = "model"
+    """Name of the step that is tuned."""
     padding: Padding | None = None
+    """Padding mode after the tokenizer; ``None``: unknown."""
     buckets: tuple[int, ...] = ()
+    """Bucket lengths of the padding, the longest row last."""
     overhead: tuple[float, ...] = (0.0,)
+    """Seconds that a request spends outside the steps, by how long it is inside; the first value is
+    that of the quickest requests.
+    """
     padding_effects: Mapping[PaddingSetting, PaddingEffect] = field(default_factory=dict)
+    """Effects of the padding modes that a setting may name, and of the resource's own."""
 
     def with_setting(self, setting: BatchingSetting) -> PipelineModel:
-        """The same steps with a setting."""
+        """Return the same steps with a setting."""
         effect = self.padding_effects.get(setting.padding)
 
         def turned(stage: StepModel) -> StepModel:
@@ -112,20 +119,20 @@ class PipelineModel:
 
 @dataclass(frozen=True, slots=True)
 class LatencyPrediction:
-    """Latencies in seconds by request, in the order of arrival, the start left out; mean requests
-    of a batch of each step.
-    """
+    """Simulated latencies."""
 
     latencies: Array
+    """Seconds by request, in the order of arrival, without the warm-up."""
     batches: dict[str, float]
+    """Mean requests of a batch, by step."""
 
     def quantile(self, share: float) -> float:
-        """Seconds within which this share was answered."""
+        """Return the seconds within which this share of requests was answered."""
         return float(np.quantile(self.latencies, share))
 
     @property
     def p99(self) -> float:
-        """Of 100 requests, the time of the second slowest."""
+        """p99 latency in seconds."""
         return self.quantile(0.99)
 
 
@@ -220,12 +227,12 @@ def _next_batch(
 
 
 def poisson(rate: float, count: int, seed: int) -> Array:
-    """Arrival times in seconds."""
+    """Return Poisson arrival times in seconds."""
     return np.cumsum(np.random.default_rng((seed, 1)).exponential(1 / rate, count))
 
 
 def bursty(rate: float, count: int, seed: int) -> Array:
-    """The same mean rate in turns of a second at 1.5 and a second at 0.5 of it."""
+    """Return arrival times with the same mean rate: alternating seconds at 1.5 and 0.5 of it."""
     even = poisson(1.0, count, seed) / rate
     # Operational time: a turn of two seconds brings three quarters of its requests in the first.
     turn, within = np.divmod(even, 2.0)
@@ -233,7 +240,7 @@ def bursty(rate: float, count: int, seed: int) -> Array:
 
 
 def simulate(pipe: PipelineModel, arrivals: Array, seed: int = 0) -> LatencyPrediction:
-    """Requests through all steps."""
+    """Send requests through all steps."""
     count = len(arrivals)
     random = np.random.default_rng((seed, 2))
     drawn = random.choice(np.asarray(pipe.lengths, dtype=float), (count, pipe.rows))
@@ -266,7 +273,7 @@ def simulate(pipe: PipelineModel, arrivals: Array, seed: int = 0) -> LatencyPred
 def _padded(
     pipe: PipelineModel, longest: Array, order: Array, batches_begun: Sequence[int]
 ) -> Array:
-    """Tokens of a row as the steps behind the tokenizer see it."""
+    """Return the tokens of a row as the steps after the tokenizer see it."""
     if pipe.padding is Padding.FIXED and pipe.buckets:
         return np.full_like(longest, pipe.buckets[-1])
     if pipe.padding is Padding.BUCKETED and pipe.buckets:
@@ -282,7 +289,7 @@ def _padded(
 
 
 def capacity(pipe: PipelineModel, seed: int = 0) -> float:
-    """Requests/s when there is always enough to fill a batch."""
+    """Return the requests/s if there are always enough requests to fill a batch."""
     slowest = float("inf")
     for stage in pipe.stages:
         # A step alone, everything there from the beginning; lengths as the tokenizer would leave
@@ -301,11 +308,18 @@ def max_rate(
     most: float | None = None,
     least: float = 0.0,
 ) -> float:
-    """Most requests/s with p99 within ``latency_budget`` seconds and no step busier than 0.8; 0
-    where even a trickle takes longer.
+    """Return the maximum requests/s with p99 within the budget and no step busier than 0.8.
 
-    ``most``: a bound known beforehand: 0.8 of :func:`capacity`. ``least``: less than this is of no
-    use and given as 0.
+    Args:
+        pipe: The pipeline.
+        latency_budget: Seconds.
+        seed: Of arrivals and lengths.
+        arrivals: Simulated requests of each rate.
+        most: Known upper bound: 0.8 of :func:`capacity`.
+        least: Lower rates are of no use.
+
+    Returns:
+        Requests/s; 0 if even a trickle exceeds the budget, or the rate is below ``least``.
     """
     high = MAX_UTILIZATION * capacity(pipe, seed) if most is None else most
 

@@ -1,8 +1,7 @@
-"""The setting to try: as many requests/s as possible within the wall, then the highest batch size.
-Pure.
+"""Select settings to measure: as many requests/s as possible within the latency budget. Pure.
 
-Of all settings within 3 % of the most requests/s: the highest batch size, then the shortest delay
-(0 where that is among them), then the fewest instances (autoscaling.md §8.4).
+Among all settings within 3 % of the most requests/s: the highest batch size, then the shortest
+delay (0 if that is among them), then the fewest instances (autoscaling.md §8.4).
 """
 
 from __future__ import annotations
@@ -39,21 +38,22 @@ SHARES = (0.1, 0.25, 0.4, 0.55, 0.65, 0.75, 0.8, 0.85, 0.9, 0.95)
 
 @dataclass(frozen=True, slots=True)
 class PredictedSetting:
-    """A setting and what it is expected to carry.
-
-    ``rate`` requests/s within the wall (0: none), p99 (seconds) at that rate, and the most that it
-    can carry at all.
-    """
+    """A setting and its predicted throughput."""
 
     setting: BatchingSetting
+    """The setting."""
     rate: float
+    """Maximum requests/s within the latency budget; 0: none."""
     p99: float
+    """p99 in seconds at that rate."""
     capacity: float
+    """Maximum requests/s at any latency."""
 
 
 def preference(planned: PredictedSetting) -> tuple[bool, int, int, int, int]:
-    """Greater is better, among settings that carry the same: the padding that the resource has
-    stays.
+    """Return a sort key for settings of equal throughput; greater is better.
+
+    The padding of the resource is preferred.
     """
     setting = planned.setting
     return (
@@ -72,11 +72,11 @@ def predict_settings(
     latency_budget: float,
     seed: int = 0,
 ) -> list[PredictedSetting]:
-    """What the settings carry within ``latency_budget`` seconds, best first by the rule above.
+    """Return the predicted throughput of settings within the latency budget (seconds), best first.
 
-    Settings that cannot be among the best are left out, the current one never is. Delays are only
-    tried where the same setting without one is close to the best: a delay never raises what a step
-    can carry, and seldom what it carries within a wall (autoscaling.md §7).
+    Settings that cannot be among the best are left out, except the current one. Delays are only
+    tried if the same setting without one is close to the best: a delay never raises the capacity of
+    a step, and seldom the throughput within a latency budget (autoscaling.md §7).
     """
     given = list(dict.fromkeys((*settings, current)))
     delays = sorted(
@@ -129,9 +129,15 @@ def predict_setting(
     seed: int = 0,
     least: float = 0.0,
 ) -> PredictedSetting:
-    """What one setting carries.
+    """Return the predicted throughput of one setting.
 
-    ``carried``: its capacity, where that is known; ``least``: less is of no use and given as 0.
+    Args:
+        pipe: The pipeline.
+        setting: The setting.
+        latency_budget: Seconds.
+        carried: Its capacity, if known.
+        seed: Of the simulation.
+        least: Lower rates are of no use and returned as 0.
     """
     turned = pipe.with_setting(setting)
     most = capacity(turned, seed) if carried is None else carried
@@ -141,7 +147,7 @@ def predict_setting(
 
 
 def rank(found: Sequence[PredictedSetting]) -> list[PredictedSetting]:
-    """Best first: those within 3 % of the most by :func:`preference`, the rest by what they carry."""
+    """Return best first: those within 3 % of the most by :func:`preference`, then by throughput."""
     most = max((one.rate for one in found), default=0.0)
     close = [one for one in found if one.rate > 0 and one.rate >= (1 - RATE_TOLERANCE) * most]
     rest = [one for one in found if one not in close]
@@ -153,8 +159,9 @@ def rank(found: Sequence[PredictedSetting]) -> list[PredictedSetting]:
 def candidates(
     found: Sequence[PredictedSetting], current: BatchingSetting, count: int = 3
 ) -> list[PredictedSetting]:
-    """The settings to measure: the best, then those that differ from it most usefully: another
-    batch size, other instances, another delay.
+    """Return the settings to measure.
+
+    The first is the best; the next differ from it in the batch size, the instances, or the delay.
     """
     able = [one for one in found if one.rate > 0 and one.setting != current]
     if not able:
@@ -179,8 +186,12 @@ def candidates(
 def challenger(
     found: Sequence[PredictedSetting], winner: BatchingSetting, without: Collection[BatchingSetting]
 ) -> PredictedSetting | None:
-    """Of the settings with other instances than the winner the one that is expected to carry most;
-    ``without``: those that are out.
+    """Return the best setting with other instances than the winner.
+
+    Args:
+        found: Predicted settings.
+        winner: The setting to compare with.
+        without: Settings that are excluded.
     """
     own = (winner.model_instances, winner.tokenizer_instances)
     able = [
@@ -200,8 +211,10 @@ def extreme_points(
     latency_budget: float,
     seed: int = 0,
 ) -> tuple[ReportPoint, ...]:
-    """The latency-first and the throughput-first setting, predicted: the least p99 at ``rate`` with
-    1-2 ms of delay, and the most that can be carried at all with 50-100 ms, whatever the latency.
+    """Return predictions for the latency-first and the throughput-first setting.
+
+    Latency first: the lowest p99 at ``rate`` with a delay of 1 to 2 ms. Throughput first: the
+    highest sustainable rate with a delay of 50 to 100 ms, whatever the latency.
     """
     bare = {
         setting: capacity(pipe.with_setting(setting), seed)
@@ -242,7 +255,7 @@ def extreme_points(
 
 
 def curve(name: str, pipe: PipelineModel, planned: PredictedSetting, seed: int = 0) -> LatencyCurve:
-    """Predicted p99 over the rates that a setting can carry."""
+    """Return the predicted p99 over the rates that a setting can sustain."""
     turned = pipe.with_setting(planned.setting)
     rates = [share * planned.capacity for share in SHARES]
     return LatencyCurve(

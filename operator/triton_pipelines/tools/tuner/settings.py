@@ -88,8 +88,8 @@ def setting_of(graph: Graph) -> BatchingSetting:
     return BatchingSetting(
         model.max_batch_size,
         delay,
-        model.instances.count,
-        tokenizer.instances.count if tokenizer is not None else 0,
+        model.instances.counts.initial,
+        tokenizer.instances.counts.initial if tokenizer is not None else 0,
     )
 
 

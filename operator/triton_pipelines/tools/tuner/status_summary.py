@@ -1,5 +1,6 @@
-"""A report in the shape of ``status.tuning``, small enough for a container's termination message.
-Pure.
+"""A report in the shape of ``status.tuning``. Pure.
+
+It is small enough for a container's termination message.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ _MAX_POINTS = 32
 
 
 def status_of(report: TuningReport) -> dict[str, Any]:
-    """The fields of ``status.tuning`` that a report fills (the run's request, state and times are
-    its owner's): at most 3.5 kB as JSON.
+    """Return the fields of ``status.tuning`` that a report fills: at most 3.5 kB as JSON.
+
+    The request, state and times of the run are filled by the controller.
     """
     points = [_point(point) for point in (*report.points, *report.ends)][:_MAX_POINTS]
     message_length = _MAX_MESSAGE
@@ -70,8 +72,9 @@ def _point(point: ReportPoint) -> TuningPoint:
 
 
 def _microseconds(seconds: float) -> int:
-    """Whole microseconds, at most those that the status holds (36 minutes); 0, which leaves the
-    field out, where too few were answered for there to be any.
+    """Return whole microseconds, at most the maximum of the status field (36 minutes).
+
+    0, which leaves the field out, if too few requests were answered for a p99.
     """
     return min(round(seconds * 1e6), _MAX_MICROSECONDS) if math.isfinite(seconds) else 0
 

@@ -5,18 +5,16 @@ resource.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from triton_pipelines.api.tensors import DataType
+from triton_pipelines.api.tensors import DataType, TokenTensor
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.example_request import example_of, why_unasked
-from triton_pipelines.compile.graph.graph import Graph, Implementation, Step
-from triton_pipelines.tools.loadgen import Array, TextLengths
-from triton_pipelines.tools.loadgen import generate_texts as made_up
+from triton_pipelines.compile.graph.graph import Graph, Step
+from triton_pipelines.tools.loadgen import Array, TextLengths, generate_texts
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.errors import TritonError
 
@@ -73,7 +71,7 @@ def texts_of(lengths: Sequence[int], overhead: int, share: int, seed: int = 0) -
 
     Each text is used in ``share`` inputs of a row.
     """
-    return made_up(
+    return generate_texts(
         [max(1, (length - overhead) // share) for length in lengths], seed, special_tokens=0
     )
 
@@ -147,7 +145,7 @@ async def workload(
 
 async def _special_tokens(client: TritonClient, tokenizer: Step) -> int:
     """Return the special tokens of a row; 0 if words are not single tokens."""
-    short, long = await _tokens(client, tokenizer, made_up([1, 9], special_tokens=0))
+    short, long = await _tokens(client, tokenizer, generate_texts([1, 9], special_tokens=0))
     return max(0, short - 1) if long - short == 8 else 0
 
 
@@ -156,21 +154,21 @@ async def _tokens(client: TritonClient, tokenizer: Step, texts: Sequence[str]) -
 
     If the tokenizer has no output that tells, words are counted.
     """
-    if tokenizer.implementation is not Implementation.TOKENIZER:
+    if tokenizer.tokenizer is None:
         return [len(text.split()) for text in texts]
-    kinds: dict[str, str] = json.loads(tokenizer.parameters["tritonpipe.outputs"])
+    kinds = tokenizer.tokenizer.outputs
     chosen = next(
         (
             name
-            for kind in ("Lengths", "AttentionMask", "InputIds")
+            for kind in (TokenTensor.LENGTHS, TokenTensor.ATTENTION_MASK, TokenTensor.INPUT_IDS)
             for name, own in kinds.items()
-            if own == kind
+            if own is kind
         ),
         None,
     )
     if chosen is None:
         return [len(text.split()) for text in texts]
-    counted = kinds[chosen] != "Lengths"
+    counted = kinds[chosen] is not TokenTensor.LENGTHS
     inputs = [one.tensor.name for one in tokenizer.inputs]
     limit = asyncio.Semaphore(16)
 

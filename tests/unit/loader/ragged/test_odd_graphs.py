@@ -32,12 +32,12 @@ from tests.support.raggedgraphs import (
 from triton_pipelines.api.loadplan import (
     FetchKind,
     LoadPlan,
+    LoadReason,
     LoadReport,
     PlanCheck,
     PlanFetch,
     PlanTensor,
     PlanTokens,
-    Reason,
 )
 from triton_pipelines.loader import LoadOptions, run
 from triton_pipelines.loader.ragged import Adaptable, examine
@@ -45,7 +45,7 @@ from triton_pipelines.loader.ragged.input_limits import positions, table_size
 
 ENCODER = Encoder(types=True, heads=(Head.LOGITS, Head.HIDDEN))
 URI = "pvc://models/model.onnx"
-DECLARED = {Reason.MODEL_MISMATCH, Reason.RAGGED_UNSUPPORTED}
+DECLARED = {LoadReason.MODEL_MISMATCH, LoadReason.RAGGED_UNSUPPORTED}
 NOT_FORESEEN = "not understood"
 
 
@@ -280,7 +280,7 @@ def test_what_nobody_foresaw_is_refused_with_its_name(
     monkeypatch.setattr("triton_pipelines.loader.model_checks.adapt_file", adapt_file)
     code, report, _ = load(make(ENCODER))
     (finding,) = report.findings
-    assert (code, finding.reason) == (2, Reason.RAGGED_UNSUPPORTED)
+    assert (code, finding.reason) == (2, LoadReason.RAGGED_UNSUPPORTED)
     assert finding.message == (
         f"{URI} cannot take requests of different length in one batch: the graph is built in a way that is not understood "
         "(IndexError: list index out of range): set spec.tokenizer.padding to Fixed"
