@@ -1,9 +1,9 @@
-"""The load engine: puts one load on one model and records every request.
+"""Put one load on one model and record every request.
 
-One event loop, callbacks instead of tasks, requests made beforehand, answers not unpacked: little
-CPU per request (each summary tells how much), so that what is measured is the server. Latency in an
-open loop counts from when a request was due: a server that stalls is charged for every request that
-should have been sent meanwhile (no coordinated omission).
+One event loop, callbacks instead of tasks, requests encoded beforehand, responses not parsed: that
+costs little CPU per request (each summary says how much), so that the server is measured and not
+the generator. Latency in an open loop counts from when a request was due: a server that stalls is
+charged for every request that should have been sent meanwhile (no coordinated omission).
 """
 
 from __future__ import annotations
@@ -81,15 +81,16 @@ _SELECTABLE = 1024
 def run_blocking(
     target: LoadTarget, spec: LoadSpec, progress: OnProgress | None = None
 ) -> LoadResult:
-    """:func:`run` in an event loop of its own that keeps time to some 0.1 ms; asyncio's own wakes
-    up to 1 ms late.
+    """Run :func:`run_load` in its own event loop, which keeps time to about 0.1 ms.
+
+    asyncio's own loop wakes up to 1 ms late.
     """
     with asyncio.Runner(loop_factory=precise_event_loop) as runner:
         return runner.run(run_load(target, spec, progress))
 
 
 def precise_event_loop() -> asyncio.AbstractEventLoop:
-    """An event loop that keeps time to some 0.1 ms, for an ``asyncio.Runner``."""
+    """Return an event loop that keeps time to about 0.1 ms, for an ``asyncio.Runner``."""
     # A handler that raises in the middle of this would leave half a loop, which Python complains
     # about when it goes.
     if threading.current_thread() is not threading.main_thread():
@@ -195,6 +196,7 @@ class LoadRun:
         self._last_due = spec.warmup_s + spec.duration_s + spec.extend * spec.window_s
 
     async def run(self) -> LoadResult:
+        """Put the load on the model and return every request."""
         spec = self._spec
         self._samples = [asyncio.ensure_future(self._sample_statistics())]
         await asyncio.wait(self._samples)  # the first look takes longer than others
@@ -278,7 +280,7 @@ class LoadRun:
         return number
 
     def _record_sent(self, number: int, due: float, sent: float) -> int:
-        """Note a request; its place."""
+        """Record a request; return its index."""
         self._due.append(due)
         self._sent.append(sent)
         self._end.append(math.nan)
@@ -314,7 +316,7 @@ class LoadRun:
             self._early_end.set_result(None)
 
     async def _drain(self) -> None:
-        """Wait for what is under way; what is not answered by then is given up."""
+        """Wait for the requests in flight; give up those that are not answered by then."""
         # Each request has its own deadline; that of all guards against a transport that forgets
         # one.
         grace = min(_GRACE * self._spec.behind_s, self._spec.timeout_s + _FORGOTTEN_S)
@@ -331,8 +333,9 @@ class LoadRun:
     async def _measure_windows(
         self, sender: asyncio.Task[None] | None
     ) -> tuple[float, float, asyncio.Future[StatisticsSample]]:
-        """Wait for the windows; begin and end of the last three (of an overload that is ended: of
-        all until then), and the look at the begin.
+        """Wait for the windows; return begin and end of the last three, and the first sample.
+
+        For an overload that is ended early: of all windows until then.
         """
         spec = self._spec
         for number in range(WINDOWS + spec.extend + 1):
@@ -360,7 +363,7 @@ class LoadRun:
         raise AssertionError("no windows")
 
     async def _sample_statistics(self) -> StatisticsSample:
-        """The counters, and about when they were so: between question and answer."""
+        """Read the counters; return them with the time halfway between request and response."""
         asked = self._now()
         try:
             models: Models | None = await self._reader.sample() if self._reader else None
@@ -369,7 +372,7 @@ class LoadRun:
         return (asked + self._now()) / 2, models
 
     async def _wait_until(self, at: float, sender: asyncio.Task[None] | None) -> bool:
-        """Wait; whether the time came before the load was over."""
+        """Wait; return whether the time came before the load was over."""
         # A sender that breaks ends the load at once; one whose schedule is over has done its work.
         if sender is not None and sender.done():
             if not sender.cancelled():
@@ -384,8 +387,8 @@ class LoadRun:
             )
         if self._early_end.done() and not self._overloaded:
             raise LoadGeneratorError(
-                f"more than {MAX_REQUESTS} requests in one run; all their times are kept: use a shorter"
-                " --duration"
+                f"more than {MAX_REQUESTS} requests in one run; all their times are kept: use"
+                " a shorter --duration"
             )
         if self._early_end.done():
             return False
@@ -417,7 +420,7 @@ class LoadRun:
     def _result(
         self, begin: float, end: float, figures: dict[str, StepStatistics], cpu: float
     ) -> LoadResult:
-        """What has ended, in the order of the ends."""
+        """Return the requests that have ended, in the order of their ends."""
         ends, errors = np.array(self._end), np.array(self._error, dtype=np.int64)
         chosen = np.flatnonzero(errors != _WAITING)
         chosen = chosen[np.argsort(ends[chosen], kind="stable")]
@@ -442,7 +445,10 @@ class LoadRun:
 def _statistics_between(
     first: StatisticsSample, last: StatisticsSample
 ) -> dict[str, StepStatistics]:
-    """What each model that did something did between two looks; nothing where one of them failed."""
+    """Return what each model with requests did between two samples.
+
+    Empty if a sample is missing.
+    """
     counters: list[dict[str, ModelCounters]] = []
     for _, models in (first, last):
         try:
@@ -459,7 +465,7 @@ class _PreciseSelector(selectors.DefaultSelector):
     """Waits to the microsecond: epoll itself takes whole milliseconds, rounded up."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """As the standard one."""
+        """Select as the standard selector does."""
         if (
             timeout is not None
             and timeout > 0

@@ -1,4 +1,4 @@
-"""gRPC calls that carry requests made beforehand; answers are not unpacked."""
+"""Send gRPC requests that were encoded beforehand; responses are not parsed."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ _OPTIONS: Final = (
 
 
 class GrpcTransport:
-    """Channels to one server; a connection for every 16 requests under way, as several clients
-    would have.
+    """Channels to one server.
+
+    There is a connection for every 16 requests in flight, as several clients would have.
 
     Args:
         address: ``host:port``.
-        timeout_s: deadline of a request, in seconds.
-        headers: metadata sent with each.
+        timeout_s: Deadline of a request, in seconds.
+        headers: Metadata sent with each request.
     """
 
     def __init__(self, address: str, timeout_s: float, headers: Mapping[str, str]) -> None:

@@ -1,9 +1,8 @@
-"""HTTP/1.1 connections that carry requests made beforehand and tell only whether they were
-answered.
+"""Send HTTP/1.1 requests that were encoded beforehand, and report whether they were answered.
 
-Ordinary clients build each request and read each answer: 0.2 to 1 ms of CPU, more than many servers
-need for it. A load generator must not be what is measured, so this one writes bytes, finds the end
-of the answer and calls back.
+Ordinary clients build each request and read each response: 0.2 to 1 ms of CPU, more than many
+servers need for it. A load generator must not be what is measured, so this one writes bytes, finds
+the end of the response and calls back.
 """
 
 from __future__ import annotations
@@ -37,8 +36,9 @@ _KEPT_BYTES: Final = 64 * 1024
 
 
 def trusted_authorities() -> ssl.SSLContext:
-    """Whose certificates are good: the system's authorities and certifi's, or those of
-    ``SSL_CERT_FILE`` where the environment names it.
+    """Return a TLS context that trusts the system's authorities and certifi's.
+
+    If the environment sets ``SSL_CERT_FILE``, it trusts those of that file instead.
     """
     context = httpx.create_ssl_context()
     context.load_default_certs()
@@ -263,11 +263,15 @@ class _Connection(asyncio.Protocol):
 
 
 def _describe_error(error: Exception) -> str:
-    """A connection's failure in the system's words, without the address, so that equal failures are
-    equal.
+    """Return a connection error in the system's words.
+
+    It does not contain the address, so that equal errors are equal.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the certificate was rejected: {error.verify_message}; set SSL_CERT_FILE to a PEM file with the trusted authorities"
+        return (
+            f"the certificate was rejected: {error.verify_message}; set SSL_CERT_FILE to a PEM file"
+            " with the trusted authorities"
+        )
     if isinstance(error, ssl.SSLError):  # its number is none of the system's
         return f"TLS failed: {error.reason}; does the server use http instead of https?"
     number = error.errno if isinstance(error, OSError) else None

@@ -1,4 +1,4 @@
-"""What load is asked for: on whom, with which requests, how many and for how long."""
+"""Describe a load: the target, the requests, their rate and duration."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ class InferenceProtocol(enum.StrEnum):
 
 
 class Arrivals(enum.StrEnum):
-    """When requests of an open loop are due: as those of many independent users, or at equal
-    distances.
-    """
+    """When requests of an open loop are due: like independent users, or at equal intervals."""
 
     POISSON = "poisson"
     CONSTANT = "constant"
@@ -86,8 +84,8 @@ class LoadTarget:
             or not self.path.startswith("/")
         ):
             raise LoadGeneratorError(
-                "bodies cannot be combined with requests; they need protocol HTTP and a path starting"
-                " with /"
+                "bodies cannot be combined with requests; they need protocol HTTP and a path"
+                " starting with /"
             )
         if self.protocol is InferenceProtocol.HTTP and (
             urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).hostname
@@ -193,14 +191,16 @@ class LoadSpec:
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """How far a load is: seconds since its begin and to its end as known now, requests answered and
-    failed so far.
-    """
+    """The progress of a load."""
 
     elapsed_s: float
+    """Seconds since its begin."""
     total_s: float
+    """Seconds to its end, as known now."""
     answered: int
+    """Requests answered so far."""
     failed: int
+    """Requests failed so far."""
 
 
 OnProgress = Callable[[LoadProgress], None]

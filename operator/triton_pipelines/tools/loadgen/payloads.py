@@ -1,4 +1,4 @@
-"""Requests as bytes, made before anything is timed. Pure."""
+"""Encode requests before anything is timed. Pure."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ LENGTH_HEADER = "Inference-Header-Content-Length"
 
 
 def encode_requests(target: LoadTarget) -> list[bytes]:
-    """What goes over the wire for each request: a whole HTTP/1.1 request, or a serialised
-    ``ModelInferRequest``.
+    """Return the bytes of each request: an HTTP/1.1 request or a ``ModelInferRequest``.
 
     Raises:
-        LoadError: an input has a type that Triton does not know.
+        LoadGeneratorError: An input has a type that Triton does not know.
     """
     if target.protocol is InferenceProtocol.GRPC:
         return [_grpc(target, inputs) for inputs in target.requests]
@@ -61,13 +60,12 @@ def _post(path: str, headers: Mapping[str, str], body: bytes) -> bytes:
 def http_body(
     inputs: Mapping[str, Array], outputs: Sequence[str] = (), types: Mapping[str, str] | None = None
 ) -> tuple[bytes, int]:
-    """The body of an inference request with binary tensors both ways, and the length of its JSON
-    part.
+    """Return the body of an inference request with binary tensors, and the length of its JSON part.
 
     Args:
-        inputs: arrays by input name.
-        outputs: the outputs wanted; none: all.
-        types: Triton's data types of the inputs, where they are known; else those of the arrays.
+        inputs: Arrays by input name.
+        outputs: The requested outputs; empty: all.
+        types: Triton's data types of the inputs, if known; else those of the arrays.
     """
     raw = {name: raw_tensor(array) for name, array in inputs.items()}
     described = [
@@ -91,7 +89,10 @@ def http_body(
 
 
 def raw_tensor(array: Array) -> bytes:
-    """An array's elements as Triton takes them: little endian, texts each behind its length."""
+    """Return the elements of an array as Triton expects them.
+
+    They are little endian; each text follows its length.
+    """
     if array.dtype != np.object_:
         return array.tobytes()
     packed = serialize_byte_tensor(array)

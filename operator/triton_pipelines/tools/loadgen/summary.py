@@ -1,4 +1,4 @@
-"""What became of a load: exact percentiles, errors by message, whether it was steady. Pure."""
+"""Summarize a load: exact percentiles, errors by message, stability. Pure."""
 
 from __future__ import annotations
 
@@ -36,16 +36,18 @@ Floats = NDArray[np.float64]
 
 
 def is_rejected(message: str) -> bool:
-    """Whether a request was shed: by a full queue, by a queue's timeout, or by the generator
-    itself. Bursts do that below the mean rate that is carried, too; it is never a fault.
+    """Return whether a request was rejected, by its error message.
+
+    Full queues, queue timeouts, and the generator itself reject requests. Bursts cause that below
+    the sustainable mean rate as well; it never counts as an error of the server.
     """
     return message.startswith(NOT_SENT) or any(text in message for text in _REJECTED_MESSAGES)
 
 
 def is_late(message: str) -> bool:
-    """Whether a request failed by waiting too long, or was turned away: what overload does.
+    """Return whether a request timed out or was rejected, by its error message.
 
-    Anything else is a fault.
+    Overload causes both; anything else is an error.
     """
     return message.startswith(_LATE_MESSAGES) or is_rejected(message)
 
@@ -94,7 +96,7 @@ class LoadResult:
     def measured(
         self, begin_s: float | None = None, end_s: float | None = None
     ) -> NDArray[np.bool_]:
-        """Which requests count for a time (default: the measured one).
+        """Return which requests count for a time (default: the measured one).
 
         In an open loop those that were due in it, however late they were answered; in a closed loop
         those that ended in it.
@@ -108,8 +110,9 @@ class LoadResult:
 
     @property
     def latencies(self) -> Floats:
-        """Seconds from due to answer of the answered requests of the measured time, in the order of
-        their ends.
+        """Seconds from due to answer of the measured requests that were answered.
+
+        They are in the order of their ends.
         """
         chosen = self.measured() & (self.error < 0)
         return (self.end - self.due)[chosen]
@@ -117,7 +120,7 @@ class LoadResult:
     def throughput(
         self, begin_s: float | None = None, end_s: float | None = None
     ) -> tuple[float, float]:
-        """Requests and rows answered per second within a time, by when they ended."""
+        """Return the requests and rows answered per second within a time, by their ends."""
         begin, end = (
             (self.begin_s if begin_s is None else begin_s),
             (self.end_s if end_s is None else end_s),
@@ -185,7 +188,7 @@ class LoadSummary:
 
 
 def summarize(result: LoadResult) -> LoadSummary:
-    """The figures of a load's measured time."""
+    """Return the figures of a load's measured time."""
     latencies = result.latencies
     chosen = result.measured()
     # In a closed loop a request that is given up after the end was under way in the measured time,
@@ -223,8 +226,9 @@ def summarize(result: LoadResult) -> LoadSummary:
 
 
 def percentiles(seconds: Floats) -> dict[str, float]:
-    """Exact percentiles by nearest rank: the smallest value that at least the share of all do not
-    exceed; NaN of nothing.
+    """Return exact percentiles by nearest rank; NaN without values.
+
+    A percentile is the smallest value that at least that share of all values do not exceed.
     """
     if not len(seconds):
         return dict.fromkeys(PERCENTILES, math.nan)
@@ -233,7 +237,7 @@ def percentiles(seconds: Floats) -> dict[str, float]:
 
 
 def stability(result: LoadResult, tolerance: float = TOLERANCE) -> LoadStability:
-    """Whether the three windows of the measured time agree in requests/s and in p99."""
+    """Return whether the three windows of the measured time agree in requests/s and p99."""
     length = result.duration_s / WINDOWS
     return compare_windows(
         [
@@ -247,8 +251,9 @@ def stability(result: LoadResult, tolerance: float = TOLERANCE) -> LoadStability
 
 
 def window_figures(result: LoadResult, begin_s: float, end_s: float) -> LoadWindow:
-    """Figures of one window, by the requests that ended in it: late answers belong to the time in
-    which they were late.
+    """Return the figures of one window, by the requests that ended in it.
+
+    Late answers belong to the time in which they were late.
     """
     chosen = (result.end >= begin_s) & (result.end < end_s) & (result.error < 0)
     return LoadWindow(
@@ -257,7 +262,7 @@ def window_figures(result: LoadResult, begin_s: float, end_s: float) -> LoadWind
 
 
 def compare_windows(windows: Sequence[LoadWindow], tolerance: float = TOLERANCE) -> LoadStability:
-    """Whether windows agree: each figure within ``tolerance`` of the mean of all."""
+    """Return whether windows agree: each figure within ``tolerance`` of the mean of all."""
     reasons = []
     for label, values in (
         ("requests/s", [item.requests_per_s for item in windows]),
@@ -274,7 +279,7 @@ def compare_windows(windows: Sequence[LoadWindow], tolerance: float = TOLERANCE)
 
 
 def summary_document(summary: LoadSummary) -> dict[str, Any]:
-    """As a JSON document, units in its names; NaN becomes null."""
+    """Return the summary as a JSON document with units in its names; NaN becomes null."""
     times = {
         f"{name}Milliseconds": getattr(summary, f"{name}_s")
         for name in ("mean", "p50", "p90", "p95", "p99", "max")
@@ -298,7 +303,7 @@ def summary_document(summary: LoadSummary) -> dict[str, Any]:
 
 
 def step_document(step: StepStatistics) -> dict[str, Any]:
-    """A step's figures as a JSON document."""
+    """Return the statistics of a step as a JSON document."""
     return {
         "requests": step.requests,
         "failures": step.failures,

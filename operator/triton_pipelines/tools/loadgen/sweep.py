@@ -1,5 +1,6 @@
-"""Several loads on one target, several runs each, interleaved, so that a machine that warms up or
-slows down favours none.
+"""Run several loads on targets, several times each, interleaved.
+
+Interleaving keeps a machine that warms up or slows down from favoring one of them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class SweepResult:
 
     @property
     def typical(self) -> LoadSummary:
-        """The run with the median throughput: where figures must go together (percentiles, steps)."""
+        """The run with the median throughput, for figures that must go together."""
         return sorted(self.runs, key=lambda run: run.requests_per_s)[(len(self.runs) - 1) // 2]
 
     @property
@@ -84,8 +85,9 @@ OnSweepProgress = Callable[[int, int, LoadSpec, LoadProgress | None], None]
 
 
 def _drain_spec(spec: LoadSpec) -> LoadSpec:
-    """A single request behind everything that the server still does for requests which were given
-    up: the next load must not wait for it.
+    """Return a single request, which waits until the server has finished its backlog.
+
+    The next load must not wait for requests that were given up.
     """
     return LoadSpec(
         concurrency=1,
@@ -102,18 +104,17 @@ def sweep(
     """Measure loads, each ``runs`` times, in rounds over all of them; blocks.
 
     Args:
-        targets: pairs of target and load.
-        runs: of each; each run of a Poisson load has arrivals of its own (the spec's seed plus the
-            round).
-        on_run: told how far it is.
+        targets: Pairs of target and load.
+        runs: Runs of each; each run of a Poisson load has its own arrivals (seed plus round).
+        on_run: Called with the progress.
 
     Returns:
-        In the order of ``targets``.
+        The results in the order of ``targets``.
 
     Raises:
-        SweepEndedError: the server went while this was under way; it holds what was measured until
-            then.
-        LoadError: nothing could be measured; as :func:`~triton_pipelines.tools.loadgen.engine.run`.
+        SweepEndedError: The server failed during the sweep; it holds the results until then.
+        LoadGeneratorError: Nothing could be measured; see
+            :func:`~triton_pipelines.tools.loadgen.engine.run_load`.
     """
     found: list[list[LoadSummary]] = [[] for _ in targets]
     total = runs * len(targets)

@@ -1,9 +1,8 @@
-"""Texts for requests: of a given length distribution, one per line of a file, or perf_analyzer's
-input data. Pure.
+"""Texts for requests: generated, one per line of a file, or perf_analyzer's input data. Pure.
 
-Texts of a distribution are made of words that are one token each in the vocabularies of BERT, GPT-2
-and their like (and one unknown token each in others): as many words as tokens wanted. What a
-tokenizer really makes of them it alone can say.
+Generated texts consist of words that are one token each in the vocabularies of BERT, GPT-2 and
+similar models (and one unknown token each in others): as many words as tokens wanted. Only the
+tokenizer can tell how many tokens a text really has.
 """
 
 from __future__ import annotations
@@ -20,9 +19,11 @@ from typing import Any, Final
 import numpy as np
 
 _COMMON: Final = (
-    "the time people good day world year life great work home night long small house water place right story movie book music city "
-    "school family money power country state number light white black young old high open free full new last best love heart mind hand eye "
-    "face head body name word voice sound war game team player group system order party law case point line street road car door room"
+    "the time people good day world year life great work home night long small house water "
+    "place right story movie book music city school family money power country state number "
+    "light white black young old high open free full new last best love heart mind hand eye "
+    "face head body name word voice sound war game team player group system order party law "
+    "case point line street road car door room"
 )
 _WORDS: Final = tuple(_COMMON.split())
 MAX_TOKENS: Final = 1_000_000
@@ -60,7 +61,8 @@ class TextLengths:
             name, found, value = (piece.strip() for piece in part.partition("="))
             if not found or name not in ("median", "sigma", "cap") or name in values:
                 raise TextsError(
-                    f"{part.strip()!r}: write median=TOKENS,sigma=NUMBER,cap=TOKENS, each at most once"
+                    f"{part.strip()!r}: write median=TOKENS,sigma=NUMBER,cap=TOKENS, each at most"
+                    " once"
                 )
             try:
                 values[name] = float(value)
@@ -77,7 +79,8 @@ class TextLengths:
             or values.get("cap", 1) % 1
         ):
             raise TextsError(
-                f"{text}: 1 <= median <= cap <= {MAX_TOKENS} (a whole number) and 0 <= sigma <= 10 must hold"
+                f"{text}: 1 <= median <= cap <= {MAX_TOKENS} (a whole number) and 0 <= sigma <= 10"
+                " must hold"
             )
         return result
 
@@ -92,8 +95,9 @@ class TextLengths:
 
 
 def generate_texts(lengths: Sequence[int], seed: int = 0, special_tokens: int = 2) -> list[str]:
-    """A text for each length in tokens, counting the ``special_tokens`` that a tokenizer adds
-    ([CLS] and [SEP]); at least one word each.
+    """Return a text for each length in tokens; each has at least one word.
+
+    The length includes the ``special_tokens`` that a tokenizer adds ([CLS] and [SEP]).
     """
     random = np.random.default_rng(seed + 1)
     return [
@@ -118,11 +122,10 @@ def read_lines(content: str) -> list[str]:
 
 
 def batches(items: Sequence[str], rows: int) -> list[list[str]]:
-    """Rows for requests, in order, from the first again at the end, until every item stands in a
-    request equally often.
+    """Return rows for requests, in order, repeated until every item is used equally often.
 
-    Where that took more than :data:`MAX_ROWS` rows, until every item stands in one: requests are
-    kept in memory.
+    If that took more than :data:`MAX_ROWS` rows: until every item is used once, because requests
+    are kept in memory.
     """
     turns = math.lcm(len(items), rows) // rows
     if turns * rows > max(MAX_ROWS, len(items)):
@@ -136,18 +139,20 @@ def batches(items: Sequence[str], rows: int) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class InputTensor:
-    """One input of one row in perf_analyzer's file: its elements in row-major order, or its raw
-    bytes; its shape where it is given.
-    """
+    """One input of one row in perf_analyzer's file."""
 
     elements: tuple[Any, ...] = ()
+    """Elements in row-major order."""
     raw: bytes | None = None
+    """Raw bytes instead of elements."""
     shape: tuple[int, ...] | None = None
+    """Shape, if given."""
 
 
 def is_perf_analyzer(content: str) -> bool:
-    """Whether a file's content looks like perf_analyzer's input data rather than like texts, one
-    per line.
+    """Return whether a file's content looks like perf_analyzer's input data.
+
+    Otherwise it is texts, one per line.
     """
     return content.lstrip()[:1] == "{" and '"data"' in content
 
@@ -188,7 +193,8 @@ def read_perf_analyzer(content: str) -> list[dict[str, InputTensor]]:
     for number, row in enumerate(result):
         if row.keys() != result[0].keys():
             raise TextsError(
-                f"{flat[number][0]}: gives {', '.join(sorted(row))}, the first {', '.join(sorted(result[0]))}"
+                f"{flat[number][0]}: contains {', '.join(sorted(row))}, the first entry"
+                f" {', '.join(sorted(result[0]))}"
             )
     return result
 

@@ -1,7 +1,6 @@
-"""Where the time goes.
+"""Where the time goes: Triton's statistics of each model, between two samples.
 
-Triton's own statistics of each model, as the difference of two looks. Pure but for
-:class:`StatisticsReader`.
+Pure except for :class:`StatisticsReader`.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ class StepStatistics:
 
 
 def parse_statistics(models: Sequence[Mapping[str, Any]]) -> dict[str, ModelCounters]:
-    """Counters by model from the ``model_stats`` of Triton's statistics, as JSON has them."""
+    """Return the counters by model from the ``model_stats`` of Triton's statistics (JSON)."""
     result: dict[str, ModelCounters] = {}
     for item in models:
         durations = item.get("inference_stats") or {}
@@ -134,12 +133,14 @@ def parse_statistics(models: Sequence[Mapping[str, Any]]) -> dict[str, ModelCoun
 def step_statistics(
     before: StatisticsSample, after: StatisticsSample, elapsed_s: float
 ) -> dict[str, StepStatistics]:
-    """What each model did between two looks; a model whose counters went back (it was loaded anew)
-    is counted from its load.
+    """Return what each model did between two samples.
+
+    If the counters of a model went back, it was reloaded: it counts from its load.
 
     Args:
-        before, after: the looks, of :func:`parse` or :func:`read`.
-        elapsed_s: seconds between them.
+        before: The first sample, of :func:`parse_statistics` or :func:`read_statistics`.
+        after: The second sample.
+        elapsed_s: Seconds between them.
     """
     return {
         name: _statistics_between(
@@ -150,22 +151,23 @@ def step_statistics(
 
 
 async def read_statistics(target: LoadTarget, timeout_s: float = 10.0) -> dict[str, ModelCounters]:
-    """The server's counters now.
+    """Return the server's counters now.
 
     Raises:
-        LoadError: it does not tell them.
+        LoadGeneratorError: It does not report them.
     """
     async with StatisticsReader(target, timeout_s) as reader:
         return parse_statistics((await reader.sample())())
 
 
 class StatisticsReader:
-    """Reads a server's statistics beside a load: its connection is kept, and answers are unpacked
-    when the load is over.
+    """Reads a server's statistics during a load.
+
+    Its connection is kept, and responses are parsed when the load is over.
 
     Args:
-        target: whose server.
-        timeout_s: of one look.
+        target: The target of the load.
+        timeout_s: Timeout of one sample.
     """
 
     def __init__(self, target: LoadTarget, timeout_s: float) -> None:

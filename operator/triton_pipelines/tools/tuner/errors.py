@@ -12,7 +12,10 @@ class NotTunableError(TuneError):
 
 
 class SettingRefusedError(Exception):
-    """A setting that the server or the checks of the resource refuse; the server keeps the old one."""
+    """A setting that the server or the checks of the resource refuse.
+
+    The server keeps the old one.
+    """
 
 
 class OutputMismatchError(SettingRefusedError):
@@ -20,4 +23,7 @@ class OutputMismatchError(SettingRefusedError):
 
 
 class RequestShedError(Exception):
-    """A server that rejects requests, or answers them too late, even when they are sent one by one."""
+    """A server that rejects requests, or answers them too late.
+
+    It does so even when they are sent one by one.
+    """

@@ -59,14 +59,16 @@ NOT_RESTORED = "the original settings could not be restored; restart the server"
 
 
 class MeasuredServer:
-    """One server and the setting that it runs; an async context manager that puts back what ran
-    when it was entered.
+    """One server and the setting that is applied to it.
+
+    An async context manager that restores what ran when it was entered.
 
     Args:
-        target: where it is.
-        pipeline, graph: what it runs.
-        left: told in words where the run is stopped and what ran first could not be put back: who
-            stops a run does not get its errors.
+        target: The server.
+        pipeline: The resource that it runs.
+        graph: The compiled graph of the resource.
+        on_not_restored: Called with a message if the run is stopped and what ran first could not be
+            restored: who stops a run does not get its errors.
     """
 
     def __init__(
@@ -74,9 +76,10 @@ class MeasuredServer:
         target: TuningTarget,
         pipeline: InferencePipeline,
         graph: Graph,
-        left: Callable[[str], None] | None = None,
+        on_not_restored: Callable[[str], None] | None = None,
     ) -> None:
-        self._target, self._pipeline, self._graph, self._left = target, pipeline, graph, left
+        self._target, self._pipeline, self._graph = target, pipeline, graph
+        self._on_not_restored = on_not_restored
         self.current = setting_of(graph)
         self.rebuild = target.rebuild
         self.client = TritonClient(target.address, target.control_key)
@@ -100,15 +103,17 @@ class MeasuredServer:
                 running = await self.client.model_config(name)
                 if mismatch := interface_difference(running, wanted):
                     raise TuneError(
-                        f"{self._target.address}: {name} runs with {mismatch}; pass the resource that the"
-                        " server was started from"
+                        f"{self._target.address}: {name} runs with {mismatch}; pass the resource"
+                        " that"
+                        " the server was started from"
                     )
                 # The same in the resource's own words is taken for the same by the server, too.
                 self._first[name] = wanted if is_same_config(running, wanted) else running
                 if shown := setting_difference(running, wanted):
                     self.notes.append(
-                        f"{name} ran with {shown} in the resource: the setting of the resource is measured as"
-                        " the current one, and the running one is restored afterwards"
+                        f"{name} ran with {shown} in the resource: the setting of the resource is"
+                        " measured"
+                        " as the current one, and the running one is restored afterwards"
                     )
             if cached := sorted(
                 name for name, config in self._first.items() if config.response_cache.enable
@@ -153,8 +158,8 @@ class MeasuredServer:
 
     def _report_not_restored(self, error: BaseException) -> None:
         error.add_note(NOT_RESTORED)
-        if self._left is not None:
-            self._left(NOT_RESTORED)
+        if self._on_not_restored is not None:
+            self._on_not_restored(NOT_RESTORED)
 
     @property
     def most_rows(self) -> int:
@@ -193,8 +198,9 @@ class MeasuredServer:
             except OverloadedError as error:
                 if setting == self.current:
                     raise TuneError(
-                        f"the current setting rejects a single request: {error.reason}; raise the limits of"
-                        " the queue"
+                        f"the current setting rejects a single request: {error.reason}; raise the"
+                        " limits"
+                        " of the queue"
                     ) from error
                 # Such as a delay that is longer than the queue's timeout.
                 raise SettingRefusedError(f"it rejects a single request: {error.reason}") from error
@@ -251,13 +257,14 @@ class MeasuredServer:
             await asyncio.sleep(_READY_POLL)
 
     async def infer_each(self, requests: Sequence[RequestTensors]) -> list[OutputTensors]:
-        """What the server answers to each of some requests: all are asked at once, so that they
-        share batches, and those that are turned away, or are not answered in time, again with
-        less company.
+        """Return the outputs of each request.
+
+        All are sent at once, so that they share batches; those that are rejected or time out are
+        repeated with less concurrency.
 
         Raises:
-            UnansweredError: it sheds some of them even so.
-            TuneError: it does not answer.
+            RequestShedError: The server rejects some of them even so.
+            TuneError: It does not answer.
         """
         now = asyncio.get_running_loop().time
         until = now() + WORK_OFF_SECONDS
@@ -325,8 +332,9 @@ class MeasuredServer:
         return result
 
     async def _worked_off(self, request: RequestTensors) -> None:
-        """Wait behind what the server may still do for requests that were given up: neither a
-        change nor a load must wait for it.
+        """Wait until the server has finished requests that were given up.
+
+        Neither a change nor a load must wait for them.
         """
         until = asyncio.get_running_loop().time() + WORK_OFF_SECONDS
         while True:

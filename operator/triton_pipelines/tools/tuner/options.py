@@ -50,7 +50,8 @@ def slo_and_latency_budget(
     slo = options.slo_ms if options.slo_ms is not None else pipeline.spec.slo.p99_milliseconds
     if slo is None:
         raise NotTunableError(
-            "spec.slo.p99Milliseconds: is not set; tuning needs a latency target: set it, or pass --slo"
+            "spec.slo.p99Milliseconds: is not set; tuning needs a latency target: set it, or pass"
+            " --slo"
         )
     network_and_queue = (
         options.network_and_queue_ms
@@ -67,7 +68,7 @@ def slo_and_latency_budget(
 
 @dataclass(frozen=True, slots=True)
 class TuningTarget:
-    """A Triton without other clients: that of ``tritonpipe serve``, or a pod outside the Service."""
+    """A Triton without other clients: `tritonpipe serve`, or a pod outside the Service."""
 
     address: str
     """host:port of its gRPC API."""

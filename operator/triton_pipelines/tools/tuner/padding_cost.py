@@ -124,11 +124,12 @@ class PaddingRanking:
     @property
     def figures(self) -> str:
         """Each way with its milliseconds, cheapest first."""
-        return ", ".join(
-            f"{one.candidate.padding} {one.seconds * 1e3:.1f} ms"
-            f"{f' in batches of {one.batch}' if one.batch < self.rows else ''}{' (in force)' if one is self.current else ''}"
-            for one in self.costs
-        )  # fmt: skip
+        return ", ".join(map(self._figure, self.costs))
+
+    def _figure(self, one: PaddingCost) -> str:
+        batch = f" in batches of {one.batch}" if one.batch < self.rows else ""
+        in_force = " (in force)" if one is self.current else ""
+        return f"{one.candidate.padding} {one.seconds * 1e3:.1f} ms{batch}{in_force}"
 
 
 def price(cost: StepCost, mix: RequestMix, candidate: PaddingCandidate) -> PaddingCost:
@@ -148,8 +149,10 @@ def price(cost: StepCost, mix: RequestMix, candidate: PaddingCandidate) -> Paddi
     if candidate.equal_lengths:
         begun = {length: batches_begun(share, most) for length, share in shares.items()}
         each = sum(
-            begun[length] * cost.seconds(share / begun[length], mix.rows * share / begun[length], length) for length, share in shares.items()
-        )  # fmt: skip
+            begun[length]
+            * cost.seconds(share / begun[length], mix.rows * share / begun[length], length)
+            for length, share in shares.items()
+        )
         return PaddingCost(candidate, most * each, most * sum(begun.values()), mean / real)
     longest = _mean_longest_of(shares, most)
     computed = mean + cost.spread * (longest - mean)
@@ -173,7 +176,7 @@ def batches_begun(share: float, most: int) -> float:
 def _longest(
     cost: StepCost, mix: RequestMix, candidate: PaddingCandidate, real: float
 ) -> PaddingCost:
-    """PaddingSetting to the longest of the tokenizer's batch, whose requests then have one length."""
+    """Return the cost of padding to the longest row of the tokenizer's batch."""
     most = mix.requests
     together = max(1, round(mix.tokenized / mix.rows))
     own = mean_longest(mix.lengths, together * mix.rows)
@@ -252,12 +255,16 @@ def _mean_longest_of(shares: Mapping[int, float], count: int) -> float:
 def best_buckets(
     cost: StepCost, mix: RequestMix, fits: Callable[[int], bool] = lambda _: True
 ) -> tuple[int, ...]:
-    """The buckets with which padding Bucketed costs least where lengths must be equal, ascending,
-    the longest row last.
+    """Return the buckets with which padding Bucketed costs least if lengths must be equal.
 
-    Exact over multiples of 8 (of more, for rows beyond 512), by dynamic programming: a bucket's
-    cost hangs on what falls into it alone. Fewer buckets are preferred within 1 %. ``fits``:
-    whether the model takes rows of a length.
+    They are ascending, the longest row last. The result is exact over multiples of 8 (of more, for
+    rows beyond 512), by dynamic programming: a bucket's cost depends only on what falls into it.
+    Fewer buckets are preferred within 1 %.
+
+    Args:
+        cost: The cost model of the model step.
+        mix: The requests.
+        fits: Whether the model accepts rows of a length.
     """
     step = BUCKET_STEP * -(-mix.longest // (BUCKET_STEP * _MOST_LENGTHS))
     lengths = [length for length in range(step, mix.longest, step) if fits(length)] + [mix.longest]

@@ -402,11 +402,10 @@ class TuningRun:
         return _Candidate(setting, got.rate)
 
     async def _confirm(self, winner: _Candidate, tried: set[BatchingSetting]) -> None:
-        """Verify a gain A/B/A: the current setting at a rate that it has to miss, then the
-        candidate.
+        """Verify a gain A/B/A.
 
-        The challenger is measured between the two: if it takes longer than expected, that costs a
-        repeat at most.
+        First the current setting at a rate that it has to miss, then the candidate. The challenger
+        is measured between the two: if it takes longer than expected, that costs a repeat at most.
         """
         current_rate = winner.rate / (1 + MIN_GAIN)
         best, points = winner, 2 * (self.effort.repeats - 1)

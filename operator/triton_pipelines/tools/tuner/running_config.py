@@ -26,7 +26,7 @@ def interface_difference(running: Any, wanted: Any) -> str:
     for name in ("input", "output"):
         here, there = _tensors(getattr(running, name)), _tensors(getattr(wanted, name))
         if there and here != there:
-            return f"{name}s {', '.join(sorted(map(_said, here)))} instead of {', '.join(sorted(map(_said, there)))}"
+            return f"{name}s {_describe(here)} instead of {_describe(there)}"
     for name in ("platform", "backend"):
         one, other = getattr(running, name), getattr(wanted, name)
         if one and other and one != other:
@@ -48,7 +48,7 @@ def is_same_config(running: Any, wanted: Any) -> bool:
 
 
 def setting_difference(running: Any, wanted: Any) -> str:
-    """Return the batching and instances that differ from the wanted ones, as text; empty: none do."""
+    """Return the batching and instances that differ from the wanted ones, as text."""
     reported = [
         f"{text.format(value(running))} ({value(wanted)})"
         for text, value in _SETTINGS
@@ -61,8 +61,8 @@ def _tensors(tensors: Any) -> set[tuple[str, int, tuple[int, ...]]]:
     return {(one.name, one.data_type, tuple(one.dims)) for one in tensors}
 
 
-def _said(tensor: tuple[str, int, tuple[int, ...]]) -> str:
-    return f"{tensor[0]} {list(tensor[2])}"
+def _describe(tensors: set[tuple[str, int, tuple[int, ...]]]) -> str:
+    return ", ".join(sorted(f"{name} {list(dims)}" for name, _, dims in tensors))
 
 
 def _bare(config: Any, wanted: Any) -> Any:

@@ -63,8 +63,8 @@ def tuned_step(graph: Graph) -> Step:
         raise NotTunableError(f"{reason}; tuning needs a model step inside an ensemble")
     if step.max_batch_size <= 0:
         raise NotTunableError(
-            "spec.model.maxBatchSize: is 0, so the model never batches; set it to the most rows that"
-            " the model accepts"
+            "spec.model.maxBatchSize: is 0, so the model never batches; set it to the most rows"
+            " that the model accepts"
         )
     if step.batching is None:
         field = (
@@ -96,7 +96,10 @@ def setting_of(graph: Graph) -> BatchingSetting:
 def setting_patch(
     pipeline: InferencePipeline, current: BatchingSetting, wanted: BatchingSetting
 ) -> dict[str, Any]:
-    """Return the JSON merge patch (RFC 7396) from one setting to another; empty if they are equal."""
+    """Return the JSON merge patch (RFC 7396) from one setting to another.
+
+    It changes nothing else, and is empty if they are equal.
+    """
     model = _model_patch(pipeline, current, wanted)
     tokenizer = _tokenizer_patch(pipeline, current, wanted)
     spec: dict[str, Any] = {"model": model} if model else {}

@@ -1,5 +1,6 @@
-"""The requests of a tuning run: given texts, generated texts, or the example request of the
-resource.
+"""The requests of a tuning run.
+
+They are given texts, generated texts, or the example request of the resource.
 """
 
 from __future__ import annotations
