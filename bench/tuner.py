@@ -5,11 +5,11 @@ The model step is the stand-in GPU (``gpu-step.yaml``). U1: predictions made bef
 measured, over settings and shares written down here, as the tuner makes them: from the profile, one
 calibration with the first setting, and what the lower rates of the same setting showed; never from
 the point itself. They are for the very arrivals that are then sent, so that what differs is the
-prediction and not the draw. U2: the highest rate within the wall of every setting of a grid written
-down here, found by measuring; then a quick tuning run on the same server, and the highest rate of
-what it chose, found in the same way. ``SECONDS`` sets the length of a point (U1 10, U2 6; U1 takes
-about 3 minutes, U2 about 10); below 5 it is a trial of the parts, whose figures say nothing and are
-not written.
+prediction and not the draw. U2: the highest rate within the latency budget of every setting of a
+grid written down here, found by measuring; then a quick tuning run on the same server, and the
+highest rate of what it chose, found in the same way. ``SECONDS`` sets the length of a point (U1 10,
+U2 6; U1 takes about 3 minutes, U2 about 10); below 5 it is a trial of the parts, whose figures say
+nothing and are not written.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ GRID = (
     BatchingSetting(32, 8000, 1, 2),
     BatchingSetting(32, 0, 2, 2),
 )
-# Settings and shares of what each is predicted to carry within the wall.
+# Settings and shares of what each is predicted to carry within the latency budget.
 PREDICTED = tuple(
     (setting, share)
     for setting in (GRID[0], GRID[1], GRID[5], GRID[7])
@@ -269,7 +269,7 @@ async def _choice(running: Local) -> None:
     print(made.message)
     print(
         f"U2: chosen {made.recommended}, best of the grid {best}: {statistics.median(regrets):.1f} % less; {measured} points,"
-        f" {made.failed_requests} failed, {made.late_requests} too late or turned away"
+        f" {made.failed_requests} failed, {made.late_requests} timed out or rejected"
     )
 
 
@@ -293,8 +293,8 @@ def _write(
 
 
 async def _highest(ready: Ready, setting: BatchingSetting) -> float:
-    """Highest rate within the wall: up or down from the predicted one by tenths until the wall lies
-    between two rates, then in proportion.
+    """Highest rate within the latency budget: up or down from the predicted one by tenths until the
+    latency budget lies between two rates, then in proportion.
     """
     rate = predict_setting(ready.pipe, setting, LATENCY_BUDGET).rate or 50.0
     kept: tuple[float, float] | None = None

@@ -16,7 +16,7 @@ from tritonclient.utils import (
 )
 
 from triton_pipelines.tools.loadgen import (
-    InputTensor,
+    InputValue,
     TextLengths,
     TextsError,
     batches,
@@ -171,7 +171,7 @@ def made(
 
 
 def _of_perf_analyzer(
-    model: Model, entries: Sequence[Mapping[str, InputTensor]], rows: int, file: Path
+    model: Model, entries: Sequence[Mapping[str, InputValue]], rows: int, file: Path
 ) -> Requests:
     known = {item.name: item for item in model.inputs}
     if unknown := [name for name in entries[0] if name not in known]:
@@ -211,7 +211,7 @@ def _of_perf_analyzer(
     )
 
 
-def _array(info: Described, tensor: InputTensor, batched: bool, place: str) -> Array:
+def _array(info: Described, tensor: InputValue, batched: bool, place: str) -> Array:
     try:
         if info.data_type == BYTES:
             if tensor.raw is not None:

@@ -10,7 +10,7 @@ import pytest
 
 from triton_pipelines.tools.loadgen import (
     Arrivals,
-    InputTensor,
+    InputValue,
     LoadSpec,
     TextLengths,
     TextsError,
@@ -139,9 +139,9 @@ def test_input_data_of_perf_analyzer() -> None:
     content = json.dumps(DOCUMENT)
     assert is_perf_analyzer(content)
     assert read_perf_analyzer(content) == [
-        {"TEXT": InputTensor(("first",)), "IDS": InputTensor((1, 2, 3, 4), shape=(2, 2))},
-        {"TEXT": InputTensor(("second",)), "IDS": InputTensor(raw=b"\x01\x00\x02\x00")},
-        {"TEXT": InputTensor(("third",)), "IDS": InputTensor((7,))},
+        {"TEXT": InputValue(("first",)), "IDS": InputValue((1, 2, 3, 4), shape=(2, 2))},
+        {"TEXT": InputValue(("second",)), "IDS": InputValue(raw=b"\x01\x00\x02\x00")},
+        {"TEXT": InputValue(("third",)), "IDS": InputValue((7,))},
     ]
     assert not is_perf_analyzer("a plain text\n")
     assert not is_perf_analyzer('{"not": "perf_analyzer\'s"}')

@@ -40,7 +40,7 @@ from triton_pipelines.tools.loadgen.sweep import (
     sweep,
 )
 from triton_pipelines.tools.loadgen.texts import (
-    InputTensor,
+    InputValue,
     TextLengths,
     TextsError,
     batches,
@@ -61,7 +61,7 @@ __all__ = [
     "Array",
     "Arrivals",
     "InferenceProtocol",
-    "InputTensor",
+    "InputValue",
     "LoadGeneratorError",
     "LoadProgress",
     "LoadResult",

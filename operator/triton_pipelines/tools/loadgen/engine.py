@@ -50,7 +50,7 @@ from triton_pipelines.tools.loadgen.triton_statistics import (
 Models = Callable[[], list[Any]]
 """Triton's statistics, still packed."""
 StatisticsSample = tuple[float, Models | None]
-"""Statistics with the loop's time at which they were so; ``None``: not told."""
+"""Statistics with the loop's time of reading; ``None``: unknown."""
 
 PROGRESS_SECONDS = 0.25
 _PAUSE_AFTER_ERROR_S = 0.02
@@ -341,7 +341,7 @@ class LoadRun:
         for number in range(WINDOWS + spec.extend + 1):
             at = spec.warmup_s + number * spec.window_s
             whole = await self._wait_until(at, sender)
-            # Beside the load, which goes on: a busy server takes its time to tell.
+            # The load continues meanwhile: a busy server takes its time to respond.
             self._samples.append(asyncio.ensure_future(self._sample_statistics()))
             if not whole:
                 first = max(0, number - WINDOWS)

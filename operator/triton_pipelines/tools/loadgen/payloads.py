@@ -18,7 +18,7 @@ from triton_pipelines.tools.loadgen.load_spec import (
     LoadTarget,
 )
 
-# Length of the JSON part of a body that goes on with binary tensors.
+# Length of the JSON part of a body that continues with binary tensors.
 LENGTH_HEADER = "Inference-Header-Content-Length"
 
 

@@ -68,7 +68,7 @@ class LoadResult:
         cpu_s: CPU seconds of this process in the whole load; ``elapsed_s`` its length, the wait for
             late answers included.
         steps: what each model did in the measured time, from Triton's statistics; empty where these
-            were not read, or not told in time.
+            were not read, or not in time.
         overloaded: it was ended before its time, since the server was ``spec.behind_s`` behind;
             what counts is what was due until then, the warm-up included where less than a window
             was left behind it.

@@ -138,7 +138,7 @@ def batches(items: Sequence[str], rows: int) -> list[list[str]]:
 
 
 @dataclass(frozen=True)
-class InputTensor:
+class InputValue:
     """One input of one row in perf_analyzer's file."""
 
     elements: tuple[Any, ...] = ()
@@ -157,7 +157,7 @@ def is_perf_analyzer(content: str) -> bool:
     return content.lstrip()[:1] == "{" and '"data"' in content
 
 
-def read_perf_analyzer(content: str) -> list[dict[str, InputTensor]]:
+def read_perf_analyzer(content: str) -> list[dict[str, InputValue]]:
     """Rows (batch 1 each) of perf_analyzer's ``--input-data`` JSON.
 
     ``{"data": [{"TEXT": ["a text"]}, …]}``.
@@ -199,7 +199,7 @@ def read_perf_analyzer(content: str) -> list[dict[str, InputTensor]]:
     return result
 
 
-def _tensor(value: Any, place: str) -> InputTensor:
+def _tensor(value: Any, place: str) -> InputValue:
     shape: tuple[int, ...] | None = None
     if isinstance(value, Mapping):
         given = value.get("shape")
@@ -211,7 +211,7 @@ def _tensor(value: Any, place: str) -> InputTensor:
             shape = tuple(given)
         if "b64" in value:
             try:
-                return InputTensor(
+                return InputValue(
                     raw=base64.b64decode(str(value["b64"]), validate=True), shape=shape
                 )
             except binascii.Error as error:
@@ -223,4 +223,4 @@ def _tensor(value: Any, place: str) -> InputTensor:
         value = [value]
     if not value or any(isinstance(item, list | dict) or item is None for item in value):
         raise TextsError(f"{place}: must be a list of numbers or texts in row-major order")
-    return InputTensor(elements=tuple(value), shape=shape)
+    return InputValue(elements=tuple(value), shape=shape)

@@ -72,12 +72,12 @@ class StepStatistics:
         executions: runs of the model.
         queue_s: waiting for an instance (and for the batch to fill).
         input_s, infer_s, output_s: gathering the batch, computing it, handing out the answers. Each
-            request is told the time of its whole batch.
+            request is charged the time of its whole batch.
         request_s: from arrival to answer within Triton.
         rows_per_execution: mean batch.
         execution_s: seconds of one execution (input, compute, output).
         busy: instances busy on average: seconds of executions per second between the looks; against
-            the instance count it is the utilisation.
+            the instance count it is the utilization.
         batches: rows of an execution → executions.
         batch_seconds: rows of an execution → mean seconds of these (input, compute, output).
     """
@@ -226,7 +226,7 @@ class StatisticsReader:
             )
         url = f"{target.url.rstrip('/')}/v2/models/stats"
         try:
-            # In a thread: the loop goes on sending meanwhile.
+            # In a thread: the loop continues to send meanwhile.
             answer = (await asyncio.to_thread(self._client.get, url)).raise_for_status()
         except httpx.HTTPError as error:
             raise LoadGeneratorError(f"{url}: returns no statistics: {error}") from error

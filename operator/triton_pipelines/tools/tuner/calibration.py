@@ -89,7 +89,7 @@ def estimate_spread(
     if the mix cannot tell. Lone requests of the same load, which nothing pads, tell by what all its
     times are stretched.
     """
-    stretch, company = 1.0, executed
+    stretch, batched = 1.0, executed
     together = {
         size: count
         for size, count in executed.batches.items()
@@ -102,13 +102,13 @@ def estimate_spread(
         seconds = sum(count * executed.times[size] for size, count in together.items()) / sum(
             together.values()
         )
-        company = StepExecutions(together, seconds)
+        batched = StepExecutions(together, seconds)
     own, padded = (
-        stretch * expected_seconds(cost, company, lengths, rows, spread) for spread in (0.0, 1.0)
+        stretch * expected_seconds(cost, batched, lengths, rows, spread) for spread in (0.0, 1.0)
     )
     if padded < 1.1 * own:
         return 1.0
-    return float(np.clip((company.seconds - own) / (padded - own), 0.0, 1.0))
+    return float(np.clip((batched.seconds - own) / (padded - own), 0.0, 1.0))
 
 
 def calibrate(

@@ -104,16 +104,14 @@ class MeasuredServer:
                 if mismatch := interface_difference(running, wanted):
                     raise TuneError(
                         f"{self._target.address}: {name} runs with {mismatch}; pass the resource"
-                        " that"
-                        " the server was started from"
+                        " that the server was started from"
                     )
                 # The same in the resource's own words is taken for the same by the server, too.
                 self._first[name] = wanted if is_same_config(running, wanted) else running
                 if shown := setting_difference(running, wanted):
                     self.notes.append(
                         f"{name} ran with {shown} in the resource: the setting of the resource is"
-                        " measured"
-                        " as the current one, and the running one is restored afterwards"
+                        " measured as the current one, and the running one is restored afterwards"
                     )
             if cached := sorted(
                 name for name, config in self._first.items() if config.response_cache.enable
@@ -199,8 +197,7 @@ class MeasuredServer:
                 if setting == self.current:
                     raise TuneError(
                         f"the current setting rejects a single request: {error.reason}; raise the"
-                        " limits"
-                        " of the queue"
+                        " limits of the queue"
                     ) from error
                 # Such as a delay that is longer than the queue's timeout.
                 raise SettingRefusedError(f"it rejects a single request: {error.reason}") from error
@@ -244,7 +241,7 @@ class MeasuredServer:
             except RejectedError:
                 if (
                     before is not None and name != public
-                ):  # what ran goes on; a refused ensemble is taken down
+                ):  # the old config stays; a refused ensemble is unloaded
                     self._running[name] = before
                 raise
             self._running[name] = wanted[name]
@@ -300,7 +297,7 @@ class MeasuredServer:
         spec: LoadSpec,
         tell: Callable[[float], None] | None = None,
     ) -> LoadResult:
-        """Put load on the pipeline. ``tell``: told the share that is done.
+        """Put load on the pipeline; ``tell`` is called with the share that is done.
 
         Raises:
             TuneError: the server cannot be reached.

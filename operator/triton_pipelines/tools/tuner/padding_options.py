@@ -75,7 +75,7 @@ class PaddingOptions:
     ) -> PaddingRanking | None:
         """How they compare for the model step with the current batch size.
 
-        ``None``: what a token costs cannot be told.
+        ``None``: the cost of a token is unknown.
 
         ``tokenized``: what the tokenizer did under load.
         """

@@ -28,7 +28,7 @@ RATE_TOLERANCE = 0.03
 # fullest batches.
 LATENCY_DELAYS = (1000, 2000)
 THROUGHPUT_DELAYS = (50_000, 100_000)
-# Share of the wall that a request may wait for company.
+# Share of the latency budget that a request may wait to be batched.
 DELAY_SHARE = 0.25
 # Settings, best first, for which delays are tried.
 DELAY_CANDIDATES = 3

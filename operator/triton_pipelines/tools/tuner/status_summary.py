@@ -44,7 +44,7 @@ def status_of(report: TuningReport) -> dict[str, Any]:
         )
         if len(json.dumps(document, separators=(",", ":")).encode()) <= MAX_BYTES:
             return document
-        # What is proven stands first: the ends and later candidates go before words do.
+        # Verified points are first: predictions and later candidates are dropped before text.
         if len(points) > 3:
             points.pop()
         else:
@@ -52,7 +52,7 @@ def status_of(report: TuningReport) -> dict[str, Any]:
 
 
 def patch_yaml(report: TuningReport) -> str:
-    """The merge patch as YAML; empty where nothing is proven to be better."""
+    """Return the merge patch as YAML; empty if no setting is verified as better."""
     return yaml.safe_dump(report.patch, sort_keys=False) if report.patch else ""
 
 
