@@ -80,6 +80,13 @@ class Forbidden(ClusterError):
     """403: RBAC or admission refuses; the message names the missing right or the policy."""
 
 
+class NamespaceTerminating(Forbidden):
+    """403 with the cause ``NamespaceTerminating``: nothing can be created in a namespace being deleted.
+
+    Retrying does not help: the namespace and everything in it are about to go.
+    """
+
+
 class Gone(ClusterError):
     """410: a resourceVersion or continue token is too old."""
 
@@ -104,6 +111,9 @@ _BY_STATUS: Mapping[int, type[ClusterError]] = {
 }
 
 
+# Reason of a cause (metav1.StatusCause) that the API server's NamespaceLifecycle admission plugin
+# adds to its 403 (core/v1: NamespaceTerminatingCause).
+_NAMESPACE_TERMINATING = "NamespaceTerminating"
 # Server-side apply of a value of the wrong type or of an unknown field is answered with 500 (seen with Kubernetes 1.36).
 _UNTYPED = "failed to create typed patch object"
 
@@ -134,6 +144,8 @@ def from_response(
         for cause in (found or ())
         if isinstance(cause, Mapping)
     )
+    if kind is Forbidden and any(cause.reason == _NAMESPACE_TERMINATING for cause in causes):
+        kind = NamespaceTerminating
     seconds: float | None = None
     if retry_after is not None and retry_after.strip().isdigit():
         seconds = float(retry_after)

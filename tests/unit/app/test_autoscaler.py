@@ -81,7 +81,7 @@ async def test_what_cannot_be_recorded_changes_nothing(loop: Loop) -> None:
     await loop.tick()
     await loop.settle()
     assert loop.tritons.loads == []
-    assert loop.scaler.intent(loop.key) is None
+    assert loop.scaler.handover.intent(loop.key) is None
     loop.writes = True
     await loop.tick()
     assert condition(loop, "ScalingActive")["reason"] == "ActuationFailed"
@@ -99,7 +99,7 @@ async def test_what_is_refused_is_taken_back_and_tried_again_ever_more_seldom(lo
     tried = []
     for _ in range(100):
         await loop.tick()
-        if loop.scaler._watched[loop.key].busy:
+        if loop.scaler._states[loop.key].is_changing:
             tried.append(loop.now)
             await loop.settle()
             assert loop.counts == {"tokenizer": 1}, "new pods start from what works"
@@ -166,10 +166,10 @@ async def test_a_new_spec_in_mid_change_loses_nothing_of_it(loop: Loop) -> None:
     loop.flow(**BUSY)
     await loop.tick()
     await touched(loop)
-    action = loop.scaler._watched[loop.key].action
+    action = loop.scaler._states[loop.key].action
     loop.world.change(replicas=1, scaling={"targetUtilizationPercent": 60})
     await loop.tick()
-    assert loop.scaler._watched[loop.key].action is action
+    assert loop.scaler._states[loop.key].action is action
     loop.tritons.refuse[loop.world.pods[0].name] = PodRefusedError("late")
     loop.tritons.gate.set()
     await loop.settle()
@@ -256,7 +256,11 @@ async def test_advice_is_told_and_nothing_is_changed(monkeypatch: pytest.MonkeyP
     for _ in range(60):
         loop.flow(**BUSY)
         await loop.tick()
-    assert (loop.live, loop.tritons.loads, loop.scaler.intent(loop.key)) == (live, [], None)
+    assert (loop.live, loop.tritons.loads, loop.scaler.handover.intent(loop.key)) == (
+        live,
+        [],
+        None,
+    )
     told = condition(loop, "ScalingActive")
     assert (told["status"], told["reason"]) == ("False", "Advisory")
     assert "tokenizer would go from 1 to " in told["message"]
@@ -339,8 +343,8 @@ async def test_a_paused_or_deleted_pipeline_is_left_alone(loop: Loop) -> None:
     loop.world.document["metadata"]["annotations"] = {names.ANNOTATION_PAUSED: "true"}
     loop.cache()
     await loop.scaler.tick()
-    assert loop.scaler.view(loop.key) is None
-    assert not loop.scaler._watched
+    assert loop.scaler.handover.view(loop.key) is None
+    assert not loop.scaler._states
     assert not [
         sample for family in loop.scaler.metrics.desired.collect() for sample in family.samples
     ]

@@ -78,7 +78,8 @@ async def test_a_pod_that_does_not_answer_is_left_alone_for_a_while_and_a_new_se
 ) -> None:
     starts = ["first"]
     monkeypatch.setattr(
-        "triton_pipelines.controllers.autoscaler.pipeline_state.start_of", lambda _: starts[-1]
+        "triton_pipelines.controllers.autoscaler.pipeline_state.server_start_id",
+        lambda _: starts[-1],
     )
     loop.cache()
     (pod,) = (Pod.of(item).name for item in loop.store.all(PODS))
@@ -106,7 +107,7 @@ async def test_one_pipeline_that_cannot_be_decided_is_not_the_others_trouble(loo
     broken["metadata"]["annotations"] = "none"
     loop.store.put(INFERENCE_PIPELINES, broken)
     await loop.scaler.tick()
-    assert loop.scaler.view(loop.key) is not None
+    assert loop.scaler.handover.view(loop.key) is not None
     assert failing(loop) == {"other"}
     loop.cache()  # without it
     await loop.scaler.tick()

@@ -57,10 +57,9 @@ class Life:
         """Another process, which knows what is recorded and what pods say."""
         self.deaths += 1
         before, self.left = self.loop, next(self.after)
-        if (
-            watched := before.scaler._watched.get(before.key)
-        ) is not None and watched.action is not None:
-            watched.action.cancel()
+        state = before.scaler._states.get(before.key)
+        if state is not None and state.action is not None:
+            state.action.cancel()
         self.loop = loop_of(self.monkeypatch, self.world)
         self.loop.tritons.counts |= before.tritons.counts
         self.loop.collector.says = before.collector.says

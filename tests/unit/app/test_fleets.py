@@ -174,8 +174,8 @@ async def test_a_pod_that_has_ended_is_history(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(Loop, "cache", cache)
     await run(loop, 120, **FULL)
     assert recorded(loop)["replicas"] > 1
-    assert loop.scaler._watched[loop.key].everyone, "those that are there"
-    assert "evicted" not in [pod.name for pod in loop.scaler._watched[loop.key].everyone]
+    assert loop.scaler._states[loop.key].all_pods, "those that are there"
+    assert "evicted" not in [pod.name for pod in loop.scaler._states[loop.key].all_pods]
 
 
 async def test_what_was_decided_survives_the_operator(
@@ -187,7 +187,7 @@ async def test_what_was_decided_survives_the_operator(
     other.cache()
     await run(other, 120, rate=5.0, service=0.010)
     assert recorded(other) == {"replicas": 4}
-    memory = other.scaler._watched[other.key].memory
+    memory = other.scaler._states[other.key].memory
     assert memory is not None
     assert memory.pods is not None
     assert memory.pods.scale.last_up is not None, "it knows when it grew last"
@@ -343,7 +343,7 @@ def refusing(loop: Loop, monkeypatch: pytest.MonkeyPatch, kind: Refused) -> dict
     monkeypatch.setattr(loop.world, "resize", resize)
     observed = loop.world.observed
     monkeypatch.setattr(loop.world, "observed", lambda: replace(observed(), unresized=dict(known)))
-    loop.scaler.refusals = lambda key: known
+    loop.scaler.handover.resize_rejections[loop.key] = known
     return known
 
 
@@ -466,7 +466,7 @@ async def test_a_deleted_live_config_map_is_made_anew_from_what_runs(
         loop.collector.says = Failure(Trouble.MISSING, "gone")
     else:
         monkeypatch.setattr(
-            loop.scaler._watched[loop.key], "intent", None
+            loop.scaler._states[loop.key].output, "intent", None
         )  # as long after the last change
     del loop.world.children["ConfigMap", names.live_name(loop.world.name)]
     decided = loop.reconcile()

@@ -132,7 +132,7 @@ async def test_what_is_too_long_for_the_history_says_that_it_goes_on(loop: Loop)
     await loop.settle()
     await loop.tick()
     reason = loop.status()["scaling"]["history"][0]["reason"]
-    assert reason.startswith("taken back: ")
+    assert reason.startswith("reverted: ")
     assert reason.endswith("…")
     assert len(reason) == REASON_MAX
 

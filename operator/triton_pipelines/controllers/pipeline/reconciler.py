@@ -11,12 +11,18 @@ from typing import Any
 import structlog
 
 from triton_pipelines.api import names
-from triton_pipelines.api.base import Finding
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.server import InferenceHealth
 from triton_pipelines.cluster.apply import apply_over, metadata_of
 from triton_pipelines.cluster.client import Client
-from triton_pipelines.cluster.errors import ClusterError, Conflict, Forbidden, Invalid, NotFound
+from triton_pipelines.cluster.errors import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NamespaceTerminating,
+    NotFound,
+)
 from triton_pipelines.cluster.events import event_object, post_event
 from triton_pipelines.cluster.resources import (
     CONFIG_MAPS,
@@ -37,7 +43,7 @@ from triton_pipelines.cluster.work_queue import Key, Result
 from triton_pipelines.compile.graph import Graph, Options
 from triton_pipelines.compile.graph.example_request import ExampleRequest, example_of, why_unasked
 from triton_pipelines.compile.graph.graph import Fetch
-from triton_pipelines.controllers.handover import Intent, View
+from triton_pipelines.controllers.handover import Handover
 
 from . import status as statuses
 from .apply_failure import Refused, events_that_hold, kept_back
@@ -49,9 +55,8 @@ from .last_good_spec import remembered_of
 from .owner_references import FormerChild, NameTaken, check_owner
 from .plan import Context, Plan, hands_off, plan, soonest
 from .pods_and_cpu import rolls
-from .resize_rejections import Refusal, of_pods, refused
+from .resize_rejections import of_pods, refused
 from .retention import Deletion
-from .slo_guard import Latencies
 from .snapshot import Object, Observed, Pod, Probe, alive, serves
 from .status_events import Event, transitions
 
@@ -106,11 +111,8 @@ class Reconciler:
     prober: Prober
     clock: Callable[[], dt.datetime]
     instance: str
+    handover: Handover
     max_concurrent_rollouts: int = 5
-    intent: Callable[[Key], Intent | None] = lambda _: None
-    view: Callable[[Key], View | None] = lambda _: None
-    latencies: Callable[[Key], Latencies | None] = lambda _: None
-    monitoring: Callable[[Key], Sequence[Finding] | None] = lambda _: ()
     resolver: Resolver = field(init=False)
     _probes: dict[Key, dict[str, Probe]] = field(default_factory=dict)
     _starting: set[Key] = field(default_factory=set)  # whose Deployment is being applied right now
@@ -123,7 +125,8 @@ class Reconciler:
     _untuned: dict[Key, str] = field(
         default_factory=dict
     )  # why an object of a tuning run was refused
-    _unresized: dict[Key, dict[str, Refusal]] = field(default_factory=dict)  # by pod uid
+    _terminating: set[Key] = field(default_factory=set)
+    """Pipelines whose namespace is terminating; logged once."""
     _accepted: dict[Key, tuple[str, str]] = field(
         default_factory=dict
     )  # the pipeline's uid, and its last spec that was acted on
@@ -134,15 +137,26 @@ class Reconciler:
     async def reconcile(self, key: Key) -> Result:
         """One pass. Errors of the API server leave it as they are: the queue backs off by their class."""
         try:
-            return await self._pass(key)
+            result = await self._pass(key)
         except StatusRefused:
             return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="stalled")
+        except NamespaceTerminating as error:
+            # Every object of the namespace is about to go. Watch events and the resync still
+            # reconcile the pipeline, so a namespace of the same name starts afresh.
+            if key not in self._terminating:
+                self._terminating.add(key)
+                await _log.ainfo("namespace is terminating; nothing is applied", error=str(error))
+            return Result(outcome="terminating")
+        self._terminating.discard(key)
+        return result
 
     async def _pass(self, key: Key) -> Result:
         raw = self.store.get(INFERENCE_PIPELINES, *key)
         if raw is None:
-            for known in (self._probes, self._refused, self._unresized, self._accepted):
+            for known in (self._probes, self._refused, self._accepted):
                 known.pop(key, None)
+            self.handover.resize_rejections.pop(key, None)
+            self.handover.effective_specs.pop(key, None)
             self.resolver.forget(key)
             return Result()
         if hands_off(raw):
@@ -151,12 +165,13 @@ class Reconciler:
         observed = await self._observe(key, raw, sources)
         wanted = self.resolver.resolve(observed)
         asked = self.resolver.gone_by(observed, wanted)
+        if (effective := self.resolver.going(raw)) is not None:
+            self.handover.effective_specs[key] = effective
         probe_after = await self._ask(key, asked[1], asked[0]) if asked is not None else None
-        self._unresized[key] = of_pods(
-            self._unresized.get(key, {}), {pod.uid for pod in observed.pods}
-        )
+        rejections = self.handover.resize_rejections
+        rejections[key] = of_pods(rejections.get(key, {}), {pod.uid for pod in observed.pods})
         observed = replace(
-            observed, probes=dict(self._probes.get(key, {})), unresized=dict(self._unresized[key])
+            observed, probes=dict(self._probes.get(key, {})), unresized=dict(rejections[key])
         )
         # Nothing is awaited from here until the key stands in _starting, so no two passes take the same free place.
         decided = plan(
@@ -173,6 +188,8 @@ class Reconciler:
             self._starting.add(key)
         try:
             await self._carry_out(key, observed, decided)
+        except NamespaceTerminating:
+            raise
         except REFUSALS as error:
             told = await self._tell_kept_back(key, observed, decided, error)
             if isinstance(error, Forbidden):
@@ -184,7 +201,7 @@ class Reconciler:
             await self._write_status(observed, decided.status, decided.events)
         untold = (
             await self._create_beside(key, observed, decided)
-            or self._unresized[key] != observed.unresized
+            or rejections[key] != observed.unresized
         )  # the next pass tells it
         polls = SOURCE_POLL_SECONDS if sources else None
         return Result(
@@ -212,7 +229,8 @@ class Reconciler:
             pod.condition("PodScheduled").get("status") == "False" for pod in (*pods, *apart)
         )
         nodes = await self._nodes() if unplaced else None
-        told = (self.intent(key), self.view(key), self.latencies(key))
+        published = self.handover
+        told = (published.intent(key), published.view(key), published.latencies.get(key))
         uid, last = raw["metadata"].get("uid", ""), self._accepted.get(key, ("", ""))
         return Observed(
             raw,
@@ -225,7 +243,7 @@ class Reconciler:
             *told,
             tuning_pods=apart,
             untuned=self._untuned.pop(key, ""),
-            monitoring=self.monitoring(key),
+            monitoring=published.monitoring.get(key),
             remembered=last[1] if last[0] == uid else "",
         )
 
@@ -353,6 +371,8 @@ class Reconciler:
         try:
             for item in decided.beside:
                 await self._apply(item, observed.pipeline["metadata"].get("uid", ""))
+        except NamespaceTerminating:
+            raise
         except REFUSALS as error:
             self._untuned[key] = (
                 f"the API server refuses an object of the run: {getattr(error, 'message', error)}"
@@ -362,7 +382,7 @@ class Reconciler:
 
     async def _resize(self, key: Key, observed: Observed, resize: Resize) -> None:
         """Give one pod another CPU limit. What the API server refuses is said, and asked for again after a while."""
-        since, known = self.store.mark(), self._unresized.setdefault(key, {})
+        since, known = self.store.mark(), self.handover.resize_rejections.setdefault(key, {})
         try:
             self.store.put(
                 PODS, await self.client.resize_pod(key[0], resize.pod, resize.patch), since=since
@@ -380,10 +400,6 @@ class Reconciler:
             return
         known.pop(resize.uid, None)
         await _log.ainfo("resized", pod=resize.pod, cpu_millis=resize.limit)
-
-    def refusals(self, key: Key) -> Mapping[str, Refusal]:
-        """What the API server refused of pods' CPU, by pod uid."""
-        return self._unresized.get(key, {})
 
     async def _apply(self, item: Object, uid: str) -> None:
         resource = resource_of(item)
@@ -488,7 +504,8 @@ class Reconciler:
             "instance": self.instance,
         }
         made = event_object(pipeline, type=event.type, **told, now=self.clock())
-        if (error := await post_event(self.client, made)) is not None:
+        error = await post_event(self.client, made)
+        if error is not None and not isinstance(error, NamespaceTerminating):
             await _log.awarning("event not written", reason=event.reason, error=str(error))
 
 

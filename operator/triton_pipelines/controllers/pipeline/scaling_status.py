@@ -12,16 +12,16 @@ from triton_pipelines.api.scaling import ScalingMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.autoscaling.types import cut
 from triton_pipelines.compile.graph.graph import Graph
-from triton_pipelines.controllers.handover import CONDITION_TYPES as SCALING_CONDITIONS
-from triton_pipelines.controllers.handover import (
+from triton_pipelines.controllers.scaling_conditions import CONDITION_TYPES as SCALING_CONDITIONS
+from triton_pipelines.controllers.scaling_conditions import (
     OWNER_CONFLICTS,
-    scaled_steps,
-    status_of,
-    steady,
-    verdicts_of,
-    with_limits,
+    is_unchanged,
+    scaling_conditions,
+    scaling_status,
+    step_verdicts,
+    with_owner_conflicts,
 )
-from triton_pipelines.controllers.handover import conditions as scaling_conditions
+from triton_pipelines.controllers.scaling_limits import scaled_steps
 from triton_pipelines.controllers.timestamps import rfc3339
 
 from .replicas import Replicas
@@ -93,7 +93,7 @@ def live_conditions(
     conditions = scaling_conditions(
         observed.view, pipeline.spec.scaling.mode, bool(scaled_steps(graph)), observed.status
     )
-    return with_limits(
+    return with_owner_conflicts(
         conditions,
         number.conflict,
         cpu_conflict,
@@ -133,7 +133,7 @@ def _scaling(pipeline: InferencePipeline, observed: Observed) -> Mapping[str, An
     before: Mapping[str, Any] = observed.status.get("scaling") or {}
     if pipeline.spec.scaling.mode is ScalingMode.DISABLED:
         return {}
-    return before if observed.view is None else status_of(observed.view, before)
+    return before if observed.view is None else scaling_status(observed.view, before)
 
 
 def _steps(
@@ -147,10 +147,10 @@ def _steps(
     pods = [pod for pod in observed.pods if pod.revision == wanted and not pod.deleting]
     probes = [observed.probes[pod.uid] for pod in pods if pod.uid in observed.probes]
     result = []
-    judged = verdicts_of(observed.view)
+    judged = step_verdicts(observed.view)
     before = {item.get("name"): item for item in observed.status.get("steps") or ()}
     silent = observed.view is None and _looked_after(pipeline, graph)
-    same = observed.view is not None and steady(observed.view, observed.status)
+    same = observed.view is not None and is_unchanged(observed.view, observed.status)
     for step in graph.models:
         # A model has a state for each of its versions.
         states = [

@@ -13,7 +13,7 @@ from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Severity
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.loadplan import LoadReport
-from triton_pipelines.controllers.handover import Intent, View
+from triton_pipelines.controllers.handover import ScalingIntent, ScalingView
 from triton_pipelines.controllers.timestamps import moment
 
 from .resize_rejections import Refusal, explained
@@ -255,8 +255,8 @@ class Observed:
     digests: Mapping[str, str] = field(default_factory=dict)
     missing_sources: Mapping[str, str] = field(default_factory=dict)
     nodes: tuple[Object, ...] | None = None
-    intent: Intent | None = None
-    view: View | None = None
+    intent: ScalingIntent | None = None
+    view: ScalingView | None = None
     unresized: Mapping[str, Refusal] = field(default_factory=dict, kw_only=True)
     latencies: Latencies | None = None
     tuning_pods: tuple[Pod, ...] = ()
