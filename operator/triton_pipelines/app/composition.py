@@ -1,4 +1,4 @@
-"""Composition root: build the operator's parts, connect them, and start what runs next to reconciles.
+"""Composition root: build the operator's parts, connect them and start the background tasks.
 
 Every part receives the same :class:`~triton_pipelines.controllers.handover.Handover`, which is
 built first, publishes to it and reads from it::

@@ -43,7 +43,7 @@ class CurrentSpecs:
     """
 
     handover: Handover
-    """Has the effective specs of this process; before its first reconcile only the record exists."""
+    """Has the effective specs of this process; before the first reconcile only the record does."""
     _known: dict[Key, tuple[_SpecVersion, InferencePipeline | None]] = field(default_factory=dict)
 
     def of(self, store: Store, raw: Object) -> InferencePipeline | None:

@@ -290,7 +290,7 @@ def _figure(before: Mapping[str, Any], step: str, name: str) -> int | None:
 
 
 def _steady_figure(value: float, before: int | None) -> int:
-    """Return a whole number: the previous one if the new one is within a tenth of it, or within 1."""
+    """Return the rounded value, or the previous one if they differ by at most a tenth, or 1."""
     rounded = round(value)
     if not isinstance(before, int):
         return rounded

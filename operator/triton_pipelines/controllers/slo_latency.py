@@ -1,4 +1,4 @@
-"""Measure the p99 latency of pipelines that have an SLO, pod by pod, for the SLO guard. Read-only."""
+"""Measure the p99 latency of pipelines with an SLO, pod by pod, for the SLO guard. Read-only."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.support.worlds import ModelPod, World
 from triton_pipelines.api import names
 from triton_pipelines.autoscaling.metrics.samples import Failure, Trouble
 from triton_pipelines.autoscaling.types import Verdict
-from triton_pipelines.controllers.autoscaler.actuator import PodGoneError, PodRefusedError
+from triton_pipelines.controllers.autoscaler.actuator import PodGoneError, PodRejectedError
 
 RANGE = {"initial": 1, "min": 1, "max": 8}
 RENDERED: dict[str, Any] = {}
@@ -94,7 +94,7 @@ async def test_what_cannot_be_recorded_changes_nothing(loop: Loop) -> None:
 
 async def test_what_is_refused_is_taken_back_and_tried_again_ever_more_seldom(loop: Loop) -> None:
     (pod,) = loop.world.pods
-    loop.tritons.refuse[pod.name] = PodRefusedError("no space left on /dev/shm")
+    loop.tritons.refuse[pod.name] = PodRejectedError("no space left on /dev/shm")
     loop.flow(**BUSY)
     tried = []
     for _ in range(100):
@@ -116,7 +116,7 @@ async def test_what_is_refused_is_taken_back_and_tried_again_ever_more_seldom(lo
 
 async def test_a_failed_growth_that_is_no_longer_wanted_is_no_failure(loop: Loop) -> None:
     (pod,) = loop.world.pods
-    loop.tritons.refuse[pod.name] = PodRefusedError("no")
+    loop.tritons.refuse[pod.name] = PodRejectedError("no")
     loop.flow(**BUSY)
     await loop.tick()
     await loop.settle()
@@ -137,7 +137,7 @@ async def test_a_drifted_pod_is_brought_in_line_and_no_other_follows_it(
     strayed = loop.world.pods[-1].name
     loop.tritons.counts[strayed] = 1
     loop.tritons.loads.clear()
-    loop.tritons.refuse[strayed] = PodRefusedError("not now")
+    loop.tritons.refuse[strayed] = PodRejectedError("not now")
     for _ in range(20):
         await loop.tick()
         await loop.settle()
@@ -170,7 +170,7 @@ async def test_a_new_spec_in_mid_change_loses_nothing_of_it(loop: Loop) -> None:
     loop.world.change(replicas=1, scaling={"targetUtilizationPercent": 60})
     await loop.tick()
     assert loop.scaler._states[loop.key].action is action
-    loop.tritons.refuse[loop.world.pods[0].name] = PodRefusedError("late")
+    loop.tritons.refuse[loop.world.pods[0].name] = PodRejectedError("late")
     loop.tritons.gate.set()
     await loop.settle()
     await loop.tick()

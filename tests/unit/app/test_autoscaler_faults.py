@@ -26,7 +26,7 @@ from triton_pipelines.autoscaling.metrics.samples import (
 )
 from triton_pipelines.autoscaling.state_json import loads
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
-from triton_pipelines.controllers.autoscaler.actuator import PodRefusedError, PodSilentError
+from triton_pipelines.controllers.autoscaler.actuator import PodRejectedError, PodUnresponsiveError
 from triton_pipelines.controllers.autoscaler.controller import UNANSWERED_SECONDS
 from triton_pipelines.controllers.pipeline.snapshot import Pod
 
@@ -83,7 +83,7 @@ async def test_a_pod_that_does_not_answer_is_left_alone_for_a_while_and_a_new_se
     )
     loop.cache()
     (pod,) = (Pod.of(item).name for item in loop.store.all(PODS))
-    loop.tritons.mute[pod] = PodSilentError("no answer")
+    loop.tritons.mute[pod] = PodUnresponsiveError("no answer")
     ticks = 20
     for _ in range(ticks):
         await loop.tick()
@@ -171,7 +171,7 @@ RENDERED: dict[str, Any] = {}
 
 async def test_no_secret_is_told_anywhere(loop: Loop, capsys: pytest.CaptureFixture[str]) -> None:
     (pod,) = loop.world.pods
-    loop.tritons.refuse[pod.name] = PodRefusedError("no")
+    loop.tritons.refuse[pod.name] = PodRejectedError("no")
     loop.flow(**BUSY)
     await loop.tick()
     await loop.settle()

@@ -13,7 +13,7 @@ from tests.support.loops import Loop, loop_of
 from tests.support.worlds import World
 from triton_pipelines.autoscaling.metrics.samples import Expected, Failure, Sample, Trouble
 from triton_pipelines.autoscaling.types import REASON_MAX
-from triton_pipelines.controllers.autoscaler.actuator import PodRefusedError
+from triton_pipelines.controllers.autoscaler.actuator import PodRejectedError
 
 CONNECTION = 'Prometheus connection "default"'
 
@@ -126,7 +126,7 @@ async def test_no_message_begins_with_its_own_reason(loop: Loop) -> None:
 
 async def test_what_is_too_long_for_the_history_says_that_it_goes_on(loop: Loop) -> None:
     (pod,) = loop.world.pods
-    loop.tritons.refuse[pod.name] = PodRefusedError("no room, " * 60)
+    loop.tritons.refuse[pod.name] = PodRejectedError("no room, " * 60)
     loop.flow(95.0, service=0.010, pending=100.0, growth=10.0)
     await loop.tick()
     await loop.settle()

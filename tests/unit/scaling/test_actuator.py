@@ -10,10 +10,10 @@ from triton_pipelines.autoscaling.backoff import Backoff
 from triton_pipelines.controllers.autoscaler.actuator import (
     Pace,
     PodGoneError,
-    PodRefusedError,
+    PodRejectedError,
     PodResult,
-    PodSilentError,
     PodTarget,
+    PodUnresponsiveError,
     change_count,
 )
 
@@ -51,10 +51,10 @@ class FakePod:
         if self.gone:
             raise PodGoneError("connection refused")
         if self.refuses:
-            raise PodRefusedError(self.refuses)
+            raise PodRejectedError(self.refuses)
         if self.silent:
             self.pending = int(config_json)
-            raise PodSilentError("deadline")
+            raise PodUnresponsiveError("deadline")
         if not self.ignores:
             self.now = int(config_json)
 

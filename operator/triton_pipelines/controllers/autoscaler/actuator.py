@@ -38,11 +38,11 @@ VERIFY_POLL_S: Final = 0.1
 PARALLEL_SHARE: Final = 0.25
 
 
-class PodRefusedError(Exception):
+class PodRejectedError(Exception):
     """The pod rejected the change; the message is Triton's reason. The old count still serves."""
 
 
-class PodSilentError(Exception):
+class PodUnresponsiveError(Exception):
     """No answer in time; the change may still happen."""
 
 
@@ -242,14 +242,14 @@ async def _change_pod(
     try:
         try:
             await target.control.load(model, target.config(count), deadline)
-        except PodSilentError as error:
+        except PodUnresponsiveError as error:
             if not await _is_count_reached(model, count, target, pace):
                 reason = (
                     f"no answer to the change to {count} instances, "
                     f"and the count did not change: {error}"
                 )
                 return ended(PodResult.UNKNOWN, target.count, reason)
-        except PodRefusedError as error:
+        except PodRejectedError as error:
             now = await _reported_count(model, target)
             return ended(PodResult.REJECTED, now, f"rejected {count} instances: {error}")
         now = await target.control.count(model)
@@ -263,7 +263,7 @@ async def _change_pod(
         return ended(PodResult.BROKEN if fault else PodResult.VERIFIED, now, fault)
     except PodGoneError as error:
         return ended(PodResult.GONE, 0, str(error))
-    except (PodSilentError, PodRefusedError) as error:
+    except (PodUnresponsiveError, PodRejectedError) as error:
         return ended(PodResult.UNKNOWN, target.count, f"does not report its state: {error}")
 
 
@@ -271,7 +271,7 @@ async def _reported_count(model: str, target: PodTarget) -> int:
     """Return the count that the pod reports, or the one it had if it does not answer."""
     try:
         return await target.control.count(model)
-    except (PodSilentError, PodRefusedError):
+    except (PodUnresponsiveError, PodRejectedError):
         return target.count
 
 
@@ -282,7 +282,7 @@ async def _is_count_reached(model: str, count: int, target: PodTarget, pace: Pac
         try:
             if await target.control.count(model) == count:
                 return True
-        except (PodSilentError, PodRefusedError):
+        except (PodUnresponsiveError, PodRejectedError):
             pass
         await asyncio.sleep(pace.settle_poll)
     return False

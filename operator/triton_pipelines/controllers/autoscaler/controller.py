@@ -36,10 +36,10 @@ from triton_pipelines.controllers.autoscaler.actuator import (
     CountChange,
     Pace,
     PodGoneError,
-    PodRefusedError,
+    PodRejectedError,
     PodResult,
-    PodSilentError,
     PodTarget,
+    PodUnresponsiveError,
     change_count,
 )
 from triton_pipelines.controllers.autoscaler.pipeline_state import (
@@ -276,7 +276,7 @@ class Autoscaler:
         control = self._control(state, pod)
         try:
             return {step.name: await control.count(step.model_name) for step in state.steps}
-        except (PodGoneError, PodRefusedError, PodSilentError):
+        except (PodGoneError, PodRejectedError, PodUnresponsiveError):
             return None
 
     def _control(self, state: PipelineScalingState, pod: Pod) -> TritonPod:

@@ -11,8 +11,8 @@ from typing import Final
 from triton_pipelines.api.names import PORT_GRPC
 from triton_pipelines.controllers.autoscaler.actuator import (
     PodGoneError,
-    PodRefusedError,
-    PodSilentError,
+    PodRejectedError,
+    PodUnresponsiveError,
 )
 from triton_pipelines.controllers.pipeline.reconciler import Prober, ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import Probe
@@ -45,11 +45,11 @@ async def client_of(target: ProbeTarget) -> AsyncIterator[TritonClient]:
     except UnreachableError as error:
         raise PodGoneError(str(error)) from error
     except DeadlineError as error:
-        raise PodSilentError(str(error)) from error
+        raise PodUnresponsiveError(str(error)) from error
     except RejectedError as error:
-        raise PodRefusedError(error.reason) from error
+        raise PodRejectedError(error.reason) from error
     except (NotReadyError, RestrictedError, TritonError) as error:
-        raise PodRefusedError(str(error)) from error
+        raise PodRejectedError(str(error)) from error
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class TritonPod:
         """Return why the model or the public model is not ready; "" if both are."""
         self._last = probe = await self.prober(self.target, self.clock())
         if probe.error and not probe.models:
-            raise PodSilentError(probe.error)
+            raise PodUnresponsiveError(probe.error)
         # If the index was read, only the test inference was not answered in time. Pods with long
         # queues are the ones that grow, and a busy pod is not broken: a dead process would have
         # been reported at once.
