@@ -1,4 +1,4 @@
-"""The scaling loop: what it does about samples of every kind, what it leaves alone, and what it says."""
+"""The autoscaler's loop: decisions on all kinds of samples, and what it publishes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def touched(loop: Loop) -> None:
     await eventually("a pod is touched", lambda: loop.tritons.loads)
 
 
-# --- acting -----------------------------------------------------------------------------------------------------------------
+# --- acting ---------------------------------------------------------------------------------------
 
 
 async def test_a_change_is_recorded_before_a_pod_is_touched(loop: Loop) -> None:
@@ -177,14 +177,14 @@ async def test_a_new_spec_in_mid_change_loses_nothing_of_it(loop: Loop) -> None:
     assert "late" in condition(loop, "ScalingActive")["message"]
 
 
-# --- over a restart -----------------------------------------------------------------------------------------------------------
+# --- over a restart -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spoil", [False, True])
 async def test_another_process_takes_recorded_counts_over(
     monkeypatch: pytest.MonkeyPatch, loop: Loop, spoil: bool
 ) -> None:
-    """Whether or not what scaling remembered can be read, and before any pod has said how many it runs."""
+    """Even if the recorded state is not readable, and before any pod has reported its count."""
     await grown(loop)
     count = loop.counts["tokenizer"]
     if spoil:
@@ -220,11 +220,11 @@ async def test_a_start_says_nothing_until_it_has_looked(
     assert second.counts == loop.counts
 
 
-# --- quiet --------------------------------------------------------------------------------------------------------------------
+# --- quiet ----------------------------------------------------------------------------------------
 
 
 async def test_ten_minutes_of_the_same_write_nothing(loop: Loop) -> None:
-    """Rates that waver by a few percent are no news: no ConfigMap, no status, no event; passes at most once a minute."""
+    """Rates that vary by a few percent write nothing; reconciles are due at most once a minute."""
     loop.flow(50.0, service=0.010)
     for _ in range(5):
         await loop.tick()
@@ -246,7 +246,7 @@ async def test_ten_minutes_of_the_same_write_nothing(loop: Loop) -> None:
     assert [made.status for made in loop.plans if made.status is not None]
 
 
-# --- modes and states ---------------------------------------------------------------------------------------------------------
+# --- modes and states -----------------------------------------------------------------------------
 
 
 @pytest.mark.proves("spec.scaling.mode", "behaviour")
@@ -352,7 +352,7 @@ async def test_a_paused_or_deleted_pipeline_is_left_alone(loop: Loop) -> None:
 
 @pytest.mark.proves("spec.scaling.prometheusRef", "behaviour")
 async def test_each_pipeline_asks_the_connection_that_it_names(loop: Loop) -> None:
-    """Without connections the pods themselves; with some, the one it names, and no other takes its place."""
+    """Without connections the pods are read; else only the connection that the spec names."""
     default, other = Told(loop.collector.says), Told()
     loop.flow(50.0, service=0.010)
     await loop.tick()

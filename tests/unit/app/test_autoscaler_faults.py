@@ -36,7 +36,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
     return loop_of(monkeypatch, settled())
 
 
-# --- faults -------------------------------------------------------------------------------------------------------------------
+# --- faults ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("trouble", list(Trouble))

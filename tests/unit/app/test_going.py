@@ -1,4 +1,4 @@
-"""Live scaling goes by the pipeline as passes make it run: with the padding that was measured, or that the loader left over."""
+"""Scaling uses the effective spec: with the measured padding, or the loader's fallback."""
 
 from __future__ import annotations
 

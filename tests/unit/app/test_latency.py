@@ -1,4 +1,4 @@
-"""Looks at pods that promise a p99: which are looked at, what becomes of their answers. The reader is a stand-in."""
+"""The SLO latency monitor: which pods it reads and what it publishes. The reader is simulated."""
 
 from __future__ import annotations
 

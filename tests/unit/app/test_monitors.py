@@ -1,4 +1,4 @@
-"""When a pass is made due by what became of PodMonitors and PrometheusRules. The API server is a stand-in: it serves the kinds or not."""
+"""Findings about PodMonitors and PrometheusRules make a reconcile due (simulated API server)."""
 
 from __future__ import annotations
 

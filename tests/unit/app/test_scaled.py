@@ -100,7 +100,7 @@ ASKED = 'Prometheus connection "default"'
 
 
 def metrics_said(reason: str, message: str) -> dict[str, Any]:
-    """The status of a pipeline that was calm, or of which nothing was known, with this said of its metrics."""
+    """The status of a pipeline with a calm or unknown verdict, and this condition."""
     truth = "True" if reason == "Succeeded" else "False"
     said = {"type": "MetricsAvailable", "status": truth, "reason": reason, "message": message}
     return {**status("Balanced" if truth == "True" else "Unknown"), "conditions": [said]}
@@ -163,7 +163,7 @@ def test_digits_are_no_news_and_a_mode_a_verdict_or_an_action_is() -> None:
 def test_a_growth_that_was_never_in_force_is_not_judged(
     before: int, after: int, *, judged: bool
 ) -> None:
-    """The knee would find that it bought nothing, and hold the next one for a quarter of an hour."""
+    """Else it counts as diminishing returns, and growth is held for a quarter of an hour."""
     growth = Growth(START, before, after, 200.0, 0.010)
     memory = Memory({"tokenizer": StepMemory(desired=4, growth=growth)})
     found = with_reverted_growth(memory, "tokenizer", 2, START + 5, "no space left").steps[

@@ -1,4 +1,4 @@
-"""Metrics of live scaling: what is on the page after decisions and changes, and what is gone with a pod or a pipeline."""
+"""Metrics of the autoscaler: series after decisions and changes, and after a deletion."""
 
 from __future__ import annotations
 

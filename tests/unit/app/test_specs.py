@@ -1,4 +1,4 @@
-"""What goes on beside the passes goes by the spec that passes go by: one that cannot be acted on changes nothing of what runs."""
+"""Other parts use the effective spec, too: an invalid spec changes nothing that runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a watch event does to store and queue, Kopf's settings, and the credentials handed to Kopf."""
+"""Effect of watch events on store and queue, Kopf's settings and its credentials."""
 
 from __future__ import annotations
 
