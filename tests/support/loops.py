@@ -28,11 +28,11 @@ from triton_pipelines.controllers.autoscaler.actuator import Pace
 from triton_pipelines.controllers.autoscaler.controller import Autoscaler, Key
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.handover import Handover
-from triton_pipelines.controllers.pipeline.compiled_pipeline import Wanted
+from triton_pipelines.controllers.pipeline.compiled_pipeline import CompiledPipeline
 from triton_pipelines.controllers.pipeline.effective_spec import Resolver
 from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
 from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget
-from triton_pipelines.controllers.pipeline.snapshot import Observed, Pod, Probe
+from triton_pipelines.controllers.pipeline.snapshot import Pod, Probe, Snapshot
 
 MODELS = ("tokenizer", "model")
 PACE = Pace(load=5.0, settle=0.05, settle_poll=0.01, verify=0.05, verify_poll=0.01)
@@ -121,11 +121,11 @@ class Loop:
     def __post_init__(self) -> None:
         self.resolver = Resolver(self.world.options)
 
-    def resolve(self, observed: Observed) -> Wanted | list[Finding]:
+    def resolve(self, observed: Snapshot) -> CompiledPipeline | list[Finding]:
         """A pass's look at the spec, by which the scaling loop goes from then on."""
         wanted = self.resolver.resolve(observed)
-        self.resolver.gone_by(observed, wanted)
-        if (effective := self.resolver.going(observed.pipeline)) is not None:
+        self.resolver.effective_spec(observed, wanted)
+        if (effective := self.resolver.effective(observed.pipeline)) is not None:
             self.scaler.handover.effective_specs[self.key] = effective
         return wanted
 

@@ -17,9 +17,9 @@ from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.resources import CONFIG_MAPS
 from triton_pipelines.cluster.store import Key, Store, key_of
 from triton_pipelines.controllers.handover import Handover
-from triton_pipelines.controllers.pipeline.last_good_spec import last_accepted
 from triton_pipelines.controllers.pipeline.owner_references import owned
-from triton_pipelines.controllers.pipeline.snapshot import Observed
+from triton_pipelines.controllers.pipeline.policies.last_good_spec import last_good_snapshot
+from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def _read(raw: Object, live: Object | None) -> InferencePipeline | None:
     last = None
     if live is not None:
         children = {("ConfigMap", names.live_name(raw["metadata"]["name"])): live}
-        last = last_accepted(Observed(raw, children))
+        last = last_good_snapshot(Snapshot(raw, children))
     for document in (last.pipeline if last is not None else None, raw):
         if document is not None:
             pipeline, findings = parse(document)

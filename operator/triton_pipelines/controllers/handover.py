@@ -19,9 +19,9 @@ from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.store import Key, key_of
 
 if TYPE_CHECKING:  # these modules import this one
-    from triton_pipelines.controllers.pipeline.effective_spec import Going
+    from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec
+    from triton_pipelines.controllers.pipeline.latency_figures import Latencies
     from triton_pipelines.controllers.pipeline.resize_rejections import Refusal
-    from triton_pipelines.controllers.pipeline.slo_guard import Latencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Handover:
     """Published by the SLO latency monitor, read by the pipeline controller."""
     monitoring: dict[Key, tuple[Finding, ...]] = field(default_factory=dict)
     """Findings about PodMonitor and PrometheusRule; read by the pipeline controller."""
-    effective_specs: dict[Key, Going] = field(default_factory=dict)
+    effective_specs: dict[Key, EffectiveSpec] = field(default_factory=dict)
     """Published by the pipeline controller, read by the autoscaler and both monitors."""
     resize_rejections: dict[Key, dict[str, Refusal]] = field(default_factory=dict)
     """By pod uid. Published by the pipeline controller, read by the autoscaler."""
@@ -94,7 +94,7 @@ class Handover:
         output = self.scaling.get(key)
         return output.view if output is not None else None
 
-    def effective_spec(self, pipeline: Object) -> Going | None:
+    def effective_spec(self, pipeline: Object) -> EffectiveSpec | None:
         """Return the effective spec of a raw pipeline.
 
         ``None`` before its first reconcile, if it never had a spec that compiles, and if what is

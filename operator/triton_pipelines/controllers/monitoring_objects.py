@@ -44,8 +44,8 @@ from triton_pipelines.controllers.pipeline.owner_references import (
     check_owner,
     owned,
 )
-from triton_pipelines.controllers.pipeline.plan import hands_off
-from triton_pipelines.controllers.pipeline.snapshot import monitoring_said
+from triton_pipelines.controllers.pipeline.plan import is_unmanaged
+from triton_pipelines.controllers.pipeline.snapshot import reported_monitoring_findings
 
 # Time between two rounds. A manual edit is reverted, and a new CRD noticed, within this time.
 ROUND_SECONDS: Final = 30.0
@@ -131,7 +131,7 @@ class MonitoringObjects:
         self._specs.keep(pipelines)
         for key in pipelines:
             raw = self.store.get(INFERENCE_PIPELINES, *key)
-            if raw is None or hands_off(raw):
+            if raw is None or is_unmanaged(raw):
                 continue
             pipeline = self._specs.of(self.store, raw)
             if pipeline is None:
@@ -142,7 +142,7 @@ class MonitoringObjects:
             before = published.get(key)
             if before is None:
                 # In the first round the status may still have findings of an earlier process.
-                before = tuple(monitoring_said(raw.get("status") or {}))
+                before = tuple(reported_monitoring_findings(raw.get("status") or {}))
             published[key] = tuple(findings)
             if published[key] != before:
                 self.enqueue(key)

@@ -18,14 +18,14 @@ from triton_pipelines.cluster.store import Key, Store
 from triton_pipelines.controllers.autoscaler.pipeline_state import metrics_address, server_start_id
 from triton_pipelines.controllers.current_specs import CurrentSpecs
 from triton_pipelines.controllers.handover import Handover
-from triton_pipelines.controllers.pipeline.plan import hands_off
-from triton_pipelines.controllers.pipeline.slo_guard import (
+from triton_pipelines.controllers.pipeline.latency_figures import (
     HELD_SECONDS,
     Latencies,
     Look,
     figure_of,
     limit_of,
 )
+from triton_pipelines.controllers.pipeline.plan import is_unmanaged
 from triton_pipelines.controllers.pipeline.snapshot import Pod, serves
 
 TICK_SECONDS: Final = 15.0
@@ -118,7 +118,7 @@ class SloLatencyMonitor:
     def _model(self, key: Key) -> str:
         """Return the public model of a pipeline with an SLO; "" for others."""
         raw = self.store.get(INFERENCE_PIPELINES, *key)
-        if raw is None or hands_off(raw):
+        if raw is None or is_unmanaged(raw):
             return ""
         pipeline = self._specs.of(self.store, raw)
         if pipeline is None or limit_of(pipeline) is None:

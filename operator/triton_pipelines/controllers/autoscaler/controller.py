@@ -50,7 +50,7 @@ from triton_pipelines.controllers.autoscaler.pipeline_state import (
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.autoscaler.triton_pod import TritonPod
 from triton_pipelines.controllers.handover import Handover, ScalingView
-from triton_pipelines.controllers.pipeline.plan import hands_off
+from triton_pipelines.controllers.pipeline.plan import is_unmanaged
 from triton_pipelines.controllers.pipeline.pods_and_cpu import bounds_of
 from triton_pipelines.controllers.pipeline.reconciler import Prober, ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import Pod, alive, json_object, serves
@@ -177,7 +177,7 @@ class Autoscaler:
     def _observe(self, key: Key) -> None:
         """Update a pipeline's spec and its pods from the caches."""
         raw = self.store.get(INFERENCE_PIPELINES, *key)
-        if raw is None or hands_off(raw):
+        if raw is None or is_unmanaged(raw):
             self._forget([key])
             return
         state = self._state_of(key, raw)

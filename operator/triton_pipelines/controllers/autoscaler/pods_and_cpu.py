@@ -16,11 +16,11 @@ from triton_pipelines.autoscaling.state_json import dumps
 from triton_pipelines.autoscaling.types import Action, Memory, PipelineLimits
 from triton_pipelines.controllers.autoscaler.pipeline_state import PipelineScalingState
 from triton_pipelines.controllers.handover import ScalingIntent
-from triton_pipelines.controllers.pipeline.cpu_resize import actual_limit
+from triton_pipelines.controllers.pipeline.live_config_map import KEY_MILLIS, KEY_REPLICAS, recorded
+from triton_pipelines.controllers.pipeline.pod_resize import actual_limit
 from triton_pipelines.controllers.pipeline.pods_and_cpu import bounds_of, seen_of, smallest_limit
-from triton_pipelines.controllers.pipeline.replicas import KEY_MILLIS, KEY_REPLICAS, recorded
 from triton_pipelines.controllers.pipeline.resize_rejections import Refusal
-from triton_pipelines.controllers.pipeline.snapshot import Memory as ControllerMemory
+from triton_pipelines.controllers.pipeline.state import PipelineState
 from triton_pipelines.controllers.scaling_limits import limits_of
 
 
@@ -109,7 +109,7 @@ def observe_pods(
         live: data of the live ConfigMap.
     """
     desired = memory.cpu.scale.desired if memory.cpu is not None else None
-    controller_memory = ControllerMemory.parse(live.get(names.KEY_MEMORY))
+    controller_memory = PipelineState.parse(live.get(names.KEY_MEMORY))
     return seen_of(state.all_pods, deployment, desired, rejections, controller_memory)
 
 
