@@ -1,7 +1,9 @@
-"""The scaling loop closed around a real Triton: the operator's own loop, collectors, decision and actuator, with load on the pipeline.
+"""The scaling loop closed around a real Triton: the operator's own loop, collectors, decision and
+actuator, with load on the pipeline.
 
-One tritonserver is the pod, with the repository that the loader lays out. Prometheus, where it is asked for, is a real one that scrapes it. The
-operator's caches are filled by hand, and recorded counts go back into them at once: that is what an API server would do in milliseconds.
+One tritonserver is the pod, with the repository that the loader lays out. Prometheus, where it is
+asked for, is a real one that scrapes it. The operator's caches are filled by hand, and recorded
+counts go back into them at once: that is what an API server would do in milliseconds.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ DIRECT, PROMETHEUS = "direct", "Prometheus"
 SOURCES = (PROMETHEUS, DIRECT)
 SCRAPE_SECONDS = 5.0
 STABILIZATION_SECONDS = 30
-"""Of the benchmarks, so that a run with its way down takes minutes and not a quarter of an hour; the product's default is 180."""
+"""Of the benchmarks, so that a run with its way down takes minutes and not a quarter of an hour;
+the product's default is 180.
+"""
 STAND_INS = (
     "Triton runs on the loopback interface instead of in a pod",
     "the benchmark fills the operator's caches; there is no API server",
@@ -133,7 +137,10 @@ class Place:
         return self._client
 
     async def during(self, seconds: float, rate: float) -> Sequence[Second]:
-        """Load at `rate` requests/s for so long; what was measured meanwhile, second by second. Whole seconds."""
+        """Load at `rate` requests/s for so long; what was measured meanwhile, second by second.
+
+        Whole seconds.
+        """
         first, began = len(self.seconds), time.monotonic()
         self.load.rate(rate)
         async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
@@ -203,7 +210,8 @@ async def place(
 
     Args:
         workload: what is served.
-        source: where its loop reads from (`DIRECT`, `PROMETHEUS`); `None`: no loop, its counts stay as they are made.
+        source: where its loop reads from (`DIRECT`, `PROMETHEUS`); `None`: no loop, its counts stay
+            as they are made.
         seed: of the load's times.
         rival: runs in place of the operator's loop, until it is cancelled.
     """
