@@ -54,17 +54,17 @@ def patch_pipeline(pipeline: InferencePipeline, patch: Mapping[str, Any]) -> Inf
     return parsed
 
 
-def padding_fields(pipeline: InferencePipeline, padded: PaddingSetting) -> dict[str, Any]:
+def padding_fields(pipeline: InferencePipeline, padding: PaddingSetting) -> dict[str, Any]:
     """Return a padding as fields of ``spec.tokenizer`` in a merge patch.
 
     Buckets that the resource has and the padding does not are removed.
     """
     written = pipeline.spec.tokenizer is not None and bool(pipeline.spec.tokenizer.buckets)
     buckets: dict[str, Any] = (
-        {"buckets": list(padded.buckets)}
-        if padded.buckets
+        {"buckets": list(padding.buckets)}
+        if padding.buckets
         else {"buckets": None}
         if written
         else {}
     )
-    return {"padding": padded.mode} | buckets
+    return {"padding": padding.mode} | buckets
