@@ -26,7 +26,7 @@ from triton_pipelines.autoscaling.types import (
     Verdict,
     cut,
 )
-from triton_pipelines.compile.graph.example_request import why_unasked
+from triton_pipelines.compile.graph.example_request import probe_blocker
 from triton_pipelines.compile.graph.graph import Graph, Implementation, Role, Step
 from triton_pipelines.compile.graph.server_settings import (
     SHARED_MEMORY_PER_INSTANCE,
@@ -124,7 +124,7 @@ def limits_of(
     limits = (applied or {}).get("limits") or {}
     scaled = scaled_steps(graph)
     health = pipeline.spec.health
-    asked = health.inference is InferenceHealth.AUTO and not why_unasked(pipeline, graph)
+    asked = health.inference is InferenceHealth.AUTO and not probe_blocker(pipeline, graph)
     fed = [
         step
         for step in graph.steps

@@ -44,7 +44,7 @@ def patch_pipeline(pipeline: InferencePipeline, patch: Mapping[str, Any]) -> Inf
     """The resource with a patch applied.
 
     Raises:
-        ValueError: it is no valid resource then; the message says why.
+        ValueError: it is not a valid resource then; the message says why.
     """
     parsed, findings = parse(merge_patch(document_of(pipeline), patch))
     if parsed is None or findings:

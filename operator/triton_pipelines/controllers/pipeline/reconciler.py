@@ -35,7 +35,7 @@ from triton_pipelines.cluster.resources import (
 from triton_pipelines.cluster.store import Store, owner_key
 from triton_pipelines.cluster.work_queue import Key, Result
 from triton_pipelines.compile.graph import Graph, Options
-from triton_pipelines.compile.graph.example_request import ExampleRequest, example_of, why_unasked
+from triton_pipelines.compile.graph.example_request import ExampleRequest, example_of, probe_blocker
 from triton_pipelines.compile.graph.graph import Fetch
 from triton_pipelines.controllers.handover import Intent, View
 
@@ -251,7 +251,9 @@ class Reconciler:
             memory.wanted if memory.generation == observed.generation else "",
         }
         health = pipeline.spec.health
-        asked = health.inference is InferenceHealth.AUTO and not why_unasked(pipeline, wanted.graph)
+        asked = health.inference is InferenceHealth.AUTO and not probe_blocker(
+            pipeline, wanted.graph
+        )
         known = self._probes.setdefault(key, {})
         running = {pod.uid: pod for pod in observed.pods if pod.server_running and not pod.deleting}
         for uid in set(known) - set(running):

@@ -10,7 +10,7 @@ import numpy as np
 
 from triton_pipelines.api.tensors import DataType, TokenTensor
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.compile.graph.example_request import example_of, why_unasked
+from triton_pipelines.compile.graph.example_request import example_of, probe_blocker
 from triton_pipelines.compile.graph.graph import Graph, Step
 from triton_pipelines.tools.loadgen.texts import Lengths
 from triton_pipelines.tools.loadgen.texts import texts as made_up
@@ -86,7 +86,7 @@ async def workload(
         example = example_of(pipeline, graph)
         if example is None:
             raise TuneError(
-                f"spec.health.inputs: give an example request, which tuning repeats ({why_unasked(pipeline, graph) or 'inference: Disabled'})"
+                f"spec.health.inputs: give an example request, which tuning repeats ({probe_blocker(pipeline, graph) or 'inference: Disabled'})"
             )
         request = {
             name: np.repeat(array[:1], settings.rows, axis=0)
