@@ -9,7 +9,7 @@ from triton_pipelines.api.scaling import Scaling, ScalingMode
 from triton_pipelines.api.server import InferenceHealth
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.autoscaling.types import Fallback, Law, PipelineLimits, StepLimits
-from triton_pipelines.compile.graph.example_request import why_unasked
+from triton_pipelines.compile.graph.example_request import probe_blocker
 from triton_pipelines.compile.graph.graph import Graph, Implementation, Role, Step
 from triton_pipelines.compile.graph.server_settings import (
     SHARED_MEMORY_PER_INSTANCE,
@@ -82,7 +82,7 @@ def limits_of(
     limits = (applied or {}).get("limits") or {}
     scaled = scaled_steps(graph)
     health = pipeline.spec.health
-    is_tested = health.inference is InferenceHealth.AUTO and not why_unasked(pipeline, graph)
+    is_tested = health.inference is InferenceHealth.AUTO and not probe_blocker(pipeline, graph)
     fed = [
         step
         for step in graph.steps

@@ -9,7 +9,7 @@ import numpy as np
 
 from triton_pipelines.api.names import PORT_GRPC
 from triton_pipelines.compile.graph.example_request import DEFAULT_TEXT, ExampleRequest
-from triton_pipelines.compile.graph.tensor_origin import with_maker
+from triton_pipelines.compile.graph.tensor_origin import with_tensor_origin
 from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import ModelState, Probe
 from triton_pipelines.triton.probe import DEADLINE_S, ProbeRequest, probe
@@ -25,7 +25,7 @@ async def ask(target: ProbeTarget, now: dt.datetime, deadline_s: float = DEADLIN
     result = await probe(
         f"{host}:{PORT_GRPC}", target.graph.model_name, target.control_key, question, deadline_s
     )
-    failure = result.inference_error and with_maker(target.graph, result.inference_error)
+    failure = result.inference_error and with_tensor_origin(target.graph, result.inference_error)
     if (
         failure
         and target.example is not None

@@ -41,7 +41,7 @@ from triton_pipelines.cluster.resources import (
 from triton_pipelines.cluster.store import Store, owner_key
 from triton_pipelines.cluster.work_queue import Key, Result
 from triton_pipelines.compile.graph import Graph, Options
-from triton_pipelines.compile.graph.example_request import ExampleRequest, example_of, why_unasked
+from triton_pipelines.compile.graph.example_request import ExampleRequest, example_of, probe_blocker
 from triton_pipelines.compile.graph.graph import Fetch
 from triton_pipelines.controllers.handover import Handover
 
@@ -272,7 +272,9 @@ class Reconciler:
             state.desired if state.generation == snapshot.generation else "",
         }
         health = pipeline.spec.health
-        asked = health.inference is InferenceHealth.AUTO and not why_unasked(pipeline, wanted.graph)
+        asked = health.inference is InferenceHealth.AUTO and not probe_blocker(
+            pipeline, wanted.graph
+        )
         known = self._probes.setdefault(key, {})
         running = {pod.uid: pod for pod in snapshot.pods if pod.server_running and not pod.deleting}
         for uid in set(known) - set(running):
