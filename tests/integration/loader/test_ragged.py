@@ -154,7 +154,7 @@ def test_onnx_runtime_is_not_needed(pod: Pod, claim: Path, monkeypatch: pytest.M
     onnx.save(make(ENCODER), str(claim / "encoder.onnx"))
     pod.plan(FILE, checks=[check()], adapt=[ENCODER.plan()])
     assert pod.load()[0] == 0, pod.output
-    assert "by the reference evaluator of ONNX" in pod.output
+    assert "in the reference evaluator of ONNX" in pod.output
     assert adapted(pod.models / "model/1/model.onnx")
 
 
