@@ -46,11 +46,12 @@ from triton_pipelines.cluster.store import Store
 from triton_pipelines.compile.graph import Graph, Options
 from triton_pipelines.compile.graph.example_request import ExampleRequest, example_of
 from triton_pipelines.compile.render import render
-from triton_pipelines.controllers.autoscaler.actuator import Target, actuate
+from triton_pipelines.controllers.autoscaler.actuator import PodTarget, change_count
 from triton_pipelines.controllers.autoscaler.controller import Autoscaler, Collector
 from triton_pipelines.controllers.autoscaler.pipeline_state import config_with
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.autoscaler.triton_pod import TritonPod
+from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec
 from triton_pipelines.controllers.pipeline.prober import ask
 from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget
@@ -122,9 +123,9 @@ class Place:
             ask,
             lambda: dt.datetime.now(dt.UTC),
         )
-        target = Target(POD, control, config_with(self.config), await self.count())
-        outcome = await actuate(self.workload.step, self.graph.model_name, count, [target])
-        if not outcome.proven:
+        target = PodTarget(POD, control, config_with(self.config), await self.count())
+        outcome = await change_count(self.workload.step, self.graph.model_name, count, [target])
+        if not outcome.is_verified:
             raise RuntimeError(
                 f"{self.workload.step} did not get {count} instances: {outcome.reason}"
             )
@@ -188,7 +189,11 @@ class Place:
         )
         answers = self.load.since(self._taken)
         self._taken += len(answers)
-        view = self.scaler.view((SPACE, self.workload.model)) if self.scaler is not None else None
+        view = (
+            self.scaler.handover.view((SPACE, self.workload.model))
+            if self.scaler is not None
+            else None
+        )
         verdict = str(view.decision.verdict) if view is not None else ""
         return replace(with_answers(found, answers), verdict=verdict)
 
@@ -280,7 +285,7 @@ async def _scaler(
 
     def record(key: tuple[str, str]) -> None:
         """The reconcile pass's part: what is intended is recorded."""
-        intent, name = scaler.intent(key), going.pipeline.name
+        intent, name = scaler.handover.intent(key), going.pipeline.name
         if intent is not None:
             store.put(
                 CONFIG_MAPS,
@@ -294,6 +299,7 @@ async def _scaler(
                 ),
             )
 
+    handover = Handover(effective_specs={(SPACE, going.pipeline.name): going})
     scaler = Autoscaler(
         store=store,
         derive=lambda uid, revision: KEY,
@@ -302,7 +308,7 @@ async def _scaler(
         clock=lambda: dt.datetime.now(dt.UTC),
         enqueue=record,
         metrics=ScalingMetrics(CollectorRegistry()),
-        going=lambda _: going,
+        handover=handover,
     )
     return scaler
 

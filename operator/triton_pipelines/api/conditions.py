@@ -1,4 +1,4 @@
-"""Conditions of the resource, the closed list of their reasons, and what each reason means for waiting and retrying.
+"""Conditions of the resource and the closed list of their reasons.
 
 Shape and meaning follow kstatus (``Ready`` plus abnormal-true ``Reconciling`` and ``Stalled``), so that kubectl wait, Helm, Flux and
 Argo CD work unchanged.

@@ -1,4 +1,4 @@
-"""Where the resource's fields stand, and which one was probably meant by a name that is none.
+"""Find fields of the resource by path, and suggest the field meant by an unknown name.
 
 People come from Triton's ``config.pbtxt``, KServe, Seldon and Helm charts: what those call a field
 is known here by their names.

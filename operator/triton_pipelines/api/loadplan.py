@@ -1,4 +1,4 @@
-"""What the renderer asks of the loader and what the loader answers.
+"""The contract between renderer and loader: load plan, live counts, sources and report.
 
 Load plan, live counts, resolved sources, report.
 

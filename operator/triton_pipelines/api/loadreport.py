@@ -1,4 +1,4 @@
-"""What the loader answers.
+"""The report of the loader: resolved sources and findings.
 
 Resolved sources, findings, and the report that is its termination message.
 """

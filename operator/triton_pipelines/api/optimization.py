@@ -1,4 +1,4 @@
-"""What a backend makes of a model's file.
+"""Settings of how a backend runs a model's file.
 
 Versions, warm-up, TensorRT inside ONNX Runtime, vLLM's engine, token range.
 """

@@ -1,6 +1,6 @@
 """How a python step runs.
 
-Own code with its side files and environment, or a runner that comes with the operator.
+Custom code with its side files and environment, or a runner that comes with the operator.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SIDE_PATH_PATTERN = r"^[A-Za-z0-9_][-A-Za-z0-9_.]*(/[A-Za-z0-9_][-A-Za-z0-9_.]*)
 
 
 class Runner(StrEnum):
-    """Own python-backend runners that come with the operator."""
+    """Custom python-backend runners that come with the operator."""
 
     ONNX_RUNTIME = "OnnxRuntime"
 
@@ -93,7 +93,7 @@ class Environment(ApiModel):
 
 
 class CodeParts(ApiModel):
-    """Own code of a python step with what it needs beside it."""
+    """Custom code of a python step with what it needs beside it."""
 
     code: Annotated[Code | None, Field(description="A custom model.py.")] = None
     files: Annotated[
@@ -108,7 +108,7 @@ class CodeParts(ApiModel):
         Environment | None,
         Field(
             description=(
-                "A packed Python environment. Default: the image's own Python; nothing is installed at"
+                "A packed Python environment. Default: the image's custom Python; nothing is installed at"
                 " pod start."
             )
         ),
@@ -116,7 +116,7 @@ class CodeParts(ApiModel):
 
 
 class OwnCode(CodeParts):
-    """How a step of own code runs."""
+    """How a step of custom code runs."""
 
     code: Annotated[Code, Field(description="A custom model.py.")]
 

@@ -1,4 +1,4 @@
-"""Names that were probably meant by ones that nothing has."""
+"""Suggest the known name that was probably meant by an unknown one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the resource to the graph: every default decided, nothing judged (see checks)."""
+"""Build the graph of a resource with every default resolved; checks.py validates it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .graph import (
 from .model_step import Surroundings, implementation_of, max_batch_size, model_step
 from .options import Options
 from .postprocess_step import postprocess_read, postprocess_step
-from .ragged_eligibility import PAD_VALUE, Refusals, hindrance, on_cpu, pads, refusal_key
+from .ragged_eligibility import PAD_VALUE, Refusals, adaptation_blocker, on_cpu, pads, refusal_key
 from .tensorrt_profiles import boxes
 from .tokenizer_step import (
     Token,
@@ -292,7 +292,7 @@ def _readers(
             fixed=any(
                 kinds.get(tensor.name) in PAD_VALUE and -1 not in tensor.dims for tensor in own
             ),
-            hindrance=hindrance(fields, spec, kinds),
+            blocker=adaptation_blocker(fields, spec, kinds),
             refused=refused.get(key, ""),
             key=key,
             profiles=boxes(fields.lengths, fields.instances.profiles),

@@ -1,7 +1,7 @@
-"""Is the graph one that Triton loads and that answers what the user means? All findings at once, each with its field.
+"""Check that Triton can load a graph and that it computes what the user intends.
 
 The rules are Triton's own (ensemble_utils.cc, model_config_utils.cc; facts measured against Triton 24.10) and the few of this
-product; a message says what to write instead. What remains of Triton's rules is judged on the rendered configs (render.judge).
+product; a message says what to write instead. What remains of Triton's rules is judged on the rendered configs (:mod:`triton_pipelines.compile.validation`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What follows from a platform.
+"""Defaults that follow from a platform.
 
 Backends, file names, kinds, and the tensors that vLLM's own config declares.
 """

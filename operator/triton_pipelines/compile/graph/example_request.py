@@ -90,7 +90,7 @@ def example_of(pipeline: InferencePipeline, graph: Graph) -> ExampleRequest | No
     ``None``: pods are asked for readiness alone.
     """
     health = pipeline.spec.health
-    if health.inference is InferenceHealth.DISABLED or why_unasked(pipeline, graph):
+    if health.inference is InferenceHealth.DISABLED or probe_blocker(pipeline, graph):
         return None
     if health.inputs:
         public = {tensor.name: tensor for tensor in graph.inputs}
@@ -124,7 +124,7 @@ def example_of(pipeline: InferencePipeline, graph: Graph) -> ExampleRequest | No
     )
 
 
-def why_unasked(pipeline: InferencePipeline, graph: Graph) -> str:
+def probe_blocker(pipeline: InferencePipeline, graph: Graph) -> str:
     """Why pods are not asked with an inference though nobody disabled that; empty where they are."""
     health = pipeline.spec.health
     if health.inputs or health.inference is InferenceHealth.DISABLED:
@@ -143,7 +143,7 @@ def why_unasked(pipeline: InferencePipeline, graph: Graph) -> str:
 def lint_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     """That no inference is made, or that a text is written for nobody."""
     health = pipeline.spec.health
-    if why := why_unasked(pipeline, graph):
+    if why := probe_blocker(pipeline, graph):
         yield Finding(
             "spec.health.inputs",
             f"pods are probed for readiness only: {why}. Triton reports dead processes as ready;"

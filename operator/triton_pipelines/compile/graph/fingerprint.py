@@ -1,4 +1,4 @@
-"""What the cost of a padding depends on, as one hash.
+"""Hash everything in a spec that the cost of a padding mode depends on.
 
 A measurement made for one spec says nothing of another. Pure.
 """

@@ -255,7 +255,7 @@ class PaddingChoice:
     """The padding in force and why.
 
     ``refused``: files that the loader could not adapt to ragged batches, by key, with its words.
-    ``stiff``: steps that need rows of one length all the same, by their field, each with the
+    ``fixed_length``: steps that need rows of one length all the same, by their field, each with the
     reason. ``automatic``: Auto chose it; ``measured``: not by rule, but by what was measured.
     """
 
@@ -263,7 +263,7 @@ class PaddingChoice:
     reason: str
     buckets: tuple[int, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
-    stiff: Mapping[str, str] = field(default_factory=dict)
+    fixed_length: Mapping[str, str] = field(default_factory=dict)
     automatic: bool = False
     measured: bool = False
 

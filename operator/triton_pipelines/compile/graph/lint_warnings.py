@@ -1,4 +1,4 @@
-"""Warnings: what works but is probably not meant."""
+"""Warn about settings that work but are probably unintended."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def _labels(labels: Sequence[str]) -> Iterator[Finding]:
 
 def _padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     spec = pipeline.spec.tokenizer
-    # Own code decides its lengths itself.
+    # Custom code decides its lengths itself.
     if graph.padding is None or graph.tokenizer is None or spec is None or spec.python is not None:
         return
     chosen = graph.padding.chosen
@@ -251,20 +251,20 @@ def _shapes(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     for step in graph.steps:
         if step.implementation is not Implementation.BACKEND or step.max_batch_size == 0:
             continue
-        by_maker: dict[str, list[Input]] = {}
+        by_origin: dict[str, list[Input]] = {}
         for entry in step.inputs:
             made = graph.resolve(entry.source) if entry.source else None
-            maker = graph.step(entry.source.step) if entry.source else None
-            # What our own tokenizer makes is padded, and the padding judged by itself.
+            origin = graph.step(entry.source.step) if entry.source else None
+            # What our own tokenizer makes is padded, and the padding is checked separately.
             if (
-                maker is not None
-                and (maker is not graph.tokenizer or own)
+                origin is not None
+                and (origin is not graph.tokenizer or own)
                 and made is not None
                 and made.variable
                 and not entry.ragged
             ):
-                by_maker.setdefault(maker.name, []).append(entry)
-        for name, entries in by_maker.items():
+                by_origin.setdefault(origin.name, []).append(entry)
+        for name, entries in by_origin.items():
             has = "have" if len(entries) > 1 else "has"
             yield _warn(
                 entries[0].path,

@@ -238,7 +238,7 @@ def _input(wanted: InputTensor, path: str, python: bool, around: Surroundings) -
 
 
 def input_of(wanted: InputTensor, path: str, source: Reference | None) -> Input:
-    """An input of a step with own code."""
+    """An input of a step with custom code."""
     tensor = Tensor(wanted.name, wanted.data_type, wanted.dims, wanted.reshape)
     ragged = wanted.ragged is Switch.ENABLED or (
         wanted.ragged is None and tensor.variable and wanted.reshape is None
@@ -415,7 +415,7 @@ def _warmup(
     """Inferences of a new instance.
 
     Without a word of the user only where zeros are known to be answered: tokens of our own
-    tokenizer into a backend of Triton's. Of a tokenizer with own code nobody knows which lengths
+    tokenizer into a backend of Triton's. Of a tokenizer with custom code nobody knows which lengths
     and values it makes.
     """
 

@@ -1,4 +1,4 @@
-"""What the operator was started with, as far as it decides what is rendered."""
+"""Options of the operator that affect what is rendered."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from .tokenizer_step import Tokens, python_parameters
 
 
 def postprocess_read(wanted: InputTensor, spec: PipelineSpec) -> Reference | None:
-    """The model's output that an input of own code reads without ``from``: the one of its name."""
+    """The model's output that an input of custom code reads without ``from``: the one of its name."""
     if (
         not wanted.from_
         and spec.model is not None
@@ -41,7 +41,7 @@ def postprocess_step(
 ) -> Step:
     """The postprocess step.
 
-    ``read``: who feeds each input of own code; ``texts``: the pipeline's inputs that the tokenizer
+    ``read``: who feeds each input of custom code; ``texts``: the pipeline's inputs that the tokenizer
     reads.
     """
     model = next((step for step in steps if step.role is Role.MODEL), steps[-1])

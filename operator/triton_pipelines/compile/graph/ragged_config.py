@@ -1,4 +1,4 @@
-"""What the config of an adapted ONNX model holds.
+"""The parts of a config that an adapted ONNX model needs.
 
 Flat inputs, the lengths of their rows, and outputs that are cut by them.
 

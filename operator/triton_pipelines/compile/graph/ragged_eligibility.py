@@ -1,4 +1,4 @@
-"""Whether the loader may change a step's ONNX file so that requests of different length share its batches.
+"""Decide whether the loader may adapt an ONNX file to batches of different lengths.
 
 Measured with Triton's ONNX Runtime backend (2.51): it feeds such a graph with the rows of all requests end to end and the length of
 each, and pads nothing; a stock graph is only ever given requests of equal length. The loader's look into the file decides in the end:
@@ -68,7 +68,7 @@ def refusal_key(fields: StepFields, spec: PipelineSpec) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def hindrance(
+def adaptation_blocker(
     fields: StepFields, spec: PipelineSpec, kinds: Mapping[str, TokenTensor | None]
 ) -> str:
     """Why an ONNX step in Triton's own backend cannot be adapted, as far as the resource says.

@@ -1,4 +1,4 @@
-"""Warnings about schedulers that load and then do not do what is meant (measured, Triton 24.10)."""
+"""Warn about schedulers that load but do not work as intended (measured, Triton 24.10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows from the Triton release and the number of python instances.
+"""Server settings that follow from the Triton release and the number of python instances.
 
 Flags, shared memory, CPU and memory.
 """

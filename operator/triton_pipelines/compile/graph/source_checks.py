@@ -27,7 +27,7 @@ PLACEHOLDER = "pvc://replace-me"
 
 
 def tokenizer_fetches(spec: PipelineSpec) -> tuple[Fetch, ...]:
-    """The tokenizer's own source: tokenizer.json, or for own code whatever lies there."""
+    """The tokenizer's own source: tokenizer.json, or for custom code whatever lies there."""
     tokenizer = spec.tokenizer
     assert tokenizer is not None
     source, path = (
@@ -37,7 +37,7 @@ def tokenizer_fetches(spec: PipelineSpec) -> tuple[Fetch, ...]:
     )
     folder = f"{tokenizer.model_name}/{VERSION_FOLDER}"
     if tokenizer.python is not None:
-        # Own code brings what it needs; the pipeline's common folder is not forced on it.
+        # Custom code brings what it needs; the pipeline's common folder is not forced on it.
         return (
             (side_source(TOKENIZER, folder, tokenizer.source, "spec.tokenizer.source"),)
             if tokenizer.source
@@ -49,7 +49,7 @@ def tokenizer_fetches(spec: PipelineSpec) -> tuple[Fetch, ...]:
 
 
 def side_source(step: str, folder: str, source: SourceSpec, path: str) -> Fetch:
-    """The source of a step with own code: one file beside model.py, or all that a folder holds."""
+    """The source of a step with custom code: one file beside model.py, or all that a folder holds."""
     if not names_file(source):
         return Fetch(step, "", source, path, FetchKind.FOLDER, folder)
     return Fetch(step, "", source, path, FetchKind.FILE, f"{folder}/{file_name_of(source)}")
@@ -61,7 +61,7 @@ def code_of(python: CodeParts | None) -> str | None:
 
 
 def python_fetches(step: str, model_name: str, python: CodeParts, path: str) -> tuple[Fetch, ...]:
-    """Sources of own code: the code, its side files, its packed environment."""
+    """Sources of custom code: the code, its side files, its packed environment."""
     folder = f"{model_name}/{VERSION_FOLDER}"
     result: list[Fetch] = []
     code = python.code

@@ -99,7 +99,7 @@ def check_tokenizer(pipeline: InferencePipeline, graph: Graph) -> Iterator[Findi
 
 
 def _declared_outputs(spec: Tokenizer, custom: bool) -> Iterator[Finding]:
-    """Yield declared outputs of which nothing says what they carry."""
+    """Yield declared outputs of which it is unknown what they carry."""
     for index, output in enumerate(spec.outputs):
         unknown = output.tensor is None and output.name.lower() not in USUAL_NAMES
         if unknown and (not custom or output.dims is None):
@@ -154,7 +154,7 @@ def _padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     yield from _profiles(pipeline, graph)
     if graph.padding is None or graph.padding.chosen is not Padding.RAGGED:
         return
-    for path, why in graph.padding.stiff.items():
+    for path, why in graph.padding.fixed_length.items():
         yield Finding(
             "spec.tokenizer.padding",
             f"Ragged needs steps that accept requests of any length, but {path} does not"

@@ -1,4 +1,4 @@
-"""Who made a tensor that is not what it should be.
+"""Find the field of the resource that a wrong tensor originates from.
 
 Pure.
 
@@ -37,7 +37,7 @@ _ANSWERED: Final = re.compile(r"output (?P<output>\S+) (is|has) ")
 _NOTE: Final = re.compile(r"\.? NOTE: Setting a non-zero max_batch_size .*", re.DOTALL)
 
 
-def with_maker(graph: Graph, said: str) -> str:
+def with_tensor_origin(graph: Graph, said: str) -> str:
     """``said``, the reason why an inference failed, with the step that made the tensor it speaks of; as it is where it speaks of none that a step made."""
     made = _made(graph, said)
     if made is None:
@@ -46,7 +46,7 @@ def with_maker(graph: Graph, said: str) -> str:
     tensor = step.output(made.tensor) if step is not None else None
     if step is None or tensor is None:
         return said
-    return f"{_NOTE.sub('', said.rstrip())} (made by {step.path}: step {step.name} declares its output as {tensor}, and has to answer just that)"
+    return f"{_NOTE.sub('', said.rstrip())} (made by {step.path}: step {step.name} declares its output as {tensor}, and must return exactly that)"
 
 
 def _made(graph: Graph, said: str) -> Reference | None:

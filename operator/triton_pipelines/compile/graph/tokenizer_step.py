@@ -1,4 +1,4 @@
-"""What the tokenizer makes for whom.
+"""Build the tokenizer step: its output tensors, its padding and who reads them.
 
 Its output tensors, their padding and shapes, and the step itself.
 """
@@ -58,7 +58,7 @@ class TokenReader:
     """A step that reads tokens, as far as padding is concerned.
 
     ``backend``: one of Triton's own runs it and batches it, which takes requests of equal shape
-    only, unless the file can be adapted: ``hindrance`` says why not, and ``refused`` what the
+    only, unless the file can be adapted: ``blocker`` says why not, and ``refused`` what the
     loader said when it tried. ``fixed``: its inputs are declared with one length. ``key`` tells one
     file and its use from another, ``path`` is its field. ``profiles``: those of a TensorRT plan
     that its instances load.
@@ -68,7 +68,7 @@ class TokenReader:
     backend: bool = False
     on_cpu: bool = False
     fixed: bool = False
-    hindrance: str = ""
+    blocker: str = ""
     refused: str = ""
     key: str = ""
     profiles: tuple[Box, ...] = ()
@@ -80,7 +80,7 @@ class TokenReader:
             self.backend
             and not self.on_cpu
             and not self.fixed
-            and not self.hindrance
+            and not self.blocker
             and not self.refused
         )
 
@@ -97,7 +97,7 @@ class TokenReader:
         return (
             f"its file cannot be adapted to ragged batches ({self.refused})"
             if self.refused
-            else self.hindrance
+            else self.blocker
         )
 
 
@@ -170,7 +170,7 @@ def token_outputs(
 def left_to_auto(tokenizer: Tokenizer | None) -> bool:
     """Whether the resource leaves its padding to Auto.
 
-    ``False`` where the tokenizer's own code decides, or there is none.
+    ``False`` where the tokenizer's custom code decides, or there is none.
     """
     return (
         tokenizer is not None
@@ -201,7 +201,7 @@ def choose_padding(
     wanted = tokenizer.padding or Padding.AUTO
     longest = tokenizer.max_length or DEFAULT_MAX_LENGTH
     if tokenizer.python is not None:
-        return PaddingChoice(Padding.AUTO, "decided by the tokenizer's own code")
+        return PaddingChoice(Padding.AUTO, "decided by the tokenizer's custom code")
     if wanted is Padding.BUCKETED:
         given = tokenizer.buckets or tuple(
             length for reader in readers for length in bucket_lengths(reader.profiles, longest)
@@ -215,23 +215,23 @@ def choose_padding(
             tuple(sorted({*given, longest})),
         )
     refused = {reader.key: reader.refused for reader in readers if reader.refused}
-    stiff = [reader for reader in readers if reader.equal_shapes_only]
+    fixed_length = [reader for reader in readers if reader.equal_shapes_only]
     if wanted is not Padding.AUTO:
         return PaddingChoice(
             wanted,
             "asked for by tokenizer.padding",
             refused=refused,
-            stiff={reader.path: reader.why for reader in stiff},
+            fixed_length={reader.path: reader.why for reader in fixed_length},
         )
-    if measured is not None and not (stiff and measured.mode is Padding.RAGGED):
+    if measured is not None and not (fixed_length and measured.mode is Padding.RAGGED):
         buckets = (
             tuple(sorted({*measured.buckets, longest})) if measured.mode is Padding.BUCKETED else ()
         )
         return PaddingChoice(
             measured.mode, measured.said, buckets, refused=refused, automatic=True, measured=True
         )
-    if stiff:
-        why = f"Auto: {stiff[0].path}: {stiff[0].why}, so every row has {longest} tokens"
+    if fixed_length:
+        why = f"Auto: {fixed_length[0].path}: {fixed_length[0].why}, so every row has {longest} tokens"
         return PaddingChoice(Padding.FIXED, why, refused=refused, automatic=True)
     if any(reader.on_cpu for reader in readers):
         why = "a model on CPU pays for every padded token and gains little from batches, so each request keeps its own length"
@@ -330,7 +330,7 @@ def tokenizer_step(
 
 
 def python_parameters(environment: bool) -> dict[str, str]:
-    """Parameters of a step with own code.
+    """Parameters of a step with custom code.
 
     Where its packed environment lies (Triton knows the variable, python_backend README).
     """

@@ -1,4 +1,4 @@
-"""Who feeds whom: every reference names a tensor that is there, of the same type and a shape that fits, and everything made is read."""
+"""Check the connections: every reference must name an existing tensor of fitting type and shape."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ def _circle(graph: Graph) -> Iterator[Finding]:
                 entry.source is not None
                 and position.get(entry.source.step, -1) >= position[step.name]
             ):
-                made_by = (
+                origin = (
                     "the same step"
                     if entry.source.step == step.name
                     else f"{entry.source.step}, which itself depends on {step.name}"
                 )
                 yield Finding(
                     entry.path,
-                    f"reads {entry.source}, an output of {made_by}; steps must not form a cycle",
+                    f"reads {entry.source}, an output of {origin}; steps must not form a cycle",
                     code=FindingCode.CYCLE,
                 )
 
@@ -101,22 +101,22 @@ def _input(graph: Graph, step: Step, entry: Input) -> Iterator[Finding]:
                 code=FindingCode.NOT_CONNECTED,
             )
         return
-    made_by = entry.source.step
+    origin = entry.source.step
     names = [PIPELINE, *(other.name for other in graph.steps)]
-    if made_by not in names:
+    if origin not in names:
         yield Finding(
             entry.path,
-            f"from refers to step {made_by!r},"
-            f" {_no_step(graph, made_by, f'.{entry.source.tensor}', names)}",
+            f"from refers to step {origin!r},"
+            f" {_no_step(graph, origin, f'.{entry.source.tensor}', names)}",
             code=FindingCode.UNKNOWN_STEP,
         )
         return
     made = graph.resolve(entry.source)
     if made is None:
-        what = "input" if made_by == PIPELINE else "output"
+        what = "input" if origin == PIPELINE else "output"
         yield Finding(
             entry.path,
-            f"reads {entry.source}, but {made_by} has no such {what}; {_has(graph, entry.source)}",
+            f"reads {entry.source}, but {origin} has no such {what}; {_has(graph, entry.source)}",
             code=FindingCode.UNKNOWN_TENSOR,
         )
         return
@@ -147,8 +147,8 @@ def _fits(graph: Graph, step: Step, entry: Input, made: Tensor) -> Iterator[Find
     """
     assert entry.source is not None
     read = entry.tensor
-    maker = graph.step(entry.source.step)
-    makes = graph.max_batch_size > 0 if maker is None else maker.max_batch_size > 0
+    origin = graph.step(entry.source.step)
+    makes = graph.max_batch_size > 0 if origin is None else origin.max_batch_size > 0
     reads = step.max_batch_size > 0
     if made.data_type is not read.data_type:
         yield Finding(
@@ -305,8 +305,8 @@ def _output(graph: Graph, output: PublicTensor) -> Iterator[Finding]:
             code=FindingCode.UNKNOWN_STEP,
         )
         return
-    maker = graph.step(source.step)
-    if maker is None:
+    origin = graph.step(source.step)
+    if origin is None:
         known = [step.name for step in graph.steps]
         yield Finding(
             output.path,

@@ -165,7 +165,7 @@ def _fetch(item: Fetch, step: Step) -> PlanFetch:
 
 
 def _tokens(step: Step, graph: Graph) -> PlanTokens | None:
-    """What our own tokenizer feeds a step with; own code in its place may emit anything."""
+    """What our own tokenizer feeds a step with; custom code in its place may emit anything."""
     tokenizer = graph.tokenizer
     if tokenizer is None or tokenizer.tokenizer is None:
         return None

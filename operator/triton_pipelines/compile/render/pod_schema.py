@@ -1,4 +1,4 @@
-"""Is this a PodTemplateSpec? Fields, types and what must be there, from Kubernetes' own schema (podschema.yaml, generated)."""
+"""Check a PodTemplateSpec against Kubernetes' schema (podschema.yaml, generated)."""
 
 from __future__ import annotations
 

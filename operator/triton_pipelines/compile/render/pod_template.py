@@ -1,4 +1,4 @@
-"""``server.podTemplate``.
+"""Check and merge ``server.podTemplate``.
 
 A partial PodTemplateSpec merged over the rendered one, and what of a pod it may not touch.
 """
@@ -49,8 +49,8 @@ _POD_FIELDS = {
     "restartPolicy": "pods of a Deployment are always restarted; remove it",
     "activeDeadlineSeconds": "pods of a Deployment have no deadline; remove it",
     "ephemeralContainers": "a pod template has none; use kubectl debug on a pod",
-    "replicas": "is no part of a pod; write spec.replicas",
-    "strategy": "is no part of a pod; write spec.rollout.strategy",
+    "replicas": "is not part of a pod; write spec.replicas",
+    "strategy": "is not part of a pod; write spec.rollout.strategy",
 }
 _RESOURCES = {"cpu": "spec.server.resources", "memory": "spec.server.resources"}
 # Below these nothing else may be mounted into our containers: the repository must not change, nor

@@ -1,4 +1,4 @@
-"""A pipeline's revision.
+"""Render a revision of a pipeline.
 
 The whole of what its pods are made of, under one name that says whether anything changed.
 """

@@ -1,4 +1,4 @@
-"""Which backend and platform Triton takes a model for.
+"""Determine the backend and platform that Triton derives for a model.
 
 What it fills in by itself before it validates, with auto-complete off, too.
 """

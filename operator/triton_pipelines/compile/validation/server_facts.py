@@ -1,4 +1,4 @@
-"""What the judge has to know about the server and the model folders beside the configs."""
+"""Facts about the server and the model folders that validation needs in addition to the configs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Release = tuple[int, int]
 """Year and month of a Triton release, such as (24, 10) for 24.10."""
 
 OLDEST: Final[Release] = (24, 8)
-"""The oldest release whose rules the judge knows."""
+"""The oldest release whose rules are known."""
 
 _VERSION: Final = re.compile(r"[1-9][0-9]*|0")
 

@@ -1,4 +1,4 @@
-"""Where the judge refuses what Triton loads: each such rule, and why.
+"""Rules that are stricter than Triton, each with its reason.
 
 A differential test against a real server takes a disagreement under one of these rules as agreed,
 and no other.

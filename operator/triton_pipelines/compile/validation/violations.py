@@ -1,4 +1,4 @@
-"""What the judge says, and the ids of its rules."""
+"""Violations and the ids of the violated rules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from enum import StrEnum
 class RuleId(StrEnum):
     """Ids of rules, grouped as the modules that judge them.
 
-    Those of ``limits.LIMITS`` are this project's own, the others Triton's.
+    Those of ``stricter_rules.LIMITS`` are this project's own, the others Triton's.
     """
 
     # models.py

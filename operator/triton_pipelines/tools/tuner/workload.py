@@ -13,7 +13,7 @@ import numpy as np
 
 from triton_pipelines.api.tensors import DataType, TokenTensor
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.compile.graph.example_request import example_of, why_unasked
+from triton_pipelines.compile.graph.example_request import example_of, probe_blocker
 from triton_pipelines.compile.graph.graph import Graph, Step
 from triton_pipelines.tools.loadgen import Array, TextLengths, generate_texts
 from triton_pipelines.triton.client import TritonClient
@@ -96,7 +96,7 @@ async def workload(
         if example is None:
             raise TuneError(
                 "spec.health.inputs: set an example request, which tuning repeats"
-                f" ({why_unasked(pipeline, graph) or 'inference: Disabled'})"
+                f" ({probe_blocker(pipeline, graph) or 'inference: Disabled'})"
             )
         request = {
             name: np.repeat(array[:1], options.rows, axis=0)
