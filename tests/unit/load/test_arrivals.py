@@ -153,7 +153,7 @@ def test_input_data_of_perf_analyzer() -> None:
         ('{"data": [', "is not valid JSON"),
         ('{"data": []}', '"data": a list'),
         ('{"data": [3]}', "data[0]: must be a mapping"),
-        ('{"data": [{"A": [1]}, {"B": [1]}]}', "data[1]: gives B, the first A"),
+        ('{"data": [{"A": [1]}, {"B": [1]}]}', "data[1]: contains B, the first entry A"),
         ('{"data": [{"A": {"b64": "!"}}]}', "data[0].A.b64"),
         ('{"data": [{"A": {"shape": [1]}}]}', 'data[0].A: must contain "content"'),
         ('{"data": [{"A": {"content": [1], "shape": [-1]}}]}', "data[0].A.shape"),
