@@ -388,5 +388,5 @@ def test_render_of_what_is_not_valid(tritonpipe: Run, tmp_path: Path) -> None:
     )
     ended = tritonpipe("render", file)
     assert ended.code == 1
-    assert "spec.model.outputs: outputs is needed" in ended.err
+    assert "spec.model.outputs: outputs is required" in ended.err
     assert ended.out == ""
