@@ -111,8 +111,8 @@ def test_what_was_recorded_first_stays(pods: list[Pod], going: list[str]) -> Non
 
 def test_the_step_and_the_event_say_what_was_loaded() -> None:
     found = decide(pod("a"), pod("b", "second"))
-    assert "revision second" in found.astray["model"]
-    assert "first loaded from revision first" in found.astray["model"]
+    assert "revision second" in found.diverged["model"]
+    assert "first loaded from revision first" in found.diverged["model"]
     (event,) = found.events
     assert event.warning
     assert event.reason == "SourceChanged"

@@ -243,7 +243,7 @@ def test_a_source_that_is_missing_makes_nothing_be_worked_out_again_and_again(
         graphs = []
         for _ in range(number):
             observed = world.observed()
-            asked = one.gone_by(observed, wanted := one.resolve(observed))
+            asked = one.effective_spec(observed, wanted := one.resolve(observed))
             plan(
                 observed,
                 Context(OPTIONS, lambda _uid, _revision: "key", remembering=one.resolve),
