@@ -8,9 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from triton_pipelines.autoscaling.metrics.rates import Ran, Rates, Series, absurd, total
-from triton_pipelines.autoscaling.metrics.samples import FRESH_INTERVALS, Sample, Usage
-from triton_pipelines.autoscaling.types import Law, PipelineLimits
+from triton_pipelines.autoscaling.metrics.rates import (
+    InstanceRange,
+    ModelSeries,
+    Rates,
+    impossible_values,
+    total,
+)
+from triton_pipelines.autoscaling.metrics.samples import FRESH_INTERVALS, PipelineSample, PodUsage
+from triton_pipelines.autoscaling.types import ControlLaw, PipelineLimits
 
 SATURATED_STEP = 0.92  # busy share of a GPU step, and
 SATURATED_GPU = 0.95  # utilisation of a GPU, from which it counts as busy all the time
@@ -21,20 +27,20 @@ _FAST_INTERVALS = 2.2  # the fast window holds at least two intervals
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class PodSignals:
     """A pod that can speak: its series by model, the age of the oldest newest sample in seconds, its usage."""
 
-    series: Mapping[str, Series]
+    series: Mapping[str, ModelSeries]
     age: float
-    usage: Usage | None
+    usage: PodUsage | None
 
 
 @dataclass(frozen=True, slots=True)
-class Picked:
+class TrustedPods:
     """The pods that can speak: those with fresh, possible samples; ``trouble`` says in words what the others lack ("" none)."""
 
-    pods: Mapping[str, Pod]
-    trouble: str = ""
+    pods: Mapping[str, PodSignals]
+    problem: str = ""
     stale: bool = False
 
 
@@ -82,7 +88,7 @@ class GpuSignal:
     on_cpu: bool = False
     gpu_busy: float | None = None
     throughput: float | None = None
-    utilisation: float | None = None
+    utilization: float | None = None
     unbatched: str = ""
     batch: float | None = None
 
@@ -94,23 +100,25 @@ class CpuSignal:
     used: float
     measured: bool
     throttled: float
-    memory: float | None
+    memory_bytes: float | None
 
 
-def fast_window(law: Law, interval: float) -> float:
+def fast_window(law: ControlLaw, interval: float) -> float:
     """The fast window in seconds: as set, never below 2.2 scrape intervals."""
     return max(law.fast, _FAST_INTERVALS * interval)
 
 
-def slow_window(law: Law, interval: float) -> float:
+def slow_window(law: ControlLaw, interval: float) -> float:
     """The slow window in seconds, never shorter than the fast one."""
     return max(law.slow, fast_window(law, interval))
 
 
-def pick(sample: Sample, models: Sequence[str], ready: Sequence[str], now: float) -> Picked:
+def trusted_pods(
+    sample: PipelineSample, models: Sequence[str], ready: Sequence[str], now: float
+) -> TrustedPods:
     """The ready pods of ``sample`` whose newest scrape is recent and whose counters are possible."""
     limit = FRESH_INTERVALS * sample.interval
-    good: dict[str, Pod] = {}
+    good: dict[str, PodSignals] = {}
     said: list[str] = []
     stale = False
     for name in sorted(ready):
@@ -118,11 +126,11 @@ def pick(sample: Sample, models: Sequence[str], ready: Sequence[str], now: float
         if history is None:
             said.append(f"pod {name}: no samples")
             continue
-        wrong = absurd(history, models)
+        wrong = impossible_values(history, models)
         if wrong:
             said.append(f"pod {name}: {wrong}")
             continue
-        series = {model: Series(history, model) for model in models}
+        series = {model: ModelSeries(history, model) for model in models}
         lacking = [model for model, one in series.items() if one.newest is None]
         oldest = min((one.newest for one in series.values() if one.newest is not None), default=now)
         if lacking:
@@ -133,16 +141,16 @@ def pick(sample: Sample, models: Sequence[str], ready: Sequence[str], now: float
                 f"pod {name}: the newest scrape is {now - oldest:.0f} s old, more than {limit:.0f} s"
             )
         else:
-            good[name] = Pod(series, now - oldest, history.usage)
-    return Picked(good, "; ".join(said[:5]), stale and not good)
+            good[name] = PodSignals(series, now - oldest, history.usage)
+    return TrustedPods(good, "; ".join(said[:5]), stale and not good)
 
 
 def step_signal(
-    pods: Mapping[str, Pod],
+    pods: Mapping[str, PodSignals],
     model: str,
-    law: Law,
+    law: ControlLaw,
     interval: float,
-    ran: Mapping[str, Callable[[float, float], Ran]],
+    ran: Mapping[str, Callable[[float, float], InstanceRange]],
 ) -> StepSignal:
     """Signals of one CPU step over the given pods. ``ran``: by pod, the instances between two Unix times."""
     each = {name: pod.series[model] for name, pod in pods.items()}
@@ -160,7 +168,9 @@ def step_signal(
     )
 
 
-def gpu_signal(pods: Mapping[str, Pod], limits: PipelineLimits, interval: float) -> GpuSignal:
+def gpu_signal(
+    pods: Mapping[str, PodSignals], limits: PipelineLimits, interval: float
+) -> GpuSignal:
     """Signals of the fed steps over the given pods."""
     fast_seconds, slow_seconds = (
         fast_window(limits.law, interval),
@@ -172,7 +182,7 @@ def gpu_signal(pods: Mapping[str, Pod], limits: PipelineLimits, interval: float)
         if pod.usage is not None and pod.usage.gpu is not None
     ]
     utilisation = max(known, default=None)
-    found = GpuSignal(utilisation=utilisation)
+    found = GpuSignal(utilization=utilisation)
     unbatched, batch = "", None
     throughput: float | None = None
     on_gpu: list[float] = []
@@ -193,7 +203,7 @@ def gpu_signal(pods: Mapping[str, Pod], limits: PipelineLimits, interval: float)
         driven = utilisation is not None and utilisation >= SATURATED_GPU and not on_cpu
         hot = (busy is not None and busy >= SATURATED_STEP) or driven
         signal = GpuSignal(
-            model, busy, queue, hot and queue > at_once, on_cpu, utilisation=utilisation
+            model, busy, queue, hot and queue > at_once, on_cpu, utilization=utilisation
         )
         if not found.model or (signal.full, busy or 0.0) > (found.full, found.busy or 0.0):
             found = signal
@@ -217,7 +227,7 @@ def gpu_signal(pods: Mapping[str, Pod], limits: PipelineLimits, interval: float)
     )
 
 
-def cpu_signal(pods: Mapping[str, Pod], estimated: float) -> CpuSignal:
+def cpu_signal(pods: Mapping[str, PodSignals], estimated: float) -> CpuSignal:
     """CPU and memory of the pod that uses most. ``estimated``: cores to assume where no usage is known."""
     usages = [pod.usage for pod in pods.values() if pod.usage is not None]
     used = [usage.cpu_cores for usage in usages if usage.cpu_cores is not None]
@@ -227,7 +237,7 @@ def cpu_signal(pods: Mapping[str, Pod], estimated: float) -> CpuSignal:
         throttled=max(
             (usage.throttled for usage in usages if usage.throttled is not None), default=0.0
         ),
-        memory=max(
+        memory_bytes=max(
             (usage.memory_bytes for usage in usages if usage.memory_bytes is not None), default=None
         ),
     )

@@ -18,13 +18,13 @@ from triton_pipelines.api.server import InferenceHealth
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.autoscaling.types import (
     REASON_MAX,
-    Decision,
+    ControlLaw,
     Fallback,
-    Law,
     PipelineLimits,
+    ScalingDecision,
     StepLimits,
     Verdict,
-    cut,
+    truncate,
 )
 from triton_pipelines.compile.graph.example_request import why_unasked
 from triton_pipelines.compile.graph.graph import Graph, Implementation, Role, Step
@@ -66,7 +66,7 @@ class View:
     last action failed, "" where it did not.
     """
 
-    decision: Decision
+    decision: ScalingDecision
     mode: ScalingMode
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     source: str = ""
@@ -85,11 +85,11 @@ def scaled_steps(graph: Graph) -> list[Step]:
     ]
 
 
-def law_of(scaling: Scaling, *, direct: bool = False) -> Law:
+def law_of(scaling: Scaling, *, direct: bool = False) -> ControlLaw:
     """The control law's constants as the resource writes them. ``direct``: pods are read directly, which makes the default fast window shorter."""
     target = scaling.target / 100
     up = scaling.scale_up_threshold_percent
-    return Law(
+    return ControlLaw(
         target=target,
         up_threshold=max(0.80, target) if up is None else up / 100,
         fast=DIRECT_FAST_SECONDS
@@ -143,7 +143,7 @@ def limits_of(
         },
         revision=revision,
         active=pipeline.spec.scaling.mode is ScalingMode.ACTIVE,
-        own_requests=1 / health.period_seconds if asked else 0.0,
+        probe_rate=1 / health.period_seconds if asked else 0.0,
         law=law_of(pipeline.spec.scaling, direct=direct),
     )
 
@@ -239,7 +239,7 @@ def metrics_in(status: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _decided(view: View, mode: ScalingMode) -> list[Condition]:
-    decision, message = view.decision, _message(view)
+    decision, message = view.decision, view.decision.message
     read = f"{_FROM}{view.source}" if view.source else ""
     metrics = Condition(ConditionType.METRICS_AVAILABLE, True, Reason.SUCCEEDED, f"{_READ}{read}")
     if view.trouble:
@@ -311,7 +311,7 @@ def _advice(view: View) -> str:
     return ", ".join(changes) or "no count would change"
 
 
-def _limited_reason(decision: Decision) -> str:
+def _limited_reason(decision: ScalingDecision) -> str:
     """The verdict as a reason where it is one, else that bounds are reached."""
     known = {reason.value for reason in Reason}
     return (
@@ -329,9 +329,9 @@ def status_of(view: View, before: Mapping[str, Any]) -> dict[str, Any]:
             "step": item.step,
             "from": item.before,
             "to": item.after,
-            "reason": cut(item.reason, REASON_MAX),
+            "reason": truncate(item.reason, REASON_MAX),
         }
-        for item in decision.memory.history[:HISTORY_MAX]
+        for item in decision.state.history[:HISTORY_MAX]
     ]
     known = list(before.get("history") or ())
     if (
@@ -389,21 +389,12 @@ def steady(view: View, status: Mapping[str, Any]) -> bool:
 
 def _same_words(view: View, status: Mapping[str, Any]) -> bool:
     """Whether a condition tells all that the decision says, whatever its numbers: a note that is new, as on a GPU that disagrees, is news."""
-    message = _without_figures(_message(view))
+    message = _without_figures(view.decision.message)
     said = [
         _without_figures(str(item.get("message", ""))) for item in status.get("conditions") or ()
     ]
     # Advisory says before it what would change.
     return any(one == message or one.endswith(f"; {message}") for one in said)
-
-
-def _message(view: View) -> str:
-    """The decision's message for a condition, whose reason already names the trouble."""
-    return (
-        view.decision.message.removeprefix(f"{view.trouble}: ")
-        if view.trouble
-        else view.decision.message
-    )
 
 
 def _without_figures(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from triton_pipelines.autoscaling.metrics.latency_reader import Latency
+from triton_pipelines.autoscaling.metrics.latency_reader import ModelLatency
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.controllers.autoscaler.pipeline_state import metrics_address, start_of
@@ -38,7 +38,7 @@ _log = structlog.get_logger(__name__)
 class Reader(AbstractAsyncContextManager[Any], Protocol):
     """Reads one pod."""
 
-    async def read(self, address: str, model: str) -> Latency | str:
+    async def read(self, address: str, model: str) -> ModelLatency | str:
         """The latency of a model in the pod at ``host:port``, or why it is not known."""
         ...
 
@@ -156,7 +156,7 @@ class LatencyWatch:
         self._seen.pop(key, None)
         self._told.pop(key, None)
 
-    def _take(self, key: Key, pod: Pod, answer: Latency | str, at: float) -> None:
+    def _take(self, key: Key, pod: Pod, answer: ModelLatency | str, at: float) -> None:
         seen = self._seen.get(key, {}).get(pod.uid)
         if seen is None:
             return

@@ -9,7 +9,14 @@ import pytest
 from tests.support import builders
 from triton_pipelines.api.parse import parse
 from triton_pipelines.api.scaling import ScalingMode
-from triton_pipelines.autoscaling.types import Action, Decision, Growth, Memory, StepMemory, Verdict
+from triton_pipelines.autoscaling.types import (
+    CountChange,
+    InstanceGrowth,
+    ScalingDecision,
+    ScalingState,
+    StepState,
+    Verdict,
+)
 from triton_pipelines.compile.graph import build
 from triton_pipelines.controllers.autoscaler.pipeline_state import (
     Counted,
@@ -52,11 +59,11 @@ def seen(found: Watched, instances: int) -> Watched:
 def view(
     verdict: Verdict = Verdict.BALANCED,
     *,
-    history: tuple[Action, ...] = (),
+    history: tuple[CountChange, ...] = (),
     mode: ScalingMode = ScalingMode.ACTIVE,
     message: str = "",
 ) -> View:
-    return View(Decision((), verdict, Memory(history=history), message=message), mode)
+    return View(ScalingDecision((), verdict, ScalingState(history=history), message=message), mode)
 
 
 @pytest.mark.parametrize("verdict", [Verdict.IDLE, Verdict.UNKNOWN, Verdict.OVERPROVISIONED])
@@ -150,7 +157,7 @@ def test_digits_are_no_news_and_a_mode_a_verdict_or_an_action_is() -> None:
     assert telling(view(message="0.5 requests/s")) == before
     assert telling(view(mode=ScalingMode.ADVISORY)) != before
     assert telling(view(Verdict.IDLE)) != before
-    assert telling(view(history=(Action(START, "tokenizer", 1, 2, "why"),))) != before
+    assert telling(view(history=(CountChange(START, "tokenizer", 1, 2, "why"),))) != before
 
 
 @pytest.mark.parametrize(
@@ -162,8 +169,8 @@ def test_a_growth_that_was_never_in_force_is_not_judged(
     before: int, after: int, *, judged: bool
 ) -> None:
     """The knee would find that it bought nothing, and hold the next one for a quarter of an hour."""
-    growth = Growth(START, before, after, 200.0, 0.010)
-    memory = Memory({"tokenizer": StepMemory(desired=4, growth=growth)})
+    growth = InstanceGrowth(START, before, after, 200.0, 0.010)
+    memory = ScalingState({"tokenizer": StepState(desired=4, growth=growth)})
     found = taken_back(memory, "tokenizer", 2, START + 5, "no space left").steps["tokenizer"]
     assert found.desired == 2
     assert found.growth == (growth if judged else None)

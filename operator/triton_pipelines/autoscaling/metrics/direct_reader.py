@@ -11,9 +11,16 @@ from typing import Final, Self
 
 import httpx
 
-from .metrics_page import ExpositionError, parse
-from .samples import Expected, Failure, PodHistory, Sample, Trouble, Usage
-from .scrape_history import Histories, PodKey
+from .metrics_page import MetricsPageError, parse_metrics_page
+from .samples import (
+    ExpectedPods,
+    MetricsFailure,
+    MetricsProblem,
+    PipelineSample,
+    PodHistory,
+    PodUsage,
+)
+from .scrape_history import PodKey, ScrapeHistories
 
 SOURCE: Final = "the pods themselves"
 # Read this often (seconds): as often as Triton polls its GPUs, and cheap (a page is some 10 KB).
@@ -47,7 +54,7 @@ class DirectReader:
         self._client = httpx.AsyncClient(
             timeout=timeout, trust_env=False, limits=httpx.Limits(max_connections=AT_ONCE)
         )
-        self._histories = Histories()
+        self._histories = ScrapeHistories()
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._missed: dict[PodKey, _Missed] = {}
 
@@ -63,8 +70,8 @@ class DirectReader:
         await self._client.aclose()
 
     async def collect(
-        self, wanted: Mapping[tuple[str, str], Expected]
-    ) -> dict[tuple[str, str], Sample | Failure]:
+        self, wanted: Mapping[tuple[str, str], ExpectedPods]
+    ) -> dict[tuple[str, str], PipelineSample | MetricsFailure]:
         """One look at every pod of every pipeline (by namespace and name), side by side."""
         self._histories.keep((one.namespace, pod) for one in wanted.values() for pod in one.pods)
         asked = [
@@ -108,32 +115,34 @@ class DirectReader:
                 async with asyncio.timeout(2 * TIMEOUT_SECONDS):
                     text = await page(self._client, address)
                 at = self._clock()
-                scrape, gpu = parse(text, at)
+                scrape, gpu = parse_metrics_page(text, at)
             except TimeoutError:
                 return "no whole answer in time"
             except httpx.HTTPError as error:
                 return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            except ExpositionError as error:
+            except MetricsPageError as error:
                 return str(error)
         self._histories.add(pod, scrape, slow)
-        self._histories.use(pod, Usage(at=at, gpu=gpu))
+        self._histories.use(pod, PodUsage(at=at, gpu=gpu))
         return ""
 
-    def _judged(self, one: Expected, troubles: Mapping[PodKey, str]) -> Sample | Failure:
+    def _judged(
+        self, one: ExpectedPods, troubles: Mapping[PodKey, str]
+    ) -> PipelineSample | MetricsFailure:
         """The pods whose page was read just now and has every model; the others are named. Whoever decides lowers nothing by a part of them."""
         pods: dict[str, PodHistory] = {}
-        bad: dict[str, tuple[Trouble, str]] = {}
+        bad: dict[str, tuple[MetricsProblem, str]] = {}
         for pod in one.pods:
             key = (one.namespace, pod)
             scrapes = self._histories.scrapes(key)
             if why := troubles.get(key):
                 bad[pod] = (
-                    Trouble.MISSING,
+                    MetricsProblem.MISSING,
                     f"{why}; may the operator reach port 8002 (a NetworkPolicy, --allow-metrics)?",
                 )
             elif absent := sorted(one.models - set(scrapes[-1].models)):
                 bad[pod] = (
-                    Trouble.PARTIAL,
+                    MetricsProblem.PARTIAL,
                     f"has no metrics of {', '.join(absent)}; is the model loaded?",
                 )
             else:
@@ -143,9 +152,9 @@ class DirectReader:
             pod, (_, why) = min(bad.items())
             said = f"the metrics page of {len(bad)} of {len(one.pods)} pods gives no usable samples; {pod}: {why}"
         if not pods:
-            troubles_seen = {trouble for trouble, _ in bad.values()} or {Trouble.MISSING}
-            return Failure(
-                troubles_seen.pop() if len(troubles_seen) == 1 else Trouble.PARTIAL,
+            troubles_seen = {trouble for trouble, _ in bad.values()} or {MetricsProblem.MISSING}
+            return MetricsFailure(
+                troubles_seen.pop() if len(troubles_seen) == 1 else MetricsProblem.PARTIAL,
                 said or "no pod is ready, so there is nothing to measure",
                 SOURCE,
             )
@@ -153,7 +162,7 @@ class DirectReader:
         gpu_known = any(
             history.usage is not None and history.usage.gpu is not None for history in pods.values()
         )
-        return Sample(
+        return PipelineSample(
             pods,
             self._histories.interval(keys, INTERVAL_SECONDS),
             SOURCE,
@@ -179,5 +188,5 @@ async def page(client: httpx.AsyncClient, address: str) -> str:
         async for chunk in answer.aiter_bytes():
             data += chunk
             if len(data) > PAGE_BYTES_MAX:
-                raise ExpositionError(f"is longer than {PAGE_BYTES_MAX} bytes")
+                raise MetricsPageError(f"is longer than {PAGE_BYTES_MAX} bytes")
     return data.decode("utf-8", errors="replace")

@@ -16,21 +16,21 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from .direct_reader import AT_ONCE, TIMEOUT_SECONDS, page
-from .metrics_page import ExpositionError
+from .metrics_page import MetricsPageError
 
 SUMMARY: Final = "nv_inference_request_summary_us"
 QUANTILE: Final = 0.99
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
+class ModelLatency:
     """p99 over Triton's sliding window in milliseconds (``None``: no request in it), and requests since the server's start."""
 
     p99: float | None
     requests: float
 
 
-def latency_of(text: str, model: str) -> Latency | None:
+def latency_of(text: str, model: str) -> ModelLatency | None:
     """The latency of a model on a metrics page, over all its versions the worst; ``None`` where the page has no p99 of it.
 
     Raises:
@@ -53,10 +53,12 @@ def latency_of(text: str, model: str) -> Latency | None:
                 ):
                     found.append(sample.value / 1000)
     except (ValueError, KeyError, IndexError, AttributeError) as error:
-        raise ExpositionError(f"is not Prometheus' text format: {error}") from error
+        raise MetricsPageError(f"is not Prometheus' text format: {error}") from error
     if not found:
         return None
-    return Latency(max((value for value in found if math.isfinite(value)), default=None), requests)
+    return ModelLatency(
+        max((value for value in found if math.isfinite(value)), default=None), requests
+    )
 
 
 class LatencyReader:
@@ -80,7 +82,7 @@ class LatencyReader:
     ) -> None:
         await self._client.aclose()
 
-    async def read(self, address: str, model: str) -> Latency | str:
+    async def read(self, address: str, model: str) -> ModelLatency | str:
         """The latency of a model in the pod at ``host:port``, or why it is not known: the same words for the same cause."""
         async with self._slots:
             try:
@@ -89,7 +91,7 @@ class LatencyReader:
                 known = latency_of(text, model)
             except (TimeoutError, httpx.HTTPError):
                 return "their metrics pages cannot be read; may the operator reach port 8002 (a NetworkPolicy, --allow-metrics)?"
-            except ExpositionError as error:
+            except MetricsPageError as error:
                 return f"a metrics page {str(error).partition(':')[0]}"
         if known is None:
             return f"Triton tells no {SUMMARY} with quantile {QUANTILE} of model {model}; does spec.server.args say otherwise?"

@@ -16,7 +16,7 @@ FRESH_INTERVALS: Final = 2.5
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
+class ModelCounters:
     """Cumulative counters of one model in one pod, and its pending gauge.
 
     ``success``, ``failure``: requests; ``execs``: executions (batches); ``cache_hits``: requests answered by the cache, which are in
@@ -40,11 +40,11 @@ class Scrape:
     """One look at a pod's models; ``at``: time of the scrape itself, Unix seconds, never the time of the query."""
 
     at: float
-    models: Mapping[str, Counters]
+    models: Mapping[str, ModelCounters]
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class PodUsage:
     """Container and GPU figures of one pod over about the last minute; ``None``: not known.
 
     ``cpu_cores``: used; ``throttled``: share of CFS periods that were throttled (0–1); ``memory_bytes``: working set; ``gpu``: share
@@ -63,11 +63,11 @@ class PodHistory:
     """What is known of a pod: its scrapes, oldest first (those of the slow window at least, once it is as old), and its usage."""
 
     scrapes: tuple[Scrape, ...]
-    usage: Usage | None = None
+    usage: PodUsage | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedPods:
     """What a pipeline's sample must hold: its ready pods (name → address of the metrics port, ``host:port``) and the models that each has.
 
     ``slow``: seconds that histories have to reach back.
@@ -79,7 +79,7 @@ class Expected:
     slow: float
 
 
-class Trouble(StrEnum):
+class MetricsProblem(StrEnum):
     """Why there is no usable sample. Never a zero in its place."""
 
     MISSING = "MetricsMissing"
@@ -89,16 +89,16 @@ class Trouble(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class MetricsFailure:
     """No usable sample of a pipeline: why, in a word and in words (a checklist of what to look at; no secret). ``source``: as in a sample."""
 
-    trouble: Trouble
+    problem: MetricsProblem
     message: str
     source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class PipelineSample:
     """All that one collection knows of a pipeline.
 
     ``pods``: by pod name, those that were expected and are there; ``interval``: seconds between scrapes, as seen; ``source``: for

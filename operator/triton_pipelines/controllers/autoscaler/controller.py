@@ -17,13 +17,18 @@ import structlog
 
 from triton_pipelines.api import names
 from triton_pipelines.api.conditions import Reason
-from triton_pipelines.autoscaling.backoff import Backoff
+from triton_pipelines.autoscaling.backoff import ScalingBackoff
 from triton_pipelines.autoscaling.decide import decide
-from triton_pipelines.autoscaling.metrics.collector import unknown
-from triton_pipelines.autoscaling.metrics.samples import Expected, Failure, Sample, Trouble
-from triton_pipelines.autoscaling.pods_and_cpu import moving
+from triton_pipelines.autoscaling.metrics.collector import unknown_connection
+from triton_pipelines.autoscaling.metrics.samples import (
+    ExpectedPods,
+    MetricsFailure,
+    MetricsProblem,
+    PipelineSample,
+)
+from triton_pipelines.autoscaling.pods_and_cpu import change_in_progress
 from triton_pipelines.autoscaling.state_json import loads
-from triton_pipelines.autoscaling.types import Memory
+from triton_pipelines.autoscaling.types import ScalingState
 from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.compile.graph.example_request import example_of
@@ -68,7 +73,9 @@ RETRY_SECONDS: Final = 8.0
 class Collector(Protocol):
     """Where samples come from: Prometheus, or the pods themselves."""
 
-    async def collect(self, wanted: Mapping[Key, Expected]) -> Mapping[Key, Sample | Failure]:
+    async def collect(
+        self, wanted: Mapping[Key, ExpectedPods]
+    ) -> Mapping[Key, PipelineSample | MetricsFailure]:
         """One collection for all pipelines; a pipeline without a usable sample gets a failure, never a zero."""
         ...
 
@@ -143,7 +150,7 @@ class Autoscaler:
         await asyncio.gather(*(self._count(watched) for watched in active.values()))
         samples = await self._collect(active)
         for key, watched in looked_at.items():
-            sample = samples.get(key) or Failure(Trouble.MISSING, "no pod is ready")
+            sample = samples.get(key) or MetricsFailure(MetricsProblem.MISSING, "no pod is ready")
             try:
                 self._decide(
                     key,
@@ -284,10 +291,12 @@ class Autoscaler:
         key = self.derive(watched.pipeline.metadata.uid, pod.revision)
         return TritonPod(ProbeTarget(pod, watched.graph, key, example), self.prober, self.clock)
 
-    async def _collect(self, active: Mapping[Key, Watched]) -> dict[Key, Sample | Failure]:
+    async def _collect(
+        self, active: Mapping[Key, Watched]
+    ) -> dict[Key, PipelineSample | MetricsFailure]:
         """Samples of all, one collection per connection, side by side; a collector that fails is a failure of its pipelines alone."""
-        groups: dict[str, dict[Key, Expected]] = {}
-        found: dict[Key, Sample | Failure] = {}
+        groups: dict[str, dict[Key, ExpectedPods]] = {}
+        found: dict[Key, PipelineSample | MetricsFailure] = {}
         connections = [name for name in self.collectors if name]
         for key, watched in active.items():
             limits = limits_of(watched.pipeline, watched.graph, "")
@@ -295,9 +304,9 @@ class Autoscaler:
             pods = {pod.name: pipeline_state.metrics_address(pod) for pod in watched.pods}
             name = watched.pipeline.spec.scaling.prometheus_ref
             if connections and name not in connections:
-                found[key] = unknown(name, connections)
+                found[key] = unknown_connection(name, connections)
                 continue
-            groups.setdefault(name if connections else "", {})[key] = Expected(
+            groups.setdefault(name if connections else "", {})[key] = ExpectedPods(
                 key[0], pods, models, float(watched.pipeline.spec.scaling.windows.slow)
             )
         answers = await asyncio.gather(
@@ -309,8 +318,9 @@ class Autoscaler:
                 await self._failed(("", ""), "Collect", answer)
                 answer = dict.fromkeys(
                     wanted,
-                    Failure(
-                        Trouble.ERROR, "metrics could not be collected; the operator's log says why"
+                    MetricsFailure(
+                        MetricsProblem.ERROR,
+                        "metrics could not be collected; the operator's log says why",
                     ),
                 )
             found |= answer
@@ -318,7 +328,7 @@ class Autoscaler:
 
     # --- decide -----------------------------------------------------------------------------------------------------------
 
-    def _decide(self, key: Key, watched: Watched, sample: Sample | Failure) -> None:
+    def _decide(self, key: Key, watched: Watched, sample: PipelineSample | MetricsFailure) -> None:
         now = self.clock().timestamp()
         live, pods = self._live(watched), watched.pods
         deployment = self.store.get(DEPLOYMENTS, *key)
@@ -334,9 +344,9 @@ class Autoscaler:
         seen = pods_and_cpu.seen(watched, before, deployment, self.refusals(key), live)
         still = watched.busy or watched.backoff.wait(self.retry_seconds, now) > 0 or not pods
         # What is under way changes counts, or what they are to be, and what failed is not tried at once; the law looks again afterwards.
-        waits = watched.active and (still or bool(moving(before, seen, now)))
+        waits = watched.active and (still or bool(change_in_progress(before, seen, now)))
         watched.memory = (
-            pipeline_state.only_seen(before, decision.memory) if waits else decision.memory
+            pipeline_state.only_seen(before, decision.state) if waits else decision.state
         )
         if watched.active and not still:
             self._act(
@@ -349,20 +359,20 @@ class Autoscaler:
         decision = pods_and_cpu.turn(
             watched,
             limits,
-            replace(decision, memory=watched.memory),
+            replace(decision, state=watched.memory),
             replace(seen, counting=watched.busy),
             sample,
             now,
         )
-        for action in pods_and_cpu.news(watched.memory.history, decision.memory.history):
+        for action in pods_and_cpu.news(watched.memory.history, decision.state.history):
             self.metrics.acted(
                 key, action.step, "up" if action.after > action.before else "down", "Recorded", None
             )
-        watched.memory = decision.memory
+        watched.memory = decision.state
         if watched.active and pods_and_cpu.unrecorded(watched.memory, live, watched.intent):
             watched.intent = pods_and_cpu.intent_of(watched.memory)
             self.enqueue(key)
-        trouble = pipeline_state.trouble_of(decision, sample, pods=bool(pods))
+        trouble = pipeline_state.trouble_of(decision, pods=bool(pods))
         decision = pipeline_state.shown(decision, watched.memory, active=watched.active)
         view = View(
             decision,
@@ -385,7 +395,7 @@ class Autoscaler:
         watched: Watched,
         wanted: Mapping[str, int],
         counts: Mapping[str, Mapping[str, int]],
-        before: Memory,
+        before: ScalingState,
     ) -> None:
         """Start what the decision asks for, or bring pods in line that came up with another count."""
         recorded = self._recorded_counts(watched)
@@ -412,7 +422,7 @@ class Autoscaler:
         watched: Watched,
         wanted: Mapping[str, int],
         moved: Mapping[str, int],
-        before: Memory,
+        before: ScalingState,
     ) -> None:
         """Record, change, prove; on failure back to what was."""
         try:
@@ -502,10 +512,10 @@ class Autoscaler:
         for name, result in outcome.results.items():
             if result.ended is not Ended.GONE:
                 watched.recount(name, step, result.count)
-        memory = watched.memory or Memory()
+        memory = watched.memory or ScalingState()
         direction = "up" if count > before else "down"
         if outcome.proven:
-            watched.backoff = Backoff()
+            watched.backoff = ScalingBackoff()
             watched.memory = replace(memory, actuation=outcome.seconds or memory.actuation)
             self.metrics.acted(
                 key,

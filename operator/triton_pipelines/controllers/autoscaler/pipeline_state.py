@@ -15,23 +15,26 @@ from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.loadplan import LoadPlan
 from triton_pipelines.api.scaling import ScalingMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.autoscaling.backoff import Backoff
-from triton_pipelines.autoscaling.metrics.collector import unheard
+from triton_pipelines.autoscaling.backoff import ScalingBackoff
+from triton_pipelines.autoscaling.metrics.collector import unused_connection_note
 from triton_pipelines.autoscaling.metrics.connection import DEFAULT
-from triton_pipelines.autoscaling.metrics.samples import Failure, Sample, Trouble
+from triton_pipelines.autoscaling.metrics.samples import (
+    MetricsFailure,
+    PipelineSample,
+)
 from triton_pipelines.autoscaling.types import (
     REASON_MAX,
-    Action,
-    Decision,
-    Memory,
-    StepMemory,
+    CountChange,
+    ScalingDecision,
+    ScalingState,
+    StepState,
     Verdict,
-    cut,
+    truncate,
 )
 from triton_pipelines.compile.graph.graph import Graph, Step
 from triton_pipelines.compile.render.model_config import parse as parse_config
 from triton_pipelines.compile.render.model_config import with_count
-from triton_pipelines.controllers.handover import Intent, View, metrics_in, scaled_steps, subjects
+from triton_pipelines.controllers.handover import Intent, View, metrics_in, scaled_steps
 from triton_pipelines.controllers.pipeline.pods_and_cpu import bounds_of
 from triton_pipelines.controllers.pipeline.snapshot import Object, Pod
 
@@ -67,7 +70,7 @@ class Watched:
     said_counts: Mapping[str, int] = field(default_factory=dict)
     said_trouble: str = ""
     said_source: str = ""
-    memory: Memory | None = None
+    memory: ScalingState | None = None
     pods: tuple[Pod, ...] = ()
     everyone: tuple[Pod, ...] = ()
     counted: dict[str, Counted] = field(default_factory=dict)
@@ -75,7 +78,7 @@ class Watched:
         default_factory=dict
     )  # start of its server, and when it was asked
     action: asyncio.Task[None] | None = None
-    backoff: Backoff = field(default_factory=Backoff)
+    backoff: ScalingBackoff = field(default_factory=ScalingBackoff)
     intent: Intent | None = None
     view: View | None = None
     told: tuple[Any, ...] = ()
@@ -185,34 +188,47 @@ def counts_in(recorded: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def adopted(memory: Memory, recorded: Mapping[str, int]) -> Memory:
+def adopted(memory: ScalingState, recorded: Mapping[str, int]) -> ScalingState:
     """Memory of an earlier process; the counts that are recorded hold, whoever wrote them, even where all else is lost."""
     steps = {
-        step: replace(memory.steps.get(step) or StepMemory(desired=count), desired=count)
+        step: replace(memory.steps.get(step) or StepState(desired=count), desired=count)
         for step, count in recorded.items()
     }
     return replace(memory, steps={**memory.steps, **steps})
 
 
-def only_seen(before: Memory, after: Memory) -> Memory:
+def only_seen(before: ScalingState, after: ScalingState) -> ScalingState:
     """What a decision that is not carried out has seen; the counts and what was done stay as they were."""
     steps = {
-        name: replace(mine, service=new.service, wants=new.wants, stalled=new.stalled, cap=new.cap)
+        name: replace(
+            mine,
+            service=new.service,
+            demands=new.demands,
+            stalled_since=new.stalled_since,
+            cap=new.cap,
+        )
         if (new := after.steps.get(name)) is not None
         else mine
         for name, mine in before.steps.items()
     }
     return replace(
-        before, steps={**after.steps, **steps}, last_fresh=after.last_fresh, blind=after.blind
+        before,
+        steps={**after.steps, **steps},
+        last_fresh=after.last_fresh,
+        outage_since=after.outage_since,
     )
 
 
-def taken_back(memory: Memory, step: str, count: int, now: float, reason: str) -> Memory:
+def taken_back(
+    memory: ScalingState, step: str, count: int, now: float, reason: str
+) -> ScalingState:
     """A growth that no pod took: the desired count is the old one again, and the history says why."""
     mine = memory.steps.get(step)
     if mine is None or mine.desired == count:
         return memory
-    action = Action(now, step, mine.desired, count, cut(f"taken back: {reason}", REASON_MAX))
+    action = CountChange(
+        now, step, mine.desired, count, truncate(f"taken back: {reason}", REASON_MAX)
+    )
     # What was never in force proves nothing: the knee would find that it bought nothing, and hold the next one.
     growth = mine.growth if mine.growth is not None and mine.growth.after <= count else None
     back = replace(mine, desired=count, growth=growth)
@@ -221,7 +237,7 @@ def taken_back(memory: Memory, step: str, count: int, now: float, reason: str) -
     )
 
 
-def shown(decision: Decision, memory: Memory, *, active: bool) -> Decision:
+def shown(decision: ScalingDecision, memory: ScalingState, *, active: bool) -> ScalingDecision:
     """The decision as it came out: the counts and the history that hold, whether or not it could be acted upon."""
     if not active:
         return decision
@@ -229,27 +245,24 @@ def shown(decision: Decision, memory: Memory, *, active: bool) -> Decision:
         replace(item, count=memory.steps[item.step].desired) if item.step in memory.steps else item
         for item in decision.steps
     )
-    return replace(decision, steps=steps, memory=memory)
+    return replace(decision, steps=steps, state=memory)
 
 
-def trouble_of(decision: Decision, sample: Sample | Failure, *, pods: bool) -> str:
-    """Why metrics are not usable, as a reason; "" where they are."""
+def trouble_of(decision: ScalingDecision, *, pods: bool) -> str:
+    """Return why metrics are not usable, as a reason; "" where they are."""
     if not pods:
         return Reason.NO_PODS.value
-    if isinstance(sample, Failure):
-        return sample.trouble.value
-    if decision.fresh:
-        return ""
-    said = decision.message.partition(":")[0]
-    return said if said in {trouble.value for trouble in Trouble} else Trouble.PARTIAL.value
+    return decision.problem.value if decision.problem is not None else ""
 
 
-def read_directly(pipeline: InferencePipeline, sample: Sample | Failure) -> Sample | Failure:
+def read_directly(
+    pipeline: InferencePipeline, sample: PipelineSample | MetricsFailure
+) -> PipelineSample | MetricsFailure:
     """What was read from the pods where the operator has no connection; its source says so where the pipeline names one."""
     name = pipeline.spec.scaling.prometheus_ref
     if not sample.source or name == DEFAULT:
         return sample
-    return replace(sample, source=f"{sample.source}{unheard(name)}")
+    return replace(sample, source=f"{sample.source}{unused_connection_note(name)}")
 
 
 def said_in(status: Mapping[str, Any]) -> tuple[str, dict[str, int], str, str]:
@@ -292,11 +305,11 @@ def telling(view: View) -> tuple[Any, ...]:
     return (
         view.mode,
         decision.verdict,
-        decision.memory.history[:1],
+        decision.state.history[:1],
         tuple((item.step, item.count, item.verdict) for item in decision.steps),
         view.trouble,
         view.source,
         view.failed,
-        subjects(decision.limited),
+        decision.limited_subjects,
         json.dumps(view.counts, sort_keys=True),
     )

@@ -7,11 +7,23 @@ from dataclasses import replace
 from typing import Any
 
 from triton_pipelines.api import names
-from triton_pipelines.autoscaling.metrics.samples import Failure, Sample
-from triton_pipelines.autoscaling.pod_count import shrinking
-from triton_pipelines.autoscaling.pods_and_cpu import CPU, PODS, Bounds, Seen, adopt, decide_fleet
+from triton_pipelines.autoscaling.metrics.samples import MetricsFailure, PipelineSample
+from triton_pipelines.autoscaling.pod_count import is_shrinking
+from triton_pipelines.autoscaling.pods_and_cpu import (
+    CPU,
+    PODS,
+    PodAndCpuBounds,
+    PodsObservation,
+    adopt_recorded,
+    decide_pods_and_cpu,
+)
 from triton_pipelines.autoscaling.state_json import dumps
-from triton_pipelines.autoscaling.types import Action, Decision, Memory, PipelineLimits
+from triton_pipelines.autoscaling.types import (
+    CountChange,
+    PipelineLimits,
+    ScalingDecision,
+    ScalingState,
+)
 from triton_pipelines.controllers.autoscaler.pipeline_state import Watched
 from triton_pipelines.controllers.handover import Intent, limits_of
 from triton_pipelines.controllers.pipeline.cpu_resize import actual_limit
@@ -21,7 +33,7 @@ from triton_pipelines.controllers.pipeline.resize_rejections import Refusal
 from triton_pipelines.controllers.pipeline.snapshot import Memory as ControllerMemory
 
 
-def limits(watched: Watched, memory: Memory, *, direct: bool) -> PipelineLimits:
+def limits(watched: Watched, memory: ScalingState, *, direct: bool) -> PipelineLimits:
     """What bounds the pods: of those that serve the one with the least CPU, and counts behind pods that are to go.
     ``direct``: pods are read directly."""
     # Without a pod nothing is known of another revision, and what is known of the last one stays.
@@ -32,22 +44,22 @@ def limits(watched: Watched, memory: Memory, *, direct: bool) -> PipelineLimits:
         smallest_limit(watched.pods),
         direct=direct,
     )
-    return replace(found, pods_first=shrinking(memory.pods))
+    return replace(found, hold_counts_for_pods=is_shrinking(memory.pods))
 
 
-def bounds(watched: Watched) -> Bounds:
+def bounds(watched: Watched) -> PodAndCpuBounds:
     """What scaling may change beside counts."""
     return bounds_of(watched.pipeline, watched.graph)
 
 
 def taken_over(
     watched: Watched,
-    memory: Memory,
+    memory: ScalingState,
     live: Mapping[str, str],
     deployment: Mapping[str, Any] | None,
     *,
     first: bool,
-) -> Memory:
+) -> ScalingState:
     """Memory with what is owned now. What is recorded holds at ``first``, and from then on what is remembered; in mode Advisory, what is."""
     found = recorded(live)
     replicas, millis = found.get(KEY_REPLICAS), found.get(KEY_MILLIS)
@@ -58,22 +70,22 @@ def taken_over(
         kept = replace(
             memory, pods=memory.pods if replicas else None, cpu=memory.cpu if millis else None
         )
-        return adopt(kept, bounds(watched), replicas, millis)
+        return adopt_recorded(kept, bounds(watched), replicas, millis)
     else:
         replicas, millis = (
             replicas if memory.pods is None else None,
             millis if memory.cpu is None else None,
         )
-    return adopt(memory, bounds(watched), replicas, millis)
+    return adopt_recorded(memory, bounds(watched), replicas, millis)
 
 
 def seen(
     watched: Watched,
-    memory: Memory,
+    memory: ScalingState,
     deployment: Mapping[str, Any] | None,
     refused: Mapping[str, Refusal],
     live: Mapping[str, str],
-) -> Seen:
+) -> PodsObservation:
     """The pods as they are. ``refused``: CPU limits that the API server does not give, by pod uid; ``live``: content of the live ConfigMap."""
     wanted = memory.cpu.scale.desired if memory.cpu is not None else None
     return seen_of(
@@ -103,17 +115,17 @@ def sizes(
 def turn(
     watched: Watched,
     found: PipelineLimits,
-    decision: Decision,
-    pods: Seen,
-    sample: Sample | Failure,
+    decision: ScalingDecision,
+    pods: PodsObservation,
+    sample: PipelineSample | MetricsFailure,
     now: float,
-) -> Decision:
+) -> ScalingDecision:
     """The decision with CPU and pods in it."""
-    interval = sample.interval if isinstance(sample, Sample) else 0.0
-    return decide_fleet(bounds(watched), found, decision, pods, interval=interval, now=now)
+    interval = sample.interval if isinstance(sample, PipelineSample) else 0.0
+    return decide_pods_and_cpu(bounds(watched), found, decision, pods, interval=interval, now=now)
 
 
-def intent_of(memory: Memory, counts: Mapping[str, int] | None = None) -> Intent:
+def intent_of(memory: ScalingState, counts: Mapping[str, int] | None = None) -> Intent:
     """What is to be recorded. ``counts``: where they are not yet those of the memory."""
     wanted = (
         counts
@@ -128,7 +140,7 @@ def intent_of(memory: Memory, counts: Mapping[str, int] | None = None) -> Intent
     )
 
 
-def unrecorded(memory: Memory, live: Mapping[str, str], asked: Intent | None) -> bool:
+def unrecorded(memory: ScalingState, live: Mapping[str, str], asked: Intent | None) -> bool:
     """Whether the number of pods or their CPU is not recorded as it is wanted, and nobody was asked to yet. ``asked``: the intent that passes
     see: one that they cannot record, as with an invalid spec, is there for the pass that can, and asking again helps nobody."""
     found, wanted = recorded(live), intent_of(memory)
@@ -140,6 +152,6 @@ def unrecorded(memory: Memory, live: Mapping[str, str], asked: Intent | None) ->
     )
 
 
-def news(before: Sequence[Action], after: Sequence[Action]) -> list[Action]:
+def news(before: Sequence[CountChange], after: Sequence[CountChange]) -> list[CountChange]:
     """Changes of pods and CPU that came with this decision."""
     return [item for item in after if item.step in (PODS, CPU) and item not in before]

@@ -8,7 +8,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from triton_pipelines.api.conditions import Reason
-from triton_pipelines.autoscaling.metrics.samples import Failure, Sample
+from triton_pipelines.autoscaling.metrics.samples import MetricsFailure, PipelineSample
 from triton_pipelines.autoscaling.types import Verdict
 from triton_pipelines.controllers.handover import View
 
@@ -110,7 +110,12 @@ class ScalingMetrics:
         self._sized: dict[Key, set[str]] = {}
 
     def decided(
-        self, key: Key, view: View, models: Mapping[str, str], sample: Sample | Failure, now: float
+        self,
+        key: Key,
+        view: View,
+        models: Mapping[str, str],
+        sample: PipelineSample | MetricsFailure,
+        now: float,
     ) -> None:
         """Take in a decision. ``models``: step → name of its model, as Triton's own series have it."""
         for verdict in Verdict:
@@ -130,10 +135,10 @@ class ScalingMetrics:
         for labels, count in counts.items():
             self.instances.labels(*key, *labels).set(count)
         self._aged(key, view, sample, now)
-        if isinstance(sample, Failure):
+        if isinstance(sample, MetricsFailure):
             if view.trouble == Reason.NO_PODS.value:
                 return  # pods that have yet to start are no fault of metrics
-            self.errors.labels(*key, sample.trouble.value).inc()
+            self.errors.labels(*key, sample.problem.value).inc()
             return
         waits = any(
             item.figures.service and item.figures.wait > item.figures.service
@@ -165,14 +170,16 @@ class ScalingMetrics:
             else:
                 family.labels(*key).set(value)
 
-    def _aged(self, key: Key, view: View, sample: Sample | Failure, now: float) -> None:
+    def _aged(
+        self, key: Key, view: View, sample: PipelineSample | MetricsFailure, now: float
+    ) -> None:
         """The age grows while nothing new comes; a pod that is gone has none."""
         if view.trouble == Reason.NO_PODS.value:
             self._newest.pop(key, None)
             self.age.remove_by_labels({"namespace": key[0], "pipeline": key[1]})
             return
         newest = self._newest.setdefault(key, {})
-        if isinstance(sample, Sample):
+        if isinstance(sample, PipelineSample):
             newest |= {
                 pod: history.scrapes[-1].at
                 for pod, history in sample.pods.items()
