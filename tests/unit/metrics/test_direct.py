@@ -9,10 +9,8 @@ import pytest
 from tests.support.flows import NOW, TOKENIZER, limits, rested
 from tests.unit.metrics.test_exposition import PAGE
 from triton_pipelines.autoscaling.decide import decide
-from triton_pipelines.autoscaling.metrics.direct_reader import (
-    PAGE_BYTES_MAX,
-    DirectReader,
-)
+from triton_pipelines.autoscaling.metrics.direct_reader import DirectReader
+from triton_pipelines.autoscaling.metrics.metrics_client import PAGE_BYTES_MAX
 from triton_pipelines.autoscaling.metrics.samples import (
     ExpectedPods,
     MetricsFailure,
@@ -162,10 +160,7 @@ async def test_a_pod_that_stays_out_of_reach_is_asked_now_and_then_and_one_at_an
         assert isinstance((await reader.collect(expected(a=good)))[KEY], PipelineSample)
 
 
-async def test_a_page_that_drips_is_given_up_and_others_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("triton_pipelines.autoscaling.metrics.direct_reader.TIMEOUT_SECONDS", 0.1)
+async def test_a_page_that_drips_is_given_up_and_others_go_on() -> None:
     async with (
         pages(page(PAGE)[:-5], hang=True) as bad,
         pages(page(PAGE)) as good,

@@ -11,6 +11,7 @@ from typing import Final, Self
 
 import httpx
 
+from .metrics_client import TIMEOUT_SECONDS, MetricsClient
 from .metrics_page import MetricsPageError, parse_metrics_page
 from .samples import (
     ExpectedPods,
@@ -25,13 +26,10 @@ from .scrape_history import PodKey, ScrapeHistories
 SOURCE: Final = "the pods themselves"
 # Read this often (seconds): as often as Triton polls its GPUs, and cheap (a page is some 10 KB).
 INTERVAL_SECONDS: Final = 2.0
-TIMEOUT_SECONDS: Final = 3.0
-PAGE_BYTES_MAX: Final = 4 * 1024**2
 # A pod that could not be read so often in a row is asked again this often only (seconds): a try costs as much as a page (measured: with 200
 # pods out of reach the tries took a quarter of a core).
 MISSES_ALLOWED: Final = 2
 UNREAD_SECONDS: Final = 10.0
-AT_ONCE: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +49,8 @@ class DirectReader:
         self, clock: Callable[[], float] = time.time, timeout: float = TIMEOUT_SECONDS
     ) -> None:
         self._clock = clock
-        self._client = httpx.AsyncClient(
-            timeout=timeout, trust_env=False, limits=httpx.Limits(max_connections=AT_ONCE)
-        )
+        self._client = MetricsClient(timeout)
         self._histories = ScrapeHistories()
-        self._slots = asyncio.Semaphore(AT_ONCE)
         self._missed: dict[PodKey, _Missed] = {}
 
     async def __aenter__(self) -> Self:
@@ -67,7 +62,7 @@ class DirectReader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._client.aclose()
+        await self._client.close()
 
     async def collect(
         self, wanted: Mapping[tuple[str, str], ExpectedPods]
@@ -110,18 +105,16 @@ class DirectReader:
         return why
 
     async def _read(self, pod: PodKey, address: str, slow: float) -> str:
-        async with self._slots:
-            try:
-                async with asyncio.timeout(2 * TIMEOUT_SECONDS):
-                    text = await page(self._client, address)
-                at = self._clock()
-                scrape, gpu = parse_metrics_page(text, at)
-            except TimeoutError:
-                return "no whole answer in time"
-            except httpx.HTTPError as error:
-                return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            except MetricsPageError as error:
-                return str(error)
+        try:
+            text = await self._client.page(address)
+            at = self._clock()
+            scrape, gpu = parse_metrics_page(text, at)
+        except TimeoutError:
+            return "no whole answer in time"
+        except httpx.HTTPError as error:
+            return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        except MetricsPageError as error:
+            return str(error)
         self._histories.add(pod, scrape, slow)
         self._histories.use(pod, PodUsage(at=at, gpu=gpu))
         return ""
@@ -173,20 +166,3 @@ class DirectReader:
 
 def _words(error: str | BaseException) -> str:
     return error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-
-
-async def page(client: httpx.AsyncClient, address: str) -> str:
-    """The metrics page of a pod (``host:port``), not larger than is taken in.
-
-    Raises:
-        httpx.HTTPError: it cannot be read.
-        ExpositionError: it is too large.
-    """
-    async with client.stream("GET", f"http://{address}/metrics") as answer:
-        answer.raise_for_status()
-        data = bytearray()
-        async for chunk in answer.aiter_bytes():
-            data += chunk
-            if len(data) > PAGE_BYTES_MAX:
-                raise MetricsPageError(f"is longer than {PAGE_BYTES_MAX} bytes")
-    return data.decode("utf-8", errors="replace")

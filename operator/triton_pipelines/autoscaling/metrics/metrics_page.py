@@ -27,7 +27,15 @@ GPU_UTILIZATION: Final = "nv_gpu_utilization"
 
 
 class MetricsPageError(ValueError):
-    """A page that is not Triton's metrics, with what is wrong."""
+    """A page is not Triton's metrics.
+
+    Attributes:
+        problem: What is wrong; the same text for the same cause.
+    """
+
+    def __init__(self, problem: str, detail: str = "") -> None:
+        super().__init__(f"{problem}: {detail}" if detail else problem)
+        self.problem = problem
 
 
 def parse_metrics_page(text: str, at: float) -> tuple[Scrape, float | None]:
@@ -51,7 +59,7 @@ def parse_metrics_page(text: str, at: float) -> tuple[Scrape, float | None]:
     except MetricsPageError:
         raise
     except (ValueError, KeyError, IndexError, AttributeError) as error:
-        raise MetricsPageError(f"is not Prometheus' text format: {error}") from error
+        raise MetricsPageError("is not Prometheus' text format", str(error)) from error
     if not sums:
         raise MetricsPageError(
             "has no nv_inference_* series; the server must run with --allow-metrics=true and counter_latencies on"

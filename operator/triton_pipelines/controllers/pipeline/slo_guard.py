@@ -104,11 +104,8 @@ class Judgement:
 
 def limit_of(pipeline: InferencePipeline) -> float | None:
     """Milliseconds that the promise leaves for the server; ``None`` where nothing is promised, or nothing is left."""
-    slo = pipeline.spec.slo
-    if slo.p99_milliseconds is None:
-        return None
-    left = slo.p99_milliseconds - slo.network_and_queue_budget_milliseconds
-    return float(left) if left > 0 else None
+    budget = pipeline.spec.slo.latency_budget_milliseconds()
+    return float(budget) if budget is not None and budget > 0 else None
 
 
 def doubts(

@@ -83,16 +83,13 @@ def wall_of(pipeline: InferencePipeline, settings: Settings) -> tuple[float, flo
         raise NotTunableError(
             "spec.slo.p99Milliseconds: is not set; tuning needs the latency to keep: write it, or give --slo"
         )
-    budget = (
-        settings.budget_ms
-        if settings.budget_ms is not None
-        else pipeline.spec.slo.network_and_queue_budget_milliseconds
-    )
-    if budget >= slo:
+    budget = pipeline.spec.slo.latency_budget_milliseconds(slo, settings.budget_ms)
+    if budget is None or budget <= 0:
+        taken = slo - (budget or 0.0)
         raise NotTunableError(
-            f"spec.slo.networkAndQueueBudgetMilliseconds: {budget:g} ms leave nothing of an SLO of {slo:g} ms for the pipeline; lower it, or raise the SLO"
+            f"spec.slo.networkAndQueueBudgetMilliseconds: {taken:g} ms leave nothing of an SLO of {slo:g} ms for the pipeline; lower it, or raise the SLO"
         )
-    return slo / 1e3, (slo - budget) / 1e3
+    return slo / 1e3, budget / 1e3
 
 
 @dataclass(frozen=True, slots=True)
