@@ -19,13 +19,14 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from triton_pipelines.api.names import PORT_GRPC
 from triton_pipelines.tools.loadgen.load_spec import Arrivals, LoadError, LoadSpec, Protocol, Target
 from triton_pipelines.tools.loadgen.load_spec import Progress as HowFar
+from triton_pipelines.tools.loadgen.plots import svg
 from triton_pipelines.tools.loadgen.sweep import OnRun, SweepEndedError, sweep
 
 from .bench_loads import Requests, concurrencies, made, rates
-from .bench_report import BASELINE, Report, as_csv, as_json, shown, svg
+from .bench_report import BASELINE, Report, as_csv, as_json, chart, shown
 from .errors import EXIT_FAILED, EXIT_USAGE, Failure
 from .infer import asking, described, model_url
-from .output import figures, writable
+from .output import figures, plottable
 from .serve import Deadline, Folder, Log, Mounts, SourceMapRules, local
 from .tensors import Model
 
@@ -190,7 +191,7 @@ def bench(
         raise Failure(
             f"--plot {plot}: is written as SVG; name it {plot.with_suffix('.svg').name}", EXIT_USAGE
         )
-    writable(plot, "--plot")
+    plottable(plot, "--plot")
     with _interrupts(), contextlib.ExitStack() as stack:
         place = _place(
             target,
@@ -262,7 +263,7 @@ def _print(report: Report, output: Output, plot: Path | None) -> None:
         )
     if plot is not None:
         try:
-            plot.write_text(svg(report), encoding="utf-8")
+            plot.write_text(svg(chart(report)), encoding="utf-8")
         except OSError as error:
             raise Failure(
                 f"--plot {plot}: cannot be written: {error.strerror}", EXIT_USAGE

@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from triton_pipelines.tools.loadgen.plots import Point, Series, curve
+from triton_pipelines.tools.loadgen.plots import Chart, Point, Series
 from triton_pipelines.tools.loadgen.summary import Summary, figures
 from triton_pipelines.tools.loadgen.sweep import Measured
 
@@ -129,8 +129,8 @@ def as_csv(report: Report) -> str:
     return out.getvalue()
 
 
-def svg(report: Report) -> str:
-    """The throughput-latency curve as a page."""
+def chart(report: Report) -> Chart:
+    """Return the throughput-latency curve as a chart."""
     series = []
     for kind, items in _kinds(report.points).items():
         for percentile, dashed in (("p99", False), ("p50", True)):
@@ -143,7 +143,7 @@ def svg(report: Report) -> str:
                 )
                 for item in items
             ]
-            series.append(Series(f"{percentile}, {kind}", points, dashed=dashed))
+            series.append(Series(f"{percentile}, {kind}", points, dashed=dashed, group=kind))
     for name, item in report.baseline.items():
         series.append(
             Series(
@@ -152,8 +152,15 @@ def svg(report: Report) -> str:
                 marks_only=True,
             )
         )
-    note = f"{report.protocol}, {report.rows} row(s) a request, {report.source}; median of {len(report.points[0].runs)} run(s), {report.seconds:g} s each"
-    return curve(f"{report.model}: latency over throughput", series, unit="rows/s", note=note)
+    count = len(report.points[0].runs)
+    return Chart(
+        f"{report.model}: latency over throughput",
+        series,
+        unit="rows/s",
+        latency="latency",
+        note=f"{report.protocol}, {report.rows} row(s) per request, {report.source}; median of {count} run(s) of {report.seconds:g} s each; labels: concurrency or rate",
+        whiskers=f"whiskers: lowest and highest of {count} runs",
+    )
 
 
 # --- for people -------------------------------------------------------------------------------------------------------------

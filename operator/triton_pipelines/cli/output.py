@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from triton_pipelines.tools.loadgen.plots import PlotError, check_available
+
 from .errors import EXIT_USAGE, Failure
 
 # Tables take only the width that they need; a pipe has no edge at which they must be folded.
@@ -74,3 +76,17 @@ def writable(file: Path | None, option: str) -> None:
         raise Failure(
             f"{option}: {file} cannot be written: {reason or 'permission denied'}", EXIT_USAGE
         )
+
+
+def plottable(file: Path | None, option: str) -> None:
+    """Refuse a plot that cannot be drawn or written, before minutes are spent on measuring. ``option``: that names it.
+
+    Raises:
+        Failure: It cannot; says why.
+    """
+    writable(file, option)
+    if file is not None:
+        try:
+            check_available()
+        except PlotError as error:
+            raise Failure(f"{option}: {error}", EXIT_USAGE) from error

@@ -27,6 +27,7 @@ from triton_pipelines.compile.graph import build
 from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.compile.graph.model_step import max_batch_size
 from triton_pipelines.tools.loadgen.engine import precise_loop
+from triton_pipelines.tools.loadgen.plots import svg
 from triton_pipelines.tools.loadgen.texts import Lengths, TextsError, lines
 from triton_pipelines.tools.tuner import contract
 from triton_pipelines.tools.tuner.contract import (
@@ -38,7 +39,7 @@ from triton_pipelines.tools.tuner.contract import (
     TuneTarget,
     wall_of,
 )
-from triton_pipelines.tools.tuner.plot import svg, terminal
+from triton_pipelines.tools.tuner.plot import chart, terminal
 from triton_pipelines.tools.tuner.run import tune as run
 from triton_pipelines.tools.tuner.status_summary import patch_yaml, status_of
 
@@ -46,7 +47,7 @@ from .cluster_tuning import asking, refuse
 from .documents import STANDARD_INPUT, only, resource
 from .errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_USAGE, Failure
 from .options import OperatorConfigFile, SourceMaps, SubstituteRunner, operator_options
-from .output import figures, writable
+from .output import figures, plottable, writable
 from .serve import Mounts, Stopped, local, signals
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s/:@\[\]]+):[0-9]{1,5}")
@@ -192,7 +193,7 @@ def tune(
             f"--server: {server!r} is no HOST:PORT, the address of a server's gRPC API such as 127.0.0.1:8001",
             EXIT_USAGE,
         )
-    writable(plot, "--plot")
+    plottable(plot, "--plot")
     writable(report_file, "--report-file")
     settings = Settings(
         mode=TuningMode.THOROUGH if thorough else TuningMode.QUICK,
@@ -248,7 +249,8 @@ def tune(
             err=True,
         )
         raise typer.Exit(128 + stopped.number) from None
-    _write(plot, svg(report), "--plot")
+    if plot is not None:
+        _write(plot, svg(chart(report)), "--plot")
     if not report.ended:  # that file is a result, and this is none
         _write(report_file, json.dumps(status_of(report)), "--report-file")
     if output is Output.YAML:
