@@ -54,7 +54,7 @@ from triton_pipelines.controllers.autoscaler.controller import Autoscaler, Colle
 from triton_pipelines.controllers.autoscaler.pipeline_state import config_with
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.autoscaler.triton_pod import TritonPod
-from triton_pipelines.controllers.pipeline.effective_spec import Going
+from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec
 from triton_pipelines.controllers.pipeline.prober import ask
 from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import Pod
@@ -247,7 +247,7 @@ async def place(
             )
             if source is not None:
                 made.scaler = await _scaler(
-                    stack, store, Going(UID, pipeline, graph), triton, source
+                    stack, store, EffectiveSpec(UID, pipeline, graph), triton, source
                 )
                 running = asyncio.create_task(made.scaler.run() if rival is None else rival(made))
                 stack.push_async_callback(_ended, running)
@@ -259,7 +259,11 @@ async def place(
 
 
 async def _scaler(
-    stack: contextlib.AsyncExitStack, store: Store, going: Going, triton: LocalTriton, source: str
+    stack: contextlib.AsyncExitStack,
+    store: Store,
+    going: EffectiveSpec,
+    triton: LocalTriton,
+    source: str,
 ) -> Autoscaler:
     collectors: dict[str, Collector] = {"": await stack.enter_async_context(DirectReader())}
     if source == PROMETHEUS:

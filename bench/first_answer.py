@@ -28,7 +28,7 @@ from e2e.suite.reach import Reach
 from triton_pipelines.api import parse
 from triton_pipelines.compile.graph import Options, build
 from triton_pipelines.compile.render import render
-from triton_pipelines.controllers.pipeline.plan import first_objects
+from triton_pipelines.controllers.pipeline.first_objects import first_objects
 
 RUNS = 7
 SPACE = "bench"

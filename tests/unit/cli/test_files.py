@@ -17,7 +17,7 @@ from triton_pipelines.cli.render import KEY_PLACEHOLDER
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.compile.render.objects import PLACEHOLDER_UID
 from triton_pipelines.controllers.pipeline.plan import Context, plan
-from triton_pipelines.controllers.pipeline.snapshot import Observed
+from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 
 SAMPLES = sorted((Path(__file__).parents[3] / "manifests" / "samples").glob("*.yaml"))
 SENTIMENT = next(path for path in SAMPLES if path.stem == "sentiment")
@@ -238,7 +238,7 @@ def test_manifests_are_what_the_operator_applies(tritonpipe: Run, path: Path) ->
     now = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     # As an API server stores it. The placeholder as key, because a hash of the key stands in the live ConfigMap.
     applied = plan(
-        Observed(stored(document)), Context(Options(), lambda _uid, _revision: KEY_PLACEHOLDER), now
+        Snapshot(stored(document)), Context(Options(), lambda _uid, _revision: KEY_PLACEHOLDER), now
     ).apply
     text = json.dumps(rendered(tritonpipe, str(path)), indent=1)
     assert text.replace(PLACEHOLDER_UID, UID) == json.dumps(applied, indent=1)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Severity
-from triton_pipelines.api.conditions import KIND_OF, Reason, ReasonKind
+from triton_pipelines.api.conditions import KIND_OF, Condition, Reason, ReasonKind
 from triton_pipelines.api.v1alpha1 import InferencePipeline, TuningMode
 from triton_pipelines.compile.graph.fingerprint import cost_fingerprint
 from triton_pipelines.compile.render.tuning_objects import (
@@ -25,15 +25,24 @@ from triton_pipelines.compile.render.tuning_objects import (
     job,
     policies,
 )
+from triton_pipelines.controllers.pipeline import status as statuses
+from triton_pipelines.controllers.pipeline.actions import Apply, ApplyStage
+from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
+from triton_pipelines.controllers.pipeline.compiled_pipeline import recommended
+from triton_pipelines.controllers.pipeline.latency_figures import limit_of
+from triton_pipelines.controllers.pipeline.padding_choices import Choices, take
+from triton_pipelines.controllers.pipeline.pod_problems import IMAGE_REASONS, Problem, of_pod
+from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
+from triton_pipelines.controllers.pipeline.snapshot import Object, Pod, Snapshot, alive
+from triton_pipelines.controllers.pipeline.state import TuningRunState
+from triton_pipelines.controllers.pipeline.status_events import Event
+from triton_pipelines.controllers.pipeline.tuning_run_inputs import Stage, cleared, stage_of
+from triton_pipelines.controllers.pipeline.tuning_run_state import Run, State, remembered, result_of
 from triton_pipelines.controllers.timestamps import moment, rfc3339
 
-from .pod_problems import IMAGE_REASONS, Problem, of_pod
-from .slo_guard import limit_of
-from .snapshot import Object, Observed, Pod, alive
-from .status_events import Event
-from .tuned_padding import Choices, take
-from .tuning_run_inputs import Stage
-from .tuning_run_state import Run, State, result_of
+from .replicas import Replicas
+from .revision import DesiredRevision
+from .rollout import Rollout
 
 # A canary that is not ready by then is given up (seconds): as long as a rollout may take by default. So is a Job that does not start.
 PENDING_SECONDS: Final = 900
@@ -73,6 +82,62 @@ class Tuned:
     def status(self) -> dict[str, Any]:
         """``status.tuning``; empty without a run."""
         return self.run.status(self.message)
+
+
+@dataclass(frozen=True, slots=True)
+class TuningProgress:
+    """The next step of a tuning run."""
+
+    before: Run
+    """The run as it was."""
+    after: Tuned
+
+
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
+    """Start, follow or end the tuning run that the spec asks for."""
+    spec = draft.of(ReconciledSpec)
+    before = remembered(draft.state.tuning_run.document, snapshot.status.get("tuning"))
+    tuned = (
+        interrupted(before, now)
+        if spec.blocked is not None and spec.blocked.invalid
+        else follow(_stage(snapshot, draft), before, now)
+    )
+    return Outcome(
+        TuningProgress(before, tuned),
+        (TuningRunState(tuned.run.to_document()),),
+        apply=tuple(Apply(ApplyStage.TUNING_RUN, item) for item in tuned.created),
+        kept=tuned.objects,
+        clear=cleared(snapshot, tuned.objects),
+        events=tuned.events,
+        requeue_after=tuned.recheck,
+    )
+
+
+def _stage(snapshot: Snapshot, draft: Draft) -> Stage:
+    spec, rollout = draft.of(ReconciledSpec), draft.of(Rollout)
+    desired, number = draft.of(DesiredRevision).name, draft.of(Replicas)
+    pipeline, options = spec.pipeline, draft.context.options
+
+    def ready() -> Condition:
+        return statuses.conditions_of(
+            pipeline, spec.graph, snapshot, rollout, desired, draft.problems, number
+        )[0]
+
+    def revision_of(patch: Mapping[str, Any]) -> str:
+        return recommended(pipeline, patch, snapshot, options)
+
+    return stage_of(
+        pipeline,
+        spec.graph,
+        snapshot,
+        options,
+        rollout,
+        draft.state.slo_guard,
+        desired,
+        number.desired(pipeline),
+        ready,
+        revision_of,
+    )
 
 
 def follow(stage: Stage, before: Run, now: dt.datetime) -> Tuned:
@@ -120,7 +185,7 @@ def interrupted(
 
 
 def _next(stage: Stage, run: Run, now: dt.datetime) -> Tuned:
-    refused = stage.observed.untuned if run.begun else ""
+    refused = stage.snapshot.tuning_rejection if run.begun else ""
     if not run.begun:
         waiting = _waiting(stage, run, now)
         if waiting is not None:
@@ -150,8 +215,8 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> Tuned | None:
         return None
     run = replace(run, asked=run.asked or rfc3339(now))
     wait = f"waits until revision {stage.wanted} serves in all pods"
-    if stage.observed.missing_sources:
-        wait = f"waits for a source: {'; '.join(stage.observed.missing_sources.values())}"
+    if stage.snapshot.missing_sources:
+        wait = f"waits for a source: {'; '.join(stage.snapshot.missing_sources.values())}"
     elif stage.settled:
         said = f"waits until the watch over revision {stage.wanted}, whose latency a measurement beside it could disturb, is over at {stage.watched}"
         return Tuned(run, message=said)
@@ -200,21 +265,21 @@ def _ended_early(stage: Stage, run: Run) -> str:
 
 def _crowding(stage: Stage) -> str:
     """Why the run gives up its room: a pod that is to serve has none. Else a rollout would give an old pod up for room that a canary holds."""
-    for pod in stage.observed.pods:
+    for pod in stage.snapshot.pods:
         if (
             not pod.ready
             and not pod.deleting
             and pod.condition("PodScheduled").get("reason") == "Unschedulable"
         ):
             return f"pod {pod.name} of the pipeline, which serves, finds no room, and the run gives up its own"
-    if stage.observed.pods_refused:
-        return f"the API server takes no further pod that serves, and the run gives up its own: {stage.observed.pods_refused}"
+    if stage.snapshot.pods_refused:
+        return f"the API server takes no further pod that serves, and the run gives up its own: {stage.snapshot.pods_refused}"
     return ""
 
 
 def _pending(stage: Stage, run: Run, name: str, now: dt.datetime) -> Tuned:
     """Until the canary is ready."""
-    pods = _pods(stage.observed, name, names.COMPONENT_CANARY)
+    pods = _pods(stage.snapshot, name, names.COMPONENT_CANARY)
     ready = next((pod for pod in pods if pod.serving and pod.ip), None)
     if ready is not None:
         run = replace(run, state=State.RUNNING, job=rfc3339(now), pod=_server_of(ready))
@@ -222,7 +287,7 @@ def _pending(stage: Stage, run: Run, name: str, now: dt.datetime) -> Tuned:
             run, (*_base(stage, name), _job(stage, run, name, ready)), _not_yet(_unstarted(()))
         )
     problem = _problem(stage, pods)
-    refused = stage.observed.pods_refused_to(names.tuning_name(stage.observed.name, name))
+    refused = stage.snapshot.pods_refused_to(names.tuning_name(stage.snapshot.name, name))
     why = problem.message if problem is not None else refused or "no pod yet"
     if problem is not None and problem.final:
         return Tuned(
@@ -242,10 +307,10 @@ def _pending(stage: Stage, run: Run, name: str, now: dt.datetime) -> Tuned:
 
 def _running(stage: Stage, run: Run, name: str, now: dt.datetime) -> Tuned:
     """Until the Job has ended."""
-    made = stage.observed.child(
-        "Job", names.tuning_name(stage.observed.name, name, names.COMPONENT_TUNER)
+    made = stage.snapshot.child(
+        "Job", names.tuning_name(stage.snapshot.name, name, names.COMPONENT_TUNER)
     )
-    tuners = _pods(stage.observed, name, names.COMPONENT_TUNER)
+    tuners = _pods(stage.snapshot, name, names.COMPONENT_TUNER)
     for pod in tuners:
         ended = (pod.container(names.CONTAINER_TUNER).get("state") or {}).get("terminated")
         if ended:
@@ -275,7 +340,7 @@ def _running(stage: Stage, run: Run, name: str, now: dt.datetime) -> Tuned:
     measured = next(
         (
             pod
-            for pod in _pods(stage.observed, name, names.COMPONENT_CANARY)
+            for pod in _pods(stage.snapshot, name, names.COMPONENT_CANARY)
             if alive(pod.raw) and _server_of(pod) == run.pod
         ),
         None,
@@ -313,7 +378,7 @@ def _server_of(pod: Pod) -> str:
 
 def _fate(stage: Stage, name: str) -> str:
     """What became of the canary."""
-    pods = _pods(stage.observed, name, names.COMPONENT_CANARY)
+    pods = _pods(stage.snapshot, name, names.COMPONENT_CANARY)
     for pod in pods:
         status = pod.raw.get("status") or {}
         if not alive(pod.raw):
@@ -374,7 +439,7 @@ def _ended(stage: Stage, run: Run, ended: Mapping[str, Any], now: dt.datetime) -
         )
 
     def fingerprint(pipeline: InferencePipeline) -> str:
-        return cost_fingerprint(pipeline, stage.options, stage.observed.digests)
+        return cost_fingerprint(pipeline, stage.options, stage.snapshot.digests)
 
     end = rfc3339(now)
     taken = take(
@@ -394,7 +459,7 @@ def _ended(stage: Stage, run: Run, ended: Mapping[str, Any], now: dt.datetime) -
 
 def _base(stage: Stage, name: str) -> list[Object]:
     pipeline, options = stage.pipeline, stage.options
-    spec = {key: value for key, value in stage.observed.pipeline["spec"].items() if key != "tuning"}
+    spec = {key: value for key, value in stage.snapshot.pipeline["spec"].items() if key != "tuning"}
     if "tokenizer" in spec:
         spec["tokenizer"] = {**spec["tokenizer"], **stage.pinned_padding()}
     document = {
@@ -414,11 +479,11 @@ def _job(stage: Stage, run: Run, name: str, pod: Pod) -> Object:
     return job(stage.pipeline, name, run.revision, pod.ip, stage.template, stage.options)
 
 
-def _pods(observed: Observed, name: str, component: str) -> list[Pod]:
+def _pods(snapshot: Snapshot, name: str, component: str) -> list[Pod]:
     wanted = {names.LABEL_RUN: name, names.LABEL_COMPONENT: component}
     return [
         pod
-        for pod in observed.tuning_pods
+        for pod in snapshot.tuning_pods
         if wanted.items() <= (pod.raw["metadata"].get("labels") or {}).items()
     ]
 
@@ -430,7 +495,7 @@ def _problem(stage: Stage, pods: Sequence[Pod]) -> Problem | None:
         (
             found
             for pod in there
-            if (found := of_pod(pod, None, gpu, stage.observed.nodes)) is not None
+            if (found := of_pod(pod, None, gpu, stage.snapshot.nodes)) is not None
         ),
         None,
     )

@@ -30,8 +30,8 @@ from triton_pipelines.compile.graph.tokenizer_step import left_to_auto
 from triton_pipelines.controllers.timestamps import moment
 
 from .ragged_fallback import REQUEST_MAX, short
-from .rollout import Rollout
-from .snapshot import Observed, json_object
+from .snapshot import Snapshot
+from .state import json_object
 from .status_events import Event
 from .tuning_run_state import MESSAGE_MAX, Run
 
@@ -124,7 +124,7 @@ Choices = Mapping[str, Choice]
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class PaddingResult:
     """What of a run's result is Auto's. ``result``: the fields of ``status.tuning``, whose patch no longer names a padding; ``patch``: that
     patch, with the padding that goes with it written out; ``choices``: by fingerprint (none, or one)."""
 
@@ -133,24 +133,24 @@ class Taken:
     choices: Choices
 
 
-def recorded(observed: Observed) -> dict[str, Choice]:
+def recorded(snapshot: Snapshot) -> dict[str, Choice]:
     """Choices by fingerprint: the one by which the deployed revision was made, those that the status tells of, and those of the live ConfigMap.
 
     Of two for one spec the newer counts: a ConfigMap may have been lost or edited since the status was written, or not been taken.
     """
-    made = observed.child(
-        "ConfigMap", names.revision_name(observed.name, observed.deployed_revision())
+    made = snapshot.child(
+        "ConfigMap", names.revision_name(snapshot.name, snapshot.deployed_revision())
     )
     texts = [
         ((made or {}).get("data") or {}).get(names.KEY_MEASURED_PADDING),
-        observed.live_data().get(names.KEY_MEASURED_PADDING),
+        snapshot.live_data().get(names.KEY_MEASURED_PADDING),
     ]
     known = [
         (fingerprint, Choice.parse(item))
         for text in texts
         for fingerprint, item in json_object(text).items()
     ]
-    told = (observed.status.get("padding") or {}).get("measured") or ()
+    told = (snapshot.status.get("padding") or {}).get("measured") or ()
     known[:0] = [
         (str(item["fingerprint"]), Choice.told(item))
         for item in told
@@ -178,16 +178,7 @@ def after(before: Choices, proven: Choices, current: str, back: str) -> dict[str
     return {fingerprint: choices[fingerprint] for fingerprint in newest}
 
 
-def failure_of(graph: Graph, revision: str, wanted: str, rollout: Rollout) -> str:
-    """Why the revision of a measured padding was taken back, or cannot come to serve; "" where neither is so, or it goes by rule."""
-    if graph.padding is None or not graph.padding.measured:
-        return ""
-    if rollout.memory.failed_revision == revision:
-        return rollout.memory.failed_message
-    return rollout.failed if wanted == revision else ""
-
-
-def barred_now(before: Choices, choices: Choices) -> list[Choice]:
+def newly_rejected(before: Choices, choices: Choices) -> list[Choice]:
     """The choices that this pass has barred."""
     return [
         choice
@@ -203,7 +194,7 @@ def events_of(barred: Sequence[Choice]) -> tuple[Event, ...]:
     return tuple(Event(True, "PaddingReverted", "Rollout", note) for note in notes)
 
 
-def retold(run: Run, barred: Sequence[Choice]) -> Run:
+def with_rejection(run: Run, barred: Sequence[Choice]) -> Run:
     """The run with what became of the padding that it has proven: its message promised that Auto takes it."""
     for choice in barred:
         if (choice.request, choice.at) == (run.request, run.end):
@@ -254,7 +245,7 @@ def take(
     run: tuple[str, str],
     wall: float | None,
     fingerprint: Callable[[InferencePipeline], str],
-) -> Taken:
+) -> PaddingResult:
     """Take out of a run's result what Auto does by itself; all of it stays where the resource names its padding.
 
     Args:
@@ -265,7 +256,7 @@ def take(
         fingerprint: of a resource.
     """
     patch = patch_in(result)
-    gain, untouched = int(result.get("gainPercent") or 0), Taken(result, patch, {})
+    gain, untouched = int(result.get("gainPercent") or 0), PaddingResult(result, patch, {})
     if not patch or gain <= 0 or in_force is None or not left_to_auto(pipeline.spec.tokenizer):
         return untouched
     try:
@@ -302,7 +293,7 @@ def take(
         told["message"] = (
             f"{short(str(result.get('message') or ''), room)} Auto takes padding {padded}, with which it was measured, {when}.".lstrip()
         )
-    return Taken(
+    return PaddingResult(
         told,
         merge_patch(rest, {"spec": {"tokenizer": padding_fields(pipeline, padded)}}),
         {target: choice},

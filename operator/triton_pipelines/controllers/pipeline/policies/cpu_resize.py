@@ -9,16 +9,19 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from triton_pipelines.api import names
+from triton_pipelines.controllers.pipeline.actions import Resize
+from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
+from triton_pipelines.controllers.pipeline.field_managers import Writers
+from triton_pipelines.controllers.pipeline.pod_resize import due_changes, next_resize, wanted_limit
+from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
+from triton_pipelines.controllers.pipeline.resize_rejections import Refusal, asked_again, of_pods
+from triton_pipelines.controllers.pipeline.snapshot import Pod, Snapshot
+from triton_pipelines.controllers.pipeline.state import CpuResizeState
 from triton_pipelines.controllers.timestamps import timestamp
-
-from .cpu_resize import Resize, due_changes, next_resize
-from .field_managers import Writers
-from .resize_rejections import Refusal, asked_again, of_pods
-from .snapshot import Memory, Observed, Pod
 
 _SUBRESOURCE: Final = "resize"
 _ADMITTED_BY: Final = "vpaUpdates"
@@ -26,7 +29,7 @@ _UPDATED: Final = re.compile(r"Pod resources updated by (?P<name>[a-z0-9.-]+): (
 
 
 @dataclass(frozen=True, slots=True)
-class CpuPass:
+class CpuResize:
     """One pass over the pods' CPU: the ``limit`` that is wanted (thousandths of a core, ``None``: any), the pod to ``resize`` now, what was
     ``refused`` of what is still due (by pod uid) and in how many seconds that is asked for ``again``, and who else writes it (``conflict``: who
     and what to do, "" nobody)."""
@@ -35,26 +38,31 @@ class CpuPass:
     resize: Resize | None
     refused: Mapping[str, Refusal]
     again: float | None
-    memory: Memory
+    state: CpuResizeState
     conflict: str = ""
 
 
-def taken_by(memory: Memory) -> str:
-    """Whom the CPU of the pods is left to, "" nobody."""
-    return _writers(memory).left
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
+    """Resize one pod to the CPU limit that live scaling wants, unless another manager owns it."""
+    spec = draft.of(ReconciledSpec)
+    limit = wanted_limit(spec.pipeline, spec.graph, snapshot)
+    found = decide_cpu(limit, snapshot, draft.state.cpu_resize, now)
+    return Outcome(found, (found.state,), resize=found.resize, requeue_after=found.again)
 
 
-def decide_cpu(limit: int | None, observed: Observed, memory: Memory, now: dt.datetime) -> CpuPass:
+def decide_cpu(
+    limit: int | None, snapshot: Snapshot, state: CpuResizeState, now: dt.datetime
+) -> CpuResize:
     """Which pod gets the ``limit`` that live scaling wants, and whose the CPU is."""
-    due = due_changes(limit, observed)
-    refused = of_pods(observed.unresized, {change.uid for change in due})
-    pods = {pod.uid: pod for pod in observed.pods}
+    due = due_changes(limit, snapshot)
+    refused = of_pods(snapshot.resize_rejections, {change.uid for change in due})
+    pods = {pod.uid: pod for pod in snapshot.pods}
     written = {
         change.uid: other
         for change in due
         if (other := _other_writer(pods[change.uid], change)) is not None
     }
-    writers = _writers(memory)
+    writers = state.writers
     if not written:
         writers = writers.rested(now)
     for change in due:
@@ -62,15 +70,15 @@ def decide_cpu(limit: int | None, observed: Observed, memory: Memory, now: dt.da
             other.manager, other.at, now
         ):
             writers = writers.left_to(other.manager)
-            return CpuPass(
+            return CpuResize(
                 limit,
                 None,
                 {},
                 None,
-                _remembered(memory, writers),
-                _taken(observed.name, writers, change),
+                state.with_writers(writers),
+                _taken(snapshot.name, writers, change),
             )
-    resize = next_resize(due, observed, now)
+    resize = next_resize(due, snapshot, now)
     # The first mending of each counts: what is written later, to whichever pod, is written again.
     if (
         resize is not None
@@ -78,15 +86,7 @@ def decide_cpu(limit: int | None, observed: Observed, memory: Memory, now: dt.da
         and not writers.knows(other.manager, now)
     ):
         writers = writers.mending(other.manager, now)
-    return CpuPass(limit, resize, refused, asked_again(refused, now), _remembered(memory, writers))
-
-
-def _writers(memory: Memory) -> Writers:
-    return Writers(memory.resized_manager, memory.resized)
-
-
-def _remembered(memory: Memory, writers: Writers) -> Memory:
-    return replace(memory, resized_manager=writers.names, resized=writers.mended)
+    return CpuResize(limit, resize, refused, asked_again(refused, now), state.with_writers(writers))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from triton_pipelines.api import names
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.graph import Graph
-from triton_pipelines.compile.graph.server_settings import cpu, cpu_range, millis
+from triton_pipelines.compile.graph.server_settings import cpu_range, millis
 
-from .replicas import KEY_MILLIS, recorded
+from .actions import Resize
+from .live_config_map import KEY_MILLIS, recorded
 from .resize_rejections import Refused
-from .snapshot import Observed, Pod
+from .snapshot import Pod, Snapshot
 
 PENDING: Final = "PodResizePending"
 IN_PROGRESS: Final = "PodResizeInProgress"
@@ -29,54 +29,32 @@ INFEASIBLE: Final = "Infeasible"
 _NO_CPU: Final = "Insufficient cpu"
 
 
-@dataclass(frozen=True, slots=True)
-class Resize:
-    """One pod's server gets this limit and request, thousandths of a core, instead of those ``before``."""
-
-    pod: str
-    uid: str
-    limit: int
-    request: int
-    before: tuple[int, int]
-
-    @property
-    def lowers(self) -> bool:
-        """Whether CPU is only given back."""
-        return self.limit <= self.before[0] and self.request <= self.before[1]
-
-    @property
-    def patch(self) -> dict[str, Any]:
-        """As a strategic merge patch of the pod: a JSON merge patch would take the other resources away."""
-        resources = {"limits": {"cpu": cpu(self.limit)}, "requests": {"cpu": cpu(self.request)}}
-        return {"spec": {"containers": [{"name": names.CONTAINER_SERVER, "resources": resources}]}}
-
-
-def wanted_limit(pipeline: InferencePipeline, graph: Graph, observed: Observed) -> int | None:
+def wanted_limit(pipeline: InferencePipeline, graph: Graph, snapshot: Snapshot) -> int | None:
     """The CPU limit that live scaling wants for each pod, within bounds; ``None``: it owns none."""
     bounds = cpu_range(pipeline, graph)
     if bounds is None:
         return None
-    known = recorded(observed.live_data()).get(KEY_MILLIS)
+    known = recorded(snapshot.live_data()).get(KEY_MILLIS)
     wanted = (
-        observed.intent.cpu
-        if observed.intent is not None and observed.intent.cpu is not None
+        snapshot.intent.cpu
+        if snapshot.intent is not None and snapshot.intent.cpu is not None
         else known
     )
     if wanted is None:
         # Without a record, as where somebody has deleted it: what pods of a revision that grows have been given.
         wanted = max(
-            (limit for pod in observed.pods if (limit := _grown(pod, observed)) is not None),
+            (limit for pod in snapshot.pods if (limit := _grown(pod, snapshot)) is not None),
             default=bounds[0],
         )
     return max(bounds[0], min(bounds[1], wanted))
 
 
-def _grown(pod: Pod, observed: Observed) -> int | None:
+def _grown(pod: Pod, snapshot: Snapshot) -> int | None:
     """The limit of a pod that runs and may grow."""
     if (
         pod.deleting
         or not pod.server_running
-        or not _server((observed.revision_record(pod.revision) or {}).get("template") or {}).get(
+        or not _server((snapshot.revision_record(pod.revision) or {}).get("template") or {}).get(
             "resizePolicy"
         )
     ):
@@ -84,26 +62,28 @@ def _grown(pod: Pod, observed: Observed) -> int | None:
     return asked_limit(pod)
 
 
-def due_changes(wanted: int | None, observed: Observed) -> list[Resize]:
+def due_changes(wanted: int | None, snapshot: Snapshot) -> list[Resize]:
     """What pods do not have of what they are to have, those that give back first: others wait for it."""
     if wanted is None:
         return []
-    pinched = _pinched(observed)
+    pinched = _pinched(snapshot)
     due = [
         change
-        for pod in _resizable(observed)
-        if (change := _change(pod, wanted, observed, pinched=pinched)) is not None
+        for pod in _resizable(snapshot)
+        if (change := _change(pod, wanted, snapshot, pinched=pinched)) is not None
     ]
     return sorted(due, key=lambda change: (change.limit, change.request, change.pod))
 
 
-def next_resize(due: Sequence[Resize], observed: Observed, now: dt.datetime) -> Resize | None:
+def next_resize(due: Sequence[Resize], snapshot: Snapshot, now: dt.datetime) -> Resize | None:
     """The pod to resize now; ``None`` where all are as they should be, one is still on its way, or those that are ``due`` were refused."""
     if any(
-        on_its_way(pod) and not state_of(pod)[0] for pod in _resizable(observed)
-    ) and not _pinched(observed):
+        on_its_way(pod) and not state_of(pod)[0] for pod in _resizable(snapshot)
+    ) and not _pinched(snapshot):
         return None
-    resting = {uid: refusal for uid, refusal in observed.unresized.items() if refusal.until > now}
+    resting = {
+        uid: refusal for uid, refusal in snapshot.resize_rejections.items() if refusal.until > now
+    }
     # Whoever has no right to it need not try others; a quota never stands against giving back.
     kinds = {refusal.kind for refusal in resting.values() if refusal.of_all}
     if kinds - {Refused.QUOTA}:
@@ -114,17 +94,17 @@ def next_resize(due: Sequence[Resize], observed: Observed, now: dt.datetime) -> 
     )
 
 
-def _resizable(observed: Observed) -> list[Pod]:
-    return [pod for pod in observed.pods if pod.server_running and not pod.deleting]
+def _resizable(snapshot: Snapshot) -> list[Pod]:
+    return [pod for pod in snapshot.pods if pod.server_running and not pod.deleting]
 
 
-def _pinched(observed: Observed) -> bool:
+def _pinched(snapshot: Snapshot) -> bool:
     """Whether a pod finds no CPU on any node."""
-    return any(_finds_no_cpu(pod) for pod in observed.pods if not pod.deleting)
+    return any(_finds_no_cpu(pod) for pod in snapshot.pods if not pod.deleting)
 
 
-def _change(pod: Pod, wanted: int, observed: Observed, *, pinched: bool) -> Resize | None:
-    template = _server((observed.revision_record(pod.revision) or {}).get("template") or {})
+def _change(pod: Pod, wanted: int, snapshot: Snapshot, *, pinched: bool) -> Resize | None:
+    template = _server((snapshot.revision_record(pod.revision) or {}).get("template") or {})
     rendered, present = _cpu_of(template), _cpu_of(_server(pod.raw))
     if rendered is None or present is None or not template.get("resizePolicy"):
         return None  # of a revision whose pods do not grow

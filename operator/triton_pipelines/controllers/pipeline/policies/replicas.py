@@ -1,8 +1,10 @@
-"""How many pods, and who says so: the spec, live scaling, or somebody else whom nobody fights. Pure; the clock is passed in.
+"""Choose the number of pods, and respect other managers that own it. Pure; the clock is passed in.
 
-The Deployment's ``spec.replicas`` has one owner. Where an autoscaler (or anybody) writes it through the Deployment's scale subresource, it is
-left to them and no longer applied. A plain edit is drift and is mended once; whoever makes it again within minutes means it (writers.py).
-The pipeline's own ``spec.replicas`` is anybody's to write, and followed; of two who take turns at it both are told.
+The Deployment's ``spec.replicas`` has one owner: the spec, live scaling or another manager. A manager
+that writes it through the Deployment's scale subresource keeps it, and it is no longer applied. A
+plain edit is drift and is corrected once; a manager that repeats it within minutes keeps it
+(``field_managers.py``). The pipeline's own ``spec.replicas`` may be written by any manager and is
+followed; if two alternate, both are reported.
 """
 
 from __future__ import annotations
@@ -17,77 +19,99 @@ from triton_pipelines.api import names
 from triton_pipelines.api.base import Switch
 from triton_pipelines.api.scaling import PodBounds, ScalingMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
+from triton_pipelines.controllers.pipeline.deployment_progress import rolls
+from triton_pipelines.controllers.pipeline.field_managers import Turns, Writers
+from triton_pipelines.controllers.pipeline.live_config_map import KEY_MILLIS, KEY_REPLICAS, recorded
+from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
+from triton_pipelines.controllers.pipeline.snapshot import Object, Snapshot
+from triton_pipelines.controllers.pipeline.state import ReplicasState, StalledRolloutState
 from triton_pipelines.controllers.timestamps import timestamp
 
-from .field_managers import Turns, Writers
-from .snapshot import Memory, Object, Observed, json_object
+from .revision import DesiredRevision
 
-KEY_REPLICAS: Final = "replicas"
-KEY_MILLIS: Final = "cpuMillis"
-# Who writes a pipeline through its scale subresource: API servers up to 1.36 (measured) keep a field manager of that only where the number had
-# one before.
+# Stands for a manager that writes the pipeline's scale subresource: API servers up to 1.36 (measured)
+# record a field manager of that only if the number had one before.
 SCALED: Final = "somebody through its scale subresource (an HPA, KEDA or kubectl scale)"
 
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """``number``: pods that are wanted while the pipeline is not suspended; ``applied``: what the Deployment is applied with, ``None``:
-    its number is another's; ``owner``: ``spec``, ``scaling`` or that manager; ``conflict``: who else writes it and what to do, "" nobody;
-    ``scaled``: the number that live scaling wants, ``None``: none; ``least``: pods that have to serve in any case; ``shared``: the other
-    owner says the same number, so that it can be owned again; ``again``: seconds until something else is to be said of it, if nobody writes."""
+    """The number of pods and its owner."""
 
     number: int
+    """Desired pods while the pipeline is not suspended."""
     applied: int | None
+    """What the Deployment is applied with; ``None``: another manager owns the number."""
     owner: str
-    memory: Memory
+    """``spec``, ``scaling`` or the name of that manager."""
+    state: ReplicasState
     conflict: str = ""
+    """Which managers write the number as well, and what to do; empty without any."""
     scaled: int | None = None
+    """The number that live scaling wants; ``None``: none."""
     least: int = 1
+    """Pods that have to serve in any case."""
     shared: bool = False
+    """Whether the other manager set the same number, so that it can be owned again."""
     again: float | None = None
+    """Seconds until the report of a conflict ends, if no manager writes."""
 
-    def held_up(self, observed: Observed) -> bool:
-        """Whether live scaling wants another number of the pods that serve while a revision does not come: that one has to go first, or a
-        Deployment would give it a share of what is added."""
-        live = int(((observed.deployment or {}).get("spec") or {}).get("replicas") or 0)
+    def desired(self, pipeline: InferencePipeline) -> int:
+        """Return how many pods are wanted; none while the pipeline is suspended."""
+        return 0 if pipeline.spec.suspend is Switch.ENABLED else self.number
+
+    def blocked_by_rollout(self, snapshot: Snapshot, stalled: StalledRolloutState) -> bool:
+        """Return whether a stalled rollout keeps live scaling from changing the number of pods.
+
+        The stalled revision has to go first: the Deployment would give it a share of new pods.
+        """
+        live = int(((snapshot.deployment or {}).get("spec") or {}).get("replicas") or 0)
         return (
-            bool(self.memory.stuck)
+            bool(stalled.revision)
             and self.owner == "scaling"
             and self.applied not in (None, 0, live)
         )
 
     @property
     def floating(self) -> bool:
-        """Whether the number changes without the spec: pods on their way are then no rollout."""
+        """Whether the number changes without the spec: pods that start are then not a rollout."""
         return self.owner != "spec"
 
 
-def recorded(live: Mapping[str, str]) -> Mapping[str, int]:
-    """Number of pods and CPU limit as the live ConfigMap (its data) has them; what cannot be read counts as absent."""
-    found = json_object(live.get(names.KEY_PODS))
-    return {
-        key: value
-        for key, value in found.items()
-        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
-    }
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
+    """Choose the number of pods and respect other managers that own it."""
+    pipeline = draft.of(ReconciledSpec).pipeline
+    number = in_rollout(
+        decide_replicas(pipeline, snapshot, draft.state.replicas, now),
+        snapshot,
+        draft.of(DesiredRevision).target,
+        rolling=snapshot.deployment is None or rolls(snapshot.deployment),
+        verified=draft.state.rollout.verified,
+        stalled=draft.state.stalled_rollout.revision,
+    )
+    return Outcome(number, (number.state,), requeue_after=number.again)
 
 
-def known_pods(pipeline: InferencePipeline, observed: Observed) -> Mapping[str, int]:
-    """What is recorded. Where live scaling is not active and the whole live ConfigMap is gone, the number of pods that it had left: nobody
-    has asked for fewer. (Active, it goes by what runs in any case.)"""
-    known = recorded(observed.live_data())
-    if observed.live_data() or pipeline.spec.scaling.mode is ScalingMode.ACTIVE:
+def known_pods(pipeline: InferencePipeline, snapshot: Snapshot) -> Mapping[str, int]:
+    """Return the recorded number of pods and CPU limit.
+
+    If live scaling is not active and the live ConfigMap is gone, the number is that of the
+    Deployment: fewer were never requested. Active scaling starts from what runs in any case.
+    """
+    known = recorded(snapshot.live_data())
+    if snapshot.live_data() or pipeline.spec.scaling.mode is ScalingMode.ACTIVE:
         return known
-    live = int(((observed.deployment or {}).get("spec") or {}).get("replicas") or 0)
+    live = int(((snapshot.deployment or {}).get("spec") or {}).get("replicas") or 0)
     return {**known, KEY_REPLICAS: live} if live not in (0, pipeline.spec.replicas) else known
 
 
 def owned_data(
-    pipeline: InferencePipeline, observed: Observed, scaled: int | None, limit: int | None
+    pipeline: InferencePipeline, snapshot: Snapshot, scaled: int | None, limit: int | None
 ) -> dict[str, str]:
     """What the live ConfigMap holds of pods: how many live scaling wants, and each one's CPU limit. Unless it is active, what it wanted
     last stays, so that it can go on from there."""
-    known = known_pods(pipeline, observed)
+    known = known_pods(pipeline, snapshot)
     wanted = {KEY_REPLICAS: scaled, KEY_MILLIS: limit}
     if pipeline.spec.scaling.mode is not ScalingMode.ACTIVE:
         wanted = {
@@ -98,67 +122,73 @@ def owned_data(
 
 
 def decide_replicas(
-    pipeline: InferencePipeline, observed: Observed, memory: Memory, now: dt.datetime
+    pipeline: InferencePipeline, snapshot: Snapshot, state: ReplicasState, now: dt.datetime
 ) -> Replicas:
-    """Who owns the number of pods, and what it is."""
+    """Return the number of pods and its owner."""
     bounds = pipeline.spec.scaling.pods
-    number = pipeline.spec.replicas if bounds is None else _scaled(pipeline, bounds, observed)
+    number = pipeline.spec.replicas if bounds is None else _scaled(pipeline, bounds, snapshot)
     owner = "spec" if bounds is None else "scaling"
     scaled, least = (None, number) if bounds is None else (number, bounds.low)
-    turns = _turns(Turns.parse(memory.turns), pipeline, observed, now)
-    memory = replace(memory, turns=turns.document())
+    turns = _turns(Turns.parse(state.turns), pipeline, snapshot, now)
+    state = replace(state, turns=turns.document())
     conflict = _in_turn(turns, bounds, number) or (
-        "" if bounds is None else _scaled_from_outside(pipeline, observed, number)
+        "" if bounds is None else _scaled_from_outside(pipeline, snapshot, number)
     )
-    found = Replicas(number, number, owner, memory, conflict, scaled, least, again=turns.until(now))
+    found = Replicas(number, number, owner, state, conflict, scaled, least, again=turns.until(now))
     if pipeline.spec.suspend is Switch.ENABLED:
         return replace(found, applied=0)
-    return _beside_others(found, pipeline, observed, now)
+    return _beside_others(found, pipeline, snapshot, now)
 
 
 def _beside_others(
-    found: Replicas, pipeline: InferencePipeline, observed: Observed, now: dt.datetime
+    found: Replicas, pipeline: InferencePipeline, snapshot: Snapshot, now: dt.datetime
 ) -> Replicas:
-    """The number (``found``), or that of somebody else who writes it into the Deployment and means it."""
-    number, memory = found.number, found.memory
-    writers = Writers(memory.mended_manager, memory.mended)
-    other = _other_owner(observed.deployment)
-    live = int(((observed.deployment or {}).get("spec") or {}).get("replicas") or 0)
-    # At 0 an HPA stands still, so that once is enough; one that wakes a pipeline from 0, as KEDA does, means it, and lets it sleep again.
+    """Return the number, or that of another manager that keeps writing it into the Deployment."""
+    number, state = found.number, found.state
+    writers = state.writers
+    other = _other_owner(snapshot.deployment)
+    live = int(((snapshot.deployment or {}).get("spec") or {}).get("replicas") or 0)
+    # At 0 an HPA does nothing, so one correction is enough. An autoscaler that scales up from 0, as KEDA
+    # does, keeps the number and scales back to 0 itself.
     asleep = number == 0
-    if asleep and observed.memory().generation != observed.generation:
-        writers = Writers()  # which somebody has just asked for
+    if asleep and snapshot.state().revision.generation != snapshot.generation:
+        writers = Writers()  # which the spec has just requested
     if asleep and live == number and other is not None and writers.left:
-        return replace(found, applied=None, owner=writers.left, memory=_remembered(memory, writers))
+        return replace(found, applied=None, owner=writers.left, state=state.with_writers(writers))
     if other is None or live == number:
         return replace(
             found,
-            memory=_remembered(memory, writers.rested(now)),
+            state=state.with_writers(writers.rested(now)),
             shared=other is not None and live == number,
         )
     if (asleep or not other.scale) and not writers.insist(other.manager, other.at, now):
-        # The first mending of each counts: by an operator's clock that is ahead, each later one would make what is written next older than it.
+        # The time of the first correction counts. If the operator's clock is ahead, later corrections
+        # would make the next edit look older than they are.
         if not writers.knows(other.manager, now):
             writers = writers.mending(other.manager, now)
-        return replace(found, memory=_remembered(memory, writers))
+        return replace(found, state=state.with_writers(writers))
     writers = writers.left_to(other.manager)
     taken = _taken(pipeline, writers, live, number, scale=other.scale)
     return Replicas(
         live,
         None,
         writers.names,
-        _remembered(memory, writers),
+        state.with_writers(writers),
         taken,
         found.scaled,
         again=found.again,
     )
 
 
-def _remembered(memory: Memory, writers: Writers) -> Memory:
-    return replace(memory, mended_manager=writers.names, mended=writers.mended)
-
-
-def in_rollout(number: Replicas, observed: Observed, target: str, rolling: bool) -> Replicas:
+def in_rollout(
+    number: Replicas,
+    snapshot: Snapshot,
+    target: str,
+    *,
+    rolling: bool,
+    verified: str,
+    stalled: str,
+) -> Replicas:
     """The number while ``target`` is being rolled out: of pods that live scaling wants none that found no place before. ``rolling``: what
     the Deployment says.
 
@@ -166,13 +196,13 @@ def in_rollout(number: Replicas, observed: Observed, target: str, rolling: bool)
     other one down, and the rollout would never end. Once the pods that have a place serve the revision, or it turns out that it never
     will, the number is again what is wanted.
     """
-    memory, deployed = number.memory, observed.deployed_revision()
-    if number.owner != "scaling" or not number.applied or memory.stuck == target:
-        return replace(number, memory=replace(memory, rollout_pods=0))
-    staying = [pod for pod in observed.pods if not pod.deleting]
-    most = memory.rollout_pods
+    state, deployed = number.state, snapshot.deployed_revision()
+    if number.owner != "scaling" or not number.applied or stalled == target:
+        return replace(number, state=replace(state, rollout_pods=0))
+    staying = [pod for pod in snapshot.pods if not pod.deleting]
+    most = state.rollout_pods
     if (
-        deployed == target == memory.proven
+        deployed == target == verified
         and not rolling
         and all(pod.revision == target for pod in staying)
     ):
@@ -183,7 +213,7 @@ def in_rollout(number: Replicas, observed: Observed, target: str, rolling: bool)
             sum(pod.condition("PodScheduled").get("status") != "False" for pod in staying),
         )
     held = min(number.number, max(number.least, most)) if most else number.number
-    return replace(number, number=held, applied=held, memory=replace(memory, rollout_pods=most))
+    return replace(number, number=held, applied=held, state=replace(state, rollout_pods=most))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,35 +248,35 @@ def _other_owner(deployment: Object | None) -> _Owner | None:
     return max(found, key=lambda one: one.scale, default=None)
 
 
-def _scaled(pipeline: InferencePipeline, bounds: PodBounds, observed: Observed) -> int:
+def _scaled(pipeline: InferencePipeline, bounds: PodBounds, snapshot: Snapshot) -> int:
     """The number that live scaling wants, else the recorded one, else what runs when it takes over."""
-    known = known_pods(pipeline, observed).get(KEY_REPLICAS)
+    known = known_pods(pipeline, snapshot).get(KEY_REPLICAS)
     wanted = (
-        observed.intent.pods
-        if observed.intent is not None and observed.intent.pods is not None
+        snapshot.intent.pods
+        if snapshot.intent is not None and snapshot.intent.pods is not None
         else known
     )
     if wanted is None:
         if pipeline.spec.scaling.mode is not ScalingMode.ACTIVE:
             return pipeline.spec.replicas
         wanted = (
-            int(((observed.deployment or {}).get("spec") or {}).get("replicas") or 0)
+            int(((snapshot.deployment or {}).get("spec") or {}).get("replicas") or 0)
             or pipeline.spec.replicas
         )
     return max(bounds.low, min(bounds.max, wanted))
 
 
-def _scaled_from_outside(pipeline: InferencePipeline, observed: Observed, number: int) -> str:
+def _scaled_from_outside(pipeline: InferencePipeline, snapshot: Snapshot, number: int) -> str:
     """That somebody scales the pipeline itself, whose number counts for nothing here: a number that nobody owns, and that is not the default,
     came that way."""
-    entries = list(_owners(observed.pipeline))
+    entries = list(_owners(snapshot.pipeline))
     who = next(
         (str(entry.get("manager")) for entry in entries if entry.get("subresource") == "scale"), ""
     )
     if (
         not who
         and not entries
-        and observed.pipeline["metadata"].get("managedFields")
+        and snapshot.pipeline["metadata"].get("managedFields")
         and pipeline.spec.replicas != 1
     ):
         who = "somebody"
@@ -264,14 +294,14 @@ def _kept(number: int) -> str:
 
 
 def _turns(
-    known: Turns, pipeline: InferencePipeline, observed: Observed, now: dt.datetime
+    known: Turns, pipeline: InferencePipeline, snapshot: Snapshot, now: dt.datetime
 ) -> Turns:
     """Who have written the pipeline's own number, with what is seen now. Of several who say the same the one before has it still."""
-    if not observed.pipeline["metadata"].get("managedFields"):
+    if not snapshot.pipeline["metadata"].get("managedFields"):
         return known.after("", now)
     found = {
         str(entry.get("manager", "")) or "somebody": entry.get("subresource") == "scale"
-        for entry in _owners(observed.pipeline)
+        for entry in _owners(snapshot.pipeline)
     }
     for manager, scale in found.items():
         known = known.named(SCALED, manager) if scale else known
